@@ -1,0 +1,58 @@
+# make demo        llama.cpp fetched, built, gated, measured and reported on this machine
+# make test        everything; a skip for any reason but a missing GPU is a failure
+# make test-fast   what needs no llama.cpp, under a minute
+# make lint        ruff, mypy, import-linter
+# make bench       this program's own speed, as JSON and a table
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# cmake and ninja from PyPI where the system has none
+BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,[build])
+
+.PHONY: demo test test-fast lint bench clean
+
+demo: .make/installed
+	$(BIN)/dgxlab --db demo.db run experiments/quickstart.yaml
+
+test: .make/test .make/packages
+	$(BIN)/pytest --no-skips
+
+test-fast: .make/test
+	$(BIN)/pytest -m "not llama and not network and not gpu"
+
+lint: .make/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .make/test
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .make
+
+# -- what the targets above stand on --
+
+.make/venv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@mkdir -p .make && touch $@
+
+.make/installed: .make/venv pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".$(BUILD_TOOLS)"
+	@touch $@
+
+.make/test: .make/installed
+	$(BIN)/python -m pip install --quiet --group test
+	@touch $@
+
+.make/lint: .make/test
+	$(BIN)/python -m pip install --quiet --group lint
+	@touch $@
+
+# ccache makes the second build of llama.cpp quick; the tests do without it where it may not be installed
+.make/packages:
+	@for tool in git g++; do command -v $$tool >/dev/null || { echo "make test needs $$tool: apt-get install git g++" >&2; exit 1; }; done
+	@mkdir -p .make && touch $@

@@ -1,0 +1,5 @@
+"""`python -m dgxlab`."""
+
+from dgxlab.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""One tree of errors, one exit code a class.
+
+Every error is one sentence that says what happened and why, and the next command to type.
+`cli` is the only place that turns an error into text and an exit code.
+"""
+
+from __future__ import annotations
+
+
+class DgxlabError(Exception):
+    """Anything that ends a command on purpose.
+
+    Args:
+        message: One sentence: what happened and its cause.
+        next: The command or edit that mends it, or "" when there is none.
+        details: Lines to show below the sentence, e.g. the first compiler error.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, next: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next = next
+        self.details = details
+
+
+class UsageError(DgxlabError):
+    """The command line asks for something that cannot be done as written."""
+
+    exit_code = 2
+
+
+class HostError(DgxlabError):
+    """The host cannot be reached or is not trusted."""
+
+    exit_code = 3
+
+
+class RemoteError(DgxlabError):
+    """A command on the host failed: a tool crashed, timed out or printed nonsense."""
+
+    exit_code = 4
+
+
+class GateFailed(DgxlabError):
+    """A correctness gate did not pass."""
+
+    exit_code = 5
+
+
+class PatchError(DgxlabError):
+    """A patch does not apply to the pin."""
+
+    exit_code = 6
+
+
+class BuildFailed(DgxlabError):
+    """Configuring, compiling or stamping a build failed."""
+
+    exit_code = 7
+
+
+class ConditionsError(DgxlabError):
+    """The measuring conditions were not reached, or the verdict is invalid."""
+
+    exit_code = 8
+
+
+class SpecError(DgxlabError):
+    """An experiment, a series or a configuration file is wrong."""
+
+    exit_code = 9
+
+
+class HostBusy(DgxlabError):
+    """Somebody else holds the host."""
+
+    exit_code = 10
+
+
+class CheckFailed(DgxlabError):
+    """A check that the user asked for said no."""
+
+    exit_code = 11
+
+
+class JobLost(DgxlabError):
+    """A job started and will never report its end."""
+
+    exit_code = 12
+
+
+class Interrupted(DgxlabError):
+    """The user stopped the client; the job goes on."""
+
+    exit_code = 130
+
+
+def by_exit_code(code: int) -> type[DgxlabError]:
+    """Return the class whose exit code is `code`, or DgxlabError for an unknown one."""
+    for kind in DgxlabError.__subclasses__():
+        if kind.exit_code == code:
+            return kind
+    return DgxlabError
