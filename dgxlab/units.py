@@ -1,0 +1,166 @@
+"""The registry of metrics, and how numbers are shown: one unit and one number of decimals for a column.
+
+A metric's name is llama.cpp's own column name. Values are kept in the metric's unit; a column shows them in the largest
+of its `scales` in which the column's largest value is at least 1, so that it reads without exponents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MISSING = "\N{EN DASH}"
+"""What a table shows where there is no value."""
+
+RESOLUTION = 0.005
+"""A column's last digit is worth at most this share of its smallest value: half the smallest effect worth showing."""
+
+MAX_DIGITS = 6
+"""Digits of a column's largest value beyond which decimals are dropped."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A unit that a column may be shown in, and how many of the metric's own units make one."""
+
+    unit: str
+    factor: float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number is.
+
+    Attributes:
+        name: llama.cpp's column name.
+        unit: Unit that values are stored in.
+        better: "higher" or "lower".
+        label: What a table calls it, without the unit.
+        scales: Units that it may be shown in, smallest first; never empty.
+    """
+
+    name: str
+    unit: str
+    better: str
+    label: str
+    scales: tuple[Scale, ...]
+
+
+def _plain(name: str, unit: str, better: str, label: str) -> Metric:
+    return Metric(name, unit, better, label, (Scale(unit, 1.0),))
+
+
+_FLOPS = (Scale("MFLOPS", 1e6), Scale("GFLOPS", 1e9), Scale("TFLOPS", 1e12))
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        _plain("avg_ts", "t/s", "higher", ""),
+        _plain("speed_pp", "t/s", "higher", "S_PP"),
+        _plain("speed_tg", "t/s", "higher", "S_TG"),
+        _plain("speed", "t/s", "higher", "S"),
+        _plain("time_us", "us", "lower", "time"),
+        Metric("flops", "FLOPS", "higher", "", _FLOPS),
+        _plain("bandwidth_gb_s", "GB/s", "higher", ""),
+    )
+}
+"""Every metric that is stored, by name."""
+
+
+def metric(name: str) -> Metric:
+    """Return the metric of that name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    try:
+        return METRICS[name]
+    except KeyError:
+        raise ValueError(f"{name!r} is no metric; there are {', '.join(METRICS)}") from None
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one column shows its values.
+
+    Attributes:
+        unit: Unit shown.
+        factor: How many of the stored unit make one of the shown.
+        decimals: Digits after the point.
+    """
+
+    unit: str
+    factor: float
+    decimals: int
+
+    def value(self, value: float | None) -> str:
+        """Format a value in the stored unit; a missing one is a dash, never 0."""
+        return MISSING if value is None else f"{value / self.factor:.{self.decimals}f}"
+
+    def spread(self, value: float) -> str:
+        """Format a spread in the stored unit; one that would round to 0 and is not gets the digit that shows it."""
+        shown = value / self.factor
+        decimals = self.decimals
+        if 0 < shown < 0.5 * 10**-decimals:
+            decimals = min(12, -math.floor(math.log10(shown)))
+        return "0" if shown == 0 else f"{shown:.{decimals}f}"
+
+    def quantity(self, value: float | None, spread: float | None = None) -> str:
+        """Format `718.2 ± 1.5`; without a spread the value alone."""
+        if value is None or spread is None:
+            return self.value(value)
+        return f"{self.value(value)} ± {self.spread(spread)}"
+
+
+def style(metric: Metric, values: Iterable[float | None]) -> Style:
+    """Choose unit and decimals for a column of a metric's values, missing ones left out.
+
+    The smallest value keeps three or four significant digits (see RESOLUTION), fewer where the largest would then have
+    more than MAX_DIGITS, but never fewer than two.
+    """
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
+    if not sizes:
+        return Style(metric.scales[-1].unit, metric.scales[-1].factor, 0)
+    fitting = [scale for scale in metric.scales if max(sizes) >= scale.factor]
+    scale = fitting[-1] if fitting else metric.scales[0]
+    return Style(scale.unit, scale.factor, _decimals(min(sizes) / scale.factor, max(sizes) / scale.factor))
+
+
+def _decimals(smallest: float, largest: float) -> int:
+    wanted = max(0, -math.floor(math.log10(RESOLUTION * smallest)))
+    room = max(0, MAX_DIGITS - 1 - math.floor(math.log10(largest)))
+    least = max(0, 1 - math.floor(math.log10(smallest)))
+    return max(least, min(wanted, room))
+
+
+# -- durations and sizes ----------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float | None) -> str:
+    """Format seconds with the one or two units that matter: `850 ms`, `12.3 s`, `4 min 30 s`, `2 h 05 min`."""
+    if seconds is None:
+        return MISSING
+    if 0 < seconds < 0.0009995:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: int | None) -> str:
+    """Format bytes: `512 B`, `1.40 MiB`, `3.74 GiB`."""
+    if count is None:
+        return MISSING
+    if count < 1024:
+        return f"{count} B"
+    units = ("KiB", "MiB", "GiB", "TiB")
+    step = next((i for i in range(1, len(units)) if count / 1024**i < 999.5), len(units))
+    value = count / 1024**step
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {units[step - 1]}"

@@ -1,0 +1,100 @@
+"""The registry, and how a column of numbers looks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dgxlab import units
+from dgxlab.units import METRICS, style
+
+
+def shown(name: str, values: list[float | None]) -> tuple[str, list[str]]:
+    """Return the unit that a column gets, and its cells."""
+    column = style(units.metric(name), values)
+    return column.unit, [column.value(value) for value in values]
+
+
+def test_registry_is_llama_cpps_own_columns() -> None:
+    """Names verbatim; only times are better when lower; every metric can be shown."""
+    assert set(METRICS) == {"avg_ts", "speed_pp", "speed_tg", "speed", "time_us", "flops", "bandwidth_gb_s"}
+    assert [name for name, metric in METRICS.items() if metric.better == "lower"] == ["time_us"]
+    assert all(metric.scales for metric in METRICS.values())
+    with pytest.raises(ValueError, match="'tps' is no metric"):
+        units.metric("tps")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "unit", "cells"),
+    [
+        ("flops", [817e9, 5.77e12, 49.5e12], "TFLOPS", ["0.817", "5.770", "49.500"]),
+        ("flops", [3.2e9, 61.25e9], "GFLOPS", ["3.20", "61.25"]),
+        ("flops", [250e6], "MFLOPS", ["250"]),
+        ("avg_ts", [718.15, 750.4], "t/s", ["718", "750"]),
+        ("avg_ts", [54.83, 62.2], "t/s", ["54.8", "62.2"]),
+        ("avg_ts", [36503.9, 1796.1], "t/s", ["36504", "1796"]),
+        ("avg_ts", [1.2345, 36503.9], "t/s", ["1.2", "36503.9"]),
+        ("speed_tg", [60.1, None, 2064.0], "t/s", ["60.1", units.MISSING, "2064.0"]),
+        ("time_us", [143.7, 1214.0], "us", ["143.7", "1214.0"]),
+        ("bandwidth_gb_s", [0.0531], "GB/s", ["0.0531"]),
+        ("avg_ts", [None], "t/s", [units.MISSING]),
+    ],
+)
+def test_a_column_shares_one_unit_and_its_decimals(
+    name: str, values: list[float | None], unit: str, cells: list[str]
+) -> None:
+    """The unit fits the largest value, the decimals the smallest."""
+    assert shown(name, values) == (unit, cells)
+
+
+@given(st.lists(st.floats(min_value=1e-3, max_value=1e14), min_size=1, max_size=20))
+def test_no_value_is_shown_as_zero_or_loses_a_percent_step(values: list[float]) -> None:
+    """Whatever the range, the smallest value keeps two digits, so nothing measured reads as 0."""
+    for name in ("flops", "avg_ts"):
+        column = style(units.metric(name), values)
+        for value in values:
+            assert float(column.value(value)) * column.factor == pytest.approx(value, rel=0.051)
+
+
+def test_spread_is_never_rounded_to_zero() -> None:
+    """A spread below the last digit gets the digit that shows it; an exact 0 is 0."""
+    column = style(units.metric("avg_ts"), [32.9, 54.8])
+    assert column.quantity(32.9, 0.047) == "32.9 ± 0.05"
+    assert column.quantity(54.8, 1.23) == "54.8 ± 1.2"
+    assert column.quantity(54.8, 0.0) == "54.8 ± 0"
+    assert column.quantity(54.8) == "54.8"
+    assert column.quantity(None, 1.0) == units.MISSING
+
+
+def test_durations() -> None:
+    """Two units at most, carried where rounding reaches the next."""
+    cases = {
+        0.0: "0 ms",
+        0.0004: "400 us",
+        0.85: "850 ms",
+        0.9999: "1.0 s",
+        12.34: "12.3 s",
+        59.96: "1 min 00 s",
+        270.2: "4 min 30 s",
+        3599.7: "1 h 00 min",
+        7500.0: "2 h 05 min",
+    }
+    assert {seconds: units.duration(seconds) for seconds in cases} == cases
+    assert units.duration(None) == units.MISSING
+
+
+def test_sizes() -> None:
+    """Binary units, three digits."""
+    cases = {
+        0: "0 B",
+        1023: "1023 B",
+        1024: "1.00 KiB",
+        1474656: "1.41 MiB",
+        34 << 20: "34.0 MiB",
+        4014232448: "3.74 GiB",
+    }
+    cases[1023 << 10] = "1.00 MiB"
+    cases[5000 << 40] = "5000 TiB"
+    assert {count: units.size(count) for count in cases} == cases
+    assert units.size(None) == units.MISSING
