@@ -1,0 +1,192 @@
+"""The GGUF that a recipe makes: its bytes, its tensors, its weights, and what is refused."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from dgxlab import synth
+from dgxlab.errors import RemoteError, SpecError
+from dgxlab.model import SyntheticModel
+
+SMALL = SyntheticModel(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, n_vocab=37)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return an empty folder."""
+    made = tmp_path / "models"
+    made.mkdir()
+    return made
+
+
+def sha256(path: Path) -> str:
+    """Digest a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a GGUF file's metadata and its tensors as arrays."""
+    reader = gguf.GGUFReader(path)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    return fields, {tensor.name: tensor.data for tensor in reader.tensors}
+
+
+def test_the_same_recipe_gives_the_same_bytes_in_another_process(folder: Path) -> None:
+    """The recipe is the identity: two interpreters with different hash seeds write the same file."""
+    synth.write(SMALL, folder / "here.gguf")
+    program = (
+        "import sys; from pathlib import Path; from dgxlab import synth; from dgxlab.model import SyntheticModel\n"
+    )
+    program += f"synth.write({SMALL!r}, Path(sys.argv[1]))"
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", program, str(folder / "there.gguf")], check=True, env=env)
+    assert sha256(folder / "here.gguf") == sha256(folder / "there.gguf")
+
+
+def test_a_tensors_weights_depend_on_seed_and_name_alone(folder: Path) -> None:
+    """One layer more leaves the first layer's inputs as they were; another seed changes everything."""
+    synth.write(SMALL, folder / "a.gguf")
+    synth.write(replace(SMALL, n_layer=3), folder / "b.gguf")
+    synth.write(replace(SMALL, seed=1), folder / "c.gguf")
+    (_, a), (_, b), (_, c) = (read(folder / f"{name}.gguf") for name in "abc")
+    assert np.array_equal(a["blk.0.attn_q.weight"], b["blk.0.attn_q.weight"])
+    assert not np.array_equal(a["blk.0.attn_q.weight"], c["blk.0.attn_q.weight"])
+    assert not np.array_equal(a["blk.0.attn_q.weight"], a["blk.1.attn_q.weight"])
+
+
+def test_chunking_does_not_change_the_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunk length is a matter of memory only."""
+    synth.write(SMALL, folder / "whole.gguf")
+    monkeypatch.setattr(synth, "CHUNK", 64)
+    synth.write(SMALL, folder / "chunks.gguf")
+    assert sha256(folder / "whole.gguf") == sha256(folder / "chunks.gguf")
+
+
+def test_tensors_and_metadata_are_the_recipes(folder: Path) -> None:
+    """Shapes, types and every key that llama.cpp reads, from an independent reader."""
+    synth.write(SMALL, folder / "m.gguf")
+    fields, tensors = read(folder / "m.gguf")
+    wanted = {
+        "general.architecture": "llama",
+        "general.file_type": 1,
+        "tokenizer.ggml.model": "no_vocab",
+        "llama.vocab_size": 37,
+        "llama.context_length": 4096,
+        "llama.embedding_length": 64,
+        "llama.block_count": 2,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.rope.dimension_count": 16,
+    }
+    assert {key: fields[key] for key in wanted} == wanted
+    assert {name: data.shape for name, data in tensors.items() if "blk.1" not in name} == {
+        "token_embd.weight": (37, 64),
+        "blk.0.attn_norm.weight": (64,),
+        "blk.0.attn_q.weight": (64, 64),
+        "blk.0.attn_k.weight": (32, 64),
+        "blk.0.attn_v.weight": (32, 64),
+        "blk.0.attn_output.weight": (64, 64),
+        "blk.0.ffn_norm.weight": (64,),
+        "blk.0.ffn_gate.weight": (96, 64),
+        "blk.0.ffn_up.weight": (96, 64),
+        "blk.0.ffn_down.weight": (64, 96),
+        "output_norm.weight": (64,),
+        "output.weight": (37, 64),
+    }
+    assert {str(data.dtype) for name, data in tensors.items() if "norm" in name} == {"float32"}
+    assert {str(data.dtype) for name, data in tensors.items() if "norm" not in name} == {"float16"}
+    assert sum(data.nbytes for data in tensors.values()) == synth.size(SMALL)
+
+
+def test_weights_are_gaussian_at_trained_scale(folder: Path) -> None:
+    """Mean 0, sigma 0.02 or the residual's, normal quantiles, norms 1, nothing infinite."""
+    synth.write(replace(SMALL, n_embd=256, n_ff=1024), folder / "m.gguf")
+    _, tensors = read(folder / "m.gguf")
+    up = tensors["blk.0.ffn_up.weight"].astype(np.float64).ravel()
+    assert abs(up.mean()) < 2e-4
+    assert up.std() == pytest.approx(0.02, rel=0.01)
+    assert np.mean(np.abs(up) < 0.02) == pytest.approx(0.6827, abs=0.01)
+    assert np.mean(np.abs(up) > 0.04) == pytest.approx(0.0455, abs=0.005)
+    assert tensors["blk.1.ffn_down.weight"].astype(np.float64).std() == pytest.approx(0.01, rel=0.02)
+    assert tensors["blk.1.attn_output.weight"].astype(np.float64).std() == pytest.approx(0.01, rel=0.02)
+    assert all(np.all(data == 1.0) for name, data in tensors.items() if "norm" in name)
+    assert all(np.all(np.isfinite(data)) for data in tensors.values())
+    assert abs(np.corrcoef(up[:-1], up[1:])[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"arch": "qwen3"}, "'qwen3' cannot be made: supported is llama"),
+        ({"n_layer": 0}, "n_layer of a synthetic model must be at least 1, not 0"),
+        ({"n_vocab": -5}, "n_vocab of a synthetic model must be at least 1, not -5"),
+        ({"seed": -1}, "seed of a synthetic model must not be negative"),
+        ({"n_head": 3}, "n_embd 64 does not give 3 heads"),
+        ({"n_embd": 96, "n_head": 32}, "n_embd 96 does not give 32 heads (n_head) of an even width"),
+        ({"n_head_kv": 3}, "n_head 4 is no multiple of n_head_kv 3"),
+        ({"n_embd": 80}, "n_embd 80 is no multiple of 32, the block length of Q4_0"),
+        ({"n_ff": 100}, "n_ff 100 is no multiple of 32, the block length of Q4_0"),
+        ({"quant": "Q4_K_M"}, "n_embd 64 is no multiple of 256, the block length of Q4_K_M"),
+        ({"quant": "IQ4_XS"}, "n_embd 64 is no multiple of 256, the block length of IQ4_XS"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused_before_writing(folder: Path, change: dict[str, Any], words: str) -> None:
+    """One sentence with the field and the value; no file appears."""
+    with pytest.raises(SpecError) as caught:
+        synth.write(replace(SMALL, **change), folder / "m.gguf")
+    assert words in caught.value.message
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("quant", ["F16", "BF16", "IQ4_NL", "MXFP4_MOE", "Q8_0", "q5_1", "NVFP4", "SOMETHING_NEW"])
+def test_types_whose_blocks_fit_are_left_to_llama_quantize(quant: str) -> None:
+    """Rows of 64 are whole blocks of these; a type that is not known here is not refused here."""
+    synth.check(replace(SMALL, n_ff=128, quant=quant))
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
+    """/dev/full stands in for the disk: the temporary file is a link to it."""
+    (folder / "m.gguf.tmp").symlink_to("/dev/full")
+    with pytest.raises(RemoteError, match="could not write the synthetic model") as caught:
+        synth.write(SMALL, folder / "m.gguf")
+    assert os.strerror(errno.ENOSPC) in caught.value.message
+    assert caught.value.next.startswith("df -h")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(folder: Path) -> None:
+    """No traceback from the gguf package."""
+    with pytest.raises(RemoteError, match="No such file or directory"):
+        synth.write(SMALL, folder / "nowhere" / "m.gguf")
+
+
+def test_without_gguf_the_next_step_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's Python may lack the package: say so, do not trace."""
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(RemoteError, match="needs the gguf package") as caught:
+        synth.write(SMALL, folder / "m.gguf")
+    assert "install gguf" in caught.value.next
+
+
+def test_an_older_file_is_replaced_only_by_a_whole_one(folder: Path) -> None:
+    """The old file stays when writing fails, and goes when it succeeds."""
+    out = folder / "m.gguf"
+    out.write_bytes(b"old")
+    with pytest.raises(SpecError):
+        synth.write(replace(SMALL, n_head=3), out)
+    assert out.read_bytes() == b"old"
+    synth.write(SMALL, out)
+    assert out.read_bytes()[:4] == b"GGUF"
+    assert [path.name for path in folder.iterdir()] == ["m.gguf"]
