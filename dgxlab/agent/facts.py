@@ -1,0 +1,190 @@
+"""One look at the host: who it is, what compiles on it, what state it is in."""
+
+from __future__ import annotations
+
+import csv
+import getpass
+import hashlib
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dgxlab.model import Facts, Toolchain
+
+NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
+"""nvidia-smi's spellings of 'not known': null, never 0."""
+
+GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
+STATE_FIELDS = ("uuid", "temperature.gpu", "clocks.sm", "power.draw", "utilization.gpu", "pstate")
+
+
+def gather() -> Facts:
+    """Return what is true of this host now."""
+    return Facts(
+        host_id=host_id(),
+        hostname=socket.gethostname(),
+        boot_id=boot_id(),
+        toolchain=toolchain(),
+        details={
+            "user": user(),
+            "kernel": platform.release(),
+            "os": _os_name(),
+            "python": platform.python_version(),
+            "cpu": _cpu_name(),
+            "cpus": cpus(),
+            "memory_mib": _meminfo().get("MemTotal", 0) // 1024,
+            "gpus": gpus(),
+            "tools": {
+                name: shutil.which(name, path=search_path()) or ""
+                for name in ("git", "cmake", "ninja", "ccache", "nvcc")
+            },
+        },
+    )
+
+
+def host_id() -> str:
+    """Return a digest of the machine id and the user, so that no table holds the id itself."""
+    machine = _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id") or socket.gethostname()
+    return hashlib.sha256(f"{machine.strip()} {os.getuid()}".encode()).hexdigest()[:16]
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot: a job from another boot is lost, whatever its folder says."""
+    return _read("/proc/sys/kernel/random/boot_id").strip()
+
+
+def user() -> str:
+    """Return the user's name, or the number where there is none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def cpus() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def search_path() -> str:
+    """Return PATH with the CUDA folder appended when nvcc is installed but not on it, as on most DGX logins."""
+    path = os.environ.get("PATH", "/usr/bin:/bin")
+    if shutil.which("nvcc", path=path):
+        return path
+    found = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
+    return f"{path}:{found[0].parent}" if found else path
+
+
+def toolchain() -> Toolchain:
+    """Return the version line of everything that turns a source into programs here."""
+    path = search_path()
+    return Toolchain(
+        cc=_version([os.environ.get("CC", "cc"), "--version"], path),
+        cxx=_version([os.environ.get("CXX", "c++"), "--version"], path),
+        cmake=_version(["cmake", "--version"], path),
+        nvcc=_version(["nvcc", "--version"], path, line=-1),
+        machine=f"{platform.machine()} {_cpu_flags()}",
+    )
+
+
+def gpus() -> list[dict[str, str | None]]:
+    """Return a record for each NVIDIA GPU, [] where there is none."""
+    return query_gpus(GPU_FIELDS)
+
+
+def query_gpus(fields: Sequence[str]) -> list[dict[str, str | None]]:
+    """Ask nvidia-smi for `fields` of each GPU; [] without nvidia-smi or when it fails."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    text = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"], search_path())
+    return parse_gpus(fields, text)
+
+
+def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
+    """Read nvidia-smi's csv without header and units; a value it does not know is None, a broken line is left out."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    return [
+        {field: None if cell in NULLS else cell for field, cell in zip(fields, row)}
+        for row in rows
+        if len(row) == len(fields)
+    ]
+
+
+def state() -> dict[str, Any]:
+    """Return the host's condition at this instant: what a number measured now depends on."""
+    memory = _meminfo()
+    snapshot: dict[str, Any] = {
+        "load_1min": os.getloadavg()[0],
+        "mem_available_mib": memory.get("MemAvailable", 0) // 1024,
+        "swap_used_mib": (memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)) // 1024,
+        "cpu_mhz": _cpu_mhz(),
+        "cpu_temp_c": _cpu_temp(),
+    }
+    if shutil.which("nvidia-smi"):
+        snapshot["gpus"] = query_gpus(STATE_FIELDS)
+        snapshot["gpu_pids"] = _output(
+            ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], search_path()
+        ).split()
+    return snapshot
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _output(argv: Sequence[str], path: str) -> str:
+    try:
+        env = {**os.environ, "PATH": path, "LC_ALL": "C"}
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=20, env=env, stdin=subprocess.DEVNULL
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _version(argv: Sequence[str], path: str, line: int = 0) -> str:
+    program = shutil.which(argv[0], path=path)
+    lines = _output([program, *argv[1:]], path).strip().splitlines() if program else []
+    return lines[line].strip() if lines else ""
+
+
+def _meminfo() -> dict[str, int]:
+    """Return /proc/meminfo in kB."""
+    found = re.findall(r"^(\w+):\s+(\d+)", _read("/proc/meminfo"), re.MULTILINE)
+    return {name: int(value) for name, value in found}
+
+
+def _os_name() -> str:
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', _read("/etc/os-release"), re.MULTILINE)
+    return match[1] if match else platform.system()
+
+
+def _cpu_name() -> str:
+    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
+
+
+def _cpu_flags() -> str:
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    flags = " ".join(sorted(match[1].split())) if match else ""
+    return hashlib.sha256(flags.encode()).hexdigest()[:8]
+
+
+def _cpu_mhz() -> float | None:
+    speeds = [float(mhz) for mhz in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", _read("/proc/cpuinfo"), re.MULTILINE)]
+    return round(sum(speeds) / len(speeds), 1) if speeds else None
+
+
+def _cpu_temp() -> float | None:
+    zones = [_read(str(zone)).strip() for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
+    readings = [int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()]
+    return max(readings) if readings else None

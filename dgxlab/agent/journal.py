@@ -1,0 +1,67 @@
+"""The journal: what a job did, one JSON object a line, only ever appended to.
+
+The client learns everything from it, so an event that a result depends on is on disk before the next step begins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
+"""Events that are fsynced: losing one would lose or repeat work."""
+
+
+class Journal:
+    """Appends events to a file; one writer at a time, which the job's run.lock guarantees."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._seq = 0
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Append one event.
+
+        Raises:
+            OSError: if the disk is full; the line may then be torn, and readers ignore a torn last line.
+        """
+        line = json.dumps({"seq": self._seq, "t": time.time(), "event": event, **fields}, separators=(",", ":"))
+        blob = line.encode() + b"\n"
+        while blob:
+            blob = blob[os.write(self._fd, blob) :]
+        if event in DURABLE:
+            os.fsync(self._fd)
+        self._seq += 1
+
+    def close(self) -> None:
+        """Close the file; the journal is complete."""
+        os.fsync(self._fd)
+        os.close(self._fd)
+
+
+def whole_lines(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
+    """Return the complete lines from `offset`, at most about `limit` bytes of them, b"" when there is none yet."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        chunk = file.read(limit)
+        end = chunk.rfind(b"\n") + 1
+        while chunk and not end:
+            more = file.read(limit)
+            if not more:
+                return b""
+            chunk += more
+            end = chunk.rfind(b"\n") + 1
+    return chunk[:end]
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a journal, leaving out a torn last line."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)

@@ -1,0 +1,144 @@
+"""A job's folder: staging, starting once, liveness by lock, the final word."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent.job import Job, sha256
+
+AGENT = """
+import fcntl, os, sys, time, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+from pathlib import Path
+from dgxlab.agent.job import Job
+job = Job(Path(sys.argv[2]))
+fd = job.begin()
+if fd is None:
+    sys.exit(0)
+with (job.folder / "executed").open("a") as file:
+    file.write("x")
+while (job.folder / "hold").exists():
+    time.sleep(0.01)
+job.journal.write_text("{}\\n")
+job.finish(exit_code=0, status="done")
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    """An agent that only takes its lock, counts its executions, and ends when `hold` is removed."""
+    path = tmp_path / "agent.pyz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("__main__.py", AGENT)
+    return path
+
+
+@pytest.fixture
+def job(tmp_path: Path, agent: Path) -> Job:
+    """A staged job whose agent waits for `hold` to go."""
+    staged = Job.stage(tmp_path / "jobs", "20260101-000000-x-abc123", b'{"a": 1}', agent)
+    (staged.folder / "hold").touch()
+    return staged
+
+
+def wait_for(job: Job, state: str) -> None:
+    """Wait until the job is in a state."""
+    deadline = time.monotonic() + 15
+    while job.status().state != state:
+        assert time.monotonic() < deadline, job.status()
+        time.sleep(0.01)
+
+
+def test_absent_then_staged(tmp_path: Path, agent: Path) -> None:
+    """A folder appears whole, with the digests of what is in it."""
+    assert Job(tmp_path / "jobs" / "none").status().state == "absent"
+    job = Job.stage(tmp_path / "jobs", "one", b"plan", agent)
+    assert job.status().state == "staged"
+    manifest = json.loads((job.folder / "MANIFEST").read_text())
+    assert manifest == {name: sha256(job.folder / name) for name in ("plan.json", "agent.pyz")}
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["one"]
+
+
+def test_staging_twice_changes_nothing(tmp_path: Path, agent: Path) -> None:
+    """The second client's plan of the same id is not looked at."""
+    Job.stage(tmp_path / "jobs", "one", b"first", agent)
+    assert Job.stage(tmp_path / "jobs", "one", b"second", agent).plan.read_bytes() == b"first"
+
+
+def test_runs_at_most_once(job: Job) -> None:
+    """Starting again, while it runs or after, executes nothing."""
+    assert job.start().state == "running"
+    assert job.start().state == "running"
+    subprocess.run([sys.executable, str(job.folder / "agent.pyz"), "work", str(job.folder)], check=True)
+    (job.folder / "hold").unlink()
+    wait_for(job, "done")
+    assert job.start().state == "done"
+    assert (job.folder / "executed").read_text() == "x"
+
+
+def test_final_status_covers_the_journal(job: Job) -> None:
+    """Rc says how long the journal is and what it hashes to."""
+    job.start()
+    (job.folder / "hold").unlink()
+    wait_for(job, "done")
+    rc = job.status().rc
+    assert rc is not None
+    assert (rc["exit_code"], rc["status"], rc["journal_bytes"]) == (0, "done", 3)
+    assert rc["journal_sha256"] == sha256(job.journal)
+
+
+def test_killed_agent_is_lost(job: Job) -> None:
+    """No rc and a free lock after a start: lost, at once and for good, and it is not started again."""
+    job.start()
+    os.kill(json.loads((job.folder / "started").read_text())["pid"], 9)
+    wait_for(job, "lost")
+    assert job.start().state == "lost"
+    assert (job.folder / "executed").read_text() == "x"
+
+
+def test_cancel_ends_a_deaf_agent(job: Job) -> None:
+    """An agent that ignores TERM is killed with its session, and the lock is free afterwards."""
+    job.start()
+    status = job.cancel(patience_s=0.3)
+    assert status.state == "lost"
+    with (job.folder / "run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_asking_does_not_disturb_the_start(job: Job) -> None:
+    """Whoever asks for the status at the wrong instant neither stops the agent nor is told a lie."""
+    askers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from pathlib import Path; from dgxlab.agent.job import Job\n"
+                f"job = Job(Path({str(job.folder)!r}))\n"
+                "seen = {job.status().state for _ in range(3000)}\n"
+                "sys.exit(bool(seen - {'staged', 'running'}))",
+            ]
+        )
+        for _ in range(2)
+    ]
+    assert job.start().state == "running"
+    assert [asker.wait() for asker in askers] == [0, 0]
+    (job.folder / "hold").unlink()
+    wait_for(job, "done")
+
+
+def test_final_status_needs_no_new_space(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last word is written into a file that was there since staging, never longer than it."""
+    before = (job.folder / "rc.reserved").stat()
+    job.finish(exit_code=4, status="failed", message="the disk is full")
+    after = (job.folder / "rc").stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert json.loads((job.folder / "rc").read_text())["message"] == "the disk is full"
