@@ -1,0 +1,156 @@
+"""From an experiment to the exact list of what runs: build, models, flag checks, gates, runs."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from dgxlab.matrix import Wanted, launches, tool_of
+from dgxlab.model import (
+    Arm,
+    BuildStep,
+    EngagedGate,
+    Experiment,
+    FileModel,
+    GateStep,
+    ModelStep,
+    ParityGate,
+    Plan,
+    ProbeStep,
+    RunStep,
+    Source,
+    Step,
+    SyntheticModel,
+    canonical,
+    model_id,
+)
+
+PROGRAMS = {"backend-ops": "test-backend-ops", "llama-bench": "llama-bench", "batched-bench": "llama-batched-bench"}
+
+
+def new_job_id(name: str) -> str:
+    """Return an id that sorts by time and names the experiment: 20261120-120301-quickstart-3f2a9c."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{secrets.token_hex(3)}"
+
+
+def make(
+    experiment: Experiment,
+    source: Source,
+    *,
+    job_id: str,
+    wanted: Wanted = lambda model, env, cell: True,
+    gates: Sequence[ParityGate] | None = None,
+    bench: bool = True,
+) -> Plan:
+    """Return the plan of one arm: build, models, flag checks, gates, runs, in this order.
+
+    Args:
+        wanted: Says which cells still need a number; a launch without such a cell is left out.
+        gates: The parity gates to run; None for all of the experiment's.
+        bench: False for the gates alone.
+
+    Raises:
+        SpecError: if an entry's matrix has nothing left, or its sizes do not fit its own n_ctx.
+    """
+    arm = make_arm(experiment, source)
+    runs = tuple(_runs(experiment, arm, wanted)) if bench else ()
+    parity = [gate for gate in experiment.gates if isinstance(gate, ParityGate)] if gates is None else gates
+    steps: list[Step] = [_build(arm)]
+    steps += _models(experiment, arm, {run.model for run in runs if run.model})
+    steps += _probes(arm, runs)
+    steps += [_gate(experiment, arm, gate, number) for number, gate in enumerate(parity)]
+    steps += runs
+    return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps))
+
+
+def make_arm(experiment: Experiment, source: Source) -> Arm:
+    """Return the arm that an experiment describes: its source, its cmake definitions with our defaults, its programs."""
+    defaults = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
+        "BUILD_SHARED_LIBS": "ON",
+        "LLAMA_BUILD_TESTS": "ON",
+        # an enclosing repository's commit must not be printed as llama.cpp's
+        "LLAMA_BUILD_COMMIT": experiment.pin[:9],
+    }
+    tools = {tool_of(entry) for entry in experiment.bench}
+    if any(isinstance(gate, ParityGate) for gate in experiment.gates):
+        tools.add("backend-ops")
+    targets = {PROGRAMS[tool] for tool in tools}
+    if any(isinstance(m, SyntheticModel) and m.quant != "F16" for m in experiment.models.values()):
+        targets.add("llama-quantize")
+    cmake = {**defaults, **experiment.cmake}
+    return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
+
+
+def gate_env(experiment: Experiment, gate: ParityGate) -> dict[str, str]:
+    """Return the environment a parity gate runs in."""
+    return {**experiment.env, **gate.env}
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def _build(arm: Arm) -> BuildStep:
+    definitions = tuple(f"-D{name}={value}" for name, value in arm.cmake.items())
+    configure = ("cmake", "-S", "{src}", "-B", "{cmake}", "-G", "Ninja", *definitions)
+    compile = ("cmake", "--build", "{cmake}", "--parallel", "{jobs}", "--target", *arm.targets)
+    return BuildStep(f"build:{arm.name}", arm.name, configure, compile)
+
+
+def _models(experiment: Experiment, arm: Arm, used: set[str]) -> Iterator[ModelStep]:
+    for name, model in experiment.models.items():
+        if name not in used:
+            continue
+        step = f"model:{name}"
+        if isinstance(model, FileModel):
+            yield ModelStep(step, arm.name, name, model.path)
+            continue
+        pure = ("--pure",) if model.pure else ()
+        quantize = ("{bin}/llama-quantize", *pure, "{in}", "{out}", model.quant) if model.quant != "F16" else ()
+        make = ("{python}", "{agent}", "synth", canonical(model), "{out}")
+        yield ModelStep(step, arm.name, name, f"{{models}}/{model_id(model)}.gguf", model, make, quantize)
+
+
+def _probes(arm: Arm, runs: Sequence[RunStep]) -> Iterator[ProbeStep]:
+    """Check each program's flags once, all of its runs together."""
+    flags: dict[str, dict[str, None]] = {}
+    for run in runs:
+        flags.setdefault(run.argv[0], {}).update(dict.fromkeys(word for word in run.argv[1:] if _is_flag(word)))
+    for program, words in flags.items():
+        yield ProbeStep(f"probe:{PurePosixPath(program).name}", arm.name, (program, "--help"), tuple(words))
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit()
+
+
+def _gate(experiment: Experiment, arm: Arm, gate: ParityGate, number: int) -> GateStep:
+    argv = ("{bin}/test-backend-ops", "test", "-o", gate.op, "-b", gate.backend)
+    return GateStep(f"gate:{number}", arm.name, gate, argv, gate_env(experiment, gate), gate.limit_s)
+
+
+def _runs(experiment: Experiment, arm: Arm, wanted: Wanted) -> Iterator[RunStep]:
+    engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate)]
+    for number, launch in enumerate(launches(experiment, wanted)):
+        markers = tuple(gate.stderr for gate in engaged if launch.tool in gate.tools)
+        yield RunStep(
+            f"run:{number}",
+            arm.name,
+            launch.tool,
+            launch.argv,
+            launch.env,
+            launch.cells,
+            launch.model,
+            markers,
+            launch.limit_s,
+        )
+
+
+def with_expectations(plan: Plan, known: Callable[[ParityGate], ParityGate]) -> Plan:
+    """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet."""
+    steps = tuple(replace(s, gate=known(s.gate)) if isinstance(s, GateStep) else s for s in plan.steps)
+    return replace(plan, steps=steps)

@@ -1,0 +1,180 @@
+"""From bench entries to launches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab import matrix
+from dgxlab.errors import SpecError
+from dgxlab.model import Bench, Cell, Experiment
+from tests.toy import backend_ops, batched_bench, llama_bench
+
+
+def experiment(*bench: Bench) -> Experiment:
+    """Return an experiment with nothing but bench entries."""
+    return Experiment("x", "0" * 40, (), "/x.yaml", "/", env={"A": "1"}, bench=bench)
+
+
+def launches(*bench: Bench, **options: Any) -> list[matrix.Launch]:
+    """Expand bench entries."""
+    return list(matrix.launches(experiment(*bench), **options))
+
+
+def after(launch: matrix.Launch, flag: str) -> str:
+    """Return the word after a flag."""
+    return launch.argv[launch.argv.index(flag) + 1]
+
+
+def test_llama_bench_is_one_launch_with_a_repetition_to_throw_away() -> None:
+    """All sizes share a process; one repetition more than asked is run."""
+    (launch,) = launches(llama_bench(repetitions=5))
+    assert [cell.label for cell in launch.cells] == ["pp16", "pp32", "tg4"]
+    assert (after(launch, "-p"), after(launch, "-n"), after(launch, "-r")) == ("16,32", "4", "6")
+    assert launch.cells[0].params == {"n_prompt": 16, "n_gen": 0}
+    assert launch.cells[0].fixed["repetitions"] == 5
+
+
+def test_llama_bench_without_generation_says_so() -> None:
+    """A missing -n would run llama-bench's own default of 128."""
+    (launch,) = launches(llama_bench(n_gen=(0,)))
+    assert after(launch, "-n") == "0"
+
+
+def test_axes_multiply_into_launches() -> None:
+    """Each setting is a process of its own, and its cells say which."""
+    found = launches(llama_bench(axes={"n_ubatch": (512, 2048), "flash_attn": ("on", "off")}))
+    assert [(after(one, "-ub"), after(one, "-fa")) for one in found] == [
+        ("512", "on"),
+        ("512", "off"),
+        ("2048", "on"),
+        ("2048", "off"),
+    ]
+    assert found[0].cells[0].params["flash_attn"] == 1
+    assert found[3].cells[0].label == "pp16 n_ubatch=2048 flash_attn=off"
+
+
+def test_depth_is_in_the_name() -> None:
+    """Depth reads as llama-bench prints it."""
+    (launch,) = launches(llama_bench(axes={"n_depth": (4096,)}))
+    assert launch.cells[0].label == "pp16 @ d4096"
+
+
+def test_exclude_removes_cells_and_whole_launches() -> None:
+    """A rule removes what has all of its values."""
+    entry = llama_bench(
+        axes={"n_ubatch": (512, 2048)},
+        exclude=({"n_ubatch": 2048, "n_prompt": 16}, {"n_ubatch": 512}),
+    )
+    (launch,) = launches(entry)
+    assert [cell.label for cell in launch.cells] == ["pp32 n_ubatch=2048", "tg4 n_ubatch=2048"]
+    assert after(launch, "-p") == "32"
+
+
+def test_excluding_everything_is_an_error() -> None:
+    """An entry that measures nothing is a mistake in the spec."""
+    with pytest.raises(SpecError, match=r"bench\[0\] measures nothing"):
+        launches(llama_bench(exclude=({"n_prompt": 16}, {"n_prompt": 32}, {"n_gen": 4})))
+
+
+def test_batched_bench_throws_its_first_row_away() -> None:
+    """The first npl stands twice; the context holds the largest row, rounded as llama.cpp rounds."""
+    (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 8, 32)))
+    assert after(launch, "-npl") == "1,1,8,32"
+    assert int(after(launch, "-c")) == 32 * 256
+    assert [cell.params for cell in launch.cells] == [{"pp": 128, "tg": 64, "pl": pl} for pl in (1, 8, 32)]
+
+
+def test_batched_bench_refuses_a_context_that_would_drop_rows() -> None:
+    """llama-batched-bench skips rows that do not fit and exits 0."""
+    with pytest.raises(SpecError, match="would skip its largest rows") as caught:
+        launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 32), axes={"n_ctx": (6144,)}))
+    assert "8192" in caught.value.next
+
+
+def test_each_prompt_and_generation_size_is_its_own_batched_launch() -> None:
+    """So that each has exactly one throw-away row."""
+    found = launches(batched_bench(npp=(16, 32), ntg=(4, 8)))
+    assert [(after(one, "-npp"), after(one, "-ntg")) for one in found] == [
+        ("16", "4"),
+        ("16", "8"),
+        ("32", "4"),
+        ("32", "8"),
+    ]
+
+
+def select(launch: matrix.Launch, texts: list[str]) -> list[str]:
+    """Return the op parameter texts that a launch's regex selects."""
+    return [text for text in texts if re.search(after(launch, "-p"), text)]
+
+
+OPS = [
+    f"type_a={t},type_b=f32,m={m},n={n},k=14336,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1"
+    for t in ("q4_0", "q4_K", "q4_1")
+    for m in (4096, 14096)
+    for n in (1, 8, 512, 51)
+]
+
+
+def test_backend_ops_selects_its_cells_and_no_other() -> None:
+    """n=1 does not select n=14, nor m=4096 m=14096."""
+    where = {"type_a": ("q4_0", "q4_K"), "m": (4096,), "n": (1, 512)}
+    (launch,) = launches(backend_ops(where=where))
+    assert select(launch, OPS) == [
+        text for text in OPS if re.match(r"type_a=q4_[0K],type_b=f32,m=4096,n=(1|512),", text)
+    ]
+    assert len(launch.cells) == 4
+
+
+def test_backend_ops_selection_with_holes() -> None:
+    """What is left of a matrix after an exclude is spelled out."""
+    where = {"type_a": ("q4_0", "q4_K"), "m": (4096,), "n": (1, 512)}
+    (launch,) = launches(backend_ops(where=where, exclude=({"type_a": "q4_K", "n": 1},)))
+    assert [(t.split(",")[0], t.split(",")[3]) for t in select(launch, OPS)] == [
+        ("type_a=q4_0", "n=1"),
+        ("type_a=q4_0", "n=512"),
+        ("type_a=q4_K", "n=512"),
+    ]
+
+
+def test_brackets_in_values_are_literal() -> None:
+    """A list-valued op parameter is no character class."""
+    (launch,) = launches(backend_ops(where={"bs": ("[1,1]",), "n": (8,)}))
+    assert select(launch, OPS) == [text for text in OPS if ",n=8," in text]
+
+
+def test_only_what_is_wanted_is_launched() -> None:
+    """Cells with a number already leave the launch; a launch without cells is not started."""
+
+    def wanted(model: str, env: object, cell: Cell) -> bool:
+        return cell.label == "pp32"
+
+    (launch,) = launches(llama_bench(), batched_bench(), wanted=wanted)
+    assert [cell.label for cell in launch.cells] == ["pp32"]
+    assert (after(launch, "-p"), after(launch, "-n")) == ("32", "0")
+
+
+def test_entry_environment_overrides_the_experiment() -> None:
+    """Both reach the run; the entry's wins."""
+    (launch,) = launches(llama_bench(env={"A": "2", "B": "3"}))
+    assert launch.env == {"A": "2", "B": "3"}
+
+
+def test_cell_identity() -> None:
+    """What shapes the number is in the key; what else is measured beside it is not."""
+
+    def key(**changes: Any) -> str:
+        return launches(llama_bench(**changes))[0].cells[0].key
+
+    assert key() == key(n_prompt=(16, 64), n_gen=(8,))
+    assert len({key(), key(repetitions=9), key(args=("--numa",)), key(axes={"n_ubatch": (1,)}), key(n_prompt=(17,))}) == 5
+
+
+def test_ten_thousand_cells(tmp_path: Path) -> None:
+    """A large matrix expands whole, each cell once."""
+    entry = llama_bench(n_prompt=tuple(range(1, 101)), n_gen=(0,), axes={"n_ubatch": tuple(range(1, 101))})
+    keys = {cell.key for launch in launches(entry) for cell in launch.cells}
+    assert len(keys) == 10_000

@@ -1,0 +1,215 @@
+"""A small project that builds like llama.cpp and prints what llama.cpp printed, or misbehaves on request.
+
+Real git, cmake, ninja and a compiler; only the programs are small. The faults of a benchmark (hang, crash, garbage)
+cannot be asked of the real ones. TOY in an entry's env chooses the behaviour.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from dgxlab.model import (
+    BackendOpsBench,
+    BatchedBench,
+    Expectation,
+    Experiment,
+    FileModel,
+    Gate,
+    LlamaBench,
+    ParityGate,
+)
+
+CMAKE = """cmake_minimum_required(VERSION 3.14)
+project(toy C)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+add_library(ggml SHARED ggml/ggml.c)
+set_target_properties(ggml PROPERTIES VERSION 0.1 SOVERSION 0)
+foreach(tool test-backend-ops llama-bench llama-batched-bench)
+  add_executable(${tool} tools/${tool}.c)
+  target_link_libraries(${tool} ggml)
+endforeach()
+"""
+
+GGML = """#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+const char * toy(void) { const char * how = getenv("TOY"); return how ? how : ""; }
+int misbehave(void) {
+    if (!strcmp(toy(), "hang")) { sleep(600); }
+    if (!strcmp(toy(), "crash")) { raise(SIGSEGV); }
+    if (!strcmp(toy(), "killed")) { raise(SIGKILL); }
+    if (!strcmp(toy(), "status")) { fprintf(stderr, "error: out of toys\\n"); exit(7); }
+    if (!strcmp(toy(), "nothing")) { exit(0); }
+    return 0;
+}
+int count(const char * list) { int n = 1; for (; *list; list++) { n += *list == ','; } return n; }
+int number(const char * list, int i) { while (i--) { list = strchr(list, ',') + 1; } return atoi(list); }
+const char * option(int argc, char ** argv, const char * name, const char * otherwise) {
+    for (int i = 1; i + 1 < argc; i++) { if (!strcmp(argv[i], name)) { return argv[i + 1]; } }
+    return otherwise;
+}
+"""
+
+HEAD = """#include <stdio.h>
+#include <string.h>
+#include <stdlib.h>
+#include <unistd.h>
+const char * toy(void);
+int misbehave(void);
+int count(const char * list);
+int number(const char * list, int i);
+const char * option(int argc, char ** argv, const char * name, const char * otherwise);
+"""
+
+BACKEND_OPS = """
+int main(int argc, char ** argv) {
+    const char * op = option(argc, argv, "-o", "");
+    const char * backend = option(argc, argv, "-b", "");
+    if (argc == 2) { printf("Usage: test-backend-ops [mode] [-o <op>] [-b <backend>] [-p <regex>] [--output <o>]\\n"); return 1; }
+    fprintf(stderr, "toy-marker: here\\n");
+    if (!strcmp(argv[1], "perf")) {
+        misbehave();
+        for (int n = 1; n <= 512; n *= 8) {
+            printf("INSERT INTO test_backend_ops (test_time, build_commit, backend_name, op_name, op_params, test_mode, "
+                   "supported, passed, error_message, time_us, flops, bandwidth_gb_s, memory_kb, n_runs, "
+                   "device_description, backend_reg_name) VALUES ('2026-11-20T10:35:06Z', 'unknown', '%s', '%s', "
+                   "'type_a=q4_0,type_b=f32,m=4096,n=%d,k=14336', 'perf', '1', '1', '', '%d.5', '%d000000.25', "
+                   "'0.000000', '32328', '69864', '', '');\\n", backend, op, n, 100 + n, 1000 + n);
+        }
+        return 0;
+    }
+    int alone = strchr(op, '(') != NULL, failing = !strcmp(toy(), "wrong");
+    if (!strcmp(toy(), "flaky")) { failing = !alone; }
+    printf("Testing 1 devices\\n\\nBackend 1/1: CPU\\n");
+    if (strcmp(backend, "CPU")) { printf("  Skipping\\n1/1 backends passed\\n\\033[1;32mOK\\033[0m\\n"); return 0; }
+    printf("  Device description: toy\\n  Device memory: 1 MB (1 MB free)\\n\\n");
+    for (int n = 1; n <= 3 && !alone; n++) {
+        printf("  MUL_MAT(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", n);
+    }
+    printf("  MUL_MAT(type_a=f16,n=1): not supported [CPU] \\n");
+    if (failing) { printf("[MUL_MAT] ERR = 0.01 > 0.0005   "); } else { printf("  "); }
+    printf("MUL_MAT(type_a=q4_0,n=9): %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    int total = alone ? 1 : 4;
+    printf("  %d/%d tests passed\\n", total - failing, total);
+    if (failing) { printf("\\nFailing tests:\\n  MUL_MAT(type_a=q4_0,n=9)\\n"); }
+    printf("  Backend CPU: %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    printf("%d/1 backends passed\\n%s\\n", 1 - failing, failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    return failing;
+}
+"""
+
+LLAMA_BENCH = """
+static long ns(int i) { return i ? 10000000 + 1000 * i : 20000000; }
+static void row(int pp, int tg, int r) {
+    printf("{\\"build_commit\\": \\"unknown\\", \\"model_filename\\": \\"m\\", \\"n_prompt\\": %d, \\"n_gen\\": %d, "
+           "\\"n_depth\\": 0, \\"n_ubatch\\": 512, \\"avg_ts\\": 1.0, \\"samples_ns\\": [ ", pp, tg);
+    for (int i = 0; i < r; i++) { printf("%s%ld", i ? ", " : "", ns(i)); }
+    printf(" ],\\"samples_ts\\": [ ");
+    for (int i = 0; i < r; i++) { printf("%s%g", i ? ", " : "", 1e9 * (pp + tg) / ns(i)); }
+    printf(" ]}\\n");
+    fflush(stdout);
+}
+int main(int argc, char ** argv) {
+    if (argc == 2) { printf("  -m -p -n -r -o -ub --output\\n"); return 0; }
+    const char * p = option(argc, argv, "-p", "0"), * n = option(argc, argv, "-n", "0");
+    int r = atoi(option(argc, argv, "-r", "5")), rows = 0;
+    fprintf(stderr, "toy-marker: here\\n");
+    for (int i = 0; i < count(p); i++) {
+        if (number(p, i)) { row(number(p, i), 0, r); rows++; }
+        if (!strcmp(toy(), "backtrace") && rows == 1) {
+            printf("{\\"build_commit\\": \\"unk#0  0x00007f in ggml_abort ()\\n#1  main\\n");
+        }
+        if (!strcmp(toy(), "slow")) { sleep(3); }
+        misbehave();
+    }
+    for (int i = 0; i < count(n); i++) { if (number(n, i)) { row(0, number(n, i), r); } }
+    return 0;
+}
+"""
+
+BATCHED_BENCH = """
+int main(int argc, char ** argv) {
+    if (argc == 2) { printf("  -m -c -npp -ntg -npl -b -ub --output-format\\n"); return 0; }
+    const char * l = option(argc, argv, "-npl", "1");
+    int pp = atoi(option(argc, argv, "-npp", "0")), tg = atoi(option(argc, argv, "-ntg", "0"));
+    misbehave();
+    for (int i = 0; i < count(l) - !strcmp(toy(), "short"); i++) {
+        int pl = number(l, i);
+        printf("{\\"n_kv_max\\": 1, \\"pp\\": %d, \\"tg\\": %d, \\"pl\\": %d, \\"n_kv\\": 1, \\"t_pp\\": 0.5, \\"speed_pp\\": %f, "
+               "\\"t_tg\\": 0.25, \\"speed_tg\\": %f, \\"t\\": 0.75, \\"speed\\": %f}\\n", pp, tg, pl, pl * pp / 0.5,
+               pl * tg / 0.25, pl * (pp + tg) / 0.75);
+    }
+    return 0;
+}
+"""
+
+FILES = {
+    "CMakeLists.txt": CMAKE,
+    "ggml/ggml.c": GGML,
+    "tools/test-backend-ops.c": HEAD + BACKEND_OPS,
+    "tools/llama-bench.c": HEAD + LLAMA_BENCH,
+    "tools/llama-batched-bench.c": HEAD + BATCHED_BENCH,
+}
+
+
+def git(folder: Path, *args: str) -> str:
+    """Run git with an identity of its own."""
+    identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org", "-c", "init.defaultBranch=main"]
+    ran = subprocess.run(["git", *identity, *args], cwd=folder, capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
+
+
+def make_repository(folder: Path, files: Mapping[str, str] = FILES) -> str:
+    """Make the toy a git repository and return its commit."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "toy")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def experiment(repository: Path, pin: str, root: Path, **changes: object) -> Experiment:
+    """Return an experiment on the toy: a gate and one entry for each tool."""
+    model = root / "toy.gguf"
+    model.write_bytes(b"GGUF" + bytes(60))
+    fields: dict[str, object] = {
+        "name": "toy",
+        "pin": pin,
+        "sources": (str(repository),),
+        "path": str(root / "toy.yaml"),
+        "root": str(root),
+        "models": {"m": FileModel(str(model))},
+        "gates": (parity(),),
+        "bench": (backend_ops(), llama_bench(), batched_bench()),
+    }
+    return Experiment(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def parity(total: int = 4, **changes: object) -> Gate:
+    """Return the toy's parity gate."""
+    return ParityGate("MUL_MAT", "CPU", Expectation(total, total), 1, **changes)  # type: ignore[arg-type]
+
+
+def backend_ops(**changes: object) -> BackendOpsBench:
+    """Return a backend-ops entry with two cells."""
+    where = {"type_a": ("q4_0",), "m": (4096,), "k": (14336,), "n": (8, 512)}
+    return BackendOpsBench(**{"op": "MUL_MAT", "backend": "CPU", "where": where, **changes})  # type: ignore[arg-type]
+
+
+def llama_bench(**changes: object) -> LlamaBench:
+    """Return a llama-bench entry with three cells."""
+    return LlamaBench(**{"model": "m", "n_prompt": (16, 32), "n_gen": (4,), **changes})  # type: ignore[arg-type]
+
+
+def batched_bench(**changes: object) -> BatchedBench:
+    """Return a batched-bench entry with three cells."""
+    return BatchedBench(**{"model": "m", "npp": (16,), "ntg": (4,), "npl": (1, 2, 4), **changes})  # type: ignore[arg-type]
