@@ -1,0 +1,276 @@
+"""Fold a job's journal into the store, each line exactly once.
+
+A journal is read in pieces, again and again, by any number of clients. Its lines carry sequence numbers and the store
+remembers which comes next, so a line that is there already is passed over, whatever piece it comes in. One call is one
+transaction: all of a piece or nothing of it, and so never half a run. A piece of many runs then costs one flush of
+the disk and not one a run; following a live job, a piece is what arrived meanwhile, most often one run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dgxlab.errors import RemoteError
+from dgxlab.model import Cell, canonical
+from dgxlab.store import Job, Store, gate_digest
+
+Event = dict[str, Any]
+
+COLD = "cold: the tool's first repetition"
+"""Why a discarded sample of a measurement does not count."""
+
+SAMPLE = ("run_id", "cell", "metric", "ordinal", "value", "unit", "discarded")
+
+
+def ingest(store: Store, job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[Event]:
+    """Fold lines of a job's journal into the store.
+
+    `lines` is read to its end before the database is locked, so it may come slowly.
+
+    Args:
+        store: Where to.
+        job_id: A job that was intended.
+        lines: Lines with their newline, in order, overlapping what was read before or not; a last one without newline
+            is torn and left for the next time. An event that is parsed already has no length: where only such were
+            given, Job.journal_bytes stays behind, which costs reading them again and nothing else.
+
+    Returns:
+        The events that were new, whether the store keeps them or not.
+
+    Raises:
+        RemoteError: if a line is no event, contradicts the store, or one is missing before it; nothing was changed.
+        UsageError: if no such job was intended.
+    """
+    pieces = _read(job_id, lines)
+    with store.transaction():
+        fold = _Fold(store, store.job(job_id))
+        new = [event for event, length in pieces if fold.line(event, length)]
+        fold.finish()
+    return new
+
+
+def _read(job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[tuple[Event, int]]:
+    """Parse lines to events, each with its length in bytes, 0 for one that was parsed before."""
+    pieces: list[tuple[Event, int]] = []
+    torn = False
+    for line in lines:
+        if torn:
+            raise _corrupt(job_id, pieces, "it has no end")
+        if isinstance(line, bytes):
+            torn = not line.endswith(b"\n")
+            if not torn:
+                pieces.append((_parse(job_id, pieces, line), len(line)))
+        else:
+            pieces.append((_checked(job_id, pieces, dict(line)), 0))
+    return pieces
+
+
+def _parse(job_id: str, before: list[tuple[Event, int]], line: bytes) -> Event:
+    try:
+        event = json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(job_id, before, str(error) or type(error).__name__) from error
+    if b"\\ud" in line.lower():
+        event = _scrub(event)
+    return _checked(job_id, before, event)
+
+
+def _checked(job_id: str, before: list[tuple[Event, int]], event: Any) -> Event:
+    if not isinstance(event, dict) or type(event.get("seq")) is not int or not isinstance(event.get("event"), str):
+        raise _corrupt(job_id, before, "it is no event with seq and event")
+    if not _finite(event.get("t")) or event["seq"] < 0:
+        raise _corrupt(job_id, before, "its time or number is none")
+    return event
+
+
+def _corrupt(job_id: str, before: list[tuple[Event, int]], cause: str) -> RemoteError:
+    where = f"line {before[-1][0]['seq'] + 2}" if before else "the first line that was read"
+    return RemoteError(f"the journal of {job_id} is corrupt at {where}: {cause}", next=f"dgxlab attach {job_id}")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+def _scrub(value: Any) -> Any:
+    """Replace halves of surrogate pairs, which stand for bytes that were no UTF-8: no database text can hold them."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_scrub(item) for item in value]
+    if isinstance(value, dict):
+        return {_scrub(k): _scrub(v) for k, v in value.items()}
+    return value
+
+
+def _finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+class _Fold:
+    """Folds the lines of one call; how far the journal is read is written once, by `finish`."""
+
+    def __init__(self, store: Store, job: Job) -> None:
+        self.store = store
+        self.job = job
+        self.host_id = job.host_id
+        self.seq = job.journal_seq
+        self.bytes = job.journal_bytes
+        self.lines = store.rows("SELECT journal_lines FROM jobs WHERE job_id = ?", (job.job_id,))[0]["journal_lines"]
+        self.cells: set[str] = set()
+        self.sources = {arm["name"]: arm["source"] for arm in json.loads(job.plan_json)["arms"]}
+
+    def line(self, event: Event, length: int) -> bool:
+        """Fold one line in if it is the next one; tell whether it was."""
+        seq = event["seq"]
+        if seq > self.seq:
+            raise RemoteError(
+                f"the journal of {self.job.job_id} jumps from line {self.seq} to line {seq + 1}",
+                next=f"dgxlab attach {self.job.job_id}",
+            )
+        if length and seq == self.lines:
+            self.lines += 1
+            self.bytes += length
+        if seq < self.seq:
+            return False
+        self.seq += 1
+        if fold := EVENTS.get(event["event"]):
+            self._try(fold, event)
+        return True
+
+    def _try(self, fold: Callable[[_Fold, Event], None], event: Event) -> None:
+        try:
+            fold(self, event)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            cause = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise self._unusable(event, cause) from error
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
+            raise self._unusable(event, str(error)) from error
+
+    def _unusable(self, event: Event, cause: str) -> RemoteError:
+        return RemoteError(
+            f"line {event['seq'] + 1} of the journal of {self.job.job_id} ({event['event']}) cannot be used: {cause}",
+            next=f"dgxlab attach {self.job.job_id}",
+        )
+
+    def finish(self) -> None:
+        """Write how far the journal was read; a piece with nothing new writes nothing."""
+        if (self.seq, self.bytes) != (self.job.journal_seq, self.job.journal_bytes):
+            read = {"journal_bytes": self.bytes, "journal_lines": self.lines, "journal_seq": self.seq}
+            self.store.update_job(self.job.job_id, **read)
+
+    # -- one method an event ------------------------------------------------------------------------------------------
+
+    def on_job(self, event: Event) -> None:
+        """The agent has begun: who it is and what the host looks like."""
+        if (event["job_id"], event["plan_digest"]) != (self.job.job_id, self.job.plan_digest):
+            raise ValueError(f"it is of job {event['job_id']} with plan {event['plan_digest'][:16]}")
+        facts = event["facts"]
+        host = {"host_id": facts["host_id"], "name": self.job.host, "hostname": facts["hostname"]}
+        self.store.put("hosts", {**host, "facts": canonical(facts), "seen": event["t"]})
+        self.host_id = facts["host_id"]
+        told = {name: event[name] for name in ("boot_id", "agent_version", "protocol")}
+        self.store.update_job(self.job.job_id, host_id=self.host_id, facts=canonical(facts), **told)
+        self.store.set_state(self.job.job_id, "running")
+
+    def on_build(self, event: Event) -> None:
+        """An arm has its build. What it was made from is the plan's word: a reused build was stamped by another job."""
+        source = self.sources[event["arm"]]
+        for name in ("pin", "tree"):
+            if event["source"][name] != source[name]:
+                raise ValueError(f"its {name} is {event['source'][name]}, the plan says {source[name]}")
+        row = {name: event[name] for name in ("arm", "build_id", "cmake_cache", "log", "seconds")}
+        row |= {name: canonical(event[name]) for name in ("cmake", "toolchain", "binaries", "libraries")}
+        row |= {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
+        row |= {"series": canonical(source["series"]), "dirty": source["dirty"], "reused": event["reused"]}
+        self.store.put("arms", {"job_id": self.job.job_id, **row})
+
+    def on_model(self, event: Event) -> None:
+        """A model is there; one that two arms share is told twice and kept once."""
+        row = {name: event[name] for name in ("model_id", "name", "path", "size", "digest", "seconds")}
+        row["recipe"] = None if event["recipe"] is None else canonical(event["recipe"])
+        self.store.put("inputs", {"job_id": self.job.job_id, **row, "reused": event.get("reused")})
+
+    def on_gate(self, event: Event) -> None:
+        """A parity gate was judged; a clean one that had no count to reach may set it for others."""
+        gate = event["gate"]
+        names = ("arm", "build_id", "rc", "passed", "total", "unsupported", "status", "seconds")
+        row = {name: event[name] for name in names}
+        row |= {name: canonical(event[name]) for name in ("reasons", "flaky", "failed", "argv", "env", "raw")}
+        identity = {"op": gate["op"], "backend": gate["backend"], "gate_digest": gate_digest(gate, event["env"])}
+        row |= identity
+        row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"]}
+        key = {"gate_id": self._key(event), "job_id": self.job.job_id, "host_id": self.host_id}
+        self.store.put("gates", {**key, **row})
+        source = self.sources[event["arm"]]
+        if event["status"] == "passed" and not gate["expect"] and not source["dirty"]:
+            counts = {"total": event["total"], "unsupported": event["unsupported"], "job_id": self.job.job_id}
+            where = {"pin": source["pin"], "tree": source["tree"]}
+            self.store.put("expectations", {**where, **identity, **counts})
+
+    def on_run(self, event: Event) -> None:
+        """One launch of a benchmark, valid or not, with every raw value."""
+        run_id = self._key(event)
+        names = ("arm", "build_id", "tool", "position", "env_digest", "rc", "signal", "started", "seconds", "status")
+        row = {name: event[name] for name in names}
+        row |= {name: canonical(event[name]) for name in ("argv", "env", "before", "after", "raw")}
+        row |= {"model_id": event["model_id"] or None, "reason": event["reason"]}
+        self.store.put("runs", {"run_id": run_id, "job_id": self.job.job_id, "host_id": self.host_id, **row})
+        self._put_cells(event["cells"])
+        results = event["results"]
+        rows = [(run_id, result["cell"], canonical(result["raw"])) for result in results]
+        self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
+        self.store.put_many("samples", SAMPLE, _samples(run_id, results))
+
+    def on_error(self, event: Event) -> None:
+        """Something failed; the last one told is why the job ended as it did."""
+        told = {"error": event["message"], "next": event["next"], "details": event["details"]}
+        self.store.update_job(self.job.job_id, **told)
+
+    def on_end(self, event: Event) -> None:
+        """The job is over, and this is the last word on it."""
+        ended = {"state": event["status"], "exit_code": event["exit_code"], "finished_at": event["t"]}
+        self.store.update_job(self.job.job_id, **ended)
+
+    def _key(self, event: Event) -> str:
+        return f"{self.job.job_id}/{event['seq']}"
+
+    def _put_cells(self, cells: Mapping[str, Event]) -> None:
+        for key, cell in cells.items():
+            if key in self.cells:
+                continue
+            if Cell(cell["tool"], cell["label"], cell["params"], cell["fixed"]).key != key:
+                raise ValueError(f"cell {key} is not the digest of its parameters")
+            texts = {"params": canonical(cell["params"]), "fixed": canonical(cell["fixed"])}
+            self.store.put("cells", {"cell": key, "tool": cell["tool"], "label": cell["label"], **texts})
+            self.cells.add(key)
+
+
+EVENTS: dict[str, Callable[[_Fold, Event], None]] = {
+    "job": _Fold.on_job,
+    "build": _Fold.on_build,
+    "model": _Fold.on_model,
+    "gate": _Fold.on_gate,
+    "run": _Fold.on_run,
+    "error": _Fold.on_error,
+    "end": _Fold.on_end,
+}
+"""What the store keeps; other events are for those who watch, or of a newer agent, and only counted."""
+
+
+def _samples(run_id: str, results: Iterable[Event]) -> list[tuple[Any, ...]]:
+    """Return rows of samples, the discarded ones first: that is the order in which they were measured."""
+    rows = []
+    for result in results:
+        for measured in result["measurements"]:
+            metric, unit, cold = measured["metric"], measured["unit"], measured["discarded"]
+            for ordinal, value in enumerate((*cold, *measured["samples"])):
+                if not _finite(value):
+                    raise ValueError(f"{metric} of cell {result['cell']} is {value!r}")
+                reason = COLD if ordinal < len(cold) else None
+                rows.append((run_id, result["cell"], metric, ordinal, value, unit, reason))
+    return rows

@@ -1,0 +1,89 @@
+"""What `dgxlab db check` looks at: the file, the references, the evidence, and every identity computed again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dgxlab.model import digest
+from dgxlab.store.connect import named_errors
+from dgxlab.store.store import Store
+
+EVIDENCE = {
+    "sample {key} belongs to no row of a run": """
+        SELECT run_id || ' ' || cell || ' ' || metric AS key FROM samples AS s
+        WHERE NOT EXISTS (SELECT 1 FROM rows AS r WHERE r.run_id = s.run_id AND r.cell = s.cell)
+        GROUP BY run_id, cell, metric""",
+    "run {key} is valid and has no counted sample": """
+        SELECT run_id AS key FROM runs WHERE status = 'valid' AND NOT EXISTS (
+            SELECT 1 FROM samples AS s WHERE s.run_id = runs.run_id AND s.discarded IS NULL)""",
+    "cell {key} has a row in a valid run and no counted sample": """
+        SELECT rows.cell || ' of run ' || run_id AS key FROM rows JOIN runs USING (run_id)
+        WHERE status = 'valid' AND NOT EXISTS (
+            SELECT 1 FROM samples AS s WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)
+        AND EXISTS (SELECT 1 FROM samples AS s WHERE s.run_id = rows.run_id AND s.discarded IS NULL)""",
+    "sample {key} is not a finite number": """
+        SELECT run_id || ' ' || cell || ' ' || metric || ' ' || ordinal AS key FROM samples
+        WHERE value IS NULL OR abs(value) = 9e999""",
+    "the samples of {key} have different units": """
+        SELECT run_id || ' ' || cell || ' ' || metric AS key FROM samples
+        GROUP BY run_id, cell, metric HAVING count(DISTINCT unit) > 1""",
+    "the samples of {key} are not numbered from 0 without a gap": """
+        SELECT run_id || ' ' || cell || ' ' || metric AS key FROM samples
+        GROUP BY run_id, cell, metric HAVING max(ordinal) <> count(*) - 1""",
+    "build {key} was made from different trees or cmake definitions": """
+        SELECT build_id AS key FROM arms GROUP BY build_id
+        HAVING count(DISTINCT json_array(pin, tree, cmake)) > 1""",
+    "gate {key} passed without passing all of a positive number of cases": """
+        SELECT gate_id AS key FROM gates WHERE status = 'passed'
+        AND NOT (coalesce(passed, 0) > 0 AND passed = total AND total = coalesce(expected, total))""",
+    "job {key} is done and has no exit code": """
+        SELECT job_id AS key FROM jobs WHERE state = 'done' AND exit_code IS NULL""",
+}
+"""A sentence for each row that the query finds."""
+
+
+def check(store: Store) -> list[str]:
+    """Return a sentence for everything that is wrong with the database; an empty list is a sound one.
+
+    Raises:
+        SpecError: if the file is too damaged to be asked.
+    """
+    with named_errors(store.path):
+        return [*_file(store), *_references(store), *_evidence(store), *_identities(store)]
+
+
+def _file(store: Store) -> list[str]:
+    found = store.rows("PRAGMA integrity_check")
+    return [f"{store.path}: {row['integrity_check']}" for row in found if row["integrity_check"] != "ok"]
+
+
+def _references(store: Store) -> list[str]:
+    found = store.rows(
+        """SELECT "table", parent, count(*) AS broken FROM pragma_foreign_key_check GROUP BY 1, 2 ORDER BY 1, 2"""
+    )
+    return [f"{row['broken']} rows of {row['table']} refer to {row['parent']} that are not there" for row in found]
+
+
+def _evidence(store: Store) -> list[str]:
+    return [sentence.format(**row) for sentence, sql in EVIDENCE.items() for row in store.rows(f"{sql} ORDER BY key")]
+
+
+def _identities(store: Store) -> list[str]:
+    """Compute every key that is a digest from the content beside it."""
+    wrong = []
+    for row in store.rows("SELECT cell, tool, params, fixed FROM cells ORDER BY cell"):
+        if digest([row["tool"], _load(row["params"]), _load(row["fixed"])], 16) != row["cell"]:
+            wrong.append(f"cell {row['cell']} is not the digest of its parameters")
+    for row in store.rows("SELECT digest, spec FROM experiments ORDER BY digest"):
+        if digest(_load(row["spec"])) != row["digest"]:
+            wrong.append(f"experiment {row['digest']} is not the digest of its spec")
+    for row in store.rows("SELECT job_id, plan, plan_digest FROM jobs ORDER BY job_id"):
+        plan = {k: v for k, v in _load(row["plan"]).items() if k != "job_id"}
+        if digest(plan) != row["plan_digest"]:
+            wrong.append(f"the plan of job {row['job_id']} is not what its digest says")
+    return wrong
+
+
+def _load(text: str) -> Any:
+    return json.loads(text)

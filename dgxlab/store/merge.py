@@ -1,0 +1,208 @@
+"""Add one results.db to another: the union of what both know, in either order the same.
+
+git calls it when two branches both measured. What both have must say the same. Only what is known to change with
+time may differ, and then a rule that looks at both decides: `schema.UPSERT` for hosts, labels and expectations,
+`merge_jobs` for jobs.
+"""
+
+# ruff: noqa: S608 - names of tables and columns are our own, values are always bound
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgxlab.errors import CheckFailed, SpecError
+from dgxlab.model import canonical
+from dgxlab.store.connect import named_errors, plain, version
+from dgxlab.store.records import RANK
+from dgxlab.store.schema import UPSERT
+from dgxlab.store.store import Store
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a table is merged.
+
+    Attributes:
+        key: Its primary key.
+        may_differ: Columns that a rule settles; every other one must be equal under the same key. None: all may.
+        of_run: Whether it holds parts of runs: of a run that both have, both must have the same parts, for half a
+            run of one and half of the other would look like a run.
+    """
+
+    name: str
+    key: tuple[str, ...]
+    may_differ: tuple[str, ...] | None = ()
+    of_run: bool = False
+
+
+INTENT = ("intent_at", "host", "dgxlab_version")
+"""What a client wrote about a job; of two clients that know it the earlier one started it."""
+
+PROGRESS = (
+    *("state", "exit_code", "error", "next", "details", "host_id", "boot_id", "agent_version", "protocol"),
+    *("journal_bytes", "journal_lines", "journal_seq", "facts", "finished_at"),
+)
+"""What became of a job; taken together from the database that has read more of its journal."""
+
+TABLES = (  # parents before children
+    Table("hosts", ("host_id",), may_differ=None),
+    Table("experiments", ("digest",)),
+    Table("jobs", ("job_id",), may_differ=("experiment", *INTENT, *PROGRESS)),
+    Table("arms", ("job_id", "arm")),
+    Table("inputs", ("job_id", "model_id")),
+    Table("cells", ("cell",), may_differ=("label",)),
+    Table("gates", ("gate_id",)),
+    Table("expectations", ("pin", "tree", "gate_digest"), may_differ=("job_id",)),
+    Table("runs", ("run_id",)),
+    Table("rows", ("run_id", "cell"), of_run=True),
+    Table("samples", ("run_id", "cell", "metric", "ordinal"), of_run=True),
+)
+
+
+def merge(into: Store, other: Path) -> dict[str, int]:
+    """Add every row of the database `other` that `into` lacks; `other` is only read.
+
+    Returns:
+        For each table how many rows were added.
+
+    Raises:
+        CheckFailed: if the same key has another content; names table and key, and nothing was changed.
+        SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
+    """
+    with _attached(into, other) as connection, into.transaction():
+        for table in TABLES:
+            _refuse_conflicts(connection, into.path, other, table)
+        return {table.name: _add(connection, table) for table in TABLES}
+
+
+def merge_jobs(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what two rows of the same job make: the earlier intent, the more advanced progress, any experiment."""
+    intent = min((one, two), key=lambda row: [row[name] for name in INTENT])
+    progress = max((one, two), key=_advance)
+    return {
+        **{name: intent[name] for name in INTENT},
+        **{name: progress[name] for name in PROGRESS},
+        "experiment": one["experiment"] or two["experiment"],
+    }
+
+
+def _advance(row: Mapping[str, Any]) -> tuple[int, int, int, str]:
+    """Order two states of a job; the text at the end only makes the choice the same from both sides."""
+    return row["journal_seq"], RANK[row["state"]], row["journal_lines"], canonical([row[name] for name in PROGRESS])
+
+
+@contextlib.contextmanager
+def _attached(into: Store, other: Path) -> Iterator[sqlite3.Connection]:
+    """Attach a copy of `other` as `theirs`, at the current schema: the file itself may be older, and is not ours."""
+    with tempfile.TemporaryDirectory(prefix="dgxlab-merge-") as folder:
+        copy = Path(folder) / "theirs.db"
+        _copy(other, copy)
+        into.connection.execute("ATTACH ? AS theirs", (str(copy),))
+        try:
+            yield into.connection
+        finally:
+            into.connection.execute("DETACH theirs")
+
+
+def _copy(other: Path, copy: Path) -> None:
+    source = plain(other)
+    try:
+        with named_errors(other):
+            if version(source, other) == 0:
+                raise SpecError(f"{other} is an empty file, not a dgxlab database")
+            target = sqlite3.connect(copy)
+            target.execute("PRAGMA synchronous = OFF")  # nobody needs the copy after a crash
+            source.backup(target)
+            target.close()
+    finally:
+        source.close()
+    Store.open(copy, create=False).close()
+
+
+def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, table: Table) -> None:
+    for sql in filter(None, (_different(connection, table), *_torn(table))):
+        if found := connection.execute(sql).fetchone():
+            key = ", ".join(f"{name} {value}" for name, value in zip(table.key, found, strict=True))
+            raise CheckFailed(
+                f"{ours} and {theirs} disagree on {table.name} {key}: nothing was merged",
+                next=f"dgxlab db check {theirs}",
+            )
+
+
+def _different(connection: sqlite3.Connection, table: Table) -> str:
+    """Return SQL for a key that both have with different content, "" when everything may differ."""
+    if table.may_differ is None:
+        return ""
+    settled = {*table.key, *table.may_differ}
+    fixed = [name for name in _columns(connection, table.name) if name not in settled]
+    tests = [f"m.{name} IS NOT t.{name}" for name in fixed]
+    if "experiment" in table.may_differ:  # None is only not known yet
+        tests.append("m.experiment <> t.experiment")
+    return (
+        f"SELECT {_list('t', table.key)} FROM theirs.{table.name} AS t JOIN main.{table.name} AS m"
+        f" USING ({','.join(table.key)}) WHERE {' OR '.join(tests)} ORDER BY {_list('t', table.key)} LIMIT 1"
+    )
+
+
+def _torn(table: Table) -> Iterator[str]:
+    """Yield SQL for a part that only one side has, of a run that both have."""
+    for one, two in (("main", "theirs"), ("theirs", "main")) if table.of_run else ():
+        yield (
+            f"SELECT {_list('a', table.key)} FROM {one}.{table.name} AS a"
+            f" WHERE EXISTS (SELECT 1 FROM {two}.runs AS r WHERE r.run_id = a.run_id)"
+            f" AND NOT EXISTS (SELECT 1 FROM {two}.{table.name} AS b WHERE {_same('a', 'b', table.key)}) LIMIT 1"
+        )
+
+
+def _add(connection: sqlite3.Connection, table: Table) -> int:
+    """Insert what is new, settle what may differ, and return how many rows are new."""
+    before = _count(connection, table)
+    names = ",".join(_columns(connection, table.name))
+    if table.name == "jobs":
+        _settle_jobs(connection)
+    upsert = UPSERT.get(table.name, "")
+    is_new = f"NOT EXISTS (SELECT 1 FROM main.{table.name} AS m WHERE {_same('m', 't', table.key)})"
+    connection.execute(
+        f"INSERT INTO main.{table.name} ({names}) SELECT {names} FROM theirs.{table.name} AS t"
+        f" WHERE {'true' if upsert else is_new} {upsert}"
+    )
+    return _count(connection, table) - before
+
+
+def _settle_jobs(connection: sqlite3.Connection) -> None:
+    ours, theirs = (
+        {row["job_id"]: row for row in _dicts(connection, f"SELECT * FROM {side}.jobs")} for side in ("main", "theirs")
+    )
+    for job_id in ours.keys() & theirs.keys():
+        merged = merge_jobs(ours[job_id], theirs[job_id])
+        names = ",".join(f"{name} = ?" for name in merged)
+        connection.execute(f"UPDATE main.jobs SET {names} WHERE job_id = ?", (*merged.values(), job_id))
+
+
+def _dicts(connection: sqlite3.Connection, sql: str) -> list[dict[str, Any]]:
+    cursor = connection.execute(sql)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
+
+
+def _count(connection: sqlite3.Connection, table: Table) -> int:
+    return int(connection.execute(f"SELECT count(*) FROM main.{table.name}").fetchone()[0])
+
+
+def _same(one: str, two: str, key: tuple[str, ...]) -> str:
+    return " AND ".join(f"{one}.{name} = {two}.{name}" for name in key)
+
+
+def _list(alias: str, key: tuple[str, ...]) -> str:
+    return ",".join(f"{alias}.{name}" for name in key)

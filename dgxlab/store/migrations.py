@@ -1,0 +1,120 @@
+"""Bring a database to the current schema, in order, all or nothing.
+
+Imported only when there is something to migrate: importing sqlite_utils takes as long as all the rest of a command.
+A migration that was released is never edited; a later one changes what it made, and adds 1 to `schema.VERSION`.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlite_utils import Database, Migrations
+
+from dgxlab.errors import SpecError
+from dgxlab.store.schema import APPEND_ONLY, APPLICATION_ID, EVIDENCE, JOBS, VERSION
+
+KEEP_BACKUPS = 7
+
+MIGRATIONS = Migrations("dgxlab")
+
+
+@MIGRATIONS()
+def m001_jobs(db: Database) -> None:
+    """Hosts, experiments and jobs."""
+    _run(db, JOBS)
+
+
+@MIGRATIONS()
+def m002_evidence(db: Database) -> None:
+    """What jobs found: arms, inputs, cells, gates, expectations, runs, rows, samples."""
+    _run(db, EVIDENCE)
+
+
+@MIGRATIONS()
+def m003_append_only(db: Database) -> None:
+    """Refuse to change or delete evidence."""
+    for table in APPEND_ONLY:
+        for action in ("UPDATE", "DELETE"):
+            sentence = f"{table} is append-only: a correction is a new row"
+            db.execute(
+                f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} "
+                f"BEGIN SELECT RAISE(ABORT, '{sentence}'); END"
+            )
+
+
+def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
+    """Apply every migration that is missing, in one transaction, after a backup of what is there.
+
+    Args:
+        connection: With isolation_level None; foreign keys are off while it works and on afterwards.
+        path: Its file, beside which the backup goes.
+        stop_before: Name of a migration to stop at, which leaves the schema of an older version.
+
+    Raises:
+        SpecError: if the result breaks a foreign key; the database is then as it was.
+    """
+    if 0 < _version(connection) < VERSION:
+        backup(connection, path)
+    connection.execute("PRAGMA foreign_keys = OFF")  # has no effect inside a transaction
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(connection) < VERSION:  # else another process was faster
+            _apply(connection, path, stop_before)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    finally:
+        connection.execute("PRAGMA foreign_keys = ON")
+
+
+def backup(connection: sqlite3.Connection, path: Path) -> Path:
+    """Copy the database to <name>.backups/ beside it, look whether the copy is sound, keep the newest seven.
+
+    Raises:
+        SpecError: if the copy cannot be read back.
+    """
+    folder = path.with_name(f"{path.name}.backups")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    copy = folder / f"{stamp}-v{_version(connection)}.db"
+    copy.touch(mode=0o600)  # VACUUM INTO takes an empty file as it is, and with it the mode
+    connection.execute("VACUUM INTO ?", (str(copy),))
+    reader = sqlite3.connect(copy)
+    try:
+        verdict = reader.execute("PRAGMA integrity_check").fetchone()[0]
+    finally:
+        reader.close()
+    if verdict != "ok":
+        raise SpecError(f"the backup {copy} of {path} is not sound: {verdict}", next=f"dgxlab db check {path}")
+    _prune(folder)
+    return copy
+
+
+def _apply(connection: sqlite3.Connection, path: Path, stop_before: str | None) -> None:
+    db = Database(connection)
+    MIGRATIONS.apply(db, stop_before=stop_before)
+    broken = connection.execute("PRAGMA foreign_key_check").fetchall()
+    if broken:
+        raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, the first in table {broken[0][0]}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
+
+
+def _prune(folder: Path) -> None:
+    ours = sorted(file for file in folder.iterdir() if re.fullmatch(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db", file.name))
+    for old in ours[:-KEEP_BACKUPS]:
+        old.unlink(missing_ok=True)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _run(db: Database, statements: Iterable[str]) -> None:
+    for statement in statements:
+        db.execute(statement)

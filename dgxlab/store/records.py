@@ -1,0 +1,111 @@
+"""What the store hands out and takes in: jobs, experiments, the identity of a gate."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dgxlab.model import Experiment, ParityGate, Plan, canonical, digest, from_json, to_json
+
+RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
+"""How far a job has come. `lost` is below the ends: a journal that turns up later may still tell how it ended."""
+
+ENDED = tuple(state for state, rank in RANK.items() if rank == RANK["done"])
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job as the store knows it.
+
+    Attributes:
+        experiment: Digest of its experiment, None when another client started it and only the plan is known.
+        host: Name in hosts.yaml, or "local".
+        host_id: None until the agent has reported.
+        plan_json: The whole plan; `plan` decodes it.
+        intent_at: When it was recorded, before any network call; unix seconds.
+        state: intended, running, done, failed, cancelled or lost.
+        journal_bytes: Where to go on reading the journal: everything before it is in the store.
+        journal_seq: Sequence number of the next line that is wanted.
+        facts: The host as the agent found it, None until it has reported.
+        finished_at: Unix seconds on the host's clock.
+    """
+
+    job_id: str
+    kind: str
+    name: str
+    experiment: str | None
+    host: str
+    host_id: str | None
+    plan_json: str
+    plan_digest: str
+    intent_at: float
+    state: str
+    exit_code: int | None
+    error: str
+    next: str
+    details: str
+    boot_id: str | None
+    agent_version: str | None
+    protocol: int
+    journal_bytes: int
+    journal_seq: int
+    dgxlab_version: str
+    facts: Mapping[str, Any] | None
+    finished_at: float | None
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Job:
+        """Make a job from a row of the jobs table."""
+        facts = json.loads(row["facts"]) if row["facts"] else None
+        named = {**row, "plan_json": row["plan"], "facts": facts}
+        return cls(**{field.name: named[field.name] for field in fields(cls)})
+
+    @property
+    def plan(self) -> Plan:
+        """The plan it carries out."""
+        return from_json(Plan, json.loads(self.plan_json))
+
+    @property
+    def ended(self) -> bool:
+        """Whether it reported its end: done, failed or cancelled."""
+        return self.state in ENDED
+
+
+def gate_digest(gate: ParityGate | Mapping[str, Any], env: Mapping[str, str]) -> str:
+    """Return the identity of what a gate checks, whatever count it must reach: 16 hex digits.
+
+    `env` is all that the program gets, the gate's own variables among it.
+    """
+    asked = {k: v for k, v in to_json(gate).items() if k not in ("expect", "unsupported", "limit_s", "env")}
+    return digest([asked, env], 16)
+
+
+def experiment_row(experiment: Experiment) -> dict[str, Any]:
+    """Return an experiment's row; where its file lies is left out, it is no part of its identity."""
+    spec = {k: v for k, v in to_json(experiment).items() if k not in ("path", "root")}
+    return {
+        "digest": experiment.digest,
+        "name": experiment.name,
+        "hypothesis": experiment.hypothesis,
+        "spec": canonical(spec),
+    }
+
+
+def job_row(plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str) -> dict[str, Any]:
+    """Return the row of a job that is about to be started."""
+    return {
+        "job_id": plan.job_id,
+        "kind": plan.kind,
+        "name": plan.name,
+        "experiment": experiment.digest if experiment else None,
+        "host": host_name,
+        "plan": canonical(plan),
+        "plan_digest": plan.digest,
+        "intent_at": time.time(),
+        "state": "intended",
+        "protocol": plan.protocol,
+        "dgxlab_version": dgxlab_version,
+    }

@@ -1,0 +1,213 @@
+"""The tables of results.db, and what happens when the same key is written twice.
+
+Keys are natural texts, so that two databases can be merged. What one job saw is keyed by that job: the same build or
+model identity may be found by two jobs with other binaries, another path or other series names, and both are true.
+`JOBS`, `EVIDENCE` and `APPEND_ONLY` are what the first migrations make; once released they are not edited either.
+JSON columns hold `model.canonical` text: equal values are equal texts. Times are unix seconds, `seconds` durations.
+"""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x6467786C
+"""`dgxl` in the file's header: tells this database from any other SQLite file."""
+
+VERSION = 3
+"""PRAGMA user_version of a database to which every migration was applied."""
+
+JOBS = (
+    """CREATE TABLE hosts (
+        host_id TEXT NOT NULL PRIMARY KEY,
+        name TEXT NOT NULL,
+        hostname TEXT NOT NULL,
+        facts TEXT NOT NULL CHECK (json_valid(facts)),
+        seen REAL NOT NULL
+    ) STRICT""",
+    """CREATE TABLE experiments (
+        digest TEXT NOT NULL PRIMARY KEY,
+        name TEXT NOT NULL,
+        hypothesis TEXT NOT NULL,
+        spec TEXT NOT NULL CHECK (json_valid(spec))
+    ) STRICT""",
+    """CREATE TABLE jobs (
+        job_id TEXT NOT NULL PRIMARY KEY,
+        kind TEXT NOT NULL,
+        name TEXT NOT NULL,
+        experiment TEXT REFERENCES experiments (digest) ON DELETE RESTRICT,
+        host TEXT NOT NULL,
+        host_id TEXT REFERENCES hosts (host_id) ON DELETE RESTRICT,
+        plan TEXT NOT NULL CHECK (json_valid(plan)),
+        plan_digest TEXT NOT NULL,
+        intent_at REAL NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('intended', 'running', 'done', 'failed', 'cancelled', 'lost')),
+        exit_code INTEGER,
+        error TEXT NOT NULL DEFAULT '',
+        next TEXT NOT NULL DEFAULT '',
+        details TEXT NOT NULL DEFAULT '',
+        boot_id TEXT,
+        agent_version TEXT,
+        protocol INTEGER NOT NULL,
+        journal_bytes INTEGER NOT NULL DEFAULT 0,
+        journal_lines INTEGER NOT NULL DEFAULT 0,
+        journal_seq INTEGER NOT NULL DEFAULT 0 CHECK (journal_seq >= journal_lines),
+        dgxlab_version TEXT NOT NULL,
+        facts TEXT CHECK (facts IS NULL OR json_valid(facts)),
+        finished_at REAL
+    ) STRICT""",
+    "CREATE INDEX jobs_host ON jobs (host, state)",
+)
+
+EVIDENCE = (
+    """CREATE TABLE arms (
+        job_id TEXT NOT NULL REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        arm TEXT NOT NULL,
+        build_id TEXT NOT NULL,
+        pin TEXT NOT NULL,
+        tree TEXT NOT NULL,
+        commit_id TEXT NOT NULL,
+        series TEXT NOT NULL CHECK (json_valid(series)),
+        dirty INTEGER NOT NULL CHECK (dirty IN (0, 1)),
+        cmake TEXT NOT NULL CHECK (json_valid(cmake)),
+        toolchain TEXT NOT NULL CHECK (json_valid(toolchain)),
+        binaries TEXT NOT NULL CHECK (json_valid(binaries)),
+        libraries TEXT NOT NULL CHECK (json_valid(libraries)),
+        cmake_cache TEXT NOT NULL,
+        log TEXT NOT NULL,
+        seconds REAL NOT NULL,
+        reused INTEGER NOT NULL CHECK (reused IN (0, 1)),
+        PRIMARY KEY (job_id, arm),
+        UNIQUE (job_id, arm, build_id)
+    ) STRICT""",
+    "CREATE INDEX arms_build ON arms (build_id)",
+    """CREATE TABLE inputs (
+        job_id TEXT NOT NULL REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        model_id TEXT NOT NULL,
+        name TEXT NOT NULL,
+        path TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        digest TEXT NOT NULL,
+        recipe TEXT CHECK (recipe IS NULL OR json_valid(recipe)),
+        seconds REAL NOT NULL,
+        reused INTEGER CHECK (reused IN (0, 1)),
+        PRIMARY KEY (job_id, model_id)
+    ) STRICT""",
+    "CREATE INDEX inputs_model ON inputs (model_id)",
+    """CREATE TABLE cells (
+        cell TEXT NOT NULL PRIMARY KEY,
+        tool TEXT NOT NULL,
+        label TEXT NOT NULL,
+        params TEXT NOT NULL CHECK (json_valid(params)),
+        fixed TEXT NOT NULL CHECK (json_valid(fixed))
+    ) STRICT""",
+    """CREATE TABLE gates (
+        gate_id TEXT NOT NULL PRIMARY KEY,
+        job_id TEXT NOT NULL REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        build_id TEXT NOT NULL,
+        host_id TEXT NOT NULL REFERENCES hosts (host_id) ON DELETE RESTRICT,
+        arm TEXT NOT NULL,
+        op TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        gate_digest TEXT NOT NULL,
+        rc INTEGER,
+        passed INTEGER,
+        total INTEGER,
+        unsupported INTEGER,
+        expected INTEGER,
+        status TEXT NOT NULL CHECK (status IN ('passed', 'failed', 'flaky')),
+        reasons TEXT NOT NULL CHECK (json_valid(reasons)),
+        flaky TEXT NOT NULL CHECK (json_valid(flaky)),
+        failed TEXT NOT NULL CHECK (json_valid(failed)),
+        argv TEXT NOT NULL CHECK (json_valid(argv)),
+        env TEXT NOT NULL CHECK (json_valid(env)),
+        raw TEXT NOT NULL CHECK (json_valid(raw)),
+        seconds REAL NOT NULL,
+        at REAL NOT NULL,
+        FOREIGN KEY (job_id, arm, build_id) REFERENCES arms (job_id, arm, build_id) ON DELETE RESTRICT
+    ) STRICT""",
+    "CREATE INDEX gates_build ON gates (build_id, host_id, gate_digest)",
+    """CREATE TABLE expectations (
+        pin TEXT NOT NULL,
+        tree TEXT NOT NULL,
+        gate_digest TEXT NOT NULL,
+        op TEXT NOT NULL,
+        backend TEXT NOT NULL,
+        total INTEGER NOT NULL CHECK (total > 0),
+        unsupported INTEGER,
+        job_id TEXT NOT NULL REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        PRIMARY KEY (pin, tree, gate_digest)
+    ) STRICT""",
+    """CREATE TABLE runs (
+        run_id TEXT NOT NULL PRIMARY KEY,
+        job_id TEXT NOT NULL REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        build_id TEXT NOT NULL,
+        host_id TEXT NOT NULL REFERENCES hosts (host_id) ON DELETE RESTRICT,
+        arm TEXT NOT NULL,
+        tool TEXT NOT NULL,
+        model_id TEXT,
+        position INTEGER NOT NULL,
+        argv TEXT NOT NULL CHECK (json_valid(argv)),
+        env TEXT NOT NULL CHECK (json_valid(env)),
+        env_digest TEXT NOT NULL,
+        rc INTEGER,
+        signal INTEGER,
+        started REAL NOT NULL,
+        seconds REAL NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('valid', 'discarded', 'failed')),
+        reason TEXT NOT NULL CHECK (status = 'valid' OR reason <> ''),
+        before TEXT NOT NULL CHECK (json_valid(before)),
+        after TEXT NOT NULL CHECK (json_valid(after)),
+        raw TEXT NOT NULL CHECK (json_valid(raw)),
+        FOREIGN KEY (job_id, arm, build_id) REFERENCES arms (job_id, arm, build_id) ON DELETE RESTRICT,
+        FOREIGN KEY (job_id, model_id) REFERENCES inputs (job_id, model_id) ON DELETE RESTRICT
+    ) STRICT""",
+    "CREATE INDEX runs_job ON runs (job_id, position)",
+    "CREATE INDEX runs_build ON runs (build_id, host_id)",
+    """CREATE TABLE rows (
+        run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE RESTRICT,
+        cell TEXT NOT NULL REFERENCES cells (cell) ON DELETE RESTRICT,
+        raw TEXT NOT NULL CHECK (json_valid(raw)),
+        PRIMARY KEY (run_id, cell)
+    ) STRICT""",
+    "CREATE INDEX rows_cell ON rows (cell)",
+    # the key is most of a sample: without a rowid it is stored once, not twice
+    """CREATE TABLE samples (
+        run_id TEXT NOT NULL,
+        cell TEXT NOT NULL,
+        metric TEXT NOT NULL,
+        ordinal INTEGER NOT NULL CHECK (ordinal >= 0),
+        value REAL NOT NULL CHECK (value > -9e999 AND value < 9e999),
+        unit TEXT NOT NULL,
+        discarded TEXT CHECK (discarded <> ''),
+        PRIMARY KEY (run_id, cell, metric, ordinal),
+        FOREIGN KEY (run_id, cell) REFERENCES rows (run_id, cell) ON DELETE RESTRICT
+    ) STRICT, WITHOUT ROWID""",
+    """CREATE VIEW builds AS
+        SELECT build_id, pin, tree, commit_id, series, dirty, cmake, toolchain, binaries, libraries, cmake_cache,
+               seconds, job_id
+        FROM arms AS a
+        WHERE NOT EXISTS (
+            SELECT 1 FROM arms AS b WHERE b.build_id = a.build_id AND (b.job_id, b.arm) < (a.job_id, a.arm))""",
+    """CREATE VIEW models AS
+        SELECT model_id, name, path, size, digest, recipe, job_id
+        FROM inputs AS a
+        WHERE NOT EXISTS (SELECT 1 FROM inputs AS b WHERE b.model_id = a.model_id AND b.job_id < a.job_id)""",
+)
+
+APPEND_ONLY = ("arms", "inputs", "gates", "runs", "rows", "samples")
+"""Evidence: never changed and never deleted. A discard is a row with a reason, a correction a new row."""
+
+UPSERT = {
+    # the newest look at a host wins, whatever the order in which looks arrive
+    "hosts": """ON CONFLICT (host_id) DO UPDATE
+        SET name = excluded.name, hostname = excluded.hostname, facts = excluded.facts, seen = excluded.seen
+        WHERE (excluded.seen, excluded.name, excluded.hostname, excluded.facts) >
+              (hosts.seen, hosts.name, hosts.hostname, hosts.facts)""",
+    "experiments": "ON CONFLICT (digest) DO NOTHING",
+    # a label is no part of a cell's identity: of two, one is kept by a rule that does not depend on the order
+    "cells": """ON CONFLICT (cell) DO UPDATE SET label = excluded.label WHERE excluded.label < cells.label""",
+    "inputs": "ON CONFLICT (job_id, model_id) DO NOTHING",
+    # the earliest job that recorded a count gets the credit; another count never replaces the first
+    "expectations": """ON CONFLICT (pin, tree, gate_digest) DO UPDATE SET job_id = excluded.job_id
+        WHERE excluded.total = expectations.total AND excluded.unsupported IS expectations.unsupported
+              AND excluded.job_id < expectations.job_id""",
+}
+"""What to do with a key that is there already; a table that is not named here must not be given one."""

@@ -1,0 +1,255 @@
+"""The store itself: transactions, intents, and the questions that a run asks before it measures."""
+
+# ruff: noqa: S608 - names of tables and columns are our own, values are always bound
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dgxlab.errors import UsageError
+from dgxlab.model import PROTOCOL, Expectation, Experiment, Plan, canonical
+from dgxlab.store.connect import connect, named_errors
+from dgxlab.store.records import RANK, Job, experiment_row, job_row
+from dgxlab.store.schema import UPSERT
+
+Wanted = tuple[str, str, str]
+"""What a cell is up to date for: Cell.key, model_id ("" for none), env_digest."""
+
+
+class Store:
+    """An open results.db. `with Store.open(path) as store:` closes it, which leaves the one file and nothing beside it.
+
+    Attributes:
+        path: The database file.
+        connection: SQLite's, for `check`, `merge` and tests; everybody else uses the methods.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection = connection
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = True) -> Store:
+        """Open the database, make it if it is not there, bring it to the current schema.
+
+        Raises:
+            SpecError: if it is not ours, too new, damaged, or on a network file system; or not there without `create`.
+            HostBusy: if others keep it locked.
+        """
+        return cls(connect(path, create=create), path)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fold the write-ahead log into the file, so that the file alone is the whole database, and close it."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.connection.execute("PRAGMA busy_timeout = 0")  # while others use it: the last one to close does it
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.connection.close()
+
+    # -- reading and writing ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all of a block or nothing of it; a block inside another belongs to the outer one.
+
+        Raises:
+            HostBusy: if another program writes for too long.
+            SpecError: if the disk is full or the file is damaged.
+        """
+        if self.connection.in_transaction:
+            yield
+            return
+        with named_errors(self.path):
+            # a deferred transaction that turns into a writer is refused at once, whatever the timeout
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:  # a full disk makes SQLite roll back by itself
+                    self.connection.execute("ROLLBACK")
+                raise
+
+    def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
+        """Answer one SELECT.
+
+        Raises:
+            SpecError: if it writes, or the file is damaged.
+            sqlite3.OperationalError: if the SQL is wrong.
+        """
+        with named_errors(self.path):
+            self.connection.execute("PRAGMA query_only = ON")
+            try:
+                cursor = self.connection.execute(sql, params)
+                names = [column[0] for column in cursor.description or ()]
+                return [dict(zip(names, row, strict=True)) for row in cursor]
+            finally:
+                self.connection.execute("PRAGMA query_only = OFF")
+
+    def put(self, table: str, row: Mapping[str, Any]) -> None:
+        """Insert a row by column name; what happens to a key that is there already is in `schema.UPSERT`.
+
+        Raises:
+            sqlite3.IntegrityError: if the row breaks a constraint.
+        """
+        self.put_many(table, tuple(row), [tuple(row.values())])
+
+    def put_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Insert rows that all have these columns."""
+        marks = ",".join("?" * len(columns))
+        sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES ({marks}) {UPSERT.get(table, '')}"
+        with self.transaction():
+            self.connection.executemany(sql, rows)
+
+    def update_job(self, job_id: str, **columns: Any) -> None:
+        """Set columns of a job, whatever they were; `set_state` is the careful way to change its state."""
+        names = ",".join(f"{name} = ?" for name in columns)
+        with self.transaction():
+            self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def intend(self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str) -> Job:
+        """Record that a job is about to be started; call it before the first network call.
+
+        Doing it again changes nothing. `experiment` is None when the plan was found on a host, started by another
+        client.
+
+        Raises:
+            UsageError: if the id belongs to another plan.
+            ValueError: if the plan is of another experiment.
+        """
+        if experiment is not None and experiment.digest != plan.experiment:
+            raise ValueError(f"the plan is of experiment {plan.experiment}, not of {experiment.digest}")
+        with self.transaction():
+            if experiment is not None:
+                self.put("experiments", experiment_row(experiment))
+            if known := self.find_job(plan.job_id):
+                return self._intended_again(known, plan, experiment)
+            self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version))
+            return self.job(plan.job_id)
+
+    def _intended_again(self, known: Job, plan: Plan, experiment: Experiment | None) -> Job:
+        if known.plan_digest != plan.digest:
+            raise UsageError(f"the job id {plan.job_id} belongs to another plan", next="dgxlab jobs")
+        if experiment is not None:
+            self.update_job(plan.job_id, experiment=experiment.digest)
+        return self.job(plan.job_id)
+
+    def job(self, job_id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            UsageError: if there is none of that id.
+        """
+        if found := self.find_job(job_id):
+            return found
+        raise UsageError(f"{self.path} knows no job {job_id}", next="dgxlab jobs")
+
+    def find_job(self, job_id: str) -> Job | None:
+        """Return a job, None if there is none of that id."""
+        found = self.rows("SELECT * FROM jobs WHERE job_id = ?", (job_id,))
+        return Job.from_row(found[0]) if found else None
+
+    def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
+        """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""
+        found = self.rows(
+            """SELECT * FROM jobs WHERE state IN (SELECT value FROM json_each(:states))
+               AND (:host IS NULL OR host = :host) ORDER BY intent_at DESC, job_id DESC""",
+            {"states": canonical(states), "host": host},
+        )
+        return [Job.from_row(row) for row in found]
+
+    def unfinished(self, host: str) -> list[Job]:
+        """Return the jobs for a host whose end is not known, the latest first."""
+        return self.jobs(host=host, states=("intended", "running"))
+
+    def latest_job(self, *, kind: str | None = None, name: str | None = None, host: str | None = None) -> Job | None:
+        """Return the latest job that left evidence (a gate or a run) and is of this kind, experiment name and host."""
+        found = self.rows(
+            """SELECT * FROM jobs WHERE (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name)
+               AND (:host IS NULL OR host = :host)
+               AND (EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
+                    OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id))
+               ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+            {"kind": kind, "name": name, "host": host},
+        )
+        return Job.from_row(found[0]) if found else None
+
+    def set_state(
+        self,
+        job_id: str,
+        state: str,
+        *,
+        exit_code: int | None = None,
+        error: str = "",
+        next: str = "",
+    ) -> Job:
+        """Move a job on, for what its journal cannot say (staging failed, lost); one that has come further stays.
+
+        What is not given here stays as the journal told it.
+
+        Returns:
+            The job as it is now.
+        """
+        told = {"exit_code": exit_code, "error": error or None, "next": next or None}
+        with self.transaction():
+            if RANK[state] > RANK[self.job(job_id).state]:
+                self.update_job(job_id, state=state, **{k: v for k, v in told.items() if v is not None})
+            return self.job(job_id)
+
+    # -- what is known already ----------------------------------------------------------------------------------------
+
+    def up_to_date(self, build_id: str, host_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL) -> set[Wanted]:
+        """Return those of `cells` for which a valid run with counted samples exists."""
+        found = self.rows(
+            """SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
+               FROM runs JOIN jobs USING (job_id) JOIN rows USING (run_id)
+               WHERE runs.build_id = ? AND runs.host_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
+               AND EXISTS (SELECT 1 FROM samples AS s
+                           WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
+            (build_id, host_id, protocol),
+        )
+        return {(row["cell"], row["model_id"], row["env_digest"]) for row in found}.intersection(cells)
+
+    def gate_passed(
+        self,
+        build_id: str,
+        host_id: str,
+        gate_digest: str,
+        *,
+        expect: Expectation | None = None,
+        unsupported: int | None = None,
+        protocol: int = PROTOCOL,
+    ) -> bool:
+        """Tell whether the latest verdict of a gate on this build and host is a pass, and of the counts given."""
+        found = self.rows(
+            """SELECT gates.* FROM gates JOIN jobs USING (job_id)
+               WHERE build_id = ? AND gates.host_id = ? AND gate_digest = ? AND jobs.protocol = ?
+               ORDER BY at DESC, gate_id DESC LIMIT 1""",
+            (build_id, host_id, gate_digest, protocol),
+        )
+        if not found or found[0]["status"] == "failed":
+            return False
+        counted = expect is None or expect.total == found[0]["total"]
+        return counted and unsupported in (None, found[0]["unsupported"])
+
+    def expectation(self, pin: str, tree: str, gate_digest: str) -> tuple[Expectation, int | None] | None:
+        """Return the count that the first clean gate recorded, with how many cases were unsupported (None: unknown)."""
+        found = self.rows(
+            "SELECT total, unsupported FROM expectations WHERE pin = ? AND tree = ? AND gate_digest = ?",
+            (pin, tree, gate_digest),
+        )
+        if not found:
+            return None
+        return Expectation(found[0]["total"], found[0]["total"]), found[0]["unsupported"]

@@ -1,0 +1,1 @@
+"""Tests of folding journals into the store."""

@@ -1,0 +1,256 @@
+"""Journals into the store: what is kept of each event, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.errors import RemoteError, UsageError
+from dgxlab.ingest import COLD, ingest
+from dgxlab.model import Expectation, canonical, digest
+from dgxlab.store import Store, check
+from tests.journals import T0, TABLES, Journal, arm, cell, dump, facts, intend, plan, source, whole
+
+JOB = "20261120-120000-toy-1"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    """An empty store."""
+    with Store.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+def measured(store: Store, journal: Journal) -> list[dict[str, Any]]:
+    """Put a journal's job and all its lines into the store."""
+    intend(store, journal)
+    return ingest(store, journal.plan.job_id, journal.lines())
+
+
+def begun(*arms: Any) -> Journal:
+    """Return the beginning of a journal, up to where it measures."""
+    return Journal(plan(JOB, arms)).job().build().model()
+
+
+def test_a_whole_job(store: Store) -> None:
+    """Every event arrives, once, and the database is sound."""
+    journal = whole(JOB, runs=2, samples=3)
+    assert measured(store, journal) == journal.events
+    assert ingest(store, JOB, journal.lines()) == []
+    counts = {table: len(rows) for table, rows in dump(store).items()}
+    assert counts == {**dict.fromkeys(TABLES, 1), "runs": 2, "rows": 2, "samples": 8}
+    assert check(store) == []
+    job = store.job(JOB)
+    assert (job.state, job.exit_code, job.finished_at, job.journal_bytes) == ("done", 0, T0 + 6, len(journal.text()))
+    assert (job.host_id, job.boot_id, job.agent_version) == ("host-a", "boot-of-host-a", "0.1.0")
+    assert job.facts == json.loads(canonical(facts()))
+
+
+def test_a_run_keeps_everything(store: Store) -> None:
+    """Argv, environment, state of the host, raw row, and each value in the order measured, the cold one with why."""
+    measured(store, begun().run([8.0, 9.0]))
+    (run,) = store.rows("SELECT * FROM runs")
+    assert (run["run_id"], run["host_id"], run["position"], run["status"]) == (f"{JOB}/3", "host-a", 0, "valid")
+    assert json.loads(run["argv"]) == ["llama-bench", "-p", "512"]
+    assert json.loads(run["raw"])["stderr"]["sha256"] == digest("run.err")
+    assert (json.loads(run["before"]), json.loads(run["after"])) == ({"load": 0.25}, {"load": 0.5})
+    assert store.rows("SELECT raw FROM rows") == [{"raw": '{"avg_ts":8.0,"n_prompt":512}'}]
+    assert store.rows("SELECT metric, ordinal, value, unit, discarded FROM samples ORDER BY ordinal") == [
+        {"metric": "avg_ts", "ordinal": 0, "value": 4.0, "unit": "t/s", "discarded": COLD},
+        {"metric": "avg_ts", "ordinal": 1, "value": 8.0, "unit": "t/s", "discarded": None},
+        {"metric": "avg_ts", "ordinal": 2, "value": 9.0, "unit": "t/s", "discarded": None},
+    ]
+    assert store.rows("SELECT cell, tool, label, params FROM cells") == [
+        {"cell": cell().key, "tool": "llama-bench", "label": "pp512", "params": '{"n_gen":0,"n_prompt":512}'}
+    ]
+
+
+def test_an_arm_is_what_the_plan_says(store: Store) -> None:
+    """A reused build was stamped by another job: series and dirty flag are this job's own, digests the stamp's."""
+    mine = source(["w4a16"], tree="f" * 40, dirty=True)
+    stamped = source(["an older name"], tree="f" * 40)
+    measured(store, Journal(plan(JOB, [arm(made_from=mine)])).job().build(source=stamped, reused=True, dirty=False))
+    (row,) = store.rows("SELECT * FROM arms")
+    assert (row["pin"], row["tree"], row["commit_id"], row["dirty"], row["reused"]) == (
+        mine.pin,
+        mine.tree,
+        mine.commit,
+        1,
+        1,
+    )
+    assert json.loads(row["series"]) == [{"name": "w4a16", "digest": digest("w4a16")}]
+    assert json.loads(row["binaries"]) == {"llama-bench": digest("llama-bench")}
+
+
+def test_a_model_that_two_arms_share_is_kept_once(store: Store) -> None:
+    """Each arm's step tells of the model; an agent that does not say whether it was reused is believed."""
+    journal = begun().model(name="again")
+    del journal.events[2]["reused"]
+    measured(store, journal)
+    assert store.rows("SELECT name, reused FROM inputs") == [{"name": "tiny", "reused": None}]
+
+
+@pytest.mark.parametrize(
+    ("journal", "total"),
+    [
+        (begun().gate(), 1103),
+        (begun().gate(1102), None),
+        (begun().gate(expect=Expectation(1103, 1103)), None),
+        (begun().gate(1102, status="flaky", reasons=[]), None),
+        (Journal(plan(JOB, [arm(made_from=source(dirty=True))])).job().build().gate(), None),
+    ],
+)
+def test_which_gate_records_the_count(store: Store, journal: Journal, total: int | None) -> None:
+    """A clean one that had no count to reach, on a tree that is not somebody's checkout."""
+    measured(store, journal)
+    assert [row["total"] for row in store.rows("SELECT total FROM expectations")] == ([total] if total else [])
+
+
+def test_a_recorded_count_stays(store: Store) -> None:
+    """Another count does not replace the first; an earlier job with the same count gets the credit."""
+    for name, passed in (("job-2", 1103), ("job-3", 9), ("job-1", 1103)):
+        journal = Journal(plan(name)).job().build().gate(passed, total=passed, status="passed", reasons=[], failed=[])
+        measured(store, journal)
+    assert store.rows("SELECT total, unsupported, job_id FROM expectations") == [
+        {"total": 1103, "unsupported": 306, "job_id": "job-1"}
+    ]
+
+
+@pytest.mark.parametrize(("status", "code"), [("done", 0), ("failed", 5), ("cancelled", 130)])
+def test_how_a_job_ends(store: Store, status: str, code: int) -> None:
+    """The end event decides, and the last error before it says why."""
+    journal = begun().run(status="failed", reason="killed by signal 9", rc=None, signal=9)
+    for message in ("the run failed", "the gate failed"):
+        journal.add("error", exit_code=code, message=message, next="less raw/x", details="a\nb")
+    measured(store, journal.end(status, code))
+    job = store.job(JOB)
+    assert (job.state, job.exit_code, job.error, job.next) == (status, code, "the gate failed", "less raw/x")
+    assert store.rows("SELECT status, rc, signal, reason FROM runs") == [
+        {"status": "failed", "rc": None, "signal": 9, "reason": "killed by signal 9"}
+    ]
+
+
+def test_events_that_are_not_kept_are_counted(store: Store) -> None:
+    """Progress, locks, steps and events of a newer agent pass by, are returned, and do not stop what follows."""
+    journal = Journal(plan(JOB)).add("lock", state="held", path="/var/lock/x", owner="").job()
+    journal.add("telepathy", thoughts=[1, 2]).add("progress", id="x", done=1, total=2, note="").build()
+    assert [event["event"] for event in measured(store, journal)] == ["lock", "job", "telepathy", "progress", "build"]
+    assert store.job(JOB).journal_seq == 5
+    assert store.rows("SELECT count(*) AS n FROM arms") == [{"n": 1}]
+
+
+def test_a_torn_last_line_waits(store: Store) -> None:
+    """Half a line is left alone until the rest has arrived."""
+    journal = whole(JOB)
+    intend(store, journal)
+    lines = journal.lines()
+    assert len(ingest(store, JOB, [*lines[:4], lines[4][:-1]])) == 4
+    assert store.job(JOB).journal_bytes == sum(map(len, lines[:4]))
+    assert [event["seq"] for event in ingest(store, JOB, lines[4:])] == [4, 5, 6]
+
+
+def test_parsed_events_have_no_length(store: Store) -> None:
+    """Events given as dicts are kept; the offset stays safe and catches up when their lines are read."""
+    journal = whole(JOB)
+    intend(store, journal)
+    lines = journal.lines()
+    ingest(store, JOB, lines[:2])
+    ingest(store, JOB, journal.events[2:5])
+    assert (store.job(JOB).journal_seq, store.job(JOB).journal_bytes) == (5, len(lines[0] + lines[1]))
+    assert [event["seq"] for event in ingest(store, JOB, lines[2:6])] == [5]
+    assert store.job(JOB).journal_bytes == sum(map(len, lines[:6]))
+
+
+def test_undecodable_output_is_kept_readable(store: Store) -> None:
+    """A byte that was no UTF-8 travels as half a surrogate pair; it becomes a question mark, a real emoji stays."""
+    measured(store, begun().run(argv=["a\udc80b", "\U0001f600"]))
+    (row,) = store.rows("SELECT argv FROM runs")
+    assert json.loads(row["argv"]) == ["a?b", "\U0001f600"]
+
+
+def test_an_unknown_job_is_refused(store: Store) -> None:
+    """A journal without an intent has no plan to belong to."""
+    with pytest.raises(UsageError, match="knows no job"):
+        ingest(store, JOB, whole(JOB).lines())
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (b"{\n", "corrupt at line 5: "),
+        (b"\n", "corrupt at line 5: "),
+        (b"[1]\n", "corrupt at line 5: it is no event"),
+        (b"\xff\xfe\n", "corrupt at line 5: "),
+        (b"[" * 100_000 + b"\n", "corrupt at line 5: "),
+        (b'{"seq":4,"t":NaN,"event":"x"}\n', "corrupt at line 5: NaN is not a number"),
+        (b'{"seq":4,"t":1e999,"event":"x"}\n', "corrupt at line 5: its time"),
+        (b'{"seq":4,"event":"x"}\n', "corrupt at line 5: its time"),
+        (b'{"seq":-1,"t":1,"event":"x"}\n', "corrupt at line 5: its time or number"),
+        (b'{"seq":true,"t":1,"event":"x"}\n', "corrupt at line 5: it is no event"),
+        (b'{"seq":"4","t":1,"event":"x"}\n', "corrupt at line 5: it is no event"),
+        (b'{"seq":4,"t":1}\n', "corrupt at line 5: it is no event"),
+        (b'{"seq":4,"t":1,"event":"x"}', "corrupt at line 5: it has no end"),
+        (b'{"seq":5,"t":1,"event":"x"}\n', "jumps from line 4 to line 6"),
+    ],
+)
+def test_a_malformed_line_is_named(store: Store, line: bytes, sentence: str) -> None:
+    """The error says which line and why, and nothing of what was read with it is kept."""
+    journal = whole(JOB)
+    intend(store, journal)
+    before = dump(store)
+    with pytest.raises(RemoteError, match=sentence) as caught:
+        ingest(store, JOB, [*journal.lines()[:4], line, *journal.lines()[5:]])
+    assert JOB in caught.value.message
+    assert dump(store) == before
+
+
+def changed(change: Callable[[dict[str, Any]], object], number: int = 4) -> Journal:
+    """Return a whole journal with one of its events changed: 0 job, 1 build, 2 model, 3 gate, 4 and 5 runs, 6 end."""
+    journal = whole(JOB)
+    change(journal.events[number])
+    return journal
+
+
+def sample(value: Any) -> Callable[[dict[str, Any]], object]:
+    """Return a change that makes a run's first sample `value`."""
+    return lambda event: event["results"][0]["measurements"][0].update(samples=[value])
+
+
+@pytest.mark.parametrize(
+    ("journal", "sentence"),
+    [
+        (changed(lambda e: e.pop("argv")), "line 5 .* .run. cannot be used: it lacks 'argv'"),
+        (changed(lambda e: e.update(status="fine")), "line 5 .* CHECK constraint failed"),
+        (changed(lambda e: e.update(status="discarded", reason="")), "line 5 .* CHECK constraint failed"),
+        (changed(lambda e: e.update(build_id="unknown")), "line 5 .* FOREIGN KEY"),
+        (changed(lambda e: e.update(model_id="unknown")), "line 5 .* FOREIGN KEY"),
+        (changed(lambda e: e.update(seconds="long")), "line 5 .* cannot store TEXT"),
+        (changed(lambda e: e.update(rc=2**70)), "line 5 .* too large"),
+        (changed(lambda e: e.update(tool={})), "line 5 .* type 'dict' is not supported"),
+        (changed(lambda e: e.update(results=None)), "line 5 .* not iterable"),
+        (changed(lambda e: e.update(cells={})), "line 5 .* FOREIGN KEY"),
+        (changed(lambda e: e.update(cells={"0" * 16: cell().__dict__})), "cell 0+ is not the digest"),
+        (changed(lambda e: e["results"].append(e["results"][0])), "line 5 .* UNIQUE constraint failed"),
+        (changed(sample("9.5")), "avg_ts of cell .* is '9.5'"),
+        (changed(sample(True)), "avg_ts of cell .* is True"),
+        (changed(sample(None)), "avg_ts of cell .* is None"),
+        (changed(sample(10**400)), "line 5 .* too large"),
+        (changed(lambda e: e.update(job_id="another"), 0), "line 1 .* it is of job another"),
+        (changed(lambda e: e.update(plan_digest="0" * 64), 0), "line 1 .* with plan 0000"),
+        (changed(lambda e: e.update(facts={}), 0), "line 1 .* it lacks 'host_id'"),
+        (changed(lambda e: e["source"].update(tree="0" * 40), 1), "line 2 .* its tree is 0+, the plan says"),
+        (changed(lambda e: e.update(arm="nobody"), 1), "line 2 .* it lacks 'nobody'"),
+        (changed(lambda e: e.update(event="step"), 1), "line 4 .* FOREIGN KEY"),
+        (changed(lambda e: e.update(event="step"), 0), "line 4 .* NOT NULL constraint failed: gates.host_id"),
+        (changed(lambda e: e.update(status="asleep"), 6), "line 7 .* CHECK constraint failed"),
+    ],
+)
+def test_an_unusable_event_is_named(store: Store, journal: Journal, sentence: str) -> None:
+    """What lacks a field, has a wrong type or refers to nothing is refused with its line, and nothing is kept."""
+    intend(store, journal)
+    before = dump(store)
+    with pytest.raises(RemoteError, match=sentence):
+        ingest(store, JOB, journal.lines())
+    assert dump(store) == before

@@ -1,0 +1,87 @@
+"""However a journal is cut, repeated and resumed, the store ends up the same."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgxlab.ingest import ingest
+from dgxlab.store import Store
+from tests.journals import dump, intend, whole
+
+JOURNAL = whole("job-1", runs=4, samples=2)
+TEXT = JOURNAL.text()
+
+Fresh = Callable[[Path], Store]
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+    """Make stores that know the job and none of its lines."""
+    template = tmp_path_factory.mktemp("template") / "results.db"
+    with Store.open(template) as store:
+        intend(store, JOURNAL)
+
+    def make(folder: Path) -> Store:
+        shutil.copyfile(template, folder / "results.db")
+        return Store.open(folder / "results.db")
+
+    return make
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, len(TEXT))), max_size=8))
+def test_any_cut_and_overlap(fresh: Fresh, cuts: list[tuple[int, int]]) -> None:
+    """Pieces of bytes that begin at or before what was read, and end anywhere, add up to the whole, each line once."""
+    with (
+        tempfile.TemporaryDirectory() as one,
+        tempfile.TemporaryDirectory() as two,
+        fresh(Path(one)) as whole_at_once,
+        fresh(Path(two)) as piecewise,
+    ):
+        expected = ingest(whole_at_once, "job-1", TEXT.splitlines(keepends=True))
+        new = []
+        for back, length in [*cuts, (0, len(TEXT)), (len(TEXT), len(TEXT))]:
+            offset = piecewise.job("job-1").journal_bytes
+            begin = TEXT.rfind(b"\n", 0, max(0, offset - back)) + 1
+            new += ingest(piecewise, "job-1", TEXT[begin : begin + length].splitlines(keepends=True))
+        assert new == expected == JOURNAL.events
+        assert dump(piecewise) == dump(whole_at_once)
+        assert piecewise.job("job-1").journal_bytes == len(TEXT)
+
+
+def test_reading_twice_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:
+    """The second reading finds nothing new."""
+    with fresh(tmp_path) as store:
+        assert len(ingest(store, "job-1", JOURNAL.lines())) == len(JOURNAL.events)
+        before = dump(store)
+        assert ingest(store, "job-1", JOURNAL.lines()) == []
+        assert ingest(store, "job-1", []) == []
+        assert dump(store) == before
+
+
+def test_the_database_can_be_rebuilt_from_journals(tmp_path: Path) -> None:
+    """Intents and journals are all there is to it: a new database from them, in another order, equals the old one."""
+    journals = [whole(f"job-{n}", runs=n + 1) for n in range(3)]
+    with Store.open(tmp_path / "a.db") as one, Store.open(tmp_path / "b.db") as two:
+        for store, order in ((one, journals), (two, journals[::-1])):
+            for journal in order:
+                intend(store, journal)
+                ingest(store, journal.plan.job_id, journal.lines())
+        assert dump(one, intent_times=False) == dump(two, intent_times=False)
+        assert len(dump(one)["runs"]) == 6
+
+
+def test_a_slow_source_does_not_hold_the_database(fresh: Fresh, tmp_path: Path) -> None:
+    """Lines are read before the database is locked: somebody else writes while they still arrive."""
+    with fresh(tmp_path) as store, Store.open(tmp_path / "results.db") as other:
+
+        def arriving() -> "list[bytes]":
+            other.set_state("job-1", "running")
+            return JOURNAL.lines()
+
+        assert len(ingest(store, "job-1", (line for line in arriving()))) == len(JOURNAL.events)

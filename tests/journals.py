@@ -1,0 +1,264 @@
+"""Journals as the agent writes them, in a few lines: for tests of whatever reads one, or reads the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dgxlab.model import (
+    PROTOCOL,
+    Arm,
+    BackendOpsBench,
+    Cell,
+    CellResult,
+    Expectation,
+    Experiment,
+    Facts,
+    LlamaBench,
+    Measurement,
+    ParityGate,
+    Plan,
+    SeriesRef,
+    Source,
+    SyntheticModel,
+    Toolchain,
+    build_id,
+    digest,
+    model_id,
+    to_json,
+)
+from dgxlab.store import Store
+
+PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
+TOOLCHAIN = Toolchain(cc="gcc 12.2.0", cxx="g++ 12.2.0", cmake="3.25.1", machine="x86_64 0123456789abcdef")
+TINY = SyntheticModel()
+T0 = 1_763_640_000.0
+"""Unix seconds at which journals begin."""
+
+
+def experiment(name: str = "toy", path: str = "/lab/toy.yaml") -> Experiment:
+    """Return a small experiment."""
+    return Experiment(
+        name=name,
+        pin=PIN,
+        sources=("https://github.com/ggml-org/llama.cpp",),
+        path=path,
+        root="/lab",
+        models={"tiny": TINY},
+        gates=(ParityGate("MUL_MAT", "CPU"),),
+        bench=(BackendOpsBench("MUL_MAT", "CPU", {"n": (1,)}), LlamaBench("tiny", (512,), (128,))),
+    )
+
+
+def source(series: Sequence[str] = (), tree: str = "", *, dirty: bool = False) -> Source:
+    """Return the pin with these series applied."""
+    tree = tree or digest(["tree", *series], 40)
+    refs = tuple(SeriesRef(name, digest(name)) for name in series)
+    return Source(PIN, tree, digest(["commit", tree, *series], 40) if series else PIN, refs, dirty)
+
+
+def arm(name: str = "toy", made_from: Source | None = None) -> Arm:
+    """Return an arm on the CPU backend."""
+    return Arm(name, made_from or source(), {"GGML_CUDA": "OFF"}, targets=("llama-bench",))
+
+
+def plan(job_id: str, arms: Sequence[Arm] = (), of: Experiment | None = None) -> Plan:
+    """Return a plan without steps, which is all that the store needs of one."""
+    of = of or experiment()
+    return Plan(job_id=job_id, name=of.name, experiment=of.digest, arms=tuple(arms) or (arm(),), steps=())
+
+
+def cell(n: int = 512) -> Cell:
+    """Return the llama-bench cell `pp<n>`."""
+    return Cell("llama-bench", f"pp{n}", {"n_prompt": n, "n_gen": 0}, {"repetitions": 5})
+
+
+def facts(host_id: str = "host-a", hostname: str = "box") -> Facts:
+    """Return what the agent says of a host."""
+    return Facts(host_id, hostname, f"boot-of-{host_id}", TOOLCHAIN, {"cpu": "a real one", "mem_total_mib": 7936})
+
+
+def env_digest(env: Mapping[str, str]) -> str:
+    """Return the digest that a run's environment gets."""
+    return digest(env, 16)
+
+
+class Journal:
+    """Builds a journal event by event; every method returns the journal, so that calls chain.
+
+    Attributes:
+        events: What was written, in order.
+    """
+
+    def __init__(self, plan: Plan, host: Facts | None = None, t: float = T0) -> None:
+        self.plan = plan
+        self.host = host or facts()
+        self.t = t
+        self.events: list[dict[str, Any]] = []
+        self._position = 0
+
+    def add(self, event: str, **fields: Any) -> Journal:
+        """Write any event, a second after the one before."""
+        seq = len(self.events)
+        self.events.append({"seq": seq, "t": self.t + seq, "event": event, **to_json(fields)})
+        return self
+
+    def job(self) -> Journal:
+        """The agent begins."""
+        return self.add(
+            "job",
+            job_id=self.plan.job_id,
+            plan_digest=self.plan.digest,
+            protocol=PROTOCOL,
+            agent_version="0.1.0",
+            boot_id=self.host.boot_id,
+            facts=self.host,
+        )
+
+    def build(self, name: str = "toy", *, reused: bool = False, **changes: Any) -> Journal:
+        """An arm has its build."""
+        arm = self.plan.arm(name)
+        fields: dict[str, Any] = {
+            "arm": name,
+            "build_id": self.build_id(name),
+            "source": arm.source,
+            "cmake": arm.cmake,
+            "toolchain": self.host.toolchain,
+            "binaries": {"llama-bench": digest("llama-bench")},
+            "libraries": {"libggml.so": digest("libggml.so")},
+            "cmake_cache": digest("CMakeCache.txt"),
+            "log": "raw/build.log",
+            "seconds": 270.5,
+            "reused": reused,
+            "dirty": arm.source.dirty,
+        }
+        return self.add("build", **{**fields, **changes})
+
+    def model(self, **changes: Any) -> Journal:
+        """The synthetic model is there."""
+        fields: dict[str, Any] = {
+            "name": "tiny",
+            "model_id": model_id(TINY),
+            "path": "/home/me/.dgxlab/models/tiny.gguf",
+            "size": 1 << 20,
+            "digest": digest("tiny"),
+            "recipe": TINY,
+            "seconds": 1.25,
+            "reused": False,
+        }
+        return self.add("model", **{**fields, **changes})
+
+    def gate(self, passed: int = 1103, *, expect: Expectation | None = None, **changes: Any) -> Journal:
+        """A parity gate was judged; of 1103 cases `passed` did."""
+        name = str(changes.pop("arm", "toy"))
+        clean = passed == 1103
+        fields: dict[str, Any] = {
+            "id": f"gate-{name}",
+            "arm": name,
+            "build_id": self.build_id(name),
+            "gate": ParityGate("MUL_MAT", "CPU", expect),
+            "env": {},
+            "argv": ["test-backend-ops", "test", "-o", "MUL_MAT", "-b", "CPU"],
+            "rc": 0 if clean else 1,
+            "passed": passed,
+            "total": 1103,
+            "unsupported": 306,
+            "status": "passed" if clean else "failed",
+            "reasons": [] if clean else [f"{passed} of 1103 cases passed"],
+            "flaky": [],
+            "failed": [] if clean else ["type_a=q4_0,m=16,n=1,k=256"],
+            "raw": {"stdout": raw("gate.out")},
+            "seconds": 30.0,
+        }
+        return self.add("gate", **{**fields, **changes})
+
+    def run(self, values: Mapping[int, Sequence[float]] | Sequence[float] = (9.5, 9.75), **changes: Any) -> Journal:
+        """A llama-bench run that gave these values for pp512, or for each pp<n> by its n, after a cold one."""
+        of = values if isinstance(values, Mapping) else {512: values}
+        name = str(changes.pop("arm", "toy"))
+        env = changes.pop("env", {"GGML_NO_BACKTRACE": "1"})
+        fields: dict[str, Any] = {
+            "id": f"run-{self._position}",
+            "arm": name,
+            "build_id": self.build_id(name),
+            "tool": "llama-bench",
+            "model_id": model_id(TINY),
+            "argv": ["llama-bench", "-p", "512"],
+            "env": env,
+            "env_digest": env_digest(env),
+            "rc": 0,
+            "signal": None,
+            "started": self.t + len(self.events),
+            "seconds": 0.5,
+            "status": "valid",
+            "reason": "",
+            "position": self._position,
+            "results": [result(cell(n), samples) for n, samples in of.items()],
+            "cells": {cell(n).key: cell(n) for n in of},
+            "before": {"load": 0.25},
+            "after": {"load": 0.5},
+            "raw": {"stdout": raw("run.out"), "stderr": raw("run.err")},
+        }
+        self._position += 1
+        return self.add("run", **{**fields, **changes})
+
+    def end(self, status: str = "done", exit_code: int = 0) -> Journal:
+        """The job is over."""
+        return self.add("end", status=status, exit_code=exit_code)
+
+    def build_id(self, name: str = "toy") -> str:
+        """Return the identity of an arm's build."""
+        arm = self.plan.arm(name)
+        return build_id(arm.source, arm.cmake, self.host.toolchain)
+
+    def lines(self) -> list[bytes]:
+        """Return the journal as lines with their newline."""
+        return [json.dumps(event, separators=(",", ":")).encode() + b"\n" for event in self.events]
+
+    def text(self) -> bytes:
+        """Return the journal as the file that the agent leaves."""
+        return b"".join(self.lines())
+
+
+def result(of: Cell, samples: Sequence[float]) -> CellResult:
+    """Return what a run says of a cell in t/s; the cold repetition is half the first value."""
+    cold = (samples[0] / 2,) if samples else ()
+    measured = Measurement(of.key, "avg_ts", "t/s", tuple(samples), cold)
+    return CellResult(of.key, (measured,), {"n_prompt": of.params["n_prompt"], "avg_ts": samples[0] if samples else 0})
+
+
+def raw(name: str) -> dict[str, Any]:
+    """Return the record of a raw file that is kept."""
+    return {"path": f"raw/{name}", "sha256": digest(name), "size": 100}
+
+
+def whole(job_id: str, runs: int = 2, samples: int = 3, host: Facts | None = None) -> Journal:
+    """Return the journal of a job that went well: build, model, gate, `runs` runs of one cell, end."""
+    journal = Journal(plan(job_id), host).job().build().model().gate()
+    for number in range(runs):
+        journal.run([9.0 + number + 0.125 * sample for sample in range(samples)])
+    return journal.end()
+
+
+def intend(store: Store, journal: Journal, of: Experiment | None = None, host_name: str = "local") -> None:
+    """Record the intent that a journal's job needs."""
+    store.intend(journal.plan, of or experiment(), host_name, "0.1.0")
+
+
+TABLES = (
+    *("hosts", "experiments", "jobs", "arms", "inputs", "cells"),
+    *("gates", "expectations", "runs", "rows", "samples"),
+)
+
+
+def dump(store: Store, *, intent_times: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """Return all that a store holds, in an order that does not depend on how it came in."""
+    tables = {}
+    for table in TABLES:
+        rows = store.rows(f"SELECT * FROM {table}")  # noqa: S608
+        for row in rows:
+            if not intent_times:
+                row.pop("intent_at", None)
+        tables[table] = sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+    return tables

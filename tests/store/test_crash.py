@@ -1,0 +1,83 @@
+"""Real processes on one database: killed at any moment, and many at once."""
+
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from dgxlab.ingest import ingest
+from dgxlab.store import Store, check
+from tests.journals import dump, intend
+from tests.store.writer import SAMPLES, journal
+
+PROJECT = Path(__file__).resolve().parents[2]
+KILLS = 20
+ENDLESS = 400
+"""Runs in a journal that a writer has not finished when it is killed."""
+
+
+def writer(path: Path, job_id: str, runs: int, seed: int) -> "subprocess.Popen[str]":
+    """Start a writer."""
+    argv = [sys.executable, "-m", "tests.store.writer", str(path), job_id, str(runs), str(seed)]
+    return subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def killed(path: Path, job_id: str, seed: int) -> int:
+    """Start a writer, kill it 0 to 60 ms after its first commit, return the last line that it acknowledged."""
+    child = writer(path, job_id, ENDLESS, seed)
+    assert child.stdout is not None
+    first = child.stdout.readline()
+    timer = threading.Timer(random.Random(seed).uniform(0, 0.06), child.kill)  # noqa: S311
+    timer.start()
+    rest, errors = child.communicate(timeout=30)
+    timer.cancel()
+    assert (child.returncode, errors) == (-9, "")
+    whole_lines = (first + rest).rpartition("\n")[0]
+    return int(whole_lines.splitlines()[-1])
+
+
+def test_sigkill_leaves_no_partial_run(folder: Path) -> None:
+    """Killed in the middle of writing, twenty times: what was acknowledged is there, and nothing is there in part."""
+    path = folder / "results.db"
+    acknowledged = {f"job-{n}": killed(path, f"job-{n}", n) for n in range(KILLS)}
+    with Store.open(path) as store:
+        assert check(store) == []
+        partial = store.rows("SELECT run_id FROM samples GROUP BY run_id HAVING count(*) <> ?", (SAMPLES + 1,))
+        assert partial == []
+        for job_id, position in acknowledged.items():
+            job = store.job(job_id)
+            assert job.journal_seq >= position
+            (runs,) = store.rows("SELECT count(*) AS n FROM runs WHERE job_id = ?", (job_id,))
+            assert runs["n"] == max(0, job.journal_seq - 4)
+    assert sum(acknowledged.values()) > KILLS * 5
+
+
+def test_a_killed_ingest_is_finished_by_the_next(folder: Path) -> None:
+    """Going on after a kill gives what a database has that was never interrupted."""
+    written = journal("job-1", ENDLESS)
+    killed(folder / "cut.db", "job-1", seed=7)
+    with Store.open(folder / "cut.db") as cut, Store.open(folder / "whole.db") as uncut:
+        before = cut.job("job-1").journal_seq
+        intend(uncut, written)
+        lines = written.lines()[: before + 10]
+        assert len(ingest(cut, "job-1", lines)) == 10
+        assert len(ingest(uncut, "job-1", lines)) == before + 10
+        assert dump(cut, intent_times=False) == dump(uncut, intent_times=False)
+
+
+def test_four_writers_at_once(folder: Path) -> None:
+    """Four processes make and fill one database together: none is told that it is locked, nothing is lost."""
+    names = [f"job-{n}" for n in range(4)]
+    children = [writer(folder / "results.db", name, 60, seed) for seed, name in enumerate(names)]
+    for child in children:
+        _, errors = child.communicate(timeout=60)
+        assert (child.returncode, errors) == (0, "")
+    assert [path.name for path in folder.iterdir()] == ["results.db"]
+    with Store.open(folder / "results.db") as shared, Store.open(folder / "alone.db") as alone:
+        for name in names:
+            written = journal(name, 60)
+            intend(alone, written)
+            ingest(alone, name, written.lines())
+        assert check(shared) == []
+        assert dump(shared, intent_times=False) == dump(alone, intent_times=False)

@@ -1,0 +1,218 @@
+"""Merging: the union of two databases, the same from both sides, or a refusal that changes nothing."""
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgxlab.errors import CheckFailed, SpecError
+from dgxlab.ingest import ingest
+from dgxlab.model import Expectation
+from dgxlab.store import Store, check, merge, migrations
+from dgxlab.store.merge import TABLES, merge_jobs
+from tests.journals import TABLES as ALL_TABLES
+from tests.journals import Journal, arm, dump, experiment, facts, intend, plan, source, whole
+
+
+def known() -> list[Journal]:
+    """Return journals of three jobs on two hosts that share builds, models, cells and an experiment."""
+    again = Journal(plan("job-2"), facts(hostname="renamed"), t=2e9).job().build(reused=True, seconds=0.5)
+    again.model(path="/other/tiny.gguf", seconds=0.0).gate(expect=Expectation(1103, 1103))
+    again.run({512: [9.0], 1024: [7.0]}).add("error", exit_code=4, message="it crashed", next="", details="")
+    dirty = arm("patched", source(["w4a16"], dirty=True))
+    third = Journal(plan("job-3", [arm(), dirty]), facts("host-b", "spark"), t=1e9).job().build().build("patched")
+    third.model().gate().run().run({2048: [3.25, 3.5]}, arm="patched")
+    return [whole("job-1"), again.end("failed", 4), third.end()]
+
+
+JOURNALS = known()
+
+Share = tuple[tuple[int, int, bool], ...]
+"""For each journal: lines that a database has read (-1: it does not know the job), who intended it, marked lost."""
+
+SHARES = st.tuples(
+    *(st.tuples(st.integers(-1, len(journal.events)), st.integers(0, 2), st.booleans()) for journal in JOURNALS)
+)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database to copy: migrating one for every example would take most of the time."""
+    path = tmp_path_factory.mktemp("empty") / "results.db"
+    Store.open(path).close()
+    return path
+
+
+def fill(store: Store, share: Share) -> None:
+    """Give a store its share of the journals."""
+    for journal, (lines, client, lost) in zip(JOURNALS, share, strict=True):
+        if lines < 0:
+            continue
+        job_id = journal.plan.job_id
+        store.intend(journal.plan, experiment() if client else None, ("dgx", "box", "spark")[client], f"0.{client}.0")
+        store.update_job(job_id, intent_at=1000.0 + client)
+        ingest(store, job_id, journal.lines()[:lines])
+        if lost:
+            store.set_state(job_id, "lost", error="its lock is free")
+
+
+def merged(into: Path, other: Path, *, times: int = 1) -> dict[str, list[dict[str, Any]]]:
+    """Return what a copy of one database holds after another was merged into it."""
+    before = other.read_bytes()
+    with tempfile.TemporaryDirectory() as name, Store.open(Path(shutil.copy(into, name))) as store:
+        for _ in range(times):
+            counts = merge(store, other)
+        assert times == 1 or not any(counts.values())
+        assert check(store) == []
+        found = dump(store)
+    assert other.read_bytes() == before
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(first=SHARES, second=SHARES)
+def test_merging_commutes_and_is_idempotent(empty: Path, first: Share, second: Share) -> None:
+    """A with B is B with A; twice is once; and the union holds every row of both."""
+    with tempfile.TemporaryDirectory() as name:
+        paths = Path(name, "a.db"), Path(name, "b.db")
+        for path, share in zip(paths, (first, second), strict=True):
+            shutil.copyfile(empty, path)
+            with Store.open(path) as store, store.transaction():
+                fill(store, share)
+        one = merged(*paths)
+        assert merged(*paths[::-1]) == one
+        assert merged(*paths, times=2) == one
+    read = {
+        journal.plan.job_id: max(a[0], b[0])
+        for journal, a, b in zip(JOURNALS, first, second, strict=True)
+        if max(a[0], b[0]) >= 0
+    }
+    assert {row["job_id"]: row["journal_seq"] for row in one["jobs"]} == read
+    events = [event for journal in JOURNALS for event in journal.events[: read.get(journal.plan.job_id, 0)]]
+    assert len(one["runs"]) == sum(event["event"] == "run" for event in events)
+
+
+def test_every_table_is_merged(store: Store) -> None:
+    """A table that a migration adds must be named with its primary key, or its rows would be lost."""
+    assert [table.name for table in TABLES] == list(ALL_TABLES)
+    for table in TABLES:
+        info = store.rows("SELECT name, pk FROM pragma_table_info(?) WHERE pk ORDER BY pk", (table.name,))
+        assert tuple(row["name"] for row in info) == table.key
+
+
+def test_counts_and_continuing(folder: Path) -> None:
+    """Merging says what it added; a journal goes on from where either side had read it."""
+    lines = JOURNALS[0].lines()
+    with Store.open(folder / "a.db") as a, Store.open(folder / "b.db") as b:
+        for store, end in ((a, 5), (b, 6)):
+            intend(store, JOURNALS[0])
+            ingest(store, "job-1", lines[:end])
+        counts = merge(a, folder / "b.db")
+        assert {name: n for name, n in counts.items() if n} == {"runs": 1, "rows": 1, "samples": 4}
+        assert a.job("job-1").journal_bytes == sum(map(len, lines[:6]))
+        assert [event["event"] for event in ingest(a, "job-1", lines[6:])] == ["end"]
+        assert a.job("job-1").state == "done"
+
+
+def conflicting(folder: Path, journals: Sequence[Journal]) -> tuple[Path, Path]:
+    """Make a database for each of two journals."""
+    paths = folder / "a.db", folder / "b.db"
+    for path, journal in zip(paths, journals, strict=True):
+        with Store.open(path) as store:
+            intend(store, journal)
+            ingest(store, journal.plan.job_id, journal.lines())
+    return paths
+
+
+def begun(job_id: str = "job-1") -> Journal:
+    """Return the beginning of a journal, up to where it measures."""
+    return Journal(plan(job_id)).job().build().model()
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "sentence"),
+    [
+        (begun().run([1.0]), begun().run([2.0]), "rows run_id job-1/3, cell [0-9a-f]{16}"),
+        (begun().run([1.0, 2.0]), begun().run([1.0]), "samples run_id job-1/3, cell .*, metric avg_ts, ordinal 2"),
+        (begun().run({512: [1.0]}), begun().run({512: [1.0], 1024: [1.0]}), "rows run_id job-1/3"),
+        (begun().run(), begun().run(seconds=9.0), "runs run_id job-1/3"),
+        (begun().gate(), begun().gate(1102), "gates gate_id job-1/3"),
+        (begun(), Journal(plan("job-1")).job().build(seconds=1.0).model(), "arms job_id job-1, arm toy"),
+        (begun(), Journal(plan("job-1")).job().build().model(size=1), "inputs job_id job-1, model_id synthetic-"),
+        (begun(), Journal(plan("job-1", [arm(made_from=source(["x"]))])), "jobs job_id job-1"),
+        (begun().gate(), begun("job-2").gate(unsupported=305), "expectations pin .*, tree .*, gate_digest "),
+    ],
+)
+def test_a_contradiction_is_refused(folder: Path, one: Journal, two: Journal, sentence: str) -> None:
+    """The same key with another content names table and key, from both sides, and changes neither database."""
+    paths = conflicting(folder, (one, two))
+    for into, other in (paths, paths[::-1]):
+        with Store.open(into) as store:
+            before = dump(store)
+            with pytest.raises(CheckFailed, match=f"disagree on {sentence}.*: nothing was merged") as caught:
+                merge(store, other)
+            assert caught.value.exit_code == 11
+            assert dump(store) == before
+            assert check(store) == []
+
+
+def test_a_database_merges_with_itself(folder: Path) -> None:
+    """Nothing is added and nothing refused."""
+    path, _ = conflicting(folder, (JOURNALS[0], JOURNALS[1]))
+    with Store.open(path) as store:
+        before = dump(store)
+        assert not any(merge(store, path).values())
+        assert dump(store) == before
+
+
+def test_an_older_database_is_merged_and_left_alone(folder: Path) -> None:
+    """One with an older schema is brought forward in a copy; the file itself stays as it is."""
+    old = folder / "old.db"
+    connection = sqlite3.connect(old, isolation_level=None)
+    migrations.upgrade(connection, old, stop_before="m002_evidence")
+    connection.execute("INSERT INTO hosts VALUES ('host-z', 'old', 'box', '{}', 1.5)")
+    connection.close()
+    before = old.read_bytes()
+    with Store.open(folder / "results.db") as store:
+        assert merge(store, old)["hosts"] == 1
+        assert store.rows("SELECT name FROM hosts") == [{"name": "old"}]
+    assert old.read_bytes() == before
+    assert sorted(path.name for path in folder.iterdir()) == ["old.db", "results.db"]
+
+
+def test_what_is_no_database_is_refused(folder: Path, store: Store) -> None:
+    """A missing file, an empty one and somebody else's are errors with the cause."""
+    (folder / "empty.db").touch()
+    (folder / "text.db").write_text("no database\n" * 100)
+    for name, sentence in (("absent", "there is no"), ("empty", "empty file"), ("text", "not an SQLite database")):
+        with pytest.raises(SpecError, match=sentence):
+            merge(store, folder / f"{name}.db")
+    assert store.jobs() == []
+
+
+def test_merge_jobs_takes_progress_whole() -> None:
+    """The one that read more of the journal wins with all that it says, the earlier intent with all that it says."""
+    base: dict[str, Any] = {
+        "facts": None,
+        "journal_bytes": 0,
+        "journal_lines": 0,
+        "details": "",
+        "boot_id": None,
+        "finished_at": None,
+    }
+    base |= {"agent_version": None, "protocol": 1, "host_id": None, "exit_code": None, "next": ""}
+    one = {**base, "state": "lost", "journal_seq": 3, "error": "gone", "experiment": None}
+    two = {**base, "state": "running", "journal_seq": 4, "error": "", "experiment": "e"}
+    one |= {"intent_at": 1.0, "host": "dgx", "dgxlab_version": "0.1.0"}
+    two |= {"intent_at": 2.0, "host": "spark", "dgxlab_version": "0.2.0"}
+    result = merge_jobs(one, two)
+    assert result == merge_jobs(two, one)
+    assert (result["state"], result["error"], result["experiment"]) == ("running", "", "e")
+    assert (result["host"], result["dgxlab_version"]) == ("dgx", "0.1.0")
+    assert merge_jobs(one, {**two, "journal_seq": 3})["state"] == "lost"
