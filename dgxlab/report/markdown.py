@@ -1,0 +1,108 @@
+"""Markdown out of records. Every expression in every template is escaped: a cell cannot forge a row, a link or HTML."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dgxlab import units
+from dgxlab.report.records import Column, Quantity, Report, Table, Value
+
+if TYPE_CHECKING:
+    import jinja2
+
+SPECIAL = re.compile(r"[\\|`*_<>\[\]~&]")
+"""What could start markup inside a line. All are ASCII punctuation, which a backslash makes literal in CommonMark."""
+
+
+def render(report: Report) -> str:
+    """Return the whole report as markdown, one newline at its end."""
+    return _render("report.md.j2", report=report)
+
+
+def render_table(table: Table) -> str:
+    """Return one table with its provenance, without a heading."""
+    return _render("table.md.j2", table=table)
+
+
+def escape(text: str) -> str:
+    """Make text literal in one table cell or line: markup escaped, line breaks and control characters made spaces."""
+    flat = "".join(" " if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char for char in text)
+    return SPECIAL.sub(r"\\\g<0>", flat.strip())
+
+
+def layout(table: Table) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return header texts, delimiter cells and body texts, in one unit and one number of decimals a column."""
+    styles = {column.key: _style(table, column) for column in table.columns if column.metric}
+    headers = [_header(column, styles.get(column.key)) for column in table.columns]
+    rules = ["---:" if column.numeric or column.metric else "---" for column in table.columns]
+    body = [[_text(row.get(column.key), styles.get(column.key)) for column in table.columns] for row in table.rows]
+    return headers, rules, body
+
+
+def _style(table: Table, column: Column) -> units.Style:
+    cells = [row.get(column.key) for row in table.rows]
+    medians = [cell.median for cell in cells if isinstance(cell, Quantity)]
+    return units.style(units.metric(column.metric), medians)
+
+
+def _header(column: Column, style: units.Style | None) -> str:
+    if style is None:
+        return column.label
+    return f"{column.label} ({style.unit})" if column.label else style.unit
+
+
+def _text(value: Value, style: units.Style | None = None) -> str:
+    if value is None or value == "":
+        return units.MISSING
+    if isinstance(value, Quantity):
+        style = style or units.style(units.metric(value.metric), [value.median])
+        return style.quantity(value.median, value.spread)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _settings(settings: Mapping[str, Value]) -> str:
+    return ", ".join(f"{name} {_text(value)}" for name, value in settings.items())
+
+
+def _series(table: Table) -> str:
+    return ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in table.provenance.series) or "none"
+
+
+def _spreads(table: Table) -> bool:
+    """Tell whether any number in the table has a spread, which then is explained beneath it."""
+    return any(isinstance(v, Quantity) and v.spread is not None for row in table.rows for v in row.values())
+
+
+def _render(template: str, **values: Any) -> str:
+    text = _environment().get_template(template).render(**values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Autoescape with our own escaping: `finalize` sees every expression's value before the default one does.
+
+    A macro's result is Markup and passes as it is; None becomes a dash, an undefined name an error.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        return value if isinstance(value, Markup) else Markup(escape(_text(value)))  # noqa: S704 - escaped right here
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("dgxlab"),
+        autoescape=True,
+        finalize=finalize,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(layout=layout, settings=_settings, series=_series, spreads=_spreads)
+    return environment

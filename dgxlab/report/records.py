@@ -1,0 +1,139 @@
+"""What a report says, before anybody decides how it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Union
+
+from dgxlab.model import SeriesRef
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One metric of one cell in one run.
+
+    Attributes:
+        metric: Name in `units`.
+        unit: Unit of `median` and `spread`, the metric's stored one.
+        median: Of the counted samples.
+        n: How many there are.
+        spread: Their scaled MAD; None for a single sample, which has none.
+    """
+
+    metric: str
+    unit: str
+    median: float
+    n: int
+    spread: float | None = None
+
+
+Value = Union[Quantity, str, int, float, bool, None]
+"""What a table's cell holds; None is missing, shown as a dash and never as 0."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `key` in each row, `label` in the header; with a metric its unit is chosen when it is shown."""
+
+    key: str
+    label: str
+    metric: str = ""
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a table's numbers come from; every row of it shares all of this.
+
+    Attributes:
+        experiment: Name of the experiment, or of the arm in a session with two.
+        sessions: Ids of the jobs that measured it, oldest first.
+        pin: 40 hex digits.
+        series: Series applied, with their digests.
+        tree: Hash of the tree that was built.
+        build_id: None when there is no build.
+        host: Name in hosts.yaml, and the host's own once it was reached.
+        dirty: The tree came from somebody's checkout.
+        synthetic: Names of the models in it that were made from a recipe.
+    """
+
+    experiment: str
+    sessions: tuple[str, ...]
+    pin: str
+    series: tuple[SeriesRef, ...]
+    tree: str
+    build_id: str | None
+    host: str
+    dirty: bool = False
+    synthetic: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a report.
+
+    Attributes:
+        form: gates, ops, single-stream or concurrency.
+        title: What stands above it.
+        columns: In order.
+        rows: A value for each column's key; a key that is not there is missing.
+        settings: What shapes every row alike and has no column: n_ubatch, environment, repetitions.
+        provenance: Beneath it.
+    """
+
+    form: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Value], ...]
+    provenance: Provenance
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Cells that were asked for and have no valid run, with the reason when one is known."""
+
+    arm: str
+    tool: str
+    model: str
+    labels: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that ran and does not count, or a session that did not end well.
+
+    Attributes:
+        session: Job id.
+        what: The gate, the run with its cells, or "session".
+        status: failed, discarded, lost, cancelled, running.
+        reason: In words.
+        again: It was done again later, and then it counted.
+    """
+
+    session: str
+    what: str
+    status: str
+    reason: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """All tables of an experiment, or of one session.
+
+    Attributes:
+        title: Its heading.
+        hypothesis: What the experiment was made to show, or "".
+        tables: In reading order.
+        missing: Planned and not measured.
+        failures: Ran and does not count.
+    """
+
+    title: str
+    hypothesis: str
+    tables: tuple[Table, ...]
+    missing: tuple[Missing, ...]
+    failures: tuple[Failure, ...]

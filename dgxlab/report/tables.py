@@ -1,0 +1,230 @@
+"""Tables out of evidence: gates, operations by shape, single stream, concurrency."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dgxlab import units
+from dgxlab.model import Param, SyntheticModel
+from dgxlab.report.ask import ArmAsk, op_params
+from dgxlab.report.evidence import Evidence, Measured
+from dgxlab.report.records import Column, Provenance, Quantity, Table, Value
+
+Lead = Callable[[Measured], dict[str, Value]]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the cells of one tool become rows.
+
+    Attributes:
+        name: Table.form.
+        lead: The columns that tell rows apart, from a cell.
+        order: What rows are sorted by; the order of a matrix is lost where its spec was kept as JSON.
+        hidden: Parameters that `lead` or the title says already.
+        metrics: In the order of the columns.
+    """
+
+    name: str
+    lead: Lead
+    order: Callable[[Measured], Sequence[Value]]
+    hidden: frozenset[str]
+    metrics: tuple[str, ...]
+
+
+STREAM = ("n_prompt", "n_gen", "n_depth")
+"""What makes a llama-bench test's name."""
+
+
+def _op_lead(cell: Measured) -> dict[str, Value]:
+    return {**op_params(cell.ask.cell)}
+
+
+def _stream_lead(cell: Measured) -> dict[str, Value]:
+    return {"model": cell.ask.model, "test": stream_test(cell.ask.cell.params)}
+
+
+def _concurrency_lead(cell: Measured) -> dict[str, Value]:
+    params = cell.ask.cell.params
+    return {"PP": params.get("pp"), "TG": params.get("tg"), "B": params.get("pl")}
+
+
+def _stream_order(cell: Measured) -> tuple[Value, ...]:
+    params = cell.ask.cell.params
+    return (cell.ask.model, not params.get("n_prompt"), *(params.get(key, 0) for key in STREAM))
+
+
+OPS = Form(
+    "ops",
+    _op_lead,
+    lambda cell: tuple(_op_lead(cell).values()),
+    frozenset({"op_name", "backend_name"}),
+    ("time_us", "flops", "bandwidth_gb_s"),
+)
+SINGLE_STREAM = Form("single-stream", _stream_lead, _stream_order, frozenset({*STREAM, "repetitions"}), ("avg_ts",))
+CONCURRENCY = Form(
+    "concurrency",
+    _concurrency_lead,
+    lambda cell: tuple(_concurrency_lead(cell).values()),
+    frozenset({"pp", "tg", "pl"}),
+    ("speed_pp", "speed_tg", "speed"),
+)
+
+
+def tables(name: str, arm: ArmAsk, evidence: Evidence) -> tuple[Table, ...]:
+    """Return every table that an arm has something for; `name` is the experiment that it belongs to."""
+    found = [_gates(name, arm, evidence)] if arm.gates else []
+    by_tool = {tool: [m for m in evidence.measured if m.ask.cell.tool == tool] for tool in FORMS}
+    for tool, (form, title) in FORMS.items():
+        for heading, cells in _grouped(by_tool[tool], title).items():
+            found.append(_measured_table(form, heading, cells, provenance(name, arm, evidence, cells)))
+    return tuple(found)
+
+
+def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
+    """Return where cells come from; all have one build and host, see `evidence`."""
+    models = {cell.ask.model for cell in cells if isinstance(arm.models.get(cell.ask.model), SyntheticModel)}
+    return _origin(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
+
+
+def stream_test(params: Mapping[str, Param]) -> str:
+    """Name a llama-bench test as llama-bench does: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
+    parts = [f"{word}{params[key]}" for word, key in (("pp", "n_prompt"), ("tg", "n_gen")) if params.get(key)]
+    depth = f" @ d{params['n_depth']}" if params.get("n_depth") else ""
+    return "+".join(parts) + depth
+
+
+# -- gates ------------------------------------------------------------------------------------------------------------
+
+GATE_COLUMNS = (
+    Column("op", "op"),
+    Column("backend", "backend"),
+    Column("count", "passed/total", numeric=True),
+    Column("unsupported", "unsupported", numeric=True),
+    Column("expected", "expected", numeric=True),
+    Column("status", "status"),
+    Column("flaky", "flaky cases"),
+)
+
+
+def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
+    found = [evidence.gates.get(ask.digest) for ask in arm.gates]
+    rows = [_gate_row(ask.gate.op, ask.gate.backend, row) for ask, row in zip(arm.gates, found, strict=True)]
+    columns = list(GATE_COLUMNS)
+    if any(row.get("env") for row in rows):
+        columns.insert(2, Column("env", "env"))
+    jobs = (str(row["job_id"]) for row in found if row is not None)
+    return Table("gates", "Gates", tuple(columns), tuple(rows), _origin(name, arm, evidence, jobs))
+
+
+def _gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:
+    """A gate that was not run has a row too: it says so, and everything else is missing."""
+    row: dict[str, Value] = {"op": op, "backend": backend, "status": "not run"}
+    if gate is None:
+        return row
+    counts = [units.MISSING if gate[key] is None else str(gate[key]) for key in ("passed", "total")]
+    expected = gate["expected"]
+    if expected is None and gate["recorded_by"] == gate["job_id"]:
+        expected = f"{gate['total']}, recorded here"
+    return {
+        **row,
+        "env": env_text(json.loads(gate["env"])),
+        "count": "/".join(counts),
+        "passed": gate["passed"],
+        "total": gate["total"],
+        "unsupported": gate["unsupported"],
+        "expected": expected,
+        "status": gate["status"],
+        "flaky": ", ".join(json.loads(gate["flaky"])),
+    }
+
+
+# -- measured cells ---------------------------------------------------------------------------------------------------
+
+
+def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: Provenance) -> Table:
+    cells = sorted(found, key=lambda cell: _sortable((*form.order(cell), *_others(form, cell).values())))
+    leads = [form.lead(cell) for cell in cells]
+    others = [_others(form, cell) for cell in cells]
+    varying = [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
+    metrics = [metric for metric in form.metrics if any(metric in cell.quantities for cell in cells)]
+    rows = []
+    for cell, lead, other in zip(cells, leads, others, strict=True):
+        extra = {key: other.get(key) for key in varying}
+        rows.append({**lead, **extra, **{m: cell.quantities.get(m) for m in metrics}, "samples": _count(cell, metrics)})
+    columns = [Column(key, key, numeric=_numeric(rows, key)) for key in [*_keys(leads), *varying]]
+    columns += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
+    settings = {key: value for key, value in others[0].items() if key not in varying}
+    # not called n: that is a matrix's width in the same table
+    columns.append(Column("samples", "samples", numeric=True))
+    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings)
+
+
+def _others(form: Form, cell: Measured) -> dict[str, Value]:
+    """Return what shapes a number and has no leading column: further parameters, fixed settings, environment."""
+    lead = form.lead(cell)
+    every = {**cell.ask.cell.params, **cell.ask.cell.fixed, "env": env_text(cell.ask.env)}
+    return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
+
+
+def _count(cell: Measured, metrics: Iterable[str]) -> Value:
+    """Return how many samples stand behind a row; they differ between its metrics only where the tool left one out."""
+    counts = sorted({cell.quantities[metric].n for metric in metrics if metric in cell.quantities})
+    return counts[0] if len(counts) == 1 else "/".join(map(str, counts))
+
+
+def _grouped(cells: Sequence[Measured], title: Callable[[Measured], str]) -> dict[str, list[Measured]]:
+    groups: dict[str, list[Measured]] = {}
+    for cell in cells:
+        groups.setdefault(title(cell), []).append(cell)
+    return groups
+
+
+def _keys(rows: Iterable[Mapping[str, Value]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _sortable(values: Iterable[Value]) -> list[tuple[int, float, str]]:
+    """Sort numbers by size and before texts."""
+    return [(0, float(v), "") if isinstance(v, (int, float)) else (1, 0.0, str(v)) for v in values]
+
+
+def _numeric(rows: Sequence[Mapping[str, Value]], key: str) -> bool:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return bool(values) and all(isinstance(v, (int, float, Quantity)) and not isinstance(v, bool) for v in values)
+
+
+def env_text(env: Mapping[str, str]) -> str:
+    """Write an environment as a shell would take it."""
+    return " ".join(f"{name}={value}" for name, value in sorted(env.items()))
+
+
+def _origin(
+    name: str, arm: ArmAsk, evidence: Evidence, jobs: Iterable[str], synthetic: tuple[str, ...] = ()
+) -> Provenance:
+    source = arm.arm.source
+    return Provenance(
+        experiment=name,
+        sessions=tuple(sorted(set(jobs))),
+        pin=source.pin,
+        series=source.series,
+        tree=source.tree,
+        build_id=evidence.build_id,
+        host=evidence.host,
+        dirty=source.dirty,
+        synthetic=synthetic,
+    )
+
+
+FORMS: Mapping[str, tuple[Form, Callable[[Measured], str]]] = {
+    "backend-ops": (
+        OPS,
+        lambda cell: f"{cell.ask.cell.params.get('op_name')} on {cell.ask.cell.params.get('backend_name')}",
+    ),
+    "llama-bench": (SINGLE_STREAM, lambda cell: "Single stream"),
+    "batched-bench": (CONCURRENCY, lambda cell: f"Concurrency: {cell.ask.model}"),
+}
+"""By tool: its form, and the title under which a cell's row stands."""

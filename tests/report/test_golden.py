@@ -1,0 +1,72 @@
+"""Whole reports against golden files; `python -m tests.report.test_golden` writes them anew, for somebody to read."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dgxlab.model import FileModel, LlamaBench
+from dgxlab.report import collect, render
+from dgxlab.store import Store
+from tests.journals import source
+from tests.report.worlds import Session, fails, h200, numbers, whole
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
+
+
+def _whole(store: Store) -> str:
+    """Return a session where all went well, from a series."""
+    whole(store, A, tree=source(["backend-ops-shapes", "w4a16"]))
+    return render(collect(store, "h200"))
+
+
+def _troubled(store: Store) -> str:
+    """Return two sessions on a dirty tree: a gate and runs that failed, one mended later, others still missing."""
+    tree = dataclasses.replace(source(), dirty=True)
+    models = {"q4k": FileModel("~/bench/Qwen3-32B-Q4_K_M.gguf")}
+    bench = (*h200().bench, LlamaBench("q4k", (), (128,), {"n_depth": (0, 4096), "n_ubatch": (512, 2048)}))
+    experiment = h200(models=models, bench=bench, hypothesis="a|b beats <c>")
+    failed = {"passed": 1101, "status": "failed", "rc": 1, "failed": ["type_a=q4_0,n=1", "type_a=q4_K,n=8"]}
+    first = Session(store, experiment, A, tree=tree).build()
+    first.gates(**failed, reasons=["passed 1101 of 1103", "2 FAIL lines"]).end("failed", 5)
+    second = Session(store, experiment, B, tree=tree).build().gates(status="flaky", flaky=["type_a=q4_0,n=1"])
+    second.runs(ends=fails("test-backend-ops was killed by SIGSEGV: CUDA error | 700"), only=["backend-ops"])
+    second.runs(numbers(61.25, samples=5), only=["llama-bench"])
+    second.runs(ends=fails("'w4a16:' is not on stderr", "discarded"), only=["batched-bench"])
+    second.journal.add("error", exit_code=4, message="test-backend-ops was killed by SIGSEGV", next="", details="")
+    second.end("failed", 4)
+    return render(collect(store, "h200"))
+
+
+def _session(store: Store) -> str:
+    """Return one session that measured only a part, and is still running."""
+    whole(store, A)
+    session = Session(store, h200(), B, wanted=lambda model, env, cell: cell.tool == "batched-bench").build()
+    session.save()
+    return render(collect(store, job_id=B))
+
+
+PAGES: dict[str, Callable[[Store], str]] = {"whole": _whole, "troubled": _troubled, "session": _session}
+
+
+def page(name: str, folder: Path) -> str:
+    """Render one of the pages from an empty record."""
+    with Store.open(folder / "results.db") as store:
+        return PAGES[name](store)
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_golden(name: str, tmp_path: Path) -> None:
+    """The page is what somebody read and agreed to."""
+    assert page(name, tmp_path) == (GOLDEN / f"{name}.md").read_text()
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        with tempfile.TemporaryDirectory() as scratch:
+            (GOLDEN / f"{each}.md").write_text(page(each, Path(scratch)))

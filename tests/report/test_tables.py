@@ -1,0 +1,147 @@
+"""Which columns a table has, and how its rows are ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
+from dgxlab.report import Quantity, Table, collect
+from dgxlab.report.markdown import layout
+from dgxlab.report.tables import stream_test
+from dgxlab.store import Store
+from dgxlab.units import MISSING as DASH
+from tests.report.worlds import Session, h200, numbers
+
+JOB = "20261120-103000-h200-a"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Give an empty record."""
+    with Store.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+def only_table(store: Store, *bench: object, **changes: object) -> Table:
+    """Measure these bench entries in one session without gates, and return the only table."""
+    experiment = h200(bench=bench, gates=(), **changes)
+    Session(store, experiment, JOB).build().runs(numbers(samples=3)).end()
+    (table,) = collect(store, "h200").tables
+    return table
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        ({"n_prompt": 512, "n_gen": 0}, "pp512"),
+        ({"n_prompt": 0, "n_gen": 128, "n_depth": 0}, "tg128"),
+        ({"n_prompt": 0, "n_gen": 128, "n_depth": 4096}, "tg128 @ d4096"),
+        ({"n_prompt": 512, "n_gen": 128}, "pp512+tg128"),
+    ],
+)
+def test_tests_are_called_as_llama_bench_calls_them(params: dict[str, int], name: str) -> None:
+    """pp, tg, both, and the depth."""
+    assert stream_test(params) == name
+
+
+def test_what_varies_is_a_column_and_what_does_not_stands_beneath(store: Store) -> None:
+    """Two n_ubatch give a column; the one type_k is a setting; repetitions are what the samples count."""
+    table = only_table(
+        store, LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048, 512), "type_k": ("f16",)}, repetitions=3)
+    )
+    headers, _, body = layout(table)
+    assert headers == ["model", "test", "n_ubatch", "t/s", "samples"]
+    assert [row[:3] for row in body] == [
+        ["q4k", "pp512", "512"],
+        ["q4k", "pp512", "2048"],
+        ["q4k", "tg32", "512"],
+        ["q4k", "tg32", "2048"],
+    ]
+    assert table.settings == {"type_k": "f16"}
+
+
+def test_environment_tells_rows_apart(store: Store) -> None:
+    """The same cell with and without the patched path: never one row for two things."""
+    table = only_table(
+        store,
+        LlamaBench("q4k", (512,), ()),
+        LlamaBench("q4k", (512,), (), env={"GGML_CUDA_W4A16": "1"}),
+    )
+    headers, _, body = layout(table)
+    assert headers == ["model", "test", "env", "t/s", "samples"]
+    assert [row[2] for row in body] == [DASH, "GGML_CUDA_W4A16=1"]
+
+
+def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:
+    """Types, m, n, k, then what else the spec names; rows by type and size, whatever the spec's order."""
+    table = only_table(
+        store,
+        BackendOpsBench(
+            "MUL_MAT",
+            "CUDA0",
+            {"bs": ("[1,1]",), "k": (14336,), "n": (512, 1, 8), "m": (4096,), "type_a": ("q4_K", "q4_0")},
+        ),
+    )
+    headers, rules, body = layout(table)
+    assert headers == ["type_a", "m", "n", "k", "bs", "time (us)", "samples"]
+    assert rules == ["---", "---:", "---:", "---:", "---", "---:", "---:"]
+    assert [(row[0], row[2]) for row in body] == [
+        ("q4_0", "1"),
+        ("q4_0", "8"),
+        ("q4_0", "512"),
+        ("q4_K", "1"),
+        ("q4_K", "8"),
+        ("q4_K", "512"),
+    ]
+
+
+def test_each_op_backend_and_model_has_its_table(store: Store) -> None:
+    """Ops with other parameters do not share columns; each model has its own concurrency sweep."""
+    experiment = h200(
+        gates=(),
+        models={"a": h200().models["q4k"], "b": h200().models["q4k"]},
+        bench=(
+            BackendOpsBench("MUL_MAT", "CUDA0", {"n": (1,)}),
+            BackendOpsBench("GATED_DELTA_NET", "CUDA0", {"head_size": (128,)}),
+            BatchedBench("a", (128,), (64,), (1, 8)),
+            BatchedBench("b", (128,), (64,), (1, 8)),
+            LlamaBench("a", (512,), ()),
+            LlamaBench("b", (512,), ()),
+        ),
+    )
+    Session(store, experiment, JOB).build().runs(numbers()).end()
+    tables = collect(store, "h200").tables
+    assert [(table.title, len(table.rows)) for table in tables] == [
+        ("MUL_MAT on CUDA0", 1),
+        ("GATED_DELTA_NET on CUDA0", 1),
+        ("Single stream", 2),
+        ("Concurrency: a", 2),
+        ("Concurrency: b", 2),
+    ]
+
+
+def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
+    """FLOPS for one shape, bandwidth for the other: two columns with a dash each, no zero."""
+
+    def tool(step: RunStep) -> tuple[CellResult, ...]:
+        metrics = [("flops", "FLOPS", 5.77e12), ("bandwidth_gb_s", "GB/s", 273.0)]
+        return tuple(
+            CellResult(cell.key, (Measurement(cell.key, metric, unit, (value,)),), {"row": cell.label})
+            for cell, (metric, unit, value) in zip(step.cells, metrics, strict=True)
+        )
+
+    experiment = h200(gates=(), bench=(BackendOpsBench("MUL_MAT", "CUDA0", {"n": (1, 512)}),))
+    Session(store, experiment, JOB).build().runs(tool).end()
+    (table,) = collect(store, "h200").tables
+    headers, _, body = layout(table)
+    assert headers == ["n", "TFLOPS", "GB/s", "samples"]
+    assert body == [["1", "5.77", DASH, "1"], ["512", DASH, "273", "1"]]
+
+
+def test_numbers_are_medians_with_scaled_mad(store: Store) -> None:
+    """Samples 100, 101, 102: median 101, MAD 1 times 1.4826; the discarded cold one does not count."""
+    table = only_table(store, LlamaBench("q4k", (512,), ()))
+    assert table.rows[0]["avg_ts"] == Quantity("avg_ts", "t/s", 101.0, 3, pytest.approx(1.4826))

@@ -1,0 +1,221 @@
+"""Sessions to report on: real plans, carried out by replaying what the tools printed on an H200."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dgxlab import plan as planning
+from dgxlab.agent.measure import PARSERS
+from dgxlab.agent.parse.gate import read_gate
+from dgxlab.ingest import ingest
+from dgxlab.model import (
+    BackendOpsBench,
+    BatchedBench,
+    Cell,
+    CellResult,
+    Expectation,
+    Experiment,
+    Facts,
+    FileModel,
+    GateStep,
+    LlamaBench,
+    Measurement,
+    ModelStep,
+    ParityGate,
+    Plan,
+    RunStep,
+    Source,
+    SyntheticModel,
+    digest,
+    model_id,
+    to_json,
+)
+from dgxlab.store import Store
+from tests.journals import PIN, Journal, facts, source
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "h200"
+H200 = facts("host-h200", "h200-7")
+RECIPE = SyntheticModel(n_layer=8, n_embd=4096, n_ff=14336, n_head=32, n_head_kv=8, n_vocab=32000, quant="Q4_K")
+
+Tool = Callable[[RunStep], tuple[CellResult, ...]]
+
+
+def h200(**changes: Any) -> Experiment:
+    """Return the experiment whose output golden/h200 holds: gate, op shapes, single stream, concurrency."""
+    fields: dict[str, Any] = {
+        "name": "h200",
+        "hypothesis": "stock MMQ is bound by weights up to n=8",
+        "pin": PIN,
+        "sources": ("https://github.com/ggml-org/llama.cpp",),
+        "path": "/lab/experiments/h200.yaml",
+        "root": "/lab",
+        "host": "h200",
+        "cmake": {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "90"},
+        "models": {"q4k": RECIPE},
+        "gates": (ParityGate("MUL_MAT", "CUDA0", Expectation(1103, 1103), 306),),
+        "bench": (
+            BackendOpsBench(
+                "MUL_MAT", "CUDA0", {"type_a": ("q4_0", "q4_K"), "m": (4096,), "n": (1, 8, 512), "k": (14336,)}
+            ),
+            LlamaBench("q4k", (512, 2048), (32,), {"n_ubatch": (2048,)}, repetitions=4),
+            BatchedBench("q4k", (128,), (64,), (8, 32, 64), {"n_ubatch": (2048,)}),
+        ),
+    }
+    return Experiment(**{**fields, **changes})
+
+
+def capture(step: RunStep) -> tuple[CellResult, ...]:
+    """Return what the real parser reads for a step from the real capture."""
+    files = {
+        "backend-ops": "tbo-perf-mul_mat.sql",
+        "llama-bench": "llama-bench-q4_k.jsonl",
+        "batched-bench": "batched-bench-q4_k.jsonl",
+    }
+    parsed = PARSERS[step.tool]((GOLDEN / files[step.tool]).read_text(), step.cells)
+    assert parsed.problems == ()
+    return parsed.results
+
+
+def numbers(value: float = 100.0, samples: int = 1) -> Tool:
+    """Return a tool that gives every cell the same values of its tool's first metric."""
+    metrics = {"backend-ops": ("time_us", "us"), "llama-bench": ("avg_ts", "t/s"), "batched-bench": ("speed_pp", "t/s")}
+
+    def tool(step: RunStep) -> tuple[CellResult, ...]:
+        metric, unit = metrics[step.tool]
+        values = tuple(value + i for i in range(samples))
+        return tuple(CellResult(c.key, (Measurement(c.key, metric, unit, values),), {"at": value}) for c in step.cells)
+
+    return tool
+
+
+def fails(reason: str, status: str = "failed") -> Callable[[RunStep], tuple[str, str]]:
+    """Return the status and reason of a run that does not count."""
+    return lambda step: (status, reason)
+
+
+def valid(step: RunStep) -> tuple[str, str]:
+    """Return the status of a run that counts."""
+    return "valid", ""
+
+
+class Session:
+    """A job made by the real planner, its journal written step by step.
+
+    Attributes:
+        plan: What it carries out.
+        journal: What was written so far.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        experiment: Experiment,
+        job_id: str,
+        *,
+        tree: Source | None = None,
+        host: Facts = H200,
+        host_name: str = "h200",
+        wanted: Callable[[str, Mapping[str, str], Cell], bool] = lambda model, env, cell: True,
+        plan: Plan | None = None,
+    ) -> None:
+        self.store = store
+        self.plan = plan or planning.make(experiment, tree or source(), job_id=job_id, wanted=wanted)
+        store.intend(self.plan, experiment, host_name, "0.1.0")
+        # sessions later in the alphabet are later in time, also in the clock that tells which is newest
+        at = 1_763_640_000.0 + 100_000 * sum(ord(c) for c in job_id)
+        store.update_job(job_id, intent_at=at)
+        self.journal = Journal(self.plan, host, at)
+        self.journal.job()
+
+    def build(self) -> Session:
+        """Every arm has its build, every model is there."""
+        for arm in self.plan.arms:
+            self.journal.build(arm.name)
+        for step in self.plan.steps:
+            if isinstance(step, ModelStep):
+                self.model(step)
+        return self
+
+    def model(self, step: ModelStep, **changes: Any) -> None:
+        """A model is there; a file's identity comes from its path, its content being what it may."""
+        identity = model_id(step.recipe or FileModel(step.path))
+        path = step.path.replace("~", "/home/me").replace("{models}", "/home/me/.dgxlab/models")
+        fields = {"name": step.model, "model_id": identity, "path": path, "recipe": step.recipe}
+        self.journal.model(**{**fields, **changes})
+
+    def gates(self, text: str | None = None, **changes: Any) -> Session:
+        """Every parity gate was run and printed `text`, by default the real 1103/1103."""
+        for step in self.plan.steps:
+            if isinstance(step, GateStep):
+                reading = read_gate(text or (GOLDEN / "tbo-test-mul_mat.txt").read_text(), step.gate.backend)
+                fields = {
+                    "id": step.id,
+                    "arm": step.arm,
+                    "gate": step.gate,
+                    "env": step.env,
+                    "argv": step.argv,
+                    "total": reading.total,
+                    "unsupported": reading.unsupported,
+                    "passed": reading.passed,
+                }
+                self.journal.gate(**{**fields, **changes})
+        return self
+
+    def runs(
+        self,
+        tool: Tool = capture,
+        ends: Callable[[RunStep], tuple[str, str]] = valid,
+        only: Sequence[str] = ("backend-ops", "llama-bench", "batched-bench"),
+        **changes: Any,
+    ) -> Session:
+        """Every planned run of these tools was done."""
+        for step in self.plan.steps:
+            if not isinstance(step, RunStep) or step.tool not in only:
+                continue
+            status, reason = ends(step)
+            models = {s.model: s for s in self.plan.steps if isinstance(s, ModelStep)}
+            model = models[step.model] if step.model else None
+            fields = {
+                "id": step.id,
+                "arm": step.arm,
+                "tool": step.tool,
+                "model_id": model_id(model.recipe or FileModel(model.path)) if model else "",
+                "argv": [word.replace("{bin}", "/b/bin").replace("{model:", "/m/{") for word in step.argv],
+                "env": dict(step.env),
+                "env_digest": digest(step.env, 16),
+                "status": status,
+                "reason": reason,
+                "results": to_json(tool(step)) if status == "valid" else [],
+                "cells": {cell.key: to_json(cell) for cell in step.cells},
+            }
+            self.journal.run(**{**fields, **changes})
+        return self
+
+    def end(self, status: str = "done", exit_code: int = 0) -> Session:
+        """The job is over and the store has all of it."""
+        self.journal.end(status, exit_code)
+        return self.save()
+
+    def save(self) -> Session:
+        """The store has all that was written so far."""
+        ingest(self.store, self.plan.job_id, self.journal.lines())
+        return self
+
+
+def whole(store: Store, job_id: str = "20261120-103000-h200-a", **options: Any) -> Session:
+    """Play the whole H200 session."""
+    return Session(store, options.pop("experiment", h200()), job_id, **options).build().gates().runs().end()
+
+
+def with_dirty(tree: Source) -> Source:
+    """Return the same source as somebody's checkout."""
+    return replace(tree, dirty=True)
+
+
+def loads(text: str) -> Any:
+    """Parse JSON."""
+    return json.loads(text)
