@@ -339,6 +339,8 @@ class RunStep:
     """Name of the model it reads, or ""."""
     markers: tuple[str, ...] = ()
     """Each must appear on stderr (engaged gate)."""
+    attempts: int = 1
+    """How often it may be run when it ends well with rows missing."""
     limit_s: float = 600.0
     kind: str = "run"
 

@@ -30,6 +30,9 @@ from dgxlab.model import (
 
 PROGRAMS = {"backend-ops": "test-backend-ops", "llama-bench": "llama-bench", "batched-bench": "llama-batched-bench"}
 
+BATCHED_ATTEMPTS = 3
+"""llama-batched-bench now and then exits 0 before its log thread has written the last rows (3 of 200 runs to a file)."""
+
 
 def new_job_id(name: str) -> str:
     """Return an id that sorts by time and names the experiment: 20261120-120301-quickstart-3f2a9c."""
@@ -146,6 +149,7 @@ def _runs(experiment: Experiment, arm: Arm, wanted: Wanted) -> Iterator[RunStep]
             launch.cells,
             launch.model,
             markers,
+            BATCHED_ATTEMPTS if launch.tool == "batched-bench" else 1,
             launch.limit_s,
         )
 

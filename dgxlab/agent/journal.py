@@ -30,7 +30,8 @@ class Journal:
         Raises:
             OSError: if the disk is full; the line may then be torn, and readers ignore a torn last line.
         """
-        line = json.dumps({"seq": self._seq, "t": time.time(), "event": event, **fields}, separators=(",", ":"))
+        body = {"seq": self._seq, "t": time.time(), "event": event, **fields}
+        line = json.dumps(body, separators=(",", ":"), allow_nan=False)  # NaN is no JSON: readers would refuse the line
         blob = line.encode() + b"\n"
         while blob:
             blob = blob[os.write(self._fd, blob) :]

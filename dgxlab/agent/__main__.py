@@ -1,0 +1,141 @@
+"""The agent's command line: what the client asks of a host, each a short program with JSON on stdout.
+
+probe ROOT REQUEST      facts, which commits are missing, which model files are there
+receive ROOT            objects on stdin
+submit ROOT JOB         plan on stdin: stage it, start it, tell its state
+status ROOT JOB         its state          jobs ROOT    every job's state
+follow ROOT JOB OFFSET  its journal from a byte on, until it ends
+cancel ROOT JOB         end it
+work FOLDER             carry it out (the detached part)
+synth RECIPE OUT        write a synthetic model
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dgxlab.errors import DgxlabError
+
+FOLLOW_S = 0.1
+"""Pause between looks at the journal."""
+
+
+def main(argv: list[str]) -> int:
+    """Do what `argv` asks; errors go to stderr as one JSON line, which the client turns back into an error."""
+    verb, *args = argv
+    try:
+        reply = VERBS[verb](*args)
+    except DgxlabError as error:
+        words = {"exit_code": error.exit_code, "message": error.message, "next": error.next, "details": error.details}
+        print(json.dumps(words), file=sys.stderr)
+        return error.exit_code
+    if reply is not None:
+        print(json.dumps(reply))
+    return 0
+
+
+def probe(root: str, request: str) -> dict[str, Any]:
+    """Return facts, the missing ones of the commits, and the identity of each model path."""
+    from dgxlab.agent import facts, models
+    from dgxlab.agent.objects import Objects
+    from dgxlab.model import to_json
+
+    asked = json.loads(request)
+    return {
+        "facts": to_json(facts.gather()),
+        "missing": Objects(_root(root).objects).missing(asked["commits"]) if asked["commits"] else [],
+        "models": {path: models.identify(path) for path in asked["models"]},
+    }
+
+
+def receive(root: str) -> None:
+    """Take objects from stdin."""
+    from dgxlab.agent.objects import Objects
+
+    Objects(_root(root).objects).receive(sys.stdin.buffer)
+
+
+def submit(root: str, job_id: str) -> dict[str, Any]:
+    """Stage the plan on stdin under this very agent, start it, and return its status; harmless to repeat."""
+    from dgxlab.agent.job import Job
+
+    agent = Path(sys.argv[0])
+    job = Job.stage(_root(root).jobs, job_id, sys.stdin.buffer.read(), agent)
+    return vars(job.start())
+
+
+def status(root: str, job_id: str) -> dict[str, Any]:
+    """Return a job's status."""
+    from dgxlab.agent.job import Job
+
+    return vars(Job(_root(root).jobs / job_id).status())
+
+
+def jobs(root: str) -> list[dict[str, Any]]:
+    """Return every job's status, oldest first."""
+    from dgxlab.agent.job import Job
+
+    folders = sorted(path for path in _root(root).jobs.iterdir() if not path.name.startswith("."))
+    return [vars(Job(folder).status()) for folder in folders]
+
+
+def follow(root: str, job_id: str, offset: str) -> None:
+    """Copy the journal's whole lines to stdout from `offset` on, until the job no longer runs."""
+    from dgxlab.agent.job import Job
+    from dgxlab.agent.journal import whole_lines
+
+    job, at = Job(_root(root).jobs / job_id), int(offset)
+    while True:
+        running = job.status().state == "running"  # looked at first: what comes after its end is then read below
+        lines = whole_lines(job.journal, at) if job.journal.exists() else b""
+        at += len(lines)
+        if lines:
+            sys.stdout.buffer.write(lines)
+            sys.stdout.buffer.flush()
+        elif not running:
+            return
+        else:
+            time.sleep(FOLLOW_S)
+
+
+def cancel(root: str, job_id: str) -> dict[str, Any]:
+    """End a job and return its status."""
+    from dgxlab.agent.job import Job
+
+    return vars(Job(_root(root).jobs / job_id).cancel())
+
+
+def work(folder: str) -> None:
+    """Carry out a staged job."""
+    from dgxlab.agent.work import work as carry_out
+
+    carry_out(Path(folder))
+
+
+def synth(recipe: str, out: str) -> None:
+    """Write a synthetic model."""
+    from dgxlab.model import SyntheticModel, from_json
+    from dgxlab.synth import write
+
+    write(from_json(SyntheticModel, json.loads(recipe)), Path(out))
+
+
+VERBS: dict[str, Any] = {
+    verb.__name__: verb for verb in (probe, receive, submit, status, jobs, follow, cancel, work, synth)
+}
+
+
+def _root(path: str) -> Any:
+    from dgxlab.agent.root import Root
+
+    root = Root(Path(path).expanduser())
+    root.create()
+    return root
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

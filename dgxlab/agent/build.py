@@ -1,0 +1,214 @@
+"""Build an arm: one worktree and one cmake folder per (pin, cmake, toolchain), finished programs under builds/<id>.
+
+git moves the worktree, so ninja compiles only what differs. What is installed is stamped with the sha256 of every
+program and of every library that it really loads: a copy that still loads the other arm's library would measure the
+wrong arm.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from dgxlab.agent import child
+from dgxlab.agent.job import sha256
+from dgxlab.agent.objects import Objects
+from dgxlab.agent.parse import ninja
+from dgxlab.agent.root import Root, base_env
+from dgxlab.errors import BuildFailed
+from dgxlab.model import Arm, BuildStep, Toolchain, build_id, digest, to_json
+
+OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
+
+
+class Builder:
+    """Builds arms for one job.
+
+    Args:
+        fill: Replaces a plan's placeholders in an argv, given extra ones.
+        log: File that receives the output of configure and compile, kept whatever happens.
+        on_progress: Called with (done, total, what) as ninja counts.
+        keep: Lock descriptors that compilers inherit.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        toolchain: Toolchain,
+        *,
+        fill: Callable[..., list[str]],
+        log: Path,
+        on_progress: Callable[[int, int, str], None],
+        keep: Sequence[int] = (),
+    ) -> None:
+        self.root = root
+        self.toolchain = toolchain
+        self.fill = fill
+        self.log = log
+        self.on_progress = on_progress
+        self.keep = keep
+
+    def build(self, arm: Arm, step: BuildStep) -> dict[str, Any]:
+        """Return the stamp of the arm's build, making it first where it is not there yet.
+
+        Raises:
+            BuildFailed: with the first compiler error and the log's path.
+            RemoteError: if the sources are not here or not what the plan names.
+        """
+        begin = time.monotonic()
+        identity = build_id(arm.source, arm.cmake, self.toolchain)
+        folder = self.root.build(identity)
+        stamp = read_stamp(folder)
+        if stamp and set(arm.targets) <= set(stamp["binaries"]):
+            return {**stamp, "reused": True, "seconds": time.monotonic() - begin}
+        work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
+        with _exclusive(work, self.keep):
+            self._compile(arm, step, work)
+            targets = sorted({*arm.targets, *(stamp["binaries"] if stamp else ())})
+            made = self._install(arm, work / "cmake", folder, targets)
+        return {**made, "reused": False, "seconds": time.monotonic() - begin}
+
+    def _compile(self, arm: Arm, step: BuildStep, work: Path) -> None:
+        objects = Objects(self.root.objects)
+        objects.check_out(work / "src", work / "index", arm.source.commit, arm.source.tree)
+        paths = {"src": str(work / "src"), "cmake": str(work / "cmake")}
+        configure = self.fill(step.configure, arm.name, **paths)
+        self._need_tools(configure)
+        configured = work / "cmake" / "dgxlab-configured"
+        wanted = digest([configure, objects.names(arm.source.commit)])
+        if not configured.exists() or configured.read_text() != wanted:
+            self._step(configure, step.limit_s, "configuring")
+            configured.write_text(wanted)
+        self._step(self.fill(step.compile, arm.name, **paths), step.limit_s, "compiling")
+
+    def _step(self, argv: list[str], limit_s: float, doing: str) -> None:
+        part, errors = self.log.with_suffix(".part"), self.log.with_suffix(".errors")
+        self.on_progress(0, 0, doing)
+        # an enclosing repository must not lend its commit id to a tree that has no .git of its own
+        env = {**base_env(), "GIT_CEILING_DIRECTORIES": str(self.root.work)}
+        ended = child.run(
+            argv,
+            env=env,
+            stdout=part,
+            stderr=errors,
+            limit_s=limit_s,
+            keep=self.keep,
+            on_line=self._progress,
+            death_signal=SIGTERM,  # ninja then ends its compilers
+        )
+        text = part.read_text(errors="replace") + errors.read_text(errors="replace")
+        with self.log.open("a") as log:
+            log.write(f"$ {' '.join(argv)}\n{text}")
+        part.unlink()
+        errors.unlink()
+        if not ended.ok:
+            raise BuildFailed(
+                f"{doing} failed: {ended.sentence(argv[0], limit_s)}",
+                details=ninja.first_error(text) or text[-2000:],
+                next=f"less {self.log}",
+            )
+
+    def _progress(self, line: str) -> None:
+        if counted := ninja.progress(line):
+            self.on_progress(*counted)
+
+    def _need_tools(self, configure: Sequence[str]) -> None:
+        path = base_env()["PATH"]
+        for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
+            if not shutil.which(tool, path=path):
+                raise BuildFailed(
+                    f"there is no {tool} on the host",
+                    next=f"python3 -m pip install {tool}, or your distribution's package",
+                )
+        if not self.toolchain.cxx:
+            raise BuildFailed("there is no C++ compiler on the host", next="sudo apt-get install g++")
+
+    def _install(self, arm: Arm, cmake: Path, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
+        """Copy the programs and their libraries, stamp them, and swap the folder into place."""
+        incoming = folder.with_name(f".in-{folder.name}-{os.getpid()}")
+        shutil.rmtree(incoming, ignore_errors=True)
+        bin_folder = incoming / "bin"
+        bin_folder.mkdir(parents=True)
+        for target in targets:
+            shutil.copy2(cmake / "bin" / target, bin_folder / target)
+            for name, path in own_libraries(cmake / "bin" / target).items():
+                if not (bin_folder / name).exists():
+                    shutil.copyfile(path, bin_folder / name)
+        stamp = self._stamp(arm, cmake, bin_folder, targets)
+        (incoming / "stamp.json").write_text(json.dumps(stamp, indent=1))
+        if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
+            folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
+        incoming.rename(folder)
+        shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
+        return stamp
+
+    def _stamp(self, arm: Arm, cmake: Path, bin_folder: Path, targets: Sequence[str]) -> dict[str, Any]:
+        libraries: dict[str, str] = {}
+        for target in targets:
+            for name, path in own_libraries(bin_folder / target).items():
+                if path.parent != bin_folder.resolve():
+                    raise BuildFailed(
+                        f"{target} would load {name} from {path.parent}, not from its own build",
+                        next="unset LD_LIBRARY_PATH and any CMAKE_*RPATH in the spec's cmake section",
+                    )
+                libraries.setdefault(name, sha256(path))
+        return {
+            "build_id": build_id(arm.source, arm.cmake, self.toolchain),
+            "source": to_json(arm.source),
+            "cmake": to_json(arm.cmake),
+            "toolchain": to_json(self.toolchain),
+            "binaries": {target: sha256(bin_folder / target) for target in targets},
+            "libraries": libraries,
+            "cmake_cache": sha256(cmake / "CMakeCache.txt"),
+            "dirty": arm.source.dirty,
+        }
+
+
+def read_stamp(folder: Path) -> dict[str, Any] | None:
+    """Return the stamp of an installed build, None when there is none or a program is gone from it."""
+    try:
+        stamp: dict[str, Any] = json.loads((folder / "stamp.json").read_text())
+    except (OSError, ValueError):
+        return None
+    whole = all((folder / "bin" / name).is_file() for name in (*stamp["binaries"], *stamp["libraries"]))
+    return stamp if whole else None
+
+
+def own_libraries(program: Path) -> dict[str, Path]:
+    """Return the llama.cpp libraries that the loader would give to a program: soname to resolved path.
+
+    Raises:
+        BuildFailed: if one of them is not found.
+    """
+    env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}
+    text = subprocess.run(["ldd", str(program)], capture_output=True, text=True, env=env, check=False).stdout
+    found = {}
+    for name, path in re.findall(r"^\s*(\S+) => (not found|\S+)", text, re.MULTILINE):
+        if not OWN_LIBRARY.fullmatch(name):
+            continue
+        if path == "not found":
+            raise BuildFailed(f"{program.name} needs {name} and the loader does not find it", next="dgxlab run --again")
+        found[name] = Path(path).resolve()
+    return found
+
+
+@contextmanager
+def _exclusive(work: Path, keep: Sequence[int]) -> Iterator[None]:
+    """Hold a work folder: two jobs that share it build one after the other."""
+    work.mkdir(parents=True, exist_ok=True)
+    fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,173 @@
+"""The steps that use the device: parity gates and benchmark runs, each a fresh process whose output is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dgxlab.agent import child, facts
+from dgxlab.agent.job import sha256
+from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
+from dgxlab.agent.parse.gate import GateReading
+from dgxlab.agent.parse.parsed import Parsed
+from dgxlab.agent.root import measured_env
+from dgxlab.model import GateStep, ParityGate, RunStep, digest, to_json
+
+PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {
+    "backend-ops": backend_ops.parse,
+    "llama-bench": llama_bench.parse,
+    "batched-bench": batched_bench.parse,
+}
+
+RERUNS = 3
+"""How often a failing gate case is run again alone."""
+RERUN_AT_MOST = 20
+"""With more failing cases than this the kernel is wrong, and running each again would only take long."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A finished program with its output."""
+
+    ended: child.Ended
+    stdout: Path
+    stderr: Path
+
+    def text(self) -> str:
+        """Return stdout; undecodable bytes are replaced, so that parsers see them as damage."""
+        return self.stdout.read_text(errors="replace")
+
+    def errors(self) -> str:
+        """Return stderr."""
+        return self.stderr.read_text(errors="replace")
+
+    def raw(self) -> dict[str, Any]:
+        """Return path, digest and size of both files, relative to the job's folder."""
+        files = {"stdout": self.stdout, "stderr": self.stderr}
+        return {
+            name: {"path": f"raw/{path.name}", "sha256": sha256(path), "size": path.stat().st_size}
+            for name, path in files.items()
+        }
+
+    def last_words(self) -> str:
+        """Return the last line of stderr, or of stdout: usually the program's own reason."""
+        lines = [line.strip() for line in (self.errors() or self.text()).splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it printed nothing"
+
+
+class Bench:
+    """Launches programs for gates and runs, output under `raw`."""
+
+    def __init__(self, raw: Path, keep: Sequence[int]) -> None:
+        self.raw = raw
+        self.keep = keep
+
+    def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> Launch:
+        """Run one program to its end; `name` becomes its raw files' names."""
+        stem = name.replace(":", "-")
+        stdout, stderr = self.raw / f"{stem}.out", self.raw / f"{stem}.err"
+        ended = child.run(argv, env=measured_env(env), stdout=stdout, stderr=stderr, limit_s=limit_s, keep=self.keep)
+        return Launch(ended, stdout, stderr)
+
+    def gate(self, step: GateStep, argv: Sequence[str]) -> dict[str, Any]:
+        """Run a parity gate and judge it; returns the fields of its `gate` event."""
+        launched = self.launch(step.id, argv, step.env, step.limit_s)
+        reading = gate.read_gate(launched.text(), step.gate.backend)
+        rc = launched.ended.rc if launched.ended.ok or launched.ended.rc is not None else -1
+        flaky = self._flaky(step, argv, reading) if reading.failed else ()
+        reasons = judge(reading, rc, flaky, step.gate)
+        if not launched.ended.ok and not reading.failed:
+            reasons = (launched.ended.sentence("test-backend-ops", step.limit_s), *reasons)
+        return {
+            "gate": to_json(step.gate),
+            "env": dict(step.env),
+            "argv": list(argv),
+            "rc": rc,
+            "passed": reading.passed,
+            "total": reading.total,
+            "unsupported": reading.unsupported,
+            "status": "failed" if reasons else "flaky" if flaky else "passed",
+            "reasons": list(reasons),
+            "flaky": list(flaky),
+            "failed": [case for case in reading.failed if case not in flaky],
+            "raw": launched.raw(),
+            "seconds": launched.ended.seconds,
+        }
+
+    def _flaky(self, step: GateStep, argv: Sequence[str], reading: GateReading) -> tuple[str, ...]:
+        """Run each failing case again alone; those that fail no second time are flaky, not wrong."""
+        cases = tuple(dict.fromkeys(reading.failed))
+        if len(cases) > RERUN_AT_MOST:
+            return ()
+        return tuple(case for number, case in enumerate(cases) if not self._fails_again(step, argv, case, number))
+
+    def _fails_again(self, step: GateStep, argv: Sequence[str], case: str, number: int) -> bool:
+        op = argv.index("-o") + 1
+        alone = [*argv[:op], case, *argv[op + 1 :]]
+        for again in range(RERUNS):
+            launched = self.launch(f"{step.id}-case{number}-{again}", alone, step.env, step.limit_s)
+            reading = gate.read_gate(launched.text(), step.gate.backend)
+            if gate.judge_gate(reading, launched.ended.rc if launched.ended.ok else 1, None, None):
+                return True
+        return False
+
+    def run(self, step: RunStep, argv: Sequence[str], name: str) -> tuple[dict[str, Any], bool]:
+        """Run one benchmark and read it.
+
+        Whatever the end, the values that could be read are kept; only a `valid` run's count.
+
+        Returns:
+            The fields of its `run` event, and whether it ended well but without all of its rows.
+        """
+        before = facts.state()
+        launched = self.launch(name, argv, step.env, step.limit_s)
+        after = facts.state()
+        parsed = PARSERS[step.tool](launched.text(), step.cells)
+        status, reason = verdict(step, launched, parsed)
+        fields = {
+            "tool": step.tool,
+            "argv": list(argv),
+            "env": dict(step.env),
+            "env_digest": digest(step.env, 16),
+            "rc": launched.ended.rc,
+            "signal": launched.ended.signal,
+            "started": launched.ended.started,
+            "seconds": launched.ended.seconds,
+            "status": status,
+            "reason": reason,
+            "results": to_json(parsed.results),
+            "cells": {cell.key: to_json(cell) for cell in step.cells},
+            "before": before,
+            "after": after,
+            "raw": launched.raw(),
+        }
+        return fields, launched.ended.ok and bool(parsed.problems)
+
+
+def judge(reading: GateReading, rc: int | None, flaky: Sequence[str], wanted: ParityGate) -> tuple[str, ...]:
+    """Return why a gate failed, () when it passed; a flaky case counts as the pass that its three reruns showed."""
+    wrong = [case for case in reading.failed if case not in flaky]
+    if flaky and not wrong:
+        forgiven = len(reading.failed)
+        passed = None if reading.passed is None else reading.passed + forgiven
+        reading = replace(reading, passed=passed, failed=(), backend_ok=True)
+        rc = 0
+    return gate.judge_gate(reading, rc, wanted.expect, wanted.unsupported)
+
+
+def verdict(step: RunStep, launched: Launch, parsed: Parsed) -> tuple[str, str]:
+    """Return a run's status and, unless valid, the reason in words."""
+    program = Path(step.argv[0]).name
+    if not launched.ended.ok:
+        return "failed", f"{launched.ended.sentence(program, step.limit_s)}: {launched.last_words()}"
+    if parsed.problems:
+        return "failed", f"{program}: {'; '.join(parsed.problems)}"
+    errors = launched.errors() if step.markers else ""
+    for marker in step.markers:
+        if marker not in errors:
+            return "discarded", f"the path under test did not run: {marker!r} is not on {program}'s stderr"
+    assert all(math.isfinite(v) for r in parsed.results for m in r.measurements for v in m.samples)
+    return "valid", ""

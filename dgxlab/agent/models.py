@@ -1,0 +1,94 @@
+"""Models on the host: files that are there, and synthetic ones written from their recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dgxlab.agent.job import sha256
+from dgxlab.agent.measure import Launch
+from dgxlab.agent.root import Root
+from dgxlab.errors import RemoteError, SpecError
+from dgxlab.model import ModelStep, to_json
+
+SPOT = 1 << 20
+"""Bytes of a file's beginning and end that go into its identity; hashing 20 GB before each session would take longer
+than the session."""
+
+
+def identify(path: str) -> dict[str, Any] | None:
+    """Return identity, absolute path, size and digest of a model file, None when it is not there."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return None
+    stat = file.stat()
+    with file.open("rb") as stream:
+        head = stream.read(SPOT)
+        stream.seek(max(0, stat.st_size - SPOT))
+        tail = stream.read(SPOT)
+    spots = hashlib.sha256(head + tail).hexdigest()
+    text = f"{stat.st_size} {stat.st_mtime_ns} {spots}"
+    identity = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {"model_id": f"file-{identity}", "path": str(file), "size": stat.st_size, "digest": f"spots:{spots}"}
+
+
+def find(step: ModelStep) -> dict[str, Any]:
+    """Return a model file's fields for the journal.
+
+    Raises:
+        SpecError: if it is not on the host.
+    """
+    found = identify(step.path)
+    if found is None:
+        raise SpecError(
+            f"model {step.model} is not on the host: there is no file {step.path}",
+            next=f"put it there, or change models.{step.model}.path",
+        )
+    return {**found, "recipe": None, "reused": True}
+
+
+def synthesize(
+    root: Root, step: ModelStep, model_id: str, path: Path, launch: Callable[[str, Sequence[str]], Launch]
+) -> dict[str, Any]:
+    """Return a synthetic model's fields, writing and quantising it first where it is not there yet.
+
+    Raises:
+        RemoteError: if gguf is not at hand, the disk is full, or llama-quantize does not know the type.
+    """
+    record = path.with_suffix(".json")
+    reused = record.exists() and path.exists()
+    if not reused:
+        root.models.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f".{path.stem}-f16-{os.getpid()}.gguf")
+        part = path.with_name(f".{path.stem}-{os.getpid()}.gguf")
+        try:
+            _make(launch, f"{step.id}-write", _fill(step.make, out=written))
+            if step.quantize:
+                _make(launch, f"{step.id}-quantize", _fill(step.quantize, source=written, out=part))
+            else:
+                written.rename(part)
+            fields = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}"}
+            part.rename(path)
+            record.write_text(json.dumps(fields))
+        finally:
+            written.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
+    fields = json.loads(record.read_text())
+    return {"model_id": model_id, "path": str(path), "recipe": to_json(step.recipe), "reused": reused, **fields}
+
+
+def _fill(argv: Sequence[str], *, out: Path, source: Path | None = None) -> list[str]:
+    return [arg.replace("{out}", str(out)).replace("{in}", str(source or "")) for arg in argv]
+
+
+def _make(launch: Callable[[str, Sequence[str]], Launch], name: str, argv: Sequence[str]) -> None:
+    launched = launch(name, argv)
+    if not launched.ended.ok:
+        sentence = launched.ended.sentence(Path(argv[0]).name, 0)
+        raise RemoteError(
+            f"the synthetic model was not made: {sentence}: {launched.last_words()}", next=f"less {launched.stderr}"
+        )

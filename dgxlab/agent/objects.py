@@ -1,0 +1,128 @@
+"""Sources on the host: a bare repository that receives packs, and worktrees that move between trees.
+
+A host needs no internet: the client sends the pin's objects once and a patched tree's few objects each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from dgxlab.agent.root import base_env
+from dgxlab.errors import RemoteError
+
+
+class Objects:
+    """The bare repository of a host."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def missing(self, commits: Sequence[str]) -> list[str]:
+        """Return those of `commits` that are not here."""
+        if not self.path.exists():
+            return list(commits)
+        text = self._git("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
+        return [commit for commit, line in zip(commits, text.splitlines()) if line != commit]
+
+    def receive(self, stream: IO[bytes]) -> None:
+        """Take a pack: one JSON line {"commit", "shallow"}, then the pack's bytes.
+
+        The objects become reachable by a ref only after the commit's whole tree is seen to be here.
+
+        Raises:
+            RemoteError: if the pack is damaged or incomplete.
+        """
+        header = json.loads(stream.readline())
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._git("init", "--quiet", "--bare", str(self.path), at=self.path.parent)
+        self._add_shallow(header["shallow"])
+        with subprocess.Popen(
+            self._argv("index-pack", "--stdin", "--fix-thin"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=_git_env(),
+        ) as git:
+            assert git.stdin is not None and git.stderr is not None
+            try:
+                while chunk := stream.read(1 << 20):
+                    git.stdin.write(chunk)
+                git.stdin.close()
+            except BrokenPipeError:
+                pass
+            reason = git.stderr.read().decode(errors="replace").strip()
+        if git.returncode != 0:
+            raise RemoteError(
+                f"the sources did not arrive whole: {reason or 'the stream was cut'}", next="run the same command again"
+            )
+        self._git("rev-list", "--quiet", "--objects", "-1", header["commit"])
+        self._git("update-ref", f"refs/dgxlab/{header['commit']}", header["commit"])
+
+    def check_out(self, worktree: Path, index: Path, commit: str, tree: str) -> None:
+        """Move a worktree to a commit, touching only what differs.
+
+        A private index per worktree and no .git inside: cmake would reconfigure whenever it changes.
+
+        Raises:
+            RemoteError: if the tree is not the one that the plan names.
+        """
+        worktree.mkdir(parents=True, exist_ok=True)
+        env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(worktree)}
+        self._git("read-tree", "--reset", "-u", commit, env=env, at=worktree)
+        # what somebody changed by hand in between is put back, what they added is removed
+        self._git("update-index", "-q", "--really-refresh", env=env, at=worktree, check=False)
+        changed = self._git("diff-files", "--name-only", "-z", env=env, at=worktree)
+        if changed:
+            self._git("checkout-index", "-f", "-z", "--stdin", env=env, at=worktree, input=changed)
+        self._git("clean", "-ffdxq", env=env, at=worktree)
+        found = self._git("write-tree", env=env, at=worktree).strip()
+        if found != tree:
+            raise RemoteError(
+                f"the host checked out tree {found[:12]}, the plan names {tree[:12]}", next="dgxlab run again"
+            )
+
+    def names(self, commit: str) -> str:
+        """Return every file name of a commit, a line each: cmake's globs must be run again when they change."""
+        return self._git("ls-tree", "-r", "--name-only", commit)
+
+    def _add_shallow(self, commits: Sequence[str]) -> None:
+        path = self.path / "shallow"
+        known = set(path.read_text().split()) if path.exists() else set()
+        if set(commits) <= known:
+            return
+        part = path.with_name(f"shallow.{os.getpid()}")
+        part.write_text("".join(f"{commit}\n" for commit in sorted(known | set(commits))))
+        part.rename(path)
+
+    def _argv(self, *args: str) -> list[str]:
+        return ["git", "-c", "core.autocrlf=false", "-c", "gc.auto=0", f"--git-dir={self.path}", *args]
+
+    def _git(
+        self,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        at: Path | None = None,
+        input: str = "",
+        check: bool = True,
+    ) -> str:
+        ran = subprocess.run(
+            self._argv(*args),
+            capture_output=True,
+            text=True,
+            input=input,
+            env={**_git_env(), **(env or {})},
+            cwd=at or self.path,
+        )
+        if check and ran.returncode != 0:
+            raise RemoteError(f"git {args[0]} failed on the host: {ran.stderr.strip() or 'no reason given'}")
+        return ran.stdout
+
+
+def _git_env() -> dict[str, str]:
+    return {**base_env(), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}

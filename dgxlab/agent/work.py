@@ -1,0 +1,283 @@
+"""Carry out a plan: build, find models, check flags, gate, measure; every event goes to the journal."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dgxlab import __version__
+from dgxlab.agent import facts, models
+from dgxlab.agent.build import Builder
+from dgxlab.agent.job import Job
+from dgxlab.agent.journal import Journal
+from dgxlab.agent.lock import BenchLock
+from dgxlab.agent.measure import Bench
+from dgxlab.agent.root import Root
+from dgxlab.errors import DgxlabError, GateFailed, RemoteError, UsageError
+from dgxlab.model import (
+    PROTOCOL,
+    BuildStep,
+    GateStep,
+    ModelStep,
+    Plan,
+    ProbeStep,
+    RunStep,
+    from_json,
+    model_id,
+    to_json,
+)
+
+PROGRESS_S = 0.5
+"""At most this often a progress event: ninja counts faster than anybody reads."""
+
+
+class Cancelled(BaseException):
+    """TERM arrived. Not an Exception, so that no step swallows it."""
+
+
+class Worker:
+    """One job being carried out."""
+
+    def __init__(self, job: Job, root: Root, plan: Plan, keep: int) -> None:
+        self.job = job
+        self.root = root
+        self.plan = plan
+        self.keep = [keep]
+        self.journal = Journal(job.journal)
+        self.facts = facts.gather()
+        self.bench = Bench(job.raw, self.keep)
+        self.builds: dict[str, str] = {}
+        self.models: dict[str, dict[str, Any]] = {}
+        self.position = 0
+        self.lock: BenchLock | None = None
+        self.failures: list[DgxlabError] = []
+        self.closed_arms: set[str] = set()
+        self._last_progress = 0.0
+
+    def carry_out(self) -> int:
+        """Run every step and return the exit code; what was measured before a failure is in the journal."""
+        self.journal.emit(
+            "job",
+            job_id=self.job.job_id,
+            plan_digest=self.plan.digest,
+            protocol=PROTOCOL,
+            agent_version=__version__,
+            boot_id=self.facts.boot_id,
+            facts=to_json(self.facts),
+        )
+        for step in self.plan.steps:
+            skipped = step.arm in self.closed_arms
+            self.journal.emit("step", id=step.id, kind=step.kind, state="skipped" if skipped else "started")
+            if not skipped:
+                self._STEPS[type(step)](self, step)
+                self.journal.emit("step", id=step.id, kind=step.kind, state="done")
+        if self.lock:
+            self.lock.release()
+            self.journal.emit("lock", state="released", path=str(self.lock.path), owner="")
+        return max((error.exit_code for error in self.failures), key=_severity, default=0)
+
+    def fail(self, error: DgxlabError) -> None:
+        """Record a failure that lets other steps go on."""
+        self.failures.append(error)
+        self.report(error)
+
+    def report(self, error: DgxlabError) -> None:
+        """Write an error to the journal."""
+        self.journal.emit(
+            "error", exit_code=error.exit_code, message=error.message, next=error.next, details=error.details
+        )
+
+    def fill(self, argv: tuple[str, ...], arm: str, **extra: str) -> list[str]:
+        """Replace the placeholders that only the host knows.
+
+        Raises:
+            RemoteError: if the plan names one that this agent does not know.
+        """
+        known = {
+            "python": sys.executable,
+            "agent": str(self.job.folder / "agent.pyz"),
+            "jobs": str(facts.cpus()),
+            "models": str(self.root.models),
+            **{f"model:{name}": str(fields["path"]) for name, fields in self.models.items()},
+            **extra,
+        }
+        if arm in self.builds:
+            known["bin"] = str(self.root.build(self.builds[arm]) / "bin")
+
+        def replace(match: re.Match[str]) -> str:
+            if match[1] not in known:
+                raise RemoteError(f"the plan's placeholder {match[0]} has no value yet on the host")
+            return known[match[1]]
+
+        return [re.sub(r"\{([a-z]+(?::[\w.-]+)?)\}", replace, arg) for arg in argv]
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _build(self, step: BuildStep) -> None:
+        arm = self.plan.arm(step.arm)
+        log = self.job.folder / f"{step.id.replace(':', '-')}.log"
+        builder = Builder(
+            self.root,
+            self.facts.toolchain,
+            fill=self.fill,
+            log=log,
+            on_progress=lambda done, total, note: self._progress(step.id, done, total, note),
+            keep=self.keep,
+        )
+        stamp = builder.build(arm, step)
+        self.builds[step.arm] = stamp["build_id"]
+        self.journal.emit("build", arm=step.arm, log=log.name, **stamp)
+
+    def _model(self, step: ModelStep) -> None:
+        begin = time.monotonic()
+        if step.recipe is None:
+            fields = models.find(step)
+        else:
+            path = Path(self.fill((step.path,), step.arm)[0])
+            self._progress(step.id, 0, 0, f"writing {path.name}")
+            fields = models.synthesize(
+                self.root,
+                step,
+                model_id(step.recipe),
+                path,
+                lambda name, argv: self.bench.launch(name, self.fill(tuple(argv), step.arm), {}, step.limit_s),
+            )
+        self.models[step.model] = fields
+        self.journal.emit("model", name=step.model, seconds=time.monotonic() - begin, **fields)
+
+    def _probe(self, step: ProbeStep) -> None:
+        launched = self.bench.launch(step.id, self.fill(step.argv, step.arm), {}, step.limit_s)
+        known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
+        unknown = [flag for flag in step.flags if flag not in known]
+        if unknown:
+            program = Path(step.argv[0]).name
+            raise UsageError(
+                f"{program} of this build does not know {', '.join(unknown)}",
+                next=f"take it out of the spec; {program} --help of the build lists what it knows",
+            )
+
+    def _gate(self, step: GateStep) -> None:
+        self._take_lock()
+        result = self.bench.gate(step, self.fill(step.argv, step.arm))
+        self.journal.emit("gate", id=step.id, arm=step.arm, build_id=self.builds[step.arm], **result)
+        if result["status"] == "failed":
+            self.closed_arms.add(step.arm)
+            reasons = "; ".join(result["reasons"])
+            self.fail(
+                GateFailed(
+                    f"gate {step.gate.op} on {step.gate.backend} failed for {step.arm}: {reasons}",
+                    details="\n".join(result["failed"][:10]),
+                    next=f"less {self.job.folder / result['raw']['stdout']['path']}",
+                )
+            )
+
+    def _run(self, step: RunStep) -> None:
+        self._take_lock()
+        self._progress(step.id, self.position + 1, sum(isinstance(s, RunStep) for s in self.plan.steps), step.tool)
+        argv = self.fill(step.argv, step.arm)
+        for attempt in range(step.attempts):
+            name = step.id if attempt == 0 else f"{step.id}-{attempt}"
+            result, again = self.bench.run(step, argv, name)
+            self._record_run(step, result)
+            if not again:
+                break
+        if result["status"] != "valid":
+            kind = GateFailed if result["status"] == "discarded" else RemoteError
+            tries = f" ({step.attempts} attempts)" if again and step.attempts > 1 else ""
+            log = self.job.folder / result["raw"]["stderr"]["path"]
+            self.fail(kind(result["reason"] + tries, next=f"less {log}"))
+
+    def _record_run(self, step: RunStep, result: dict[str, Any]) -> None:
+        self.journal.emit(
+            "run",
+            id=step.id,
+            arm=step.arm,
+            build_id=self.builds[step.arm],
+            model_id=str(self.models[step.model]["model_id"]) if step.model else "",
+            position=self.position,
+            **result,
+        )
+        self.position += 1
+
+    _STEPS: dict[type, Callable[..., None]] = {
+        BuildStep: _build,
+        ModelStep: _model,
+        ProbeStep: _probe,
+        GateStep: _gate,
+        RunStep: _run,
+    }
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        """Take the device for the rest of the job; never called before the builds are done."""
+        if self.lock:
+            return
+        cuda = any(arm.cmake.get("GGML_CUDA") == "ON" for arm in self.plan.arms)
+        uuids = [gpu["uuid"] for gpu in self.facts.details["gpus"] if gpu["uuid"]] if cuda else []
+        self.lock = BenchLock(uuids[0] if uuids else "cpu")
+        path = str(self.lock.path)
+        self.lock.acquire(
+            {"job": self.job.job_id, "user": facts.user()},
+            lambda owner: self.journal.emit("lock", state="waiting", path=path, owner=owner),
+        )
+        self.keep.append(self.lock.fd)
+        self.journal.emit("lock", state="held", path=path, owner=self.job.job_id)
+
+    def _progress(self, step: str, done: int, total: int, note: str) -> None:
+        now = time.monotonic()
+        if now - self._last_progress >= PROGRESS_S or done == total:
+            self._last_progress = now
+            self.journal.emit("progress", id=step, done=done, total=total, note=note)
+
+
+def work(folder: Path) -> None:
+    """Run a staged job to its end; does nothing if it was started before."""
+    job = Job(folder)
+    keep = job.begin()
+    if keep is None:
+        return
+    signal.signal(signal.SIGTERM, _cancel)
+    try:
+        code, status, words = _carry_out(job, Root(folder.parent.parent), keep)
+    except OSError as error:  # a full disk, mostly: the journal may not take it, the reserved rc does
+        code, status, words = (
+            4,
+            "failed",
+            {"message": f"the job stopped: {error}", "next": "free some space and run again"},
+        )
+    job.finish(exit_code=code, status=status, **words)
+
+
+def _carry_out(job: Job, root: Root, keep: int) -> tuple[int, str, dict[str, str]]:
+    import json
+
+    plan = from_json(Plan, json.loads(job.plan.read_text()))
+    worker = Worker(job, root, plan, keep)
+    words: dict[str, str] = {}
+    try:
+        code = worker.carry_out()
+        status = "failed" if code else "done"
+    except DgxlabError as error:
+        worker.report(error)
+        code, status, words = error.exit_code, "failed", {"message": error.message, "next": error.next}
+    except Cancelled:
+        code, status = 130, "cancelled"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    worker.journal.emit("end", exit_code=code, status=status)
+    worker.journal.close()
+    return code, status, words
+
+
+def _severity(code: int) -> int:
+    """A gate that failed matters more than a run that did."""
+    return {5: 2}.get(code, 1)
+
+
+def _cancel(number: int, frame: object) -> None:
+    raise Cancelled

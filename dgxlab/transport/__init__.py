@@ -1,0 +1,1 @@
+"""Hosts: how to reach them, and what to ask of the agent there."""

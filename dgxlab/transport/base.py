@@ -1,0 +1,43 @@
+"""What a transport is: a way to run one short command on a host, and nothing else.
+
+Staging, starting, following and cancelling are verbs of the agent, so local and ssh differ in this one method only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+
+class CommandFailed(Exception):
+    """A command on a host ended with a status other than 0.
+
+    Attributes:
+        rc: Its exit status.
+        stderr: What it said, decoded with replacement.
+    """
+
+    def __init__(self, rc: int, stderr: str) -> None:
+        super().__init__(f"exit status {rc}: {stderr.strip()}")
+        self.rc = rc
+        self.stderr = stderr
+
+
+class Transport(Protocol):
+    """A way to a host."""
+
+    name: str
+    """The host's name, as in specs and reports."""
+    python: str
+    """The interpreter that runs the agent there."""
+    root: str
+    """The agent's folder there; may begin with ~/."""
+
+    def stream(self, argv: Sequence[str], stdin: Iterable[bytes] = ()) -> Iterator[bytes]:
+        """Run `argv` on the host, feed it `stdin`, yield its stdout as it comes.
+
+        Raises:
+            CommandFailed: if it ends with another status than 0, after all of stdout was yielded.
+            HostError: if the host cannot be reached or the connection is lost.
+        """
+        ...

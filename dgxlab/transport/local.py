@@ -1,0 +1,50 @@
+"""This machine as a host: the same agent, the same job folders, no network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dgxlab.transport.base import CommandFailed
+
+
+class LocalTransport:
+    """Runs commands as children of this process; jobs detach themselves in the agent."""
+
+    name = "local"
+
+    def __init__(self, root: str = "~/.dgxlab") -> None:
+        self.python = sys.executable
+        self.root = root
+
+    def stream(self, argv: Sequence[str], stdin: Iterable[bytes] = ()) -> Iterator[bytes]:
+        """Run `argv` here; see Transport."""
+        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
+            for chunk in stdin:
+                given.write(chunk)
+            given.seek(0)
+            child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=_env())
+            assert child.stdout is not None
+            whole = False
+            try:
+                while chunk := child.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+                    yield chunk
+                whole = True
+            finally:
+                if not whole:  # the reader left early
+                    child.terminate()
+                child.stdout.close()
+                rc = child.wait()
+            errors.seek(0)
+            if rc != 0:
+                raise CommandFailed(rc, errors.read().decode(errors="replace"))
+
+
+def _env() -> dict[str, str]:
+    """Return this environment, with the interpreter's own folder last on PATH: cmake and ninja from PyPI live there."""
+    scripts = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:{scripts}"}
