@@ -1,0 +1,245 @@
+"""What the parts of a spec are made of: the types of its values, and how strict its maps are."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from dgxlab.model import COMMIT, NAME, Expectation
+
+T = TypeVar("T")
+
+CMAKE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ENV_KEY = re.compile(r"[A-Z_][A-Z0-9_]*")
+OP = re.compile(r"[A-Z][A-Z0-9_]*")
+COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+QUANT = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
+ARCH = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+CPU_MASK = re.compile(r"0x[0-9a-fA-F]{1,128}")
+MODEL_PATH = re.compile(r"(/|~/)[^\n]*")
+SOURCE = re.compile(
+    r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+|(https?|ssh|git|file)://[^\s@]+|(ssh://)?[A-Za-z0-9._-]+@[^\s@:]+[:/][^\s@]+"
+    r"|(/|~/|\.\.?/)[^\n]*"
+)
+
+_OWNED_CMAKE = re.compile(
+    r"CMAKE_(INSTALL_PREFIX|HOME_DIRECTORY|CACHEFILE_DIR|(RUNTIME|LIBRARY)_OUTPUT_DIRECTORY|\w*RPATH\w*)"
+    r"|LLAMA_BUILD_COMMIT"
+)
+
+_OWNED_ENV: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"LD_.*"), "changes which libraries load, and so which arm is measured"),
+    (re.compile(r"GGML_BACKEND_(DIR|PATH)"), "loads backends that this arm did not build"),
+    (re.compile(r"PATH|HOME|TMPDIR"), "is the host's own: hosts.yaml has path_prepend and root"),
+    (re.compile(r"DGXLAB_(ROOT|DB|CACHE|JOB\w*|TEST_\w*)"), "belongs to dgxlab itself"),
+    (re.compile(r"GGML_NO_BACKTRACE"), "is set by dgxlab itself, to keep backtraces out of what it reads"),
+    (re.compile(r"LLAMA_ARG_.*"), "sets a flag behind the bench entry's back: say it as a key or in args"),
+)
+
+_FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
+
+
+def _matching(pattern: re.Pattern[str], expected: str, text: str) -> str:
+    if not pattern.fullmatch(text):
+        raise ValueError(f"must be {expected}")
+    return text
+
+
+def _counted(text: str) -> str:
+    try:
+        return str(Expectation.parse(text))
+    except ValueError:
+        raise ValueError("must be all of a positive number of cases, as in 1103/1103") from None
+
+
+def _text(pattern: re.Pattern[str], expected: str) -> tuple[AfterValidator, Any]:
+    """Return what makes an annotated str match a pattern, in Python and in the JSON Schema."""
+    schema = Field(json_schema_extra={"pattern": f"^({pattern.pattern})$"})
+    return AfterValidator(partial(_matching, pattern, expected)), schema
+
+
+def _cmake_key(key: str) -> str:
+    if _OWNED_CMAKE.fullmatch(key):
+        raise ValueError("cannot be set: dgxlab sets it, to find the binaries and to know what they load")
+    return key
+
+
+def _cmake_value(value: Any) -> Any:
+    """Return cmake's text for a YAML value; floats are left to fail, because 9.0 and 9 are different architectures."""
+    if isinstance(value, bool):
+        return "ON" if value else "OFF"
+    return str(value) if isinstance(value, int) else value
+
+
+def _env_key(key: str) -> str:
+    for pattern, why in _OWNED_ENV:
+        if pattern.fullmatch(key):
+            raise ValueError(f"cannot be set: it {why}")
+    return key
+
+
+def _argument(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _param(value: Any) -> Any:
+    if not isinstance(value, (str, int, float)) or value == "":
+        raise ValueError("must be text, a number, true or false")
+    return value
+
+
+def _flash_attn(value: Any) -> Any:
+    if isinstance(value, str):
+        return _FLASH_ATTN.get(value, value)
+    return int(value) if isinstance(value, bool) else value
+
+
+def _flash_attn_known(value: int) -> int:
+    if value not in (-1, 0, 1):
+        raise ValueError('must be "on", "off" or "auto"')
+    return value
+
+
+def _excluded(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: _flash_attn(value) if key == "flash_attn" else value for key, value in entry.items()}
+
+
+def _no_newline(text: str) -> str:
+    if "\n" in text:
+        raise ValueError("must be one line")
+    return text
+
+
+class OneOrMany:
+    """Marks a list for which a single scalar may stand."""
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
+        """Wrap a scalar before the list is validated."""
+        return core_schema.no_info_before_validator_function(self.wrap, inner(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, inner: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Allow the item where the list is allowed."""
+        array = inner(schema)
+        return {"anyOf": [array["items"], array]}
+
+    @staticmethod
+    def wrap(value: Any) -> Any:
+        """Return a list of one for a scalar; anything else is left to be refused."""
+        return [value] if isinstance(value, (str, int, float)) else value
+
+
+class NotNull:
+    """Marks an optional type whose None is only ever the default: a key that stands there has a value."""
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the value alone."""
+        nullable: Any = inner(source)
+        value: CoreSchema = nullable["schema"]
+        return value
+
+
+def _no_repeats(values: list[T]) -> list[T]:
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"holds {value} twice")
+        seen.add(value)
+    return values
+
+
+Few = Annotated[list[T], AfterValidator(_no_repeats), OneOrMany()]
+"""A scalar or a list without repetitions; it may be empty."""
+
+Many = Annotated[list[T], Field(min_length=1), AfterValidator(_no_repeats), OneOrMany()]
+"""A scalar or a list without repetitions, not empty."""
+
+Maybe = Annotated[T | None, NotNull()]
+"""A key that may be left out; None then, and never null in the file."""
+
+Name = Annotated[str, *_text(NAME, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
+Commit = Annotated[str, *_text(COMMIT, "a full commit id: 40 hex digits, in lower case")]
+CMakeKey = Annotated[str, *_text(CMAKE_KEY, "a name of letters, digits and underscores"), AfterValidator(_cmake_key)]
+CMakeValue = Annotated[
+    str, BeforeValidator(_cmake_value, json_schema_input_type=bool | int | str), AfterValidator(_no_newline)
+]
+EnvKey = Annotated[str, *_text(ENV_KEY, "a name of capital letters, digits and underscores"), AfterValidator(_env_key)]
+Source = Annotated[
+    str, *_text(SOURCE, "a git URL without a password, a path as /..., ~/... or ./..., or pypi:NAME==VERSION")
+]
+Op = Annotated[str, *_text(OP, "one operation by ggml's name, as MUL_MAT")]
+Column = Annotated[str, *_text(COLUMN, "a parameter's name, as type_a")]
+Quant = Annotated[str, *_text(QUANT, "a type of llama-quantize, as Q4_K_M")]
+Arch = Annotated[str, *_text(ARCH, "an architecture by llama.cpp's name, as llama")]
+Counted = Annotated[str, AfterValidator(_counted), Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"})]
+ModelPath = Annotated[str, *_text(MODEL_PATH, "a path on the host, as /... or ~/...")]
+Line = Annotated[str, Field(min_length=1), AfterValidator(_no_newline)]
+Argument = Annotated[str, BeforeValidator(_argument, json_schema_input_type=int | str), Field(min_length=1)]
+Param = Annotated[
+    Any, AfterValidator(_param), Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]})
+]
+CpuMask = Annotated[str, *_text(CPU_MASK, 'a mask in hexadecimal, in quotes: "0xff"')]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Width = Annotated[int, Field(ge=1, le=2**22)]
+Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Layers = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+KvType = Literal["f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
+SplitMode = Literal["none", "layer", "row", "tensor"]
+FlashAttn = Annotated[
+    int,
+    BeforeValidator(_flash_attn, json_schema_input_type=bool | Literal["on", "off", "auto", -1, 0, 1]),
+    AfterValidator(_flash_attn_known),
+]
+"""As llama-bench's column prints it: 1, 0, or -1 for auto."""
+
+Tool = Literal["backend-ops", "llama-bench", "batched-bench"]
+
+Env = dict[EnvKey, str]
+"""Environment variables; values must be text."""
+
+Args = Annotated[list[Argument], OneOrMany()]
+"""Raw arguments of a program."""
+
+Exclude = list[Annotated[dict[Column, Param], Field(min_length=1), AfterValidator(_excluded)]]
+"""Cells to leave out."""
+
+
+class Strict(BaseModel):
+    """What every map of a spec has in common: no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class OneKind(Strict):
+    """A map with exactly one key, which says what kind of thing it holds."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> OneKind:
+        keys = [field.alias or name for name, field in type(self).model_fields.items()]
+        if len(self._given()) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(keys)}, with its own keys below it")
+        return self
+
+    @property
+    def kind(self) -> tuple[str, Any]:
+        """The key, and what stands below it."""
+        return self._given()[0]
+
+    def _given(self) -> list[tuple[str, Any]]:
+        keys = {name: field.alias or name for name, field in type(self).model_fields.items()}
+        return [(key, value) for name, key in keys.items() if (value := getattr(self, name)) is not None]

@@ -1,0 +1,175 @@
+"""From spec files to one tree: `extends` chains, and what a child's value does to its parent's.
+
+maps             merge, key by key
+models.NAME      merges with a model of its own kind; of another kind (path, synthetic) it replaces it
+gates            append, and no child can remove one. A gate with the identity of an inherited one refines it where it
+                 stands: what the child writes counts (`expect: null` too), the rest is inherited. The identity of a
+                 parity gate is op, backend and env, of an engaged gate its marker and tools
+other lists      replace
+name, hypothesis are the file's own and never inherited; a spec without a name is called like its file
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from dgxlab.spec.nodes import Loc, Mark, Node, Problem, fail, plain, printable, refuse, shown
+from dgxlab.spec.yaml_file import read_file
+
+MODEL_KINDS = frozenset({"path", "synthetic"})
+"""A model entry has one of these keys."""
+
+OWN = ("name", "hypothesis")
+"""Keys that say what a file is: a child does not inherit them."""
+
+
+def resolve(path: Path) -> Node:
+    """Read a spec file and everything it extends, and merge them into one tree without `extends`.
+
+    Raises:
+        SpecError: if a file cannot be read or is no map, or `extends` is no file name or runs in a circle.
+    """
+    chain = _read_chain(path)
+    tree = chain.pop()
+    _refuse_repeated_gates(tree)
+    while chain:
+        inherited = Node({k: v for k, v in _entries(tree).items() if k not in OWN}, tree.mark)
+        child = chain.pop()
+        _refuse_repeated_gates(child)
+        tree = _merge((), inherited, child)
+    return tree
+
+
+def label(path: Path) -> str:
+    """Return what errors call a file: its path from the current folder when it is below it."""
+    absolute = absolute_path(path)
+    cwd = Path.cwd()
+    return printable(str(absolute.relative_to(cwd) if absolute.is_relative_to(cwd) else absolute), 300)
+
+
+def absolute_path(path: Path) -> Path:
+    """Return the path from the root, without `..`; symbolic links are kept, because people know a file by its name."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 -- resolve() follows links
+
+
+def drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
+    """Return a model's entries without the kind that `stated` keys replace; any other map as it is."""
+    if len(loc) != 2 or loc[0] != "models" or not stated & MODEL_KINDS:
+        return entries
+    return {key: node for key, node in entries.items() if key in stated or key not in MODEL_KINDS}
+
+
+# -- extends ----------------------------------------------------------------------------------------------------------
+
+
+def _read_chain(path: Path) -> list[Node]:
+    """Return the file's tree, then its parent's, and so on; `extends` taken out."""
+    chain: list[Node] = []
+    seen: dict[str, str] = {}
+    mark = Mark("")
+    while True:
+        identity, name = _identity(path), label(path)
+        if identity in seen:
+            names = list(seen.values())
+            circle = [*names[list(seen).index(identity) :], name]
+            fail(mark, ("extends",), f"goes round in a circle: {' -> '.join(circle)}")
+        seen[identity] = name
+        entries = dict(_entries(_read_parent(path, name, mark)))
+        parent = entries.pop("extends", None)
+        chain.append(Node(entries, Mark(name, 1)))
+        if parent is None:
+            return chain
+        mark = parent.mark
+        path = absolute_path(path.parent / _parent_name(parent))
+
+
+def _read_parent(path: Path, name: str, mark: Mark) -> Node:
+    """Read one file of the chain; one that is not there is the fault of the line that extends it."""
+    if mark.source and not _exists(path):
+        fail(mark, ("extends",), f"no such file: {name}")
+    return read_file(path, name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _parent_name(node: Node) -> str:
+    if not isinstance(node.value, str) or not node.value:
+        fail(node.mark, ("extends",), f"must be the name of one spec file, not {shown(plain(node))}")
+    return node.value
+
+
+def _identity(path: Path) -> str:
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return str(path)
+
+
+def _entries(node: Node) -> dict[str, Node]:
+    if not isinstance(node.value, dict):
+        fail(node.mark, (), f"must hold a map of keys, not {shown(plain(node))}")
+    return node.value
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------
+
+
+def _merge(loc: Loc, parent: Node, child: Node) -> Node:
+    if isinstance(parent.value, dict) and isinstance(child.value, dict):
+        kept = drop_other_kind(loc, parent.value, set(child.value))
+        merged = {**kept, **child.value}
+        both = {key: _merge((*loc, key), kept[key], child.value[key]) for key in kept.keys() & child.value.keys()}
+        return Node({**merged, **both}, child.mark)
+    if loc == ("gates",) and isinstance(parent.value, list) and isinstance(child.value, list):
+        return Node(_merge_gates(parent.value, child.value), child.mark)
+    return child
+
+
+def _merge_gates(parent: list[Node], child: list[Node]) -> list[Node]:
+    gates = list(parent)
+    places = {_gate_identity(gate): place for place, gate in enumerate(parent)}
+    for gate in child:
+        identity = _gate_identity(gate)
+        if identity and identity in places:
+            place = places[identity]
+            gates[place] = _merge(("gates", place), gates[place], gate)
+        else:
+            gates.append(gate)
+    return gates
+
+
+def _refuse_repeated_gates(tree: Node) -> None:
+    """Refuse two gates of one identity in one file: which of them counts would be a guess."""
+    node = _entries(tree).get("gates")
+    first: dict[str, Node] = {}
+    problems = []
+    for place, gate in enumerate(node.value if node and isinstance(node.value, list) else []):
+        identity = _gate_identity(gate)
+        if identity and identity in first:
+            text = f"is the same gate as at line {first[identity].mark.line}"
+            problems.append(Problem(gate.mark, ("gates", place), text))
+        first.setdefault(identity, gate)
+    if problems:
+        refuse(problems)
+
+
+def _gate_identity(gate: Node) -> str:
+    """Return what tells a gate from others, or "" for one that validation will refuse anyway."""
+    value: Any = plain(gate)
+    if not isinstance(value, dict) or len(value) != 1:
+        return ""
+    ((kind, body),) = value.items()
+    if not isinstance(body, dict):
+        return ""
+    if kind == "backend-ops":
+        return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)
+    tools = body.get("tools")
+    return json.dumps([kind, body.get("stderr"), sorted(map(str, tools if isinstance(tools, list) else [tools]))])

@@ -1,0 +1,242 @@
+"""What a spec becomes: records, defaults, identities, the project folder; and the specs that are shipped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dgxlab.model import (
+    BackendOpsBench,
+    BatchedBench,
+    Experiment,
+    LlamaBench,
+    Session,
+    SyntheticModel,
+    from_json,
+    to_json,
+)
+from dgxlab.spec import json_schema, load
+from tests.spec.specs import BASE, BENCH, PIN, read, write
+
+PROJECT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((PROJECT / "experiments").glob("*.yaml"))
+
+
+def test_every_record() -> None:
+    """A spec with every section becomes exactly these records."""
+    base = load(write(BASE, "base.yaml"))
+    assert base.name == "base"
+    assert base.sources == ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
+    assert base.cmake == {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "121"}
+    assert base.models["small"] == SyntheticModel(n_layer=2, seed=7)
+    assert base.session == Session(cycles=6)
+    assert base.bench == (
+        BackendOpsBench("MUL_MAT", "CPU", {"type_a": ("q4_0", "q4_K"), "m": (4096,), "n": (1, 8, 512)}),
+        LlamaBench("q4k", (512, 2048), (128,), {"n_ubatch": (512, 2048)}),
+        BatchedBench("small", (128,), (64,), (1, 8), {"flash_attn": (-1,)}),
+    )
+
+
+def test_the_smallest_spec() -> None:
+    """A pin and something to measure are enough; the rest has defaults."""
+    spec = f"llama_cpp: {{pin: {PIN}}}\nbench: [backend-ops: {{op: ADD, backend: CPU, where: {{m: 1}}}}]\n"
+    smallest = load(write(spec, "tiny.yaml"))
+    assert (smallest.name, smallest.host, smallest.hypothesis) == ("tiny", "local", "")
+    assert (smallest.series, smallest.cmake, smallest.env, smallest.models, smallest.gates) == ((), {}, {}, {}, ())
+    assert smallest.session == Session()
+
+
+def test_gates_alone() -> None:
+    """An experiment may prove without measuring."""
+    spec = f"llama_cpp: {{pin: {PIN}}}\ngates: [backend-ops: {{op: ADD, backend: CPU}}]\n"
+    assert load(write(spec)).bench == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", "ON"),
+        ("false", "OFF"),
+        ("121", "121"),
+        ('"90;121"', "90;121"),
+        ("Release", "Release"),
+        ('"on"', "on"),
+        ("-1", "-1"),
+        ('"9.0"', "9.0"),
+        ('""', ""),
+    ],
+)
+def test_cmake_values(text: str, value: str) -> None:
+    """Booleans are cmake's, whole numbers their digits, text itself."""
+    assert read(f"cmake: {{X: {text}}}\n").cmake["X"] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("auto", (-1,)),
+        ("true", (1,)),
+        ("false", (0,)),
+        ('["on", "off", "auto"]', (1, 0, -1)),
+        ("[1, 0, -1]", (1, 0, -1)),
+    ],
+)
+def test_flash_attn_is_what_llama_bench_prints(text: str, values: tuple[int, ...]) -> None:
+    """However it is said, a cell has one identity."""
+    entry = read(f"bench: [llama-bench: {{model: q4k, n_gen: 1, flash_attn: {text}}}]\n").bench[0]
+    assert isinstance(entry, LlamaBench)
+    assert entry.axes == {"flash_attn": values}
+    assert all(type(value) is int for value in entry.axes["flash_attn"])
+
+
+def test_flash_attn_in_exclude_is_the_same() -> None:
+    """An exclude entry matches the axis in whatever way both are written."""
+    text = "bench: [llama-bench: {model: q4k, n_gen: 1, flash_attn: [true, false], exclude: [{flash_attn: 'off'}]}]\n"
+    assert read(text).bench[0].exclude == ({"flash_attn": 0},)
+
+
+def test_every_axis() -> None:
+    """Each axis is kept under llama-bench's column name, in the order of the tables that plans use."""
+    axes = (
+        "n_depth: [0, 4096], n_batch: 1, n_ubatch: 2, type_k: q8_0, type_v: f16, n_threads: 3, n_gpu_layers: [-1, 99], "
+        "n_cpu_moe: 0, split_mode: [layer, row], main_gpu: 0, no_kv_offload: [true, false], flash_attn: auto, "
+        'use_mmap: false, embeddings: false, cpu_mask: "0xff", cpu_strict: true, poll: [0, 50]'
+    )
+    entry = read(f"bench: [llama-bench: {{model: q4k, n_gen: 1, {axes}}}]\n").bench[0]
+    assert isinstance(entry, LlamaBench)
+    assert list(entry.axes) == [part.split(":")[0] for part in axes.replace("[", "").split(", ") if ":" in part]
+    assert entry.axes["no_kv_offload"] == (True, False)
+    assert entry.axes["cpu_mask"] == ("0xff",)
+
+
+def test_a_scalar_stands_for_a_list_of_one() -> None:
+    """Wherever a list of scalars is meant."""
+    child = read("series: w4a16\nllama_cpp: {sources: /src}\ngates: [engaged: {stderr: 'x', tools: llama-bench}]\n")
+    assert (child.series, child.sources, child.gates[1].tools) == (("w4a16",), ("/src",), ("llama-bench",))
+    entries = (
+        "llama-bench: {model: q4k, n_gen: 1, args: --verbose}, batched-bench: {model: q4k, npp: 1, ntg: 2, npl: 3}"
+    )
+    single, batched = read(f"bench: [{entries}]\n").bench
+    assert single.args == ("--verbose",)
+    assert (batched.npp, batched.ntg, batched.npl) == ((1,), (2,), (3,))
+
+
+def test_arguments_are_text() -> None:
+    """Whole numbers among raw arguments become their digits."""
+    entry = read("bench: [llama-bench: {model: q4k, n_gen: 1, args: [--prio, 2, -v]}]\n").bench[0]
+    assert entry.args == ("--prio", "2", "-v")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "https://github.com/ggml-org/llama.cpp",
+        "git@github.com:ggml-org/llama.cpp.git",
+        "ssh://git@host/llama.cpp",
+        "file:///srv/git/llama.cpp",
+        "/srv/llama.cpp",
+        "~/src/llama.cpp",
+        "../llama.cpp",
+        "pypi:llama-cpp-python==0.3.30",
+    ],
+)
+def test_sources(source: str) -> None:
+    """A pin is looked for behind URLs, in clones and in sdists."""
+    assert read(f'llama_cpp: {{sources: ["{source}"]}}\n').sources == (source,)
+
+
+def test_series_may_have_variables_of_their_own() -> None:
+    """The shapes series reads DGXLAB_SHAPES; only what dgxlab itself reads is refused."""
+    assert read('env: {DGXLAB_SHAPES: "full", CUDA_VISIBLE_DEVICES: "0"}\n').env["DGXLAB_SHAPES"] == "full"
+
+
+def test_path_and_root(folder: Path) -> None:
+    """Both are absolute; the root is the nearest folder above that has patches, else the file's own."""
+    alone = load(write(BASE, "alone/deep/x.yaml"))
+    assert (alone.path, alone.root) == (str(folder / "alone/deep/x.yaml"), str(folder / "alone/deep"))
+    (folder / "lab/patches").mkdir(parents=True)
+    inside = load(write(BASE, "lab/experiments/deep/x.yaml"))
+    assert inside.root == str(folder / "lab")
+    assert load(Path("lab/../lab/experiments/deep/x.yaml")).path == inside.path
+
+
+def test_identity_is_what_is_asked_for(folder: Path) -> None:
+    """The same spec elsewhere, or said through extends, has the same digest; another value another."""
+    base = load(write(BASE, "base.yaml"))
+    assert load(write(BASE, "elsewhere/y.yaml")).digest == base.digest
+    assert load(write("name: base\nextends: base.yaml\n")).digest == base.digest
+    assert load(Path("base.yaml"), ["session.cycles=7"]).digest != base.digest
+
+
+def test_a_record_goes_over_the_wire() -> None:
+    """An experiment survives JSON, as the store and the agent need it."""
+    base = load(write(BASE, "base.yaml"))
+    assert from_json(Experiment, json.loads(json.dumps(to_json(base)))) == base
+
+
+@pytest.mark.parametrize("columns", [100, 10_000])
+def test_a_matrix_of_10_000_cells_loads_at_once(columns: int) -> None:
+    """10,000 cells load in under 0.3 s, as 100 x 100 and as one long list."""
+    first = ", ".join(str(number) for number in range(1, columns + 1))
+    second = ", ".join(str(number) for number in range(1, 10_000 // columns + 1))
+    write(BASE.replace("npp: 128", f"npp: [{first}]").replace("npl: [1, 8]", f"npl: [{second}]"))
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        entry = load(Path("x.yaml")).bench[2]
+        times.append(time.process_time() - start)
+    assert isinstance(entry, BatchedBench)
+    assert len(entry.npp) * len(entry.npl) == 10_000
+    assert min(times) < 0.3
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_experiment(path: Path) -> None:
+    """It loads, is called like its file, points editors at the schema, and names series that are there."""
+    experiment = load(path)
+    assert experiment.name == path.stem
+    assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=../schema/experiment.schema.json"
+    assert experiment.root == str(PROJECT)
+    assert experiment.pin == PIN
+    assert all((PROJECT / "patches" / name / "series").is_file() for name in experiment.series)
+    assert experiment.gates
+
+
+def test_the_shipped_experiments_are_these() -> None:
+    """None is missing, so that the test above tests something."""
+    assert {"quickstart", "shapes-cpu", "stock", "shapes", "h200"} <= {path.stem for path in SHIPPED}
+
+
+def test_the_checked_in_schema_is_this_one() -> None:
+    """`dgxlab schema --output schema/experiment.schema.json` brings it up to date."""
+    assert (PROJECT / "schema/experiment.schema.json").read_text() == json.dumps(json_schema(), indent=2) + "\n"
+
+
+def test_the_schema_describes_every_key_and_allows_no_others() -> None:
+    """Editors show a text for every key and mark a key that is none."""
+    schema = json_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["title"] == "dgxlab experiment"
+    for part in (schema, *schema["$defs"].values()):
+        assert part["additionalProperties"] is False
+        assert part["description"]
+        assert all("description" in key or "$ref" in key for key in part["properties"].values())
+    assert "required" not in schema
+    assert set(schema["$defs"]["BenchSpec"]["properties"]) == {"backend-ops", "llama-bench", "batched-bench"}
+
+
+def test_only_spec_needs_yaml_and_pydantic() -> None:
+    """Importing the vocabulary costs neither."""
+    code = "import sys, dgxlab.model, dgxlab.errors; print(sorted({'yaml', 'pydantic'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_bench_in_a_child_is_only_its_own() -> None:
+    """BENCH, which other tests build on, is one batched entry."""
+    assert [type(entry) for entry in read(BENCH).bench] == [BatchedBench]

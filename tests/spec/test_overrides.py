@@ -1,0 +1,110 @@
+"""`--set key=value`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgxlab.model import BatchedBench, Expectation, FileModel, LlamaBench, ParityGate, SyntheticModel
+from tests.spec.specs import child_refusal, read
+
+
+def test_a_scalar_is_replaced() -> None:
+    """The value is YAML, read strictly."""
+    child = read("", "session.cycles=4", "session.drift_limit=0.1", "host=dgx", "hypothesis=a = b")
+    assert (child.session.cycles, child.session.drift_limit, child.host, child.hypothesis) == (4, 0.1, "dgx", "a = b")
+
+
+def test_list_positions_are_numbers_with_or_without_brackets() -> None:
+    """A path can be typed as errors print it."""
+    child = read("", "bench.1.llama-bench.n_prompt=[64]", "bench[2].batched-bench.npl=4", "bench.1.llama-bench.n_gen=8")
+    _, single, batched = child.bench
+    assert isinstance(single, LlamaBench)
+    assert isinstance(batched, BatchedBench)
+    assert (single.n_prompt, single.n_gen, single.axes) == ((64,), (8,), {"n_ubatch": (512, 2048)})
+    assert batched.npl == (4,)
+
+
+def test_an_item_of_a_list_is_replaced() -> None:
+    """The last part of a path may be a position."""
+    single = read("", "bench.1.llama-bench.n_prompt.1=4096").bench[1]
+    assert isinstance(single, LlamaBench)
+    assert single.n_prompt == (512, 4096)
+
+
+def test_later_ones_win() -> None:
+    """Overrides are applied in the order given."""
+    assert read("", "session.cycles=4", "session.cycles=5").session.cycles == 5
+
+
+def test_keys_that_are_not_there_yet_are_added() -> None:
+    """Open maps take new keys, and so do optional sections."""
+    child = read("", "cmake.GGML_CUDA_FA=false", 'env.NEW="1"', "session.thermal=cold", "series=w4a16")
+    assert child.cmake["GGML_CUDA_FA"] == "OFF"
+    assert (child.env["NEW"], child.session.thermal, child.series) == ("1", "cold", ("w4a16",))
+
+
+def test_a_model_is_swapped_for_one_of_another_kind() -> None:
+    """Setting the path of a synthetic model makes it a file, and a model's name may hold dots."""
+    models = "models: {qwen3.6-27b: {path: /q.gguf}}\n"
+    child = read(models, "models.small.path=/s.gguf", "models.q4k={synthetic: {}}", "models.qwen3.6-27b.path=/z.gguf")
+    assert child.models == {
+        "small": FileModel("/s.gguf"),
+        "q4k": SyntheticModel(),
+        "qwen3.6-27b": FileModel("/z.gguf"),
+    }
+
+
+def test_what_may_be_set_in_a_gate() -> None:
+    """Expectations and the limit: the gate stays the same gate."""
+    child = read("", "gates.0.backend-ops.expect=1188/1188", "gates.0.backend-ops.unsupported=null")
+    assert child.gates == (ParityGate("MUL_MAT", "CPU", Expectation(1188, 1188), None),)
+    assert read("", "gates[0].backend-ops.expect=null").gates == (ParityGate("MUL_MAT", "CPU", None, 306),)
+
+
+def test_host_is_checked_like_the_spec_s() -> None:
+    """--host wins over the spec, and must be a name."""
+    assert read("host: dgx\n", host="h200").host == "h200"
+    with pytest.raises(Exception, match=r"--host: host: must be a name of .*, not '-oProxyCommand=x'"):
+        read("", host="-oProxyCommand=x")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sesion.cycles=3", "--set: sesion: unknown key; did you mean session?"),
+        ("session.cycels=3", "--set: session.cycels: unknown key; did you mean cycles?"),
+        ("bench.0.backend-ops.wher={m: 1}", "--set: bench[0].backend-ops.wher: unknown key; did you mean where?"),
+        ("models.q4.path=/x", "--set: models.q4: no such model; did you mean q4k?"),
+        ("bench.9.llama-bench.n_gen=1", "--set: bench.9: bench is a list of 3: say its place, counted from 0"),
+        ("bench.llama-bench.n_gen=1", "--set: bench.llama-bench: bench is a list of 3"),
+        ("bench.-1=1", "--set: bench.-1: bench is a list of 3"),
+        (
+            "session.cycles.x=1",
+            "--set: session.cycles.x: there is no such key: session.cycles is neither a map nor a list",
+        ),
+        ("session.cycles=[3", "--set: session.cycles: is not YAML: "),
+        ("session.cycles=on", "--set: session.cycles: on is a boolean to YAML 1.1"),
+        ("session={cycles: [1, 012]}", "--set: session.cycles[1]: 012 is an octal number"),
+        ("session.cycles=", "--set: session.cycles: must be a whole number, not nothing"),
+        ("session.cycles=1", "--set: session.cycles: must be at least 2, not 1"),
+        ("cmake.X=&a 1", "--set: cmake.X: anchor &a: leave it out"),
+        ("env.A=1", "--set: env.A: must be text, not 1: write --set 'env.A=\"1\"'"),
+        ("session", "--set: 'session' is not key=value, as in session.cycles=4"),
+        ("=3", "--set: '=3' is not key=value"),
+        ("a..b=3", "is not key=value"),
+        ("extends=other.yaml", "--set: extends: is read before --set"),
+        ("gates=[]", "--set: gates: only gates.N.backend-ops.{expect,unsupported,limit_s} can be set"),
+        ("gates.0={engaged: {stderr: x}}", "no gate can be removed or exchanged"),
+        ("gates.0.backend-ops.op=ADD", "no gate can be removed or exchanged"),
+        ("gates.0.backend-ops.env={A: '1'}", "no gate can be removed or exchanged"),
+        ("gates.7.backend-ops.expect=1/1", "--set: gates.7: gates is a list of 1"),
+        ("a" + ".a" * 100_000 + "=1", "is not key=value"),
+        ("cmake.X=" + "[" * 3000, "--set: cmake.X: is nested more than 32 deep"),
+        ("cmake.X=" + "x" * 1_000_001, "--set: cmake.X: is larger than 1 MB"),
+        ("cmake.X=\udcff", "--set: cmake.X: holds a character that is not allowed, U+DCFF"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_what_cannot_be_set(override: str, message: str) -> None:
+    """An unknown path, a value that does not fit, and every way around a gate are errors marked --set."""
+    assert message in child_refusal("", override).message
