@@ -3,7 +3,8 @@
 backend-ops     one launch for all cells of an entry
 llama-bench     one launch for all sizes at one setting of the other axes; one repetition more than asked, the first
                 is thrown away because it is cold
-batched-bench   one launch for all npl at one (npp, ntg, other axes), with a throw-away row first
+batched-bench   one launch for all npl at one (npp, ntg, other axes), with a throw-away row first and a spare last,
+                because the tool can lose what it printed just before it exits
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ def _expand_batched(entry: BatchedBench, env: Mapping[str, str], keep: Keep) -> 
                 *("-m", f"{{model:{entry.model}}}"),
                 *("-c", str(n_ctx)),
                 *("-npp", str(pp), "-ntg", str(tg)),
-                *("-npl", _comma([*list(left)[:1], *left])),
+                *("-npl", _comma([*list(left)[:1], *left, *list(left)[-1:]])),
                 *_flags({k: v for k, v in axes.items() if k != "n_ctx"}, BATCHED_FLAGS),
                 *entry.args,
                 *("--output-format", "jsonl"),

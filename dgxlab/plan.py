@@ -31,7 +31,7 @@ from dgxlab.model import (
 PROGRAMS = {"backend-ops": "test-backend-ops", "llama-bench": "llama-bench", "batched-bench": "llama-batched-bench"}
 
 BATCHED_ATTEMPTS = 3
-"""llama-batched-bench now and then exits 0 before its log thread has written the last rows (3 of 200 runs to a file)."""
+"""llama-batched-bench now and then exits 0 before its logger has written the last rows; the spare row makes it rare."""
 
 
 def new_job_id(name: str) -> str:

@@ -81,9 +81,9 @@ def test_excluding_everything_is_an_error() -> None:
 
 
 def test_batched_bench_throws_its_first_row_away() -> None:
-    """The first npl stands twice; the context holds the largest row, rounded as llama.cpp rounds."""
+    """The first npl stands twice, and the last for a spare row; the context holds the largest row, rounded as llama.cpp rounds."""
     (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 8, 32)))
-    assert after(launch, "-npl") == "1,1,8,32"
+    assert after(launch, "-npl") == "1,1,8,32,32"
     assert int(after(launch, "-c")) == 32 * 256
     assert [cell.params for cell in launch.cells] == [{"pp": 128, "tg": 64, "pl": pl} for pl in (1, 8, 32)]
 
@@ -170,7 +170,9 @@ def test_cell_identity() -> None:
         return launches(llama_bench(**changes))[0].cells[0].key
 
     assert key() == key(n_prompt=(16, 64), n_gen=(8,))
-    assert len({key(), key(repetitions=9), key(args=("--numa",)), key(axes={"n_ubatch": (1,)}), key(n_prompt=(17,))}) == 5
+    assert (
+        len({key(), key(repetitions=9), key(args=("--numa",)), key(axes={"n_ubatch": (1,)}), key(n_prompt=(17,))}) == 5
+    )
 
 
 def test_ten_thousand_cells(tmp_path: Path) -> None:

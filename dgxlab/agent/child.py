@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -88,10 +89,7 @@ def run(
         )
         try:
             deadline = begin + limit_s
-            if on_line:
-                ended = _copy_lines(child, out, on_line, deadline)
-            else:
-                ended = _wait(child, deadline)
+            ended = _copy_lines(child, out, on_line, deadline) if on_line else _wait(child, deadline)
         finally:
             # a program's own children must not outlive it: they would measure beside the next run
             end_group(child)
@@ -120,10 +118,8 @@ def end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(pgid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pgid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _prepare(death_signal: int) -> Callable[[], None]:

@@ -1,0 +1,203 @@
+"""`test-backend-ops test` on the console: what it says, and whether that is evidence that the gate passed.
+
+The program prints OK and exits 0 for a backend that does not exist and when nothing ran, so its own verdict is only
+one of the things that a gate asks for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from dgxlab.agent.parse.lines import plain
+from dgxlab.model import Expectation
+
+TOOL = "test-backend-ops"
+
+SECTION = re.compile(r"Backend [0-9]+/[0-9]+: (.+)")
+STATUS = re.compile(r"  Backend (.+): (OK|FAIL)")
+# A diagnostic without a line end may stand before either of these; it ends in a space.
+SUMMARY = re.compile(r"(?:^| )  ([0-9]{1,9})/([0-9]{1,9}) tests passed$")
+CASE = re.compile(r"(?:^| )  (\w+\(.*?\)):(?: |$)")
+LISTED = re.compile(r"  (\w+\(.*\))")
+UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
+FAILED = re.compile(r"(?<!\w)FAIL$")
+# Its green colour tells a case's OK from a diagnostic that ends in the same word without a line end.
+PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
+
+
+@dataclass(frozen=True)
+class GateReading:
+    """What a parity gate's output says of one backend.
+
+    Attributes:
+        backend: The backend that was asked for, e.g. CUDA0.
+        seen: The backends that the program announced.
+        summaries: How many `P/T tests passed` lines there are for the backend.
+        passed: P, or None without exactly one readable summary.
+        total: T, likewise.
+        unsupported: Cases that the program left out of T as not supported.
+        failed: The cases that failed, each as `-o` takes it back; one that is in the suite twice is here for each
+            failure.
+        backend_ok: The backend's section ends in `Backend <name>: OK`.
+        last_case: The last case printed. A case is printed when it is over: a crash came in the one after it.
+        contradictions: Sentences for what the summary and the cases disagree on.
+    """
+
+    backend: str
+    seen: tuple[str, ...] = ()
+    summaries: int = 0
+    passed: int | None = None
+    total: int | None = None
+    unsupported: int = 0
+    failed: tuple[str, ...] = ()
+    backend_ok: bool = False
+    last_case: str = ""
+    contradictions: tuple[str, ...] = ()
+
+
+@dataclass
+class _Section:
+    """The lines of one backend, counted."""
+
+    summaries: list[str] = field(default_factory=list)
+    statuses: list[str] = field(default_factory=list)
+    ok: int = 0
+    unsupported: int = 0
+    failed: list[str] = field(default_factory=list)
+    listed: list[str] = field(default_factory=list)
+    open_case: str = ""
+    last_case: str = ""
+    listing: bool = False
+
+    def read(self, line: str) -> None:
+        """Count one line; diagnostics may stand before a case, or between a case and its verdict."""
+        text = plain(line)
+        listed = LISTED.fullmatch(text) if self.listing else None
+        self.listing = bool(listed) or text == "Failing tests:"
+        if listed:
+            self.listed.append(listed[1])
+        elif "tests passed" in text:
+            self.summaries.append(text)
+        else:
+            self._read_case(line, text)
+
+    def _read_case(self, line: str, text: str) -> None:
+        if case := CASE.search(text):
+            self.open_case = self.last_case = case[1]
+        failed, unsupported, passed = FAILED.search(text), UNSUPPORTED.search(text), PASSED.search(line)
+        if failed:
+            self.failed.append(self.open_case)
+        elif unsupported:
+            self.unsupported += 1
+        elif passed:
+            self.ok += 1
+        if failed or unsupported or passed:
+            self.open_case = ""
+
+
+def read_gate(text: str, backend: str) -> GateReading:
+    """Read what the program printed about `backend`; sections of other backends are skipped.
+
+    Args:
+        text: Standard output, or both streams together, colours and all.
+        backend: Name of the device, e.g. CUDA0.
+    """
+    section, seen = _section(text, backend)
+    passed, total = _counts(section.summaries)
+    return GateReading(
+        backend,
+        seen=seen,
+        summaries=len(section.summaries),
+        passed=passed,
+        total=total,
+        unsupported=section.unsupported,
+        # The list also has what failed before it could be printed as a case; a run that broke off has no list.
+        failed=tuple(section.listed or [case for case in section.failed if case]),
+        backend_ok=section.statuses == ["OK"],
+        last_case=section.last_case,
+        contradictions=_contradictions(section, passed, seen.count(backend)),
+    )
+
+
+def judge_gate(
+    reading: GateReading, rc: int | None, expect: Expectation | None, unsupported: int | None
+) -> tuple[str, ...]:
+    """Return why the gate did not pass, one sentence a reason; () when it did.
+
+    Args:
+        reading: What the program printed.
+        rc: Its exit status; None or negative when a signal ended it.
+        expect: How many cases must pass, None to take any number but 0.
+        unsupported: How many cases may be unsupported, None to take any number.
+    """
+    reasons = [*_count_reasons(reading, expect, unsupported), *reading.contradictions]
+    if rc is None or rc < 0:
+        reasons.append(f"{TOOL} was ended by a signal")
+    elif rc != 0 and (rc != 1 or not reasons):  # 1 is how it repeats what was just said
+        reasons.append(f"{TOOL} ended with exit status {rc}")
+    if not reading.backend_ok and not reasons:
+        reasons.append(f"the output does not say 'Backend {reading.backend}: OK'")
+    return tuple(reasons)
+
+
+def _section(text: str, backend: str) -> tuple[_Section, tuple[str, ...]]:
+    section, inside, seen = _Section(), False, []
+    for printed in text.split("\n"):
+        line = printed.rstrip()
+        start, status = SECTION.fullmatch(plain(line)), STATUS.fullmatch(plain(line))
+        if start:
+            seen.append(start[1])
+            inside = start[1] == backend
+        elif status and inside:
+            section.statuses.append(status[2] if status[1] == backend else "of another")
+            inside = False
+        elif inside:
+            section.read(line)
+    return section, tuple(seen)
+
+
+def _counts(summaries: list[str]) -> tuple[int, int] | tuple[None, None]:
+    match = SUMMARY.search(summaries[0]) if len(summaries) == 1 else None
+    return (int(match[1]), int(match[2])) if match else (None, None)
+
+
+def _contradictions(section: _Section, passed: int | None, sections: int) -> tuple[str, ...]:
+    said = []
+    if sections > 1:
+        said.append(f"the backend is announced {sections} times")
+    if passed is not None and section.ok != passed:
+        said.append(f"the summary counts {passed} passed cases, but {section.ok} cases say OK")
+    if passed is not None and len(section.failed) > len(section.listed):
+        said.append(f"the summary names {len(section.listed)} failing cases, but {len(section.failed)} lines say FAIL")
+    return tuple(said)
+
+
+def _count_reasons(reading: GateReading, expect: Expectation | None, unsupported: int | None) -> list[str]:
+    if reading.backend not in reading.seen:
+        there = f"the program has {', '.join(reading.seen)}" if reading.seen else "the output names none"
+        return [f"backend {reading.backend} was not tested: {there}"]
+    if reading.passed is None or reading.total is None:
+        return [_no_summary(reading)]
+    reasons = []
+    if reading.total == 0:
+        reasons.append("ran 0 of 0 cases: nothing was tested")
+    elif expect and (reading.passed, reading.total) != (expect.passed, expect.total):
+        reasons.append(f"expected {expect}, got {reading.passed}/{reading.total}")
+    elif reading.passed != reading.total:
+        reasons.append(f"{reading.passed} of {reading.total} cases passed")
+    if reading.failed:
+        others = f" and {len(reading.failed) - 1} more" if len(reading.failed) > 1 else ""
+        reasons.append(f"failed: {reading.failed[0]}{others}")
+    if unsupported is not None and reading.unsupported != unsupported:
+        reasons.append(f"expected {unsupported} unsupported cases, got {reading.unsupported}")
+    return reasons
+
+
+def _no_summary(reading: GateReading) -> str:
+    if reading.summaries == 1:
+        return f"the summary for backend {reading.backend} cannot be read"
+    if reading.summaries:
+        return f"{reading.summaries} summaries for backend {reading.backend}, not one"
+    after = f"the program stopped after {reading.last_case}" if reading.last_case else "no case was run"
+    return f"no summary for backend {reading.backend}: {after}"

@@ -1,0 +1,190 @@
+"""The parity gate's console output, from real runs that passed, failed, crashed, and only looked green."""
+
+import pytest
+
+from dgxlab.agent.parse.gate import GateReading, judge_gate, read_gate
+from dgxlab.model import Expectation
+from tests.agent.parse.captures import capture
+
+ALL = Expectation(1103, 1103)
+CASE = "MUL_MAT(type_a={},type_b=f32,m=16,n=1,k=256,bs=[1,1],nr={},per=[0,1,2,3],k_v=0,o=1)"
+Q4 = CASE.format("q4_0", "[1,1]")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-mul_mat.txt.gz", "CPU")]
+)
+def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
+    """1103/1103 with 306 unsupported, on both backends; on CUDA0 with debug lines inside 200 result lines."""
+    reading = read_gate(capture(name), backend)
+    assert (reading.passed, reading.total, reading.unsupported) == (1103, 1103, 306)
+    assert (reading.summaries, reading.failed, reading.backend_ok, reading.contradictions) == (1, (), True, ())
+    assert judge_gate(reading, 0, ALL, 306) == ()
+    assert judge_gate(reading, 0, None, None) == ()
+
+
+@pytest.mark.parametrize(("op", "total"), [("GATED_DELTA_NET", 36), ("SSM_CONV", 45)])
+def test_other_ops_pass(op: str, total: int) -> None:
+    """Both streams in one file, a second backend skipped: the named backend is what is read."""
+    reading = read_gate(capture(f"h200/tbo-test-{op}.txt"), "CUDA0")
+    assert judge_gate(reading, 0, Expectation(total, total), 0) == ()
+    assert reading.seen == ("CUDA0", "CPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "reason"),
+    [
+        ("wrong-backend", "CUDA0", "backend CUDA0 was not tested: the program has CPU"),
+        ("unknown-op", "CPU", "ran 0 of 0 cases: nothing was tested"),
+        ("no-params", "CPU", "ran 0 of 0 cases: nothing was tested"),
+        ("usage", "CPU", "backend CPU was not tested: the output names none"),
+    ],
+)
+@pytest.mark.parametrize("expect", [None, ALL])
+def test_false_greens_are_refused(name: str, backend: str, reason: str, expect: Expectation | None) -> None:
+    """The program said OK and exited 0 (but for the usage text); whatever is expected, it is no evidence."""
+    reading = read_gate(capture(f"cpu/tbo-test-{name}.txt"), backend)
+    assert judge_gate(reading, 0, expect, None) == (reason,)
+
+
+def test_the_backend_that_was_skipped_is_refused() -> None:
+    """A green gate on CUDA0 says nothing about the CPU backend that the same run skipped."""
+    reading = read_gate(capture("h200/tbo-test-mul_mat.txt"), "CPU")
+    assert judge_gate(reading, 0, ALL, 306) == ("no summary for backend CPU: no case was run",)
+
+
+def test_unsupported_cases_count() -> None:
+    """A patch that makes the backend refuse cases shrinks the total, or shows in the unsupported."""
+    reading = read_gate(capture("cpu/tbo-test-mul_mat.txt.gz"), "CPU")
+    assert judge_gate(reading, 0, ALL, 300) == ("expected 300 unsupported cases, got 306",)
+    more = Expectation(1104, 1104)
+    assert judge_gate(reading, 0, more, 306) == ("expected 1104/1104, got 1103/1103",)
+
+
+def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
+    """The diagnostic stands before the case on its line; a case that is in the suite twice fails twice."""
+    text = capture("cpu/tbo-test-failing.txt")
+    assert f"[MUL_MAT] ERR = 0.002267569 > 0.000500000   {Q4}: \x1b[1;31mFAIL" in text
+    reading = read_gate(text, "CPU")
+    assert reading.failed == (Q4, Q4, CASE.format("q4_0", "[2,1]"), CASE.format("q4_0", "[1,2]"))
+    assert (reading.passed, reading.total, reading.unsupported, reading.backend_ok) == (2, 6, 3, False)
+    assert reading.contradictions == ()
+    assert judge_gate(reading, 1, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
+    assert judge_gate(reading, 1, None, None) == ("2 of 6 cases passed", f"failed: {Q4} and 3 more")
+
+
+@pytest.mark.parametrize("name", ["nan", "inf"])
+def test_nan_and_inf_are_failures(name: str) -> None:
+    """Their diagnostics are longer and hold brackets; the case is read all the same."""
+    reading = read_gate(capture(f"cpu/tbo-test-{name}.txt"), "CPU")
+    assert (reading.passed, reading.total, reading.failed) == (5, 6, (Q4,))
+    assert judge_gate(reading, 1, None, None) == ("5 of 6 cases passed", f"failed: {Q4}")
+
+
+def test_a_case_string_runs_that_case_and_its_double() -> None:
+    """`-o CASE` ran exactly the cases of that string: two, because the suite has it twice; two strings ran four."""
+    alone = read_gate(capture("cpu/tbo-test-one-case.txt"), "CPU")
+    both = read_gate(capture("cpu/tbo-test-two-cases.txt"), "CPU")
+    assert (alone.passed, alone.total) == (2, 2)
+    assert (both.passed, both.total) == (4, 4)
+    assert judge_gate(alone, 0, None, None) == judge_gate(both, 0, None, None) == ()
+
+
+def test_one_of_a_double_may_fail() -> None:
+    """The same string passed once and failed once in one run."""
+    reading = read_gate(capture("cpu/tbo-test-one-of-two.txt"), "CPU")
+    assert (reading.passed, reading.total, reading.failed) == (1, 2, (Q4,))
+
+
+def test_a_failing_case_is_known_without_the_list() -> None:
+    """A run that was cut after its first failure still names the case behind the diagnostic."""
+    text = capture("cpu/tbo-test-failing.txt")
+    reading = read_gate(text[: text.index("FAIL") + 4], "CPU")
+    assert (reading.failed, reading.last_case, reading.summaries) == ((Q4,), Q4, 0)
+
+
+def test_a_crash_leaves_no_summary() -> None:
+    """The last case printed is the one before the crash: its verdict was still in the buffer."""
+    text = capture("cpu/tbo-test-abort.txt")
+    assert text.endswith(f"  {Q4}: ")
+    reading = read_gate(text, "CPU")
+    assert (reading.summaries, reading.passed, reading.total, reading.last_case) == (0, None, None, Q4)
+    reason = f"no summary for backend CPU: the program stopped after {Q4}"
+    assert judge_gate(reading, 134, ALL, None) == (reason, "test-backend-ops ended with exit status 134")
+    assert judge_gate(reading, None, ALL, None) == (reason, "test-backend-ops was ended by a signal")
+    assert judge_gate(reading, 0, ALL, None) == (reason,)
+
+
+@pytest.mark.parametrize("rc", [1, 2, 134, -6, None])
+def test_the_exit_status_must_be_0(rc: int | None) -> None:
+    """A green text with any other status is refused."""
+    reading = read_gate(capture("h200/tbo-test-SSM_CONV.txt"), "CUDA0")
+    (reason,) = judge_gate(reading, rc, None, None)
+    assert reason.startswith("test-backend-ops ")
+
+
+def test_two_summaries_are_refused() -> None:
+    """Two runs in one file are not one run, even if both are green."""
+    text = capture("h200/tbo-test-SSM_CONV.txt")
+    twice = ("2 summaries for backend CUDA0, not one", "the backend is announced 2 times")
+    assert judge_gate(read_gate(text + text, "CUDA0"), 0, None, None) == twice
+    again = text.replace("2/2 backends passed", "Backend 1/2: CUDA0")
+    assert judge_gate(read_gate(again, "CUDA0"), 0, None, None)[0] == twice[1]
+
+
+def test_a_damaged_summary_is_refused() -> None:
+    """A summary with something printed into it is seen and not believed."""
+    text = capture("h200/tbo-test-SSM_CONV.txt").replace("  45/45 tests", "  4ggml: x 5/45 tests")
+    assert judge_gate(read_gate(text, "CUDA0"), 0, None, None) == ("the summary for backend CUDA0 cannot be read",)
+
+
+def test_a_missing_verdict_is_refused() -> None:
+    """The backend's own section must end in `Backend CUDA0: OK`; that line somewhere else is not enough."""
+    text = capture("h200/tbo-test-SSM_CONV.txt")
+    reason = ("the output does not say 'Backend CUDA0: OK'",)
+    other = text.replace("  Backend CUDA0: ", "  Backend CUDA1: ")
+    late = text.replace("  Backend CUDA0: ", "Backend 1/3: CPU\n  Backend CUDA0: ")
+    assert judge_gate(read_gate(other, "CUDA0"), 0, None, None) == reason
+    assert judge_gate(read_gate(late, "CUDA0"), 0, None, None) == reason
+
+
+def test_a_summary_that_the_cases_do_not_bear_out_is_refused() -> None:
+    """A log with a result line missing, or a FAIL that the summary does not know, contradicts itself."""
+    lines = capture("h200/tbo-test-SSM_CONV.txt").split("\n")
+    reading = read_gate("\n".join(lines[:8] + lines[9:]), "CUDA0")
+    assert judge_gate(reading, 0, None, None) == ("the summary counts 45 passed cases, but 44 cases say OK",)
+    stray = read_gate("\n".join([*lines[:9], "[SSM_CONV] self-check FAIL", *lines[9:]]), "CUDA0")
+    assert judge_gate(stray, 0, None, None) == ("the summary names 0 failing cases, but 1 lines say FAIL",)
+
+
+def test_debug_output_without_a_line_end_does_not_hide_the_verdict() -> None:
+    """A kernel's printf right before the verdict, or a debug line that ends in OK, changes no count."""
+    text = capture("h200/tbo-test-SSM_CONV.txt")
+    first = text.index("\x1b[1;32mOK")
+    noisy = text[:first] + "block 0 thread 0" + text[first:]
+    noisy = noisy.replace("  45/45", "w4a16: self-check OK\n  45/45")
+    assert judge_gate(read_gate(noisy, "CUDA0"), 0, Expectation(45, 45), 0) == ()
+
+
+def test_text_without_colours_reads_the_same() -> None:
+    """A log that lost its colours in a copy gives the same reading."""
+    for name, backend in (("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-failing.txt", "CPU")):
+        text = capture(name)
+        bare = text.replace("\x1b[1;32m", "").replace("\x1b[1;31m", "").replace("\x1b[0m", "")
+        assert read_gate(bare, backend) == read_gate(text, backend)
+
+
+def test_an_allocation_failure_is_in_the_list_only() -> None:
+    """The program prints no case line for it; the list at the end and the count name it."""
+    text = capture("cpu/tbo-test-one-of-two.txt")
+    line = next(line for line in text.split("\n") if "ERR" in line)
+    text = text.replace(line + "\n", "failed to allocate tensors [CPU] ")
+    reading = read_gate(text, "CPU")
+    assert reading.failed == (Q4,)
+    assert judge_gate(reading, 1, None, None) == ("1 of 2 cases passed", f"failed: {Q4}")
+
+
+def test_an_empty_reading_never_passes() -> None:
+    """Nothing read is no pass, whatever is asked for."""
+    assert judge_gate(GateReading("CPU"), 0, None, None) == ("backend CPU was not tested: the output names none",)
+    assert judge_gate(read_gate("", "CPU"), 0, None, None) != ()
