@@ -1,0 +1,127 @@
+"""What a running job looks like: a line for everything that ends, a bar for what takes long on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dgxlab.cli._out import Out, clean
+from dgxlab.stats import median
+from dgxlab.units import duration, metric, size, style
+
+
+def lines(event: Mapping[str, Any]) -> list[str]:
+    """Return what to say about an event, [] for most."""
+    say = _SAY.get(str(event["event"]))
+    return say(event) if say else []
+
+
+def _note(event: Mapping[str, Any]) -> list[str]:
+    return [str(event["note"])]
+
+
+def _lock(event: Mapping[str, Any]) -> list[str]:
+    if event["state"] == "waiting":
+        return [f"waiting for the device: {event['owner']} holds {event['path']}"]
+    return []
+
+
+def _build(event: Mapping[str, Any]) -> list[str]:
+    how = "reused" if event["reused"] else f"built in {duration(event['seconds'])}"
+    return [f"build {event['build_id']} of {event['arm']}: {how}"]
+
+
+def _model(event: Mapping[str, Any]) -> list[str]:
+    return [f"model {event['name']}: {event['path']}, {size(event['size'])}"]
+
+
+def _gate(event: Mapping[str, Any]) -> list[str]:
+    gate = event["gate"]
+    counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
+    words = f"gate {gate['op']} on {gate['backend']}: {event['status']}, {counted} ({duration(event['seconds'])})"
+    recorded = gate["expect"] is None and event["status"] == "passed"
+    return [words + ("; recorded as what to expect from now on" if recorded else "")]
+
+
+def _run(event: Mapping[str, Any]) -> list[str]:
+    if event["status"] != "valid":
+        return [f"{event['id']} {event['status']}: {event['reason']}"]
+    cells = event["cells"]
+    said = []
+    for result in event["results"]:
+        values = (_value(m["metric"], median(m["samples"])) for m in result["measurements"])
+        said.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
+    return [f"{event['id']} {event['tool']} ({duration(event['seconds'])})", *said]
+
+
+def _value(name: str, value: float) -> str:
+    shown = style(metric(name), [value])
+    label = metric(name).label
+    return f"{label} {shown.value(value)} {shown.unit}".lstrip()
+
+
+_SAY: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "note": _note,
+    "lock": _lock,
+    "build": _build,
+    "model": _model,
+    "gate": _gate,
+    "run": _run,
+}
+
+
+@contextmanager
+def display(out: Out) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Give a function that shows events; on a terminal a bar moves below the lines."""
+    if out.quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        with _Bar() as bar:
+            yield bar.show
+    else:
+
+        def show(event: Mapping[str, Any]) -> None:
+            for line in lines(event):
+                out.note(line)
+
+        yield show
+
+
+class _Bar:
+    """Lines above, one bar below."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self.console = Console(stderr=True, highlight=False)
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self.task = self.progress.add_task("starting", total=None)
+
+    def __enter__(self) -> _Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.progress.stop()
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        for line in lines(event):
+            self.console.print(clean(line), markup=False)
+        if event["event"] == "progress":
+            total = event["total"] or None
+            self.progress.update(
+                self.task, description=clean(f"{event['id']} {event['note']}"), completed=event["done"], total=total
+            )
+        elif event["event"] == "step" and event["state"] == "started":
+            self.progress.reset(self.task, description=str(event["id"]), total=None)

@@ -1,0 +1,62 @@
+"""Where the commands find the project, its database, the pins and the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dgxlab.errors import SpecError
+
+if TYPE_CHECKING:
+    from dgxlab.lab import Lab
+    from dgxlab.store import Store
+    from dgxlab.transport.host import Host
+
+
+def project(start: Path | None = None) -> Path:
+    """Return the nearest folder, from here upwards, that has a patches folder; here when none has."""
+    here = (start or Path.cwd()).resolve()
+    return next((folder for folder in (here, *here.parents) if (folder / "patches").is_dir()), here)
+
+
+def database(db: Path | None, start: Path | None = None) -> Path:
+    """Return the database's path: the one given, else the project's results.db."""
+    return db or project(start) / "results.db"
+
+
+@contextmanager
+def store(db: Path | None, *, create: bool = False) -> Iterator[Store]:
+    """Open the database for one command."""
+    from dgxlab.store import Store
+
+    opened = Store.open(database(db), create=create)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@contextmanager
+def lab(db: Path | None) -> Iterator[Lab]:
+    """Open everything that a use case needs."""
+    from dgxlab.lab import Lab
+    from dgxlab.source import PinCache, default_path
+
+    with store(db, create=True) as opened:
+        yield Lab(opened, PinCache(default_path()), connect)
+
+
+def connect(name: str) -> Host:
+    """Return the host of that name.
+
+    Raises:
+        SpecError: if there is none.
+    """
+    from dgxlab.transport.host import Host
+    from dgxlab.transport.local import LocalTransport
+
+    if name != "local":
+        raise SpecError(f"host {name} is not known: this version reaches 'local' only", next="--host local")
+    return Host(LocalTransport())

@@ -1,0 +1,31 @@
+"""Options that more than one command has, defined once."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(str, Enum):
+    """How results are printed."""
+
+    human = "human"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result on stdout.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
+DbOption = Annotated[
+    Path | None,
+    typer.Option("--db", envvar="DGXLAB_DB", help="The database; results.db of this project by default."),
+]
+HostOption = Annotated[str | None, typer.Option("--host", help="Run on this host instead of the spec's.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override one value: key.path=VALUE. May be given again.")
+]
+SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
+JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]
+RootOption = Annotated[Path, typer.Option("--root", help="The project folder that holds patches/.")]

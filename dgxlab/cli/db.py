@@ -1,0 +1,49 @@
+"""dgxlab db: the record's own health, and merging two of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dgxlab.cli._lab import store
+from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
+from dgxlab.cli._out import Out
+from dgxlab.errors import CheckFailed
+
+app = typer.Typer(help="Check and merge the record.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("check")
+def check(db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False) -> None:
+    """Check the database: integrity, references, and that every valid run has its samples.
+
+    Example: dgxlab db check
+    """
+    from dgxlab import store as stores
+
+    with store(db) as opened:
+        problems = stores.check(opened)
+    Out(format, quiet).result({"problems": problems}, "\n".join(problems) or "ok")
+    if problems:
+        raise CheckFailed(f"the database has {len(problems)} problems", next="restore a backup from beside it")
+
+
+@app.command("merge")
+def merge(
+    current: Annotated[Path, typer.Argument(help="The database that receives.", show_default=False)],
+    other: Annotated[Path, typer.Argument(help="The one whose rows are added.", show_default=False)],
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Add every row of OTHER that CURRENT lacks; also git's merge driver for results.db.
+
+    Example: dgxlab db merge results.db ../laptop/results.db
+    """
+    from dgxlab import store as stores
+
+    with store(current) as opened:
+        counts = stores.merge(opened, other)
+    added = sum(counts.values())
+    Out(format, quiet).result(counts, f"{added} rows added" + "".join(f", {n} {t}" for t, n in counts.items() if n))

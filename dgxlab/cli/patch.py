@@ -1,0 +1,150 @@
+"""dgxlab patch: series on a pin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dgxlab.cli._lab import project
+from dgxlab.cli._options import Format, FormatOption, QuietOption
+from dgxlab.cli._out import Out
+from dgxlab.errors import CheckFailed, SpecError
+
+if TYPE_CHECKING:
+    from dgxlab.source import PinCache
+
+app = typer.Typer(help="List, check, refresh and export patch series.", no_args_is_help=True, rich_markup_mode=None)
+
+NameArgument = Annotated[str, typer.Argument(help="The series: a folder under patches/.", show_default=False)]
+PinOption = Annotated[
+    str | None, typer.Option("--pin", help="A llama.cpp commit; by default the one that this project's specs name.")
+]
+SourceOption = Annotated[
+    list[str] | None, typer.Option("--source", help="Where to find the pin; by default where the specs say.")
+]
+
+
+@app.command("list")
+def list_(format: FormatOption = Format.human, quiet: QuietOption = False) -> None:
+    """List the series of this project with their digests.
+
+    Example: dgxlab patch list
+    """
+    from dgxlab import series
+
+    found = [
+        {
+            "name": one.name,
+            "digest": one.digest,
+            "patches": [patch.name for patch in one.patches],
+            "overlays": [f"{overlay.source} -> {overlay.dest}" for overlay in one.overlays],
+        }
+        for one in series.list_all(project())
+    ]
+    Out(format, quiet).result(
+        found,
+        lambda: (
+            "\n".join(
+                "\n".join(
+                    [
+                        f"{one['name']}@{str(one['digest'])[:12]}",
+                        *(f"  {line}" for line in (*one["patches"], *one["overlays"])),
+                    ]
+                )
+                for one in found
+            )
+            or "no series"
+        ),
+    )
+
+
+@app.command("check")
+def check(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Series to check; all by default.", show_default=False)
+    ] = None,
+    pin: PinOption = None,
+    source: SourceOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Check that series are whole and apply to a pin exactly; with --pin COMMIT, what a pin bump leaves standing.
+
+    Example: dgxlab patch check
+    """
+    from dgxlab import series, series_edit
+
+    root, out = project(), Out(format, quiet)
+    at, cache = _pin(root, pin, source, out)
+    problems = {name: series_edit.check(root, name, cache, at) for name in names or series.names(root)}
+    lines = [
+        line
+        for name, found in problems.items()
+        for line in [f"{name}: {len(found) or 'no'} problems", *(f"  {p}" for p in found)]
+    ]
+    out.result({"pin": at, "problems": problems}, f"pin {at[:12]}\n" + "\n".join(lines))
+    if any(problems.values()):
+        raise CheckFailed(f"not every series stands on pin {at[:12]}", next=f"dgxlab patch refresh SERIES --pin {at}")
+
+
+@app.command("refresh")
+def refresh(
+    name: NameArgument,
+    pin: PinOption = None,
+    source: SourceOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Carry a series to a pin by three-way merges and write its patches anew.
+
+    Example: dgxlab patch refresh backend-ops-shapes
+    """
+    from dgxlab import series_edit
+
+    root, out = project(), Out(format, quiet)
+    at, cache = _pin(root, pin, source, out)
+    done = series_edit.refresh(root, name, cache, at)
+    out.result(
+        {"pin": at, "changed": list(done.changed)}, "\n".join(f"wrote {n}" for n in done.changed) or "nothing to change"
+    )
+
+
+@app.command("export")
+def export(
+    name: NameArgument,
+    tree: Annotated[Path, typer.Option("--tree", help="A llama.cpp checkout on the pin.", show_default=False)],
+    message: Annotated[str, typer.Option("--message", "-m", help="Commit message for what is not committed.")] = "",
+    pin: PinOption = None,
+    source: SourceOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Turn a checkout into a series: a patch a commit, and one for what is not committed.
+
+    Example: dgxlab patch export my-series --tree ~/llama.cpp --message "cuda : try a larger tile"
+    """
+    from dgxlab import series_export
+
+    root, out = project(), Out(format, quiet)
+    at, cache = _pin(root, pin, source, out)
+    done = series_export.export(root, name, cache, at, tree, message)
+    patches = [patch.name for patch in done.series.patches]
+    out.result({"series": done.series.ref.name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))
+
+
+def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out) -> tuple[str, PinCache]:
+    """Return the pin asked for, or the one that the project's specs agree on, and a cache that has it."""
+    from dgxlab.source import PinCache, default_path
+    from dgxlab.spec import load
+
+    specs = [load(path) for path in sorted((root / "experiments").glob("*.yaml"))]
+    named = sorted({spec.pin for spec in specs})
+    if pin is None and len(named) != 1:
+        raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins", next="say which: --pin COMMIT")
+    at = pin or named[0]
+    known = [s for spec in specs if spec.pin == at or pin for s in spec.sources]
+    cache = PinCache(default_path())
+    cache.ensure(at, sources or list(dict.fromkeys(known)), lambda note: None if "%" in note else out.note(note))
+    return at, cache

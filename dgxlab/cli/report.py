@@ -1,0 +1,46 @@
+"""dgxlab report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dgxlab.cli._lab import store
+from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
+from dgxlab.cli._out import Out
+from dgxlab.errors import UsageError
+
+if TYPE_CHECKING:
+    from dgxlab.store import Store
+
+
+def report(
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment's name or a session's id; the newest by default.")
+    ] = None,
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Print what the record holds of an experiment as markdown tables.
+
+    Example: dgxlab report quickstart
+    """
+    from dgxlab import report as reports
+    from dgxlab.model import to_json
+
+    with store(db) as opened:
+        if name is not None and opened.find_job(name):
+            made = reports.collect(opened, job_id=name)
+        else:
+            made = reports.collect(opened, name or _newest(opened))
+    Out(format, quiet).result(to_json(made), lambda: reports.render(made))
+
+
+def _newest(opened: Store) -> str:
+    """Return the name of the experiment that ran last."""
+    job = opened.latest_job()
+    if job is None:
+        raise UsageError("nothing is recorded yet", next="dgxlab run experiments/quickstart.yaml")
+    return job.name

@@ -1,0 +1,128 @@
+"""What every test stands on: a sealed environment, and one real build of llama.cpp shared by those that need it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.errors import DgxlabError
+from dgxlab.lab import Lab, Outcome, run
+from dgxlab.model import Experiment
+from dgxlab.source import PinCache
+from dgxlab.spec import load
+from dgxlab.store import Store
+from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
+
+PROJECT = Path(__file__).resolve().parent.parent
+GOLDEN = Path(__file__).resolve().parent / "golden"
+PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
+CACHE = Path(os.environ.get("DGXLAB_TEST_CACHE") or Path.home() / ".cache" / "dgxlab-tests")
+"""Pins and builds of the real llama.cpp, kept between test runs: building takes minutes."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --no-skips."""
+    parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of a test that needs a GPU")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Under --no-skips turn a skipped test into a failed one."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()  # type: ignore[attr-defined]
+    if report.skipped and item.config.getoption("--no-skips") and not item.get_closest_marker("gpu"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
+
+
+@pytest.fixture(autouse=True)
+def hermetic_seal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the test a private home, a fixed locale and clock zone, no stray settings, and the loopback alone."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in list(os.environ):
+        if name.startswith(("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "LLAMA_", "CUDA_")):
+            monkeypatch.delenv(name)
+    for name, value in {"HOME": str(home), "TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "120"}.items():
+        monkeypatch.setenv(name, value)
+    if not request.node.get_closest_marker("network") and not request.node.get_closest_marker("llama"):
+        monkeypatch.setattr(socket.socket, "connect", _loopback_only(socket.socket.connect))
+
+
+def _loopback_only(connect: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and not str(address[0]).startswith(("127.", "::1", "localhost")):
+            raise AssertionError(f"a test may not leave the machine: {address}")
+        connect(self, address)
+
+    return guarded
+
+
+@pytest.fixture(scope="session")
+def pin_cache() -> PinCache:
+    """The real pin, from the package index the first time."""
+    cache = PinCache(CACHE / "llama.cpp.git")
+    try:
+        cache.ensure(PIN, ["pypi:llama-cpp-python==0.3.30"], lambda note: None)
+    except DgxlabError as error:
+        pytest.skip(f"llama.cpp cannot be had here: {error.message} {error.details}")
+    return cache
+
+
+@dataclass
+class Bench:
+    """A place to run experiments in: a record of its own, the shared pins and builds."""
+
+    lab: Lab
+    root: Path
+
+    def run(self, experiment: Experiment, **options: Any) -> tuple[Outcome, list[dict[str, Any]]]:
+        """Run an experiment here; returns how it ended and every event seen."""
+        events: list[dict[str, Any]] = []
+        outcome = run(self.lab, experiment, watch=lambda event: events.append(dict(event)), **options)
+        return outcome, events
+
+
+@pytest.fixture(scope="session")
+def make_bench(pin_cache: PinCache, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bench]:
+    """Make benches that share the pins and builds, each with a new record."""
+
+    def make() -> Bench:
+        root = CACHE / "host"
+        store = Store.open(tmp_path_factory.mktemp("record") / "results.db")
+        return Bench(Lab(store, pin_cache, lambda name: Host(LocalTransport(str(root)))), root)
+
+    return make
+
+
+@dataclass
+class Quickstart:
+    """One whole run of the quickstart experiment on this machine."""
+
+    bench: Bench
+    experiment: Experiment
+    outcome: Outcome
+    events: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def quickstart(make_bench: Callable[[], Bench]) -> Quickstart:
+    """Run the shipped quickstart once; later tests look at what it left."""
+    bench = make_bench()
+    experiment = load(PROJECT / "experiments" / "quickstart.yaml")
+    outcome, events = bench.run(experiment)
+    return Quickstart(bench, experiment, outcome, events)
+
+
+@pytest.fixture(scope="session")
+def llama_bin(quickstart: Quickstart) -> Path:
+    """Return the folder of the real programs that the quickstart built."""
+    (build,) = (event for event in quickstart.events if event["event"] == "build")
+    return quickstart.bench.root / "builds" / build["build_id"] / "bin"

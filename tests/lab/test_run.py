@@ -1,0 +1,245 @@
+"""`run` end to end on this machine, with programs that do as they are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.errors import BuildFailed, GateFailed, RemoteError, SpecError, UsageError
+from dgxlab.model import EngagedGate, FileModel, ParityGate
+from tests import toy
+from tests.lab.conftest import ToyLab
+
+
+def kinds(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the events of one kind."""
+    return [event for event in events if event["event"] == kind]
+
+
+def test_everything_is_built_gated_measured_and_recorded(toy_lab: ToyLab) -> None:
+    """One command, and every cell has its number; the job ended well."""
+    outcome, events = toy_lab.run()
+    assert outcome.error is None
+    assert (outcome.planned, outcome.reused) == (8, 0)
+    assert [gate["status"] for gate in kinds(events, "gate")] == ["passed"]
+    assert set(toy_lab.values()) == {
+        "MUL_MAT type_a=q4_0 m=4096 k=14336 n=8",
+        "MUL_MAT type_a=q4_0 m=4096 k=14336 n=512",
+        *("pp16", "pp32", "tg4"),
+        *("pp16 tg4 B1", "pp16 tg4 B2", "pp16 tg4 B4"),
+    }
+    assert toy_lab.values()["pp16 tg4 B4"] == 128.0
+    assert toy_lab.lab.store.job(outcome.job_id).state == "done"
+
+
+def test_again_measures_nothing_twice(toy_lab: ToyLab) -> None:
+    """The second run starts no job at all; --again measures everything."""
+    toy_lab.run()
+    outcome, events = toy_lab.run()
+    assert (outcome.job_id, outcome.reused, kinds(events, "run")) == ("", 8, [])
+    outcome, events = toy_lab.run(again=True)
+    assert (outcome.reused, len(kinds(events, "run")), len(kinds(events, "gate"))) == (0, 3, 1)
+
+
+def test_a_new_cell_is_measured_alone(toy_lab: ToyLab) -> None:
+    """Growing a matrix costs only what is new, and the gate of the same build stands."""
+    toy_lab.run()
+    grown = toy_lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_prompt=(16, 32, 64)), toy.batched_bench()))
+    outcome, events = toy_lab.run(grown)
+    (run,) = kinds(events, "run")
+    assert [cell["label"] for cell in run["cells"].values()] == ["pp64"]
+    assert (outcome.planned, outcome.reused, kinds(events, "gate")) == (9, 8, [])
+
+
+def test_throw_away_repetition_is_kept_but_not_counted(toy_lab: ToyLab) -> None:
+    """The cold first repetition is in the record with its reason."""
+    toy_lab.run()
+    rows = toy_lab.lab.store.rows(
+        "SELECT value, discarded FROM samples JOIN cells USING (cell) WHERE label = 'pp16' ORDER BY ordinal"
+    )
+    assert len(rows) == 6
+    assert [row["value"] for row in rows if row["discarded"]] == [800.0]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("hang", "ran past its limit of 1 s"),
+        ("crash", "was killed by SIGSEGV"),
+        ("killed", "was killed by SIGKILL"),
+        ("status", "exit status 7: error: out of toys"),
+        ("nothing", "pp32: it has no row"),
+        ("backtrace", "line"),
+    ],
+)
+def test_a_broken_benchmark_costs_its_own_cells_only(toy_lab: ToyLab, how: str, reason: str) -> None:
+    """One sentence, exit code 4, the rest measured; mended, only the broken cells are measured."""
+    entry = toy.llama_bench(env={"TOY": how}, limit_s=1.0)
+    outcome, events = toy_lab.run(toy_lab.experiment(bench=(toy.backend_ops(), entry, toy.batched_bench())))
+    assert isinstance(outcome.error, RemoteError)
+    assert reason in outcome.error.message
+    assert outcome.error.next.startswith("less ")
+    assert Path(outcome.error.next.removeprefix("less ")).exists()
+    assert not {"pp16", "pp32", "tg4"} & set(toy_lab.values())
+    assert len(toy_lab.values()) == 5
+    outcome, events = toy_lab.run()
+    assert outcome.error is None
+    assert [run["tool"] for run in kinds(events, "run")] == ["llama-bench"]
+
+
+def test_lost_rows_are_run_again(toy_lab: ToyLab) -> None:
+    """llama-batched-bench can exit 0 without its last rows: a few tries, each in the record, then an error."""
+    entry = toy.batched_bench(env={"TOY": "short"})
+    outcome, events = toy_lab.run(toy_lab.experiment(bench=(entry,)))
+    assert isinstance(outcome.error, RemoteError)
+    assert "3" in outcome.error.message
+    assert [run["status"] for run in kinds(events, "run")] == ["failed"] * 3
+    assert toy_lab.values() == {}
+
+
+def test_a_wrong_kernel_is_not_measured(toy_lab: ToyLab) -> None:
+    """A failing parity gate ends with exit code 5, its case named, before any benchmark."""
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env={"TOY": "wrong"}),)))
+    assert isinstance(outcome.error, GateFailed)
+    assert "MUL_MAT(type_a=q4_0,n=9)" in outcome.error.details
+    assert kinds(events, "run") == []
+    assert toy_lab.values() == {}
+
+
+def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab) -> None:
+    """One failure in four is flaky: noted, not fatal."""
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env={"TOY": "flaky"}),)))
+    (gate,) = kinds(events, "gate")
+    assert outcome.error is None
+    assert (gate["status"], gate["flaky"]) == ("flaky", ["MUL_MAT(type_a=q4_0,n=9)"])
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        toy.parity(total=5),
+        ParityGate("MUL_MAT", "CUDA0"),
+        ParityGate("MUL_MAT", "CPU", unsupported=0),
+    ],
+    ids=["fewer cases", "unknown backend", "more unsupported"],
+)
+def test_a_gate_does_not_pass_on_less_than_expected(toy_lab: ToyLab, gate: ParityGate) -> None:
+    """OK and exit status 0 are no evidence."""
+    outcome, _ = toy_lab.run(toy_lab.experiment(gates=(gate,)))
+    assert isinstance(outcome.error, GateFailed)
+    assert toy_lab.values() == {}
+
+
+def test_first_clean_gate_records_what_to_expect(toy_lab: ToyLab) -> None:
+    """Without an expectation the count of the first clean run becomes it."""
+    unknown = toy_lab.experiment(gates=(ParityGate("MUL_MAT", "CPU"),))
+    toy_lab.run(unknown)
+    _, events = toy_lab.run(unknown, again=True)
+    (gate,) = kinds(events, "gate")
+    assert gate["gate"]["expect"] == {"passed": 4, "total": 4}
+    assert gate["gate"]["unsupported"] == 1
+
+
+def test_gates_alone(toy_lab: ToyLab) -> None:
+    """`gate` runs the gates each time and nothing else."""
+    for _ in range(2):
+        outcome, events = toy_lab.run(bench=False)
+        assert outcome.error is None
+        assert (len(kinds(events, "gate")), kinds(events, "run")) == (1, [])
+
+
+def test_engaged_marker_decides_whether_a_run_counts(toy_lab: ToyLab) -> None:
+    """A run whose path did not say it ran is kept and not counted."""
+    here = EngagedGate("toy-marker:", ("backend-ops", "llama-bench"))
+    bench = (toy.backend_ops(), toy.llama_bench())
+    outcome, _ = toy_lab.run(toy_lab.experiment(gates=(toy.parity(), here), bench=bench))
+    assert outcome.error is None
+    outcome, events = toy_lab.run(
+        toy_lab.experiment(
+            gates=(toy.parity(), EngagedGate("no such marker")), bench=(toy.llama_bench(n_prompt=(64,)),)
+        )
+    )
+    assert isinstance(outcome.error, GateFailed)
+    (run,) = kinds(events, "run")
+    assert run["status"] == "discarded"
+    assert "no such marker" in run["reason"]
+    assert "pp64" not in toy_lab.values()
+
+
+def test_unknown_flag_is_refused_before_anything_is_measured(toy_lab: ToyLab) -> None:
+    """The build's own --help decides."""
+    bench = (toy.backend_ops(), toy.llama_bench(args=("--no-such-flag", "1")))
+    outcome, events = toy_lab.run(toy_lab.experiment(bench=bench))
+    assert isinstance(outcome.error, UsageError)
+    assert "--no-such-flag" in outcome.error.message
+    assert (kinds(events, "run"), kinds(events, "gate")) == ([], [])
+
+
+def test_missing_model_is_said_before_anything_is_built(toy_lab: ToyLab) -> None:
+    """No job is started for a model that is not there."""
+    experiment = toy_lab.experiment(models={"m": FileModel("/no/such/model.gguf")})
+    with pytest.raises(SpecError, match=r"model m is not on host local: there is no file /no/such/model\.gguf"):
+        toy_lab.run(experiment)
+    assert toy_lab.lab.store.rows("SELECT * FROM jobs") == []
+
+
+def test_compiler_error_is_shown(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
+    """The first error with its place, and where the whole log is."""
+    broken = {**toy.FILES, "tools/llama-bench.c": toy.HEAD + "int main(void) { return undeclared_thing; }\n"}
+    pin = toy.make_repository(tmp_path / "broken", broken)
+    lab = make_toy_lab("b", repository=tmp_path / "broken", pin=pin)
+    outcome, _ = lab.run()
+    assert isinstance(outcome.error, BuildFailed)
+    assert "undeclared_thing" in outcome.error.details
+    assert Path(outcome.error.next.removeprefix("less ")).read_text().count("undeclared_thing") >= 1
+
+
+def test_one_edit_compiles_one_file(toy_lab: ToyLab) -> None:
+    """A kernel's first appearance runs cmake's globs again; each later edit compiles that file alone and links."""
+    toy_lab.run()
+    series = toy_lab.folder / "patches" / "edit"
+    series.mkdir()
+    kernel = toy_lab.folder / "kernels" / "kernel.c"
+    kernel.parent.mkdir()
+    (series / "series").write_text("overlay kernels/kernel.c ggml/kernel.c\n")
+    for number in range(3):
+        kernel.write_text(f"int kernel(void) {{ return {number}; }}\n")
+        outcome, _ = toy_lab.run(toy_lab.experiment(series=("edit",)))
+        assert outcome.error is None
+        log = (toy_lab.root / "jobs" / outcome.job_id / "build-toy.log").read_text()
+        assert [line.split("/")[-1] for line in log.splitlines() if "Building C object" in line] == ["kernel.c.o"]
+        assert ("cmake -S" in log) == (number == 0)
+    assert len(toy_lab.lab.store.rows("SELECT build_id FROM builds")) == 4
+
+
+def test_the_build_loads_its_own_libraries(toy_lab: ToyLab) -> None:
+    """Every program and every library that it loads is stamped, and lies in the build's folder."""
+    _, events = toy_lab.run()
+    (build,) = kinds(events, "build")
+    folder = toy_lab.root / "builds" / build["build_id"] / "bin"
+    assert set(build["binaries"]) == {"test-backend-ops", "llama-bench", "llama-batched-bench"}
+    assert set(build["libraries"]) == {"libggml.so.0"}
+    assert {path.name for path in folder.iterdir()} == {*build["binaries"], *build["libraries"]}
+
+
+def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
+    """A journal that can grow no further ends the job with a reason, written into space set aside for it.
+
+    A limit on file size stands for the full disk: the write fails in the middle of a line just the same.
+    """
+    limited = tmp_path / "python"
+    limited.write_text(f'#!/bin/bash\nulimit -f 100\nexec {sys.executable} "$@"\n')
+    limited.chmod(0o755)
+    make_toy_lab("warm").run()
+    lab = make_toy_lab("full", python=str(limited))
+    many = toy.llama_bench(n_prompt=tuple(range(1, 400)))
+    outcome, _ = lab.run(lab.experiment(bench=(toy.backend_ops(), many)))
+    assert isinstance(outcome.error, RemoteError)
+    assert os.strerror(27) in outcome.error.message
+    assert "space" in outcome.error.next
+    assert len(lab.values()) == 2
