@@ -14,8 +14,11 @@ from dgxlab.report.records import Column, Quantity, Report, Table, Value
 if TYPE_CHECKING:
     import jinja2
 
-SPECIAL = re.compile(r"[\\|`*_<>\[\]~&]")
-"""What could start markup inside a line. All are ASCII punctuation, which a backslash makes literal in CommonMark."""
+SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
+"""What could start markup inside a line; an underscore between letters or digits cannot, and MUL_MAT stays readable.
+
+All are ASCII punctuation, which a backslash makes literal in CommonMark.
+"""
 
 
 def render(report: Report) -> str:

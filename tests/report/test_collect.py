@@ -234,7 +234,7 @@ def test_a_gate_without_a_summary_has_dashes(store: Store) -> None:
     """A crash before the summary: no count was read, none is shown."""
     changes = {"passed": None, "total": None, "unsupported": None, "status": "failed", "reasons": ["no summary"]}
     Session(store, h200(), A).build().gates(**changes).end("failed", 5)
-    assert "| MUL\\_MAT | CUDA0 | –/– | – | 1103 | failed | – |" in render(collect(store, "h200"))  # noqa: RUF001
+    assert "| MUL_MAT | CUDA0 | –/– | – | 1103 | failed | – |" in render(collect(store, "h200"))  # noqa: RUF001
 
 
 # -- what is not there ------------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ def escape_free(text: str) -> str:
 def test_escape_covers_every_special_character() -> None:
     """Each of them behind a backslash; line breaks and control characters are gone."""
     assert escape("\\|`*_<>[]~&") == "\\\\\\|\\`\\*\\_\\<\\>\\[\\]\\~\\&"
+    assert escape("MUL_MAT _a_ b_") == "MUL_MAT \\_a\\_ b\\_"
     assert escape("a\nb\r\nc\x1b[0m") == "a b  c \\[0m"
 
 
@@ -160,7 +161,7 @@ def test_provenance_stands_beneath() -> None:
     assert page.splitlines()[-1] == (
         f"experiment toy · session {DASH} · pin e3a74b299085 · series none · tree cdd2bf5ea86c"
         f" · build {DASH} · host dgx"
-        " · **dirty** tree · **synthetic model** q4k · every row: n\\_ubatch 512, mmap yes"
+        " · **dirty** tree · **synthetic model** q4k · every row: n_ubatch 512, mmap yes"
     )
 
 
