@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dgxlab
 
-MODULES = ("__init__.py", "errors.py", "model.py", "units.py", "stats.py", "synth.py", "agent")
+MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats.py", "synth.py", "agent")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """Every file's time in the zip: the same sources make the same bytes."""
 

@@ -1,0 +1,93 @@
+"""The vocabulary: frozen records that every layer shares.
+
+Standard library only and Python 3.10 syntax, because the agent carries this package to the host. `spec` makes
+experiments, `plan` makes plans from them, `agent` runs plans and makes results.
+"""
+
+from dgxlab.model.experiment import (
+    COMMIT,
+    NAME,
+    BackendOpsBench,
+    BatchedBench,
+    Bench,
+    EngagedGate,
+    Expectation,
+    Experiment,
+    FileModel,
+    Gate,
+    LlamaBench,
+    Model,
+    Param,
+    ParityGate,
+    Session,
+    SyntheticModel,
+)
+from dgxlab.model.plan import (
+    PROTOCOL,
+    Arm,
+    BuildStep,
+    Cell,
+    GateStep,
+    ModelStep,
+    Plan,
+    ProbeStep,
+    RunStep,
+    SeriesRef,
+    Source,
+    Step,
+)
+from dgxlab.model.result import (
+    CellResult,
+    Facts,
+    Measurement,
+    Toolchain,
+    build_id,
+    model_id,
+)
+from dgxlab.model.wire import (
+    canonical,
+    digest,
+    from_json,
+    to_json,
+)
+
+__all__ = [
+    "COMMIT",
+    "NAME",
+    "PROTOCOL",
+    "Arm",
+    "BackendOpsBench",
+    "BatchedBench",
+    "Bench",
+    "BuildStep",
+    "Cell",
+    "CellResult",
+    "EngagedGate",
+    "Expectation",
+    "Experiment",
+    "Facts",
+    "FileModel",
+    "Gate",
+    "GateStep",
+    "LlamaBench",
+    "Measurement",
+    "Model",
+    "ModelStep",
+    "Param",
+    "ParityGate",
+    "Plan",
+    "ProbeStep",
+    "RunStep",
+    "SeriesRef",
+    "Session",
+    "Source",
+    "Step",
+    "SyntheticModel",
+    "Toolchain",
+    "build_id",
+    "canonical",
+    "digest",
+    "from_json",
+    "model_id",
+    "to_json",
+]

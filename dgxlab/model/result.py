@@ -1,0 +1,81 @@
+"""What comes back from a host, and the identities that both sides compute alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dgxlab.model.experiment import Model, SyntheticModel
+from dgxlab.model.plan import Source
+from dgxlab.model.wire import digest
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What turns a source into programs on a host; a version line each, "" for a tool that is not there."""
+
+    cc: str = ""
+    cxx: str = ""
+    cmake: str = ""
+    nvcc: str = ""
+    machine: str = ""
+    """Architecture and a digest of the CPU flags: GGML_NATIVE compiles for exactly this."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One look at a host. `probe` of the agent makes it; stored with every job."""
+
+    host_id: str
+    """Digest of the machine id and user: the same box under another name is the same host."""
+    hostname: str
+    boot_id: str
+    toolchain: Toolchain
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """CPU, memory, kernel, disk, GPUs, driver, tool paths: shown and kept, never compared."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One metric of one cell in one run.
+
+    Attributes:
+        cell: Cell.key.
+        metric: llama.cpp's column name: avg_ts, speed_pp, speed_tg, time_us, flops, bandwidth_gb_s.
+        unit: As in `units`.
+        samples: Counted raw values in the order measured, never empty.
+        discarded: Raw values thrown away because the tool's first is cold; kept, not counted.
+    """
+
+    cell: str
+    metric: str
+    unit: str
+    samples: tuple[float, ...]
+    discarded: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """All that a run says of one cell: its metrics, and the tool's own row as it printed it."""
+
+    cell: str
+    measurements: tuple[Measurement, ...]
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> str:
+    """Return a build's identity, computed alike by client and agent: 16 hex digits.
+
+    nvcc counts only where CUDA is on, so that installing it does not make a CPU build stale.
+    """
+    cuda = cmake.get("GGML_CUDA", "OFF") == "ON"
+    tools = toolchain if cuda else dataclasses.replace(toolchain, nvcc="")
+    return digest([source.pin, source.tree, cmake, tools], 16)
+
+
+def model_id(model: Model) -> str:
+    """Return a model's identity: its recipe's digest, or its path until the host has looked at the file."""
+    kind = "synthetic" if isinstance(model, SyntheticModel) else "file"
+    return f"{kind}-{digest(model, 16)}"
