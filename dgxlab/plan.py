@@ -70,7 +70,7 @@ def make(
 
 
 def make_arm(experiment: Experiment, source: Source) -> Arm:
-    """Return the arm that an experiment describes: its source, its cmake definitions with our defaults, its programs."""
+    """Return the arm that an experiment describes: source, cmake definitions with our defaults, programs."""
     defaults = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
@@ -100,8 +100,8 @@ def gate_env(experiment: Experiment, gate: ParityGate) -> dict[str, str]:
 def _build(arm: Arm) -> BuildStep:
     definitions = tuple(f"-D{name}={value}" for name, value in arm.cmake.items())
     configure = ("cmake", "-S", "{src}", "-B", "{cmake}", "-G", "Ninja", *definitions)
-    compile = ("cmake", "--build", "{cmake}", "--parallel", "{jobs}", "--target", *arm.targets)
-    return BuildStep(f"build:{arm.name}", arm.name, configure, compile)
+    build = ("cmake", "--build", "{cmake}", "--parallel", "{jobs}", "--target", *arm.targets)
+    return BuildStep(f"build:{arm.name}", arm.name, configure, build)
 
 
 def _models(experiment: Experiment, arm: Arm, used: set[str]) -> Iterator[ModelStep]:

@@ -131,7 +131,10 @@ def _prepare(death_signal: int) -> Callable[[], None]:
 
 
 def _wait(child: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Wait for the end without collecting it, and without polling: Popen.wait(timeout) sleeps up to 50 ms past the end, which a short run would feel."""
+    """Wait for the end without collecting it.
+
+    Without polling: Popen.wait(timeout) sleeps up to 50 ms past the end, which a short run would feel.
+    """
     fd = os.pidfd_open(child.pid)
     try:
         poll = select.poll()

@@ -110,7 +110,7 @@ def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
     """Read nvidia-smi's csv without header and units; a value it does not know is None, a broken line is left out."""
     rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     return [
-        {field: None if cell in NULLS else cell for field, cell in zip(fields, row)}
+        {field: None if cell in NULLS else cell for field, cell in zip(fields, row, strict=True)}
         for row in rows
         if len(row) == len(fields)
     ]
@@ -145,7 +145,7 @@ def _output(argv: Sequence[str], path: str) -> str:
     try:
         env = {**os.environ, "PATH": path, "LC_ALL": "C"}
         return subprocess.run(
-            argv, capture_output=True, text=True, timeout=20, env=env, stdin=subprocess.DEVNULL
+            argv, capture_output=True, text=True, timeout=20, env=env, stdin=subprocess.DEVNULL, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -100,7 +100,7 @@ class Job:
         return self.status()
 
     def begin(self) -> int | None:
-        """Called by the agent: take run.lock for life; None when the job was started before, so it runs at most once."""
+        """Take run.lock for life, as the agent; None when the job was started before, so it runs at most once."""
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not self._started.exists():
             try:

@@ -1,4 +1,4 @@
-"""The benchmark lock: one measuring job a device, across users, released by the kernel whatever happens to the holder."""
+"""The benchmark lock: one measuring job a device, across users, released by the kernel whatever ends the holder."""
 
 from __future__ import annotations
 

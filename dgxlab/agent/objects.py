@@ -27,7 +27,7 @@ class Objects:
         if not self.path.exists():
             return list(commits)
         text = self._git("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
-        return [commit for commit, line in zip(commits, text.splitlines()) if line != commit]
+        return [commit for commit, line in zip(commits, text.splitlines(), strict=True) if line != commit]
 
     def receive(self, stream: IO[bytes]) -> None:
         """Take a pack: one JSON line {"commit", "shallow"}, then the pack's bytes.
@@ -49,7 +49,8 @@ class Objects:
             stderr=subprocess.PIPE,
             env=_git_env(),
         ) as git:
-            assert git.stdin is not None and git.stderr is not None
+            assert git.stdin is not None
+            assert git.stderr is not None
             try:
                 while chunk := stream.read(1 << 20):
                     git.stdin.write(chunk)
@@ -118,6 +119,7 @@ class Objects:
             input=input,
             env={**_git_env(), **(env or {})},
             cwd=at or self.path,
+            check=False,
         )
         if check and ran.returncode != 0:
             raise RemoteError(f"git {args[0]} failed on the host: {ran.stderr.strip() or 'no reason given'}")

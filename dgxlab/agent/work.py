@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dgxlab import __version__
 from dgxlab.agent import facts, models
@@ -204,7 +207,7 @@ class Worker:
         )
         self.position += 1
 
-    _STEPS: dict[type, Callable[..., None]] = {
+    _STEPS: ClassVar[dict[type, Callable[..., None]]] = {
         BuildStep: _build,
         ModelStep: _model,
         ProbeStep: _probe,
@@ -236,6 +239,16 @@ class Worker:
             self.journal.emit("progress", id=step, done=done, total=total, note=note)
 
 
+@dataclass(frozen=True)
+class End:
+    """A job's last word, as `rc` holds it."""
+
+    exit_code: int
+    status: str
+    message: str = ""
+    next: str = ""
+
+
 def work(folder: Path) -> None:
     """Run a staged job to its end; does nothing if it was started before."""
     job = Job(folder)
@@ -244,34 +257,29 @@ def work(folder: Path) -> None:
         return
     signal.signal(signal.SIGTERM, _cancel)
     try:
-        code, status, words = _carry_out(job, Root(folder.parent.parent), keep)
-    except OSError as error:  # a full disk, mostly: the journal may not take it, the reserved rc does
-        code, status, words = (
-            4,
-            "failed",
-            {"message": f"the job stopped: {error}", "next": "free some space and run again"},
-        )
-    job.finish(exit_code=code, status=status, **words)
+        end = _carry_out(job, Root(folder.parent.parent), keep)
+    except OSError as error:  # a full disk, mostly: the journal may not take it, the space set aside for rc does
+        end = End(4, "failed", f"the job stopped: {error}", "free some space on the host and run again")
+    except Exception as error:  # a bug: it must be told, not look like an agent that was killed
+        traceback.print_exc()
+        end = End(1, "failed", f"the agent failed: {error!r}", f"less {folder / 'agent.err'}")
+    job.finish(**vars(end))
 
 
-def _carry_out(job: Job, root: Root, keep: int) -> tuple[int, str, dict[str, str]]:
-    import json
-
-    plan = from_json(Plan, json.loads(job.plan.read_text()))
-    worker = Worker(job, root, plan, keep)
-    words: dict[str, str] = {}
+def _carry_out(job: Job, root: Root, keep: int) -> End:
+    worker = Worker(job, root, from_json(Plan, json.loads(job.plan.read_text())), keep)
     try:
         code = worker.carry_out()
-        status = "failed" if code else "done"
+        end = End(code, "failed" if code else "done")
     except DgxlabError as error:
         worker.report(error)
-        code, status, words = error.exit_code, "failed", {"message": error.message, "next": error.next}
+        end = End(error.exit_code, "failed", error.message, error.next)
     except Cancelled:
-        code, status = 130, "cancelled"
+        end = End(130, "cancelled")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    worker.journal.emit("end", exit_code=code, status=status)
+    worker.journal.emit("end", exit_code=end.exit_code, status=end.status)
     worker.journal.close()
-    return code, status, words
+    return end
 
 
 def _severity(code: int) -> int:

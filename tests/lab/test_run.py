@@ -227,6 +227,28 @@ def test_the_build_loads_its_own_libraries(toy_lab: ToyLab) -> None:
     assert {path.name for path in folder.iterdir()} == {*build["binaries"], *build["libraries"]}
 
 
+def test_a_program_that_would_load_another_arms_library_is_refused(toy_lab: ToyLab) -> None:
+    """An absolute run path leads back into the shared cmake folder, which the next arm overwrites."""
+    outcome, _ = toy_lab.run(toy_lab.experiment(cmake={"CMAKE_BUILD_RPATH_USE_ORIGIN": "OFF"}))
+    assert isinstance(outcome.error, BuildFailed)
+    assert "would load libggml.so.0 from" in outcome.error.message
+    assert toy_lab.values() == {}
+
+
+def test_a_dirty_checkout_is_built_and_marked(toy_lab: ToyLab, tmp_path: Path) -> None:
+    """--tree builds what lies on the disk, leaves the checkout alone, and says dirty."""
+    checkout = tmp_path / "checkout"
+    toy.git(tmp_path, "clone", "-q", str(toy_lab.repository), str(checkout))
+    (checkout / "ggml" / "new.c").write_text("int fresh(void) { return 1; }\n")
+    before = toy.git(checkout, "status", "--porcelain")
+    outcome, events = toy_lab.run(tree=checkout)
+    assert outcome.error is None
+    assert outcome.source.dirty
+    (build,) = kinds(events, "build")
+    assert build["dirty"]
+    assert toy.git(checkout, "status", "--porcelain") == before
+
+
 def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
     """A journal that can grow no further ends the job with a reason, written into space set aside for it.
 

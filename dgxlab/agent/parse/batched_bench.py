@@ -24,9 +24,8 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
         cells: With params pp, tg, pl.
     """
     rows, problems = json_rows(stdout, TOOL)
-    if len(rows) == len(cells) + 2 and _same_sizes(rows[-2:]):
-        if rows.pop() is None:
-            problems.pop()  # half a spare row is as good as none
+    if len(rows) == len(cells) + 2 and _same_sizes(rows[-2:]) and rows.pop() is None:
+        problems.pop()  # half a spare row is as good as none
     if len(rows) != len(cells) + 1:
         wanted = f"{len(cells) + 1}: {len(cells)} and a first one to throw away"
         return Parsed(problems=(*problems, f"{TOOL} printed {len(rows)} rows, not {wanted}"))
