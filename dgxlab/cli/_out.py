@@ -23,9 +23,9 @@ class Out:
         self.quiet = quiet
 
     def result(self, value: Any, human: str | Callable[[], str]) -> None:
-        """Print a command's result: `value` as JSON, or the text for people."""
+        """Print a command's result: `value`, or what it returns, as JSON, or the text for people."""
         if self.format is Format.json:
-            text = json.dumps(value, indent=2, ensure_ascii=False)
+            text = json.dumps(value() if callable(value) else value, indent=2, ensure_ascii=False)
         else:
             text = human if isinstance(human, str) else human()
         if text:

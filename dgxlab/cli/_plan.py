@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 
 from dgxlab.model import BuildStep, GateStep, ModelStep, Plan, ProbeStep, RunStep, Step
 from dgxlab.units import duration
+
+PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
+"""Words that a shell takes as they are, placeholders among them."""
 
 
 def describe(plan: Plan) -> str:
@@ -49,5 +53,4 @@ def _command(argv: tuple[str, ...], env: dict[str, str] | None = None) -> str:
 
 def _word(word: str) -> str:
     """Quote a word for a shell, leaving placeholders readable."""
-    bare = word.replace("{", "").replace("}", "").replace(":", "")
-    return word if bare and shlex.quote(bare) == bare else shlex.quote(word)
+    return word if PLAIN.fullmatch(word) else shlex.quote(word)

@@ -57,7 +57,7 @@ def attach(
         with display(out) as watch:
             error = use_cases.follow(opened, host, found.job_id, watch)
         made = report.collect(opened.store, job_id=found.job_id)
-        out.result(to_json(made), lambda: report.render(made))
+        out.result(lambda: to_json(made), lambda: report.render(made))
     if error:
         raise error
 

@@ -74,11 +74,11 @@ def check(
 
     Example: dgxlab patch check
     """
-    from dgxlab import series, series_edit
+    from dgxlab import series
 
     root, out = project(), Out(format, quiet)
     at, cache = _pin(root, pin, source, out)
-    problems = {name: series_edit.check(root, name, cache, at) for name in names or series.names(root)}
+    problems = {name: series.check(root, name, cache, at) for name in names or series.names(root)}
     lines = [
         line
         for name, found in problems.items()
@@ -101,11 +101,11 @@ def refresh(
 
     Example: dgxlab patch refresh backend-ops-shapes
     """
-    from dgxlab import series_edit
+    from dgxlab import series
 
     root, out = project(), Out(format, quiet)
     at, cache = _pin(root, pin, source, out)
-    done = series_edit.refresh(root, name, cache, at)
+    done = series.refresh(root, name, cache, at)
     out.result(
         {"pin": at, "changed": list(done.changed)}, "\n".join(f"wrote {n}" for n in done.changed) or "nothing to change"
     )
@@ -125,11 +125,11 @@ def export(
 
     Example: dgxlab patch export my-series --tree ~/llama.cpp --message "cuda : try a larger tile"
     """
-    from dgxlab import series_export
+    from dgxlab import series
 
     root, out = project(), Out(format, quiet)
     at, cache = _pin(root, pin, source, out)
-    done = series_export.export(root, name, cache, at, tree, message)
+    done = series.export(root, name, cache, at, tree, message)
     patches = [patch.name for patch in done.series.patches]
     out.result({"series": done.series.ref.name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))
 

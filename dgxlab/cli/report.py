@@ -35,7 +35,7 @@ def report(
             made = reports.collect(opened, job_id=name)
         else:
             made = reports.collect(opened, name or _newest(opened))
-    Out(format, quiet).result(to_json(made), lambda: reports.render(made))
+    Out(format, quiet).result(lambda: to_json(made), lambda: reports.render(made))
 
 
 def _newest(opened: Store) -> str:

@@ -90,20 +90,21 @@ def plan(
     bare = Lab(None, PinCache(default_path()), connect)  # type: ignore[arg-type]  # nothing is looked up or recorded
     source = resolve(bare, experiment, tree, lambda event: out.note(event["note"]))
     made = planning.make(experiment, source, job_id=experiment.name)
-    out.result(to_json(made), lambda: describe(made))
+    out.result(lambda: to_json(made), lambda: describe(made))
 
 
 def _carry_out(experiment: Experiment, out: Out, db: Path | None, **options: Any) -> Outcome:
     from dgxlab import lab as use_cases
-    from dgxlab import report
     from dgxlab.cli._display import display
     from dgxlab.model import to_json
 
     with lab(db) as opened:
         with display(out) as watch:
             outcome = use_cases.run(opened, experiment, watch=watch, **options)
+        from dgxlab import report  # only now: until here it would delay the measuring
+
         made = report.collect_experiment(opened.store, experiment, outcome.source, experiment.host)
-        out.result(to_json(made), lambda: report.render(made))
+        out.result(lambda: to_json(made), lambda: report.render(made))
     measured = outcome.planned - outcome.reused
     out.note(f"{outcome.planned} cells, {measured} measured now, {outcome.reused} up to date; {database(db)}")
     return outcome

@@ -16,7 +16,14 @@ T = TypeVar("T")
 
 def canonical(value: Any) -> str:
     """Return JSON with sorted keys and no spaces: the text that digests are made from."""
-    return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_open)
+
+
+def _open(value: Any) -> dict[str, Any]:
+    """Return what json has no word for as an object."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def digest(value: Any, length: int = 64) -> str:
@@ -26,12 +33,14 @@ def digest(value: Any, length: int = 64) -> str:
 
 def to_json(value: Any) -> Any:
     """Turn records into plain JSON values; tuples become lists, fields keep their names."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
+    if value is None or isinstance(value, (str, int, float)):  # first, because nearly every value is one of these
+        return value
     if isinstance(value, (list, tuple)):
         return [to_json(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return value
 
 

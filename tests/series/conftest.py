@@ -1,0 +1,107 @@
+"""A toy project: a clone of a toy llama.cpp, a cache with its pin, and folders for patches and kernels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dgxlab import series
+from dgxlab.model import Source
+from dgxlab.series.series import Series
+from dgxlab.source import PinCache
+from tests.repos import GGML_C, cache_of, commit, git, patch_text, quiet, upstream, write_series
+
+
+@dataclass
+class Project:
+    """A project at `root`, and beside it a clone of the toy at the pin."""
+
+    root: Path
+    clone: Path
+    cache: PinCache
+    pin: str
+
+    def patch(self, files: Mapping[str, str | bytes | None], message: str = "a change", **options: str) -> bytes:
+        """Commit files in the clone on top of what is there and return that as a patch."""
+        commit(self.clone, files, message, env=options)
+        return patch_text(self.clone)
+
+    def back(self) -> None:
+        """Put the clone back to the pin, as it was."""
+        git(self.clone, "reset", "--quiet", "--hard", self.pin)
+        git(self.clone, "clean", "-ffdxq")
+
+    def series(self, name: str, patches: Mapping[str, bytes], *extra: str) -> None:
+        """Write a series."""
+        write_series(self.root, name, patches, extra)
+
+    def read(self, name: str) -> Series:
+        """Read a series."""
+        return series.read(self.root, name)
+
+    def apply(self, *names: str, pin: str = "") -> Source:
+        """Apply series by name."""
+        return series.apply(self.cache, pin or self.pin, [self.read(name) for name in names])
+
+    def content(self, source: Source, path: str) -> str:
+        """Return a file of a source, and its last newline."""
+        return self.cache.git.read("cat-file", "blob", f"{source.commit}:{path}").decode()
+
+    def new_pin(self, files: Mapping[str, str | bytes | None], message: str = "upstream moves") -> str:
+        """Let upstream move on from the pin, and take that as a pin too."""
+        self.back()
+        made = commit(self.clone, files, message)
+        self.cache.ensure(made, [str(self.clone)], quiet)
+        git(self.clone, "branch", "--force", "upstream", made)
+        self.back()
+        return made
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run each test in an empty folder, which must stay empty: git apply has been seen to write where it stands."""
+    where = tmp_path_factory.mktemp("cwd")
+    monkeypatch.chdir(where)
+    yield
+    assert list(where.iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project without series, made once, to be copied."""
+    where = tmp_path_factory.mktemp("template")
+    cache_of(where / "cache", where / "clone", upstream(where / "clone"))
+    (where / "project" / "patches").mkdir(parents=True)
+    return where
+
+
+@pytest.fixture
+def project(template: Path, tmp_path: Path) -> Project:
+    """A project without series."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True, symlinks=True)
+    cache = PinCache(tmp_path / "cache")
+    return Project(tmp_path / "project", tmp_path / "clone", cache, *cache.pins())
+
+
+@pytest.fixture
+def shout(project: Project) -> Project:
+    """The project with a series `shout` of one patch: function `three` starts twice."""
+    project.series("shout", {"shout.patch": project.patch({"ggml/ggml.c": twice("three")}, "ggml : shout")})
+    project.back()
+    return project
+
+
+@pytest.fixture
+def checks() -> Callable[[list[str], str], bool]:
+    """Tell whether one of several problems has a text."""
+    return lambda problems, text: any(text in problem for problem in problems)
+
+
+def twice(name: str, text: str = GGML_C) -> str:
+    """Return the C text with one function's start doubled."""
+    head, tail = text.split(f"void {name}(")
+    return f"{head}void {name}(" + tail.replace("    start(i);\n", "    start(i);\n    start(i + 1);\n", 1)

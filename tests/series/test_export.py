@@ -1,0 +1,198 @@
+"""`export` turns a checkout into a series that gives the checkout's tree again."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dgxlab import series
+from dgxlab.errors import SpecError
+from dgxlab.series.edit import Exported
+from tests.repos import commit, function, git, write
+from tests.series.conftest import Project, twice
+from tests.series.test_tree import state
+
+
+def export(project: Project, name: str = "mine", message: str = "") -> Exported:
+    """Export the project's clone."""
+    return series.export(project.root, name, project.cache, project.pin, project.clone, message)
+
+
+def files(project: Project, name: str = "mine") -> list[str]:
+    """Return the names in a series' folder."""
+    return sorted(path.name for path in (project.root / "patches" / name).iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _me() -> None:
+    write(Path.home(), {".gitconfig": "[user]\n name = Me Myself\n email = me@example.com\n"})
+
+
+def test_commits(project: Project) -> None:
+    """A patch for each commit, in order, named by its subject; applied again they are the checkout's tree."""
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "ggml : start one twice\n\nbecause")
+    commit(project.clone, {"ggml/ops.c": "// ops\n", "ggml/new.c": "n\n"}, "ops: new (v2)!")
+    done = export(project)
+    assert files(project) == ["ggml-start-one-twice.patch", "ops-new-v2.patch", "series"]
+    assert [patch.name for patch in done.series.patches] == ["ggml-start-one-twice.patch", "ops-new-v2.patch"]
+    assert project.apply("mine").tree == git(project.clone, "rev-parse", "HEAD^{tree}")
+    assert series.check(project.root, "mine", project.cache, project.pin) == []
+    assert (done.removed, done.overlays) == ((), ())
+    assert b"Ann Author" in done.series.patches[0].content
+
+
+def test_what_is_not_committed(project: Project) -> None:
+    """Edits and new files become one more patch, by the user, with the message that must then be given."""
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
+    write(project.clone, {"ggml/ggml.c": twice("two", twice("one")), "ggml/new.c": "n\n", "build/x": "x\n"})
+    with pytest.raises(SpecError, match="has changes that are not committed") as caught:
+        export(project)
+    assert "--message" in caught.value.next
+    assert not (project.root / "patches/mine").exists()
+    done = export(project, message="ggml : the rest\n\nand why")
+    assert [patch.name for patch in done.series.patches] == ["first.patch", "ggml-the-rest.patch"]
+    assert b"From: Me Myself <me@example.com>" in done.series.patches[1].content
+    assert b"\n\nand why\n\ndiff" in done.series.patches[1].content
+    assert project.apply("mine").tree == series.apply_tree(project.cache, project.pin, project.clone).tree
+
+
+def test_checkout_is_left_alone(project: Project) -> None:
+    """Exporting changes nothing in the checkout, and leaves nothing of it in the cache but files."""
+    made = commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
+    write(project.clone, {"ggml/new.c": "n\n"})
+    before = state(project.clone)
+    export(project, message="rest")
+    assert state(project.clone) == before
+    assert project.cache.git.attempt("cat-file", "-e", made).rc != 0
+
+
+def test_again(project: Project) -> None:
+    """Exporting the same commits again changes no byte; what the series gives can be exported to the same series."""
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "[x] größer\n\n body\n---\nkept?", {"GIT_AUTHOR_NAME": "Jörg"})
+    commit(project.clone, {"ggml/ops.c": "o\n"}, "word " * 40)
+    first = export(project)
+    assert b"\n---\nkept?\n\ndiff --git" in first.series.patches[0].content
+    assert export(project) == first
+    made = project.apply("mine")
+    git(project.clone, "fetch", "--quiet", str(project.cache.path), made.commit)
+    git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
+    assert export(project) == first
+
+
+def test_file_names_stay(project: Project) -> None:
+    """A patch keeps the name its subject had; new ones are added, dropped ones removed, comments stay."""
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
+    commit(project.clone, {"ggml/ops.c": "o\n"}, "second")
+    export(project)
+    folder = project.root / "patches/mine"
+    (folder / "first.patch").rename(folder / "hooks.patch")
+    write(
+        folder, {"series": "# what this is\n\n# the hooks\nhooks.patch\n# the rest\nsecond.patch\n", "README.md": "r\n"}
+    )
+    git(project.clone, "reset", "--quiet", "--hard", "HEAD~1")
+    commit(project.clone, {"README.md": "x\n"}, "third")
+    commit(project.clone, {"README.md": "y\n"}, "third")
+    done = export(project)
+    assert files(project) == ["README.md", "hooks.patch", "series", "third-2.patch", "third.patch"]
+    assert done.removed == ("second.patch",)
+    text = (folder / "series").read_text()
+    assert text == "# what this is\n\n# the hooks\nhooks.patch\nthird.patch\nthird-2.patch\n"
+
+
+def test_overlays_go_home(project: Project) -> None:
+    """An overlay's new content goes to kernels/, and no patch mentions it; a commit of overlays alone is no patch."""
+    write(project.root, {"kernels/k.cuh": "// one\n", "kernels/l.cuh": "// l\n"})
+    project.series("mine", {}, "# kernel", "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh")
+    made = project.apply("mine")
+    git(project.clone, "fetch", "--quiet", str(project.cache.path), made.commit)
+    git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
+    commit(project.clone, {"ggml/ggml.c": twice("one"), "ggml/k.cuh": "// two\n"}, "hook it in")
+    write(project.clone, {"ggml/k.cuh": "// three\n"})
+    done = export(project)
+    assert done.overlays == ("kernels/k.cuh",)
+    assert (project.root / "kernels/k.cuh").read_text() == "// three\n"
+    assert [patch.name for patch in done.series.patches] == ["hook-it-in.patch"]
+    assert done.series.patches[0].paths == {"ggml/ggml.c"}
+    assert (project.root / "patches/mine/series").read_text() == (
+        "hook-it-in.patch\n# kernel\noverlay kernels/k.cuh ggml/k.cuh\noverlay kernels/l.cuh ggml/l.cuh\n"
+    )
+    assert project.apply("mine").tree == series.apply_tree(project.cache, project.pin, project.clone).tree
+
+
+def test_overlay_that_is_not_there(project: Project) -> None:
+    """An overlay that the checkout lacks, or has as a link to its home, stays as it is."""
+    write(project.root, {"kernels/k.cuh": "// one\n", "kernels/l.cuh": "// l\n"})
+    project.series("mine", {}, "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh")
+    (project.clone / "ggml/l.cuh").symlink_to(project.root / "kernels/l.cuh")
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "hook it in")
+    done = export(project)
+    assert done.overlays == ()
+    assert [(o.dest, o.content) for o in done.series.overlays] == [
+        ("ggml/k.cuh", b"// one\n"),
+        ("ggml/l.cuh", b"// l\n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", ["overlay ../outside ggml/k.cuh", "overlay kernels/link ggml/k.cuh", "overlay kernels/../x ggml/k"]
+)
+def test_overlay_that_leads_out(line: str, project: Project, tmp_path: Path) -> None:
+    """Writing overlays home never writes anywhere but below kernels/."""
+    write(tmp_path, {"outside": "mine\n", "project/kernels/x": "x\n", "project/x": "x\n"})
+    (project.root / "kernels/link").symlink_to(tmp_path / "outside")
+    project.series("mine", {}, line)
+    commit(project.clone, {"ggml/k.cuh": "evil\n", "ggml/k": "evil\n"})
+    with pytest.raises(SpecError, match="series mine: overlay"):
+        export(project)
+    assert [(tmp_path / path).read_text() for path in ("outside", "project/x")] == ["mine\n", "x\n"]
+
+
+def test_refused(project: Project, tmp_path: Path) -> None:
+    """What cannot be a series is refused before a byte is written."""
+    with pytest.raises(SpecError, match="nothing to export"):
+        export(project)
+    with pytest.raises(SpecError, match="is no name for a series"):
+        export(project, "../x")
+    (project.clone / "link").symlink_to("README.md")
+    with pytest.raises(SpecError, match=r"x\.patch cannot be a patch of a series, line \d+: mode 120000"):
+        export(project, message="x")
+    (project.clone / "link").unlink()
+    write(project.clone, {"ggml/x.bin": b"\0\1"})
+    with pytest.raises(SpecError, match="binary patches are refused"):
+        export(project, message="x")
+    (project.clone / "ggml/x.bin").unlink()
+    git(project.clone, "checkout", "--quiet", "-b", "side")
+    commit(project.clone, {"ggml/a": "a\n"})
+    git(project.clone, "checkout", "--quiet", "master")
+    commit(project.clone, {"ggml/b": "b\n"})
+    git(project.clone, "merge", "--quiet", "-m", "merge", "side")
+    with pytest.raises(SpecError, match="has merges over pin"):
+        export(project)
+    (tmp_path / "elsewhere").mkdir()
+    (project.root / "patches/linked").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SpecError, match="it is a symbolic link"):
+        export(project, "linked")
+    assert list((project.root / "patches").iterdir()) == [project.root / "patches/linked"]
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_nobody(project: Project) -> None:
+    """Without a name git knows no author for what is not committed, and the error says so."""
+    write(Path.home(), {".gitconfig": "[user]\n useConfigOnly = true\n"})
+    write(project.clone, {"ggml/a": "a\n"})
+    with pytest.raises(SpecError, match="git knows no author for a commit") as caught:
+        export(project, message="x")
+    assert "user.email" in caught.value.next
+
+
+def test_shallow_checkout(project: Project, tmp_path: Path) -> None:
+    """A shallow clone at the pin, as `git clone --depth 1` makes it, is enough."""
+    project.back()
+    where = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth=1", project.clone.as_uri(), str(where))
+    commit(where, {"ggml/ops.c": function("add") + twice("mul", function("mul"))}, "mul")
+    done = series.export(project.root, "mine", project.cache, project.pin, where)
+    assert [patch.name for patch in done.series.patches] == ["mul.patch"]
+    subprocess.run(["git", "-C", str(where), "fsck"], check=True, capture_output=True)

@@ -1,0 +1,44 @@
+"""The shipped series on the real pin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dgxlab import series
+from dgxlab.source import PinCache
+from tests.conftest import PIN, PROJECT
+from tests.repos import git
+
+pytestmark = pytest.mark.llama
+
+
+def test_shipped_series_are_well(pin_cache: PinCache) -> None:
+    """Every series of this repository applies to the pin exactly and is as git format-patch writes it."""
+    assert series.names(PROJECT) != []
+    for name in series.names(PROJECT):
+        assert series.check(PROJECT, name, pin_cache, PIN) == []
+
+
+def test_shapes(pin_cache: PinCache) -> None:
+    """The shapes series changes the tests' source and nothing else."""
+    made = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
+    changed = pin_cache.git.run("diff-tree", "-r", "--name-only", PIN, made.commit).splitlines()
+    assert changed == ["tests/test-backend-ops.cpp"]
+    assert pin_cache.git.run("rev-parse", f"{made.commit}^{{tree}}") == made.tree
+
+
+def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
+    """The real checkout with the series applied by hand is the series' tree, and exports to the same patch."""
+    where = tmp_path / "llama.cpp"
+    git(tmp_path, "clone", "--quiet", "--no-checkout", f"file://{pin_cache.path}", str(where))
+    git(where, "fetch", "--quiet", "--depth=1", f"file://{pin_cache.path}", PIN)
+    git(where, "checkout", "--quiet", "--detach", PIN)
+    made = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
+    (patch,) = (PROJECT / "patches/backend-ops-shapes").glob("*.patch")
+    git(where, "am", "--quiet", "-3", str(patch))
+    taken = series.apply_tree(pin_cache, PIN, where)
+    assert (taken.tree, taken.dirty) == (made.tree, True)
+    done = series.export(tmp_path, "again", pin_cache, PIN, where)
+    assert done.series.patches[0].content == patch.read_bytes()

@@ -1,0 +1,188 @@
+"""A dirty checkout as a source: what lies on the disk counts, and nothing on the disk changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dgxlab import series
+from dgxlab.errors import SpecError
+from dgxlab.model import Source
+from tests.repos import commit, git, upstream, write
+from tests.series.conftest import Project, twice
+
+
+def apply_tree(project: Project, checkout: Path | None = None) -> Source:
+    """Take the project's clone as it is."""
+    return series.apply_tree(project.cache, project.pin, checkout or project.clone)
+
+
+def state(checkout: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return mode, time and content of every file, git's own included."""
+    files = [path for path in sorted(checkout.rglob("*")) if path.is_file() or path.is_symlink()]
+    return {
+        str(path): (path.lstat().st_mode, path.lstat().st_mtime_ns, b"" if path.is_symlink() else path.read_bytes())
+        for path in files
+    }
+
+
+def names(project: Project, source: Source) -> set[str]:
+    """Return the files of a source."""
+    return set(project.cache.git.run("ls-tree", "-r", "--name-only", source.commit).splitlines())
+
+
+def test_clean(project: Project) -> None:
+    """A clean checkout of the pin is the pin's tree, and still somebody's checkout."""
+    made = apply_tree(project)
+    assert made == Source(
+        project.pin, git(project.clone, "rev-parse", "HEAD^{tree}"), project.pin, series=(), dirty=True
+    )
+
+
+def test_everything_that_lies_there(project: Project) -> None:
+    """Commits, staged and unstaged edits, new, removed, renamed and executable files all count; ignored ones do not."""
+    commit(project.clone, {"ggml/committed.c": "c\n"})
+    write(project.clone, {"ggml/staged.c": "s\n", "ggml/forced.o": "o\n"})
+    git(project.clone, "add", "--force", "ggml/staged.c", "ggml/forced.o")
+    write(project.clone, {"ggml/ggml.c": twice("two"), "ggml/new file.c": "n\n", "build/x.c": "b\n", "ggml/y.o": "y\n"})
+    (project.clone / "ggml/ops.c").rename(project.clone / "ggml/moved.c")
+    (project.clone / "CMakeLists.txt").chmod(0o755)
+    made = apply_tree(project)
+    assert names(project, made) == {
+        *(".gitignore", "CMakeLists.txt", "README.md", "ggml/ggml.c", "ggml/committed.c"),
+        *("ggml/staged.c", "ggml/forced.o", "ggml/new file.c", "ggml/moved.c"),
+    }
+    assert project.content(made, "ggml/ggml.c") == twice("two")
+    assert project.cache.git.run("ls-tree", made.commit, "CMakeLists.txt").startswith("100755")
+    git(project.clone, "add", "--all")
+    assert made.tree == git(project.clone, "write-tree")
+    assert (made.dirty, made.series, made.pin) == (True, (), project.pin)
+    assert project.cache.git.run("rev-parse", f"{made.commit}^") == project.pin
+
+
+def test_nothing_is_touched(project: Project) -> None:
+    """The checkout has the same bytes and times afterwards, its index, HEAD and objects included."""
+    write(project.clone, {"ggml/ggml.c": "edit\n", "ggml/new.c": "n\n"})
+    git(project.clone, "add", "ggml/new.c")
+    os.utime(project.clone / "README.md")  # what makes git want to refresh its index
+    before = state(project.clone)
+    apply_tree(project)
+    apply_tree(project)
+    assert state(project.clone) == before
+
+
+def test_edit_and_again(project: Project) -> None:
+    """Each look sees the disk as it is: edits, a file that becomes a folder, files gone, new ignore rules."""
+    write(project.clone, {"ggml/a": "1\n", "notes.txt": "n\n"})
+    first = apply_tree(project)
+    write(project.clone, {"ggml/a": "2\n"})
+    second = apply_tree(project)
+    assert [project.content(made, "ggml/a") for made in (first, second)] == ["1\n", "2\n"]
+    write(project.clone, {"ggml/a": None})
+    write(project.clone, {"ggml/a/b": "3\n", ".gitignore": "notes.txt\n"})
+    third = apply_tree(project)
+    assert {"ggml/a/b"} == {name for name in names(project, third) if name.startswith("ggml/a")}
+    assert "notes.txt" in names(project, second) - names(project, third)
+    project.back()
+    write(project.clone, {"ggml/a": "1\n", "notes.txt": "n\n"})
+    assert apply_tree(project) == first
+
+
+def test_same_size_same_second(project: Project) -> None:
+    """An edit that keeps size and time is still seen."""
+    path = project.clone / "ggml/a"
+    seen = set()
+    for text in ("1\n", "2\n", "3\n"):
+        path.write_text(text)
+        seen.add(apply_tree(project).tree)
+    assert len(seen) == 3
+
+
+def test_index_that_a_crash_damaged(project: Project) -> None:
+    """Our own index is only a shortcut: damaged or locked, it is made anew."""
+    write(project.clone, {"ggml/a": "1\n"})
+    first = apply_tree(project)
+    (index,) = (project.cache.path / "trees").glob("*.index")
+    index.write_bytes(b"garbage")
+    index.with_name(index.name + ".lock").write_bytes(b"")
+    assert apply_tree(project) == first
+
+
+def test_private_ignore_rules(project: Project) -> None:
+    """The user's own ignore files count as they do for git status."""
+    write(project.clone, {".git/info/exclude": "private/\n", "private/x": "x\n", "a.swp": "s\n"})
+    write(Path.home(), {".config/git/ignore": "*.swp\n"})
+    assert apply_tree(project).commit == project.pin
+
+
+def test_line_endings_of_the_user_do_not_count(project: Project) -> None:
+    """Bytes go into the tree as they are, whatever core.autocrlf says."""
+    write(Path.home(), {".gitconfig": "[core]\n autocrlf = input\n"})
+    write(project.clone, {"ggml/a": "1\r\n"})
+    assert project.cache.git.read("cat-file", "blob", f"{apply_tree(project).commit}:ggml/a") == b"1\r\n"
+
+
+def test_worktree(project: Project, tmp_path: Path) -> None:
+    """A linked worktree is a checkout like any other."""
+    where = tmp_path / "worktree"
+    git(project.clone, "worktree", "add", "--quiet", "--detach", str(where))
+    write(where, {"ggml/a": "1\n"})
+    assert "ggml/a" in names(project, apply_tree(project, where))
+
+
+def test_from_inside_a_hook(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that git sets for its hooks do not lead astray."""
+    write(project.clone, {"ggml/a": "1\n"})
+    expected = apply_tree(project)
+    for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY"):
+        monkeypatch.setenv(name, "/nowhere")
+    assert apply_tree(project) == expected
+
+
+def test_not_a_checkout(project: Project, tmp_path: Path) -> None:
+    """A folder that is none, or not the top, or not llama.cpp, or gone, is told apart."""
+    (tmp_path / "empty").mkdir()
+    stranger = tmp_path / "stranger"
+    upstream(stranger, {"setup.py": "x\n"})
+    for checkout, cause in (
+        (tmp_path / "empty", "is not a git checkout: not a git repository"),
+        (tmp_path / "gone", "is not a git checkout: there is no such folder"),
+        (project.clone / "ggml", "is inside the checkout"),
+        (stranger, r"is not llama\.cpp: it has no CMakeLists\.txt"),
+        (project.clone / "README.md", "there is no such folder"),
+    ):
+        with pytest.raises(SpecError, match=cause):
+            apply_tree(project, checkout)
+
+
+def test_based_on_something_else(project: Project) -> None:
+    """A checkout that does not stand on the pin would be booked under the wrong pin: refused."""
+    other = project.new_pin({"README.md": "2\n"})
+    write(project.clone, {"ggml/a": "1\n"})
+    with pytest.raises(SpecError, match=f"is not based on pin {other[:12]}") as caught:
+        series.apply_tree(project.cache, other, project.clone)
+    assert "set llama_cpp.pin" in caught.value.next
+    with pytest.raises(SpecError, match="is not in the cache"):
+        series.apply_tree(project.cache, "a" * 40, project.clone)
+
+
+def test_what_no_tree_can_carry(project: Project, tmp_path: Path) -> None:
+    """A nested repository, a submodule and a link out of the tree are named instead of left out."""
+    upstream(project.clone / "vendored")
+    with pytest.raises(SpecError, match="vendored is a repository of its own"):
+        apply_tree(project)
+    git(project.clone, "add", "vendored")
+    with pytest.raises(SpecError, match="vendored is a submodule"):
+        apply_tree(project)
+    subprocess.run(["rm", "-rf", str(project.clone / "vendored")], check=True)
+    project.back()
+    (project.clone / "ggml/inside.c").symlink_to("ggml.c")
+    assert "ggml/inside.c" in names(project, apply_tree(project))
+    for target in (str(tmp_path / "kernel.cuh"), "../../kernel.cuh"):
+        (project.clone / "ggml/kernel.cuh").unlink(missing_ok=True)
+        (project.clone / "ggml/kernel.cuh").symlink_to(target)
+        with pytest.raises(SpecError, match=r"ggml/kernel\.cuh links out of the tree"):
+            apply_tree(project)

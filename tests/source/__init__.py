@@ -1,0 +1,1 @@
+"""Pins: where they come from and how they travel."""

@@ -1,0 +1,76 @@
+"""The git program as it is run here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import SpecError
+from dgxlab.source import PinCache
+from dgxlab.source.git import Git, GitError, reason
+from tests.repos import commit, git, upstream
+
+
+@pytest.mark.parametrize(
+    ("err", "cause"),
+    [
+        ("", "it gave no reason"),
+        ("warning: x\nfatal: early EOF\n", "early EOF"),
+        ("remote: Counting\nfatal: remote error: upload-pack: not our ref abc\n", "upload-pack: not our ref abc"),
+        (
+            "ssh: connect to host box port 22: No route to host\r\nfatal: Could not read from remote repository.\n\n"
+            "Please make sure you have the correct access rights\n",
+            "ssh: connect to host box port 22: No route to host",
+        ),
+        ("error: RPC failed; curl 56\nfatal: the remote end hung up\n", "RPC failed; curl 56"),
+        ("something else\n", "something else"),
+    ],
+)
+def test_reason(err: str, cause: str) -> None:
+    """The line that names the cause is found among what git prints around it."""
+    assert reason(err) == cause
+
+
+def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without git the error says so, and what to install."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SpecError, match="git is not installed on this machine") as caught:
+        PinCache(tmp_path / "cache").ensure("a" * 40, ["/x"], lambda line: None)
+    assert "apt-get install git" in caught.value.next
+    with pytest.raises(SpecError, match="git is not installed"):
+        list(Git(tmp_path).stream("version"))
+    with pytest.raises(SpecError, match="git is not installed"):
+        Git(tmp_path).follow("version", on_line=lambda line: None)
+
+
+def test_failure_is_told(tmp_path: Path) -> None:
+    """An unexpected failure names the command, the place and git's reason."""
+    with pytest.raises(GitError, match=rf"git read-tree failed in {tmp_path}: not a git repository"):
+        Git(tmp_path).run("read-tree", "HEAD")
+
+
+def test_nothing_of_the_user_gets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own commands see neither configuration files nor GIT variables; the user's see the former."""
+    upstream(tmp_path / "clone")
+    (Path.home() / ".gitconfig").write_text("[user]\n name = Somebody\n")
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.email")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "x@y")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere")
+    ours, users = Git(tmp_path / "clone/.git"), Git.checkout(tmp_path / "clone")
+    assert "user." not in ours.run("config", "--list")
+    assert {"user.name=Somebody", "user.email=x@y"} <= set(users.run("config", "--list").splitlines())
+    assert "GIT_INDEX_FILE" not in ours.env() | users.env()
+    assert os.environ["GIT_INDEX_FILE"] == "/nowhere"
+
+
+def test_replaced_objects_do_not_count(tmp_path: Path) -> None:
+    """A commit is what its id says, whatever `git replace` says."""
+    clone = tmp_path / "clone"
+    first = upstream(clone)
+    second = commit(clone, {"ggml/ggml.c": "2\n"})
+    git(clone, "replace", first, second)
+    assert git(clone, "cat-file", "blob", f"{first}:ggml/ggml.c") == "2"
+    assert Git(clone / ".git").run("cat-file", "blob", f"{first}:ggml/ggml.c") != "2"

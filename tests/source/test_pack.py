@@ -1,0 +1,134 @@
+"""Packs, and the way a host takes them in: real git on both sides."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dgxlab import series
+from dgxlab.agent.objects import Objects
+from dgxlab.errors import SpecError
+from dgxlab.source import PinCache
+from dgxlab.source.git import GitError
+from tests.conftest import PIN, PROJECT
+from tests.repos import GGML_C, cache_of, commit, git, patch_text, upstream, write_series
+
+
+def host(path: Path, pin: str) -> Path:
+    """Make what a host has before the first pack: an empty repository that knows where history ends."""
+    subprocess.run(["git", "init", "--quiet", "--bare", str(path)], check=True)
+    (path / "shallow").write_text(f"{pin}\n")
+    return path
+
+
+def receive(path: Path, pack: bytes) -> None:
+    """Take a pack as a host does."""
+    git(path, "index-pack", "--stdin", "--fix-thin", input=pack)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PinCache:
+    """A cache with a toy pin that has a history elsewhere, and a series on it."""
+    where = tmp_path / "clone"
+    upstream(where)
+    pin = commit(where, {"big.txt": "".join(f"{n * n}\n" for n in range(20000))})
+    commit(where, {"ggml/ggml.c": GGML_C.replace("void two", "void TWO")}, "ggml : shout")
+    write_series(tmp_path, "shout", {"shout.patch": patch_text(where)})
+    return cache_of(tmp_path / "cache", where, pin)
+
+
+def test_pin_then_series(cache: PinCache, tmp_path: Path) -> None:
+    """A host gets the pin once, and then a patched tree in a few hundred bytes; trees are the client's."""
+    (pin,) = cache.pins()
+    made = series.apply(cache, pin, [series.read(tmp_path, "shout")])
+    there = host(tmp_path / "host", pin)
+    whole = b"".join(cache.pack([pin]))
+    receive(there, whole)
+    assert git(there, "rev-parse", f"{pin}^{{tree}}") == cache.git.run("rev-parse", f"{pin}^{{tree}}")
+    thin = b"".join(cache.pack([made.commit], [pin]))
+    receive(there, thin)
+    assert git(there, "rev-parse", f"{made.commit}^{{tree}}") == made.tree
+    assert "void TWO" in git(there, "cat-file", "blob", f"{made.commit}:ggml/ggml.c")
+    assert len(thin) < 1000 < len(whole)
+    git(there, "fsck", "--full", "--strict")
+
+
+def test_the_agent_takes_it(cache: PinCache, tmp_path: Path) -> None:
+    """The agent's own receiver takes both packs and gives the worktree."""
+    (pin,) = cache.pins()
+    made = series.apply(cache, pin, [series.read(tmp_path, "shout")])
+    objects = Objects(tmp_path / "objects.git")
+    for commit_id, haves in ((pin, []), (made.commit, [pin])):
+        path = tmp_path / "pack"
+        path.write_bytes(f'{{"commit": "{commit_id}", "shallow": ["{pin}"]}}\n'.encode())
+        with open(path, "ab") as out:
+            out.writelines(cache.pack([commit_id], haves))
+        with open(path, "rb") as stream:
+            objects.receive(stream)
+    objects.check_out(tmp_path / "worktree", tmp_path / "index", made.commit, made.tree)
+    assert "void TWO" in (tmp_path / "worktree/ggml/ggml.c").read_text()
+
+
+def test_without_history(cache: PinCache, tmp_path: Path) -> None:
+    """The pack of a pin has the pin's own files and not its parent's."""
+    (pin,) = cache.pins()
+    there = host(tmp_path / "host", pin)
+    receive(there, b"".join(cache.pack([pin])))
+    parent = git(tmp_path / "clone", "rev-parse", f"{pin}^")
+    assert git(there, "rev-list", "--count", pin) == "1"
+    with pytest.raises(AssertionError, match="Not a valid object"):
+        git(there, "cat-file", "-p", parent)
+
+
+def test_unknown_have(cache: PinCache) -> None:
+    """A commit that only the host knows does not disturb."""
+    (pin,) = cache.pins()
+    assert len(b"".join(cache.pack([pin], ["a" * 40]))) > 1000
+
+
+def test_written_whole_or_not_at_all(cache: PinCache, tmp_path: Path) -> None:
+    """`write_pack` gives the size; of a commit that is not here it leaves no file."""
+    (pin,) = cache.pins()
+    path = tmp_path / "out" / "pin.pack"
+    path.parent.mkdir()
+    assert cache.write_pack(path, [pin]) == path.stat().st_size == len(b"".join(cache.pack([pin])))
+    path.unlink()
+    with pytest.raises(GitError, match="git pack-objects failed"):
+        cache.write_pack(path, ["b" * 40])
+    assert list(path.parent.iterdir()) == []
+
+
+def test_damaged_cache_is_told(cache: PinCache, tmp_path: Path) -> None:
+    """Objects that the disk lost end the pack with an error, exit code 9, not with a short pack."""
+    (pin,) = cache.pins()
+    made = series.apply(cache, pin, [series.read(tmp_path, "shout")])
+    blob = cache.git.run("rev-parse", f"{made.commit}:ggml/ggml.c")
+    (cache.path / "objects" / blob[:2] / blob[2:]).unlink()
+    with pytest.raises(SpecError, match=r"git pack-objects failed .*unable to read|bad object|missing") as caught:
+        list(cache.pack([made.commit], [pin]))
+    assert caught.value.exit_code == 9
+
+
+def test_consumer_that_stops(cache: PinCache) -> None:
+    """A consumer that stops in the middle ends git."""
+    pieces = cache.pack(cache.pins())
+    assert next(pieces).startswith(b"PACK")
+    pieces.close()  # type: ignore[attr-defined]
+    with pytest.raises(StopIteration):
+        next(pieces)
+
+
+@pytest.mark.llama
+def test_real_pin_and_series(pin_cache: PinCache, tmp_path: Path) -> None:
+    """The real pin travels in about 35 MB, the shipped series on it in a few kB."""
+    made = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
+    there = host(tmp_path / "host", PIN)
+    size = pin_cache.write_pack(tmp_path / "pin.pack", [PIN])
+    receive(there, (tmp_path / "pin.pack").read_bytes())
+    thin = b"".join(pin_cache.pack([made.commit], [PIN]))
+    receive(there, thin)
+    assert git(there, "rev-parse", f"{made.commit}^{{tree}}") == made.tree != git(there, "rev-parse", f"{PIN}^{{tree}}")
+    assert 30e6 < size < 40e6
+    assert len(thin) < 5000

@@ -1,0 +1,219 @@
+"""llama.cpp out of source distributions: real archives made here, and the real one from the index."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import socket
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import SpecError
+from dgxlab.source import PinCache
+from dgxlab.source.sdist import _pip_reason
+from tests.conftest import PIN
+from tests.repos import commit, git, quiet, upstream
+
+GITDIR = "toy_python-1.0/.git/modules/vendor/llama.cpp"
+
+BACKEND = """
+import pathlib
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    made = pathlib.Path(folder, "toy_python-1.0.dist-info")
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\\nName: toy-python\\nVersion: 1.0\\n")
+    return made.name
+def build_wheel(*args): raise SystemExit("never built")
+"""
+
+PROJECT = {
+    "toy_python-1.0/pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    "toy_python-1.0/backend.py": BACKEND,
+    "toy_python-1.0/PKG-INFO": "Metadata-Version: 2.1\nName: toy-python\nVersion: 1.0\n",
+}
+
+
+@pytest.fixture
+def pin(tmp_path: Path) -> str:
+    """A toy commit with a history that the archive does not carry."""
+    where = tmp_path / "clone"
+    upstream(where)
+    return commit(where, {"ggml/ggml.c": "second\n"})
+
+
+@pytest.fixture
+def gitdir(pin: str, tmp_path: Path) -> Path:
+    """The git directory of a shallow clone at the pin, as a submodule checkout in an archive has it."""
+    where = tmp_path / "shallow"
+    git(tmp_path, "clone", "--quiet", "--depth=1", (tmp_path / "clone").as_uri(), str(where))
+    git(where, "checkout", "--quiet", "--detach")
+    return where / ".git"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PinCache:
+    """An empty cache."""
+    return PinCache(tmp_path / "cache")
+
+
+def archive(path: Path, folder: Path, prefix: str = GITDIR, extra: Mapping[str, str | tarfile.TarInfo] = {}) -> Path:
+    """Write a .tar.gz with a git directory at `prefix`, and further members by name."""
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, prefix)
+        for name, member in {**PROJECT, **extra}.items():
+            if isinstance(member, tarfile.TarInfo):
+                tar.addfile(member)
+            else:
+                entry = tarfile.TarInfo(name)
+                entry.size = len(member)
+                tar.addfile(entry, io.BytesIO(member.encode()))
+    return path
+
+
+@pytest.mark.parametrize("prefix", [GITDIR, "x-1/vendor/llama.cpp/.git"])
+def test_archive_file(prefix: str, pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
+    """An archive that is on this machine already is a source."""
+    cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir, prefix))], quiet)
+    assert cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c") == "second"
+    assert list((cache.path / "tmp").iterdir()) == []
+
+
+def test_through_pip(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real pip finds the archive where it is configured to look."""
+    (tmp_path / "wheels").mkdir()
+    archive(tmp_path / "wheels" / "toy_python-1.0.tar.gz", gitdir)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with pytest.raises(SpecError, match="pip finds no version of it at all"):
+        cache.ensure(pin, ["pypi:llama-toy==1.0"], quiet)
+    with pytest.raises(SpecError, match=r"No matching distribution found for toy-python==2\.0"):
+        cache.ensure(pin, ["pypi:toy-python==2.0"], quiet)
+    cache.ensure(pin, ["pypi:toy-python==1.0"], quiet)
+    assert cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c") == "second"
+
+
+def test_archive_of_another_commit(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
+    """The error says which commit the archive carries instead."""
+    with pytest.raises(SpecError, match=f"it has no commit aaaaaaaaaaaa, it carries {pin[:12]}"):
+        cache.ensure("a" * 40, [str(archive(tmp_path / "toy.tar.gz", gitdir))], quiet)
+
+
+def test_archive_without_llama(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
+    """An archive that carries no repository where llama.cpp's should be is refused."""
+    with pytest.raises(SpecError, match=r"carries no git repository of llama\.cpp"):
+        cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir, "toy-1/.git"))], quiet)
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut at the end", "flipped", "not gzip", "gzip of noise", "empty"])
+def test_damaged_archive(damage: str, pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
+    """A damaged archive is called damaged and gives no pin; the next source does."""
+    path = archive(tmp_path / "toy.tar.gz", gitdir)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(
+        {
+            "cut": whole[:middle],
+            "cut at the end": whole[:-4],
+            "flipped": whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :],
+            "not gzip": b"<html>not found</html>",
+            "gzip of noise": gzip.compress(b"noise" * 1000),
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(SpecError, match=r"toy\.tar\.gz (is damaged|carries no)"):
+        cache.ensure(pin, [str(path)], quiet)
+    assert not cache.has(pin)
+    cache.ensure(pin, [str(path), str(tmp_path / "clone")], quiet)
+    assert cache.has(pin)
+
+
+def test_hostile_archive(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
+    """Nothing of an archive is written outside, linked, run or believed."""
+    link = tarfile.TarInfo(f"{GITDIR}/objects/ab/{'c' * 38}")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    folder = tarfile.TarInfo(f"{GITDIR}/objects/pack/pack-{'d' * 40}.pack")
+    folder.type = tarfile.DIRTYPE
+    evil = f"#!/bin/sh\ntouch {tmp_path}/was-here\n"
+    extra = {
+        f"{GITDIR}/../../../../../outside": "x",
+        f"/{GITDIR}/objects/ab/{'a' * 38}": "x",
+        f"{GITDIR}/objects/../../../../../{'b' * 38}": "x",
+        f"{GITDIR}/hooks/post-checkout": evil,
+        f"{GITDIR}/objects/info/alternates": "/\n",
+        f"{GITDIR}/config": f"[core]\n fsmonitor = {tmp_path}/evil\n[uploadpack]\n packObjectsHook = {tmp_path}/evil\n",
+        link.name: link,
+        folder.name: folder,
+    }
+    (tmp_path / "evil").write_text(evil)
+    (tmp_path / "evil").chmod(0o755)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    path = archive(tmp_path / "toy.tar.gz", gitdir, extra=extra)
+    cache.ensure(pin, [str(path)], quiet)
+    assert cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c") == "second"
+    after = sorted(path.name for path in tmp_path.iterdir())
+    assert after == sorted([*before, "toy.tar.gz", "cache"])
+
+
+def test_huge_claim(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive cannot fill the disk."""
+    monkeypatch.setattr("dgxlab.source.sdist.SIZE_LIMIT", 100)
+    with pytest.raises(SpecError, match=r"too much for llama\.cpp"):
+        cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir))], quiet)
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3."
+            "connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 111] Connection "
+            "refused')': /simple/x/\nERROR: No matching distribution found for x==1",
+            "pip reaches no package index: Failed to establish a new connection: [Errno 111] Connection refused",
+        ),
+        ("/usr/bin/python3: No module named pip", "pip is not installed for "),
+        (
+            "ERROR: Could not find a version that satisfies the requirement x==1 (from versions: none)\n"
+            "ERROR: No matching distribution found for x==1",
+            "pip finds no version of it at all: no package index has it, or none can be reached",
+        ),
+        (
+            "ERROR: Could not find a version that satisfies the requirement x==9 (from versions: 0.1.1, 0.1.2)\n"
+            "ERROR: No matching distribution found for x==9",
+            "No matching distribution found for x==9",
+        ),
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
+            "Could not install packages due to an OSError: [Errno 28] No space left on device",
+        ),
+        (
+            'ERROR: Exception:\nTraceback (most recent call last):\n  File "x.py", line 1\nValueError: what now',
+            "ValueError: what now",
+        ),
+        ("", "it gave no reason"),
+    ],
+)
+def test_what_pip_says(output: str, cause: str) -> None:
+    """Pip's own words, as it printed them, become one cause."""
+    assert _pip_reason(output).startswith(cause)
+
+
+@pytest.mark.network
+def test_the_real_one(tmp_path: Path) -> None:
+    """The sdist on the package index carries llama.cpp at the very pin; sources before it may fail."""
+    cache = PinCache(tmp_path / "cache")
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    lines: list[str] = []
+    try:
+        cache.ensure(PIN, [f"http://127.0.0.1:{port}/llama.cpp", "pypi:llama-cpp-python==0.3.30"], lines.append)
+    except SpecError as error:
+        if "package index" in error.details:
+            pytest.skip(f"no package index here: {error.details}")
+        raise
+    assert cache.git.run("rev-parse", f"{PIN}^{{tree}}") == "b86f2b55024aef84c7fd09860893a35411ad58d2"
+    assert len(cache.git.run("ls-tree", "-r", "--name-only", PIN).splitlines()) == 2977
+    assert any(line.startswith(("Downloading", "Using cached")) for line in lines)
