@@ -66,7 +66,8 @@ def make(
     steps += _probes(arm, runs)
     steps += [_gate(experiment, arm, gate, number) for number, gate in enumerate(parity)]
     steps += runs
-    return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps))
+    kind = "run" if bench else "gate"
+    return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps), kind)
 
 
 def make_arm(experiment: Experiment, source: Source) -> Arm:

@@ -143,7 +143,11 @@ def label(cell: Cell) -> str:
 
 
 def _newest_job(store: Store, name: str) -> Job:
-    found = store.rows("SELECT job_id FROM jobs WHERE name = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1", (name,))
+    found = store.rows(
+        # gates alone, perhaps of another tree, do not hide what was measured
+        "SELECT job_id FROM jobs WHERE name = ? ORDER BY kind = 'gate', intent_at DESC, job_id DESC LIMIT 1",
+        (name,),
+    )
     if found:
         return store.job(found[0]["job_id"])
     names = [row["name"] for row in store.rows("SELECT DISTINCT name FROM jobs ORDER BY name")]

@@ -136,9 +136,15 @@ def _of_builds(store: Store, sql: str, values: Sequence[str]) -> list[dict[str, 
 
 
 def _host(store: Store, name: str, host_id: str | None) -> str:
-    found = store.rows("SELECT hostname FROM hosts WHERE host_id = ?", (host_id,))
-    hostname = found[0]["hostname"] if found else ""
-    return f"{name} ({hostname})" if hostname not in ("", name) else name
+    """Say which machine it is: its name here, its own, and what computes in it."""
+    found = store.rows("SELECT hostname, facts FROM hosts WHERE host_id = ?", (host_id,))
+    if not found:
+        return name
+    details = json.loads(found[0]["facts"]).get("details", {})
+    gpus = [gpu["name"] for gpu in details.get("gpus", []) if gpu.get("name")]
+    own = "" if found[0]["hostname"] == name else found[0]["hostname"]
+    known = ", ".join(filter(None, (own, *(gpus or [details.get("cpu", "")]))))
+    return f"{name} ({known})" if known else name
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------

@@ -52,7 +52,12 @@ def test_everything_of_one_session(store: Store) -> None:
     assert (report.missing, report.failures) == ((), ())
     for table in report.tables:
         origin = table.provenance
-        assert (origin.experiment, origin.sessions, origin.pin, origin.host) == ("h200", (A,), PIN, "h200 (h200-7)")
+        assert (origin.experiment, origin.sessions, origin.pin, origin.host) == (
+            "h200",
+            (A,),
+            PIN,
+            "h200 (h200-7, a real one)",
+        )
         assert [ref.name for ref in origin.series] == ["backend-ops-shapes"]
         assert len(origin.build_id or "") == 16
     synthetic = {table.form: table.provenance.synthetic for table in report.tables}

@@ -1,0 +1,60 @@
+"""The real llama.cpp at the pin, on this machine's CPU: the whole loop, and a patched arm."""
+
+from __future__ import annotations
+
+import pytest
+
+from dgxlab import report, store
+from dgxlab.spec import load
+from tests.conftest import PROJECT, Quickstart
+from tests.lab.test_run import kinds
+
+pytestmark = pytest.mark.llama
+
+
+def test_quickstart_is_gated_and_measured(quickstart: Quickstart) -> None:
+    """1103 of 1103 with 306 unsupported, and a number for every cell."""
+    assert quickstart.outcome.error is None
+    (gate,) = kinds(quickstart.events, "gate")
+    assert (gate["passed"], gate["total"], gate["unsupported"]) == (1103, 1103, 306)
+    runs = kinds(quickstart.events, "run")
+    measured = {result["cell"] for run in runs if run["status"] == "valid" for result in run["results"]}
+    assert len(measured) == quickstart.outcome.planned == 12
+    assert store.check(quickstart.bench.lab.store) == []
+
+
+def test_quickstart_again_measures_nothing(quickstart: Quickstart) -> None:
+    """Everything is up to date: no job, no event from a host."""
+    outcome, events = quickstart.bench.run(quickstart.experiment)
+    assert (outcome.job_id, outcome.reused) == ("", 12)
+    assert [event for event in events if event["event"] != "note"] == []
+
+
+def test_quickstart_report(quickstart: Quickstart) -> None:
+    """Each table has its rows and stands on the pin and the host."""
+    made = report.collect(quickstart.bench.lab.store, "quickstart")
+    page = report.render(made)
+    assert "| MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed |" in page
+    assert [len(table.rows) for table in made.tables] == [1, 6, 3, 3]
+    assert page.count("pin e3a74b299085") == 4
+
+
+def test_a_patched_arm(quickstart: Quickstart) -> None:
+    """The shapes series: one file compiled, its own count reached, its marker seen in every run."""
+    experiment = load(PROJECT / "experiments" / "shapes-cpu.yaml")
+    outcome, events = quickstart.bench.run(experiment)
+    assert outcome.error is None
+    (gate,) = kinds(events, "gate")
+    assert (gate["passed"], gate["total"], gate["unsupported"]) == (1188, 1188, 306)
+    (build,) = kinds(events, "build")
+    assert [ref["name"] for ref in build["source"]["series"]] == ["backend-ops-shapes"]
+    assert {run["status"] for run in kinds(events, "run")} == {"valid"}
+    log = quickstart.bench.root / "jobs" / outcome.job_id / "build-shapes-cpu.log"
+    compiled = [line for line in log.read_text().splitlines() if "Building C" in line] if log.exists() else []
+    assert all("test-backend-ops.cpp" in line for line in compiled)
+
+
+def test_stock_and_patched_are_different_builds(quickstart: Quickstart) -> None:
+    """llama.cpp's own build_commit is the same for both; ours tells them apart, by tree and by binary."""
+    rows = quickstart.bench.lab.store.rows("SELECT tree, binaries FROM builds")
+    assert len({row["tree"] for row in rows}) == len({row["binaries"] for row in rows}) == len(rows)
