@@ -81,7 +81,7 @@ def test_excluding_everything_is_an_error() -> None:
 
 
 def test_batched_bench_throws_its_first_row_away() -> None:
-    """The first npl stands twice, and the last for a spare row; the context holds the largest row, rounded as llama.cpp rounds."""
+    """The first npl stands twice, so does the last; the context holds the largest row as llama.cpp rounds it."""
     (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 8, 32)))
     assert after(launch, "-npl") == "1,1,8,32,32"
     assert int(after(launch, "-c")) == 32 * 256
