@@ -13,13 +13,13 @@ BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,
 .PHONY: demo test test-fast lint bench clean
 
 demo: .make/installed
-	$(BIN)/dgxlab --db demo.db run experiments/quickstart.yaml
+	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
 
 test: .make/test .make/packages
 	$(BIN)/pytest --no-skips
 
 test-fast: .make/test
-	$(BIN)/pytest -m "not llama and not network and not gpu"
+	$(BIN)/pytest --numprocesses 2 -m "not llama and not network and not gpu"
 
 lint: .make/lint
 	$(BIN)/ruff check .
@@ -44,11 +44,11 @@ clean:
 	$(BIN)/python -m pip install --quiet --editable ".$(BUILD_TOOLS)"
 	@touch $@
 
-.make/test: .make/installed
+.make/test: .make/installed pyproject.toml
 	$(BIN)/python -m pip install --quiet --group test
 	@touch $@
 
-.make/lint: .make/test
+.make/lint: .make/test pyproject.toml
 	$(BIN)/python -m pip install --quiet --group lint
 	@touch $@
 
