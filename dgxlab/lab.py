@@ -6,7 +6,8 @@ dies in between, the next command finds the job and goes on from where the store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ class Outcome:
         planned: Cells that the experiment names.
         reused: Those that needed no measuring.
         source: The tree that it was about.
+        measured: Cells that have a valid run from this job.
         error: What went wrong, None when nothing did; what was measured before it is in the store.
     """
 
@@ -59,6 +61,7 @@ class Outcome:
     planned: int
     reused: int
     source: Source
+    measured: int = 0
     error: DgxlabError | None = None
 
 
@@ -106,10 +109,30 @@ def run(
     if todo.nothing:
         return Outcome(resumed, todo.planned, reused, source)
     job = make_plan(lab.store, experiment, source, todo, bench=bench)
-    status = start(lab, host, experiment, job, probe, watch)
-    lost = status.state == "lost"
-    error = conclude(lab, host, status) if lost else follow(lab, host, job.job_id, watch)
-    return Outcome(job.job_id, todo.planned, reused, source, error)
+    measured: list[str] = []
+    with _interruptible(lab.store, job.job_id):
+        status = start(lab, host, experiment, job, probe, watch)
+        error = _until_its_end(lab, host, status, _noting(measured, watch))
+    return Outcome(job.job_id, todo.planned, reused, source, len(measured), error)
+
+
+def _noting(measured: list[str], watch: Watch) -> Watch:
+    """Return a watch that also notes every cell that gets a valid run."""
+
+    def see(event: Mapping[str, Any]) -> None:
+        if event["event"] == "run" and event["status"] == "valid":
+            measured.extend(result["cell"] for result in event["results"])
+        watch(event)
+
+    return see
+
+
+def _until_its_end(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
+    """Follow a job that was started and return what went wrong, its loss too: there may be results to report."""
+    try:
+        return conclude(lab, host, status) if status.state == "lost" else follow(lab, host, status.job_id, watch)
+    except JobLost as lost:
+        return lost
 
 
 def resolve(lab: Lab, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
@@ -201,7 +224,7 @@ def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe,
     for arm in job.arms:
         _send(lab.cache, host, arm.source, probe, watch)
     lab.store.intend(job, experiment, host.name, __version__)
-    status = _interruptible(job.job_id, lambda: host.submit(job))
+    status = host.submit(job)
     watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
     return status
 
@@ -212,15 +235,12 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
     Raises:
         Interrupted: on Ctrl-C; the job goes on.
     """
-
-    def read() -> JobStatus:
+    with _interruptible(lab.store, job_id):
         offset = lab.store.job(job_id).journal_bytes
         for piece in host.follow(job_id, offset):
             for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
                 watch(event)
-        return host.status(job_id)
-
-    return conclude(lab, host, _interruptible(job_id, read))
+        return conclude(lab, host, host.status(job_id))
 
 
 def conclude(lab: Lab, host: Host, status: JobStatus) -> DgxlabError | None:
@@ -290,10 +310,14 @@ def _send(cache: PinCache, host: Host, source: Source, probe: Probe, watch: Watc
         host.send_objects(source.commit, [source.pin], cache.pack([source.commit], [source.pin]))
 
 
-def _interruptible(job_id: str, work: Callable[[], JobStatus]) -> JobStatus:
+@contextmanager
+def _interruptible(store: Store, job_id: str) -> Iterator[None]:
+    """Turn Ctrl-C into how to go on, once there is a job."""
     try:
-        return work()
+        yield
     except KeyboardInterrupt:
+        if store.find_job(job_id) is None:
+            raise
         raise Interrupted(
             f"stopped watching; job {job_id} goes on", next=f"dgxlab attach {job_id}, or dgxlab cancel {job_id}"
         ) from None

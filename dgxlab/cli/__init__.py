@@ -12,7 +12,7 @@ from dgxlab.errors import DgxlabError, Interrupted
 
 app = typer.Typer(
     name="dgxlab",
-    help="Patch, build, gate and benchmark llama.cpp on a remote NVIDIA box, with numbers that can be traced.",
+    help="Patch, build, gate and benchmark llama.cpp, with numbers that can be traced.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -46,13 +46,11 @@ def _top(version: bool = typer.Option(False, "--version", callback=_version, is_
 def main() -> None:
     """Run the program; every error on purpose becomes one sentence and its exit code."""
     try:
-        app()
+        app(prog_name="dgxlab")
     except DgxlabError as error:
         show_error(error)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        show_error(Interrupted("stopped"))
-        sys.exit(Interrupted.exit_code)
-    except BrokenPipeError:  # `dgxlab report | head`
-        sys.stderr.close()
-        sys.exit(0)
+    except SystemExit as ended:
+        if ended.code == Interrupted.exit_code:  # typer's word for Ctrl-C, where no job is being followed
+            show_error(Interrupted("stopped", next="dgxlab jobs, to see whether a job was started"))
+        raise

@@ -39,7 +39,9 @@ def _model(event: Mapping[str, Any]) -> list[str]:
 
 def _gate(event: Mapping[str, Any]) -> list[str]:
     gate = event["gate"]
-    counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
+    counted = "nothing counted"
+    if event["total"] is not None:
+        counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
     words = f"gate {gate['op']} on {gate['backend']}: {event['status']}, {counted} ({duration(event['seconds'])})"
     recorded = gate["expect"] is None and event["status"] == "passed"
     return [words + ("; recorded as what to expect from now on" if recorded else "")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ from dgxlab.errors import SpecError
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
+    from dgxlab.model import Experiment
     from dgxlab.store import Store
     from dgxlab.transport.host import Host
 
@@ -26,6 +27,21 @@ def database(db: Path | None, start: Path | None = None) -> Path:
     return db or project(start) / "results.db"
 
 
+def experiment(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
+    """Read a spec.
+
+    Raises:
+        SpecError: if anything is wrong with it; never without the command that looks at it again.
+    """
+    from dgxlab.spec import load
+
+    try:
+        return load(path, overrides, host)
+    except SpecError as error:
+        error.next = error.next or (f"dgxlab plan {path}" if path.is_file() else f"ls {path.parent}")
+        raise
+
+
 @contextmanager
 def store(db: Path | None, *, create: bool = False) -> Iterator[Store]:
     """Open the database for one command."""
@@ -39,12 +55,12 @@ def store(db: Path | None, *, create: bool = False) -> Iterator[Store]:
 
 
 @contextmanager
-def lab(db: Path | None) -> Iterator[Lab]:
+def lab(db: Path | None, *, create: bool = False) -> Iterator[Lab]:
     """Open everything that a use case needs."""
     from dgxlab.lab import Lab
     from dgxlab.source import PinCache, default_path
 
-    with store(db, create=True) as opened:
+    with store(db, create=create) as opened:
         yield Lab(opened, PinCache(default_path()), connect)
 
 
@@ -58,5 +74,5 @@ def connect(name: str) -> Host:
     from dgxlab.transport.local import LocalTransport
 
     if name != "local":
-        raise SpecError(f"host {name} is not known: this version reaches 'local' only", next="--host local")
+        raise SpecError(f"host {name} is not known: this version reaches 'local' only", next="add --host local")
     return Host(LocalTransport())

@@ -24,7 +24,8 @@ DbOption = Annotated[
 ]
 HostOption = Annotated[str | None, typer.Option("--host", help="Run on this host instead of the spec's.")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override one value: key.path=VALUE. May be given again.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec; may be given again."),
 ]
 SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
 JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from dgxlab.cli._options import Format
 from dgxlab.errors import DgxlabError
@@ -23,20 +24,20 @@ class Out:
         self.quiet = quiet
 
     def result(self, value: Any, human: str | Callable[[], str]) -> None:
-        """Print a command's result: `value`, or what it returns, as JSON, or the text for people."""
+        """Print a command's result: `value`, which may hold records, as JSON, or the text for people."""
         if self.format is Format.json:
-            text = json.dumps(value() if callable(value) else value, indent=2, ensure_ascii=False)
+            from dgxlab.model import to_json
+
+            text = json.dumps(value, indent=2, ensure_ascii=False, default=to_json)
         else:
             text = human if isinstance(human, str) else human()
         if text:
-            sys.stdout.write(text.rstrip("\n") + "\n")
-            sys.stdout.flush()
+            _write(sys.stdout, text.rstrip("\n"))
 
     def note(self, text: str) -> None:
         """Print a line about what goes on."""
         if not self.quiet:
-            sys.stderr.write(clean(text) + "\n")
-            sys.stderr.flush()
+            _write(sys.stderr, clean(text))
 
 
 def clean(text: str) -> str:
@@ -44,10 +45,26 @@ def clean(text: str) -> str:
     return CONTROL.sub("", text)
 
 
+def plural(number: int, word: str) -> str:
+    """Return a count with its word: `1 problem`, `no problems`."""
+    return f"{number or 'no'} {word}{'' if number == 1 else 's'}"
+
+
 def show_error(error: DgxlabError) -> None:
     """Print an error: one sentence, what belongs below it, the next command."""
-    lines = [f"error: {error.message}"]
-    lines += [f"  {line}" for line in error.details.splitlines()]
+    details = error.details.splitlines()
+    if details and details[0] in error.message:  # a list whose first item is in the sentence already
+        del details[0]
+    lines = [f"error: {error.message}", *(f"  {line}" for line in details)]
     if error.next:
         lines.append(f"next: {error.next}")
-    sys.stderr.write(clean("\n".join(lines)) + "\n")
+    _write(sys.stderr, clean("\n".join(lines)))
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write a line; a reader that left early (`| head`) misses it, and the command keeps its own exit code."""
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

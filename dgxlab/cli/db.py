@@ -9,25 +9,30 @@ import typer
 
 from dgxlab.cli._lab import store
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
-from dgxlab.cli._out import Out
+from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed
 
 app = typer.Typer(help="Check and merge the record.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("check")
-def check(db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False) -> None:
-    """Check the database: integrity, references, and that every valid run has its samples.
+def check(
+    path: Annotated[Path | None, typer.Argument(help="The database; --db by default.", show_default=False)] = None,
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Check the record: integrity, references, evidence and digests.
 
     Example: dgxlab db check
     """
     from dgxlab import store as stores
 
-    with store(db) as opened:
+    with store(path or db) as opened:
         problems = stores.check(opened)
     Out(format, quiet).result({"problems": problems}, "\n".join(problems) or "ok")
     if problems:
-        raise CheckFailed(f"the database has {len(problems)} problems", next="restore a backup from beside it")
+        raise CheckFailed(f"{opened.path} has {plural(len(problems), 'problem')}", next=f"ls {opened.path}.backups")
 
 
 @app.command("merge")
@@ -37,7 +42,7 @@ def merge(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Add every row of OTHER that CURRENT lacks; also git's merge driver for results.db.
+    """Add what OTHER has and CURRENT lacks; git's merge driver too.
 
     Example: dgxlab db merge results.db ../laptop/results.db
     """

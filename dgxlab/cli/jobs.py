@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 from dgxlab.cli._lab import lab
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out
-from dgxlab.errors import UsageError
-
-if TYPE_CHECKING:
-    from dgxlab.store import Store
+from dgxlab.errors import DgxlabError, JobLost, UsageError
 
 
 def jobs(db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False) -> None:
-    """List the jobs on the host and those only recorded here, newest last; finish what was left behind.
+    """List the jobs of the host and the record; finish what was left.
 
     Example: dgxlab jobs
     """
@@ -41,23 +38,25 @@ def jobs(db: DbOption = None, format: FormatOption = Format.human, quiet: QuietO
 def attach(
     job: JobArgument, db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
 ) -> None:
-    """Follow a running job from where the record stands, and record what it measured.
+    """Follow a job from where the record stands, record it, and report.
 
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
     """
     from dgxlab import lab as use_cases
     from dgxlab import report
     from dgxlab.cli._display import display
-    from dgxlab.model import to_json
 
     out = Out(format, quiet)
     with lab(db) as opened:
-        found = _find(opened.store, job)
-        host = opened.connect(found.host)
-        with display(out) as watch:
-            error = use_cases.follow(opened, host, found.job_id, watch)
+        found = opened.store.job(_one((known.job_id for known in opened.store.jobs()), job))
+        error: DgxlabError | None
+        try:
+            with display(out) as watch:
+                error = use_cases.follow(opened, opened.connect(found.host), found.job_id, watch)
+        except JobLost as lost:
+            error = lost
         made = report.collect(opened.store, job_id=found.job_id)
-        out.result(lambda: to_json(made), lambda: report.render(made))
+        out.result(made, lambda: report.render(made))
     if error:
         raise error
 
@@ -65,7 +64,7 @@ def attach(
 def cancel(
     job: JobArgument, db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
 ) -> None:
-    """End a job: its own processes and nothing else. What it measured is kept.
+    """End a job, its own processes alone; what it measured is kept.
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
     """
@@ -73,25 +72,26 @@ def cancel(
 
     out = Out(format, quiet)
     with lab(db) as opened:
-        found = _find(opened.store, job)
-        host = opened.connect(found.host)
-        status = host.cancel(found.job_id)
+        recorded = {known.job_id: known.host for known in opened.store.jobs()}
+        there = {status.job_id: "local" for status in opened.connect("local").jobs()}  # also what others started
+        hosts = {**there, **recorded}
+        found = _one(hosts, job)
+        host = opened.connect(hosts[found])
+        status = host.cancel(found)
         settle(opened, host, None, lambda event: None)
     out.result(
-        {"job": found.job_id, "state": status.state, "rc": status.rc},
-        f"job {found.job_id}: {(status.rc or {}).get('status', status.state)}",
+        {"job": found, "state": status.state, "rc": status.rc},
+        f"job {found}: {(status.rc or {}).get('status', status.state)}",
     )
 
 
-def _find(store: Store, text: str) -> Any:
-    """Return the one recorded job whose id begins with `text`."""
-    rows = store.rows("SELECT job_id FROM jobs WHERE job_id LIKE ? || '%' ESCAPE '\\'", (text.replace("_", "\\_"),))
-    ids = [str(row["job_id"]) for row in rows]
-    if len(ids) != 1:
-        raise UsageError(
-            f"no job begins with {text}" if not ids else f"{len(ids)} jobs begin with {text}", next="dgxlab jobs"
-        )
-    return store.job(ids[0])
+def _one(ids: Iterable[str], text: str) -> str:
+    """Return the one id that begins with `text`."""
+    found = [job_id for job_id in ids if job_id.startswith(text)]
+    if len(found) != 1:
+        how_many = f"{len(found)} jobs begin" if found else "no job begins"
+        raise UsageError(f"{how_many} with {text!r}", next="dgxlab jobs")
+    return found[0]
 
 
 def _table(rows: list[dict[str, str]]) -> str:
@@ -100,4 +100,5 @@ def _table(rows: list[dict[str, str]]) -> str:
     columns = list(rows[0])
     widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
     lines = [columns, *([row[column] for column in columns] for row in rows)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgxlab.cli._lab import project
+from dgxlab.cli._lab import experiment, project
 from dgxlab.cli._options import Format, FormatOption, QuietOption
-from dgxlab.cli._out import Out
-from dgxlab.errors import CheckFailed, SpecError
+from dgxlab.cli._out import Out, plural
+from dgxlab.errors import CheckFailed, SpecError, UsageError
 
 if TYPE_CHECKING:
+    from dgxlab.model import Experiment
     from dgxlab.source import PinCache
 
 app = typer.Typer(help="List, check, refresh and export patch series.", no_args_is_help=True, rich_markup_mode=None)
@@ -70,23 +71,24 @@ def check(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Check that series are whole and apply to a pin exactly; with --pin COMMIT, what a pin bump leaves standing.
+    """Check that series are whole and apply to a pin exactly.
 
     Example: dgxlab patch check
     """
     from dgxlab import series
 
     root, out = project(), Out(format, quiet)
+    wanted = _wanted(root, names)
     at, cache = _pin(root, pin, source, out)
-    problems = {name: series.check(root, name, cache, at) for name in names or series.names(root)}
+    problems = {name: series.check(root, name, cache, at) for name in wanted}
     lines = [
         line
         for name, found in problems.items()
-        for line in [f"{name}: {len(found) or 'no'} problems", *(f"  {p}" for p in found)]
+        for line in [f"{name}: {plural(len(found), 'problem')}", *(f"  {p}" for p in found)]
     ]
-    out.result({"pin": at, "problems": problems}, f"pin {at[:12]}\n" + "\n".join(lines))
-    if any(problems.values()):
-        raise CheckFailed(f"not every series stands on pin {at[:12]}", next=f"dgxlab patch refresh SERIES --pin {at}")
+    out.result({"pin": at, "problems": problems}, "\n".join([f"pin {at[:12]}", *(lines or ["no series"])]))
+    if bad := [name for name, found in problems.items() if found]:
+        raise CheckFailed(f"not every series stands on pin {at[:12]}", next=f"dgxlab patch refresh {bad[0]} --pin {at}")
 
 
 @app.command("refresh")
@@ -97,7 +99,7 @@ def refresh(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Carry a series to a pin by three-way merges and write its patches anew.
+    """Carry a series to a pin by three-way merges; write it anew.
 
     Example: dgxlab patch refresh backend-ops-shapes
     """
@@ -121,9 +123,9 @@ def export(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Turn a checkout into a series: a patch a commit, and one for what is not committed.
+    """Turn a checkout into a series, a patch a commit.
 
-    Example: dgxlab patch export my-series --tree ~/llama.cpp --message "cuda : try a larger tile"
+    Example: dgxlab patch export mine --tree ~/llama.cpp -m "cuda : larger tile"
     """
     from dgxlab import series
 
@@ -134,12 +136,31 @@ def export(
     out.result({"series": done.series.ref.name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))
 
 
+def _wanted(root: Path, names: list[str] | None) -> list[str]:
+    from dgxlab import series
+
+    known = series.names(root)
+    if unknown := [name for name in names or () if name not in known]:
+        raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
+    return names or known
+
+
+def _specs(root: Path, out: Out) -> list[Experiment]:
+    """Return the project's specs; one that somebody is in the middle of editing is left out, and said."""
+    specs = []
+    for path in sorted((root / "experiments").glob("*.yaml")):
+        try:
+            specs.append(experiment(path))
+        except SpecError as error:
+            out.note(f"left out: {error.message}")
+    return specs
+
+
 def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out) -> tuple[str, PinCache]:
     """Return the pin asked for, or the one that the project's specs agree on, and a cache that has it."""
     from dgxlab.source import PinCache, default_path
-    from dgxlab.spec import load
 
-    specs = [load(path) for path in sorted((root / "experiments").glob("*.yaml"))]
+    specs = [] if pin and sources else _specs(root, out)
     named = sorted({spec.pin for spec in specs})
     if pin is None and len(named) != 1:
         raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins", next="say which: --pin COMMIT")

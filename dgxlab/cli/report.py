@@ -28,14 +28,13 @@ def report(
     Example: dgxlab report quickstart
     """
     from dgxlab import report as reports
-    from dgxlab.model import to_json
 
     with store(db) as opened:
         if name is not None and opened.find_job(name):
             made = reports.collect(opened, job_id=name)
         else:
             made = reports.collect(opened, name or _newest(opened))
-    Out(format, quiet).result(lambda: to_json(made), lambda: reports.render(made))
+    Out(format, quiet).result(made, lambda: reports.render(made))
 
 
 def _newest(opened: Store) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgxlab.cli._lab import database, lab
+from dgxlab.cli._lab import experiment as read_spec
 from dgxlab.cli._options import DbOption, Format, FormatOption, HostOption, QuietOption, SetOption, SpecArgument
-from dgxlab.cli._out import Out
+from dgxlab.cli._out import Out, plural
 
 if TYPE_CHECKING:
     from dgxlab.lab import Outcome
@@ -32,16 +33,11 @@ def run(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Build, gate and measure what is not up to date, record it, and print the report.
+    """Build, gate and measure what is not up to date, and report.
 
     Example: dgxlab run experiments/quickstart.yaml
     """
-    from dgxlab.spec import load
-
-    experiment = load(spec, set_ or [], host)
-    out = Out(format, quiet)
-    outcome = _carry_out(experiment, out, db, again=again, tree=tree, bench=True)
-    _finish(outcome, out)
+    _carry_out(read_spec(spec, set_ or [], host), Out(format, quiet), db, again=again, tree=tree)
 
 
 def gate(
@@ -57,12 +53,7 @@ def gate(
 
     Example: dgxlab gate experiments/quickstart.yaml
     """
-    from dgxlab.spec import load
-
-    experiment = load(spec, set_ or [], host)
-    out = Out(format, quiet)
-    outcome = _carry_out(experiment, out, db, again=True, tree=tree, bench=False)
-    _finish(outcome, out)
+    _carry_out(read_spec(spec, set_ or [], host), Out(format, quiet), db, again=True, tree=tree, bench=False)
 
 
 def plan(
@@ -73,44 +64,46 @@ def plan(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Print the exact commands that a run from nothing would carry out, without asking the host.
+    """Print the exact commands of a run from nothing; no host is asked.
 
     Example: dgxlab plan experiments/h200.yaml
     """
     from dgxlab import plan as planning
+    from dgxlab.cli._display import display
     from dgxlab.cli._lab import connect
     from dgxlab.cli._plan import describe
     from dgxlab.lab import Lab, resolve
-    from dgxlab.model import to_json
     from dgxlab.source import PinCache, default_path
-    from dgxlab.spec import load
 
-    experiment = load(spec, set_ or [], host)
-    out = Out(format, quiet)
+    experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
     bare = Lab(None, PinCache(default_path()), connect)  # type: ignore[arg-type]  # nothing is looked up or recorded
-    source = resolve(bare, experiment, tree, lambda event: out.note(event["note"]))
+    with display(out) as watch:
+        source = resolve(bare, experiment, tree, watch)
     made = planning.make(experiment, source, job_id=experiment.name)
-    out.result(lambda: to_json(made), lambda: describe(made))
+    out.result(made, lambda: describe(made))
 
 
-def _carry_out(experiment: Experiment, out: Out, db: Path | None, **options: Any) -> Outcome:
+def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool = True, **options: Any) -> None:
+    """Run, print the report whatever came of it, and leave with the job's own error."""
     from dgxlab import lab as use_cases
     from dgxlab.cli._display import display
-    from dgxlab.model import to_json
 
-    with lab(db) as opened:
+    with lab(db, create=True) as opened:
         with display(out) as watch:
-            outcome = use_cases.run(opened, experiment, watch=watch, **options)
+            outcome = use_cases.run(opened, experiment, watch=watch, bench=bench, **options)
         from dgxlab import report  # only now: until here it would delay the measuring
 
-        made = report.collect_experiment(opened.store, experiment, outcome.source, experiment.host)
-        out.result(lambda: to_json(made), lambda: report.render(made))
-    measured = outcome.planned - outcome.reused
-    out.note(f"{outcome.planned} cells, {measured} measured now, {outcome.reused} up to date; {database(db)}")
-    return outcome
-
-
-def _finish(outcome: Outcome, out: Out) -> None:
-    """Leave with the job's own exit code, after the report."""
+        if bench:
+            made = report.collect_experiment(opened.store, experiment, outcome.source, experiment.host)
+        else:
+            made = report.collect(opened.store, job_id=outcome.job_id)
+        out.result(made, lambda: report.render(made))
+    out.note(f"{_cells(outcome) if bench else experiment.name}; recorded in {database(db)}")
     if outcome.error:
         raise outcome.error
+
+
+def _cells(outcome: Outcome) -> str:
+    counts = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
+    missing = outcome.planned - outcome.measured - outcome.reused
+    return counts + (f", {missing} not measured" if missing else "")

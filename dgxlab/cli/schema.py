@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dgxlab.cli._out import Out
+from dgxlab.errors import UsageError
 
 
 def schema(
@@ -20,7 +22,10 @@ def schema(
     from dgxlab.spec import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
-    if output:
+    if output is None:
+        Out().result(None, text)
+        return
+    try:
         output.write_text(text)
-    else:
-        sys.stdout.write(text)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}", next=f"ls -ld {output.parent}") from error

@@ -1,0 +1,175 @@
+"""A project around the toy and a private home: the command line as people use it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dgxlab.cli import main
+from tests import toy
+
+EXPERIMENT = """
+hypothesis: toys can be measured
+llama_cpp:
+  pin: "{pin}"
+  sources: [{repository}]
+models:
+  m: {{path: {model}}}
+gates:
+  - backend-ops: {{op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 1}}
+bench:
+  - backend-ops: {{op: MUL_MAT, backend: CPU, where: {{type_a: q4_0, m: 4096, k: 14336, n: [8, 512]}}}}
+  - llama-bench: {{model: m, n_prompt: [16, 32], n_gen: 4}}
+  - batched-bench: {{model: m, npp: 16, ntg: 4, npl: [1, 2, 4]}}
+"""
+
+GITCONFIG = "[user]\n\tname = Toy\n\temail = toy@example.org\n[init]\n\tdefaultBranch = main\n"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What all tests share: a home with pins and builds, the toy's repository with two commits, a model file."""
+
+    home: Path
+    repository: Path
+    model: Path
+    pin: str
+    later: str
+    """A commit that changes ggml/ggml.c."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    rc: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The sentence."""
+        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        return line.removeprefix("error: ")
+
+    @property
+    def next(self) -> str:
+        """The command to type; always the last line."""
+        last = self.err.splitlines()[-1]
+        assert last.startswith("next: "), self.err
+        return last.removeprefix("next: ")
+
+
+@dataclass
+class Project:
+    """A folder with patches/ and experiments/toy.yaml, which is the current one."""
+
+    machine: Machine
+    folder: Path
+    run: Callable[..., Ran]
+    """Runs `dgxlab ARGS` in this process, through its real entry point."""
+
+    def spec(self, name: str, text: str) -> Path:
+        """Write experiments/NAME.yaml and return its path from the project."""
+        path = Path("experiments") / f"{name}.yaml"
+        (self.folder / path).write_text(text)
+        return path
+
+    def spawn(self, *args: object, **options: object) -> subprocess.Popen[str]:
+        """Start `dgxlab ARGS` as a process of its own, in a group of its own as a shell does it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "dgxlab", *map(str, args)],
+            cwd=self.folder,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_listen_to_ctrl_c,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
+        )
+
+    def checkout(self, folder: Path) -> Path:
+        """Return a clone of the toy at the pin."""
+        toy.git(folder.parent, "clone", "-q", str(self.machine.repository), str(folder))
+        toy.git(folder, "checkout", "-q", self.machine.pin)
+        return folder
+
+
+def _listen_to_ctrl_c() -> None:
+    """A shell starts what it puts in the background deaf to SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """One home for all tests: what the first of them fetches and builds, the others find."""
+    folder = tmp_path_factory.mktemp("machine")
+    (folder / "home").mkdir()
+    (folder / "home" / ".gitconfig").write_text(GITCONFIG)
+    repository, model = folder / "repository", folder / "toy.gguf"
+    pin = toy.make_repository(repository)
+    source = repository / "ggml" / "ggml.c"
+    source.write_text(source.read_text().replace("out of toys", "no toys left"))
+    toy.git(repository, "commit", "-q", "-a", "-m", "later")
+    model.write_bytes(b"GGUF" + bytes(60))
+    return Machine(folder / "home", repository, model, pin, toy.git(repository, "rev-parse", "HEAD"))
+
+
+@pytest.fixture
+def dgxlab(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run the program in this process."""
+
+    def run(*args: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["dgxlab", *map(str, args)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def new_project(machine: Machine, folder: Path, run: Callable[..., Ran]) -> Project:
+    """Make a project with the toy's experiment."""
+    (folder / "patches").mkdir(parents=True)
+    (folder / "experiments").mkdir()
+    made = Project(machine, folder, run)
+    made.spec("toy", EXPERIMENT.format(pin=machine.pin, repository=machine.repository, model=machine.model))
+    return made
+
+
+@pytest.fixture
+def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxlab: Callable[..., Ran]) -> Project:
+    """A new project with nothing recorded, on the shared machine; the current folder."""
+    made = new_project(machine, tmp_path / "project", dgxlab)
+    monkeypatch.setenv("HOME", str(machine.home))
+    monkeypatch.chdir(made.folder)
+    return made
+
+
+@pytest.fixture(scope="session")
+def record(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of a project in which the toy's experiment was run once."""
+    made = new_project(machine, tmp_path_factory.mktemp("measured") / "project", _refuse)
+    child = made.spawn("run", "experiments/toy.yaml", env={"HOME": str(machine.home), "PATH": os.environ["PATH"]})
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    return made.folder / "results.db"
+
+
+def _refuse(*args: object) -> Ran:
+    raise AssertionError("only a test runs commands in this process")
+
+
+@pytest.fixture
+def measured(project: Project, record: Path) -> Project:
+    """A project whose toy experiment has been run."""
+    shutil.copyfile(record, project.folder / "results.db")
+    return project

@@ -1,0 +1,107 @@
+"""`dgxlab db check` and `db merge`, and git calling the latter when two branches both measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgxlab.store import Store, check
+from tests import toy
+from tests.cli.conftest import Project
+from tests.conftest import PROJECT
+
+TOY = "experiments/toy.yaml"
+
+
+def sessions(database: Path) -> list[str]:
+    """Return the ids of all sessions in a database that is sound."""
+    store = Store.open(database)
+    try:
+        assert check(store) == []
+        return sorted(job.job_id for job in store.jobs())
+    finally:
+        store.close()
+
+
+def test_sound_record_checks_out(measured: Project) -> None:
+    """`ok`, by --db, by argument and as JSON."""
+    assert measured.run("db", "check").out == "ok\n"
+    assert measured.run("db", "check", "results.db").out == "ok\n"
+    assert json.loads(measured.run("db", "check", "--format", "json").out) == {"problems": []}
+
+
+def test_tampered_record_exits_with_11(measured: Project) -> None:
+    """What is wrong on stdout, how much on stderr."""
+    connection = sqlite3.connect("results.db")
+    connection.execute("UPDATE cells SET params = json_set(params, '$.n_prompt', 99) WHERE label = 'pp16'")
+    connection.commit()
+    connection.close()
+    ran = measured.run("db", "check")
+    assert ran.rc == 11
+    assert "is not the digest of its parameters" in ran.out
+    assert ran.error == f"{measured.folder}/results.db has 1 problem"
+    assert ran.next
+
+
+def test_merge_adds_what_is_missing_once(measured: Project) -> None:
+    """Rows are counted by table; a second time there is nothing to add; OTHER is not touched."""
+    shutil.copyfile("results.db", "other.db")
+    assert measured.run("run", TOY, "-q", "--again", "--db", "other.db").rc == 0
+    other = Path("other.db").read_bytes()
+    merged = measured.run("db", "merge", "results.db", "other.db", "--format", "json")
+    assert (merged.rc, json.loads(merged.out)["jobs"], json.loads(merged.out)["runs"]) == (0, 1, 3)
+    assert measured.run("db", "merge", "results.db", "other.db").out == "0 rows added\n"
+    assert Path("other.db").read_bytes() == other
+    assert sessions(Path("results.db")) == sessions(Path("other.db"))
+
+
+@pytest.fixture
+def notebook(measured: Project) -> Project:
+    """A project under git whose results.db is tracked, with the merge driver set up as the README says."""
+    folder = measured.folder
+    shutil.copy(PROJECT / ".gitattributes", folder)
+    toy.git(folder, "init", "-q")
+    toy.git(folder, "config", "merge.dgxlab-db.driver", f"{sys.executable} -m dgxlab db merge %A %B")
+    toy.git(folder, "add", ".gitattributes", "results.db", "experiments")
+    toy.git(folder, "commit", "-q", "-m", "base")
+    return measured
+
+
+def test_git_merges_two_branches_that_both_measured(notebook: Project) -> None:
+    """The merged record is sound and has the sessions of both."""
+    folder = notebook.folder
+    (base,) = sessions(folder / "results.db")
+    added = {}
+    for branch in ("laptop", "main"):
+        toy.git(folder, "checkout", "-q", "-B", branch, "main")
+        assert notebook.run("run", TOY, "-q", "--again").rc == 0
+        (added[branch],) = set(sessions(folder / "results.db")) - {base}
+        toy.git(folder, "commit", "-q", "-a", "-m", f"measured on {branch}")
+    toy.git(folder, "merge", "-q", "laptop", "-m", "both")
+    assert toy.git(folder, "status", "--porcelain", "--untracked-files=no") == ""
+    assert sessions(folder / "results.db") == sorted([base, *added.values()])
+
+
+def test_git_leaves_a_conflict_where_records_contradict(notebook: Project) -> None:
+    """Two branches with different contents under one key: git stops, and our side is as it was."""
+    folder = notebook.folder
+    for branch, hypothesis in (("laptop", "one"), ("main", "two")):
+        toy.git(folder, "checkout", "-q", "-B", branch, "main")
+        connection = sqlite3.connect(folder / "results.db")
+        connection.execute("UPDATE experiments SET hypothesis = ?", (hypothesis,))
+        connection.commit()
+        connection.close()
+        toy.git(folder, "commit", "-q", "-a", "-m", hypothesis)
+    ours = (folder / "results.db").read_bytes()
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        toy.git(folder, "merge", "laptop", "-m", "both")
+    assert "disagree on experiments" in refused.value.stderr
+    assert "Traceback" not in refused.value.stderr
+    assert toy.git(folder, "status", "--porcelain", "--untracked-files=no") == "UU results.db"
+    assert (folder / "results.db").read_bytes() == ours

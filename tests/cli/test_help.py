@@ -1,0 +1,110 @@
+"""The help, the promise of every leaf command, and what asking for it costs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from dgxlab.cli import app
+from dgxlab.spec import json_schema
+from tests.cli.conftest import Ran
+from tests.conftest import PROJECT
+
+ROOT: Any = typer.main.get_command(app)
+HEAVY = ("pydantic", "yaml", "sqlite_utils", "jinja2", "rich", "gguf", "numpy", "dgxlab.lab", "dgxlab.model")
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command that is no group, with the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+LEAVES = dict(leaves(ROOT))
+
+
+def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
+    """Parse a command line as the program would, without doing anything; returns the words of its command."""
+    context = command.make_context("dgxlab", args, parent=parent)
+    if not hasattr(command, "commands"):
+        return []
+    name, leaf, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+    return [name, *parse(leaf, rest, context)]
+
+
+def test_every_command_is_there() -> None:
+    """A command more or less is a decision, and in the README."""
+    assert [" ".join(path) for path in LEAVES] == [
+        *("run", "gate", "plan", "report", "jobs", "attach", "cancel", "schema"),
+        *("patch list", "patch check", "patch refresh", "patch export", "db check", "db merge"),
+    ]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> None:
+    """One imperative line, options that all have a help, and an invocation that the parser takes."""
+    ran = dgxlab(*path, "--help")
+    assert (ran.rc, ran.err) == (0, "")
+    (example,) = [line.strip() for line in ran.out.splitlines() if line.strip().startswith("Example: ")]
+    words = shlex.split(example.removeprefix("Example: "))
+    assert words[0] == "dgxlab"
+    assert parse(ROOT, words[1:]) == list(path)
+    assert LEAVES[path].help.splitlines()[0].endswith(".")
+    assert all(parameter.help for parameter in LEAVES[path].params if parameter.name != "help")
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_format_and_quiet_are_everywhere(path: tuple[str, ...]) -> None:
+    """Except where the result is a JSON document and nothing else goes on."""
+    options = {option for parameter in LEAVES[path].params for option in parameter.opts}
+    assert {"--format", "--quiet"} <= options or path == ("schema",)
+
+
+def test_summaries_fit_their_line(dgxlab: Any) -> None:
+    """No summary is cut short."""
+    for group in ((), ("patch",), ("db",)):
+        assert "..." not in dgxlab(*group, "--help").out.split("Commands:")[1]
+
+
+def test_no_arguments_show_the_help(dgxlab: Any) -> None:
+    """Exit code 2, as for any command line that asks for nothing."""
+    ran: Ran = dgxlab()
+    assert ran.rc == 2
+    assert "Commands:" in ran.out + ran.err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`dgxlab --help` pays for the parser alone."""
+    code = (
+        "import sys; from dgxlab.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert "Commands:" in ran.stdout
+    assert [name for name in HEAVY if name in ran.stderr.split()] == []
+
+
+def test_schema_is_the_shipped_one(dgxlab: Any, tmp_path: Path) -> None:
+    """On stdout and in a file the same, and the same as the file that the experiments point to."""
+    shipped = (PROJECT / "schema" / "experiment.schema.json").read_text()
+    assert json.loads(shipped) == json_schema()
+    assert dgxlab("schema").out == shipped
+    ran = dgxlab("schema", "--output", tmp_path / "schema.json")
+    assert (ran.rc, ran.out, ran.err) == (0, "", "")
+    assert (tmp_path / "schema.json").read_text() == shipped
+
+
+def test_schema_that_cannot_be_written_is_said(dgxlab: Any, tmp_path: Path) -> None:
+    """One sentence."""
+    ran = dgxlab("schema", "-o", tmp_path)
+    assert (ran.rc, ran.error) == (2, f"{tmp_path} cannot be written: Is a directory")

@@ -1,0 +1,126 @@
+"""Ctrl-C, `dgxlab jobs`, `attach`, `cancel`: a job outlives whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Project
+
+SLOW = "extends: toy.yaml\nbench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]\n"
+
+
+def interrupt(child: subprocess.Popen[str], when: str = "runs on local") -> tuple[str, str]:
+    """Wait until stderr says `when`, press Ctrl-C as a terminal does, and return the job's id and all of stderr."""
+    assert child.stderr
+    seen = ""
+    while when not in seen:
+        line = child.stderr.readline()
+        assert line, seen
+        seen += line
+    os.killpg(child.pid, signal.SIGINT)
+    _, rest = child.communicate(timeout=60)
+    (job,) = [line.split()[1] for line in seen.splitlines() if line.endswith("runs on local")]
+    return job, seen + rest
+
+
+def listed(project: Project) -> list[list[str]]:
+    """Return the words of each line of `dgxlab jobs`."""
+    return [line.split() for line in project.run("jobs").out.splitlines()]
+
+
+def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
+    """Exit code 130, both ways on are said, also by attach; the next run follows that job and starts no other."""
+    child = project.spawn("run", project.spec("slow", SLOW))
+    job, err = interrupt(child)
+    how_to_go_on = [
+        f"error: stopped watching; job {job} goes on",
+        f"next: dgxlab attach {job}, or dgxlab cancel {job}",
+    ]
+    assert (child.returncode, err.splitlines()[-2:]) == (130, how_to_go_on)
+    (row,) = [row for row in json.loads(project.run("jobs", "--format", "json").out) if row["job"] == job]
+    assert (row["host"], row["on_host"]) == ("local", "running")
+    assert row["recorded"] in ("intended", "running")
+    attached = project.spawn("attach", job[:-3])
+    assert attached.stderr
+    attached.stderr.readline()
+    os.killpg(attached.pid, signal.SIGINT)
+    out, err = attached.communicate(timeout=60)
+    assert (attached.returncode, out, err.splitlines()[-2:]) == (130, "", how_to_go_on)
+    again = project.run("run", "experiments/slow.yaml")
+    assert again.rc == 0
+    assert f"job {job} of this experiment still runs: following it" in again.err
+    assert "2 cells, 0 measured now, 2 up to date" in again.err
+    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in again.out
+    attached = project.run("attach", job)
+    assert (attached.rc, attached.err) == (0, "")
+    assert attached.out.startswith(f"# Session {job}\n")
+    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in attached.out
+
+
+def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> None:
+    """The record says cancelled; attach then says so with the job's own exit code."""
+    quick = "{batched-bench: {model: m, npp: 16, ntg: 4, npl: 1}}"
+    child = project.spawn("run", project.spec("slow", SLOW.replace("bench: [", f"bench: [{quick}, ")))
+    assert child.stderr
+    while "S_PP" not in (line := child.stderr.readline()):
+        assert line
+    job = project.run("jobs", "-q").out.splitlines()[-1].split()[0]
+    cancelled = project.run("cancel", job)
+    assert (cancelled.rc, cancelled.out, cancelled.err) == (0, f"job {job}: cancelled\n", "")
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "| 16 | 4 | 1 | 32.0 | 16.00 | 26.7 | 1 |" in out
+    assert f"error: job {job} was cancelled\nnext: dgxlab run again to go on\n" in err
+    attached = project.run("attach", job)
+    assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
+    assert f"| {job} | session | cancelled |" in attached.out
+    assert project.run("cancel", job).out == f"job {job}: cancelled\n"
+
+
+def test_cancel_reaches_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> None:
+    """What another clone of the project started on this host is listed, and can be ended."""
+    child = measured.spawn("run", measured.spec("slow", SLOW), "--again", "--db", tmp_path / "other.db")
+    job, _ = interrupt(child)
+    assert [job, "local", "running", "not", "here"] in listed(measured)
+    assert measured.run("attach", job).rc == 2
+    assert measured.run("cancel", job).out == f"job {job}: cancelled\n"
+
+
+def test_killed_agent_is_lost_and_reported(project: Project) -> None:
+    """Exit code 12, and the report of what was measured before it."""
+    job, _ = interrupt(project.spawn("run", project.spec("slow", SLOW), "--again"), when="gate MUL_MAT")
+    started = json.loads((project.machine.home / ".dgxlab" / "jobs" / job / "started").read_text())
+    os.kill(started["pid"], signal.SIGKILL)
+    attached = project.run("attach", job)
+    assert attached.rc == 12
+    assert attached.error.startswith(f"job {job} was lost")
+    assert "| MUL_MAT | CPU | 4/4 |" in attached.out
+    assert attached.next.startswith("dgxlab run again")
+    assert [job, "local", "lost", "lost"] in listed(project)
+
+
+@pytest.mark.parametrize("args", [("plan",), ("run",)])
+def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path, args: tuple[str, ...]) -> None:
+    """While git waits for a source that never answers: exit code 130 and a sentence."""
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text(f'#!/bin/sh\ncase "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac\nexec /usr/bin/git "$@"\n')
+    git.chmod(0o755)
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{git.parent}:{os.environ['PATH']}"}
+    child = project.spawn(*args, "experiments/toy.yaml", env=env)
+    assert child.stderr
+    seen = child.stderr.readline()
+    while not (tmp_path / "here").exists():
+        assert child.poll() is None
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (130, "")
+    assert seen.startswith("fetching")
+    assert "Traceback" not in err
+    assert err.endswith("error: stopped\nnext: dgxlab jobs, to see whether a job was started\n")

@@ -1,0 +1,85 @@
+"""`dgxlab patch list`, `check`, `refresh`, `export`, from the first edit in a checkout to a measured arm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import toy
+from tests.cli.conftest import Project
+
+
+@pytest.fixture
+def series(project: Project, tmp_path: Path) -> Project:
+    """A project with a series made from a checkout's uncommitted change."""
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    source = checkout / "ggml" / "ggml.c"
+    source.write_text(source.read_text() + "int more(void) { return 1; }\n")
+    ran = project.run("patch", "export", "more", "--tree", checkout, "--message", "toys : add more")
+    assert (ran.rc, ran.out) == (0, "patches/more/toys-add-more.patch\n")
+    return project
+
+
+def test_export_asks_for_a_message(project: Project, tmp_path: Path) -> None:
+    """What is not committed has none yet; nothing is written."""
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    (checkout / "new.c").write_text("int more(void);\n")
+    ran = project.run("patch", "export", "more", "--tree", checkout)
+    assert (ran.rc, ran.out) == (9, "")
+    assert "--message" in ran.next
+    assert list((project.folder / "patches").iterdir()) == []
+
+
+def test_commits_become_patches(project: Project, tmp_path: Path) -> None:
+    """One patch a commit, in order, as JSON too."""
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    for name in ("one", "two"):
+        (checkout / f"{name}.c").write_text(f"int {name}(void);\n")
+        toy.git(checkout, "add", "-A")
+        toy.git(checkout, "commit", "-q", "-m", f"toys : {name}")
+    ran = project.run("patch", "export", "both", "--tree", checkout, "--format", "json")
+    assert json.loads(ran.out) == {"series": "both", "patches": ["toys-one.patch", "toys-two.patch"]}
+    assert project.run("patch", "check", "both").rc == 0
+
+
+def test_list_shows_series_with_their_patches(series: Project) -> None:
+    """Name, digest, and what is in it."""
+    (found,) = json.loads(series.run("patch", "list", "--format", "json").out)
+    assert (found["name"], found["patches"], found["overlays"]) == ("more", ["toys-add-more.patch"], [])
+    assert series.run("patch", "list").out == f"more@{found['digest'][:12]}\n  toys-add-more.patch\n"
+
+
+def test_sound_series_checks_out_and_needs_no_refresh(series: Project) -> None:
+    """On the pin that the project's specs name."""
+    pin = series.machine.pin[:12]
+    assert series.run("patch", "check").out == f"pin {pin}\nmore: no problems\n"
+    assert series.run("patch", "refresh", "more").out == "nothing to change\n"
+
+
+def test_pin_bump_is_checked_and_refreshed(series: Project) -> None:
+    """`check --pin` names what moved and the command that mends it, which then does."""
+    later = series.machine.later
+    ran = series.run("patch", "check", "--pin", later)
+    assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh more --pin {later}")
+    assert "ggml/ggml.c moved" in ran.out
+    assert series.run(*ran.next.split()[1:]).out == "wrote toys-add-more.patch\n"
+    assert series.run("patch", "check", "--pin", later).rc == 0
+
+
+def test_series_becomes_a_measured_arm(series: Project) -> None:
+    """The report names the series with its digest beside every table."""
+    (found,) = json.loads(series.run("patch", "list", "--format", "json").out)
+    ran = series.run("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))
+    assert ran.rc == 0
+    assert ran.out.count(f"series more@{found['digest'][:12]}") == 4
+
+
+def test_files_that_no_series_lists_are_found(series: Project) -> None:
+    """A patch that lies there and is not listed is a problem, not a silence."""
+    folder = series.folder / "patches" / "more"
+    (folder / "forgotten.patch").write_text("")
+    ran = series.run("patch", "check")
+    assert ran.rc == 11
+    assert "forgotten.patch is not in its series file" in ran.out

@@ -1,0 +1,201 @@
+"""`dgxlab run`, `gate`, `plan`, `report`: a result on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dgxlab.model import Plan, from_json
+from tests.cli.conftest import Project
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+TOY = "experiments/toy.yaml"
+GATE = "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed | \N{EN DASH} |"
+
+
+def test_run_prints_the_report_and_says_what_goes_on(project: Project) -> None:
+    """A process of its own, piped: tables on stdout, progress on stderr, no control sequences anywhere."""
+    out, err = (child := project.spawn("run", TOY)).communicate(timeout=60)
+    assert child.returncode == 0
+    assert out.startswith("# Experiment toy\n\n> toys can be measured\n")
+    for row in (
+        GATE,
+        "| q4_0 | 4096 | 8 | 14336 | 108.5 | 1.008 | 1 |",
+        "| m | pp16 | 1600 ± 0.2 | 5 |",
+        "| 16 | 4 | 4 | 128.0 | 64.00 | 106.7 | 1 |",
+    ):
+        assert row in out.splitlines()
+    notes = [line for line in err.splitlines() if not line.startswith("waiting for the device")]
+    notes = notes[-16:]
+    job = re.fullmatch(r"job (\d{8}-\d{6}-toy-[0-9a-f]{6}) runs on local", notes[0])
+    assert job
+    assert job[1] in out
+    assert re.match(r"build [0-9a-f]{16} of toy: (built in|reused)", notes[1])
+    assert notes[2] == f"model m: {project.machine.model}, 64 B"
+    assert notes[3].startswith("gate MUL_MAT on CPU: passed, 4/4, 1 unsupported (")
+    assert notes[12].startswith("  pp16 tg4 B1: S_PP 32.0 t/s")
+    assert notes[-1] == f"8 cells, 8 measured now, 0 up to date; recorded in {project.folder}/results.db"
+    assert not CONTROL.search(out + err)
+
+
+def test_run_again_measures_nothing(measured: Project) -> None:
+    """The same report, and one line on stderr that says so; --again measures."""
+    first = measured.run("report")
+    again = measured.run("run", TOY)
+    assert (again.rc, again.out) == (0, first.out)
+    assert again.err == f"8 cells, 0 measured now, 8 up to date; recorded in {measured.folder}/results.db\n"
+    assert "8 cells, 8 measured now, 0 up to date" in measured.run("run", TOY, "--again").err
+
+
+def test_json_is_json_and_quiet_is_quiet(measured: Project) -> None:
+    """--format json writes one document on stdout; --quiet leaves stderr empty."""
+    for ran in (measured.run("run", TOY, "--format", "json", "-q"), measured.run("report", "--format", "json", "-q")):
+        report = json.loads(ran.out)
+        assert (ran.rc, ran.err) == (0, "")
+        assert (report["title"], [table["form"] for table in report["tables"]]) == (
+            "Experiment toy",
+            ["gates", "ops", "single-stream", "concurrency"],
+        )
+        (row,) = [row for row in report["tables"][2]["rows"] if row["test"] == "pp16"]
+        assert row["avg_ts"]["n"] == 5
+
+
+def test_report_finds_experiments_and_sessions(measured: Project) -> None:
+    """By name, by session, the newest without either; the nearest name where there is none."""
+    newest = measured.run("report")
+    session = re.search(r"session (\S+)", newest.out)
+    assert session
+    assert measured.run("report", "toy").out == newest.out
+    assert measured.run("report", session[1]).out.startswith(f"# Session {session[1]}\n")
+    unknown = measured.run("report", "toys")
+    assert (unknown.rc, unknown.out, unknown.next) == (2, "", "dgxlab report toy")
+
+
+def test_database_is_the_projects_or_the_one_named(measured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a folder below the project too; --db and DGXLAB_DB name another."""
+    there = measured.run("report").out
+    monkeypatch.chdir(measured.folder / "experiments")
+    assert measured.run("report").out == there
+    assert measured.run("report", "--db", "other.db").rc == 9
+    monkeypatch.setenv("DGXLAB_DB", "other.db")
+    assert "other.db" in measured.run("report").error
+    assert measured.run("run", "toy.yaml", "-q").rc == 0
+    assert Path("other.db").exists()
+
+
+def test_gate_runs_and_reports_the_gates_alone(project: Project) -> None:
+    """Each time anew, whatever has been measured."""
+    for _ in range(2):
+        ran = project.run("gate", TOY)
+        assert ran.rc == 0
+        assert ran.out.count("\n## ") == 1
+        assert GATE in ran.out
+        assert "gate MUL_MAT on CPU: passed, 4/4, 1 unsupported" in ran.err
+        assert ran.err.endswith(f"toy; recorded in {project.folder}/results.db\n")
+
+
+def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> None:
+    """Every command in order; no database, no job, and any host's name will do."""
+    ran = project.run("plan", TOY)
+    commands = [line.strip() for line in ran.out.splitlines() if line.startswith("  {bin}/") and "--help" not in line]
+    assert commands == [
+        "{bin}/test-backend-ops test -o MUL_MAT -b CPU",
+        "{bin}/test-backend-ops perf -o MUL_MAT -b CPU -p '^(?=(.*,)?type_a=(q4_0)(,|$))(?=(.*,)?m=(4096)(,|$))"
+        "(?=(.*,)?k=(14336)(,|$))(?=(.*,)?n=(8|512)(,|$))' --output sql",
+        "{bin}/llama-bench -m {model:m} -p 16,32 -n 4 -r 6 -o jsonl",
+        "{bin}/llama-batched-bench -m {model:m} -c 1024 -npp 16 -ntg 4 -npl 1,1,2,4,4 --output-format jsonl",
+    ]
+    assert ran.out.splitlines()[-1] == "9 steps, 8 cells"
+    assert sorted(path.name for path in project.folder.iterdir()) == ["experiments", "patches"]
+    assert project.run("plan", TOY, "--host", "elsewhere").out == ran.out
+    plan = from_json(Plan, json.loads(project.run("plan", TOY, "--format", "json").out))
+    assert [step.id for step in plan.steps][-1] == "run:2"
+
+
+def test_set_changes_one_value(project: Project) -> None:
+    """--set may be given again, and counts in order."""
+    ran = project.run("plan", TOY, "--set", "bench.1.llama-bench.n_gen=8", "--set", "bench.1.llama-bench.n_prompt=64")
+    assert "{bin}/llama-bench -m {model:m} -p 64 -n 8 -r 6 -o jsonl" in ran.out
+
+
+def test_dirty_tree_is_built_and_said(project: Project, tmp_path: Path) -> None:
+    """--tree takes a checkout as it lies there, and the report calls its numbers dirty."""
+    checkout = project.checkout(tmp_path / "llama.cpp")
+    source = checkout / "ggml" / "ggml.c"
+    source.write_text(source.read_text() + "int more(void) { return 1; }\n")
+    ran = project.run("run", TOY, "--tree", checkout)
+    assert ran.rc == 0
+    assert ran.out.count("**dirty** tree") == 4
+    assert "8 cells, 8 measured now, 0 up to date" in ran.err
+
+
+def test_what_was_not_measured_is_not_called_measured(project: Project) -> None:
+    """The report comes before the error, and lists what is missing."""
+    spec = project.spec(
+        "some",
+        """
+extends: toy.yaml
+bench:
+  - llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: crash}}
+  - batched-bench: {model: m, npp: 16, ntg: 4, npl: [1, 2]}
+""",
+    )
+    ran = project.run("run", spec)
+    assert ran.rc == 4
+    assert "- llama-bench m: pp16, pp32 (failed in" in ran.out
+    assert "| 16 | 4 | 2 | 64.0 | 32.00 | 53.3 | 1 |" in ran.out
+    assert "4 cells, 2 measured now, 0 up to date, 2 not measured; recorded in" in ran.err
+    assert ran.error.startswith("llama-bench was killed by SIGSEGV")
+    assert Path(ran.next.removeprefix("less ")).is_file()
+
+
+def test_reader_that_leaves_early_is_no_error(measured: Project) -> None:
+    """`dgxlab report | head -0`: no traceback, and the command's own exit code."""
+    for args, rc in ((("report",), 0), (("run", TOY, "--set", "gates.0.backend-ops.expect=5/5"), 5), (("schema",), 0)):
+        child = measured.spawn(*args)
+        assert child.stdout
+        assert child.stderr
+        child.stdout.close()
+        err = child.stderr.read()
+        child.stderr.close()
+        assert (child.wait(timeout=60), "Traceback" in err, "Broken pipe" in err) == (rc, False, False)
+
+
+def test_terminal_gets_a_bar_and_the_same_lines(project: Project) -> None:
+    """On a terminal the lines stand above a bar; stdout stays plain."""
+    terminal, end = pty.openpty()
+    child = project.spawn("run", TOY, stderr=end, env={**os.environ, "TERM": "xterm"})
+    os.close(end)
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            seen += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    assert child.stdout
+    assert child.stdout.read().startswith("# Experiment toy\n")
+    child.stdout.close()
+    assert child.wait(timeout=60) == 0
+    assert b"gate MUL_MAT on CPU: passed, 4/4, 1 unsupported" in seen
+    assert b"\x1b[" in seen
+
+
+def test_module_and_script_are_the_same_program(project: Project) -> None:
+    """`python -m dgxlab` and the console script both say which version they are."""
+    out, _ = project.spawn("--version").communicate(timeout=30)
+    script = subprocess.run(["dgxlab", "--version"], capture_output=True, text=True, check=True, env=_with_scripts())
+    assert out == script.stdout
+    assert re.fullmatch(r"dgxlab \d+\.\d+\.\d+\n", out)
+
+
+def _with_scripts() -> dict[str, str]:
+    import sysconfig
+
+    return {**os.environ, "PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
