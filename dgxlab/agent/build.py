@@ -141,9 +141,9 @@ class Builder:
         bin_folder.mkdir(parents=True)
         for target in targets:
             shutil.copy2(cmake / "bin" / target, bin_folder / target)
-            for name, path in own_libraries(cmake / "bin" / target).items():
-                if not (bin_folder / name).exists():
-                    shutil.copyfile(path, bin_folder / name)
+        for _, name, path in own_libraries([cmake / "bin" / target for target in targets]):
+            if not (bin_folder / name).exists():
+                shutil.copyfile(path, bin_folder / name)
         stamp = self._stamp(arm, cmake, bin_folder, targets)
         (incoming / "stamp.json").write_text(json.dumps(stamp, indent=1))
         if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
@@ -154,14 +154,14 @@ class Builder:
 
     def _stamp(self, arm: Arm, cmake: Path, bin_folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         libraries: dict[str, str] = {}
-        for target in targets:
-            for name, path in own_libraries(bin_folder / target).items():
-                if path.parent != bin_folder.resolve():
-                    raise BuildFailed(
-                        f"{target} would load {name} from {path.parent}, not from its own build",
-                        next="unset LD_LIBRARY_PATH and any CMAKE_*RPATH in the spec's cmake section",
-                    )
-                libraries.setdefault(name, sha256(path))
+        for program, name, path in own_libraries([bin_folder / target for target in targets]):
+            if path.parent != bin_folder.resolve():
+                raise BuildFailed(
+                    f"{program.name} would load {name} from {path.parent}, not from its own build",
+                    next="unset LD_LIBRARY_PATH and any CMAKE_*RPATH in the spec's cmake section",
+                )
+            if name not in libraries:
+                libraries[name] = sha256(path)
         return {
             "build_id": build_id(arm.source, arm.cmake, self.toolchain),
             "source": to_json(arm.source),
@@ -184,21 +184,27 @@ def read_stamp(folder: Path) -> dict[str, Any] | None:
     return stamp if whole else None
 
 
-def own_libraries(program: Path) -> dict[str, Path]:
-    """Return the llama.cpp libraries that the loader would give to a program: soname to resolved path.
+def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
+    """Return the llama.cpp libraries that the loader would give to programs: program, soname, resolved path.
+
+    All in one call, because ldd is a shell script that starts the loader three times.
 
     Raises:
         BuildFailed: if one of them is not found.
     """
     env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}
-    text = subprocess.run(["ldd", str(program)], capture_output=True, text=True, env=env, check=False).stdout
-    found = {}
-    for name, path in re.findall(r"^\s*(\S+) => (not found|\S+)", text, re.MULTILINE):
-        if not OWN_LIBRARY.fullmatch(name):
-            continue
-        if path == "not found":
-            raise BuildFailed(f"{program.name} needs {name} and the loader does not find it", next="dgxlab run --again")
-        found[name] = Path(path).resolve()
+    argv = ["ldd", *map(str, programs)]
+    text = subprocess.run(argv, capture_output=True, text=True, env=env, check=False).stdout
+    program, found = programs[0], []
+    for line in text.splitlines():
+        if line.startswith("/"):  # of several programs ldd says the name first
+            program = Path(line.removesuffix(":"))
+        match = re.match(r"\s*(\S+) => (not found|\S+)", line)
+        if match and OWN_LIBRARY.fullmatch(match[1]):
+            if match[2] == "not found":
+                cause = f"{program.name} needs {match[1]} and the loader does not find it"
+                raise BuildFailed(cause, next="dgxlab run --again")
+            found.append((program, match[1], Path(match[2]).resolve()))
     return found
 
 

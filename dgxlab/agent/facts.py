@@ -11,11 +11,12 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dgxlab.model import Facts, Toolchain
+if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary would be loaded
+    from dgxlab.model import Facts, Toolchain
 
 NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
 """nvidia-smi's spellings of 'not known': null, never 0."""
@@ -23,9 +24,14 @@ NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unk
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 STATE_FIELDS = ("uuid", "temperature.gpu", "clocks.sm", "power.draw", "utilization.gpu", "pstate")
 
+PATIENCE_S = 20.0
+"""How long a program may take to say its version or its state."""
+
 
 def gather() -> Facts:
     """Return what is true of this host now."""
+    from dgxlab.model import Facts
+
     return Facts(
         host_id=host_id(),
         hostname=socket.gethostname(),
@@ -83,27 +89,20 @@ def search_path() -> str:
 
 def toolchain() -> Toolchain:
     """Return the version line of everything that turns a source into programs here."""
-    path = search_path()
+    from dgxlab.model import Toolchain
+
+    tools = (os.environ.get("CC", "cc"), os.environ.get("CXX", "c++"), "cmake", "nvcc")
+    cc, cxx, cmake, nvcc = (text.strip().splitlines() or [""] for text in _outputs([[t, "--version"] for t in tools]))
+    machine = f"{platform.machine()} {_cpu_flags()}"
     return Toolchain(
-        cc=_version([os.environ.get("CC", "cc"), "--version"], path),
-        cxx=_version([os.environ.get("CXX", "c++"), "--version"], path),
-        cmake=_version(["cmake", "--version"], path),
-        nvcc=_version(["nvcc", "--version"], path, line=-1),
-        machine=f"{platform.machine()} {_cpu_flags()}",
+        cc=cc[0].strip(), cxx=cxx[0].strip(), cmake=cmake[0].strip(), nvcc=nvcc[-1].strip(), machine=machine
     )
 
 
 def gpus() -> list[dict[str, str | None]]:
     """Return a record for each NVIDIA GPU, [] where there is none."""
-    return query_gpus(GPU_FIELDS)
-
-
-def query_gpus(fields: Sequence[str]) -> list[dict[str, str | None]]:
-    """Ask nvidia-smi for `fields` of each GPU; [] without nvidia-smi or when it fails."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    text = _output(["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"], search_path())
-    return parse_gpus(fields, text)
+    (text,) = _outputs([_gpu_query(GPU_FIELDS)])
+    return parse_gpus(GPU_FIELDS, text)
 
 
 def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
@@ -127,11 +126,15 @@ def state() -> dict[str, Any]:
         "cpu_temp_c": _cpu_temp(),
     }
     if shutil.which("nvidia-smi"):
-        snapshot["gpus"] = query_gpus(STATE_FIELDS)
-        snapshot["gpu_pids"] = _output(
-            ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], search_path()
-        ).split()
+        apps = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+        rows, pids = _outputs([_gpu_query(STATE_FIELDS), apps])
+        snapshot["gpus"] = parse_gpus(STATE_FIELDS, rows)
+        snapshot["gpu_pids"] = pids.split()
     return snapshot
+
+
+def _gpu_query(fields: Sequence[str]) -> list[str]:
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
 def _read(path: str) -> str:
@@ -141,20 +144,33 @@ def _read(path: str) -> str:
         return ""
 
 
-def _output(argv: Sequence[str], path: str) -> str:
+def _outputs(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Run short programs side by side and return what each prints, "" for one that is not there or does not end."""
+    path = search_path()
+    env = {**os.environ, "PATH": path, "LC_ALL": "C"}
+    started = [_start(shutil.which(program, path=path), args, env) for program, *args in commands]
+    return [_output(child) if child else "" for child in started]
+
+
+def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str] | None:
+    if program is None:
+        return None
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
     try:
-        env = {**os.environ, "PATH": path, "LC_ALL": "C"}
-        return subprocess.run(
-            argv, capture_output=True, text=True, timeout=20, env=env, stdin=subprocess.DEVNULL, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return subprocess.Popen(
+            [program, *args], stdin=null, stdout=pipe, stderr=null, env=env, text=True, errors="replace"
+        )
+    except OSError:
+        return None
 
 
-def _version(argv: Sequence[str], path: str, line: int = 0) -> str:
-    program = shutil.which(argv[0], path=path)
-    lines = _output([program, *argv[1:]], path).strip().splitlines() if program else []
-    return lines[line].strip() if lines else ""
+def _output(child: subprocess.Popen[str]) -> str:
+    with child:
+        try:
+            return child.communicate(timeout=PATIENCE_S)[0]
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return ""
 
 
 def _meminfo() -> dict[str, int]:

@@ -87,7 +87,7 @@ class Job:
             with (self.folder / "agent.err").open("ab") as errors:
                 # setsid -f: the agent is nobody's child, so nobody has to collect it
                 subprocess.run(
-                    ["setsid", "-f", sys.executable, "-E", str(self.folder / "agent.pyz"), "work", str(self.folder)],
+                    ["setsid", "-f", sys.executable, "-ES", str(self.folder / "agent.pyz"), "work", str(self.folder)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,

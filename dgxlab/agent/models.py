@@ -7,13 +7,15 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dgxlab.agent.job import sha256
-from dgxlab.agent.measure import Launch
 from dgxlab.agent.root import Root
 from dgxlab.errors import RemoteError, SpecError
 from dgxlab.model import ModelStep, to_json
+
+if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
+    from dgxlab.agent.measure import Launch
 
 SPOT = 1 << 20
 """Bytes of a file's beginning and end that go into its identity; hashing 20 GB before each session would take longer

@@ -16,7 +16,8 @@ NO_AGENT = 97
 """Exit status by which the host says that this version of the agent is not there yet."""
 
 _ROOT = 'r=$1; case "$r" in "~/"*) r="$HOME/${r#"~/"}";; esac; a="$r/agent/$2.pyz"; '
-CALL = _ROOT + f'[ -f "$a" ] || exit {NO_AGENT}; p=$3 v=$4; shift 4; exec "$p" -E "$a" "$v" "$r" "$@"'
+# -S: the agent needs the standard library alone, and looking for more takes a quarter of its start
+CALL = _ROOT + f'[ -f "$a" ] || exit {NO_AGENT}; p=$3 v=$4; shift 4; exec "$p" -ES "$a" "$v" "$r" "$@"'
 INSTALL = (
     _ROOT + 'umask 077; mkdir -p "$r/agent" && cat >"$a.$$" && '
     '[ "$(sha256sum <"$a.$$" | cut -d" " -f1)" = "$2" ] && mv "$a.$$" "$a"'
