@@ -15,6 +15,8 @@ import pytest
 
 from dgxlab.agent.job import Job, sha256
 
+PROJECT = Path(__file__).resolve().parents[2]
+
 AGENT = """
 import fcntl, os, sys, time, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -38,7 +40,8 @@ def agent(tmp_path: Path) -> Path:
     """An agent that only takes its lock, counts its executions, and ends when `hold` is removed."""
     path = tmp_path / "agent.pyz"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("__main__.py", AGENT)
+        # a real one carries the package and looks nowhere else
+        archive.writestr("__main__.py", f"import sys\nsys.path.append({str(PROJECT)!r})\n{AGENT}")
     return path
 
 
