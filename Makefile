@@ -52,7 +52,10 @@ clean:
 	$(BIN)/python -m pip install --quiet --group lint
 	@touch $@
 
-# ccache makes the second build of llama.cpp quick; the tests do without it where it may not be installed
+# what the tests need beside Python: git, a compiler, and an sshd to run on the loopback
 .make/packages:
 	@for tool in git g++; do command -v $$tool >/dev/null || { echo "make test needs $$tool: apt-get install git g++" >&2; exit 1; }; done
+	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { \
+	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends openssh-server openssh-client >/dev/null; } \
+	    || { echo "make test needs sshd: sudo apt-get install openssh-server" >&2; exit 1; }
 	@mkdir -p .make && touch $@

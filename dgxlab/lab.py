@@ -29,6 +29,7 @@ from dgxlab.model import (
 )
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
+from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
 
 Watch = Callable[[Mapping[str, Any]], None]
@@ -224,7 +225,7 @@ def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe,
     for arm in job.arms:
         _send(lab.cache, host, arm.source, probe, watch)
     lab.store.intend(job, experiment, host.name, __version__)
-    status = host.submit(job)
+    status = retry.again(host, lambda: host.submit(job), _noted(watch))
     watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
     return status
 
@@ -237,10 +238,15 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
     """
     with _interruptible(lab.store, job_id):
         offset = lab.store.job(job_id).journal_bytes
-        for piece in host.follow(job_id, offset):
+        for piece in retry.follow(host, job_id, offset, _noted(watch)):
             for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
                 watch(event)
-        return conclude(lab, host, host.status(job_id))
+        return conclude(lab, host, retry.again(host, lambda: host.status(job_id), _noted(watch)))
+
+
+def _noted(watch: Watch) -> Callable[[str], None]:
+    """Return what tells a sentence to those who watch."""
+    return lambda sentence: watch({"event": "note", "note": sentence})
 
 
 def conclude(lab: Lab, host: Host, status: JobStatus) -> DgxlabError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,15 +65,24 @@ def lab(db: Path | None, *, create: bool = False) -> Iterator[Lab]:
         yield Lab(opened, PinCache(default_path()), connect)
 
 
+def hosts_files() -> tuple[Path, Path]:
+    """Return where hosts.yaml is looked for: the project's own, then the user's."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return project() / "hosts.yaml", config / "dgxlab" / "hosts.yaml"
+
+
 def connect(name: str) -> Host:
-    """Return the host of that name.
+    """Return the host of that name; nothing is sent yet.
 
     Raises:
-        SpecError: if there is none.
+        SpecError: if hosts.yaml does not name it, or is wrong.
     """
+    from dgxlab.spec.hosts import find_host
     from dgxlab.transport.host import Host
     from dgxlab.transport.local import LocalTransport
+    from dgxlab.transport.ssh import SshTransport
 
-    if name != "local":
-        raise SpecError(f"host {name} is not known: this version reaches 'local' only", next="add --host local")
-    return Host(LocalTransport())
+    entry = find_host(name, hosts_files())
+    if not entry.ssh:
+        return Host(LocalTransport(entry.root, name, entry.python))
+    return Host(SshTransport(name, entry.ssh, entry.root, entry.python or "python3"))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
+
+import typer
 
 from dgxlab.cli._lab import lab
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out
 from dgxlab.errors import DgxlabError, JobLost, UsageError
 
+WhereOption = Annotated[str, typer.Option("--host", help="The host to ask, by its name in hosts.yaml.")]
 
-def jobs(db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False) -> None:
+
+def jobs(
+    host: WhereOption = "local", db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
+) -> None:
     """List the jobs of the host and the record; finish what was left.
 
     Example: dgxlab jobs
@@ -19,16 +26,16 @@ def jobs(db: DbOption = None, format: FormatOption = Format.human, quiet: QuietO
 
     out = Out(format, quiet)
     with lab(db) as opened:
-        host = opened.connect("local")
-        settle(opened, host, None, lambda event: None)
-        there = {status.job_id: status for status in host.jobs()}
-        known = {str(row["job_id"]): row for row in opened.store.rows("SELECT job_id, name, state FROM jobs")}
+        connected = opened.connect(host)
+        settle(opened, connected, None, lambda event: None)
+        there = {status.job_id: status for status in connected.jobs()}
+        known = {job.job_id: job.state for job in opened.store.jobs(host=host)}
     rows = [
         {
             "job": job_id,
-            "host": host.name,
+            "host": host,
             "on_host": there[job_id].state if job_id in there else "absent",
-            "recorded": known[job_id]["state"] if job_id in known else "not here",
+            "recorded": known.get(job_id, "not here"),
         }
         for job_id in sorted({*there, *known})
     ]
@@ -62,7 +69,11 @@ def attach(
 
 
 def cancel(
-    job: JobArgument, db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
+    job: JobArgument,
+    host: WhereOption = "local",
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
 ) -> None:
     """End a job, its own processes alone; what it measured is kept.
 
@@ -73,12 +84,12 @@ def cancel(
     out = Out(format, quiet)
     with lab(db) as opened:
         recorded = {known.job_id: known.host for known in opened.store.jobs()}
-        there = {status.job_id: "local" for status in opened.connect("local").jobs()}  # also what others started
+        there = {status.job_id: host for status in opened.connect(host).jobs()}  # also what others started
         hosts = {**there, **recorded}
         found = _one(hosts, job)
-        host = opened.connect(hosts[found])
-        status = host.cancel(found)
-        settle(opened, host, None, lambda event: None)
+        connected = opened.connect(hosts[found])
+        status = connected.cancel(found)
+        settle(opened, connected, None, lambda event: None)
     out.result(
         {"job": found, "state": status.state, "rc": status.rc},
         f"job {found}: {(status.rc or {}).get('status', status.state)}",

@@ -22,6 +22,7 @@ from dgxlab.model.experiment import (
     Session,
     SyntheticModel,
 )
+from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
     PROTOCOL,
     Arm,
@@ -69,6 +70,7 @@ __all__ = [
     "FileModel",
     "Gate",
     "GateStep",
+    "HostEntry",
     "LlamaBench",
     "Measurement",
     "Model",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Union
 
 from dgxlab.model.experiment import Param, ParityGate, SyntheticModel
-from dgxlab.model.wire import digest, to_json
+from dgxlab.model.wire import digest
 
 PROTOCOL = 1
 """Version of plan, journal and agent taken together; results of another protocol are measured again."""
@@ -169,7 +169,7 @@ class Plan:
     @property
     def digest(self) -> str:
         """Identity of the work, whatever the job is called."""
-        return digest({k: v for k, v in to_json(self).items() if k != "job_id"})
+        return digest({k: v for k, v in vars(self).items() if k != "job_id"})
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name."""

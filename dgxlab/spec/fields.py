@@ -65,7 +65,7 @@ def _counted(text: str) -> str:
         raise ValueError("must be all of a positive number of cases, as in 1103/1103") from None
 
 
-def _text(pattern: re.Pattern[str], expected: str) -> tuple[AfterValidator, Any]:
+def matching(pattern: re.Pattern[str], expected: str) -> tuple[AfterValidator, Any]:
     """Return what makes an annotated str match a pattern, in Python and in the JSON Schema."""
     schema = Field(json_schema_extra={"pattern": f"^({pattern.pattern})$"})
     return AfterValidator(partial(_matching, pattern, expected)), schema
@@ -169,28 +169,30 @@ Many = Annotated[list[T], Field(min_length=1), AfterValidator(_no_repeats), OneO
 Maybe = Annotated[T | None, NotNull()]
 """A key that may be left out; None then, and never null in the file."""
 
-Name = Annotated[str, *_text(NAME, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
-Commit = Annotated[str, *_text(COMMIT, "a full commit id: 40 hex digits, in lower case")]
-CMakeKey = Annotated[str, *_text(CMAKE_KEY, "a name of letters, digits and underscores"), AfterValidator(_cmake_key)]
+Name = Annotated[str, *matching(NAME, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
+Commit = Annotated[str, *matching(COMMIT, "a full commit id: 40 hex digits, in lower case")]
+CMakeKey = Annotated[str, *matching(CMAKE_KEY, "a name of letters, digits and underscores"), AfterValidator(_cmake_key)]
 CMakeValue = Annotated[
     str, BeforeValidator(_cmake_value, json_schema_input_type=bool | int | str), AfterValidator(_no_newline)
 ]
-EnvKey = Annotated[str, *_text(ENV_KEY, "a name of capital letters, digits and underscores"), AfterValidator(_env_key)]
-Source = Annotated[
-    str, *_text(SOURCE, "a git URL without a password, a path as /..., ~/... or ./..., or pypi:NAME==VERSION")
+EnvKey = Annotated[
+    str, *matching(ENV_KEY, "a name of capital letters, digits and underscores"), AfterValidator(_env_key)
 ]
-Op = Annotated[str, *_text(OP, "one operation by ggml's name, as MUL_MAT")]
-Column = Annotated[str, *_text(COLUMN, "a parameter's name, as type_a")]
-Quant = Annotated[str, *_text(QUANT, "a type of llama-quantize, as Q4_K_M")]
-Arch = Annotated[str, *_text(ARCH, "an architecture by llama.cpp's name, as llama")]
+Source = Annotated[
+    str, *matching(SOURCE, "a git URL without a password, a path as /..., ~/... or ./..., or pypi:NAME==VERSION")
+]
+Op = Annotated[str, *matching(OP, "one operation by ggml's name, as MUL_MAT")]
+Column = Annotated[str, *matching(COLUMN, "a parameter's name, as type_a")]
+Quant = Annotated[str, *matching(QUANT, "a type of llama-quantize, as Q4_K_M")]
+Arch = Annotated[str, *matching(ARCH, "an architecture by llama.cpp's name, as llama")]
 Counted = Annotated[str, AfterValidator(_counted), Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"})]
-ModelPath = Annotated[str, *_text(MODEL_PATH, "a path on the host, as /... or ~/...")]
+ModelPath = Annotated[str, *matching(MODEL_PATH, "a path on the host, as /... or ~/...")]
 Line = Annotated[str, Field(min_length=1), AfterValidator(_no_newline)]
 Argument = Annotated[str, BeforeValidator(_argument, json_schema_input_type=int | str), Field(min_length=1)]
 Param = Annotated[
     Any, AfterValidator(_param), Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]})
 ]
-CpuMask = Annotated[str, *_text(CPU_MASK, 'a mask in hexadecimal, in quotes: "0xff"')]
+CpuMask = Annotated[str, *matching(CPU_MASK, 'a mask in hexadecimal, in quotes: "0xff"')]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Width = Annotated[int, Field(ge=1, le=2**22)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]

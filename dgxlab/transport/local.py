@@ -15,10 +15,9 @@ from dgxlab.transport.base import CommandFailed
 class LocalTransport:
     """Runs commands as children of this process; jobs detach themselves in the agent."""
 
-    name = "local"
-
-    def __init__(self, root: str = "~/.dgxlab") -> None:
-        self.python = sys.executable
+    def __init__(self, root: str = "~/.dgxlab", name: str = "local", python: str = "") -> None:
+        self.name = name
+        self.python = python or sys.executable
         self.root = root
 
     def stream(self, argv: Sequence[str], stdin: Iterable[bytes] = ()) -> Iterator[bytes]:

@@ -90,7 +90,7 @@ class Project:
             cwd=self.folder,
             text=True,
             start_new_session=True,
-            preexec_fn=_listen_to_ctrl_c,
+            preexec_fn=_listen_to_ctrl_c,  # noqa: PLW1509 - no other thread is running here
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
         )
 

@@ -47,7 +47,8 @@ def test_every_command_is_there() -> None:
     """A command more or less is a decision, and in the README."""
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "gate", "plan", "report", "jobs", "attach", "cancel", "schema"),
-        *("patch list", "patch check", "patch refresh", "patch export", "db check", "db merge"),
+        *("patch list", "patch check", "patch refresh", "patch export", "host add", "host list", "host check"),
+        *("db check", "db merge"),
     ]
 
 

@@ -1,0 +1,12 @@
+"""The one host error that time may mend."""
+
+from __future__ import annotations
+
+from dgxlab.errors import HostError
+
+
+class HostLost(HostError):
+    """The host could not be reached, or the connection was lost: worth another attempt.
+
+    What the command did on the host is unknown, never failed.
+    """

@@ -1,0 +1,153 @@
+"""Proving who we are with keys, in ssh's order: agent keys that the configuration names, other agent keys, key files.
+
+No passwords and no prompts: what cannot be done silently is named in the error. The agent is never forwarded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from dgxlab.errors import HostError
+from dgxlab.transport.lost import HostLost
+from dgxlab.transport.ssh_config import Hop
+from dgxlab.transport.ssh_trust import fingerprint_of
+
+AGENT_S = 5.0
+"""How long the agent may take to list its keys."""
+
+
+class KeysOnly:
+    """Signs in on one hop; what fabric and paramiko call an authentication strategy."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+        self._tried: list[str] = []
+        """What was tried and why it did not work, in words."""
+
+    def authenticate(self, transport: Any) -> None:
+        """Sign in with the first key that the host takes.
+
+        Raises:
+            HostError: if it takes none; it names what was tried.
+            HostLost: if the connection ended meanwhile.
+        """
+        agent = _Agent(self._hop.agent)
+        try:
+            for label, key in self._keys(agent):
+                if self._accepted(transport, label, key):
+                    return
+            self._without_key(transport)
+        finally:
+            agent.close()
+
+    def _accepted(self, transport: Any, label: str, key: Any) -> bool:
+        try:
+            more = transport.auth_publickey(self._hop.user, key)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._check_alive(transport, error)
+            refused = isinstance(error, paramiko.AuthenticationException)
+            self._tried.append(f"{label}: {'refused' if refused else error}")
+            return False
+        if more:
+            raise self._error(f"it takes {label} but wants {' or '.join(sorted(more))} as well")
+        return True
+
+    def _without_key(self, transport: Any) -> None:
+        """Ask for entry with nothing, which some networks grant; else learn what the host would take."""
+        try:
+            transport.auth_none(self._hop.user)
+        except paramiko.BadAuthenticationType as error:
+            raise self._error(f"it takes {', '.join(error.allowed_types)}") from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._check_alive(transport, error)
+            raise self._error("") from error
+
+    def _check_alive(self, transport: Any, error: Exception) -> None:
+        if transport.is_active():
+            return
+        if self._tried:  # most likely: too many keys in the agent
+            raise self._error(f"it ended the connection ({error})") from error
+        raise HostLost(f"{self._hop.destination} ended the connection during authentication: {error}") from error
+
+    def _error(self, why: str) -> HostError:
+        files = ", ".join(str(path) for path in self._hop.identities)
+        nothing = f"nothing: there is no agent key, and no key file of {files or 'none'}"
+        tried = "; ".join(self._tried) or nothing
+        return HostError(
+            f"{self._hop.destination} does not let {self._hop.user} in{f': {why}' if why else ''} (tried {tried})",
+            next=f"make this work without a prompt: ssh -o BatchMode=yes {self._hop.destination} true",
+        )
+
+    def _keys(self, agent: _Agent) -> Iterator[tuple[str, Any]]:
+        """Yield keys with a label; a file that cannot be used is noted on the way."""
+        if agent.problem:
+            self._tried.append(agent.problem)
+        held = {bytes(key.blob): key for key in agent.keys}
+        public = {path: _public_blob(path) for path in self._hop.identities}
+        named = [blob for blob in public.values() if blob in held]
+        others = [] if self._hop.identities_only else [blob for blob in held if blob not in named]
+        for blob in [*named, *others]:
+            yield f"agent key {held[blob].get_name()} {fingerprint_of(blob)}", held[blob]
+        for path, blob in public.items():
+            if blob not in held and path.suffix != ".pub" and path.exists():
+                key = self._load(path)
+                if key is not None:
+                    yield str(path), key
+
+    def _load(self, path: Path) -> Any:
+        """Return a key file's key, None with a note where that needs a person."""
+        try:
+            stat = path.stat()
+            if stat.st_uid == os.getuid() and stat.st_mode & 0o077:
+                raise ValueError(f"others may read it, mend with chmod 600 {path}")
+            return paramiko.PKey.from_path(path)
+        except (TypeError, paramiko.PasswordRequiredException):
+            self._tried.append(f"{path}: it wants a passphrase, so ssh-add it first")
+        except Exception as error:  # whatever is wrong with this file, the next one may be good
+            self._tried.append(f"{path}: {error}")
+        return None
+
+
+class _Agent:
+    """The ssh agent on a socket; it has no keys where there is no socket."""
+
+    def __init__(self, path: str) -> None:
+        self.keys: Sequence[Any] = ()
+        self.problem = ""
+        self._socket: socket.socket | None = None
+        if path:
+            self._open(path)
+
+    def _open(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(AGENT_S)
+        try:
+            self._socket.connect(path)
+            agent: Any = paramiko.agent.AgentSSH()
+            agent._connect(self._socket)  # the public class takes its socket from the environment alone
+            self.keys = agent.get_keys()
+            self._socket.settimeout(None)  # signing may wait for a touch
+        except (paramiko.SSHException, OSError) as error:
+            self.problem = f"the agent at {path}: {error}"
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _public_blob(path: Path) -> bytes:
+    """Return the public half that lies beside a key file, or is the file, b"" when there is none."""
+    beside = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
+    try:
+        return base64.b64decode(beside.read_text().split()[1], validate=True)
+    except (OSError, IndexError, binascii.Error, UnicodeDecodeError):
+        return b""

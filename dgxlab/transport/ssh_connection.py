@@ -1,0 +1,213 @@
+"""One way to a host over ssh: a fabric connection per hop, each with its key checked, kept alive and watched.
+
+Fabric alone checks no host key, not even a changed one, has no deadlines and does not notice a dead peer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import fabric
+import paramiko
+
+from dgxlab.errors import HostError
+from dgxlab.transport.lost import HostLost
+from dgxlab.transport.ssh_auth import KeysOnly
+from dgxlab.transport.ssh_config import Hop, Limits
+from dgxlab.transport.ssh_pulse import CUT, Heard, Pulse
+from dgxlab.transport.ssh_socket import ProxyProgram, connect
+from dgxlab.transport.ssh_trust import TRUSTED, HostKey, KnownHosts, NotTrusted, private_known_hosts
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its errors reach the terminal beside ours
+
+
+class Connection:
+    """An open way to a host. A new one is made after a loss; this one is never opened again.
+
+    Args:
+        host: Its name, for messages.
+        hops: The way to it.
+        peek: End with Seen at the last hop's key instead of signing in there.
+
+    Raises:
+        NotTrusted: if a hop's key is not trusted; nothing was sent to that hop then.
+        HostError: if a hop does not let us in.
+        HostLost: if a hop cannot be reached now.
+    """
+
+    def __init__(self, host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> None:
+        self.host = host
+        self.destination = hops[-1].destination
+        self._limits = limits
+        self._pulses: list[Pulse] = []
+        self._opened: list[Any] = []
+        self._program: ProxyProgram | None = None
+        try:
+            for hop in hops:
+                self._open(hop, peek=peek and hop is hops[-1])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be used, as far as is known."""
+        return all(opened.is_connected for opened in self._opened)
+
+    def session(self) -> Any:
+        """Open a paramiko channel for one command.
+
+        Raises:
+            HostLost: if the connection is gone.
+            HostError: if the host refuses.
+        """
+        try:
+            return self._opened[-1].transport.open_session(timeout=self._limits.connect_s)
+        except paramiko.ChannelException as error:
+            raise HostError(f"host {self.host} refuses another session: {error.text}") from error
+        except CUT as error:
+            raise self.lost(error) from error
+
+    def lost(self, error: object = "") -> HostLost:
+        """Return the error that says how the connection ended."""
+        silent = next((pulse.lost for pulse in self._pulses if pulse.lost), "")
+        why = f": {error}" if str(error) else ""
+        return HostLost(
+            f"host {self.host} {silent}" if silent else f"the connection to host {self.host} was cut{why}",
+            next="see whether the network and the host are up, then the same again",
+        )
+
+    def close(self) -> None:
+        """Close every hop, the last one first."""
+        for pulse in self._pulses:
+            pulse.stop()
+        for opened in reversed(self._opened):
+            opened.client.close()
+        if self._program is not None:
+            self._program.close()
+
+    def _open(self, hop: Hop, *, peek: bool) -> None:
+        pulse = Pulse(self._limits)
+        opened = self._prepare(hop, _Policy(hop, self.host, peek=peek), pulse)
+        self._opened.append(opened)
+        self._pulses.append(pulse)
+        try:
+            opened.open()
+        except (HostError, Seen):
+            raise
+        except paramiko.ssh_exception.IncompatiblePeer as error:
+            raise HostError(f"{hop.destination} and this machine share no way to talk: {error}") from error
+        except paramiko.ChannelException as error:
+            raise self._no_way_on(hop, error) from error
+        except CUT as error:
+            raise self._unreachable(hop, error) from error
+        pulse.start(opened.transport)
+
+    def _prepare(self, hop: Hop, policy: _Policy, pulse: Pulse) -> Any:
+        """Return an unopened fabric connection that is given everything and looks nothing up itself."""
+        gateway = self._opened[-1] if self._opened else False
+        opened = fabric.Connection(
+            hop.hostname,
+            user=hop.user,
+            port=hop.port,
+            config=fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+            gateway=gateway,
+            forward_agent=False,
+            inline_ssh_env=False,
+            connect_kwargs={
+                **({} if self._opened else {"sock": self._socket(hop)}),
+                "timeout": self._limits.connect_s,
+                "banner_timeout": self._limits.connect_s,
+                "auth_timeout": self._limits.auth_s,
+                "channel_timeout": self._limits.connect_s,
+                "auth_strategy": KeysOnly(hop),
+                "transport_factory": partial(_transport, policy=policy, pulse=pulse, limits=self._limits),
+            },
+        )
+        opened.client.set_missing_host_key_policy(policy)
+        return opened
+
+    def _socket(self, hop: Hop) -> Any:
+        if hop.proxy_command:
+            self._program = ProxyProgram(hop.proxy_command)
+            return self._program.socket
+        try:
+            return connect(hop, self._limits)
+        except OSError as error:
+            raise self._unreachable(hop, error.strerror or error) from error
+
+    def _no_way_on(self, hop: Hop, error: Any) -> HostError:
+        """Return the error for a jump host that leads no further; only a network beyond it may mend itself."""
+        if error.code == paramiko.common.OPEN_FAILED_CONNECT_FAILED:
+            return self._unreachable(hop, error.text)
+        return HostError(
+            f"jump host {self._opened[-2].host} does not forward to {hop.hostname}:{hop.port}: {error.text}",
+            next=f"its sshd must allow TCP forwarding; does this work: ssh -o BatchMode=yes {hop.destination} true",
+        )
+
+    def _unreachable(self, hop: Hop, why: object) -> HostLost:
+        way, said = "", ""
+        if self._program is not None:
+            way, said = " through its ProxyCommand", self._program.said()
+        elif len(self._opened) > 1:
+            way = f" through {self._opened[-2].host}"
+        return HostLost(
+            f"{hop.destination} ({hop.hostname}:{hop.port}) cannot be reached{way}: {said or why or 'no answer'}",
+            next=f"see whether this works: ssh -o BatchMode=yes {hop.destination} true",
+        )
+
+
+class Seen(Exception):
+    """Ends a peek.
+
+    Attributes:
+        key: The destination's key.
+    """
+
+    def __init__(self, key: HostKey) -> None:
+        super().__init__(key.name)
+        self.key = key
+
+
+def show(destination: str, hops: Sequence[Hop], limits: Limits) -> HostKey:
+    """Return the key of the first hop that is not trusted, else the destination's, without signing in there."""
+    try:
+        Connection(destination, hops, limits, peek=True)
+    except (NotTrusted, Seen) as end:
+        return end.key
+    raise AssertionError("a peek ends at a key")
+
+
+class _Policy:
+    """Looks at the key of one hop: the one gate between the key exchange and signing in."""
+
+    def __init__(self, hop: Hop, host: str, *, peek: bool) -> None:
+        self._known = KnownHosts([*hop.known_hosts, private_known_hosts()])
+        self._hop, self._host, self._peek = hop, host, peek
+
+    @property
+    def keytypes(self) -> list[str]:
+        """The types of the keys that are known for the hop."""
+        return self._known.keytypes(self._hop.key_names)
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        """Refuse what is not trusted. The client holds no keys of its own, so that every key comes by here."""
+        found = self._known.judge(self._hop.destination, self._hop.key_names, key.get_name(), key.asbytes())
+        if self._peek:
+            raise Seen(found)
+        if found.state != TRUSTED:
+            raise NotTrusted(found, self._host)
+
+
+def _transport(sock: Any, *, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:
+    """Make a transport that asks for a key of a known type first: one of another type would look like a changed key."""
+    heard: Any = Heard(sock, pulse)
+    transport = paramiko.Transport(heard, **options)
+    transport.handshake_timeout = limits.connect_s
+    security = transport.get_security_options()
+    known = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in policy.keytypes)
+    security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(known))
+    return transport

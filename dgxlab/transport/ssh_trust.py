@@ -1,0 +1,227 @@
+"""Host keys: what known_hosts files say of one, and how to trust one.
+
+Understood as in OpenSSH: names in lists, with * ? and !, hashed, with a port, under an alias; @revoked. A key that is
+on none of a host's lines means that its key has changed, of whatever type the lines are. Not supported: @cert-authority
+(host certificates are not asked for), KnownHostsCommand, VerifyHostKeyDNS. Besides the files of the ssh configuration
+there is a private one that `dgxlab host add` writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dgxlab.errors import HostError
+
+TRUSTED, UNKNOWN, CHANGED, REVOKED = "trusted", "unknown", "changed", "revoked"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a known_hosts file.
+
+    Attributes:
+        number: Counted from 1.
+        marker: "", "@revoked" or "@cert-authority".
+        names: Its first field as written.
+        blob: The key as it travels, which begins with its type.
+    """
+
+    path: Path
+    number: int
+    marker: str
+    names: str
+    keytype: str
+    blob: bytes
+
+    @property
+    def place(self) -> str:
+        """Where it stands."""
+        return f"{self.path}:{self.number}"
+
+
+@dataclass(frozen=True)
+class HostKey:
+    """The key that a host showed, and what is known of it.
+
+    Attributes:
+        destination: How the host was asked for.
+        name: What known_hosts calls it.
+        state: trusted, unknown, changed or revoked.
+        line: The line that decided the state, None for an unknown key.
+        certified: Whether an @cert-authority line names the host.
+    """
+
+    destination: str
+    name: str
+    keytype: str
+    blob: bytes
+    state: str
+    line: Line | None = None
+    certified: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Its SHA-256 as ssh-keygen prints it."""
+        return fingerprint_of(self.blob)
+
+    @property
+    def known_hosts_line(self) -> str:
+        """What to write into a known_hosts file, without newline."""
+        return f"{self.name} {self.keytype} {base64.b64encode(self.blob).decode()}"
+
+
+class NotTrusted(HostError):
+    """A host's key is unknown, changed or revoked; nothing was sent to it.
+
+    Args:
+        key: The key that it showed.
+        host: What `dgxlab host add` would be given.
+    """
+
+    def __init__(self, key: HostKey, host: str) -> None:
+        shown = f"it showed {key.keytype} {key.fingerprint}"
+        self.key = key
+        if key.line is None:
+            hint = "; it is named by an @cert-authority line, but host certificates are not supported"
+            super().__init__(
+                f"the host key of {key.destination} ({key.name}) is not known: {shown}{hint if key.certified else ''}",
+                next=f"dgxlab host add {shlex.quote(host)} shows it again and asks whether to trust it",
+            )
+        elif key.state == REVOKED:
+            super().__init__(
+                f"the host key of {key.destination} is revoked by {key.line.place}: {shown}",
+                next="do not connect; ask whoever runs that host for its new key",
+            )
+        else:
+            super().__init__(
+                f"the host key of {key.destination} ({key.name}) has changed: {shown}, but {key.line.place} has "
+                f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or somebody in between",
+                next=f"if you know why: ssh-keygen -R {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}, "
+                f"then dgxlab host add {shlex.quote(host)}",
+            )
+
+
+class KnownHosts:
+    """The lines of some known_hosts files; files that are not there or cannot be read hold none."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.lines = [line for path in dict.fromkeys(paths) for line in _read(path)]
+
+    def judge(self, destination: str, names: Sequence[str], keytype: str, blob: bytes) -> HostKey:
+        """Return a key with its state.
+
+        Args:
+            destination: How the host was asked for.
+            names: Its name in known_hosts; a second one, without the port, can vouch for the key but not against it.
+        """
+        named = self._named(names[0])
+        certified = any(line.marker == "@cert-authority" for line in named)
+        plain = [line for line in named if not line.marker]
+        spare = [line for name in names[1:] for line in self._named(name)]
+
+        def found(state: str, line: Line | None = None) -> HostKey:
+            return HostKey(destination, names[0], keytype, blob, state, line, certified)
+
+        for line in [*named, *spare]:
+            if line.marker == "@revoked" and line.blob == blob:
+                return found(REVOKED, line)
+        for line in plain or [line for line in spare if not line.marker]:
+            if line.blob == blob:
+                return found(TRUSTED, line)
+        return found(CHANGED, plain[0]) if plain else found(UNKNOWN)
+
+    def keytypes(self, names: Sequence[str]) -> list[str]:
+        """Return the types of the keys known for a host: the ones to ask it for first."""
+        lines = [line for name in names for line in self._named(name) if not line.marker]
+        return list(dict.fromkeys(line.keytype for line in lines))
+
+    def _named(self, name: str) -> list[Line]:
+        return [line for line in self.lines if _matches(line.names, name.lower())]
+
+
+def private_known_hosts() -> Path:
+    """Return dgxlab's own known_hosts file."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "dgxlab" / "known_hosts"
+
+
+def trust(key: HostKey) -> Path:
+    """Write a key that somebody vouched for into dgxlab's own known_hosts; return the file.
+
+    Raises:
+        NotTrusted: if another key is known for the host, or this one is revoked: a person has to take that line out.
+    """
+    path = private_known_hosts()
+    if key.state in (CHANGED, REVOKED):
+        raise NotTrusted(key, key.destination)
+    if key.state == UNKNOWN:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        torn = path.exists() and not path.read_bytes().endswith(b"\n")  # edited by hand
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write("\n" * torn + key.known_hosts_line + "\n")
+    return path
+
+
+def fingerprint_of(blob: bytes) -> str:
+    """Return a key's SHA-256 as ssh-keygen prints it."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _read(path: Path) -> list[Line]:
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    lines = (_parse(path, number, line.split()) for number, line in enumerate(text.splitlines(), 1))
+    return [line for line in lines if line is not None]
+
+
+def _parse(path: Path, number: int, fields: list[str]) -> Line | None:
+    """Return a line, None for a comment and for what is no key."""
+    marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
+    if len(fields) < 3 or fields[0].startswith("#"):
+        return None
+    try:
+        return Line(path, number, marker, fields[0], fields[1], base64.b64decode(fields[2], validate=True))
+    except binascii.Error:
+        return None
+
+
+def _matches(names: str, name: str) -> bool:
+    """Whether a known_hosts name field means a host; a !pattern that fits rules it out."""
+    if names.startswith("|"):
+        return _matches_hashed(names, name)
+    found = False
+    for pattern in names.lower().split(","):
+        if _fits(pattern.removeprefix("!"), name):
+            if pattern.startswith("!"):
+                return False
+            found = True
+    return found
+
+
+def _matches_hashed(names: str, name: str) -> bool:
+    fields = names.split("|")
+    if len(fields) != 4 or fields[1] != "1":
+        return False
+    try:
+        salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
+    except binascii.Error:
+        return False
+    return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Match * and ? alone: the brackets of [host]:port are no character class."""
+    regex = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
+    return re.fullmatch(regex, name) is not None

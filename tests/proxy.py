@@ -1,0 +1,161 @@
+"""A faulty network in front of a port of this machine: delays, cuts, silences and refusals, on command.
+
+It carries the loopback to the loopback and needs no rights. It cannot drop packets: the sending kernel's own timers
+never object to a silence made here, so what notices it must sit above TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Self
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+CHUNK = 1 << 16
+
+
+class Proxy:
+    """Forwards connections to 127.0.0.1:`target` from `port`, a port of its own.
+
+    Attributes:
+        delay_s: Added to every byte, each way: half of the added round trip.
+        cut_after: Bytes that may still travel from the server to the client; then every connection is reset. None
+            for any number. Counted down as they travel.
+        refuse: Reset new connections at once.
+        connections: How many were accepted so far.
+        down_bytes: Bytes carried to clients so far; up_bytes: to the server.
+        turns: How often a client spoke after the server had spoken: the round trips, where one waits for the other.
+    """
+
+    def __init__(self, target: int, *, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.cut_after: int | None = None
+        self.refuse = False
+        self.connections = self.down_bytes = self.up_bytes = self.turns = 0
+        self.port = 0
+        self._target = target
+        self._server_spoke = False
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        self._call(self._reset_all)
+
+    def blackhole(self) -> None:
+        """Carry nothing more, and tell nobody."""
+        self._call(self._gate.clear)
+
+    def heal(self) -> None:
+        """Carry again, beginning with what was held back."""
+        self._call(self._gate.set)
+
+    def _call(self, work: object) -> None:
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (work(), done.set()))  # type: ignore[operator]
+        done.wait()
+
+    async def _listen(self) -> None:
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._gate.set()
+        self._reset_all()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=2)  # cancelled ones would be reported as errors
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self.refuse:
+            self._reset(writer)
+            return
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            self._reset(writer)
+            return
+        pair = {writer, up_writer}
+        self._writers |= pair
+        ways = (self._carry(reader, up_writer, down=False), self._carry(up_reader, writer, down=True))
+        try:
+            await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            self._writers -= pair
+            for end in pair:
+                end.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
+        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(1024)
+        deliver = asyncio.create_task(self._deliver(on_the_way, writer, down=down))
+        try:
+            chunk = b"-"
+            while chunk:
+                await self._gate.wait()
+                chunk = await reader.read(CHUNK)
+                await on_the_way.put((self._loop.time() + self.delay_s, chunk))
+            await deliver
+        finally:
+            deliver.cancel()
+
+    async def _deliver(
+        self, on_the_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, *, down: bool
+    ) -> None:
+        while True:
+            due, chunk = await on_the_way.get()
+            if self.delay_s:
+                await asyncio.sleep(due - self._loop.time())
+            await self._gate.wait()
+            if not chunk:
+                writer.write_eof()
+                return
+            self._count(len(chunk), down=down)
+            if down and self.cut_after is not None:
+                writer.write(chunk[: self.cut_after])
+                self.cut_after -= min(len(chunk), self.cut_after)
+                if self.cut_after == 0:
+                    self.cut_after = None
+                    self._reset_all()
+                    return
+            else:
+                writer.write(chunk)
+            await writer.drain()
+
+    def _count(self, size: int, *, down: bool) -> None:
+        if down:
+            self.down_bytes += size
+            self._server_spoke = True
+        else:
+            self.up_bytes += size
+            self.turns += self._server_spoke
+            self._server_spoke = False
+
+    def _reset_all(self) -> None:
+        for writer in list(self._writers):
+            self._reset(writer)
+
+    def _reset(self, writer: asyncio.StreamWriter) -> None:
+        sock: socket.socket = writer.get_extra_info("socket")
+        if sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        writer.transport.abort()

@@ -1,0 +1,177 @@
+"""A real sshd on the loopback, with its own keys, config and port, and a private ~/.ssh for its clients.
+
+It runs as whoever runs the tests and lets that account in. Ended by its own pid, never by name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROGRAM = shutil.which("sshd") or "/usr/sbin/sshd"
+START_S = 10.0
+
+CONFIG = """ListenAddress 127.0.0.1
+Port {port}
+PidFile {folder}/pid
+AuthorizedKeysFile {authorized}
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+UsePAM no
+StrictModes no
+MaxStartups 50:30:100
+MaxSessions 20
+LogLevel VERBOSE
+SetEnv HOME={folder}/home PATH={path}
+"""
+
+
+@dataclass(frozen=True)
+class Sshd:
+    """A running server.
+
+    Attributes:
+        home: What is $HOME for the commands run on it; empty at first.
+        log: What it says.
+    """
+
+    folder: Path
+    port: int
+    pid: int
+
+    @property
+    def home(self) -> Path:
+        """The commands' home folder."""
+        return self.folder / "home"
+
+    @property
+    def log(self) -> str:
+        """What the server said so far."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def public_key(self, keytype: str = "ed25519") -> str:
+        """Return a host key as type and base64."""
+        return " ".join((self.folder / f"host_{keytype}.pub").read_text().split()[:2])
+
+    def known_hosts_line(self, keytype: str = "ed25519", name: str = "") -> str:
+        """Return the line that makes it known."""
+        return f"{name or f'[127.0.0.1]:{self.port}'} {self.public_key(keytype)}"
+
+
+def make_key(path: Path, keytype: str = "ed25519", passphrase: str = "") -> str:
+    """Make a key pair without asking; returns the public line."""
+    bits = ["-b", "2048"] if keytype == "rsa" else []
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", keytype, *bits, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
+    )
+    return path.with_name(path.name + ".pub").read_text()
+
+
+@contextmanager
+def sshd(
+    folder: Path, authorized: Path, *, keytypes: Sequence[str] = ("ed25519",), config: str = "", port: int = 0
+) -> Iterator[Sshd]:
+    """Run a server until the block ends.
+
+    Args:
+        folder: Made for it.
+        authorized: The authorized_keys file.
+        keytypes: Of its host keys.
+        config: Lines that come first in its configuration, so that they win.
+        port: The one to listen on, where it must be a certain one.
+    """
+    if not Path(PROGRAM).exists():
+        pytest.skip("there is no sshd here: apt-get install openssh-server")
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    (folder / "home").mkdir(parents=True)
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    for keytype in keytypes:
+        make_key(folder / f"host_{keytype}", keytype)
+    port = port or _free_port()
+    text = config + CONFIG.format(port=port, folder=folder, authorized=authorized, path=path)
+    text += "".join(f"HostKey {folder}/host_{keytype}\n" for keytype in keytypes)
+    (folder / "config").write_text(text)
+    with (folder / "log").open("w") as log:
+        child = subprocess.Popen(
+            [PROGRAM, "-D", "-e", "-f", str(folder / "config")], stdin=subprocess.DEVNULL, stderr=log
+        )
+    try:
+        _wait(folder, port, child)
+        yield Sshd(folder, port, int((folder / "pid").read_text()))
+    finally:
+        for pid in _descendants(child.pid):
+            _end(pid)
+        child.terminate()
+        child.wait()
+
+
+def end_sessions(server: Sshd) -> None:
+    """Kill the processes that serve connections, and what runs in them; the server itself stays."""
+    for pid in _descendants(server.pid):
+        _end(pid)
+
+
+@contextmanager
+def agent(folder: Path, *keys: Path) -> Iterator[Path]:
+    """Run an ssh-agent that holds keys; yields its socket."""
+    path = folder / "agent.sock"
+    child = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + START_S
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        env = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+        for key in keys:
+            subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, stdin=subprocess.DEVNULL)
+        yield path
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(folder: Path, port: int, child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and child.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as peer:
+                if peer.recv(4) == b"SSH-" and (folder / "pid").exists():
+                    return
+        except OSError:
+            time.sleep(0.01)
+    raise AssertionError(f"sshd did not start: {(folder / 'log').read_text()}")
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return a process's descendants, nearest first."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for each in found:
+        found += parents.get(each, [])
+    return found[1:]
+
+
+def _end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,104 @@
+"""One sshd for the session, and for each test a client with a ~/.ssh of its own."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_config import Limits
+from tests.sshd import Sshd, make_key, sshd
+
+QUICK = Limits(connect_s=5.0, auth_s=5.0, ask_s=0.3, silent_s=1.5)
+"""Deadlines for tests: a silence is noticed in a second and a half."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The key that the servers let in."""
+
+    private: Path
+    authorized: Path
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    """Make the clients' key."""
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "authorized_keys").write_text(make_key(folder / "id_ed25519"))
+    return Keys(folder / "id_ed25519", folder / "authorized_keys")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[Sshd]:
+    """Run the server that most tests share."""
+    with sshd(tmp_path_factory.mktemp("sshd") / "box", keys.authorized) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def jump_server(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[Sshd]:
+    """Run a second one to jump through."""
+    with sshd(tmp_path_factory.mktemp("sshd") / "jump", keys.authorized) as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Client:
+    """A user's ~/.ssh: a key, known_hosts and config."""
+
+    home: Path
+
+    @property
+    def known_hosts(self) -> Path:
+        """The user's known_hosts."""
+        return self.home / ".ssh" / "known_hosts"
+
+    def knows(self, *lines: str) -> None:
+        """Replace known_hosts."""
+        self.known_hosts.write_text("".join(f"{line}\n" for line in lines))
+
+    def host(self, name: str, port: int, *lines: str) -> None:
+        """Add a Host to the configuration."""
+        with (self.home / ".ssh" / "config").open("a") as config:
+            config.write(f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n")
+            config.writelines(f"  {line}\n" for line in lines)
+
+
+@pytest.fixture
+def client(tmp_path: Path, keys: Keys, hermetic_seal: None) -> Client:
+    """Give the test's home a ~/.ssh with the key that is let in."""
+    made = Client(tmp_path / "home")
+    (made.home / ".ssh").mkdir(mode=0o700)
+    for path in (keys.private, keys.private.with_name("id_ed25519.pub")):
+        shutil.copy(path, made.home / ".ssh")
+    return made
+
+
+@pytest.fixture
+def reach(tmp_path: Path) -> Iterator[Callable[..., SshTransport]]:
+    """Make transports to a destination; each is closed in the end."""
+    made: list[SshTransport] = []
+
+    def make(destination: str = "box", **options: Any) -> SshTransport:
+        given = {"root": str(tmp_path / "root"), "python": sys.executable, "limits": QUICK, **options}
+        made.append(SshTransport("box", destination, **given))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()
+
+
+@pytest.fixture
+def box(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> SshTransport:
+    """Reach the shared server, which is known, under the name `box`."""
+    client.host("box", server.port)
+    client.knows(server.known_hosts_line())
+    return reach()

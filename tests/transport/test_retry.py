@@ -1,0 +1,203 @@
+"""A lost host is tried again, with growing pauses and an end; a journal is read on from where it was cut."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dgxlab import plan
+from dgxlab.errors import HostError
+from dgxlab.lab import Lab, follow, resolve
+from dgxlab.model import Plan
+from dgxlab.source import PinCache
+from dgxlab.store import Store
+from dgxlab.transport import retry
+from dgxlab.transport.host import Host
+from dgxlab.transport.lost import HostLost
+from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_trust import NotTrusted
+from tests import toy
+from tests.lab.conftest import ToyLab
+from tests.lab.test_detached import quiet, slow, submit, wait_for
+from tests.proxy import Proxy
+from tests.sshd import Sshd
+from tests.transport.conftest import Client
+
+QUICKLY = (0.01,) * 40
+SLOW = {"TOY": "slow"}
+
+
+@pytest.fixture
+def proxy(client: Client, server: Sshd) -> Iterator[Proxy]:
+    """Put a proxy before the server, which is `box` by way of it."""
+    with Proxy(server.port) as made:
+        client.host("box", made.port, "HostKeyAlias box")
+        client.knows(server.known_hosts_line(name="box"))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
+    """The toy's repository, a host folder whose builds the tests here share, and the pin."""
+    folder = tmp_path_factory.mktemp("toy")
+    return folder / "repository", folder / "root", toy.make_repository(folder / "repository")
+
+
+@pytest.fixture
+def far_lab(
+    toys: tuple[Path, Path, str], proxy: Proxy, reach: Callable[..., SshTransport], tmp_path: Path
+) -> Iterator[ToyLab]:
+    """A lab whose host is behind the proxy."""
+    repository, root, pin = toys
+    (tmp_path / "lab" / "patches").mkdir(parents=True)
+    store = Store.open(tmp_path / "lab" / "results.db")
+    host = Host(reach(root=str(root)))
+    lab = Lab(store, PinCache(tmp_path / "pins.git"), lambda name: host)
+    yield ToyLab(lab, host, root, repository, pin, tmp_path / "lab")
+    store.close()
+
+
+def journal(lab: ToyLab, job_id: str) -> bytes:
+    """Return a job's journal as it lies on the host."""
+    return (lab.root / "jobs" / job_id / "journal.jsonl").read_bytes()
+
+
+def test_experiment_over_ssh(far_lab: ToyLab) -> None:
+    """Sources, job, journal and record, as on this machine; the second time there is nothing left to do."""
+    outcome, events = far_lab.run()
+    assert (outcome.error, outcome.planned, outcome.reused) == (None, 8, 0)
+    tools = [event["tool"] for event in events if event["event"] == "run"]
+    assert tools == ["backend-ops", "llama-bench", "batched-bench"]
+    assert len(far_lab.values()) == 8
+    again, _ = far_lab.run()
+    assert (again.job_id, again.reused) == ("", 8)
+    (job,) = far_lab.host.jobs()
+    assert (job.job_id, job.state) == (outcome.job_id, "done")
+
+
+def test_cuts_leave_no_gap_and_no_repeat(far_lab: ToyLab, proxy: Proxy) -> None:
+    """A journal read over a line that breaks again and again is byte for byte the journal."""
+    outcome, _ = far_lab.run(again=True)
+    long = f"{outcome.job_id}-long"
+    shutil.copytree(far_lab.root / "jobs" / outcome.job_id, far_lab.root / "jobs" / long)
+    with (far_lab.root / "jobs" / long / "journal.jsonl").open("a") as file:
+        file.writelines(f'{{"seq":{n},"event":"progress","note":"{"x" * (n % 300)}"}}\n' for n in range(5000))
+    notes: list[str] = []
+
+    def note(sentence: str) -> None:
+        notes.append(sentence)
+        proxy.cut_after = 120_000 + 7_919 * len(notes)
+
+    proxy.cut_after = 300
+    pieces = list(retry.follow(far_lab.host, long, 0, note, QUICKLY))
+    proxy.cut_after = None
+    assert b"".join(pieces) == journal(far_lab, long)
+    assert all(piece.endswith(b"\n") for piece in pieces)
+    assert len(pieces) > 1
+    assert len(notes) > 3
+    assert notes[0].startswith("the connection to host box was cut")
+    assert notes[0].endswith("; trying again in 0.01 s (1 of 40)")
+
+
+def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
+    """The line breaks, then falls silent; the job runs on, and its journal is read on from where it stood."""
+    lab = far_lab
+    job = submit(lab, lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env=SLOW))))
+    notes: list[str] = []
+
+    def note(sentence: str) -> None:
+        notes.append(sentence)
+        proxy.heal()
+        if len(notes) == 1:
+            threading.Timer(0.5, proxy.blackhole).start()
+
+    said = b""
+    for piece in retry.follow(lab.host, job.job_id, 0, note, QUICKLY):
+        said += piece
+        if b'"event":"run"' in piece and not notes:
+            proxy.cut()
+    assert said == journal(lab, job.job_id)
+    assert json.loads(said.splitlines()[-1])["event"] == "end"
+    assert notes[0].startswith("the connection to host box was cut")
+    assert notes[1].startswith("host box did not answer for 1.5 s; trying again in")
+    assert follow(lab.lab, lab.host, job.job_id, quiet) is None
+    assert len(lab.values()) == 3
+
+
+def test_cancel_over_ssh(far_lab: ToyLab) -> None:
+    """The job ends and keeps what it measured."""
+    job = submit(far_lab, slow(far_lab))
+    wait_for(far_lab, job.job_id, '"event":"run"')
+    status = far_lab.host.cancel(job.job_id)
+    assert status.rc is not None
+    assert (status.state, status.rc["status"]) == ("done", "cancelled")
+
+
+def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy) -> None:
+    """Wherever the answer was lost, asking again starts no second run."""
+    lab = far_lab
+    lab.run(lab.experiment(bench=()))
+    job = staged(lab)
+    notes: list[str] = []
+
+    def note(sentence: str) -> None:
+        notes.append(sentence)
+        proxy.cut_after = 1800 + 350 * len(notes)
+
+    lab.host.transport.close()  # type: ignore[attr-defined]
+    proxy.cut_after = 50
+    status = retry.again(lab.host, lambda: lab.host.submit(job), note, QUICKLY)
+    proxy.cut_after = None
+    assert status.state in ("running", "done")
+    assert len(notes) > 1
+    said = b"".join(retry.follow(lab.host, job.job_id, 0, note, QUICKLY))
+    events = [json.loads(line)["event"] for line in said.splitlines()]
+    assert (events.count("job"), events.count("end"), events.count("run")) == (1, 1, 3)
+
+
+def staged(lab: ToyLab) -> Plan:
+    """Return a plan whose sources are on the host already."""
+    experiment = lab.experiment()
+    return plan.make(experiment, resolve(lab.lab, experiment, None, quiet), job_id=plan.new_job_id("toy"))
+
+
+def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy) -> None:
+    """The last error names the cause and how often it was tried; each pause was announced."""
+    proxy.refuse = True
+    notes: list[str] = []
+    began = time.monotonic()
+    with pytest.raises(
+        HostError, match=r"gave up on host box after 4 attempts; the last one: box \(127.0.0.1:"
+    ) as caught:
+        retry.again(far_lab.host, far_lab.host.jobs, notes.append, (0.1, 0.2, 0.3))
+    assert time.monotonic() - began > 0.6
+    assert [sentence.partition("; ")[2] for sentence in notes] == [
+        "trying again in 0.1 s (1 of 3)",
+        "trying again in 0.2 s (2 of 3)",
+        "trying again in 0.3 s (3 of 3)",
+    ]
+    assert not isinstance(caught.value, HostLost)
+    assert caught.value.next.startswith("see whether this works: ssh ")
+
+
+def test_host_that_is_not_trusted_is_not_asked_again(far_lab: ToyLab, client: Client) -> None:
+    """Time mends no host key."""
+    client.knows()
+    notes: list[str] = []
+    with pytest.raises(NotTrusted):
+        retry.again(far_lab.host, far_lab.host.jobs, notes.append, QUICKLY)
+    with pytest.raises(NotTrusted):
+        list(retry.follow(far_lab.host, "job", 0, notes.append, QUICKLY))
+    assert notes == []
+
+
+def test_pauses_grow_to_ten_minutes_in_all() -> None:
+    """Long enough for a router to restart, and bounded."""
+    assert list(retry.PAUSES_S) == sorted(retry.PAUSES_S)
+    assert 500 < sum(retry.PAUSES_S) < 700

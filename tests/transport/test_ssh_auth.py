@@ -1,0 +1,176 @@
+"""Signing in with keys, as ssh does it without prompts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import HostError
+from dgxlab.transport.lost import HostLost
+from dgxlab.transport.ssh import SshTransport
+from tests.sshd import Sshd, agent, make_key, sshd
+from tests.transport.conftest import Client, Keys
+from tests.transport.test_ssh import run
+
+
+@pytest.fixture
+def known(client: Client, server: Sshd) -> Client:
+    """A client that knows the server, with no keys in ~/.ssh."""
+    client.knows(server.known_hosts_line())
+    for path in (client.home / ".ssh").glob("id_*"):
+        path.unlink()
+    return client
+
+
+def refused(transport: SshTransport) -> HostError:
+    """Return the error of a connection that is not let in; it is no matter of waiting."""
+    with pytest.raises(HostError, match="does not let") as caught:
+        run(transport, "true")
+    assert not isinstance(caught.value, HostLost)
+    assert caught.value.next == "make this work without a prompt: ssh -o BatchMode=yes box true"
+    return caught.value
+
+
+def test_default_key_file(box: SshTransport) -> None:
+    """~/.ssh/id_ed25519 is found without being named."""
+    assert run(box, "echo", "in") == b"in\n"
+
+
+@pytest.mark.parametrize("keytype", ["rsa", "ecdsa"])
+def test_key_file_that_the_configuration_names(
+    known: Client, reach: Callable[..., SshTransport], tmp_path: Path, keytype: str
+) -> None:
+    """Of any type."""
+    (tmp_path / "authorized").write_text(make_key(tmp_path / "special", keytype))
+    with sshd(tmp_path / "sshd", tmp_path / "authorized") as server:
+        known.host("box", server.port, f"IdentityFile {tmp_path}/special")
+        known.knows(server.known_hosts_line())
+        assert run(reach(), "echo", "in") == b"in\n"
+
+
+@pytest.mark.parametrize("lines", [(), ("IdentitiesOnly yes", "IdentityFile ~/.ssh/card.pub")])
+def test_agent_key(
+    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path, lines: tuple[str, ...]
+) -> None:
+    """The agent's key opens the door; with IdentitiesOnly when its public half is named."""
+    shutil.copy(keys.private.with_name("id_ed25519.pub"), known.home / ".ssh" / "card.pub")
+    with agent(tmp_path, keys.private) as path:
+        known.host("box", server.port, f"IdentityAgent {path}", *lines)
+        assert run(reach(), "echo", "in") == b"in\n"
+
+
+def test_identities_only_keeps_the_agents_other_keys_back(
+    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """As with ssh: the right key in the agent is not offered when another one is wanted."""
+    with agent(tmp_path, keys.private) as path:
+        known.host("box", server.port, f"IdentityAgent {path}", "IdentitiesOnly yes", "IdentityFile ~/.ssh/none")
+        assert f"no key file of {known.home}/.ssh/none" in refused(reach()).message
+
+
+def test_agent_is_never_forwarded(
+    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """Not even where the configuration wants it."""
+    with agent(tmp_path, keys.private) as path:
+        known.host("box", server.port, f"IdentityAgent {path}", "ForwardAgent yes")
+        assert run(reach(), "sh", "-c", 'echo "${SSH_AUTH_SOCK-none}"') == b"none\n"
+
+
+def test_no_keys_at_all(known: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """The error names the files that could have been, and what the host takes."""
+    known.host("box", server.port)
+    error = refused(reach())
+    assert "in: it takes publickey (tried nothing: there is no agent key, and no key file of" in error.message
+    assert f"{known.home}/.ssh/id_ed25519" in error.message
+
+
+def test_wrong_keys_are_named(known: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """Every key that was tried, from the agent and from files, and why each did not do."""
+    folder = known.home / ".ssh"
+    make_key(tmp_path / "agents")
+    make_key(folder / "wrong")
+    make_key(folder / "locked", passphrase="secret")  # noqa: S106
+    make_key(folder / "open")
+    (folder / "open").chmod(0o644)
+    (folder / "broken").write_text("no key\n")
+    (folder / "broken").chmod(0o600)
+    with agent(tmp_path, tmp_path / "agents") as path:
+        files = (f"IdentityFile ~/.ssh/{name}" for name in ("wrong", "locked", "open", "broken", "absent"))
+        known.host("box", server.port, f"IdentityAgent {path}", *files)
+        message = refused(reach()).message
+    assert "(tried agent key ssh-ed25519 SHA256:" in message
+    assert f"{folder}/wrong: refused" in message
+    assert f"{folder}/locked: it wants a passphrase, so ssh-add it first" in message
+    assert f"{folder}/open: others may read it, mend with chmod 600 {folder}/open" in message
+    assert f"{folder}/broken: " in message
+    assert "absent" not in message
+
+
+def test_agent_that_does_not_answer(known: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """It is named, and the files are still tried."""
+    known.host("box", server.port, "IdentityAgent /nonexistent/agent")
+    assert "tried the agent at /nonexistent/agent: " in refused(reach()).message
+
+
+def test_too_many_keys(known: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """The host hangs up after some; the error says after which."""
+    names = [tmp_path / f"k{n}" for n in range(8)]
+    for name in names:
+        make_key(name)
+    with agent(tmp_path, *names) as path:
+        known.host("box", server.port, f"IdentityAgent {path}")
+        message = refused(reach()).message
+    assert "it ended the connection" in message
+    assert message.count("refused") >= 5
+
+
+def test_second_factor(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """A host that wants a password as well is named for that."""
+    wants = "AuthenticationMethods publickey,password\nPasswordAuthentication yes\n"
+    with sshd(tmp_path / "strict", keys.authorized, config=wants) as strict:
+        client.host("box", strict.port)
+        client.knows(strict.known_hosts_line())
+        assert "wants password as well" in refused(reach()).message
+
+
+def test_user_certificate(known: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """A certificate beside the key file signs in where the plain key would not."""
+    make_key(tmp_path / "ca")
+    make_key(known.home / ".ssh" / "id_ed25519")
+    signed = known.home / ".ssh" / "id_ed25519.pub"
+    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    argv = ["ssh-keygen", "-q", "-s", str(tmp_path / "ca"), "-I", "test", "-n", user, str(signed)]
+    subprocess.run(argv, check=True)
+    (tmp_path / "nobody").write_text("")
+    config = f"TrustedUserCAKeys {tmp_path}/ca.pub\n"
+    with sshd(tmp_path / "sshd", tmp_path / "nobody", config=config) as server:
+        known.host("box", server.port)
+        known.knows(server.known_hosts_line())
+        assert run(reach(), "echo", "in") == b"in\n"
+
+
+def test_account_without_commands(
+    client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """A forced command never prints our mark: nothing ran, and the error says so."""
+    with sshd(tmp_path / "sftp", keys.authorized, config="ForceCommand internal-sftp\n") as server:
+        client.host("box", server.port)
+        client.knows(server.known_hosts_line())
+        with pytest.raises(HostError, match="did not run the command") as caught:
+            run(reach(), "true")
+    assert not isinstance(caught.value, HostLost)
+
+
+def test_no_sessions(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """A host that lets us in but gives no session."""
+    with sshd(tmp_path / "none", keys.authorized, config="MaxSessions 0\n") as server:
+        client.host("box", server.port)
+        client.knows(server.known_hosts_line())
+        with pytest.raises(HostError, match="refuses another session") as caught:
+            run(reach(), "true")
+    assert not isinstance(caught.value, HostLost)

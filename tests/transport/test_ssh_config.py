@@ -1,0 +1,190 @@
+"""The way to a host is ssh's own: whatever its configuration says, read by ssh itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import HostError
+from dgxlab.transport.lost import HostLost
+from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_config import route
+from tests.sshd import Sshd, sshd
+from tests.transport.conftest import Client, Keys
+from tests.transport.test_ssh import run
+
+
+def config(client: Client, text: str) -> None:
+    """Write ~/.ssh/config."""
+    (client.home / ".ssh" / "config").write_text(text)
+
+
+def test_fields(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each keyword lands in its field, with Include, Match, defaults and tokens as ssh has them."""
+    monkeypatch.setenv("MY_AGENT", "/run/mine")
+    (client.home / ".ssh" / "more").write_text("Host dgx\n  Port 2222\n")
+    config(
+        client,
+        f"Include {client.home}/.ssh/more\n"
+        'Host dgx\n  HostName GPU.example.org\n  User kim\n  IdentityFile ~/.ssh/%r@%h\n  IdentityFile "~/a b"\n'
+        "  IdentitiesOnly yes\n  IdentityAgent $MY_AGENT\n"
+        f"Match user kim\n  UserKnownHostsFile {client.home}/k1 {client.home}/k2\n",
+    )
+    (hop,) = route("dgx")
+    assert (hop.destination, hop.hostname, hop.port, hop.user) == ("dgx", "gpu.example.org", 2222, "kim")
+    assert hop.key_names == ("[gpu.example.org]:2222", "gpu.example.org")
+    assert hop.known_hosts[:2] == (client.home / "k1", client.home / "k2")
+    assert Path("/etc/ssh/ssh_known_hosts") in hop.known_hosts
+    assert hop.identities == (client.home / ".ssh" / "kim@gpu.example.org", client.home / "a b")
+    assert (hop.identities_only, hop.agent, hop.proxy_command) == (True, "/run/mine", "")
+
+
+def test_defaults(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any configuration: ssh's own files under $HOME, and the agent of the environment."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    (hop,) = route("kim@gpu.example.org")
+    assert (hop.hostname, hop.port, hop.user, hop.key_names) == ("gpu.example.org", 22, "kim", ("gpu.example.org",))
+    assert client.home / ".ssh" / "known_hosts" in hop.known_hosts
+    assert client.home / ".ssh" / "id_ed25519" in hop.identities
+    assert (hop.identities_only, hop.agent) == (False, "/run/agent")
+
+
+def test_url_with_a_port(client: Client) -> None:
+    """The other form of a destination."""
+    (hop,) = route("ssh://kim@gpu.example.org:2222")
+    assert (hop.hostname, hop.user, hop.port) == ("gpu.example.org", "kim", 2222)
+
+
+def test_agent_may_be_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IdentityAgent none and an unset variable both mean none."""
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    config(
+        client, "Host a\n  IdentityAgent none\nHost b\n  IdentityAgent $NOT_SET\nHost c\n  IdentityAgent /run/sock\n"
+    )
+    assert [route(name)[0].agent for name in "abc"] == ["", "", "/run/sock"]
+
+
+def test_jumps(client: Client) -> None:
+    """In order; the first jump host's own jump applies, as with ssh, the later ones' do not; `none` is none."""
+    config(
+        client,
+        "Host far\n  ProxyJump first,kim@second:2222\n"
+        "Host first\n  ProxyJump gate\n"
+        "Host second\n  ProxyJump nowhere\n  User lee\n"
+        "Host plain\n  ProxyJump none\n"
+        "Host *\n  ProxyCommand none\n",
+    )
+    assert [hop.destination for hop in route("far")] == ["gate", "first", "ssh://kim@second:2222", "far"]
+    assert [(hop.user, hop.port) for hop in route("far")][2] == ("kim", 2222)
+    assert [hop.destination for hop in route("plain")] == ["plain"]
+
+
+def test_jumps_in_a_circle(client: Client) -> None:
+    """They end with a sentence."""
+    config(client, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    with pytest.raises(HostError, match="more than 8 jump hosts"):
+        route("a")
+
+
+@pytest.mark.parametrize("destination", ["-oProxyCommand=touch canary", "a b", "", "$(touch canary)", "x;touch canary"])
+def test_destination_that_is_none(client: Client, destination: str) -> None:
+    """Nothing but a name is understood, and nothing runs."""
+    with pytest.raises(HostError):
+        run(SshTransport("box", destination), "true")
+    assert not Path("canary").exists()
+
+
+def test_configuration_that_ssh_refuses(client: Client) -> None:
+    """Its own words are in the error."""
+    config(client, "Host a\n  Nonsense yes\n")
+    with pytest.raises(HostError, match=r"(?s)does not understand 'a'.*[Nn]onsense"):
+        route("a")
+
+
+def test_no_ssh_here(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence, not a traceback."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(HostError, match="ssh is not installed"):
+        route("a")
+
+
+def test_command_through_jump_hosts(
+    client: Client, server: Sshd, jump_server: Sshd, reach: Callable[..., SshTransport]
+) -> None:
+    """Each hop is signed in to; much goes through."""
+    client.host("jump", jump_server.port)
+    client.host("box", server.port, "ProxyJump jump,jump")
+    client.knows(server.known_hosts_line(), jump_server.known_hosts_line())
+    before = jump_server.log.count("Accepted publickey")
+    block = os.urandom(1 << 20)
+    assert run(reach(), "cat", stdin=[block] * 5) == block * 5
+    assert jump_server.log.count("Accepted publickey") == before + 2
+
+
+def test_jump_host_that_does_not_forward(
+    client: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """That is no matter of waiting."""
+    with sshd(tmp_path / "closed", keys.authorized, config="AllowTcpForwarding no\n") as closed:
+        client.host("jump", closed.port)
+        client.host("box", server.port, "ProxyJump jump")
+        client.knows(server.known_hosts_line(), closed.known_hosts_line())
+        with pytest.raises(HostError, match=r"jump host 127.0.0.1 does not forward to 127.0.0.1:") as caught:
+            run(reach(), "true")
+    assert not isinstance(caught.value, HostLost)
+
+
+def test_host_behind_the_jump_is_down(client: Client, jump_server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """That may pass."""
+    client.host("jump", jump_server.port)
+    client.host("box", 1, "ProxyJump jump")
+    client.knows(jump_server.known_hosts_line())
+    with pytest.raises(HostLost, match=r"box \(127.0.0.1:1\) cannot be reached through 127.0.0.1: Connect"):
+        run(reach(), "true")
+
+
+def test_proxy_command(client: Client, server: Sshd, jump_server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """It is run as ssh runs it, with tokens; here ssh itself is the jump. It ends with the connection."""
+    shared = f"-F {client.home}/.ssh/config -o UserKnownHostsFile={client.known_hosts}"
+    client.host("jump", jump_server.port, f"IdentityFile {client.home}/.ssh/id_ed25519")
+    client.host("box", server.port, f"ProxyCommand ssh {shared} -W [%h]:%p jump")
+    client.knows(server.known_hosts_line(), jump_server.known_hosts_line())
+    box = reach()
+    assert run(box, "echo", "through") == b"through\n"
+    assert box._connection is not None
+    program = box._connection._program
+    assert program is not None
+    box.close()
+    assert program._child.returncode is not None
+
+
+def test_proxy_command_that_fails(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """What it said is the reason."""
+    client.host("box", server.port, "ProxyCommand sh -c 'echo no way there >&2; exit 1'")
+    with pytest.raises(HostLost, match="cannot be reached through its ProxyCommand: no way there"):
+        run(reach(), "true")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "nosuchhost.invalid"])
+def test_host_that_is_not_there(client: Client, reach: Callable[..., SshTransport], host: str) -> None:
+    """A sentence with the cause, and ssh's own command to try."""
+    config(client, f"Host box\n  HostName {host}\n  Port 1\n")
+    with pytest.raises(HostLost, match=rf"box \({host}:1\) cannot be reached: \w+") as caught:
+        run(reach(), "true")
+    assert caught.value.next == "see whether this works: ssh -o BatchMode=yes box true"
+
+
+def test_fields_are_those_of_ssh(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """The ssh program with the same configuration ends up at the same place."""
+    client.host(
+        "box", server.port, f"UserKnownHostsFile {client.known_hosts}", f"IdentityFile {client.home}/.ssh/id_ed25519"
+    )
+    client.knows(server.known_hosts_line())
+    argv = ["ssh", "-F", str(client.home / ".ssh" / "config"), "-o", "BatchMode=yes", "box", "echo $SSH_CONNECTION"]
+    theirs = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    ours = run(reach(), "sh", "-c", "echo $SSH_CONNECTION").decode().split()
+    assert ours[2:] == theirs[2:] == ["127.0.0.1", str(server.port)]

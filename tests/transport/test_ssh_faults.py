@@ -1,0 +1,255 @@
+"""A bad network: whatever it does, a command's outcome is whole and right, or unknown, and never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dgxlab.transport.base import CommandFailed
+from dgxlab.transport.lost import HostLost
+from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_config import Limits
+from tests.proxy import Proxy
+from tests.sshd import Sshd, end_sessions
+from tests.transport.conftest import QUICK, Client
+from tests.transport.test_ssh import run
+
+FOLLOW = """
+import sys
+from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_config import Limits
+box = SshTransport("box", "box", limits=Limits(ask_s=0.2, silent_s=1.0))
+try:
+    for chunk in box.stream(["sh", "-c", f"echo one; sleep {sys.argv[1]}; echo two"]):
+        print(chunk.decode(), end="", flush=True)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+"""A client that follows a command which is silent for some seconds."""
+NOTICED_S = QUICK.silent_s + 1.0
+"""A silence is noticed well within this."""
+
+
+@pytest.fixture
+def proxy(client: Client, server: Sshd) -> Iterator[Proxy]:
+    """Put a proxy before the server, which is `box` by way of it."""
+    with Proxy(server.port) as made:
+        client.host("box", made.port, "HostKeyAlias box")
+        client.knows(server.known_hosts_line(name="box"))
+        yield made
+
+
+def lost_in(stream: Iterator[bytes]) -> tuple[float, HostLost]:
+    """Read to the end, which is a loss; returns how long that took and the error."""
+    began = time.monotonic()
+    with pytest.raises(HostLost) as caught:
+        for _ in stream:
+            pass
+    return time.monotonic() - began, caught.value
+
+
+def test_cut_in_the_middle(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """What came before it was yielded; the outcome is unknown; the next command connects again."""
+    box = reach()
+    stream = box.stream(["sh", "-c", "echo one; sleep 20"])
+    assert next(stream) == b"one\n"
+    proxy.cut()
+    took, error = lost_in(stream)
+    assert took < 1
+    assert error.message.startswith("the connection to host box was cut")
+    assert run(box, "echo", "two") == b"two\n"
+    assert proxy.connections == 2
+
+
+def test_cut_after_any_number_of_bytes(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """Wherever the cut comes: all of the output and the right status, or unknown; never part of it for the whole."""
+    box = reach()
+    right = {0: b"the answer is 42\n [0]", 5: b"the answer is 42\n [5, why]"}
+    whole = 0
+    for n, allowed in enumerate(range(0, 1100, 37)):
+        rc = n % 2 * 5
+        run(box, "true")
+        proxy.cut_after = allowed + 1
+        said = outcome(box, f"printf 'the answer is 42\\n'; printf why >&2; exit {rc}")
+        proxy.cut_after = None
+        assert said in (b"unknown", right[rc])
+        whole += said != b"unknown"
+    assert 0 < whole < 28
+
+
+def outcome(box: SshTransport, script: str) -> bytes:
+    """Return all that is known of a command, or that it is not known."""
+    said = b""
+    try:
+        for chunk in box.stream(["sh", "-c", script]):
+            said += chunk
+    except HostLost:
+        assert b"the answer is 42\n".startswith(said)
+        return b"unknown"
+    except CommandFailed as failure:
+        return said + f" [{failure.rc}, {failure.stderr}]".encode()
+    return said + b" [0]"
+
+
+def test_cut_while_connecting(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """At any point up to the first command: a loss, never a stuck client or a traceback."""
+    for allowed in (1, 30, 400, 1100, 1500, 1700, 1900, 2100):
+        proxy.cut_after = allowed
+        box = reach()
+        with pytest.raises(HostLost):
+            run(box, "true")
+        box.close()
+    assert run(reach(), "echo", "at last") == b"at last\n"
+
+
+def test_refused(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """A port that hangs up at once."""
+    proxy.refuse = True
+    with pytest.raises(HostLost, match="cannot be reached"):
+        run(reach(), "true")
+
+
+def test_silence_while_following(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """Packets vanish while a command says nothing: noticed within the limit, with a sentence."""
+    stream = reach().stream(["sh", "-c", "echo one; sleep 20"])
+    assert next(stream) == b"one\n"
+    proxy.blackhole()
+    took, error = lost_in(stream)
+    assert QUICK.silent_s * 0.8 < took < NOTICED_S
+    assert error.message == "host box did not answer for 1.5 s"
+    proxy.heal()
+
+
+def test_default_limits_notice_a_silence_within_20_s() -> None:
+    """The figures of real life."""
+    limits = Limits()
+    assert limits.silent_s * 21 / 20 + 0.5 < 20
+    assert limits.ask_s * 3 < limits.silent_s
+
+
+def test_silence_while_sending(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """All send buffers are full, so that even the question whether the host is there cannot leave."""
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield bytes(1 << 16)
+
+    stream = reach().stream(["sh", "-c", "echo go; exec cat >/dev/null"], endless())
+    assert next(stream) == b"go\n"
+    proxy.blackhole()
+    took, _ = lost_in(stream)
+    assert took < NOTICED_S
+    proxy.heal()
+
+
+def test_silence_behind_a_jump_host(
+    client: Client, server: Sshd, jump_server: Sshd, proxy: Proxy, reach: Callable[..., SshTransport]
+) -> None:
+    """The question goes all the way, not to the next hop."""
+    client.host("jump", jump_server.port)
+    client.host("behind", proxy.port, "HostKeyAlias box", "ProxyJump jump")
+    client.knows(server.known_hosts_line(name="box"), jump_server.known_hosts_line())
+    stream = reach("behind").stream(["sh", "-c", "echo one; sleep 20"])
+    assert next(stream) == b"one\n"
+    proxy.blackhole()
+    assert lost_in(stream)[0] < NOTICED_S
+    proxy.heal()
+
+
+def test_silence_before_the_jump_host(
+    client: Client, server: Sshd, proxy: Proxy, reach: Callable[..., SshTransport]
+) -> None:
+    """The first hop's silence ends the whole."""
+    client.host("behind", server.port, "HostKeyAlias box", "ProxyJump box")
+    stream = reach("behind").stream(["sh", "-c", "echo one; sleep 20"])
+    assert next(stream) == b"one\n"
+    proxy.blackhole()
+    assert lost_in(stream)[0] < NOTICED_S
+    proxy.heal()
+
+
+@pytest.mark.parametrize("where", ["connect", "session"])
+def test_silence_before_anything_runs(proxy: Proxy, reach: Callable[..., SshTransport], where: str) -> None:
+    """Connecting, and opening a channel on a connection that is there, have deadlines."""
+    box = reach(limits=Limits(connect_s=1.0, auth_s=1.0, ask_s=0.3, silent_s=1.5))
+    if where == "session":
+        run(box, "true")
+    proxy.blackhole()
+    took, _ = lost_in(box.stream(["true"]))
+    assert took < 4
+    proxy.heal()
+
+
+def test_short_outage_is_survived(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """Below the limit nothing is lost, and nothing is said."""
+    stream = reach().stream(["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done"])
+    said = next(stream)
+    proxy.blackhole()
+    time.sleep(QUICK.silent_s * 0.5)
+    proxy.heal()
+    assert said + b"".join(stream) == b"1\n2\n3\n4\n5\n6\n"
+
+
+def test_quiet_command_is_no_silence(box: SshTransport) -> None:
+    """A job may say nothing for hours: the host answers in its stead."""
+    assert run(box, "sh", "-c", f"sleep {QUICK.silent_s * 2}; echo done") == b"done\n"
+
+
+def test_stopped_client_does_not_blame_the_host(box: SshTransport) -> None:
+    """Ctrl-Z, or a laptop that slept: its own absence is no silence of the host's."""
+    with subprocess.Popen([sys.executable, "-c", FOLLOW, "2.5"], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "one\n"
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(1.6)
+        os.kill(child.pid, signal.SIGCONT)
+        assert child.stdout.read() == "two\n"
+    assert child.returncode == 0
+
+
+def test_ctrl_c_ends_the_client_at_once(box: SshTransport) -> None:
+    """A real SIGINT while following: no hang, no second one needed, and no noise of ours on stderr."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FOLLOW, "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "one\n"
+        began = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        said, errors = child.communicate(timeout=10)
+    assert time.monotonic() - began < 2
+    assert (said, errors, child.returncode) == ("stopped\n", "", 0)
+
+
+def test_server_that_dies(server: Sshd, box: SshTransport) -> None:
+    """Its session processes killed: unknown; the next command finds the server again."""
+    stream = box.stream(["sh", "-c", "echo one; sleep 20"])
+    assert next(stream) == b"one\n"
+    end_sessions(server)
+    assert lost_in(stream)[0] < 2
+    assert run(box, "echo", "two") == b"two\n"
+
+
+def test_connection_that_died_unnoticed(server: Sshd, box: SshTransport) -> None:
+    """A command on it is not lost: nothing had run yet, so it runs on a new one."""
+    run(box, "true")
+    end_sessions(server)
+    assert run(box, "echo", "two") == b"two\n"
+
+
+def test_slow_link(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """100 ms of round trip: a command on an open connection takes three of them."""
+    box = reach()
+    run(box, "true")
+    proxy.delay_s = 0.05
+    turns = proxy.turns
+    began = time.monotonic()
+    assert run(box, "echo", "far") == b"far\n"
+    assert time.monotonic() - began < 0.6
+    assert proxy.turns - turns <= 5

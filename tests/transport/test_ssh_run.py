@@ -1,0 +1,93 @@
+"""`dgxlab run --host` over a real sshd: one line in hosts.yaml is all that changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import toy
+from tests.sshd import Sshd
+from tests.transport.conftest import Client
+
+SPEC = """
+name: toy
+llama_cpp: {{pin: "{pin}", sources: [{repository}]}}
+models: {{m: {{path: {model}}}}}
+gates:
+  - backend-ops: {{op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 1}}
+bench:
+  - llama-bench: {{model: m, n_prompt: [16, 32], n_gen: 4}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, client: Client, server: Sshd) -> Path:
+    """A project with a toy experiment and a hosts.yaml that names the server."""
+    folder = tmp_path / "project"
+    for part in ("patches", "experiments"):
+        (folder / part).mkdir(parents=True)
+    pin = toy.make_repository(tmp_path / "repository")
+    model = tmp_path / "toy.gguf"
+    model.write_bytes(b"GGUF" + bytes(60))
+    text = SPEC.format(pin=pin, repository=tmp_path / "repository", model=model)
+    (folder / "experiments" / "toy.yaml").write_text(text)
+    (folder / "hosts.yaml").write_text("toybox: {ssh: box}\n")
+    client.host("box", server.port)
+    return folder
+
+
+def dgxlab(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as a user does."""
+    argv = [sys.executable, "-m", "dgxlab", *args]
+    return subprocess.run(argv, cwd=project, env=os.environ, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_run_and_again(project: Path, client: Client, server: Sshd) -> None:
+    """Built, gated, measured and recorded there; the second time nothing is measured; jobs asks the host."""
+    client.knows(server.known_hosts_line())
+    first = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybox")
+    assert first.returncode == 0, first.stderr
+    assert "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |" in first.stdout
+    assert "host toybox" in first.stdout
+    again = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybox")
+    assert again.returncode == 0, again.stderr
+    assert "0 measured now" in again.stderr
+    (job,) = json.loads(dgxlab(project, "jobs", "--host", "toybox", "--format", "json").stdout)
+    assert (job["host"], job["on_host"], job["recorded"]) == ("toybox", "done", "done")
+
+
+def test_an_unknown_key_runs_nothing(project: Path) -> None:
+    """Exit code 3 and how to trust it, before anything is sent."""
+    ran = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybox")
+    assert ran.returncode == 3
+    assert "Traceback" not in ran.stderr
+    assert "next: " in ran.stderr
+
+
+def test_host_add_trusts_and_names(project: Path, server: Sshd) -> None:
+    """The fingerprint is shown; afterwards the host can be used under its name; a no writes nothing."""
+    refused = dgxlab(project, "host", "add", "box", "--name", "mybox")
+    assert refused.returncode == 2
+    assert dgxlab(project, "host", "check", "toybox").returncode == 3
+    added = dgxlab(project, "host", "add", "box", "--name", "mybox", "--yes")
+    assert added.returncode == 0, added.stderr
+    assert "SHA256:" in added.stderr
+    assert "mybox: box, ~/.dgxlab" in dgxlab(project, "host", "list").stdout
+    checked = dgxlab(project, "host", "check", "mybox")
+    assert checked.returncode == 0, checked.stderr
+    assert "c++" in checked.stdout
+    again = dgxlab(project, "host", "add", "box", "--name", "mybox")
+    assert again.returncode == 0
+
+
+def test_an_unknown_host_is_named(project: Path) -> None:
+    """Exit code 9, with the nearest name and the line to add."""
+    ran = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybx")
+    assert ran.returncode == 9
+    assert "did you mean toybox?" in ran.stderr
+    assert "{ssh: toybx}" in ran.stderr

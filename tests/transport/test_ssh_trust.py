@@ -1,0 +1,271 @@
+"""No command and no key of ours goes to a host whose key is not trusted."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import HostError
+from dgxlab.transport.ssh import SshTransport, fingerprint
+from dgxlab.transport.ssh_trust import KnownHosts, NotTrusted, private_known_hosts, trust
+from tests.sshd import Sshd, make_key, sshd
+from tests.transport.conftest import QUICK, Client, Keys
+from tests.transport.test_ssh import run
+
+KEY = "ssh-ed25519"
+BLOBS = {name: name.encode() for name in ("mine", "other")}
+LINE = {name: f"{KEY} {base64.b64encode(blob).decode()}" for name, blob in BLOBS.items()}
+
+
+def hashed(name: str) -> str:
+    """Return a name as `ssh-keygen -H` writes it."""
+    salt = b"0123456789abcdefghij"
+    digest = hmac.new(salt, name.encode(), hashlib.sha1).digest()
+    return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("", "unknown"),
+        ("# gpu.lab ssh-ed25519 AAAA", "unknown"),
+        (f"gpu.lab {LINE['mine']}", "trusted"),
+        (f"  GPU.lab\t{LINE['mine']} a comment", "trusted"),
+        (f"other.lab,gpu.lab,10.0.0.1 {LINE['mine']}", "trusted"),
+        (f"*.lab {LINE['mine']}", "trusted"),
+        (f"gpu.l?b {LINE['mine']}", "trusted"),
+        (f"*.lab,!gpu.lab {LINE['mine']}", "unknown"),
+        (f"[gpu.lab]:22 {LINE['mine']}", "unknown"),
+        (f"gpuxlab {LINE['mine']}", "unknown"),
+        (f"{hashed('gpu.lab')} {LINE['mine']}", "trusted"),
+        (f"{hashed('cpu.lab')} {LINE['mine']}", "unknown"),
+        (f"|1|???|!!! {LINE['mine']}", "unknown"),
+        (f"|1|short {LINE['mine']}", "unknown"),
+        (f"gpu.lab {LINE['other']}", "changed"),
+        (f"{hashed('gpu.lab')} {LINE['other']}", "changed"),
+        ("gpu.lab ssh-rsa AAAAB3NzaC1yc2E=", "changed"),
+        (f"gpu.lab {LINE['other']}\ngpu.lab {LINE['mine']}", "trusted"),
+        (f"gpu.lab {LINE['mine']}\n@revoked * {LINE['mine']}", "revoked"),
+        (f"gpu.lab {LINE['mine']}\n@revoked gpu.lab {LINE['other']}", "trusted"),
+        (f"@cert-authority *.lab {LINE['mine']}", "unknown"),
+        ("gpu.lab ssh-ed25519", "unknown"),
+        ("gpu.lab ssh-ed25519 not-base64!", "unknown"),
+        ("\0\xff@ @ @", "unknown"),
+    ],
+)
+def test_known_hosts_line(tmp_path: Path, text: str, state: str) -> None:
+    """Each form of a line means what it means to ssh; what is none is no line."""
+    path = tmp_path / "known_hosts"
+    path.write_text(text, encoding="latin-1")
+    found = KnownHosts([path]).judge("gpu", ("gpu.lab",), KEY, BLOBS["mine"])
+    assert found.state == state
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        (f"[gpu.lab]:2222 {LINE['mine']}", "trusted"),
+        (f"gpu.lab {LINE['mine']}", "trusted"),
+        (f"gpu.lab {LINE['other']}", "unknown"),
+        (f"[gpu.lab]:2222 {LINE['other']}\ngpu.lab {LINE['mine']}", "changed"),
+        (f"[gpu.lab]:2222 {LINE['mine']}\n@revoked gpu.lab {LINE['mine']}", "revoked"),
+        (f"[*.lab]:2222 {LINE['mine']}", "trusted"),
+        (f"[gpu.lab]:* {LINE['other']}", "changed"),
+    ],
+)
+def test_another_port(tmp_path: Path, text: str, state: str) -> None:
+    """The line without a port can vouch for the key, as with ssh, but not against it."""
+    path = tmp_path / "known_hosts"
+    path.write_text(text)
+    found = KnownHosts([path]).judge("gpu", ("[gpu.lab]:2222", "gpu.lab"), KEY, BLOBS["mine"])
+    assert found.state == state
+
+
+def test_missing_files_hold_no_keys(tmp_path: Path) -> None:
+    """Neither does a folder."""
+    assert KnownHosts([tmp_path / "none", tmp_path]).lines == []
+
+
+def refused(transport: SshTransport, server: Sshd) -> NotTrusted:
+    """Return the error of a connection that never got as far as signing in."""
+    before = server.log.count("Accepted publickey")
+    with pytest.raises(NotTrusted) as caught:
+        run(transport, "true")
+    assert server.log.count("Accepted publickey") == before
+    assert caught.value.exit_code == 3
+    return caught.value
+
+
+def shown_by_ssh_keygen(server: Sshd, keytype: str = "ed25519") -> str:
+    """Return a host key's fingerprint in ssh-keygen's words."""
+    argv = ["ssh-keygen", "-l", "-f", str(server.folder / f"host_{keytype}.pub")]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+@pytest.mark.parametrize("lines", [(), ("StrictHostKeyChecking no",), ("StrictHostKeyChecking accept-new",)])
+def test_unknown_key(client: Client, server: Sshd, reach: Callable[..., SshTransport], lines: tuple[str, ...]) -> None:
+    """It is refused with its fingerprint and the way to trust it, whatever ssh's configuration would let pass."""
+    client.host("box", server.port, *lines)
+    error = refused(reach(), server)
+    assert f"is not known: it showed ssh-ed25519 {shown_by_ssh_keygen(server)}" in error.message
+    assert error.next.startswith("dgxlab host add box ")
+
+
+def test_changed_key(client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """The sentence names the line, the next step how to take it out; having done that, the key is unknown."""
+    client.host("box", server.port)
+    name = f"[127.0.0.1]:{server.port}"
+    client.knows("# mine", f"{name} {make_key(tmp_path / 'old')}")
+    error = refused(reach(), server)
+    assert "has changed" in error.message
+    assert f"{client.known_hosts}:2 has ssh-ed25519 SHA256:" in error.message
+    command = error.next.partition(": ")[2].partition(", then")[0]
+    assert command == f"ssh-keygen -R '{name}' -f {client.known_hosts}"
+    subprocess.run(["sh", "-c", command], check=True, capture_output=True)
+    assert "is not known" in refused(reach(), server).message
+
+
+def test_key_of_another_type(client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """A host known by another type of key than it now shows has changed."""
+    client.host("box", server.port)
+    client.knows(f"[127.0.0.1]:{server.port} {make_key(tmp_path / 'old', 'ecdsa')}")
+    assert "has changed" in refused(reach(), server).message
+
+
+def test_revoked_key(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """A revoked key is refused although it is known."""
+    client.host("box", server.port)
+    client.knows(server.known_hosts_line(), f"@revoked * {server.public_key()}")
+    error = refused(reach(), server)
+    assert f"is revoked by {client.known_hosts}:2" in error.message
+
+
+def test_certificate_authorities_are_named(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """They do not count, and the error says so."""
+    client.host("box", server.port)
+    client.knows(f"@cert-authority * {server.public_key()}")
+    assert "host certificates are not supported" in refused(reach(), server).message
+
+
+@pytest.mark.parametrize("keytype", ["ecdsa", "rsa", "ed25519"])
+def test_host_is_asked_for_the_key_that_is_known(
+    client: Client, keys: Keys, tmp_path: Path, reach: Callable[..., SshTransport], keytype: str
+) -> None:
+    """Of a host with several keys the known one is wanted, else it would seem to have changed."""
+    with sshd(tmp_path / "many", keys.authorized, keytypes=("ed25519", "ecdsa", "rsa")) as many:
+        client.host("box", many.port)
+        client.knows(many.known_hosts_line(keytype))
+        assert run(reach(), "echo", "in") == b"in\n"
+        assert fingerprint("box", QUICK).fingerprint == shown_by_ssh_keygen(many, keytype)
+        reach().close()
+
+
+@pytest.mark.parametrize("where", ["UserKnownHostsFile", "GlobalKnownHostsFile"])
+def test_files_that_the_configuration_names(
+    client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path, where: str
+) -> None:
+    """They are read, and under the alias that it gives."""
+    (tmp_path / "second").write_text(server.known_hosts_line(name="the-box") + "\n")
+    client.host("box", server.port, f"{where} {tmp_path}/first {tmp_path}/second", "HostKeyAlias the-box")
+    assert run(reach(), "echo", "in") == b"in\n"
+
+
+def test_hashed_names(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """A file that `ssh-keygen -H` hashed is as good."""
+    client.host("box", server.port)
+    client.knows(server.known_hosts_line())
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(client.known_hosts)], check=True, capture_output=True)
+    assert client.known_hosts.read_text().startswith("|1|")
+    assert run(reach(), "echo", "in") == b"in\n"
+
+
+@pytest.mark.parametrize("wrong", ["unknown", "changed"])
+@pytest.mark.parametrize("hop", ["jump", "box"])
+def test_every_hop_is_checked(
+    client: Client,
+    server: Sshd,
+    jump_server: Sshd,
+    reach: Callable[..., SshTransport],
+    tmp_path: Path,
+    hop: str,
+    wrong: str,
+) -> None:
+    """A jump host and what is behind it alike."""
+    client.host("jump", jump_server.port)
+    client.host("box", server.port, "ProxyJump jump")
+    lines = {"jump": jump_server.known_hosts_line(), "box": server.known_hosts_line()}
+    if wrong == "changed":
+        lines[hop] = f"{lines[hop].split()[0]} {make_key(tmp_path / 'old')}"
+    else:
+        del lines[hop]
+    client.knows(*lines.values())
+    error = refused(reach(), server)
+    assert f"the host key of {hop} (" in error.message
+    assert ("has changed" if wrong == "changed" else "is not known") in error.message
+
+
+def test_trusting_a_host(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """Shown, written into a private file, trusted from then on; writing it again changes nothing."""
+    client.host("box", server.port)
+    before = server.log.count("Accepted publickey")
+    key = fingerprint("box", QUICK)
+    assert server.log.count("Accepted publickey") == before
+    assert (key.state, key.destination, key.keytype) == ("unknown", "box", "ssh-ed25519")
+    assert key.fingerprint == shown_by_ssh_keygen(server)
+    assert key.known_hosts_line == server.known_hosts_line()
+    path = trust(key)
+    assert path == client.home / ".config" / "dgxlab" / "known_hosts" == private_known_hosts()
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    again = fingerprint("box", QUICK)
+    assert again.state == "trusted"
+    trust(again)
+    assert path.read_text() == server.known_hosts_line() + "\n"
+    assert run(reach(), "echo", "in") == b"in\n"
+
+
+def test_trusting_hop_by_hop(
+    client: Client, server: Sshd, jump_server: Sshd, reach: Callable[..., SshTransport]
+) -> None:
+    """The first hop that is not trusted is shown first: what is behind it is reached through it."""
+    client.host("jump", jump_server.port)
+    client.host("box", server.port, "ProxyJump jump")
+    seen = []
+    while (key := fingerprint("box", QUICK)).state != "trusted":
+        seen.append((key.destination, key.fingerprint))
+        trust(key)
+    assert seen == [("jump", shown_by_ssh_keygen(jump_server)), ("box", shown_by_ssh_keygen(server))]
+    assert run(reach(), "echo", "in") == b"in\n"
+
+
+def test_changed_key_cannot_be_trusted_away(client: Client, server: Sshd, tmp_path: Path) -> None:
+    """A person takes the old line out first."""
+    client.host("box", server.port)
+    client.knows(f"[127.0.0.1]:{server.port} {make_key(tmp_path / 'old')}")
+    key = fingerprint("box", QUICK)
+    assert key.state == "changed"
+    with pytest.raises(NotTrusted, match="has changed"):
+        trust(key)
+    assert not private_known_hosts().exists()
+
+
+def test_line_is_added_below_a_torn_one(client: Client, server: Sshd) -> None:
+    """A private file that was edited by hand keeps its lines."""
+    client.host("box", server.port)
+    path = private_known_hosts()
+    path.parent.mkdir(parents=True)
+    path.write_text("elsewhere ssh-ed25519 AAAA")
+    trust(fingerprint("box", QUICK))
+    assert path.read_text() == f"elsewhere ssh-ed25519 AAAA\n{server.known_hosts_line()}\n"
+
+
+def test_revocation_lists_are_refused_rather_than_ignored(client: Client, server: Sshd) -> None:
+    """What cannot be checked is not passed over."""
+    client.host("box", server.port, "RevokedHostKeys /etc/ssh/revoked")
+    with pytest.raises(HostError, match="RevokedHostKeys is set for box"):
+        fingerprint("box", QUICK)
