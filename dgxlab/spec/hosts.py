@@ -67,8 +67,9 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
     hosts = load_hosts(paths)
     if name not in hosts:
         raise SpecError(
-            f"host {name} is not in {' or '.join(str(path) for path in paths)}{nearest(name, hosts)}",
-            next=f"add it to {paths[0]}:  {name}: {{ssh: {name}}}",
+            f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}",
+            details="\n".join(f"looked in {path}" for path in paths),
+            next=f"dgxlab host add {name}, with what ssh is given",
         )
     return hosts[name]
 

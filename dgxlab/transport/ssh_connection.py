@@ -6,6 +6,7 @@ Fabric alone checks no host key, not even a changed one, has no deadlines and do
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ class Connection:
     def __init__(self, host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> None:
         self.host = host
         self.destination = hops[-1].destination
+        self._add = shlex.join([self.destination, *([] if host == self.destination else ["--name", host])])
         self._limits = limits
         self._pulses: list[Pulse] = []
         self._opened: list[Any] = []
@@ -91,7 +93,7 @@ class Connection:
 
     def _open(self, hop: Hop, *, peek: bool) -> None:
         pulse = Pulse(self._limits)
-        opened = self._prepare(hop, _Policy(hop, self.host, peek=peek), pulse)
+        opened = self._prepare(hop, _Policy(hop, self._add, peek=peek), pulse)
         self._opened.append(opened)
         self._pulses.append(pulse)
         try:
@@ -184,9 +186,9 @@ def show(destination: str, hops: Sequence[Hop], limits: Limits) -> HostKey:
 class _Policy:
     """Looks at the key of one hop: the one gate between the key exchange and signing in."""
 
-    def __init__(self, hop: Hop, host: str, *, peek: bool) -> None:
+    def __init__(self, hop: Hop, add: str, *, peek: bool) -> None:
         self._known = KnownHosts([*hop.known_hosts, private_known_hosts()])
-        self._hop, self._host, self._peek = hop, host, peek
+        self._hop, self._add, self._peek = hop, add, peek
 
     @property
     def keytypes(self) -> list[str]:
@@ -199,7 +201,7 @@ class _Policy:
         if self._peek:
             raise Seen(found)
         if found.state != TRUSTED:
-            raise NotTrusted(found, self._host)
+            raise NotTrusted(found, self._add)
 
 
 def _transport(sock: Any, *, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:

@@ -84,17 +84,17 @@ class NotTrusted(HostError):
 
     Args:
         key: The key that it showed.
-        host: What `dgxlab host add` would be given.
+        add: The arguments that `dgxlab host add` would be given, quoted.
     """
 
-    def __init__(self, key: HostKey, host: str) -> None:
+    def __init__(self, key: HostKey, add: str) -> None:
         shown = f"it showed {key.keytype} {key.fingerprint}"
         self.key = key
         if key.line is None:
             hint = "; it is named by an @cert-authority line, but host certificates are not supported"
             super().__init__(
                 f"the host key of {key.destination} ({key.name}) is not known: {shown}{hint if key.certified else ''}",
-                next=f"dgxlab host add {shlex.quote(host)} shows it again and asks whether to trust it",
+                next=f"dgxlab host add {add} shows it again and asks whether to trust it",
             )
         elif key.state == REVOKED:
             super().__init__(
@@ -106,7 +106,7 @@ class NotTrusted(HostError):
                 f"the host key of {key.destination} ({key.name}) has changed: {shown}, but {key.line.place} has "
                 f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or somebody in between",
                 next=f"if you know why: ssh-keygen -R {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}, "
-                f"then dgxlab host add {shlex.quote(host)}",
+                f"then dgxlab host add {add}",
             )
 
 
@@ -162,7 +162,7 @@ def trust(key: HostKey) -> Path:
     """
     path = private_known_hosts()
     if key.state in (CHANGED, REVOKED):
-        raise NotTrusted(key, key.destination)
+        raise NotTrusted(key, shlex.quote(key.destination))
     if key.state == UNKNOWN:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         torn = path.exists() and not path.read_bytes().endswith(b"\n")  # edited by hand

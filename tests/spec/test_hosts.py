@@ -59,5 +59,5 @@ def test_what_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
 def test_the_nearest_name(tmp_path: Path) -> None:
     """A host that no file names."""
     path = write(tmp_path / "hosts.yaml", "spark: {ssh: spark}\n")
-    with pytest.raises(SpecError, match=r"host sprak is not in .*; did you mean spark\?"):
+    with pytest.raises(SpecError, match=r"host sprak is not known.*; did you mean spark\?"):
         find_host("sprak", [path])

@@ -86,8 +86,8 @@ def test_host_add_trusts_and_names(project: Path, server: Sshd) -> None:
 
 
 def test_an_unknown_host_is_named(project: Path) -> None:
-    """Exit code 9, with the nearest name and the line to add."""
+    """Exit code 9, with the nearest name and the command that adds it."""
     ran = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybx")
     assert ran.returncode == 9
     assert "did you mean toybox?" in ran.stderr
-    assert "{ssh: toybx}" in ran.stderr
+    assert "dgxlab host add toybx" in ran.stderr

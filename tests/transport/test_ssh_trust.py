@@ -114,7 +114,9 @@ def test_unknown_key(client: Client, server: Sshd, reach: Callable[..., SshTrans
     client.host("box", server.port, *lines)
     error = refused(reach(), server)
     assert f"is not known: it showed ssh-ed25519 {shown_by_ssh_keygen(server)}" in error.message
-    assert error.next.startswith("dgxlab host add box ")
+    assert error.next.startswith("dgxlab host add box shows it")
+    client.host("alias", server.port, *lines)
+    assert refused(reach("alias"), server).next.startswith("dgxlab host add alias --name box shows it")
 
 
 def test_changed_key(client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:

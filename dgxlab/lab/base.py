@@ -1,0 +1,28 @@
+"""What every use case works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dgxlab.source import PinCache
+from dgxlab.store import Store
+from dgxlab.transport.host import Host
+
+Watch = Callable[[Mapping[str, Any]], None]
+"""Sees every journal event as it is ingested, and the client's own {"event": "note", "note": sentence}."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What a use case works with: the record, the pins at hand, and a way to hosts by name."""
+
+    store: Store
+    cache: PinCache
+    connect: Callable[[str], Host]
+
+
+def noted(watch: Watch) -> Callable[[str], None]:
+    """Return what tells a sentence to those who watch."""
+    return lambda sentence: watch({"event": "note", "note": sentence})

@@ -1,0 +1,113 @@
+"""`run`: build, gate and measure what is not up to date, and record it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgxlab import series
+from dgxlab.errors import DgxlabError, JobLost
+from dgxlab.lab.base import Lab, Watch
+from dgxlab.lab.jobs import conclude, follow, interruptible, settle, start
+from dgxlab.lab.todo import ask, left_to_do, make_plan
+from dgxlab.model import Experiment, Source
+from dgxlab.transport.host import Host, JobStatus
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        job_id: The last job that ran, "" when everything was up to date.
+        planned: Cells that the experiment names.
+        reused: Those that needed no measuring.
+        source: The tree that it was about.
+        measured: Cells that have a valid run from this job.
+        error: What went wrong, None when nothing did; what was measured before it is in the store.
+    """
+
+    job_id: str
+    planned: int
+    reused: int
+    source: Source
+    measured: int = 0
+    error: DgxlabError | None = None
+
+
+def run(
+    lab: Lab,
+    experiment: Experiment,
+    *,
+    watch: Watch,
+    again: bool = False,
+    tree: Path | None = None,
+    bench: bool = True,
+) -> Outcome:
+    """Build, gate and measure what is not up to date, and record it.
+
+    Args:
+        again: Measure everything, up to date or not.
+        tree: A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty.
+        bench: False for the parity gates alone, which then always run.
+
+    Raises:
+        DgxlabError: for whatever ends it before a job runs; what a job itself reports is in the outcome.
+        Interrupted: on Ctrl-C while a job runs; the job goes on.
+    """
+    source = resolve(lab, experiment, tree, watch)
+    host = lab.connect(experiment.host)
+    resumed = settle(lab, host, experiment, watch)
+    probe = ask(host, experiment, source)
+    todo = left_to_do(lab.store, experiment, source, probe, again=again and not resumed, bench=bench)
+    reused = todo.planned - len(todo.cells)
+    if todo.nothing:
+        return Outcome(resumed, todo.planned, reused, source)
+    job = make_plan(lab.store, experiment, source, todo, bench=bench)
+    measured: list[str] = []
+    with interruptible(lab.store, job.job_id):
+        status = start(lab, host, experiment, job, probe, watch)
+        error = _until_its_end(lab, host, status, _noting(measured, watch))
+    return Outcome(job.job_id, todo.planned, reused, source, len(measured), error)
+
+
+def _noting(measured: list[str], watch: Watch) -> Watch:
+    """Return a watch that also notes every cell that gets a valid run."""
+
+    def see(event: Mapping[str, Any]) -> None:
+        if event["event"] == "run" and event["status"] == "valid":
+            measured.extend(result["cell"] for result in event["results"])
+        watch(event)
+
+    return see
+
+
+def _until_its_end(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
+    """Follow a job that was started and return what went wrong, its loss too: there may be results to report."""
+    try:
+        return conclude(lab, host, status) if status.state == "lost" else follow(lab, host, status.job_id, watch)
+    except JobLost as lost:
+        return lost
+
+
+def resolve(lab: Lab, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
+    """Return the tree to build, made in the client's cache before any network call to the host.
+
+    Raises:
+        SpecError: if no source has the pin.
+        PatchError: if the series does not apply to it.
+    """
+    lab.cache.ensure(experiment.pin, experiment.sources, lambda note: watch(_told(note)))
+    if tree is not None:
+        return series.apply_tree(lab.cache, experiment.pin, tree)
+    root = Path(experiment.root)
+    return series.apply(lab.cache, experiment.pin, [series.read(root, name) for name in experiment.series])
+
+
+def _told(note: str) -> dict[str, Any]:
+    """Return what git says: a sentence is a note, a percentage moves the bar."""
+    if "%" in note:
+        return {"event": "progress", "id": "pin", "done": 0, "total": 0, "note": note}
+    return {"event": "note", "note": note}

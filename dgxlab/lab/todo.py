@@ -1,0 +1,110 @@
+"""What is left of an experiment on a host, and the plan that does just that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dgxlab import matrix, plan
+from dgxlab.errors import SpecError, UsageError
+from dgxlab.model import PROTOCOL, Cell, Experiment, FileModel, ParityGate, Plan, Source, build_id, digest, model_id
+from dgxlab.store import Store, gate_digest
+from dgxlab.transport.host import Host, Probe
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What is left of an experiment on one host."""
+
+    cells: frozenset[tuple[str, str, str]]
+    """(model name, environment digest, cell key) to measure."""
+    planned: int
+    gates: tuple[ParityGate, ...]
+
+    @property
+    def nothing(self) -> bool:
+        """Whether everything is up to date."""
+        return not self.cells and not self.gates
+
+
+def ask(host: Host, experiment: Experiment, source: Source) -> Probe:
+    """Return what the host has of what a run needs, in one round trip.
+
+    Raises:
+        SpecError: if a model file is not there.
+    """
+    paths = [model.path for model in experiment.models.values() if isinstance(model, FileModel)]
+    probe = host.probe([source.pin, source.commit], paths)
+    _need_models(experiment, probe)
+    return probe
+
+
+def left_to_do(
+    store: Store, experiment: Experiment, source: Source, probe: Probe, *, again: bool = False, bench: bool = True
+) -> Todo:
+    """Return the cells without a valid run of this build, model, environment, host and protocol, and the open gates."""
+    build = build_id(source, plan.make_arm(experiment, source).cmake, probe.facts.toolchain)
+    asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
+
+    def note(model: str, env: Mapping[str, str], cell: Cell) -> bool:
+        env_digest = digest(env, 16)
+        asked[model, env_digest, cell.key] = (cell.key, _identity(experiment, model, probe), env_digest)
+        return True
+
+    if bench:
+        for _ in matrix.launches(experiment, note):
+            pass
+    host_id = probe.facts.host_id
+    done = set() if again else store.up_to_date(build, host_id, list(asked.values()), PROTOCOL)
+    cells = frozenset(name for name, stored in asked.items() if stored not in done)
+    parity = [gate for gate in experiment.gates if isinstance(gate, ParityGate)]
+    gates = tuple(gate for gate in parity if again or not bench or not _passed(store, experiment, gate, build, host_id))
+    if not bench and not gates:
+        raise UsageError(f"{experiment.name} has no parity gate", next="add one under gates: in the spec")
+    return Todo(cells, len(asked), gates)
+
+
+def _passed(store: Store, experiment: Experiment, gate: ParityGate, build: str, host_id: str) -> bool:
+    asked = gate_digest(gate, plan.gate_env(experiment, gate))
+    return store.gate_passed(build, host_id, asked, expect=gate.expect, unsupported=gate.unsupported)
+
+
+def make_plan(store: Store, experiment: Experiment, source: Source, todo: Todo, *, bench: bool = True) -> Plan:
+    """Return the plan for what is left, with recorded expectations filled in."""
+    made = plan.make(
+        experiment,
+        source,
+        job_id=plan.new_job_id(experiment.name),
+        wanted=lambda model, env, cell: (model, digest(env, 16), cell.key) in todo.cells,
+        gates=todo.gates,
+        bench=bench,
+    )
+
+    def known(gate: ParityGate) -> ParityGate:
+        if gate.expect is not None:
+            return gate
+        asked = gate_digest(gate, plan.gate_env(experiment, gate))
+        recorded = store.expectation(source.pin, source.tree, asked)
+        return replace(gate, expect=recorded[0], unsupported=recorded[1]) if recorded else gate
+
+    return plan.with_expectations(made, known)
+
+
+def _need_models(experiment: Experiment, probe: Probe) -> None:
+    for name, model in experiment.models.items():
+        if isinstance(model, FileModel) and probe.models[model.path] is None:
+            raise SpecError(
+                f"model {name} is not on host {experiment.host}: there is no file {model.path}",
+                next=f"put it there, or change models.{name}.path in {experiment.path}",
+            )
+
+
+def _identity(experiment: Experiment, name: str, probe: Probe) -> str:
+    """Return what a model is stored as: the recipe's digest, or what the host says of the file; "" for no model."""
+    if not name:
+        return ""
+    model = experiment.models[name]
+    if isinstance(model, FileModel):
+        found = probe.models[model.path]
+        return str(found["model_id"]) if found else ""
+    return model_id(model)
