@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dgxlab.cli._lab import connect, hosts_files
 from dgxlab.cli._options import Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out
-from dgxlab.errors import HostError, SpecError, UsageError
-
-if TYPE_CHECKING:
-    from dgxlab.transport.ssh_trust import HostKey
+from dgxlab.errors import SpecError, UsageError
 
 app = typer.Typer(help="Add, list and check hosts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -75,11 +72,11 @@ def check(
 def _trust(destination: str, yes: bool, out: Out) -> None:
     """Ask about every hop on the way that is not trusted yet, until none is left."""
     from dgxlab.transport.ssh import fingerprint
-    from dgxlab.transport.ssh_trust import trust
+    from dgxlab.transport.ssh_trust import NotTrusted, trust
 
     while (key := fingerprint(destination)).state != "trusted":
         if key.state != "unknown":
-            raise _refused(key)
+            raise NotTrusted(key, destination)
         out.note(f"{key.destination} shows {key.keytype} {key.fingerprint}")
         if not yes and not _agreed():
             raise UsageError("not trusted, nothing was written", next=f"dgxlab host add {destination}, and say yes")
@@ -91,14 +88,6 @@ def _agreed() -> bool:
         return typer.confirm("Is that its key?", err=True)
     except typer.Abort:  # no terminal to answer on, or Ctrl-C
         return False
-
-
-def _refused(key: HostKey) -> HostError:
-    where = f"{key.line.path}, line {key.line.number}" if key.line else "known_hosts"
-    return HostError(
-        f"{key.destination} shows a key that is {key.state}: {key.keytype} {key.fingerprint}, against {where}",
-        next=f"if you know why it changed: ssh-keygen -R {key.name}, then dgxlab host add {key.destination}",
-    )
 
 
 def _enter(name: str, destination: str) -> Path:
