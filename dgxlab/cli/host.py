@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +77,7 @@ def _trust(destination: str, yes: bool, out: Out) -> None:
 
     while (key := fingerprint(destination)).state != "trusted":
         if key.state != "unknown":
-            raise NotTrusted(key, destination)
+            raise NotTrusted(key, shlex.quote(destination))
         out.note(f"{key.destination} shows {key.keytype} {key.fingerprint}")
         if not yes and not _agreed():
             raise UsageError("not trusted, nothing was written", next=f"dgxlab host add {destination}, and say yes")

@@ -1,0 +1,1 @@
+"""How fast this program itself is, measured against what it could cost at least; `make bench` prints the figures."""

@@ -1,0 +1,59 @@
+"""`python -m bench`: JSON on stdout, a table on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+from bench.commands import help_page, plan10k, up_to_date
+from bench.figure import Figure
+from bench.folding import ingest
+from bench.machine import Others, described
+from bench.overhead import agent
+from bench.rebuild import edit
+
+FIGURES: Mapping[str, Callable[[bool], Figure]] = {
+    "help": help_page,
+    "plan10k": plan10k,
+    "up_to_date": up_to_date,
+    "edit": edit,
+    "agent": agent,
+    "ingest": ingest,
+}
+
+
+def main() -> int:
+    """Take the figures that are asked for and print them."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure how fast dgxlab itself is.")
+    parser.add_argument("--only", choices=FIGURES, help="one figure alone")
+    parser.add_argument("--quick", action="store_true", help="tiny counts: that it works, not how fast it is")
+    args = parser.parse_args()
+    rows, lines = [], []
+    for name, take in FIGURES.items():
+        if args.only in (None, name):
+            print(f"measuring {name} ...", file=sys.stderr, flush=True)
+            others = Others()
+            taken = take(args.quick)
+            busy = others.cpus()
+            rows.append({**asdict(taken), "reached": taken.reached, "others_cpus": round(busy, 2)})
+            lines.append(line(taken, busy))
+    print("\n".join(["", *lines]), file=sys.stderr)
+    print(json.dumps({"figures": rows, "quick": args.quick, "machine": described()}, indent=2))
+    return 0
+
+
+def line(figure: Figure, others: float) -> str:
+    """Return a figure as a row of the table; `others` is how many processors other programs had."""
+    spread = "" if figure.spread is None else f" ± {figure.spread:.2f}"
+    value = f"{figure.value:.2f}{spread} {figure.unit}"
+    verdict = "reached" if figure.reached else "MISSED"
+    parts = [f"{part} {seconds:.3f} s" for part, seconds in figure.parts.items()]
+    of = "; ".join([f"n={figure.n}", *parts, f"others had {others:.1f} cpus"])
+    return f"{figure.name:<10}  {value:>16}  <= {figure.reach:g} {figure.unit}  {verdict:<7}  {figure.what} ({of})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Figures of whole commands, from the start of the process to its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from bench.figure import Figure, figure, take_turns
+from bench.place import place
+
+TWO_COMMANDS = '''
+import typer
+
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
+
+
+@app.command()
+def one(name: str) -> None:
+    """Do one thing."""
+
+
+@app.command()
+def two(name: str) -> None:
+    """Do another."""
+
+
+app()
+'''
+
+
+def help_page(quick: bool) -> Figure:
+    """Time `dgxlab --help` against the smallest typer program with two commands."""
+    with place() as here:
+        least = here.folder / "least.py"
+        least.write_text(TWO_COMMANDS)
+        sides = here.command("--help"), lambda: here.timed([sys.executable, least, "--help"])
+        take_turns(1, *sides)  # compiles what is imported
+        ours, theirs = take_turns(3 if quick else 25, *sides)
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return figure("help", "dgxlab --help / a two-command typer program", ratios, "x", 1.3, dgxlab=ours, typer=theirs)
+
+
+def plan10k(quick: bool) -> Figure:
+    """Time `dgxlab plan` on matrices of 10,000 cells; the figure is the slowest kind of matrix."""
+    few = list(range(1, 4 if quick else 11))
+    many = list(range(1, (len(few) ** 2) + 1))
+    axes = {"n_batch": few, "n_ubatch": few}
+    entries: dict[str, Mapping[str, Any]] = {
+        "one_launch": {"backend-ops": {"op": "MUL_MAT", "backend": "CPU", "where": {"m": many, "k": few, "n": few}}},
+        "launch_a_setting": {"llama-bench": {"model": "m", "n_prompt": many, **axes}},
+        "launch_a_cell": {"llama-bench": {"model": "m", "n_prompt": 1, **axes, "n_threads": few, "n_depth": few}},
+    }
+    with place() as here:
+        sides = [here.command("plan", here.spec(name, [entry])) for name, entry in entries.items()]
+        take_turns(1, *sides)  # the pin comes into the cache
+        walls = dict(zip(entries, take_turns(2 if quick else 5, *sides), strict=True))
+    worst = [max(turn) for turn in zip(*walls.values(), strict=True)]
+    return figure("plan10k", f"dgxlab plan, {len(few) ** 4:,} cells", worst, "s", 1.0, **walls)
+
+
+def up_to_date(quick: bool) -> Figure:
+    """Time `dgxlab run` of an experiment that has nothing left to measure."""
+    with place() as here:
+        again = here.command("run", here.spec("toy"))
+        take_turns(2, again)
+        (walls,) = take_turns(2 if quick else 9, again)
+    return figure("up_to_date", "dgxlab run, everything up to date", walls, "s", 1.0)

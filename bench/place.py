@@ -1,0 +1,123 @@
+"""A place of its own to measure in: a home, a cache and a project that nothing else uses, around the tests' toy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests import toy
+
+SEALED = ("DGXLAB_", "GIT_", "XDG_", "GGML_", "CCACHE_")
+"""What the caller's environment may not decide."""
+
+TOY_BENCH: Sequence[Mapping[str, Any]] = (
+    {"backend-ops": {"op": "MUL_MAT", "backend": "CPU", "where": {"type_a": "q4_0", "n": [8, 512]}}},
+    {"llama-bench": {"model": "m", "n_prompt": [16, 32], "n_gen": 4}},
+    {"batched-bench": {"model": "m", "npp": 16, "ntg": 4, "npl": [1, 2, 4]}},
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with home/ (and .dgxlab in it), cache/, repository/ and project/.
+
+    Attributes:
+        pin: The toy's commit.
+    """
+
+    folder: Path
+    pin: str
+
+    @property
+    def root(self) -> Path:
+        """The folder of the agent."""
+        return self.folder / "home" / ".dgxlab"
+
+    @property
+    def pins(self) -> Path:
+        """The client's cache of pins."""
+        return self.folder / "cache" / "dgxlab" / "llama.cpp.git"
+
+    @property
+    def project(self) -> Path:
+        """Where commands are typed."""
+        return self.folder / "project"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of every program that is measured here."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(SEALED)}
+        return {
+            **kept,
+            "HOME": str(self.folder / "home"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "COLUMNS": "120",
+        }
+
+    def spec(self, name: str, bench: Sequence[Mapping[str, Any]] = TOY_BENCH, series: Sequence[str] = ()) -> Path:
+        """Write an experiment on the toy; JSON is YAML too."""
+        gate = {"op": "MUL_MAT", "backend": "CPU", "expect": "4/4", "unsupported": 1}
+        spec = {
+            "llama_cpp": {"pin": self.pin, "sources": [str(self.folder / "repository")]},
+            "series": list(series),
+            "models": {"m": {"path": str(self.project / "toy.gguf")}},
+            "gates": [{"backend-ops": gate}],
+            "bench": list(bench),
+        }
+        path = self.project / f"{name}.yaml"
+        path.write_text(json.dumps(spec))
+        return path
+
+    def overlay(self, name: str, text: str) -> Path:
+        """Make a series of one overlaid source; its file may be written again later."""
+        series, kernel = self.project / "patches" / name, self.project / "kernels" / f"{name}.c"
+        series.mkdir(exist_ok=True)
+        kernel.parent.mkdir(exist_ok=True)
+        (series / "series").write_text(f"overlay kernels/{name}.c ggml/{name}.c\n")
+        kernel.write_text(text)
+        return kernel
+
+    def timed(self, argv: Sequence[str | Path]) -> float:
+        """Run a program to its end, its stdout thrown away, and return its wall time in seconds.
+
+        Raises:
+            RuntimeError: if it fails, with what it said.
+        """
+        begin = time.perf_counter()
+        ran = subprocess.run(
+            [str(word) for word in argv],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=self.env,
+            cwd=self.project,
+            check=False,
+        )
+        seconds = time.perf_counter() - begin
+        if ran.returncode != 0:
+            raise RuntimeError(f"{argv[0]} ended with {ran.returncode}: {ran.stderr.decode(errors='replace')[-2000:]}")
+        return seconds
+
+    def command(self, *args: str | Path) -> Callable[[], float]:
+        """Return a side of a figure: dgxlab with these arguments, timed."""
+        return lambda: self.timed([sys.executable, Path(sys.executable).with_name("dgxlab"), *args])
+
+
+@contextmanager
+def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
+    """Give a place around a toy made of `files`; it is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name:
+        folder = Path(name).resolve()
+        made = Place(folder, toy.make_repository(folder / "repository", files))
+        (folder / "home").mkdir()
+        (made.project / "patches").mkdir(parents=True)
+        (made.project / "toy.gguf").write_bytes(b"GGUF" + bytes(60))
+        yield made
