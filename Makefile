@@ -1,6 +1,6 @@
 # make demo        llama.cpp fetched, built, gated, measured and reported on this machine
 # make test        everything; a skip for any reason but a missing GPU is a failure
-# make test-fast   what needs no llama.cpp, under a minute
+# make test-fast   all but whole jobs, sshd and llama.cpp, under a minute
 # make lint        ruff, mypy, import-linter
 # make bench       this program's own speed, as JSON and a table
 
@@ -19,7 +19,7 @@ test: .make/test .make/packages
 	$(BIN)/pytest --no-skips
 
 test-fast: .make/test
-	$(BIN)/pytest --numprocesses 2 -m "not llama and not network and not gpu"
+	$(BIN)/pytest --numprocesses 2 -m "not slow and not llama and not network and not gpu"
 
 lint: .make/lint
 	$(BIN)/ruff check .

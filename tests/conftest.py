@@ -32,6 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of a test that needs a GPU")
 
 
+SLOW = ("cli", "lab", "transport")
+"""Folders whose tests build something or talk to an sshd."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test-fast` leaves out."""
+    for item in items:
+        if item.path.relative_to(PROJECT / "tests").parts[0] in SLOW:
+            item.add_marker("slow")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Under --no-skips turn a skipped test into a failed one."""
