@@ -2,7 +2,7 @@
 
 probe ROOT REQUEST      facts, which commits are missing, which model files are there
 receive ROOT            objects on stdin
-submit ROOT JOB         plan on stdin: stage it, start it, tell its state
+submit ROOT JOB SHA256  plan on stdin: stage it, start it, tell its state
 status ROOT JOB         its state          jobs ROOT    every job's state
 follow ROOT JOB OFFSET  its journal from a byte on, until it ends
 cancel ROOT JOB         end it
@@ -12,13 +12,14 @@ synth RECIPE OUT        write a synthetic model
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import DgxlabError
+from dgxlab.errors import DgxlabError, RemoteError
 
 FOLLOW_S = 0.1
 """Pause between looks at the journal."""
@@ -59,12 +60,18 @@ def receive(root: str) -> None:
     Objects(_root(root).objects).receive(sys.stdin.buffer)
 
 
-def submit(root: str, job_id: str) -> dict[str, Any]:
-    """Stage the plan on stdin under this very agent, start it, and return its status; harmless to repeat."""
+def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
+    """Stage the plan on stdin under this very agent, start it, and return its status; harmless to repeat.
+
+    Raises:
+        RemoteError: if the plan is not whole; a cut connection looks like its end.
+    """
     from dgxlab.agent.job import Job
 
-    agent = Path(sys.argv[0])
-    job = Job.stage(_root(root).jobs, job_id, sys.stdin.buffer.read(), agent)
+    plan = sys.stdin.buffer.read()
+    if hashlib.sha256(plan).hexdigest() != sha256:
+        raise RemoteError(f"the plan of job {job_id} did not arrive whole", next="run the same command again")
+    job = Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0]))
     return vars(job.start())
 
 

@@ -1,6 +1,6 @@
 """The agent's folder on a host, and the environment its programs get.
 
-<root>/  agent/<sha256>.pyz   src/llama.cpp.git   work/<key>/   builds/<id>/   models/   jobs/<id>/
+<root>/  agent/<digest>.pyz   src/llama.cpp.git   work/<key>/   builds/<id>/   models/   jobs/<id>/
 """
 
 from __future__ import annotations

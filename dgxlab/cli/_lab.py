@@ -80,9 +80,10 @@ def connect(name: str) -> Host:
     from dgxlab.spec.hosts import find_host
     from dgxlab.transport.host import Host
     from dgxlab.transport.local import LocalTransport
-    from dgxlab.transport.ssh import SshTransport
 
     entry = find_host(name, hosts_files())
     if not entry.ssh:
         return Host(LocalTransport(entry.root, name, entry.python))
+    from dgxlab.transport.ssh import SshTransport
+
     return Host(SshTransport(name, entry.ssh, entry.root, entry.python or "python3"))

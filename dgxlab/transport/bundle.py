@@ -1,10 +1,17 @@
-"""The agent as one file: the modules that run on a host, zipped, named by their digest."""
+"""The agent as one file: the modules that run on a host, zipped, named by the digest of their sources.
+
+Each module is in it twice, as source and compiled by this Python: compiling takes as long as all the rest of a short
+verb. A host with another version of Python passes the compiled ones over.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import py_compile
+import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,31 +20,55 @@ import dgxlab
 
 MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats.py", "synth.py", "agent")
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Every file's time in the zip: the same sources make the same bytes."""
 
 MAIN = b"import sys\nfrom dgxlab.agent.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """The agent's zip and its sha256."""
+    """The agent.
 
-    content: bytes
-    sha256: str
+    Attributes:
+        sources: Its files by their names in the zip.
+        digest: Sha256 over them: the same sources have the same digest, whatever Python packs them.
+    """
+
+    sources: Mapping[str, bytes]
+    digest: str
+
+    def packed(self) -> bytes:
+        """Return the zip."""
+        files = {**self.sources, **_compiled(self.sources)}
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(files):
+                archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
+        return buffer.getvalue()
 
 
 @cache
 def bundle() -> Bundle:
     """Return the agent made from this installation."""
     package = Path(dgxlab.__file__).parent
-    files = {"__main__.py": MAIN}
+    sources = {"__main__.py": MAIN}
     for name in MODULES:
         path = package / name
-        sources = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-        files.update({f"dgxlab/{source.relative_to(package)}": source.read_bytes() for source in sources})
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(files):
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
-    content = buffer.getvalue()
-    return Bundle(content, hashlib.sha256(content).hexdigest())
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        sources.update({f"dgxlab/{file.relative_to(package)}": file.read_bytes() for file in files})
+    total = hashlib.sha256()
+    for name in sorted(sources):
+        total.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
+    return Bundle(sources, total.hexdigest())
+
+
+def _compiled(sources: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the modules as byte code that is not compared with the source: a zip's times would never agree."""
+    compiled = {}
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "module.py"), Path(folder, "module.pyc")
+        for name, text in sources.items():
+            source.write_bytes(text)
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(str(source), str(target), dfile=name, doraise=True, invalidation_mode=mode)
+            compiled[f"{name}c"] = target.read_bytes()
+    return compiled

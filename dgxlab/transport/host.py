@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ _ROOT = 'r=$1; case "$r" in "~/"*) r="$HOME/${r#"~/"}";; esac; a="$r/agent/$2.py
 CALL = _ROOT + f'[ -f "$a" ] || exit {NO_AGENT}; p=$3 v=$4; shift 4; exec "$p" -ES "$a" "$v" "$r" "$@"'
 INSTALL = (
     _ROOT + 'umask 077; mkdir -p "$r/agent" && cat >"$a.$$" && '
-    '[ "$(sha256sum <"$a.$$" | cut -d" " -f1)" = "$2" ] && mv "$a.$$" "$a"'
+    '[ "$(sha256sum <"$a.$$" | cut -d" " -f1)" = "$3" ] && mv "$a.$$" "$a"'
 )
 
 
@@ -69,7 +70,8 @@ class Host:
 
     def submit(self, plan: Plan) -> JobStatus:
         """Stage and start a job; safe to repeat, it runs at most once."""
-        return _status(self._ask("submit", plan.job_id, stdin=[canonical(plan).encode()]))
+        content = canonical(plan).encode()
+        return _status(self._ask("submit", plan.job_id, hashlib.sha256(content).hexdigest(), stdin=[content]))
 
     def status(self, job_id: str) -> JobStatus:
         """Ask for a job's state."""
@@ -102,7 +104,7 @@ class Host:
             raise RemoteError(f"host {self.name} answered {verb} with something else than JSON: {text!r}") from error
 
     def _call(self, verb: str, *args: str, stdin: Iterable[bytes] = ()) -> Iterator[bytes]:
-        argv = ["sh", "-c", CALL, "sh", self.transport.root, bundle().sha256, self.transport.python, verb, *args]
+        argv = ["sh", "-c", CALL, "sh", self.transport.root, bundle().digest, self.transport.python, verb, *args]
         try:
             self.calls += 1
             yield from self.transport.stream(argv, stdin)
@@ -118,10 +120,12 @@ class Host:
             raise _error(self.name, verb, failure) from failure
 
     def _install(self) -> None:
-        argv = ["sh", "-c", INSTALL, "sh", self.transport.root, bundle().sha256]
+        content = bundle().packed()
+        sha256 = hashlib.sha256(content).hexdigest()
+        argv = ["sh", "-c", INSTALL, "sh", self.transport.root, bundle().digest, sha256]
         try:
             self.calls += 1
-            b"".join(self.transport.stream(argv, [bundle().content]))
+            b"".join(self.transport.stream(argv, [content]))
         except CommandFailed as failure:
             raise RemoteError(
                 f"the agent could not be put on host {self.name}: {failure.stderr.strip() or 'its checksum is wrong'}",

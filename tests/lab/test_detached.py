@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dgxlab import plan
-from dgxlab.errors import Interrupted, JobLost
+from dgxlab.errors import Interrupted, JobLost, RemoteError
 from dgxlab.lab import ask, follow, left_to_do, make_plan, resolve, run, settle, start
 from dgxlab.model import Experiment, Plan
 from tests import toy
@@ -131,6 +131,14 @@ def test_two_readers_ingest_once(make_toy_lab: Callable[..., ToyLab], tmp_path: 
     before = [lab.lab.store.rows(f"SELECT * FROM {table}") for table in tables]  # noqa: S608 - names from above
     assert follow(lab.lab, lab.host, outcome.job_id, quiet) is None
     assert [lab.lab.store.rows(f"SELECT * FROM {table}") for table in tables] == before  # noqa: S608
+
+
+def test_half_a_plan_is_never_staged(toy_lab: ToyLab) -> None:
+    """A cut upload looks like its end: the checksum tells, and nothing becomes visible."""
+    toy_lab.host.probe()
+    with pytest.raises(RemoteError, match="did not arrive whole"):
+        toy_lab.host._ask("submit", "20260101-000000-half-abc123", "0" * 64, stdin=[b'{"job_id": "20260101'])
+    assert toy_lab.host.status("20260101-000000-half-abc123").state == "absent"
 
 
 def test_agent_is_sent_when_the_host_lacks_it(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
