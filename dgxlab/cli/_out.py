@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -12,8 +11,8 @@ from typing import Any, TextIO
 from dgxlab.cli._options import Format
 from dgxlab.errors import DgxlabError
 
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-"""What a tool on a host could send to take over a terminal."""
+CONTROL = r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]"
+"""What a tool on a host could send to take over a terminal; a regex, compiled when first something is printed."""
 
 
 class Out:
@@ -26,6 +25,8 @@ class Out:
     def result(self, value: Any, human: str | Callable[[], str]) -> None:
         """Print a command's result: `value`, which may hold records, as JSON, or the text for people."""
         if self.format is Format.json:
+            import json
+
             from dgxlab.model import to_json
 
             text = json.dumps(value, indent=2, ensure_ascii=False, default=to_json)
@@ -42,7 +43,7 @@ class Out:
 
 def clean(text: str) -> str:
     """Return text without terminal control sequences."""
-    return CONTROL.sub("", text)
+    return re.sub(CONTROL, "", text)
 
 
 def plural(number: int, word: str) -> str:

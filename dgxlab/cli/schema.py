@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,8 @@ def schema(
 
     Example: dgxlab schema --output schema/experiment.schema.json
     """
+    import json
+
     from dgxlab.spec import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
