@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--only", choices=FIGURES, help="one figure alone")
     parser.add_argument("--quick", action="store_true", help="tiny counts: that it works, not how fast it is")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # else temporary folders stay
     rows, lines = [], []
     for name, take in FIGURES.items():
         if args.only in (None, name):
