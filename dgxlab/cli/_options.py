@@ -29,4 +29,3 @@ SetOption = Annotated[
 ]
 SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
 JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]
-RootOption = Annotated[Path, typer.Option("--root", help="The project folder that holds patches/.")]
