@@ -21,10 +21,11 @@ from signal import SIGTERM
 from typing import Any
 
 from dgxlab.agent import child
+from dgxlab.agent.environment import base_env
 from dgxlab.agent.job import sha256
 from dgxlab.agent.objects import Objects
 from dgxlab.agent.parse import ninja
-from dgxlab.agent.root import Root, base_env
+from dgxlab.agent.root import Root
 from dgxlab.errors import BuildFailed
 from dgxlab.model import Arm, BuildStep, Toolchain, build_id, digest, to_json
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import getpass
 import hashlib
+import json
 import os
 import platform
 import re
@@ -14,6 +15,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dgxlab.agent.environment import base_env, search_path, settings
 
 if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary would be loaded
     from dgxlab.model import Facts, Toolchain
@@ -55,9 +58,15 @@ def gather() -> Facts:
 
 
 def host_id() -> str:
-    """Return a digest of the machine id and the user, so that no table holds the id itself."""
+    """Return a digest of the machine id and the user, so that no table holds the id itself.
+
+    Variables that hosts.yaml sets for what is measured belong to it: with another CUDA_VISIBLE_DEVICES it is another
+    device, whose numbers are not this one's.
+    """
     machine = _read("/etc/machine-id") or _read("/var/lib/dbus/machine-id") or socket.gethostname()
-    return hashlib.sha256(f"{machine.strip()} {os.getuid()}".encode()).hexdigest()[:16]
+    env = settings().measured
+    text = f"{machine.strip()} {os.getuid()}" + (f" {json.dumps(env, sort_keys=True)}" if env else "")
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def boot_id() -> str:
@@ -78,20 +87,12 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def search_path() -> str:
-    """Return PATH with the CUDA folder appended when nvcc is installed but not on it, as on most DGX logins."""
-    path = os.environ.get("PATH", "/usr/bin:/bin")
-    if shutil.which("nvcc", path=path):
-        return path
-    found = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
-    return f"{path}:{found[0].parent}" if found else path
-
-
 def toolchain() -> Toolchain:
     """Return the version line of everything that turns a source into programs here."""
     from dgxlab.model import Toolchain
 
-    tools = (os.environ.get("CC", "cc"), os.environ.get("CXX", "c++"), "cmake", "nvcc")
+    env = base_env()
+    tools = (env.get("CC", "cc"), env.get("CXX", "c++"), "cmake", "nvcc")
     cc, cxx, cmake, nvcc = (text.strip().splitlines() or [""] for text in _outputs([[t, "--version"] for t in tools]))
     machine = f"{platform.machine()} {_cpu_flags()}"
     return Toolchain(
@@ -146,9 +147,8 @@ def _read(path: str) -> str:
 
 def _outputs(commands: Sequence[Sequence[str]]) -> list[str]:
     """Run short programs side by side and return what each prints, "" for one that is not there or does not end."""
-    path = search_path()
-    env = {**os.environ, "PATH": path, "LC_ALL": "C"}
-    started = [_start(shutil.which(program, path=path), args, env) for program, *args in commands]
+    env = {**base_env(), "LC_ALL": "C"}
+    started = [_start(shutil.which(program, path=env["PATH"]), args, env) for program, *args in commands]
     return [_output(child) if child else "" for child in started]
 
 

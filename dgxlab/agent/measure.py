@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.agent import child, facts
+from dgxlab.agent.environment import measured_env
 from dgxlab.agent.job import sha256
 from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
 from dgxlab.agent.parse.gate import GateReading
 from dgxlab.agent.parse.parsed import Parsed
-from dgxlab.agent.root import measured_env
 from dgxlab.model import GateStep, ParityGate, RunStep, digest, to_json
 
 PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {

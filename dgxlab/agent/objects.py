@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from dgxlab.agent.root import base_env
+from dgxlab.agent.environment import base_env
 from dgxlab.errors import RemoteError
 
 

@@ -83,7 +83,7 @@ def connect(name: str) -> Host:
 
     entry = find_host(name, hosts_files())
     if not entry.ssh:
-        return Host(LocalTransport(entry.root, name, entry.python))
+        return Host(LocalTransport(entry.root, name, entry.python), entry)
     from dgxlab.transport.ssh import SshTransport
 
-    return Host(SshTransport(name, entry.ssh, entry.root, entry.python or "python3"))
+    return Host(SshTransport(name, entry.ssh, entry.root, entry.python or "python3"), entry)

@@ -17,7 +17,7 @@ from dgxlab.model import Experiment, Plan, Source
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport import retry
-from dgxlab.transport.host import Host, JobStatus, Probe
+from dgxlab.transport.host import Host, JobStatus, Probe, Stdin
 
 
 def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
@@ -106,9 +106,13 @@ def _send(cache: PinCache, host: Host, source: Source, probe: Probe, watch: Watc
     """Send the objects that the host lacks: the pin once, a patched tree as its few changed objects."""
     if source.pin in probe.missing:
         watch({"event": "note", "note": f"sending pin {source.pin[:12]} to {host.name}"})
-        host.send_objects(source.pin, [source.pin], cache.pack([source.pin], []))
+        _send_pack(host, source.pin, source.pin, lambda: cache.pack([source.pin], []), watch)
     if source.commit != source.pin and source.commit in probe.missing:
-        host.send_objects(source.commit, [source.pin], cache.pack([source.commit], [source.pin]))
+        _send_pack(host, source.commit, source.pin, lambda: cache.pack([source.commit], [source.pin]), watch)
+
+
+def _send_pack(host: Host, commit: str, shallow: str, pack: Stdin, watch: Watch) -> None:
+    retry.again(host, lambda: host.send_objects(commit, [shallow], pack), noted(watch))
 
 
 @contextmanager

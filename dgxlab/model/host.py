@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,15 @@ class HostEntry:
             machine.
         root: The agent's folder there.
         python: The interpreter that runs the agent there; "" is ssh's python3, or this program's own on this machine.
+        path_prepend: Folders that come first on PATH there; may begin with ~/.
+        env: Variables for every program there, compilers too.
+        lock: A file in which people who share the machine say that they measure; "" for none. May begin with ~/.
     """
 
     name: str
     ssh: str = ""
     root: str = "~/.dgxlab"
     python: str = ""
+    path_prepend: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    lock: str = ""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import RootModel, ValidationError, model_validator
+from pydantic import Field, RootModel, ValidationError, model_validator
 
 from dgxlab.errors import SpecError
 from dgxlab.model import HostEntry
 from dgxlab.spec import explain
-from dgxlab.spec.fields import Line, ModelPath, Name, Strict, matching
+from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching
 from dgxlab.spec.nodes import nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
@@ -31,6 +31,12 @@ class HostSpec(Strict):
     """The folder for sources, builds, models and jobs there."""
     python: Line = ""
     """The Python 3.10 or newer that runs the agent there."""
+    path_prepend: Few[ModelPath] = Field(default_factory=list)
+    """Folders that come first on PATH there: where cmake, the compiler or nvcc are."""
+    env: Env = Field(default_factory=dict)
+    """Environment of every program there, compilers too."""
+    lock: Maybe[ModelPath] = None
+    """A file in which those who share the machine say who measures; empty, or FREE, when nobody does."""
 
     @model_validator(mode="after")
     def _one_way(self) -> HostSpec:
@@ -80,4 +86,8 @@ def _read(path: Path) -> dict[str, HostEntry]:
         spec = HostsSpec.model_validate(plain(tree))
     except ValidationError as error:
         refuse(explain.explain(error, tree, HostsSpec.model_json_schema()), next=f"edit {path}")
-    return {name: HostEntry(name, host.ssh, host.root, host.python) for name, host in spec.root.items()}
+    return {name: _entry(name, host) for name, host in spec.root.items()}
+
+
+def _entry(name: str, host: HostSpec) -> HostEntry:
+    return HostEntry(name, host.ssh, host.root, host.python, tuple(host.path_prepend), host.env, host.lock or "")

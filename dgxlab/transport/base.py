@@ -33,11 +33,16 @@ class Transport(Protocol):
     root: str
     """The agent's folder there; may begin with ~/."""
 
-    def stream(self, argv: Sequence[str], stdin: Iterable[bytes] = ()) -> Iterator[bytes]:
+    def stream(
+        self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
+    ) -> Iterator[bytes]:
         """Run `argv` on the host, feed it `stdin`, yield its stdout as it comes.
+
+        Args:
+            patience_s: Give up after so long without a byte; None is never, as long as the host itself answers.
 
         Raises:
             CommandFailed: if it ends with another status than 0, after all of stdout was yielded.
-            HostError: if the host cannot be reached or the connection is lost.
+            HostError: if the host cannot be reached, the connection is lost, or the command is silent for too long.
         """
         ...

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from dgxlab.errors import HostError
 from dgxlab.transport.base import CommandFailed
 
 
@@ -20,7 +22,9 @@ class LocalTransport:
         self.python = python or sys.executable
         self.root = root
 
-    def stream(self, argv: Sequence[str], stdin: Iterable[bytes] = ()) -> Iterator[bytes]:
+    def stream(
+        self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
+    ) -> Iterator[bytes]:
         """Run `argv` here; see Transport."""
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
             for chunk in stdin:
@@ -30,7 +34,7 @@ class LocalTransport:
             assert child.stdout is not None
             whole = False
             try:
-                while chunk := child.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+                while chunk := self._read(child.stdout.fileno(), patience_s):
                     yield chunk
                 whole = True
             finally:
@@ -41,6 +45,15 @@ class LocalTransport:
             errors.seek(0)
             if rc != 0:
                 raise CommandFailed(rc, errors.read().decode(errors="replace"))
+
+    def _read(self, fd: int, patience_s: float | None) -> bytes:
+        ready, _, _ = select.select([fd], [], [], patience_s)
+        if not ready:
+            raise HostError(
+                f"a command on host {self.name} was silent for {patience_s:g} s, and was ended",
+                next="see what keeps the machine (a dead network disk?), then the same again",
+            )
+        return os.read(fd, 1 << 16)
 
 
 def _env() -> dict[str, str]:

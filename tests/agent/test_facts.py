@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import facts
+from dgxlab.agent import environment, facts
 from dgxlab.model import Facts, from_json, to_json
 
 
@@ -62,4 +62,4 @@ def test_nvcc_beside_the_path_is_found(tmp_path: Path, monkeypatch: pytest.Monke
     """A PATH without nvcc gets the installed CUDA's folder, if there is one, at its end."""
     monkeypatch.setenv("PATH", str(tmp_path))
     installed = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
-    assert facts.search_path() == (f"{tmp_path}:{installed[0].parent}" if installed else str(tmp_path))
+    assert environment.search_path() == (f"{tmp_path}:{installed[0].parent}" if installed else str(tmp_path))
