@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from bench.commands import help_page, plan10k, up_to_date
+from bench.distance import over_distance, over_ssh, stage
 from bench.figure import Figure
 from bench.folding import ingest
+from bench.following import followed, memory
 from bench.machine import Others, described
 from bench.overhead import agent
 from bench.rebuild import edit
@@ -23,6 +25,11 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "edit": edit,
     "agent": agent,
     "ingest": ingest,
+    "ssh": over_ssh,
+    "distance": over_distance,
+    "stage": stage,
+    "memory": memory,
+    "followed": followed,
 }
 
 
@@ -53,8 +60,9 @@ def line(figure: Figure, others: float) -> str:
     value = f"{figure.value:.2f}{spread} {figure.unit}"
     verdict = "reached" if figure.reached else "MISSED"
     parts = [f"{part} {seconds:.3f} s" for part, seconds in figure.parts.items()]
-    of = "; ".join([f"n={figure.n}", *parts, f"others had {others:.1f} cpus"])
-    return f"{figure.name:<10}  {value:>16}  <= {figure.reach:g} {figure.unit}  {verdict:<7}  {figure.what} ({of})"
+    counts = [f"{count} {name}" for name, count in figure.counts.items()]
+    of = "; ".join([f"n={figure.n}", *parts, *counts, f"others had {others:.1f} cpus"])
+    return f"{figure.name:<10}  {value:>16}  <= {figure.reach:.4g} {figure.unit}  {verdict:<7}  {figure.what} ({of})"
 
 
 if __name__ == "__main__":

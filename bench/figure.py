@@ -21,6 +21,7 @@ class Figure:
         n: Turns.
         spread: Scaled median absolute deviation of the turns, None for a single one.
         parts: Medians of what the value was made from, in seconds.
+        counts: What else there is to know, by its name.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Figure:
     n: int
     spread: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def reached(self) -> bool:
