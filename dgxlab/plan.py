@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from dgxlab.matrix import Wanted, launches, tool_of
 from dgxlab.model import (
+    WAIT_S,
     Arm,
     BuildStep,
     EngagedGate,
@@ -47,6 +48,7 @@ def make(
     wanted: Wanted = lambda model, env, cell: True,
     gates: Sequence[ParityGate] | None = None,
     bench: bool = True,
+    wait_s: float = WAIT_S,
 ) -> Plan:
     """Return the plan of one arm: build, models, flag checks, gates, runs, in this order.
 
@@ -54,6 +56,7 @@ def make(
         wanted: Says which cells still need a number; a launch without such a cell is left out.
         gates: The parity gates to run; None for all of the experiment's.
         bench: False for the gates alone.
+        wait_s: How long the job may wait for its devices, 0 for not at all.
 
     Raises:
         SpecError: if an entry's matrix has nothing left, or its sizes do not fit its own n_ctx.
@@ -67,7 +70,7 @@ def make(
     steps += [_gate(experiment, arm, gate, number) for number, gate in enumerate(parity)]
     steps += runs
     kind = "run" if bench else "gate"
-    return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps), kind)
+    return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps), kind, wait_s=wait_s)
 
 
 def make_arm(experiment: Experiment, source: Source) -> Arm:

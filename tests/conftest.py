@@ -107,8 +107,10 @@ def make_bench(pin_cache: PinCache, tmp_path_factory: pytest.TempPathFactory) ->
 
     def make() -> Bench:
         root = CACHE / "host"
-        store = Store.open(tmp_path_factory.mktemp("record") / "results.db")
-        return Bench(Lab(store, pin_cache, lambda name: Host(LocalTransport(str(root)))), root)
+        folder = tmp_path_factory.mktemp("record")
+        store = Store.open(folder / "results.db")
+        lab = Lab(store, pin_cache, lambda name: Host(LocalTransport(str(root))), folder / "raw")
+        return Bench(lab, root)
 
     return make
 

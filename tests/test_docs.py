@@ -46,6 +46,7 @@ def test_sections_stand_in_their_order() -> None:
     assert titles == [
         "Current results",
         "Quick start",
+        "On a remote machine",
         "How a number is made",
         "Commands",
         "Layout",
@@ -103,6 +104,17 @@ def test_exit_codes_are_those_of_the_errors() -> None:
     known = {kind.exit_code for kind in DgxlabError.__subclasses__()}
     assert codes == sorted(set(codes))
     assert set(codes) - {0, 1} <= known
+
+
+def test_messages_of_the_troubleshooting_table_are_the_programs() -> None:
+    """Every part of a sentence that a reader would look for stands in the source."""
+    source = "".join(path.read_text() for path in sorted((PROJECT / "dgxlab").rglob("*.py")))
+    plain = re.sub(r"\{[^{}\n]*\}", "...", re.sub(r'"\n\s*f?"', "", source))
+    rows = re.findall(r"(?m)^\| (`.*?) \| .* \| .* \|$", section("On a remote machine"))
+    said = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    parts = [part.strip() for message in said for part in message.split("...") if part.strip()]
+    assert len(rows) >= 8
+    assert [part for part in parts if part not in plain] == []
 
 
 def test_captured_run_is_about_the_shipped_quickstart() -> None:

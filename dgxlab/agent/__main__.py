@@ -1,11 +1,17 @@
 """The agent's command line: what the client asks of a host, each a short program with JSON on stdout.
 
-probe ROOT REQUEST      facts, which commits are missing, which model files are there
+probe ROOT REQUEST      facts, which commits are missing, which model files are there, what runs
 receive ROOT            objects on stdin
+tool ROOT NAME VERSION SHA256
+                        a wheel on stdin: unpack the build tool in it
+model ROOT ID SHA256    a synthetic model's f16 file on stdin
 submit ROOT JOB SHA256  plan on stdin: stage it, start it, tell its state
-status ROOT JOB         its state          jobs ROOT    every job's state
+status ROOT JOB         its state          jobs ROOT    every job's state, name, kind and age
+plan ROOT JOB           its plan           raw ROOT JOB LIMIT   its raw files, unless they are larger
 follow ROOT JOB OFFSET  its journal from a byte on, until it ends
 cancel ROOT JOB         end it
+inventory ROOT          what lies there, its size and last use
+clean ROOT              remove the things on stdin
 work FOLDER             carry it out (the detached part)
 synth RECIPE OUT        write a synthetic model
 """
@@ -40,8 +46,9 @@ def main(argv: list[str]) -> int:
 
 
 def probe(root: str, request: str) -> dict[str, Any]:
-    """Return facts, the missing ones of the commits, and the identity of each model path."""
+    """Return facts, the missing ones of the commits, the identity of each model path, and the jobs that run."""
     from dgxlab.agent import facts, models
+    from dgxlab.agent import jobs as all_jobs
     from dgxlab.agent.objects import Objects
     from dgxlab.model import to_json
 
@@ -50,6 +57,8 @@ def probe(root: str, request: str) -> dict[str, Any]:
         "facts": to_json(facts.gather()),
         "missing": Objects(_root(root).objects).missing(asked["commits"]) if asked["commits"] else [],
         "models": {path: models.identify(path) for path in asked["models"]},
+        "running": all_jobs.running(_root(root).jobs),
+        "to_send": models.to_send(_root(root), asked["synthetic"]),
     }
 
 
@@ -58,6 +67,20 @@ def receive(root: str) -> None:
     from dgxlab.agent.objects import Objects
 
     Objects(_root(root).objects).receive(sys.stdin.buffer)
+
+
+def tool(root: str, name: str, version: str, sha256: str) -> None:
+    """Take a build tool's wheel from stdin."""
+    from dgxlab.agent.tools import unpack
+
+    unpack(_root(root), name, version, sha256, sys.stdin.buffer)
+
+
+def model(root: str, model_id: str, sha256: str) -> None:
+    """Take a synthetic model's f16 file from stdin."""
+    from dgxlab.agent.models import receive as take
+
+    take(_root(root), model_id, sha256, sys.stdin.buffer)
 
 
 def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
@@ -83,11 +106,26 @@ def status(root: str, job_id: str) -> dict[str, Any]:
 
 
 def jobs(root: str) -> list[dict[str, Any]]:
-    """Return every job's status, oldest first."""
+    """Return every job's status, name, kind and age, oldest first."""
+    from dgxlab.agent.jobs import listed
+
+    return listed(_root(root).jobs)
+
+
+def plan(root: str, job_id: str) -> Any:
+    """Return a job's plan."""
+    from dgxlab.agent.job import Job
+    from dgxlab.agent.jobs import plan as plan_of
+
+    return plan_of(Job(_root(root).jobs / job_id))
+
+
+def raw(root: str, job_id: str, limit: str) -> None:
+    """Write the size of a job's raw files and, unless that is above the limit, the files."""
+    from dgxlab.agent.archive import send
     from dgxlab.agent.job import Job
 
-    folders = sorted(path for path in _root(root).jobs.iterdir() if not path.name.startswith("."))
-    return [vars(Job(folder).status()) for folder in folders]
+    send(Job(_root(root).jobs / job_id), int(limit), sys.stdout.buffer)
 
 
 def follow(root: str, job_id: str, offset: str) -> None:
@@ -116,6 +154,20 @@ def cancel(root: str, job_id: str) -> dict[str, Any]:
     return vars(Job(_root(root).jobs / job_id).cancel())
 
 
+def inventory(root: str) -> list[dict[str, Any]]:
+    """Return what lies under the root."""
+    from dgxlab.agent.inventory import inventory as look
+
+    return [vars(item) for item in look(_root(root))]
+
+
+def clean(root: str) -> dict[str, Any]:
+    """Remove the things that stdin names as [kind, name, last use]."""
+    from dgxlab.agent.inventory import remove
+
+    return vars(remove(_root(root), json.load(sys.stdin)))
+
+
 def work(folder: str) -> None:
     """Carry out a staged job."""
     from dgxlab.agent.work import work as carry_out
@@ -132,7 +184,11 @@ def synth(recipe: str, out: str) -> None:
 
 
 VERBS: dict[str, Any] = {
-    verb.__name__: verb for verb in (probe, receive, submit, status, jobs, follow, cancel, work, synth)
+    verb.__name__: verb
+    for verb in (
+        *(probe, receive, tool, model, submit, status, jobs, plan, raw, follow, cancel, inventory, clean),
+        *(work, synth),
+    )
 }
 
 

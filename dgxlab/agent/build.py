@@ -71,6 +71,7 @@ class Builder:
         folder = self.root.build(identity)
         stamp = read_stamp(folder)
         if stamp and set(arm.targets) <= set(stamp["binaries"]):
+            os.utime(folder / "stamp.json")  # its last use, for those who clean
             return {**stamp, "reused": True, "seconds": time.monotonic() - begin}
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
         with _exclusive(work, self.keep):

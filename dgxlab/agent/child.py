@@ -30,6 +30,7 @@ class Ended:
         started: Unix seconds.
         seconds: Wall time on the monotonic clock.
         timed_out: It ran past its limit and was killed for it.
+        pid: Its process id, which is free again.
     """
 
     rc: int | None
@@ -37,6 +38,7 @@ class Ended:
     started: float
     seconds: float
     timed_out: bool = False
+    pid: int = 0
 
     @property
     def ok(self) -> bool:
@@ -102,6 +104,7 @@ def run(
         started=started,
         seconds=time.monotonic() - begin,
         timed_out=not ended,
+        pid=child.pid,
     )
 
 

@@ -56,7 +56,7 @@ class Job:
         self.raw = folder / "raw"
         self._lock = folder / "run.lock"
         self._started = folder / "started"
-        self._rc = folder / "rc"
+        self.rc = folder / "rc"
         self._reserve = folder / "rc.reserved"
 
     @classmethod
@@ -123,7 +123,7 @@ class Job:
         os.pwrite(fd, blob, 0)
         os.fsync(fd)
         os.close(fd)
-        self._reserve.rename(self._rc)
+        self._reserve.rename(self.rc)
         _sync_folder(self.folder)
 
     def status(self) -> Status:
@@ -134,8 +134,8 @@ class Job:
         size = self.journal.stat().st_size if self.journal.exists() else 0
         if running:
             return Status(self.job_id, "running", size)
-        if self._rc.exists():
-            return Status(self.job_id, "done", size, json.loads(self._rc.read_text()))
+        if self.rc.exists():
+            return Status(self.job_id, "done", size, json.loads(self.rc.read_text()))
         return Status(self.job_id, "lost" if self._started.exists() else "staged", size)
 
     def cancel(self, patience_s: float = 15.0) -> Status:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from dgxlab.agent import child, facts
 from dgxlab.agent.environment import measured_env
 from dgxlab.agent.job import sha256
+from dgxlab.agent.occupancy import ComputeProcess, phrase
 from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
 from dgxlab.agent.parse.gate import GateReading
 from dgxlab.agent.parse.parsed import Parsed
@@ -58,18 +59,38 @@ class Launch:
         return lines[-1][:300] if lines else "it printed nothing"
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One benchmark run.
+
+    Attributes:
+        fields: Those of its `run` event.
+        again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when a
+            foreign process used the device meanwhile, "" when there is nothing to hope for.
+    """
+
+    fields: dict[str, Any]
+    again: str = ""
+
+
 class Bench:
-    """Launches programs for gates and runs, output under `raw`."""
+    """Launches programs for gates and runs, output under `raw`.
+
+    Attributes:
+        pids: Of every program launched so far.
+    """
 
     def __init__(self, raw: Path, keep: Sequence[int]) -> None:
         self.raw = raw
         self.keep = keep
+        self.pids: set[int] = set()
 
     def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> Launch:
         """Run one program to its end; `name` becomes its raw files' names."""
         stem = name.replace(":", "-")
         stdout, stderr = self.raw / f"{stem}.out", self.raw / f"{stem}.err"
         ended = child.run(argv, env=measured_env(env), stdout=stdout, stderr=stderr, limit_s=limit_s, keep=self.keep)
+        self.pids.add(ended.pid)
         return Launch(ended, stdout, stderr)
 
     def gate(self, step: GateStep, argv: Sequence[str]) -> dict[str, Any]:
@@ -114,19 +135,30 @@ class Bench:
                 return True
         return False
 
-    def run(self, step: RunStep, argv: Sequence[str], name: str) -> tuple[dict[str, Any], bool]:
+    def run(
+        self,
+        step: RunStep,
+        argv: Sequence[str],
+        name: str,
+        strangers: Callable[[Iterable[ComputeProcess]], list[ComputeProcess]],
+    ) -> Attempt:
         """Run one benchmark and read it.
 
         Whatever the end, the values that could be read are kept; only a `valid` run's count.
 
-        Returns:
-            The fields of its `run` event, and whether it ended well but without all of its rows.
+        Args:
+            strangers: Picks the processes that use the job's devices and are not the job's.
         """
         before = facts.state()
         launched = self.launch(name, argv, step.env, step.limit_s)
         after = facts.state()
         parsed = PARSERS[step.tool](launched.text(), step.cells)
         status, reason = verdict(step, launched, parsed)
+        again = "rows" if launched.ended.ok and parsed.problems else ""
+        if seen := strangers((*before["gpu_processes"], *after["gpu_processes"])):
+            # whatever else went wrong may be the stranger's doing: device memory, mostly
+            reason = "; ".join(filter(None, (f"a foreign compute process appeared: {phrase(seen)}", reason)))
+            status, again = "discarded", "disturbed"
         fields = {
             "tool": step.tool,
             "argv": list(argv),
@@ -140,11 +172,11 @@ class Bench:
             "reason": reason,
             "results": to_json(parsed.results),
             "cells": {cell.key: to_json(cell) for cell in step.cells},
-            "before": before,
-            "after": after,
+            "before": to_json(before),
+            "after": to_json(after),
             "raw": launched.raw(),
         }
-        return fields, launched.ended.ok and bool(parsed.problems)
+        return Attempt(fields, again)
 
 
 def judge(reading: GateReading, rc: int | None, flaky: Sequence[str], wanted: ParityGate) -> tuple[str, ...]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from dgxlab.agent.environment import measured_env
 from dgxlab.agent.job import sha256
 from dgxlab.agent.root import Root
 from dgxlab.errors import RemoteError, SpecError
@@ -53,6 +56,25 @@ def find(step: ModelStep) -> dict[str, Any]:
     return {**found, "recipe": None, "reused": True}
 
 
+def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
+    """Return those synthetic models that are not here in any form and cannot be written here either."""
+    finished = {name for name in model_ids if _finished(root.models / f"{name}.gguf")}
+    missing = [name for name in model_ids if name not in finished and not _sent(root, name).exists()]
+    return missing if missing and not _writable() else []
+
+
+def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
+    """Take a synthetic model's f16 file from a stream; `synthesize` then writes none.
+
+    Raises:
+        RemoteError: if it did not arrive whole, or the disk is full.
+    """
+    from dgxlab.agent.incoming import incoming  # only here: a probe comes by, which should be quick
+
+    with incoming(stream, sha256, root.models, f"model {model_id}") as file:
+        file.rename(_sent(root, model_id))
+
+
 def synthesize(
     root: Root, step: ModelStep, model_id: str, path: Path, launch: Callable[[str, Sequence[str]], Launch]
 ) -> dict[str, Any]:
@@ -61,14 +83,17 @@ def synthesize(
     Raises:
         RemoteError: if gguf is not at hand, the disk is full, or llama-quantize does not know the type.
     """
-    record = path.with_suffix(".json")
-    reused = record.exists() and path.exists()
-    if not reused:
-        root.models.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f".{path.stem}-f16-{os.getpid()}.gguf")
-        part = path.with_name(f".{path.stem}-{os.getpid()}.gguf")
-        try:
-            _make(launch, f"{step.id}-write", _fill(step.make, out=written))
+    root.models.mkdir(parents=True, exist_ok=True)
+    record, sent = path.with_suffix(".json"), _sent(root, model_id)
+    written = path.with_name(f".{path.stem}-f16-{os.getpid()}.gguf")
+    part = path.with_name(f".{path.stem}-{os.getpid()}.gguf")
+    try:
+        # before the finished one is looked for: a job that has used up what was sent has finished it
+        have = _linked(sent, written)
+        reused = _finished(path)
+        if not reused:
+            if not have:
+                _make(launch, f"{step.id}-write", _fill(step.make, out=written))
             if step.quantize:
                 _make(launch, f"{step.id}-quantize", _fill(step.quantize, source=written, out=part))
             else:
@@ -76,11 +101,39 @@ def synthesize(
             fields = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}"}
             part.rename(path)
             record.write_text(json.dumps(fields))
-        finally:
-            written.unlink(missing_ok=True)
-            part.unlink(missing_ok=True)
+        sent.unlink(missing_ok=True)
+    finally:
+        written.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
+    record.touch()  # its last use, for those who clean
     fields = json.loads(record.read_text())
     return {"model_id": model_id, "path": str(path), "recipe": to_json(step.recipe), "reused": reused, **fields}
+
+
+def _finished(path: Path) -> bool:
+    return path.exists() and path.with_suffix(".json").exists()
+
+
+def _sent(root: Root, model_id: str) -> Path:
+    """Return where a model's f16 file lies between its arrival and the job that quantises it."""
+    return root.models / f".{model_id}-f16.gguf"
+
+
+def _linked(sent: Path, written: Path) -> bool:
+    """Give a job a name of its own for what was sent, which another job may be done with first."""
+    written.unlink(missing_ok=True)  # of a killed agent with the same pid
+    try:
+        written.hardlink_to(sent)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _writable() -> bool:
+    """Tell whether a job's Python, which looks for packages where the agent's own does not, has what `synth` needs."""
+    code = "import importlib.util as u, sys; sys.exit(not (u.find_spec('gguf') and u.find_spec('numpy')))"
+    argv = [sys.executable, "-c", code]
+    return subprocess.run(argv, env=measured_env({}), cwd="/", capture_output=True, check=False).returncode == 0
 
 
 def _fill(argv: Sequence[str], *, out: Path, source: Path | None = None) -> list[str]:

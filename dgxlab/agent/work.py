@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -16,12 +17,13 @@ from typing import Any, ClassVar
 from dgxlab import __version__
 from dgxlab.agent import facts, models
 from dgxlab.agent.build import Builder
+from dgxlab.agent.claim import Claim
+from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
-from dgxlab.agent.lock import BenchLock
-from dgxlab.agent.measure import Bench
+from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.agent.root import Root
-from dgxlab.errors import DgxlabError, GateFailed, RemoteError, UsageError
+from dgxlab.errors import DgxlabError, GateFailed, HostBusy, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
     BuildStep,
@@ -36,7 +38,9 @@ from dgxlab.model import (
 )
 
 PROGRESS_S = 0.5
-"""At most this often a progress event: ninja counts faster than anybody reads."""
+"""At most this often a progress event of one step: ninja counts faster than anybody reads."""
+DISTURBED_AGAIN = 2
+"""How often a run is repeated because somebody else used the device meanwhile."""
 
 
 class Cancelled(BaseException):
@@ -50,20 +54,26 @@ class Worker:
         self.job = job
         self.root = root
         self.plan = plan
-        self.keep = [keep]
+        self.keep = [keep, hold(root)]
         self.journal = Journal(job.journal)
         self.facts = facts.gather()
         self.bench = Bench(job.raw, self.keep)
+        self.claim = Claim(
+            plan,
+            self.facts.details["gpus"],
+            self.bench.pids,
+            lambda state, path, owner: self.journal.emit("lock", state=state, path=path, owner=owner),
+        )
+        self._lasting = tuple(self.keep)
         self.builds: dict[str, str] = {}
         self.models: dict[str, dict[str, Any]] = {}
         self.position = 0
-        self.lock: BenchLock | None = None
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
-        self._last_progress = 0.0
+        self._last_progress = ("", 0.0)
 
-    def carry_out(self) -> int:
-        """Run every step and return the exit code; what was measured before a failure is in the journal."""
+    def carry_out(self) -> DgxlabError | None:
+        """Run every step and return the worst failure; what was measured before it is in the journal."""
         self.journal.emit(
             "job",
             job_id=self.job.job_id,
@@ -79,10 +89,10 @@ class Worker:
             if not skipped:
                 self._STEPS[type(step)](self, step)
                 self.journal.emit("step", id=step.id, kind=step.kind, state="done")
-        if self.lock:
-            self.lock.release()
-            self.journal.emit("lock", state="released", path=str(self.lock.path), owner="")
-        return max((error.exit_code for error in self.failures), key=_severity, default=0)
+        worst = max(self.failures, key=_severity, default=None)
+        if worst and worst is not self.failures[-1]:
+            self.report(worst)  # the last error told is why the job ended as it did
+        return worst
 
     def fail(self, error: DgxlabError) -> None:
         """Record a failure that lets other steps go on."""
@@ -165,7 +175,7 @@ class Worker:
             )
 
     def _gate(self, step: GateStep) -> None:
-        self._take_lock()
+        self._hold()
         result = self.bench.gate(step, self.fill(step.argv, step.arm))
         self.journal.emit("gate", id=step.id, arm=step.arm, build_id=self.builds[step.arm], **result)
         if result["status"] == "failed":
@@ -180,20 +190,27 @@ class Worker:
             )
 
     def _run(self, step: RunStep) -> None:
-        self._take_lock()
-        self._progress(step.id, self.position + 1, sum(isinstance(s, RunStep) for s in self.plan.steps), step.tool)
         argv = self.fill(step.argv, step.arm)
-        for attempt in range(step.attempts):
-            name = step.id if attempt == 0 else f"{step.id}-{attempt}"
-            result, again = self.bench.run(step, argv, name)
-            self._record_run(step, result)
-            if not again:
+        left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
+        runs = [other.id for other in self.plan.steps if isinstance(other, RunStep)]
+        for number in itertools.count():
+            self._hold()
+            self._progress(step.id, runs.index(step.id) + 1, len(runs), step.tool)
+            attempt = self.bench.run(step, argv, f"{step.id}-{number}" if number else step.id, self.claim.strangers)
+            self._record_run(step, attempt.fields)
+            if not left[attempt.again]:
                 break
-        if result["status"] != "valid":
-            kind = GateFailed if result["status"] == "discarded" else RemoteError
-            tries = f" ({step.attempts} attempts)" if again and step.attempts > 1 else ""
-            log = self.job.folder / result["raw"]["stderr"]["path"]
-            self.fail(kind(result["reason"] + tries, next=f"less {log}"))
+            left[attempt.again] -= 1
+        if attempt.fields["status"] != "valid":
+            self.fail(self._failure(step, attempt, f" ({number + 1} attempts)" if number else ""))
+
+    def _failure(self, step: RunStep, attempt: Attempt, tries: str) -> DgxlabError:
+        """Return why a run gave no number, as the error that the job ends with."""
+        reason = attempt.fields["reason"] + tries
+        if attempt.again == "disturbed":
+            return HostBusy(f"{step.id} was not left alone: {reason}", next="dgxlab run again when the device is free")
+        kind = GateFailed if attempt.fields["status"] == "discarded" else RemoteError
+        return kind(reason, next=f"less {self.job.folder / attempt.fields['raw']['stderr']['path']}")
 
     def _record_run(self, step: RunStep, result: dict[str, Any]) -> None:
         self.journal.emit(
@@ -217,25 +234,15 @@ class Worker:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def _take_lock(self) -> None:
-        """Take the device for the rest of the job; never called before the builds are done."""
-        if self.lock:
-            return
-        cuda = any(arm.cmake.get("GGML_CUDA") == "ON" for arm in self.plan.arms)
-        uuids = [gpu["uuid"] for gpu in self.facts.details["gpus"] if gpu["uuid"]] if cuda else []
-        self.lock = BenchLock(uuids[0] if uuids else "cpu")
-        path = str(self.lock.path)
-        self.lock.acquire(
-            {"job": self.job.job_id, "user": facts.user()},
-            lambda owner: self.journal.emit("lock", state="waiting", path=path, owner=owner),
-        )
-        self.keep.append(self.lock.fd)
-        self.journal.emit("lock", state="held", path=path, owner=self.job.job_id)
+    def _hold(self) -> None:
+        """Have the device for the next launch; never called before the builds are done."""
+        self.claim.hold()
+        self.keep[:] = [*self._lasting, *self.claim.fds]
 
     def _progress(self, step: str, done: int, total: int, note: str) -> None:
-        now = time.monotonic()
-        if now - self._last_progress >= PROGRESS_S or done == total:
-            self._last_progress = now
+        now, (last, at) = time.monotonic(), self._last_progress
+        if step != last or now - at >= PROGRESS_S or done == total:
+            self._last_progress = (step, now)
             self.journal.emit("progress", id=step, done=done, total=total, note=note)
 
 
@@ -269,22 +276,28 @@ def work(folder: Path) -> None:
 def _carry_out(job: Job, root: Root, keep: int) -> End:
     worker = Worker(job, root, from_json(Plan, json.loads(job.plan.read_text())), keep)
     try:
-        code = worker.carry_out()
-        end = End(code, "failed" if code else "done")
+        error = worker.carry_out()
+        end = _failed(error) if error else End(0, "done")
     except DgxlabError as error:
         worker.report(error)
-        end = End(error.exit_code, "failed", error.message, error.next)
+        end = _failed(error)
     except Cancelled:
         end = End(130, "cancelled")
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker.claim.release()
     worker.journal.emit("end", exit_code=end.exit_code, status=end.status)
     worker.journal.close()
     return end
 
 
-def _severity(code: int) -> int:
+def _failed(error: DgxlabError) -> End:
+    return End(error.exit_code, "failed", error.message, error.next)
+
+
+def _severity(error: DgxlabError) -> int:
     """A gate that failed matters more than a run that did."""
-    return {5: 2}.get(code, 1)
+    return {5: 2}.get(error.exit_code, 1)
 
 
 def _cancel(number: int, frame: object) -> None:

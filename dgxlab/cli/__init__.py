@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dgxlab.cli import db, host, jobs, patch, report, run, schema
+from dgxlab.cli import db, doctor, host, jobs, logs, patch, report, run, schema
 from dgxlab.cli._out import show_error
 from dgxlab.errors import DgxlabError, Interrupted
 
@@ -25,9 +25,11 @@ app.command("report")(report.report)
 app.command("jobs")(jobs.jobs)
 app.command("attach")(jobs.attach)
 app.command("cancel")(jobs.cancel)
+app.command("logs")(logs.logs)
 app.add_typer(patch.app, name="patch")
 app.add_typer(host.app, name="host")
 app.add_typer(db.app, name="db")
+app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)
 
 

@@ -24,7 +24,7 @@ def _note(event: Mapping[str, Any]) -> list[str]:
 
 def _lock(event: Mapping[str, Any]) -> list[str]:
     if event["state"] == "waiting":
-        return [f"waiting for the device: {event['owner']} holds {event['path']}"]
+        return [f"waiting for the device: {event['path']} is held by {event['owner']}"]
     return []
 
 

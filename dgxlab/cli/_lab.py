@@ -65,6 +65,16 @@ def lab(db: Path | None, *, create: bool = False) -> Iterator[Lab]:
         yield Lab(opened, PinCache(default_path()), connect)
 
 
+@contextmanager
+def lab_if_any(db: Path | None) -> Iterator[Lab | None]:
+    """Open everything, or nothing where no database was named and the project has none."""
+    if db is None and not database(db).exists():
+        yield None
+        return
+    with lab(db) as opened:
+        yield opened
+
+
 def hosts_files() -> tuple[Path, Path]:
     """Return where hosts.yaml is looked for: the project's own, then the user's."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")

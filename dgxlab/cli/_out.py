@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TextIO
 
 from dgxlab.cli._options import Format
@@ -31,7 +31,7 @@ class Out:
 
             text = json.dumps(value, indent=2, ensure_ascii=False, default=to_json)
         else:
-            text = human if isinstance(human, str) else human()
+            text = clean(human if isinstance(human, str) else human())  # some of it may be a host's own words
         if text:
             _write(sys.stdout, text.rstrip("\n"))
 
@@ -39,6 +39,30 @@ class Out:
         """Print a line about what goes on."""
         if not self.quiet:
             _write(sys.stderr, clean(text))
+
+
+def write_bytes(chunk: bytes) -> None:
+    """Write a piece of a file to stdout: as it is, but without control sequences where that is a terminal."""
+    if sys.stdout.isatty():
+        chunk = clean(chunk.decode(errors="replace")).encode()
+    try:
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _mute(sys.stdout)
+
+
+def agreed(question: str) -> bool:
+    """Ask on stderr, for stdout is the result's; anything but a yes is a no, the end of stdin and Ctrl-C too."""
+    sys.stderr.write(clean(f"{question} [y/N]: "))
+    sys.stderr.flush()
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        answer = ""
+    if not (answer and sys.stdin.isatty()):  # where no terminal has shown an Enter
+        sys.stderr.write("\n")
+    return answer.strip().lower() in ("y", "yes")
 
 
 def clean(text: str) -> str:
@@ -49,6 +73,20 @@ def clean(text: str) -> str:
 def plural(number: int, word: str) -> str:
     """Return a count with its word: `1 problem`, `no problems`."""
     return f"{number or 'no'} {word}{'' if number == 1 else 's'}"
+
+
+def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> str:
+    """Return rows below their columns' names, each column as wide as it must be.
+
+    Args:
+        rows: At least one; all have the first one's columns.
+        right: Columns of numbers.
+    """
+    columns = list(rows[0])
+    widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in columns}
+    lines = [{column: column for column in columns}, *rows]
+    padded = ((line[c].rjust(widths[c]) if c in right else line[c].ljust(widths[c]) for c in columns) for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def show_error(error: DgxlabError) -> None:
@@ -68,4 +106,8 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _mute(stream)
+
+
+def _mute(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

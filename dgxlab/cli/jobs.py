@@ -1,22 +1,32 @@
-"""dgxlab jobs, attach, cancel: detached work."""
+"""dgxlab jobs, attach, cancel: detached work, whoever started it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgxlab.cli._lab import lab
+from dgxlab.cli._lab import connect, lab, lab_if_any
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
-from dgxlab.cli._out import Out
-from dgxlab.errors import DgxlabError, JobLost, UsageError
+from dgxlab.cli._out import Out, clean, table
+from dgxlab.errors import DgxlabError, JobLost
 
-WhereOption = Annotated[str, typer.Option("--host", help="The host to ask, by its name in hosts.yaml.")]
+if TYPE_CHECKING:
+    from dgxlab.store import Job
+    from dgxlab.transport.host import HostJob
+
+AskOption = Annotated[
+    str | None, typer.Option("--host", help="The host to ask, by its name in hosts.yaml; local by default.")
+]
+WhereOption = Annotated[
+    str | None, typer.Option("--host", help="Look for it on this host, as another laptop may have started it.")
+]
 
 
 def jobs(
-    host: WhereOption = "local", db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
+    host: AskOption = None, db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
 ) -> None:
     """List the jobs of the host and the record; finish what was left.
 
@@ -25,25 +35,24 @@ def jobs(
     from dgxlab.lab import settle
 
     out = Out(format, quiet)
-    with lab(db) as opened:
-        connected = opened.connect(host)
-        settle(opened, connected, None, lambda event: None)
-        there = {status.job_id: status for status in connected.jobs()}
-        known = {job.job_id: job.state for job in opened.store.jobs(host=host)}
-    rows = [
-        {
-            "job": job_id,
-            "host": host,
-            "on_host": there[job_id].state if job_id in there else "absent",
-            "recorded": known.get(job_id, "not here"),
-        }
-        for job_id in sorted({*there, *known})
-    ]
-    out.result(rows, lambda: _table(rows))
+    name = host or "local"
+    connected = connect(name)
+    known: dict[str, Job] = {}
+    with lab_if_any(db) if host else lab(db) as opened:
+        if opened:
+            settle(opened, connected, None, lambda event: None)
+            known = {job.job_id: job for job in opened.store.jobs(host=name)}
+    there = {job.job_id: job for job in connected.jobs()}
+    rows = [_row(name, job_id, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *known})]
+    out.result(rows, lambda: clean(table([_shown(row) for row in rows])) if rows else "no jobs")
 
 
 def attach(
-    job: JobArgument, db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
+    job: JobArgument,
+    host: WhereOption = None,
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
 ) -> None:
     """Follow a job from where the record stands, record it, and report.
 
@@ -54,15 +63,16 @@ def attach(
     from dgxlab.cli._display import display
 
     out = Out(format, quiet)
-    with lab(db) as opened:
-        found = opened.store.job(_one((known.job_id for known in opened.store.jobs()), job))
+    with lab(db, create=host is not None) as opened:
+        connected, found = use_cases.find(opened, job, host)
         error: DgxlabError | None
         try:
             with display(out) as watch:
-                error = use_cases.follow(opened, opened.connect(found.host), found.job_id, watch)
+                use_cases.adopt(opened, connected, found, watch)
+                error = use_cases.follow(opened, connected, found, watch)
         except JobLost as lost:
             error = lost
-        made = report.collect(opened.store, job_id=found.job_id)
+        made = report.collect(opened.store, job_id=found)
         out.result(made, lambda: report.render(made))
     if error:
         raise error
@@ -70,7 +80,7 @@ def attach(
 
 def cancel(
     job: JobArgument,
-    host: WhereOption = "local",
+    host: WhereOption = None,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -79,15 +89,11 @@ def cancel(
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
     """
-    from dgxlab.lab import settle
+    from dgxlab.lab import find, settle
 
     out = Out(format, quiet)
-    with lab(db) as opened:
-        recorded = {known.job_id: known.host for known in opened.store.jobs()}
-        there = {status.job_id: host for status in opened.connect(host).jobs()}  # also what others started
-        hosts = {**there, **recorded}
-        found = _one(hosts, job)
-        connected = opened.connect(hosts[found])
+    with lab(db, create=host is not None) as opened:
+        connected, found = find(opened, job, host)
         status = connected.cancel(found)
         settle(opened, connected, None, lambda event: None)
     out.result(
@@ -96,20 +102,24 @@ def cancel(
     )
 
 
-def _one(ids: Iterable[str], text: str) -> str:
-    """Return the one id that begins with `text`."""
-    found = [job_id for job_id in ids if job_id.startswith(text)]
-    if len(found) != 1:
-        how_many = f"{len(found)} jobs begin" if found else "no job begins"
-        raise UsageError(f"{how_many} with {text!r}", next="dgxlab jobs")
-    return found[0]
+def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:
+    """Return what host and record say of a job that at least one of them knows."""
+    says = known or there
+    assert says is not None
+    return {
+        "job": job_id,
+        "host": host,
+        "name": says.name,
+        "kind": says.kind,
+        "age_s": there.age_s if there else time.time() - known.intent_at if known else None,
+        "on_host": there.state if there else "absent",
+        "recorded": known.state if known else "not here",
+    }
 
 
-def _table(rows: list[dict[str, str]]) -> str:
-    if not rows:
-        return "no jobs"
-    columns = list(rows[0])
-    widths = [max(len(column), *(len(row[column]) for row in rows)) for column in columns]
-    lines = [columns, *([row[column] for column in columns] for row in rows)]
-    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+def _shown(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row for people; the job's id says its name already."""
+    from dgxlab.units import duration
+
+    shown = {**row, "age": duration(row["age_s"])}
+    return {name: str(shown[name]) for name in ("job", "host", "kind", "age", "on_host", "recorded")}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def report(
     name: Annotated[
-        str | None, typer.Argument(help="An experiment's name or a session's id; the newest by default.")
+        str | None,
+        typer.Argument(help="An experiment's name or a session's id, or enough of it; the newest by default."),
     ] = None,
     db: DbOption = None,
     format: FormatOption = Format.human,
@@ -30,11 +31,23 @@ def report(
     from dgxlab import report as reports
 
     with store(db) as opened:
-        if name is not None and opened.find_job(name):
-            made = reports.collect(opened, job_id=name)
+        if session := _session(opened, name or ""):
+            made = reports.collect(opened, job_id=session)
         else:
             made = reports.collect(opened, name or _newest(opened))
     Out(format, quiet).result(made, lambda: reports.render(made))
+
+
+def _session(opened: Store, name: str) -> str | None:
+    """Return the session that is meant, None when it is an experiment or nothing that is recorded."""
+    from dgxlab.store import the_one
+
+    if opened.find_job(name):
+        return name
+    found = opened.job_ids(name)
+    if not name or not found or opened.rows("SELECT 1 FROM jobs WHERE name = ?", (name,)):
+        return None
+    return the_one(found, name)
 
 
 def _newest(opened: Store) -> str:

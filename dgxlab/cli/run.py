@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from dgxlab.model import Experiment
 
 AgainOption = Annotated[bool, typer.Option("--again", help="Measure everything, up to date or not.")]
+WaitOption = Annotated[
+    int,
+    typer.Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
+]
 TreeOption = Annotated[
     Path | None,
     typer.Option("--tree", help="Build this llama.cpp checkout, dirty or not, instead of the spec's series."),
@@ -29,6 +33,7 @@ def run(
     set_: SetOption = None,
     again: AgainOption = False,
     tree: TreeOption = None,
+    wait: WaitOption = 60,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -37,7 +42,7 @@ def run(
 
     Example: dgxlab run experiments/quickstart.yaml
     """
-    _carry_out(read_spec(spec, set_ or [], host), Out(format, quiet), db, again=again, tree=tree)
+    _carry_out(read_spec(spec, set_ or [], host), Out(format, quiet), db, again=again, tree=tree, wait_s=60 * wait)
 
 
 def gate(
@@ -45,6 +50,7 @@ def gate(
     host: HostOption = None,
     set_: SetOption = None,
     tree: TreeOption = None,
+    wait: WaitOption = 60,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -53,7 +59,9 @@ def gate(
 
     Example: dgxlab gate experiments/quickstart.yaml
     """
-    _carry_out(read_spec(spec, set_ or [], host), Out(format, quiet), db, again=True, tree=tree, bench=False)
+    _carry_out(
+        read_spec(spec, set_ or [], host), Out(format, quiet), db, again=True, tree=tree, wait_s=60 * wait, bench=False
+    )
 
 
 def plan(

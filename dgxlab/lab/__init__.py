@@ -1,12 +1,18 @@
-"""The use cases: run an experiment, follow what runs, settle what was left behind.
+"""The use cases: run an experiment, follow what runs, settle what was left behind, keep hosts in order.
 
 run     from an experiment to results, in one call
 todo    what is not up to date
-jobs    detached work: start, follow, settle
+provision  what a host lacks is sent: build tools, sources, synthetic models
+jobs    detached work: start, follow, settle, adopt what others started
+raw     what the programs printed, fetched and checked
+clean   what may go from a host
+doctor  what is missing, here and on a host
 """
 
+from dgxlab.lab.archive import copy, unpack
 from dgxlab.lab.base import Lab, Watch
-from dgxlab.lab.jobs import conclude, follow, settle, start
+from dgxlab.lab.jobs import adopt, conclude, find, follow, settle, start
+from dgxlab.lab.raw import describe, kept
 from dgxlab.lab.run import Outcome, resolve, run
 from dgxlab.lab.todo import Todo, ask, left_to_do, make_plan
 
@@ -15,13 +21,19 @@ __all__ = [
     "Outcome",
     "Todo",
     "Watch",
+    "adopt",
     "ask",
     "conclude",
+    "copy",
+    "describe",
+    "find",
     "follow",
+    "kept",
     "left_to_do",
     "make_plan",
     "resolve",
     "run",
     "settle",
     "start",
+    "unpack",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from dgxlab.lab.archive import default_folder
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
@@ -16,11 +18,12 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Lab:
-    """What a use case works with: the record, the pins at hand, and a way to hosts by name."""
+    """What a use case works with: the record, the pins at hand, a way to hosts by name, a folder for raw files."""
 
     store: Store
     cache: PinCache
     connect: Callable[[str], Host]
+    raw: Path = field(default_factory=default_folder)
 
 
 def noted(watch: Watch) -> Callable[[str], None]:

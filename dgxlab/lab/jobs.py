@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from dgxlab import __version__
 from dgxlab.errors import DgxlabError, Interrupted, JobLost, by_exit_code
 from dgxlab.ingest import ingest
+from dgxlab.lab import raw
 from dgxlab.lab.base import Lab, Watch, noted
+from dgxlab.lab.provision import send
 from dgxlab.model import Experiment, Plan, Source
-from dgxlab.source import PinCache
-from dgxlab.store import Store
+from dgxlab.store import Job, Store, the_one
 from dgxlab.transport import retry
-from dgxlab.transport.host import Host, JobStatus, Probe, Stdin
+from dgxlab.transport.host import Host, JobStatus, Probe
 
 
 def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
     """Send what the host lacks, record the intent, and start the job detached."""
-    for arm in job.arms:
-        _send(lab.cache, host, arm.source, probe, watch)
+    send(lab.cache, host, job, probe, watch)
     lab.store.intend(job, experiment, host.name, __version__)
     status = retry.again(host, lambda: host.submit(job), noted(watch))
     watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
@@ -33,39 +33,59 @@ def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe,
 def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | None:
     """Ingest a job's journal as it grows, from where the store stands; return what went wrong in it.
 
+    A job whose end is in the store is not asked for again: the host may have deleted it.
+
     Raises:
         Interrupted: on Ctrl-C; the job goes on.
     """
+    job = lab.store.job(job_id)
+    if job.ended:
+        return _ending(job)
     with interruptible(lab.store, job_id):
-        offset = lab.store.job(job_id).journal_bytes
-        for piece in retry.follow(host, job_id, offset, noted(watch)):
+        for piece in retry.follow(host, job_id, job.journal_bytes, noted(watch)):
             for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
                 watch(event)
-        return conclude(lab, host, retry.again(host, lambda: host.status(job_id), noted(watch)))
+        return conclude(lab, host, retry.again(host, lambda: host.status(job_id), noted(watch)), watch)
 
 
-def conclude(lab: Lab, host: Host, status: JobStatus) -> DgxlabError | None:
-    """Record how a job ended and return its error, None for a good end.
+def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
+    """Record how a job ended, fetch its raw files, and return its error, None for a good end.
 
     Raises:
         JobLost: if the agent died without a final word; what it measured before is kept.
     """
-    job_id = status.job_id
-    if status.state != "done" or status.rc is None:
+    job_id, rc = status.job_id, status.rc
+    if status.state != "done" or rc is None:
         lab.store.set_state(job_id, "lost")
-        raise JobLost(
-            f"job {job_id} was lost: its agent on {host.name} is gone and left no final status (killed, or a reboot)",
-            next="dgxlab run again: what it measured is kept, only the rest is measured",
-        )
-    code = int(status.rc["exit_code"])
-    job = lab.store.job(job_id)
-    lab.store.set_state(job_id, status.rc["status"], exit_code=code)
-    if code == 0:
+        if status.state == "lost":
+            raw.keep(lab, host, job_id, watch)
+        raise _lost(host, status)
+    told = {name: rc.get(name, "") for name in ("message", "next")}
+    job = lab.store.set_state(
+        job_id, rc["status"], exit_code=int(rc["exit_code"]), error=told["message"], next=told["next"]
+    )
+    raw.keep(lab, host, job_id, watch)
+    return _ending(job)
+
+
+def _lost(host: Host, status: JobStatus) -> JobLost:
+    cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
+    if status.state == "absent":
+        cause = f"its folder on {host.name} was deleted before its end was recorded"
+    return JobLost(
+        f"job {status.job_id} was lost: {cause}",
+        next="dgxlab run again: what it measured is kept, only the rest is measured",
+    )
+
+
+def _ending(job: Job) -> DgxlabError | None:
+    """Return the error that a job ended with, as the store has it."""
+    if not job.exit_code:
         return None
-    if status.rc["status"] == "cancelled":
-        return Interrupted(f"job {job_id} was cancelled", next="dgxlab run again to go on")
-    message = status.rc.get("message") or job.error or f"job {job_id} ended with exit code {code}"
-    return by_exit_code(code)(message, next=status.rc.get("next") or job.next or "", details=job.details or "")
+    if job.state == "cancelled":
+        return Interrupted(f"job {job.job_id} was cancelled", next="dgxlab run again to go on")
+    message = job.error or f"job {job.job_id} ended with exit code {job.exit_code}"
+    return by_exit_code(job.exit_code)(message, next=job.next, details=job.details)
 
 
 def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) -> str:
@@ -92,6 +112,56 @@ def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) ->
     return resumed
 
 
+def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
+    """Return a job's host and id, given its id or enough of its beginning.
+
+    Args:
+        where: A host whose jobs are looked through, whoever started them; None for the jobs of the record.
+
+    Raises:
+        UsageError: if there is no such job, or more than one.
+    """
+    if where is None:
+        job_id = the_one(lab.store.job_ids(text), text, "; if another laptop started it, name its host with --host")
+        return lab.connect(lab.store.job(job_id).host), job_id
+    host = lab.connect(where)
+    there = [job.job_id for job in host.jobs() if job.job_id.startswith(text)]
+    return host, the_one(there, text, f" on host {where}")
+
+
+def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
+    """Record a job that another client started, unless it is recorded: from here on it is one of ours.
+
+    Raises:
+        JobLost: if the host does not have it.
+        RemoteError: if its plan cannot be used.
+    """
+    if lab.store.find_job(job_id) is None:
+        lab.store.intend(_plan(host, job_id, watch), None, host.name, __version__)
+
+
+def join(lab: Lab, host: Host, experiment: Experiment, source: Source, probe: Probe, watch: Watch) -> str:
+    """Follow a job of this experiment and tree that another client started and that still runs.
+
+    Returns:
+        Its id, "" when there is none.
+    """
+    for job_id, asked in probe.running.items():
+        if asked != experiment.digest or lab.store.find_job(job_id):
+            continue
+        plan = _plan(host, job_id, watch)
+        if [arm.source for arm in plan.arms] == [source]:
+            lab.store.intend(plan, experiment, host.name, __version__)
+            noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
+            _follow_quietly(lab, host, job_id, watch)
+            return job_id
+    return ""
+
+
+def _plan(host: Host, job_id: str, watch: Watch) -> Plan:
+    return retry.again(host, lambda: host.plan(job_id), noted(watch))
+
+
 def _follow_quietly(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
     """Follow an old job; how it ended is recorded, and what is left of it is measured now."""
     try:
@@ -100,19 +170,6 @@ def _follow_quietly(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
         error = lost
     if error is not None:
         watch({"event": "note", "note": f"an earlier job ended badly: {error.message}"})
-
-
-def _send(cache: PinCache, host: Host, source: Source, probe: Probe, watch: Watch) -> None:
-    """Send the objects that the host lacks: the pin once, a patched tree as its few changed objects."""
-    if source.pin in probe.missing:
-        watch({"event": "note", "note": f"sending pin {source.pin[:12]} to {host.name}"})
-        _send_pack(host, source.pin, source.pin, lambda: cache.pack([source.pin], []), watch)
-    if source.commit != source.pin and source.commit in probe.missing:
-        _send_pack(host, source.commit, source.pin, lambda: cache.pack([source.commit], [source.pin]), watch)
-
-
-def _send_pack(host: Host, commit: str, shallow: str, pack: Stdin, watch: Watch) -> None:
-    retry.again(host, lambda: host.send_objects(commit, [shallow], pack), noted(watch))
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from typing import Any
 from dgxlab import series
 from dgxlab.errors import DgxlabError, JobLost
 from dgxlab.lab.base import Lab, Watch
-from dgxlab.lab.jobs import conclude, follow, interruptible, settle, start
-from dgxlab.lab.todo import ask, left_to_do, make_plan
-from dgxlab.model import Experiment, Source
+from dgxlab.lab.jobs import conclude, follow, interruptible, join, settle, start
+from dgxlab.lab.provision import prepare
+from dgxlab.lab.todo import left_to_do, make_plan
+from dgxlab.model import WAIT_S, Experiment, Source
 from dgxlab.transport.host import Host, JobStatus
 
 
@@ -45,6 +46,7 @@ def run(
     again: bool = False,
     tree: Path | None = None,
     bench: bool = True,
+    wait_s: float = WAIT_S,
 ) -> Outcome:
     """Build, gate and measure what is not up to date, and record it.
 
@@ -52,6 +54,7 @@ def run(
         again: Measure everything, up to date or not.
         tree: A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty.
         bench: False for the parity gates alone, which then always run.
+        wait_s: How long the job may wait for its devices, 0 for not at all.
 
     Raises:
         DgxlabError: for whatever ends it before a job runs; what a job itself reports is in the outcome.
@@ -60,12 +63,15 @@ def run(
     source = resolve(lab, experiment, tree, watch)
     host = lab.connect(experiment.host)
     resumed = settle(lab, host, experiment, watch)
-    probe = ask(host, experiment, source)
+    probe = prepare(host, experiment, source, watch)
     todo = left_to_do(lab.store, experiment, source, probe, again=again and not resumed, bench=bench)
+    if bench and not todo.nothing and not resumed:
+        resumed = join(lab, host, experiment, source, probe, watch)
+        todo = left_to_do(lab.store, experiment, source, probe) if resumed else todo
     reused = todo.planned - len(todo.cells)
     if todo.nothing:
         return Outcome(resumed, todo.planned, reused, source)
-    job = make_plan(lab.store, experiment, source, todo, bench=bench)
+    job = make_plan(lab.store, experiment, source, todo, bench=bench, wait_s=wait_s)
     measured: list[str] = []
     with interruptible(lab.store, job.job_id):
         status = start(lab, host, experiment, job, probe, watch)
@@ -87,7 +93,9 @@ def _noting(measured: list[str], watch: Watch) -> Watch:
 def _until_its_end(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
     """Follow a job that was started and return what went wrong, its loss too: there may be results to report."""
     try:
-        return conclude(lab, host, status) if status.state == "lost" else follow(lab, host, status.job_id, watch)
+        if status.state == "lost":
+            return conclude(lab, host, status, watch)
+        return follow(lab, host, status.job_id, watch)
     except JobLost as lost:
         return lost
 

@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 
 from dgxlab import matrix, plan
 from dgxlab.errors import SpecError, UsageError
-from dgxlab.model import PROTOCOL, Cell, Experiment, FileModel, ParityGate, Plan, Source, build_id, digest, model_id
+from dgxlab.model import (
+    PROTOCOL,
+    WAIT_S,
+    Cell,
+    Experiment,
+    FileModel,
+    ParityGate,
+    Plan,
+    Source,
+    build_id,
+    digest,
+    model_id,
+)
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
 
@@ -34,7 +46,8 @@ def ask(host: Host, experiment: Experiment, source: Source) -> Probe:
         SpecError: if a model file is not there.
     """
     paths = [model.path for model in experiment.models.values() if isinstance(model, FileModel)]
-    probe = host.probe([source.pin, source.commit], paths)
+    recipes = [model_id(model) for model in experiment.models.values() if not isinstance(model, FileModel)]
+    probe = host.probe([source.pin, source.commit], paths, recipes)
     _need_models(experiment, probe)
     return probe
 
@@ -69,7 +82,9 @@ def _passed(store: Store, experiment: Experiment, gate: ParityGate, build: str, 
     return store.gate_passed(build, host_id, asked, expect=gate.expect, unsupported=gate.unsupported)
 
 
-def make_plan(store: Store, experiment: Experiment, source: Source, todo: Todo, *, bench: bool = True) -> Plan:
+def make_plan(
+    store: Store, experiment: Experiment, source: Source, todo: Todo, *, bench: bool = True, wait_s: float = WAIT_S
+) -> Plan:
     """Return the plan for what is left, with recorded expectations filled in."""
     made = plan.make(
         experiment,
@@ -78,6 +93,7 @@ def make_plan(store: Store, experiment: Experiment, source: Source, todo: Todo, 
         wanted=lambda model, env, cell: (model, digest(env, 16), cell.key) in todo.cells,
         gates=todo.gates,
         bench=bench,
+        wait_s=wait_s,
     )
 
     def known(gate: ParityGate) -> ParityGate:

@@ -25,6 +25,8 @@ from dgxlab.model.experiment import (
 from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
     PROTOCOL,
+    UNIDENTIFYING,
+    WAIT_S,
     Arm,
     BuildStep,
     Cell,
@@ -56,6 +58,8 @@ __all__ = [
     "COMMIT",
     "NAME",
     "PROTOCOL",
+    "UNIDENTIFYING",
+    "WAIT_S",
     "Arm",
     "BackendOpsBench",
     "BatchedBench",

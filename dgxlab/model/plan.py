@@ -12,6 +12,12 @@ from dgxlab.model.wire import digest
 PROTOCOL = 1
 """Version of plan, journal and agent taken together; results of another protocol are measured again."""
 
+WAIT_S = 3600.0
+"""How long a job waits for its devices unless it is told otherwise."""
+
+UNIDENTIFYING = ("job_id", "wait_s")
+"""Fields of a plan that are no part of the work."""
+
 
 @dataclass(frozen=True)
 class SeriesRef:
@@ -165,11 +171,13 @@ class Plan:
     steps: tuple[Step, ...]
     kind: str = "run"
     protocol: int = PROTOCOL
+    wait_s: float = WAIT_S
+    """How long the job may wait for its devices, all of its waits together."""
 
     @property
     def digest(self) -> str:
-        """Identity of the work, whatever the job is called."""
-        return digest({k: v for k, v in vars(self).items() if k != "job_id"})
+        """Identity of the work, whatever the job is called and however long it may wait."""
+        return digest({k: v for k, v in vars(self).items() if k not in UNIDENTIFYING})
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name."""

@@ -11,22 +11,16 @@ import gzip
 import io
 import re
 import shutil
-import sys
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from dgxlab.source import programs
-from dgxlab.source.disk import disk_trouble, unwritable
-from dgxlab.source.git import Git, reason
+from dgxlab.source import pip
+from dgxlab.source.git import Git
 
 SPEC = re.compile(r"pypi:([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 """A source that names a package and its exact version."""
-
-STEPS = re.compile(r"Downloading |Using cached |Installing build |Preparing metadata ")
-"""Lines of pip's that tell somebody who waits how far it is."""
 
 GITDIR = re.compile(
     r"[^/]+/(?:\.git/modules/vendor/llama\.cpp|vendor/llama\.cpp/\.git)/"
@@ -55,16 +49,10 @@ def download(spec: str, into: Path, on_progress: Callable[[str], None]) -> Path:
     if not match:
         raise SourceError("not of the form pypi:NAME==VERSION")
     name, version = match.groups()
-    argv = [sys.executable, "-m", "pip", "download", "--no-deps", f"--no-binary={name}", "--no-input"]
-    argv += ["--disable-pip-version-check", "--progress-bar=off", "--retries=2", f"--dest={into}", f"{name}=={version}"]
-    into.mkdir(parents=True, exist_ok=True)
-    ran = programs.follow(argv, on_line=lambda line: on_progress(line) if STEPS.match(line) else None, silence_s=900)
-    found = [path for path in into.iterdir() if path.name.endswith((".tar.gz", ".zip"))]
-    if full := disk_trouble(ran.err):
-        raise unwritable(Path(f"{into} or {tempfile.gettempdir()}"), full)
-    if ran.rc != 0 or len(found) != 1:
-        raise SourceError(_pip_reason(ran.err))
-    return found[0]
+    try:
+        return pip.download(f"{name}=={version}", into, [f"--no-binary={name}"], on_progress)
+    except pip.PipFailed as error:
+        raise SourceError(str(error)) from error
 
 
 def unpack(archive: Path, into: Path) -> str:
@@ -105,17 +93,3 @@ def _take(tar: tarfile.TarFile, member: tarfile.TarInfo, into: Path, room: int) 
     with open(target, "wb") as out:
         shutil.copyfileobj(content or io.BytesIO(), out)
     return member.size
-
-
-def _pip_reason(output: str) -> str:
-    """Return why pip gave up; an index that cannot be reached looks like a missing package in its last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip() != "ERROR: Exception:"]
-    for line in lines:
-        if re.search(r"NewConnectionError|ConnectTimeout|NameResolutionError|ProxyError|SSLError", line):
-            cause = re.search(r"(?:Failed to .*?|Cannot connect to proxy[^'\"]*|\[SSL[^\]]*\][^')]*)(?=['\")])", line)
-            return f"pip reaches no package index: {cause[0] if cause else line[:200]}"
-    if any("No module named pip" in line for line in lines):
-        return f"pip is not installed for {sys.executable}"
-    if any("(from versions: none)" in line for line in lines):
-        return "pip finds no version of it at all: no package index has it, or none can be reached"
-    return reason("\n".join(line for line in lines if line.startswith("ERROR: No matching")) or "\n".join(lines))

@@ -6,7 +6,7 @@ wrong with a database, `merge` adds another one to it. Only this package imports
 
 from dgxlab.store.check import check
 from dgxlab.store.merge import merge
-from dgxlab.store.records import Job, gate_digest
+from dgxlab.store.records import Job, gate_digest, the_one
 from dgxlab.store.store import Store
 
-__all__ = ["Job", "Store", "check", "gate_digest", "merge"]
+__all__ = ["Job", "Store", "check", "gate_digest", "merge", "the_one"]

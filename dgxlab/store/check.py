@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dgxlab.model import digest
+from dgxlab.model import UNIDENTIFYING, digest
 from dgxlab.store.connect import named_errors
 from dgxlab.store.store import Store
 
@@ -79,7 +79,7 @@ def _identities(store: Store) -> list[str]:
         if digest(_load(row["spec"])) != row["digest"]:
             wrong.append(f"experiment {row['digest']} is not the digest of its spec")
     for row in store.rows("SELECT job_id, plan, plan_digest FROM jobs ORDER BY job_id"):
-        plan = {k: v for k, v in _load(row["plan"]).items() if k != "job_id"}
+        plan = {k: v for k, v in _load(row["plan"]).items() if k not in UNIDENTIFYING}
         if digest(plan) != row["plan_digest"]:
             wrong.append(f"the plan of job {row['job_id']} is not what its digest says")
     return wrong

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from dgxlab.errors import UsageError
 from dgxlab.model import Experiment, ParityGate, Plan, canonical, digest, from_json, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
@@ -72,6 +73,18 @@ class Job:
     def ended(self) -> bool:
         """Whether it reported its end: done, failed or cancelled."""
         return self.state in ENDED
+
+
+def the_one(found: Sequence[str], text: str, otherwise: str = "") -> str:
+    """Return the one job id of those that begin with `text`; `otherwise` is said when there is none.
+
+    Raises:
+        UsageError: if there is none, or more than one.
+    """
+    if len(found) == 1:
+        return found[0]
+    said = f"{len(found)} jobs begin with {text!r}" if found else f"no job begins with {text!r}{otherwise}"
+    raise UsageError(said, next="dgxlab jobs")
 
 
 def gate_digest(gate: ParityGate | Mapping[str, Any], env: Mapping[str, str]) -> str:

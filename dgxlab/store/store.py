@@ -123,7 +123,7 @@ class Store:
         """Record that a job is about to be started; call it before the first network call.
 
         Doing it again changes nothing. `experiment` is None when the plan was found on a host, started by another
-        client.
+        client; it is then the one that the plan names, where that is known here.
 
         Raises:
             UsageError: if the id belongs to another plan.
@@ -137,6 +137,8 @@ class Store:
             if known := self.find_job(plan.job_id):
                 return self._intended_again(known, plan, experiment)
             self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version))
+            if experiment is None and self.rows("SELECT 1 FROM experiments WHERE digest = ?", (plan.experiment,)):
+                self.update_job(plan.job_id, experiment=plan.experiment)
             return self.job(plan.job_id)
 
     def _intended_again(self, known: Job, plan: Plan, experiment: Experiment | None) -> Job:
@@ -160,6 +162,11 @@ class Store:
         """Return a job, None if there is none of that id."""
         found = self.rows("SELECT * FROM jobs WHERE job_id = ?", (job_id,))
         return Job.from_row(found[0]) if found else None
+
+    def job_ids(self, beginning: str) -> list[str]:
+        """Return the ids that begin so, in order: by time."""
+        sql = "SELECT job_id FROM jobs WHERE substr(job_id, 1, length(?1)) = ?1 ORDER BY job_id"
+        return [str(row["job_id"]) for row in self.rows(sql, (beginning,))]
 
     def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
         """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""

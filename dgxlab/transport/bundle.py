@@ -21,7 +21,16 @@ import dgxlab
 MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats.py", "synth.py", "agent")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
-MAIN = b"import sys\nfrom dgxlab.agent.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
+OLD_PYTHON = 98
+"""Exit status by which the agent says that the host's Python is too old; its version is the last word on stderr."""
+
+MAIN = f"""import sys
+if sys.version_info < (3, 10):  # in words that any Python reads
+    sys.stderr.write("%d.%d\\n" % sys.version_info[:2])
+    sys.exit({OLD_PYTHON})
+from dgxlab.agent.__main__ import main
+sys.exit(main(sys.argv[1:]))
+""".encode()
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import environment, facts
+from dgxlab.agent import facts
 from dgxlab.model import Facts, from_json, to_json
+from tests import machines
+from tests.conftest import GOLDEN
 
 
 def test_facts_of_this_machine() -> None:
@@ -58,8 +62,62 @@ def test_state_has_no_invented_zero() -> None:
     assert state["cpu_temp_c"] is None or state["cpu_temp_c"] > 0
 
 
-def test_nvcc_beside_the_path_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PATH without nvcc gets the installed CUDA's folder, if there is one, at its end."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    installed = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
-    assert environment.search_path() == (f"{tmp_path}:{installed[0].parent}" if installed else str(tmp_path))
+def test_facts_of_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPU, driver, the CUDA that it runs, who else computes, and where nvcc lies, as the tools there said it."""
+    machines.h200(machines.programs(tmp_path / "bin"), f"{machines.UUID}, {os.getpid()}, /opt/bin/python3, 1634")
+    machines.nvcc(tmp_path / "cuda", "13.0")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tmp_path / 'cuda'}")
+    found = facts.gather()
+    details = found.details
+    assert [gpu["name"] for gpu in details["gpus"]] == ["NVIDIA H200"]
+    assert details["driver"] == {"version": "580.159.04", "cuda": "13.0"}
+    assert details["nvidia_devices"] == 1
+    (process,) = details["gpu_processes"]
+    assert (process["pid"], process["program"], process["used_mib"]) == (os.getpid(), "/opt/bin/python3", 1634)
+    assert found.toolchain.nvcc == "Build cuda_13.0.r13.0/compiler.36424714_0"
+    assert details["tools"]["nvcc"] == str(tmp_path / "cuda" / "nvcc")
+    assert from_json(Facts, to_json(found)) == found
+
+
+def test_a_driver_that_does_not_answer_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sentence is taken for no value."""
+    machines.broken_driver(machines.programs(tmp_path / "bin"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    details = facts.gather().details
+    assert (details["gpus"], details["driver"], details["gpu_processes"]) == ([], {"version": None, "cuda": None}, [])
+    assert details["tools"]["nvidia-smi"] == str(tmp_path / "bin" / "nvidia-smi")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ((GOLDEN / "h200" / "nvidia-smi-version.txt").read_text(), "13.0"),
+        ("DRIVER version      : 610.43.02\nCUDA UMD Version    : 13.3\n", "13.3"),
+        ("CUDA Version        : Not Found\n", None),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", None),
+        ("", None),
+    ],
+)
+def test_cuda_of_the_driver(text: str, expected: str | None) -> None:
+    """Under the name that it has had since driver 610 as well; what is not known is null."""
+    assert facts.parse_cuda(text) == expected
+
+
+def test_room_on_the_disk_and_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the file system of the root, which need not exist yet."""
+    monkeypatch.setenv("DGXLAB_ROOT", str(tmp_path / "not" / "yet"))
+    details = facts.gather().details
+    usage = shutil.disk_usage(tmp_path)
+    assert details["disk"]["path"] == str(tmp_path / "not" / "yet")
+    assert details["disk"]["total_mib"] == usage.total >> 20
+    assert 0 < details["disk"]["free_mib"] <= usage.free + (1 << 30) >> 20
+    assert 0 < details["mem_available_mib"] <= details["memory_mib"]
+
+
+def test_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides whether a program that is sent runs here, and where jobs can lock."""
+    details = facts.gather().details
+    assert details["glibc"] == os.confstr("CS_GNU_LIBC_VERSION").split()[1]
+    assert details["python"] == platform.python_version()
+    monkeypatch.setattr(facts, "FOLDERS", (tmp_path / "closed", tmp_path))
+    assert facts.gather().details["lock_folder"] == str(tmp_path)

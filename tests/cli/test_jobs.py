@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,10 @@ def interrupt(child: subprocess.Popen[str], when: str = "runs on local") -> tupl
     return job, seen + rest
 
 
-def listed(project: Project) -> list[list[str]]:
-    """Return the words of each line of `dgxlab jobs`."""
-    return [line.split() for line in project.run("jobs").out.splitlines()]
+def listed(project: Project, job: str, *args: object) -> dict[str, Any]:
+    """Return what `dgxlab jobs` says of a job."""
+    (row,) = [row for row in json.loads(project.run("jobs", *args, "--format", "json").out) if row["job"] == job]
+    return dict(row)
 
 
 def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
@@ -43,8 +45,8 @@ def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
         f"next: dgxlab attach {job}, or dgxlab cancel {job}",
     ]
     assert (child.returncode, err.splitlines()[-2:]) == (130, how_to_go_on)
-    (row,) = [row for row in json.loads(project.run("jobs", "--format", "json").out) if row["job"] == job]
-    assert (row["host"], row["on_host"]) == ("local", "running")
+    row = listed(project, job)
+    assert (row["host"], row["on_host"], row["name"], row["kind"]) == ("local", "running", "slow", "run")
     assert row["recorded"] in ("intended", "running")
     attached = project.spawn("attach", job[:-3])
     assert attached.stderr
@@ -83,13 +85,56 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     assert project.run("cancel", job).out == f"job {job}: cancelled\n"
 
 
+def started_elsewhere(project: Project, tmp_path: Path) -> str:
+    """Return a job that runs, and that only another clone's record knows."""
+    job, _ = interrupt(project.spawn("run", project.spec("slow", SLOW), "--again", "--db", tmp_path / "other.db"))
+    return job
+
+
 def test_cancel_reaches_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> None:
-    """What another clone of the project started on this host is listed, and can be ended."""
-    child = measured.spawn("run", measured.spec("slow", SLOW), "--again", "--db", tmp_path / "other.db")
-    job, _ = interrupt(child)
-    assert [job, "local", "running", "not", "here"] in listed(measured)
-    assert measured.run("attach", job).rc == 2
-    assert measured.run("cancel", job).out == f"job {job}: cancelled\n"
+    """What another laptop started on a host is listed with what it is, and can be ended by who names the host."""
+    job = started_elsewhere(measured, tmp_path)
+    row = listed(measured, job)
+    assert (row["on_host"], row["recorded"], row["name"], row["kind"]) == ("running", "not here", "slow", "run")
+    assert 0 <= row["age_s"] < 60
+    header, *lines = measured.run("jobs").out.splitlines()
+    assert header.split() == ["job", "host", "kind", "age", "on_host", "recorded"]
+    (line,) = [line.split() for line in lines if line.startswith(job)]
+    assert (line[:3], line[-3:]) == ([job, "local", "run"], ["running", "not", "here"])
+    for command in ("attach", "cancel"):
+        unknown = measured.run(command, job)
+        assert (unknown.rc, unknown.out) == (2, "")
+        assert "; if another laptop started it, name its host with --host" in unknown.error
+    assert measured.run("cancel", job[:-2], "--host", "local").out == f"job {job}: cancelled\n"
+
+
+def test_attach_records_what_another_laptop_started(project: Project, tmp_path: Path) -> None:
+    """From a project with no record yet: followed, recorded, reported; both records together hold it once."""
+    job = started_elsewhere(project, tmp_path)
+    assert listed(project, job, "--host", "local")["recorded"] == "not here"
+    assert not (project.folder / "results.db").exists()
+    attached = project.run("attach", job[:-2], "--host", "local")
+    assert attached.rc == 0, attached.err
+    assert attached.out.startswith(f"# Session {job}\n")
+    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in attached.out
+    assert project.run("attach", job, "--db", tmp_path / "other.db").out.startswith(f"# Session {job}\n")
+    assert listed(project, job)["recorded"] == "done"
+    again = project.run("run", "experiments/slow.yaml")
+    assert "2 cells, 0 measured now, 2 up to date" in again.err
+    merged = json.loads(project.run("db", "merge", "results.db", tmp_path / "other.db", "--format", "json").out)
+    assert {table for table, count in merged.items() if count} == {"experiments"}
+    assert project.run("db", "check").out == "ok\n"
+    assert project.run("report", "slow").out.startswith("# Experiment slow\n\n> toys can be measured\n")
+
+
+def test_run_follows_what_another_laptop_started(project: Project, tmp_path: Path) -> None:
+    """The same spec on the second laptop: one job, two records."""
+    job = started_elsewhere(project, tmp_path)
+    ran = project.run("run", "experiments/slow.yaml")
+    assert ran.rc == 0
+    assert f"job {job} of this experiment was started elsewhere and still runs: following it" in ran.err
+    assert "2 cells, 0 measured now, 2 up to date" in ran.err
+    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in ran.out
 
 
 def test_killed_agent_is_lost_and_reported(project: Project) -> None:
@@ -102,7 +147,8 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
     assert attached.error.startswith(f"job {job} was lost")
     assert "| MUL_MAT | CPU | 4/4 |" in attached.out
     assert attached.next.startswith("dgxlab run again")
-    assert [job, "local", "lost", "lost"] in listed(project)
+    row = listed(project, job)
+    assert (row["on_host"], row["recorded"]) == ("lost", "lost")
 
 
 @pytest.mark.parametrize("args", [("plan",), ("run",)])

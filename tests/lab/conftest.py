@@ -71,7 +71,7 @@ def make_toy_lab(shared: tuple[Path, Path, str], tmp_path: Path) -> Iterator[Cal
         transport = LocalTransport(str(changes.get("root", root)))
         transport.python = python or transport.python
         host = Host(transport)
-        lab = Lab(store, PinCache(tmp_path / "pins.git"), lambda name: host)
+        lab = Lab(store, PinCache(tmp_path / "pins.git"), lambda name: host, folder / "raw")
         return ToyLab(
             lab, host, changes.get("root", root), changes.get("repository", repository), changes.get("pin", pin), folder
         )

@@ -137,7 +137,7 @@ def test_half_a_plan_is_never_staged(toy_lab: ToyLab) -> None:
     """A cut upload looks like its end: the checksum tells, and nothing becomes visible."""
     toy_lab.host.probe()
     with pytest.raises(RemoteError, match="did not arrive whole"):
-        toy_lab.host._ask("submit", "20260101-000000-half-abc123", "0" * 64, stdin=[b'{"job_id": "20260101'])
+        toy_lab.host._ask("submit", "20260101-000000-half-abc123", "0" * 64, stdin=lambda: [b'{"job_id": "20260101'])
     assert toy_lab.host.status("20260101-000000-half-abc123").state == "absent"
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
-from dgxlab.source.sdist import _pip_reason
 from tests.conftest import PIN
 from tests.repos import commit, git, quiet, upstream
 
@@ -163,42 +162,6 @@ def test_huge_claim(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, mon
     monkeypatch.setattr("dgxlab.source.sdist.SIZE_LIMIT", 100)
     with pytest.raises(SpecError, match=r"too much for llama\.cpp"):
         cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir))], quiet)
-
-
-@pytest.mark.parametrize(
-    ("output", "cause"),
-    [
-        (
-            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3."
-            "connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 111] Connection "
-            "refused')': /simple/x/\nERROR: No matching distribution found for x==1",
-            "pip reaches no package index: Failed to establish a new connection: [Errno 111] Connection refused",
-        ),
-        ("/usr/bin/python3: No module named pip", "pip is not installed for "),
-        (
-            "ERROR: Could not find a version that satisfies the requirement x==1 (from versions: none)\n"
-            "ERROR: No matching distribution found for x==1",
-            "pip finds no version of it at all: no package index has it, or none can be reached",
-        ),
-        (
-            "ERROR: Could not find a version that satisfies the requirement x==9 (from versions: 0.1.1, 0.1.2)\n"
-            "ERROR: No matching distribution found for x==9",
-            "No matching distribution found for x==9",
-        ),
-        (
-            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-            "Could not install packages due to an OSError: [Errno 28] No space left on device",
-        ),
-        (
-            'ERROR: Exception:\nTraceback (most recent call last):\n  File "x.py", line 1\nValueError: what now',
-            "ValueError: what now",
-        ),
-        ("", "it gave no reason"),
-    ],
-)
-def test_what_pip_says(output: str, cause: str) -> None:
-    """Pip's own words, as it printed them, become one cause."""
-    assert _pip_reason(output).startswith(cause)
 
 
 @pytest.mark.network

@@ -45,6 +45,10 @@ def test_the_projects_entry_comes_before_the_users(tmp_path: Path) -> None:
         ("'../x': {ssh: dgx}\n", "a name of letters"),
         ("dgx: {ssh: a}\ndgx: {ssh: b}\n", "duplicate key"),
         ("- dgx\n", "map"),
+        ("dgx: {ssh: dgx, env: {PATH: /x}}\n", "dgx.env.PATH: cannot be set: it is the host's own"),
+        ("dgx: {ssh: dgx, env: {LD_LIBRARY_PATH: /x}}\n", "changes which libraries load"),
+        ("dgx: {ssh: dgx, path_prepend: [bin]}\n", "a path on the host"),
+        ("dgx: {ssh: dgx, lock: owner}\n", "a path on the host"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
@@ -61,3 +65,14 @@ def test_the_nearest_name(tmp_path: Path) -> None:
     path = write(tmp_path / "hosts.yaml", "spark: {ssh: spark}\n")
     with pytest.raises(SpecError, match=r"host sprak is not known.*; did you mean spark\?"):
         find_host("sprak", [path])
+
+
+def test_what_a_machine_needs_said(tmp_path: Path) -> None:
+    """PATH, environment and a lock file that others use; one folder needs no list."""
+    text = (
+        "dgx:\n  ssh: dgx\n  path_prepend: /usr/local/cuda-13.0/bin\n"
+        "  env: {CC: gcc-12}\n  lock: ~/gpu_bench_lock/owner\n"
+    )
+    found = load_hosts([write(tmp_path / "hosts.yaml", text)])["dgx"]
+    assert found.path_prepend == ("/usr/local/cuda-13.0/bin",)
+    assert (found.env, found.lock) == ({"CC": "gcc-12"}, "~/gpu_bench_lock/owner")

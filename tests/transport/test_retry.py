@@ -13,7 +13,8 @@ import pytest
 
 from dgxlab import plan
 from dgxlab.errors import HostError
-from dgxlab.lab import Lab, follow, resolve
+from dgxlab.lab import Lab, follow, kept, resolve
+from dgxlab.lab.archive import listing, path_of
 from dgxlab.model import Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -79,6 +80,24 @@ def test_experiment_over_ssh(far_lab: ToyLab) -> None:
     assert (again.job_id, again.reused) == ("", 8)
     (job,) = far_lab.host.jobs()
     assert (job.job_id, job.state) == (outcome.job_id, "done")
+
+
+def test_raw_files_come_whole_over_a_line_that_breaks(far_lab: ToyLab, proxy: Proxy) -> None:
+    """Kept when the job ended; fetched again with a cut in the middle they are the same, and nothing half is left."""
+    outcome, _ = far_lab.run(again=True)
+    path = path_of(far_lab.lab.raw, outcome.job_id)
+    before = listing(path)
+    assert path.stat().st_size > 4000
+    path.unlink()
+    notes: list[str] = []
+    proxy.cut_after = 3000
+    job = far_lab.lab.store.job(outcome.job_id)
+    _, files = kept(far_lab.lab, job, None, lambda event: notes.append(str(event["note"])))
+    assert files == before
+    assert list(path.parent.iterdir()) == [path]
+    assert notes[0] == f"fetching the raw files of job {outcome.job_id} from box"
+    assert notes[1].startswith("the connection to host box was cut")
+    assert len(notes) == 2
 
 
 def test_cuts_leave_no_gap_and_no_repeat(far_lab: ToyLab, proxy: Proxy) -> None:

@@ -77,7 +77,8 @@ def test_host_add_trusts_and_names(project: Path, server: Sshd) -> None:
     added = dgxlab(project, "host", "add", "box", "--name", "mybox", "--yes")
     assert added.returncode == 0, added.stderr
     assert "SHA256:" in added.stderr
-    assert "mybox: box, ~/.dgxlab" in dgxlab(project, "host", "list").stdout
+    listed = dgxlab(project, "host", "list").stdout.splitlines()
+    assert ["mybox", "box", "~/.dgxlab"] in [line.split() for line in listed]
     checked = dgxlab(project, "host", "check", "mybox")
     assert checked.returncode == 0, checked.stderr
     assert "c++" in checked.stdout

@@ -1,0 +1,136 @@
+"""What a job measures on, held against everybody else: other jobs, people who sign a file, their processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from dgxlab.agent.devices import Gpu, devices, uses_cuda
+from dgxlab.agent.environment import settings
+from dgxlab.agent.facts import user
+from dgxlab.agent.lock import BenchLock
+from dgxlab.agent.occupancy import ComputeProcess, compute_processes, foreign, phrase
+from dgxlab.agent.owner import OwnerFile
+from dgxlab.errors import HostBusy
+from dgxlab.model import Plan
+from dgxlab.units import duration
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
+"""Between looks while waiting: soon at first, then seldom, because every look disturbs who measures."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Somebody else who has what a job waits for.
+
+    Attributes:
+        what: The file or the GPU.
+        key: Tells one holder from the next.
+        who: In words.
+    """
+
+    what: str
+    key: object
+    who: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.what} is held by {self.who}"
+
+
+class Claim:
+    """The devices of one job. Nothing is taken before `hold`, and nothing is kept after `release`.
+
+    Args:
+        own: Pids that the job started.
+        on_change: Called with state, path and owner of the `lock` events.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        gpus: Sequence[Gpu],
+        own: Collection[int],
+        on_change: Callable[[str, str, str], None],
+    ) -> None:
+        taken = devices(plan, gpus)
+        self._plan = plan
+        self._owner = {"job": plan.job_id, "user": user()}
+        self._locks = [BenchLock(device) for device in taken]
+        self._others = {gpu["uuid"] for gpu in gpus} - set(taken) if uses_cuda(plan) else None
+        path = settings().lock
+        self._file = OwnerFile(path, plan.job_id, user()) if path else None
+        self._own = own
+        self._on_change = on_change
+        self._left_s = plan.wait_s
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors of the locks that are held, for children to inherit."""
+        return [lock.fd for lock in self._locks if lock.held and lock.fd is not None]
+
+    def hold(self) -> None:
+        """Have the devices to itself, before every launch that counts; waits at most plan.wait_s in a whole job.
+
+        Raises:
+            HostBusy: if somebody else has them for longer.
+        """
+        before = self.fds
+        self._wait()
+        if self.fds != before:
+            for lock in self._locks:
+                self._on_change("held", str(lock.path), self._plan.job_id)
+
+    def strangers(self, processes: Iterable[ComputeProcess]) -> list[ComputeProcess]:
+        """Return the processes that disturb this job's GPUs, [] for a job on the processor."""
+        if self._others is None:
+            return []
+        return foreign([p for p in processes if p.gpu_uuid not in self._others], self._own)
+
+    def release(self) -> None:
+        """Let go of everything; harmless to repeat."""
+        if self._file:
+            self._file.free()
+        held = [lock for lock in self._locks if lock.held]
+        for lock in self._locks:
+            lock.release()
+        for lock in held:
+            self._on_change("released", str(lock.path), "")
+
+    def _wait(self) -> None:
+        begin, pause, told = time.monotonic(), FIRST_PAUSE_S, None
+        try:
+            while holder := self._holder():
+                left = self._left_s - (time.monotonic() - begin)
+                if left <= 0:
+                    raise self._busy(holder)
+                if holder != told:
+                    self._on_change("waiting", holder.what, holder.who)
+                    told = holder
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, LAST_PAUSE_S)
+        finally:
+            self._left_s -= time.monotonic() - begin
+
+    def _holder(self) -> Holder | None:
+        """Return the first who is in the way; the locks come first, so that no two jobs judge the rest at once."""
+        for lock in self._locks:
+            if not lock.take(self._owner):
+                who = lock.owner()
+                return Holder(str(lock.path), who, who)
+        if self._file:
+            if who := self._file.somebody():
+                return Holder(str(self._file.path), who, who)
+            self._file.sign()  # before a process is waited for: nobody else shall begin meanwhile
+        strangers = self.strangers(compute_processes()) if self._others is not None else []
+        if strangers:
+            return Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
+        return None
+
+    def _busy(self, holder: Holder) -> HostBusy:
+        minutes = self._plan.wait_s / 60
+        how = f"stayed busy for {duration(self._plan.wait_s)}" if minutes else "is busy"
+        return HostBusy(
+            f"the device {how}: {holder}",
+            next=f"dgxlab {self._plan.kind} again when it is free, or with --wait {max(60.0, 2 * minutes):g}",
+        )

@@ -1,0 +1,232 @@
+"""What lies under the root, when it was last used, and taking away what is asked for while nothing runs.
+
+A job holds `in-use.lock` shared for its life, so what jobs share (builds, work folders, models, tools) goes only while
+no job runs. What goes is renamed into `trash/` first: an interrupted removal leaves no half of anything.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dgxlab.agent.job import Job
+from dgxlab.agent.root import Root
+
+SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
+"""What any job may use while it runs; the rest is a job's own."""
+
+LEFTOVER_S = 86400.0
+"""What an interrupted command left half done is left alone for a day: it may still be at work."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing under the root.
+
+    Attributes:
+        kind: builds, work, models, tools, agents, jobs, leftovers or sources.
+        used: When it was last used, unix seconds.
+        bytes: What it takes on the disk; 0 where that was not asked for.
+        state: A job's state, "" for anything else.
+        journal_bytes: Length of a job's journal.
+    """
+
+    kind: str
+    name: str
+    used: float
+    bytes: int = 0
+    state: str = ""
+    journal_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a removal did.
+
+    Attributes:
+        removed: Kind and name of what is gone.
+        kept: Kind, name and reason of what was asked for and is still there.
+        busy: Whether a job kept what jobs share.
+    """
+
+    removed: tuple[tuple[str, str], ...]
+    kept: tuple[tuple[str, str, str], ...]
+    busy: bool
+
+
+def hold(root: Root) -> int:
+    """Return a descriptor that keeps what jobs share from being removed until it, and every copy of it, is closed."""
+    fd = _open(root)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def inventory(root: Root, *, sizes: bool = True) -> list[Item]:
+    """Return everything under the root but what is in the trash, by kind, the longest unused first."""
+    return sorted((thing.item(sizes=sizes) for thing in _things(root)), key=lambda item: (item.kind, item.used))
+
+
+def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
+    """Remove things, each named by kind, name and the last use that was seen; one that was used since then stays.
+
+    What the trash holds goes too, also when nothing else does.
+    """
+    removed, kept = [], []
+    with _alone(root) as alone:
+        there = {(thing.kind, thing.name): thing for thing in _things(root)}
+        for kind, name, used in wanted:
+            thing = there.get((kind, name))
+            if thing is None:
+                continue  # somebody else removed it
+            if reason := _objection(thing, used, alone=alone):
+                kept.append((kind, name, reason))
+            else:
+                _into_trash(root, thing.paths)
+                removed.append((kind, name))
+    for path in _children(root.path / "trash"):  # the lock is free again: this may take long
+        _delete(path)
+    return Removal(tuple(removed), tuple(kept), busy=not alone)
+
+
+@dataclass(frozen=True)
+class _Thing:
+    kind: str
+    name: str
+    paths: tuple[Path, ...]
+
+    def item(self, *, sizes: bool) -> Item:
+        size = sum(map(_size, self.paths)) if sizes else 0
+        status = Job(self.paths[0]).status() if self.kind == "jobs" else None
+        if status is None:
+            return Item(self.kind, self.name, self.used, size)
+        return Item(self.kind, self.name, self.used, size, status.state, status.journal_bytes)
+
+    @property
+    def used(self) -> float:
+        """The newest time of the paths and of what lies directly in them: stamps and journals are touched there."""
+        inside = [child for path in self.paths if path.is_dir() for child in path.iterdir()]
+        return max(_mtime(path) for path in (*self.paths, *inside))
+
+
+def _things(root: Root) -> Iterator[_Thing]:
+    """Yield everything that dgxlab made."""
+    for kind, folder in (("builds", root.builds), ("work", root.work), ("tools", root.tools), ("jobs", root.jobs)):
+        yield from (_Thing(kind, path.name, (path,)) for path in _children(folder) if path.is_dir())
+    yield from (_Thing("agents", path.stem, (path,)) for path in _children(root.agents) if path.suffix == ".pyz")
+    yield from _models(root)
+    if root.objects.is_dir():
+        yield _Thing("sources", root.objects.name, (root.objects,))
+    yield from _leftovers(root)
+
+
+def _models(root: Root) -> Iterator[_Thing]:
+    """Yield synthetic models, also one that was sent for a job that never came; any other file is somebody's own."""
+    for path in _children(root.models):
+        model = path.with_suffix(".gguf")
+        if path.suffix == ".json" and not model.is_symlink():
+            yield _Thing("models", path.stem, (path, *([model] if model.exists() else ())))
+        elif path.match("synthetic-*-f16.gguf"):
+            yield _Thing("models", path.stem, (path,))
+
+
+def _leftovers(root: Root) -> Iterator[_Thing]:
+    """Yield what interrupted commands left half done."""
+    for folder in (root.builds, root.work, root.tools, root.jobs, root.models):
+        for path in _children(folder, hidden=True):
+            yield from _old(_Thing("leftovers", f"{folder.name}/{path.name}", (path,)))
+    for path in _children(root.agents):
+        if path.suffix != ".pyz":
+            yield from _old(_Thing("leftovers", f"{root.agents.name}/{path.name}", (path,)))
+
+
+def _old(thing: _Thing) -> Iterator[_Thing]:
+    if time.time() - thing.used > LEFTOVER_S:
+        yield thing
+
+
+def _objection(thing: _Thing, used: float, *, alone: bool) -> str:
+    """Return why something stays, "" when it may go."""
+    if thing.kind == "sources" or thing.paths[0] == Path(sys.argv[0]):
+        return "it is always kept"
+    if thing.kind in SHARED and not alone:
+        return "a job runs"
+    if thing.kind == "jobs" and (state := Job(thing.paths[0]).status().state) not in ("done", "lost"):
+        return f"it is {state}"
+    return "it was used just now" if thing.used > used else ""
+
+
+def _children(folder: Path, *, hidden: bool = False) -> list[Path]:
+    """Return what lies in a folder of ours: no links, and nothing where the folder is one; they lead elsewhere."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    found = (path for path in folder.iterdir() if path.name.startswith(".") == hidden)
+    return sorted(path for path in found if not path.is_symlink())
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:  # a file that is being replaced this instant
+        return time.time()
+
+
+def _size(path: Path) -> int:
+    """Return the bytes on the disk of a file or a folder, links not followed."""
+    total = _blocks(path)
+    for folder, folders, files in os.walk(path):
+        total += sum(_blocks(Path(folder, name)) for name in (*folders, *files))
+    return total
+
+
+def _blocks(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _into_trash(root: Root, paths: Sequence[Path]) -> None:
+    trash = root.path / "trash"
+    trash.mkdir(mode=0o700, exist_ok=True)
+    for path in paths:
+        path.rename(trash / f"{time.time_ns()}-{path.name}")
+
+
+def _delete(path: Path) -> None:
+    """Delete a file or a folder; another command may be at the same."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(root: Root) -> Iterator[bool]:
+    """Tell whether no job runs, and let none begin meanwhile.
+
+    The jobs are looked at as well: an agent of an older version does not hold the lock.
+    """
+    fd = _open(root)
+    try:
+        yield _taken(fd) and not any(Job(path).status().state == "running" for path in _children(root.jobs))
+    finally:
+        os.close(fd)
+
+
+def _taken(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open(root: Root) -> int:
+    return os.open(root.path / "in-use.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

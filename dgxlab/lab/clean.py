@@ -1,0 +1,126 @@
+"""What lies on a host and what of it may go: nothing that runs, and nothing measured that is not safe here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dgxlab.agent.inventory import SHARED, Item
+from dgxlab.errors import CheckFailed, JobLost, RemoteError, SpecError, UsageError
+from dgxlab.lab import raw
+from dgxlab.lab.base import Lab, Watch
+from dgxlab.lab.jobs import follow
+from dgxlab.transport.bundle import bundle
+from dgxlab.transport.host import Host
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may go.
+
+    Attributes:
+        kinds: Kinds of things.
+        older_than_days: Keep what was used since then.
+    """
+
+    kinds: Collection[str]
+    older_than_days: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing on the host, and what becomes of it.
+
+    Attributes:
+        kept: Why it stays, "" when it goes.
+    """
+
+    item: Item
+    kept: str
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What a cleaning did.
+
+    Attributes:
+        removed: What is gone.
+        kept: What was to go and stayed, with the reason.
+    """
+
+    removed: tuple[Item, ...]
+    kept: tuple[Candidate, ...]
+
+
+def survey(lab: Lab | None, host: Host, policy: Policy) -> list[Candidate]:
+    """Return everything on the host with what becomes of it.
+
+    Args:
+        lab: The record that knows the jobs; without one every job stays.
+    """
+    items = host.inventory()
+    running = [item.name for item in items if item.state == "running"]
+    return [Candidate(item, _objection(lab, host, item, policy, running)) for item in items]
+
+
+def clean(lab: Lab | None, host: Host, candidates: Sequence[Candidate], watch: Watch) -> Cleaned:
+    """Remove what goes; a job only once this record has all that it wrote, and its raw files are here.
+
+    Raises:
+        HostError: if the host is lost on the way; what was removed is whole, and the same again removes the rest.
+    """
+    chosen = [candidate.item for candidate in candidates if not candidate.kept]
+    kept: dict[tuple[str, str], str] = {}
+    if lab is not None:
+        kept = {("jobs", item.name): _save(lab, host, item, watch) for item in chosen if item.kind == "jobs"}
+    removal = host.remove([item for item in chosen if not kept.get(_key(item))])
+    kept |= {(kind, name): reason for kind, name, reason in removal.kept}
+    return Cleaned(
+        tuple(item for item in chosen if _key(item) in removal.removed),
+        tuple(Candidate(item, kept[_key(item)]) for item in chosen if kept.get(_key(item))),
+    )
+
+
+def _key(item: Item) -> tuple[str, str]:
+    return item.kind, item.name
+
+
+def _objection(lab: Lab | None, host: Host, item: Item, policy: Policy, running: Sequence[str]) -> str:
+    """Return why something stays, "" when it may go."""
+    if item.kind == "sources":  # small, and what every build starts from
+        return "never removed"
+    if item.kind not in policy.kinds:
+        return "not asked for"
+    if item.kind == "jobs" and item.state not in ("done", "lost"):
+        return {"running": "it runs", "staged": "it was never started"}.get(item.state, f"it is {item.state}")
+    if item.kind in SHARED and running:
+        return f"job {running[0]} runs"
+    if item.name == bundle().digest:
+        return "this dgxlab's own agent"
+    if item.kind != "leftovers" and time.time() - item.used < policy.older_than_days * DAY_S:
+        return f"used in the last {policy.older_than_days:g} days"
+    if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
+        return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"
+    return ""
+
+
+def _save(lab: Lab, host: Host, item: Item, watch: Watch) -> str:
+    """Bring all that a job wrote here; return why that cannot be done, "" when it is done.
+
+    Raises:
+        HostError: if the host is gone.
+    """
+    job = lab.store.job(item.name)
+    try:
+        if job.journal_bytes < item.journal_bytes or not (job.ended or job.state == item.state == "lost"):
+            watch({"event": "note", "note": f"reading the rest of job {job.job_id}"})
+            with suppress(JobLost):  # what it wrote before its agent died is in the record now
+                follow(lab, host, job.job_id, lambda event: None)
+        raw.kept(lab, lab.store.job(job.job_id), host.name, watch)
+    except (RemoteError, SpecError, UsageError, CheckFailed, JobLost) as error:
+        return error.message
+    return ""

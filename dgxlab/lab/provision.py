@@ -1,0 +1,110 @@
+"""What a host lacks and the client can give: build tools, sources, synthetic models. A host needs no internet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from dgxlab import synth
+from dgxlab.agent.job import sha256
+from dgxlab.errors import SpecError
+from dgxlab.lab.base import Watch, noted
+from dgxlab.lab.todo import ask
+from dgxlab.model import Experiment, Facts, ModelStep, Plan, Source, SyntheticModel, model_id
+from dgxlab.source import PinCache, wheels
+from dgxlab.transport import retry
+from dgxlab.transport.host import Host, Probe, Stdin
+from dgxlab.units import size
+
+TOOLS = ("cmake", "ninja")
+"""What a build needs and a wheel has. A compiler and git must be there."""
+
+PIECE = 1 << 20
+"""Bytes of a file sent at a time."""
+
+NOTE_S = 10.0
+"""How often a long way is told in a sentence; a bar moves with every percent."""
+
+
+def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) -> Probe:
+    """Return what the host has of what a run needs, once it has cmake and ninja.
+
+    They are sent before anything is compared with the record: a build's identity has cmake's version in it.
+
+    Raises:
+        SpecError: if a model file is not there, or a build tool cannot be sent.
+    """
+    probe = ask(host, experiment, source)
+    missing = [name for name in TOOLS if not probe.facts.details["tools"][name]]
+    for name in missing:
+        _send_tool(host, name, probe.facts, watch)
+    return ask(host, experiment, source) if missing else probe
+
+
+def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
+    """Send the sources and models that a job needs and the host neither has nor can make."""
+    for arm in job.arms:
+        _send_source(cache, host, arm.source, probe, watch)
+    models = [(step.model, step.recipe) for step in job.steps if isinstance(step, ModelStep) and step.recipe]
+    for name, recipe in {model_id(recipe): (name, recipe) for name, recipe in models}.values():
+        if model_id(recipe) in probe.to_send:
+            _send_model(cache, host, name, recipe, watch)
+
+
+def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
+    tell = noted(watch)
+    try:
+        wheel = wheels.find(name, facts.toolchain.machine.split()[0], str(facts.details["glibc"]))
+        file = wheels.fetch(wheel, tell)
+    except wheels.NoWheel as error:
+        raise SpecError(
+            f"host {host.name} has no {name}, and none can be sent: {error}",
+            next=f"on {host.name}: sudo apt-get install cmake ninja-build",
+        ) from error
+    tell(f"sending {name} {wheel.version}, {size(file.stat().st_size)}, to {host.name}, which has none")
+    body = _reading(file, f"{name} to {host.name}", watch)
+    retry.again(host, lambda: host.send_tool(name, wheel.version, wheel.sha256, body), tell)
+
+
+def _send_source(cache: PinCache, host: Host, source: Source, probe: Probe, watch: Watch) -> None:
+    """Send the objects that the host lacks: the pin once, a patched tree as its few changed objects."""
+    if source.pin in probe.missing:
+        watch({"event": "note", "note": f"sending pin {source.pin[:12]} to {host.name}"})
+        _send_pack(host, source.pin, source.pin, lambda: cache.pack([source.pin], []), watch)
+    if source.commit != source.pin and source.commit in probe.missing:
+        _send_pack(host, source.commit, source.pin, lambda: cache.pack([source.commit], [source.pin]), watch)
+
+
+def _send_pack(host: Host, commit: str, shallow: str, pack: Stdin, watch: Watch) -> None:
+    retry.again(host, lambda: host.send_objects(commit, [shallow], pack), noted(watch))
+
+
+def _send_model(cache: PinCache, host: Host, name: str, recipe: SyntheticModel, watch: Watch) -> None:
+    """Write a model's f16 file here and send it; the host quantises it as it would its own."""
+    tell, large = noted(watch), size(synth.size(recipe))
+    tell(f"making model {name} here and sending {large} to {host.name}, whose Python has no gguf package")
+    with cache.scratch() as folder:
+        file = folder / "f16.gguf"
+        synth.write(recipe, file)
+        digest, body = sha256(file), _reading(file, f"model {name} to {host.name}", watch)
+        retry.again(host, lambda: host.send_model(model_id(recipe), digest, body), tell)
+
+
+def _reading(file: Path, what: str, watch: Watch) -> Stdin:
+    """Return what yields a file in pieces, anew for each attempt, and shows how far it is."""
+    total = file.stat().st_size
+
+    def read() -> Iterator[bytes]:
+        told, percent = time.monotonic(), 0
+        with file.open("rb") as stream:
+            while piece := stream.read(PIECE):
+                yield piece
+                if stream.tell() * 100 // total > percent:
+                    percent = stream.tell() * 100 // total
+                    watch({"event": "progress", "id": "sending", "done": percent, "total": 100, "note": what})
+                if time.monotonic() - told > NOTE_S:
+                    told = time.monotonic()
+                    watch({"event": "note", "note": f"sent {size(stream.tell())} of {size(total)}, {what}"})
+
+    return read

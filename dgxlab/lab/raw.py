@@ -1,0 +1,140 @@
+"""What a job's programs printed, byte for byte: fetched when the job has ended, checked against the record, kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dgxlab.errors import CheckFailed, DgxlabError, UsageError
+from dgxlab.lab.archive import RawFile, copy, incoming, listing, path_of
+from dgxlab.lab.base import Lab, Watch, noted
+from dgxlab.store import Job, Store
+from dgxlab.transport import retry
+from dgxlab.transport.host import Host
+from dgxlab.units import size
+
+AT_ONCE = 64 << 20
+"""Raw files of up to so many bytes come when their job ends; larger ones when somebody asks for them."""
+
+PAUSES_S = (1.0, 2.0, 4.0)
+"""Pauses between attempts: shorter than for a job, whose results would be missing."""
+
+WHOLE_JOB = {
+    "plan.json": "the plan",
+    "journal.jsonl": "every event",
+    "rc": "the final status",
+    "agent.err": "the agent's stderr",
+}
+STREAMS = {".out": "stdout", ".err": "stderr", ".log": "output"}
+
+
+def keep(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
+    """Fetch what is not kept yet of a job that has ended, unless it is large.
+
+    Whatever goes wrong is a note: the results are recorded. So is Ctrl-C, which must not say that the job goes on.
+    """
+    if path_of(lab.raw, job_id).exists():
+        return
+    try:
+        _fetch(lab, host, lab.store.job(job_id), watch, AT_ONCE)
+    except (DgxlabError, KeyboardInterrupt) as error:
+        why = error.message if isinstance(error, DgxlabError) else "interrupted"
+        noted(watch)(f"the raw files of job {job_id} stay on {host.name} ({why}); to fetch them: dgxlab logs {job_id}")
+
+
+def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dict[str, RawFile]]:
+    """Return a job's archive and the files in it by path, fetched first where they are not here; always checked.
+
+    Args:
+        where: The host, where it has another name here than in the record.
+
+    Raises:
+        UsageError: if the job has not ended, as far as the record knows.
+        JobLost: if the host has it no more.
+        CheckFailed: if a file is not what was recorded.
+    """
+    path = path_of(lab.raw, job.job_id)
+    if path.exists():
+        return path, _checked(lab.store, job, path, f"rm {path}; it is then fetched again")
+    if not job.ended and job.state != "lost":
+        raise UsageError(f"job {job.job_id} has not ended in this record", next=f"dgxlab attach {job.job_id}")
+    host = lab.connect(where or job.host)
+    noted(watch)(f"fetching the raw files of job {job.job_id} from {host.name}")
+    return path, _fetch(lab, host, job, watch)
+
+
+def describe(job: Job, path: str) -> str:
+    """Return what a raw file is: `run:3 llama-bench stdout`."""
+    name = PurePosixPath(path)
+    steps = {str(step["id"]).replace(":", "-"): step for step in json.loads(job.plan_json)["steps"]}
+    stems = [stem for stem in steps if name.stem == stem or name.stem.startswith(f"{stem}-")]
+    if not stems or name.suffix not in STREAMS:
+        return WHOLE_JOB.get(path, "")
+    stem = max(stems, key=len)
+    words = (*_step(steps[stem]), name.stem[len(stem) + 1 :], STREAMS[name.suffix])
+    return " ".join(filter(None, words))
+
+
+def _step(step: Mapping[str, Any]) -> tuple[str, ...]:
+    if step["kind"] == "gate":
+        return step["id"], step["gate"]["op"], step["gate"]["backend"]
+    return step["id"], step.get("tool", "")
+
+
+def _fetch(lab: Lab, host: Host, job: Job, watch: Watch, limit: int = sys.maxsize) -> dict[str, RawFile]:
+    """Fetch in one round trip, more where the connection is cut; nothing is kept that was not checked."""
+
+    def attempt() -> dict[str, RawFile]:
+        with incoming(path_of(lab.raw, job.job_id)) as part:
+            told = host.raw(job.job_id, limit, part.write)
+            if told.size > limit:
+                raise UsageError(f"they are {size(told.size)}")
+            part.flush()
+            why = f"see what changed jobs/{job.job_id} on {host.name} after it was recorded"
+            return _checked(lab.store, job, Path(part.name), why, told.at_most)
+
+    return retry.again(host, attempt, noted(watch), PAUSES_S)
+
+
+def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.maxsize) -> dict[str, RawFile]:
+    """Return the files of an archive.
+
+    Raises:
+        CheckFailed: if one is not what was recorded, or missing; names it.
+    """
+    files = listing(path, at_most)
+    for name, sha256 in {**_recorded(store, job), **_final(path, files)}.items():
+        found = files[name].sha256 if name in files else "missing"
+        if found != sha256:
+            raise CheckFailed(
+                f"{name} of job {job.job_id} is not what was recorded: its sha256 is {found[:16]}, not {sha256[:16]}",
+                next=next,
+            )
+    return files
+
+
+def _recorded(store: Store, job: Job) -> dict[str, str]:
+    """Return the sha256 of every file that the record knows: the output of gates and runs, and the plan."""
+    found = store.rows(
+        "SELECT raw FROM runs WHERE job_id = :job UNION ALL SELECT raw FROM gates WHERE job_id = :job",
+        {"job": job.job_id},
+    )
+    streams = [stream for row in found for stream in json.loads(row["raw"]).values()]
+    plan = hashlib.sha256(job.plan_json.encode()).hexdigest()
+    return {"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}}
+
+
+def _final(path: Path, files: Mapping[str, RawFile]) -> dict[str, str]:
+    """Return the journal's sha256 as the job's last word has it; a job that was lost had none."""
+    if "rc" not in files:
+        return {}
+    text: list[bytes] = []
+    copy(path, "rc", text.append)
+    try:
+        return {"journal.jsonl": str(json.loads(b"".join(text))["journal_sha256"])}
+    except (ValueError, LookupError, TypeError) as error:
+        raise CheckFailed(f"rc in {path.name} is no final status: {error}") from error

@@ -1,0 +1,68 @@
+"""What programs on a host get from their surroundings."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent import environment, facts
+from dgxlab.agent.environment import Settings, base_env, measured_env, search_path, settings
+
+
+def given(monkeypatch: pytest.MonkeyPatch, root: Path | None = None, **host: object) -> None:
+    """Say what hosts.yaml says."""
+    monkeypatch.setenv("DGXLAB_HOST", json.dumps(host))
+    if root:
+        monkeypatch.setenv("DGXLAB_ROOT", str(root))
+
+
+def test_without_hosts_yaml_there_are_no_settings() -> None:
+    """The agent started by hand, or for a host that needs nothing said."""
+    assert settings() == Settings()
+    assert settings().measured == {}
+
+
+def test_settings_as_the_client_sends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tildes are this host's."""
+    given(monkeypatch, tmp_path, path_prepend=["~/bin", "/opt/x"], env={"CC": "gcc-12"}, lock="~/gpu_bench_lock/owner")
+    home = Path(os.environ["HOME"])
+    expected = Settings(tmp_path, (home / "bin", Path("/opt/x")), {"CC": "gcc-12"}, home / "gpu_bench_lock" / "owner")
+    assert settings() == expected
+
+
+def test_the_order_of_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What hosts.yaml prepends wins over the login's PATH, and that over what the client had to send."""
+    sent = tmp_path / "tools" / "cmake-1" / "bin"
+    sent.mkdir(parents=True)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    given(monkeypatch, tmp_path, path_prepend=["/opt/first"])
+    assert search_path().split(":")[:4] == ["/opt/first", "/usr/bin", "/bin", str(sent)]
+
+
+def test_nvcc_beside_the_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A PATH without nvcc gets the installed CUDA's folder, if there is one, at its end."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    installed = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
+    assert environment.search_path() == (f"{tmp_path}:{installed[0].parent}" if installed else str(tmp_path))
+
+
+def test_only_what_is_named_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login's stray variable changes no result; hosts.yaml's and the plan's do, the plan's last."""
+    for name, value in {"GGML_CUDA_FORCE_MMQ": "1", "CUDA_VISIBLE_DEVICES": "3", "CCACHE_DIR": "/c"}.items():
+        monkeypatch.setenv(name, value)
+    assert not {"GGML_CUDA_FORCE_MMQ", "CUDA_VISIBLE_DEVICES"} & set(base_env())
+    given(monkeypatch, env={"CUDA_VISIBLE_DEVICES": "1", "X": "host"})
+    env = measured_env({"X": "plan"})
+    assert (env["CUDA_VISIBLE_DEVICES"], env["X"], env["CCACHE_DIR"]) == ("1", "plan", "/c")
+
+
+def test_another_device_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of one GPU are no numbers of the other; a variable for the compiler changes nothing of that."""
+    plain = facts.host_id()
+    given(monkeypatch, env={"CUDA_VISIBLE_DEVICES": "1"})
+    other = facts.host_id()
+    given(monkeypatch, env={"CCACHE_DIR": "/c", "CC": "gcc-12"})
+    assert other != plain == facts.host_id()

@@ -1,0 +1,212 @@
+"""What lies under a root, and what a removal takes away and leaves alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent.inventory import Item, hold, inventory, remove
+from dgxlab.agent.root import Root
+from tests.machines import age
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """An empty root."""
+    made = Root(tmp_path / "root")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def full(root: Root) -> Root:
+    """A root with one of everything, forty days old."""
+    for folder in (root.build("b1"), root.work / "w1", root.tools / "cmake-1", root.jobs / "job1", root.objects):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "program").write_bytes(bytes(9000))
+    for name in ("plan.json", "started", "rc", "journal.jsonl"):
+        (root.jobs / "job1" / name).write_text("{}")
+    (root.agents / "a1.pyz").write_bytes(b"PK")
+    for name in ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "mine.gguf"):
+        (root.models / name).write_bytes(bytes(5000))
+    age(root.path, 40)
+    return root
+
+
+def names(root: Root) -> list[str]:
+    """Return kind and name of everything that is listed."""
+    return [f"{item.kind} {item.name}" for item in inventory(root)]
+
+
+def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
+    """Return things as they are asked for; all of them when none is named."""
+    items = [item for item in inventory(root) if not wanted or item.name in wanted]
+    return [(item.kind, item.name, item.used) for item in items]
+
+
+def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
+    """A model without a record is somebody's own file and not listed; one that was sent is."""
+    listed = {item.name: item for item in inventory(full)}
+    assert sorted(listed) == [
+        "a1",
+        "b1",
+        "cmake-1",
+        "job1",
+        "llama.cpp.git",
+        "synthetic-1",
+        "synthetic-2-f16",
+        "w1",
+    ]
+    assert listed["b1"].kind == "builds"
+    assert listed["b1"].bytes >= 9000
+    assert listed["synthetic-1"].bytes >= 10000
+    assert listed["synthetic-1"].kind == "models"
+    assert (listed["job1"].state, listed["job1"].journal_bytes) == ("done", 2)
+    assert all(39 * DAY < time.time() - item.used < 41 * DAY for item in listed.values())
+
+
+def test_last_use_is_the_newest_touch(full: Root) -> None:
+    """A build whose stamp was touched, a model whose record was."""
+    for touched in (full.build("b1") / "stamp.json", full.models / "synthetic-1.json"):
+        touched.touch()
+    fresh = {item.name for item in inventory(full) if time.time() - item.used < DAY}
+    assert fresh == {"b1", "synthetic-1"}
+
+
+def test_removal_takes_what_is_named_and_nothing_else(full: Root) -> None:
+    """Files and folders are gone, trash and all; a model goes with its record; sources are always kept."""
+    done = remove(full, named(full))
+    assert (done.busy, done.kept) == (False, (("sources", "llama.cpp.git", "it is always kept"),))
+    assert names(full) == ["sources llama.cpp.git"]
+    assert [path.name for path in full.models.iterdir()] == ["mine.gguf"]
+    assert list((full.path / "trash").iterdir()) == []
+
+
+def test_sources_stay_when_something_else_goes(full: Root) -> None:
+    """Only what was asked for."""
+    assert remove(full, named(full, "w1")).removed == (("work", "w1"),)
+    assert "builds b1" in names(full)
+
+
+def test_what_jobs_share_stays_while_one_runs(full: Root) -> None:
+    """Its descriptor is enough, and a child that inherited it; finished jobs may go all the same."""
+    fd = hold(full)
+    child = os.dup(fd)
+    os.close(fd)
+    done = remove(full, named(full))
+    assert done.busy
+    assert done.removed == (("jobs", "job1"),)
+    assert {reason for kind, _, reason in done.kept if kind != "sources"} == {"a job runs"}
+    os.close(child)
+    assert not remove(full, named(full)).busy
+    assert names(full) == ["sources llama.cpp.git"]
+
+
+@pytest.fixture
+def running(full: Root) -> Iterator[Path]:
+    """A job whose agent holds its own lock and, being of an older version, no other."""
+    folder = full.jobs / "job2"
+    folder.mkdir()
+    for name in ("plan.json", "started"):
+        (folder / name).write_text("{}")
+    fd = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield folder
+    os.close(fd)
+
+
+def test_a_job_of_an_older_agent_counts_as_well(full: Root, running: Path) -> None:
+    """What runs is told by its own lock."""
+    done = remove(full, named(full))
+    assert done.busy
+    assert ("jobs", "job2", "it is running") in done.kept
+    assert running.exists()
+    assert full.build("b1").exists()
+
+
+def test_a_staged_job_stays(full: Root) -> None:
+    """It may be started at any moment."""
+    (full.jobs / "job1" / "started").unlink()
+    (full.jobs / "job1" / "rc").unlink()
+    assert ("jobs", "job1", "it is staged") in remove(full, named(full, "job1")).kept
+
+
+def test_what_was_used_meanwhile_stays(full: Root) -> None:
+    """Between the listing and the removal a job reused the build."""
+    wanted = named(full, "b1", "w1")
+    (full.build("b1") / "stamp.json").touch()
+    done = remove(full, wanted)
+    assert (done.removed, done.kept) == ((("work", "w1"),), (("builds", "b1", "it was used just now"),))
+
+
+def test_names_reach_nothing_outside(full: Root, tmp_path: Path) -> None:
+    """Only what the listing has can be removed."""
+    outside = tmp_path / "precious"
+    outside.mkdir()
+    wanted = [("builds", "../../precious", time.time()), ("builds", str(outside), time.time()), ("x", "b1", 0.0)]
+    assert remove(full, wanted).removed == ()
+    assert outside.exists()
+
+
+def test_links_are_not_followed(full: Root, tmp_path: Path) -> None:
+    """Neither one that stands for a build, nor a whole folder that is one, nor one inside of what goes."""
+    outside = tmp_path / "elsewhere"
+    (outside / "b3" / "bin").mkdir(parents=True)
+    (outside / "b3" / "bin" / "program").write_bytes(bytes(100_000))
+    (full.builds / "b2").symlink_to(outside / "b3")
+    (full.build("b1") / "bin" / "link").symlink_to(outside)
+    age(full.build("b1"), 40)
+    (full.tools / "cmake-1").rename(outside / "cmake-1")
+    full.tools.rmdir()
+    full.tools.symlink_to(outside)
+    listed = {item.name: item for item in inventory(full)}
+    assert not {"b2", "b3", "cmake-1"} & set(listed)
+    assert listed["b1"].bytes < 100_000
+    remove(full, named(full))
+    assert not full.build("b1").exists()
+    assert (outside / "b3" / "bin" / "program").stat().st_size == 100_000
+    assert (outside / "cmake-1" / "bin" / "program").exists()
+
+
+def test_leftovers_are_listed_after_a_day(full: Root) -> None:
+    """What an interrupted install, upload or staging left; a fresh one may still be at work."""
+    for old in (full.builds / ".in-b1-77", full.builds / ".old-b1-77", full.jobs / ".in-job9-77"):
+        old.mkdir()
+        age(old, 1.5)
+    (full.agents / "a1.pyz.4711").write_bytes(b"PK")
+    age(full.agents / "a1.pyz.4711", 1.5)
+    (full.builds / ".in-b1-78").mkdir()
+    left = ["agent/a1.pyz.4711", "builds/.in-b1-77", "builds/.old-b1-77", "jobs/.in-job9-77"]
+    assert sorted(item.name for item in inventory(full) if item.kind == "leftovers") == left
+    assert len(remove(full, named(full, *left)).removed) == 4
+    assert [path.name for path in full.builds.glob(".*")] == [".in-b1-78"]
+
+
+def test_an_interrupted_removal_is_finished_by_the_next(full: Root) -> None:
+    """What lies in the trash is half of nothing: it is not listed, and goes whatever is asked for."""
+    (full.path / "trash").mkdir()
+    full.build("b1").rename(full.path / "trash" / "123-b1")
+    assert "builds b1" not in names(full)
+    assert remove(full, []).removed == ()
+    assert list((full.path / "trash").iterdir()) == []
+
+
+def test_an_empty_root_has_nothing(root: Root) -> None:
+    """No build, no job, no trash."""
+    assert inventory(root) == []
+    assert remove(root, [("builds", "b1", 0.0)]).removed == ()
+
+
+def test_oldest_first_in_each_kind(full: Root) -> None:
+    """What was longest unused is what one looks for."""
+    (full.build("b0") / "bin").mkdir(parents=True)
+    age(full.build("b0"), 3)
+    found: list[Item] = [item for item in inventory(full) if item.kind == "builds"]
+    assert [item.name for item in found] == ["b1", "b0"]

@@ -1,0 +1,85 @@
+"""Synthetic models on the host: made there or sent, once, whoever else is at it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent import child, models
+from dgxlab.agent.measure import Launch
+from dgxlab.agent.root import Root
+from dgxlab.errors import RemoteError
+from dgxlab.model import ModelStep, SyntheticModel
+
+NAME = "synthetic-1"
+F16 = b"GGUF f16"
+STEP = ModelStep("model:m", "arm", "m", "", SyntheticModel(), ("false",), ("cp", "{in}", "{out}"))
+"""Its `make` fails, as on a host without gguf; cp stands for the quantiser."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """A root that was sent the model."""
+    made = Root(tmp_path / "root")
+    made.create()
+    models.receive(made, NAME, hashlib.sha256(F16).hexdigest(), io.BytesIO(F16))
+    return made
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[[str, Sequence[str]], Launch]:
+    """Run what a step says."""
+    out, err = tmp_path / "out", tmp_path / "err"
+
+    def run(name: str, argv: Sequence[str]) -> Launch:
+        return Launch(child.run(argv, env={"PATH": "/usr/bin:/bin"}, stdout=out, stderr=err, limit_s=10), out, err)
+
+    return run
+
+
+def test_what_was_sent_is_quantised_and_gone(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:
+    """The model and its record are all that is left, and nothing is asked for again."""
+    path = root.models / f"{NAME}.gguf"
+    assert models.to_send(root, [NAME]) == []
+    fields = models.synthesize(root, STEP, NAME, path, launch)
+    assert (fields["reused"], fields["digest"]) == (False, f"sha256:{hashlib.sha256(F16).hexdigest()}")
+    assert sorted(found.name for found in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
+    assert models.synthesize(root, STEP, NAME, path, launch)["reused"]
+
+
+def test_a_quantiser_that_fails_does_not_use_it_up(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:
+    """The next job has it still: it may have taken an hour to send."""
+    broken = ModelStep(**{**vars(STEP), "quantize": ("false",)})
+    with pytest.raises(RemoteError, match="the synthetic model was not made: false ended with exit status 1"):
+        models.synthesize(root, broken, NAME, root.models / f"{NAME}.gguf", launch)
+    assert [found.read_bytes() for found in root.models.iterdir()] == [F16]
+    assert models.to_send(root, [NAME]) == []
+    assert models.synthesize(root, STEP, NAME, root.models / f"{NAME}.gguf", launch)["size"] == len(F16)
+
+
+def test_two_jobs_and_one_model(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:
+    """One is done with it while the other has just begun: neither has to make it."""
+    path = root.models / f"{NAME}.gguf"
+    others: list[dict[str, object]] = []
+
+    def slowly(name: str, argv: Sequence[str]) -> Launch:
+        written, shelf = Path(argv[1]), root.path / "shelf"
+        shutil.move(written, shelf)  # the other job of this one process would take its name
+        others.append(models.synthesize(root, STEP, NAME, path, launch))
+        shutil.move(shelf, written)
+        return launch(name, argv)
+
+    mine = models.synthesize(root, STEP, NAME, path, slowly)
+    assert mine == others[0]
+    assert sorted(found.name for found in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
+
+
+def test_neither_sent_nor_at_hand(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:
+    """A host that was believed to have gguf says what failed."""
+    with pytest.raises(RemoteError, match="the synthetic model was not made: false ended"):
+        models.synthesize(root, STEP, "synthetic-2", root.models / "synthetic-2.gguf", launch)

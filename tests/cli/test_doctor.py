@@ -1,0 +1,160 @@
+"""`dgxlab doctor`: a line for everything, what mends it below, and an exit code for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import machines, toy
+from tests.cli.conftest import Project, Ran
+
+
+def told(ran: Ran) -> dict[str, str]:
+    """Return each finding of the human form, `state text`, by `machine name`; what mends it follows after a newline."""
+    found: dict[str, str] = {}
+    where = key = ""
+    for line in ran.out.splitlines():
+        if not line.startswith(" "):
+            where = line
+        elif line.startswith(" " * 19 + "next: "):
+            found[key] += f"\n{line.strip()}"
+        else:
+            state, name, text = line[2:11].strip(), line[11:19].strip(), line[19:]
+            key = f"{where} {name}"
+            found[key] = f"{state} {text}"
+    return found
+
+
+def test_this_machine_lacks_nothing(project: Project) -> None:
+    """Exit code 0; client and host each under its name."""
+    ran = project.run("doctor")
+    assert (ran.rc, ran.err) == (0, "")
+    found = told(ran)
+    assert found["this client record"] == f"ok none yet; the first run makes {project.folder / 'results.db'}"
+    assert found["this client hosts"] == "ok local"
+    assert {f"this client {name}" for name in ("python", "git", "pip", "cache")} <= set(found)
+    assert {f"local {name}" for name in ("reach", "python", "git", "cc", "c++", "cmake", "disk", "lock")} <= set(found)
+    assert not (project.folder / "results.db").exists()
+
+
+def test_what_is_missing_is_said_with_its_mend(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PATH without compilers: exit code 11, everything else is told as well, and JSON says the same."""
+    monkeypatch.setenv("PATH", str(machines.programs(tmp_path / "bin", "git")))
+    ran = project.run("doctor")
+    assert (ran.rc, ran.error) == (11, "2 things missing")
+    assert ran.next == "sudo apt-get install gcc"
+    found = told(ran)
+    assert found["local c++"] == "missing not found on PATH\nnext: sudo apt-get install g++"
+    assert found["local disk"].startswith("ok ")
+    as_json = project.run("doctor", "--format", "json")
+    assert as_json.rc == 11
+    listed = {f"{each['where']} {each['name']}": each for each in json.loads(as_json.out)}
+    assert set(listed) == set(found)
+    assert listed["local c++"]["next"] == "sudo apt-get install g++"
+
+
+def test_client_without_git(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is missing on both: here and on the host that is this machine."""
+    monkeypatch.setenv("PATH", str(machines.programs(tmp_path / "bin", "cc", "c++")))
+    found = told(project.run("doctor"))
+    assert found["this client git"].startswith("missing git is not installed on this machine\nnext: install git")
+    assert found["local git"].startswith("missing ")
+    assert "this client merge" not in found
+
+
+def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose `git apply` cannot do what a series needs."""
+    old = tmp_path / "bin" / "git"
+    old.parent.mkdir()
+    old.write_text(
+        '#!/bin/sh\nif [ "$1" = --version ]; then echo git version 2.25.1; else exec /usr/bin/git "$@"; fi\n'
+    )
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{old.parent}:/usr/bin:/bin")
+    ran = project.run("doctor")
+    assert ran.rc == 11
+    assert told(ran)["this client git"] == (
+        "missing git version 2.25.1 is too old\nnext: install git 2.32 or newer, e.g. from backports"
+    )
+
+
+def test_record_that_cannot_be_opened(project: Project) -> None:
+    """Its own sentence, and the host is looked at all the same."""
+    (project.folder / "results.db").write_text(
+        "this is no database, only text that is long enough to be looked at" * 20
+    )
+    ran = project.run("doctor")
+    assert ran.rc == 11
+    assert told(ran)["this client record"].startswith("missing ")
+    assert "is not an SQLite database" in told(ran)["this client record"]
+    assert told(ran)["local reach"].startswith("ok ")
+
+
+def test_merge_driver_of_a_tracked_record(measured: Project) -> None:
+    """A note with the command until it is configured; a record that git does not track needs none."""
+    assert "this client merge" not in told(measured.run("doctor"))
+    toy.git(measured.folder, "init", "-q")
+    assert "this client merge" not in told(measured.run("doctor"))
+    toy.git(measured.folder, "add", "results.db")
+    ran = measured.run("doctor")
+    state, _, mend = told(ran)["this client merge"].partition("\nnext: git config ")
+    assert (ran.rc, state.split()[0]) == (0, "note")
+    name, driver = mend.split(" ", 1)
+    toy.git(measured.folder, "config", name, driver.strip('"'))
+    assert told(measured.run("doctor"))["this client merge"].startswith("ok ")
+
+
+def test_hosts_file_that_is_wrong(project: Project) -> None:
+    """File, line and key, once; no host can be looked up in it."""
+    (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx, rot: /x}\n")
+    ran = project.run("doctor", "dgx")
+    assert (ran.rc, ran.error) == (11, "1 thing missing")
+    assert "hosts.yaml:1: dgx.rot: unknown key; did you mean root?" in told(ran)["this client hosts"]
+    assert not [key for key in told(ran) if key.startswith("dgx ")]
+
+
+def test_host_that_nobody_named(project: Project) -> None:
+    """The client is told first."""
+    ran = project.run("doctor", "dgx")
+    assert ran.rc == 11
+    assert told(ran)["dgx reach"].startswith("missing host dgx is not known")
+    assert "\nnext: dgxlab host add dgx" in told(ran)["dgx reach"]
+
+
+def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host over ssh and no known_hosts file: nobody is trusted yet."""
+    (tmp_path / "fresh" / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "fresh"))
+    assert "this client ssh" not in told(project.run("doctor"))
+    (project.folder / "hosts.yaml").write_text("dgx: {ssh: me@dgx}\n")
+    if not Path("/etc/ssh/ssh_known_hosts").exists():
+        state = told(project.run("doctor"))["this client ssh"]
+        assert state.endswith("no host is trusted yet\nnext: dgxlab host add me@dgx")
+    (tmp_path / "fresh" / ".ssh" / "known_hosts").write_text("")
+    state = told(project.run("doctor"))["this client ssh"]
+    assert state.startswith(f"ok known hosts in {tmp_path / 'fresh' / '.ssh' / 'known_hosts'}")
+
+
+def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pin can be kept there."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    found = told(project.run("doctor"))["this client cache"]
+    assert found.startswith("missing ")
+    assert "\nnext: set XDG_CACHE_HOME" in found
+
+
+def test_host_with_a_wrong_python(project: Project) -> None:
+    """One that is not there, one that is no program: the sentence names the line in hosts.yaml that mends it."""
+    for python in ("/no/such/python3", "/etc/hostname"):
+        (project.folder / "hosts.yaml").write_text(
+            f"box: {{local: true, root: {project.folder}/r, python: {python}}}\n"
+        )
+        found = told(project.run("doctor", "box"))
+        assert found["box reach"] == (
+            f"missing host box has no {python} that can be started, and the agent needs Python 3.10 or newer"
+            "\nnext: edit hosts.yaml: give box python: PATH, that of a newer one there"
+        )

@@ -1,0 +1,169 @@
+"""`dgxlab host list`, `check` and `clean` on this machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests import machines
+from tests.cli.conftest import Project
+
+
+@pytest.fixture
+def box(project: Project) -> Path:
+    """A host of the project's own, this machine under another name; returns its root."""
+    root = project.folder / "root"
+    (project.folder / "hosts.yaml").write_text(f"box: {{local: true, root: {root}}}\nspark: {{ssh: me@spark}}\n")
+    return root
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the words of each line."""
+    return [line.split() for line in text.splitlines()]
+
+
+def test_hosts_are_a_table(project: Project, box: Path) -> None:
+    """Name, what it is, root; each column begins where its title does."""
+    ran = project.run("host", "list")
+    assert rows(ran.out) == [
+        ["name", "reached", "by", "root"],
+        ["box", "this", "machine", str(box)],
+        ["spark", "me@spark", "~/.dgxlab"],
+        ["local", "this", "machine", "~/.dgxlab"],
+    ]
+    title, *lines = ran.out.splitlines()
+    assert {line[title.index("root") - 1] for line in lines} == {" "}
+    assert all(line[title.index("root") :] in ("~/.dgxlab", str(box)) for line in lines)
+    assert [host["name"] for host in json.loads(project.run("host", "list", "--format", "json").out)] == [
+        "box",
+        "spark",
+        "local",
+    ]
+
+
+def test_check_shows_what_is_there(
+    project: Project, box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with a GPU that somebody computes on, and without ccache."""
+    folder = machines.programs(tmp_path / "bin", "git", "cc", "c++", "cmake", "ninja")
+    machines.h200(folder, f"{machines.UUID}, {os.getpid()}, /opt/bin/python3, 1634")
+    machines.nvcc(folder, "13.0")
+    monkeypatch.setenv("PATH", str(folder))
+    ran = project.run("host", "check", "box")
+    assert (ran.rc, ran.err) == (0, "")
+    shown = {line[:8].strip(): line[8:] for line in ran.out.splitlines()}
+    assert shown["gpu"] == "NVIDIA H200, 140 GiB"
+    assert shown["driver"] == "580.159.04, runs CUDA up to 13.0"
+    assert shown["in use"].startswith("/opt/bin/python3 of ")
+    assert shown["in use"].endswith(f", pid {os.getpid()}, 1.60 GiB")
+    assert shown["nvcc"] == f"Build cuda_13.0.r13.0/compiler.36424714_0, {folder}/nvcc"
+    assert (shown["git"], shown["ccache"]) == (f"{folder}/git", "missing")
+    assert shown["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert shown["disk"].endswith(f" at {box}")
+    assert " free of " in shown["memory"]
+    facts = json.loads(project.run("host", "check", "box", "--format", "json").out)
+    assert facts["details"]["driver"] == {"version": "580.159.04", "cuda": "13.0"}
+
+
+def test_what_a_host_says_cannot_take_over_the_terminal(
+    project: Project, box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's name is whatever its owner wants."""
+    folder = machines.programs(tmp_path / "bin")
+    machines.h200(folder, f"{machines.UUID}, {os.getpid()}, /opt/\033[2Jevil, 1")
+    monkeypatch.setenv("PATH", str(folder))
+    for command in ("host check box", "doctor box"):
+        ran = project.run(*command.split())
+        assert "/opt/evil" in ran.out
+        assert "\033" not in ran.out
+
+
+@pytest.fixture
+def used(project: Project, box: Path) -> Path:
+    """The project's host after a run, forty days ago; returns its root."""
+    ran = project.run("run", "experiments/toy.yaml", "--host", "box", "-q")
+    assert ran.rc == 0, ran.err
+    machines.age(box, 40)
+    return box
+
+
+def left(root: Path) -> dict[str, int]:
+    """Return how many things are in each folder."""
+    return {name: len(list((root / name).iterdir())) for name in ("builds", "work", "jobs")}
+
+
+def test_dry_run_only_lists(project: Project, used: Path) -> None:
+    """What goes, what stays and why, how much it is; JSON says the same; nothing is gone."""
+    ran = project.run("host", "clean", "box", "--dry-run")
+    assert (ran.rc, ran.err) == (0, "")
+    listed = {line[0]: line for line in rows(ran.out)}
+    assert [listed[kind][-1] for kind in ("builds", "work", "jobs")] == ["goes"] * 3
+    assert listed["sources"][-3:] == ["stays:", "never", "removed"]
+    assert "3 of 5 go, " in ran.out.splitlines()[-1]
+    as_json = {
+        each["kind"]: each
+        for each in json.loads(project.run("host", "clean", "box", "--dry-run", "--format", "json").out)
+    }
+    assert as_json["builds"]["goes"]
+    assert not as_json["agents"]["goes"]
+    assert as_json["agents"]["kept"] == "this dgxlab's own agent"
+    assert left(used) == {"builds": 1, "work": 1, "jobs": 1}
+
+
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_without_a_yes_nothing_goes(project: Project, used: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """A no, or nobody there to ask: exit code 2, with what was to go on stderr."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    ran = project.run("host", "clean", "box")
+    assert (ran.rc, ran.out, ran.error) == (2, "", "nothing was removed")
+    assert ran.next == "dgxlab host clean box --yes"
+    assert [line[-1] for line in rows(ran.err) if line[0] == "builds"] == ["goes"]
+    assert left(used) == {"builds": 1, "work": 1, "jobs": 1}
+
+
+def test_a_typed_yes_is_enough(project: Project, used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question stands on stderr, so that stdout is the result alone."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    ran = project.run("host", "clean", "box", "--format", "json")
+    assert ran.rc == 0
+    assert {item["kind"] for item in json.loads(ran.out)["removed"]} == {"builds", "work", "jobs"}
+    assert left(used) == {"builds": 0, "work": 0, "jobs": 0}
+
+
+def test_yes_removes_and_says_what(project: Project, used: Path) -> None:
+    """The results are still in the record; a second time there is nothing to do and nothing to ask."""
+    ran = project.run("host", "clean", "box", "--yes", "-q")
+    assert (ran.rc, ran.err) == (0, "")
+    assert ran.out.startswith("removed 3 things, ")
+    assert left(used) == {"builds": 0, "work": 0, "jobs": 0}
+    assert "| m | pp16 |" in project.run("report", "toy").out
+    again = project.run("host", "clean", "box")
+    assert (again.rc, again.out) == (0, "removed no things, 0 B\n")
+
+
+def test_kinds_and_age(project: Project, used: Path) -> None:
+    """Only what was asked for, and what was used since then stays."""
+    assert project.run("host", "clean", "box", "--yes", "--older-than", "60").out.startswith("removed no things")
+    assert project.run("host", "clean", "box", "--yes", "--kind", "work", "--kind", "builds").rc == 0
+    assert left(used) == {"builds": 0, "work": 0, "jobs": 1}
+    assert project.run("host", "clean", "box", "--kind", "src").rc == 2
+
+
+def test_without_a_record_jobs_stay(
+    project: Project, used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a folder that has no database; none is made."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "config" / "dgxlab").mkdir(parents=True)
+    (project.folder / "hosts.yaml").rename(tmp_path / "config" / "dgxlab" / "hosts.yaml")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ran = project.run("host", "clean", "box", "--yes")
+    assert ran.rc == 0
+    assert "first: dgxlab attach " in ran.err
+    assert left(used) == {"builds": 0, "work": 0, "jobs": 1}
+    assert list((tmp_path / "elsewhere").iterdir()) == []

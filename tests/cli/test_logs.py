@@ -1,0 +1,166 @@
+"""`dgxlab logs`: what the programs printed, from this machine or from the host, as it was recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Project
+
+RUN = ("run", "experiments/toy.yaml", "--again", "-q")
+
+
+@pytest.fixture
+def session(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a session that was run here, with its raw files in a folder of the test's own."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    ran = project.run(*RUN)
+    assert ran.rc == 0, ran.err
+    found = re.search(r"session (\S+)", ran.out)
+    assert found
+    return found[1]
+
+
+def kept(tmp_path: Path, session: str) -> Path:
+    """Return where the raw files are kept."""
+    return tmp_path / "data" / "dgxlab" / "raw" / f"{session}.tar.gz"
+
+
+def on_host(project: Project, session: str) -> Path:
+    """Return the job's folder."""
+    return project.machine.home / ".dgxlab" / "jobs" / session
+
+
+def test_lists_what_there_is(project: Project, session: str) -> None:
+    """Each file with its size and what it is, from an abbreviated id; nothing on stderr once they are here."""
+    ran = project.run("logs", session[:-3])
+    assert (ran.rc, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0].split() == ["file", "size", "what"]
+    said = {line.split()[0]: line.split(maxsplit=3)[3] for line in lines[1:]}
+    assert said["raw/run-1.out"] == "run:1 llama-bench stdout"
+    assert said["raw/gate-0.err"] == "gate:0 MUL_MAT CPU stderr"
+    assert said["journal.jsonl"] == "every event"
+    rows = {row["path"]: row for row in json.loads(project.run("logs", session, "--format", "json").out)}
+    assert set(rows) == set(said)
+    assert set(rows["rc"]) == {"path", "size", "sha256", "what"}
+
+
+def test_prints_one_as_it_is(project: Project, session: str) -> None:
+    """By its path or its name, byte for byte; the file that JSON holds is text."""
+    there = (on_host(project, session) / "raw" / "run-1.out").read_bytes()
+    for name in ("raw/run-1.out", "run-1.out"):
+        child = project.spawn("logs", session, name, text=False)
+        out, err = child.communicate(timeout=60)
+        assert (child.returncode, out, err) == (0, there, b"")
+    told = json.loads(project.run("logs", session, "run-1.out", "--format", "json").out)
+    assert (told["path"], told["text"]) == ("raw/run-1.out", there.decode())
+    unknown = project.run("logs", session, "run-9.out")
+    assert (unknown.rc, unknown.out, unknown.next) == (2, "", f"dgxlab logs {session}")
+
+
+def test_reader_that_leaves_early_is_no_error(project: Project, session: str) -> None:
+    """`dgxlab logs SESSION NAME | head -0`."""
+    child = project.spawn("logs", session, "run-0.out")
+    assert child.stdout
+    assert child.stderr
+    child.stdout.close()
+    err = child.stderr.read()
+    child.stderr.close()
+    assert (child.wait(timeout=60), err) == (0, "")
+
+
+def test_terminal_gets_no_control_sequences(project: Project, session: str) -> None:
+    """The gate prints colours; a terminal gets the words."""
+    assert b"\x1b[1;32mOK" in (on_host(project, session) / "raw" / "gate-0.out").read_bytes()
+    terminal, end = pty.openpty()
+    child = project.spawn("logs", session, "gate-0.out", stdout=end)
+    os.close(end)
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            seen += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    child.communicate(timeout=60)
+    assert b"Backend CPU: OK" in seen
+    assert b"\x1b" not in seen
+
+
+def test_unpacks_into_a_new_folder(project: Project, session: str, tmp_path: Path) -> None:
+    """The files as they were; never into one that has something in it."""
+    ran = project.run("logs", session, "--out", tmp_path / "out")
+    assert ran.rc == 0
+    there = on_host(project, session)
+    unpacked = {
+        str(path.relative_to(tmp_path / "out")): path for path in (tmp_path / "out").rglob("*") if path.is_file()
+    }
+    assert set(unpacked) == {line.split()[0] for line in ran.out.splitlines()[1:]}
+    assert all(path.read_bytes() == (there / name).read_bytes() for name, path in unpacked.items())
+    again = project.run("logs", session, "--out", tmp_path / "out")
+    assert (again.rc, again.out) == (2, "")
+    assert "cannot unpack into" in again.error
+
+
+def test_fetched_when_not_here(project: Project, session: str, tmp_path: Path) -> None:
+    """From the host that the record names, or the one that is named; kept for the next time."""
+    there = project.run("logs", session).out
+    kept(tmp_path, session).unlink()
+    (project.folder / "hosts.yaml").write_text("mybox: {local: true}\n")
+    ran = project.run("logs", session, "--host", "mybox")
+    assert (ran.rc, ran.out) == (0, there)
+    assert ran.err == f"fetching the raw files of job {session} from mybox\n"
+    assert project.run("logs", session).err == ""
+    kept(tmp_path, session).unlink()
+    assert project.run("logs", session, "--host", "nowhere").rc == 9
+    assert project.run("logs", session, "-q").err == ""
+
+
+def test_changed_file_is_refused(project: Project, session: str, tmp_path: Path) -> None:
+    """Exit code 11 and its name, whichever file was asked for; nothing is printed."""
+    kept(tmp_path, session).unlink()
+    output = on_host(project, session) / "raw" / "run-0.out"
+    output.write_text("better numbers\n")
+    for args in (("logs", session), ("logs", session, "rc"), ("logs", session, "--out", tmp_path / "out")):
+        ran = project.run(*args)
+        assert (ran.rc, ran.out) == (11, "")
+        assert ran.error.startswith(f"raw/run-0.out of job {session} is not what was recorded: its sha256 is ")
+        assert ran.next == f"see what changed jobs/{session} on local after it was recorded"
+    assert not (tmp_path / "out").exists()
+
+
+def test_deleted_job_folder(project: Project, session: str, tmp_path: Path) -> None:
+    """Exit code 12 and what is left; what was kept before needs no host."""
+    shutil.rmtree(on_host(project, session))
+    assert project.run("logs", session).rc == 0
+    kept(tmp_path, session).unlink()
+    ran = project.run("logs", session)
+    assert (ran.rc, ran.out) == (12, "")
+    assert ran.error.startswith(f"the host has no job {session}: its folder was deleted")
+    assert project.run("report", session).rc == 0
+
+
+@pytest.mark.parametrize("session_id", ["nope", "%", ""])
+def test_unknown_sessions_are_refused(project: Project, session: str, session_id: str) -> None:
+    """Exit code 2; nothing ambiguous is guessed at."""
+    assert project.run(*RUN).rc == 0
+    ran = project.run("logs", session_id)
+    assert (ran.rc, ran.out, ran.next) == (2, "", "dgxlab jobs")
+
+
+def test_report_takes_enough_of_a_sessions_id(project: Project, session: str) -> None:
+    """An experiment's name goes first; a beginning that several have is refused."""
+    whole = project.run("report", session).out
+    assert whole.startswith(f"# Session {session}\n")
+    assert project.run("report", session[:-1]).out == whole
+    assert project.run(*RUN).rc == 0
+    assert project.run("report", "toy").out.startswith("# Experiment toy\n")
+    ambiguous = project.run("report", session[:2])
+    assert (ambiguous.rc, ambiguous.error) == (2, f"2 jobs begin with {session[:2]!r}")

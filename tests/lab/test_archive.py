@@ -1,0 +1,173 @@
+"""Kept raw files: whole or not there, and nothing that a tar says is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import CheckFailed, UsageError
+from dgxlab.lab.archive import copy, incoming, listing, path_of, unpack
+
+BIG = 1 << 22
+
+
+def entry(
+    name: str, content: bytes = b"x", kind: bytes = tarfile.REGTYPE, link: str = ""
+) -> tuple[tarfile.TarInfo, bytes]:
+    """Return an entry of a tar."""
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, link
+    made.size = len(content) if kind == tarfile.REGTYPE else 0
+    return made, content
+
+
+def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
+    """Write a gzipped tar as a host would send it."""
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for made, content in entries:
+            archive.addfile(made, io.BytesIO(content))
+    return path
+
+
+def commented(name: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Return an entry with megabytes of comment, which tarfile itself would search for minutes."""
+    made, content = entry(name)
+    made.pax_headers = {"comment": "0" * BIG}
+    return made, content
+
+
+def sparse(name: str) -> tuple[tarfile.TarInfo, bytes]:
+    """Return an entry of one byte that calls itself a file of a gigabyte with a hole in it."""
+    made, content = entry(name)
+    made.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 30)}
+    return made, content
+
+
+HOSTILE = {
+    "absolute": entry("/tmp/x"),
+    "upwards": entry("raw/../../x"),
+    "upwards at once": entry("../x"),
+    "elsewhere": entry("other/x"),
+    "hidden": entry("raw/.x"),
+    "control": entry("raw/x\x1b[2J"),
+    "long": entry("raw/" + "x" * 300),
+    "nameless": entry("raw/"),
+    "link": entry("raw/x", kind=tarfile.SYMTYPE, link="/etc/passwd"),
+    "hard link": entry("raw/x", kind=tarfile.LNKTYPE, link="plan.json"),
+    "device": entry("raw/x", kind=tarfile.CHRTYPE),
+    "pipe": entry("raw/x", kind=tarfile.FIFOTYPE),
+    "folder": entry("raw", kind=tarfile.DIRTYPE),
+    "twice": entry("plan.json"),
+    "hole": sparse("raw/x"),
+    "comment": commented("raw/x"),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_anything_but_plain_files_is_refused(tmp_path: Path, hostile: tuple[tarfile.TarInfo, bytes]) -> None:
+    """Both reading and unpacking stop there; nothing is written outside of the folder, and no link inside."""
+    path = pack(tmp_path / "a.tar.gz", entry("plan.json"), hostile, entry("raw/x", b"through"))
+    with pytest.raises(CheckFailed, match="is no raw file of a job"):
+        listing(path)
+    with pytest.raises(CheckFailed, match="is no raw file of a job"):
+        unpack(path, tmp_path / "out")
+    there = sorted(str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*"))
+    assert there == ["a.tar.gz", "home", "out", "out/plan.json", "out/raw"]
+
+
+def test_more_than_announced_is_refused(tmp_path: Path) -> None:
+    """A few kilobytes may not become megabytes: one large file, many empty ones, or what follows the end."""
+    empty = [entry(f"raw/{number}", b"") for number in range(BIG // 512)]
+    for entries in ([entry("raw/x", bytes(BIG))], empty):
+        path = pack(tmp_path / "a.tar.gz", *entries)
+        assert path.stat().st_size < BIG // 10
+        with pytest.raises(CheckFailed, match="more than was announced"):
+            listing(path, BIG // 2)
+        assert len(listing(path, 2 * BIG)) == len(entries)
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(BIG)))
+    with pytest.raises(CheckFailed, match="something follows its end"):
+        listing(path)
+
+
+def test_damage_anywhere_is_found(tmp_path: Path) -> None:
+    """Cut short at any byte, or with any byte changed that matters: an error, never other content."""
+    path = pack(tmp_path / "a.tar.gz", entry("plan.json", b"{}"), entry("raw/run-0.out", bytes(range(256)) * 8))
+    whole, good = path.read_bytes(), listing(path)
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckFailed, match="is damaged"):
+            listing(path)
+    for at in range(0, len(whole), 5):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        with contextlib.suppress(CheckFailed):
+            assert listing(path) == good  # gzip's own header has bytes that mean nothing
+
+
+def test_tar_that_ends_early_inside_whole_gzip(tmp_path: Path) -> None:
+    """A well-formed gzip of half a file is damage, too."""
+    path = pack(tmp_path / "a.tar.gz", entry("raw/run-0.out", bytes(5000)))
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000]))
+    with pytest.raises(CheckFailed, match="is damaged"):
+        listing(path)
+
+
+def test_unpack_and_copy_give_the_same_bytes(tmp_path: Path) -> None:
+    """Into a new folder only."""
+    content = bytes(range(256)) * 10000
+    path = pack(tmp_path / "a.tar.gz", entry("plan.json", b"{}"), entry("raw/run-0.out", content))
+    unpack(path, tmp_path / "new" / "out")
+    assert (tmp_path / "new" / "out" / "raw" / "run-0.out").read_bytes() == content
+    assert (tmp_path / "new" / "out" / "plan.json").read_bytes() == b"{}"
+    chunks: list[bytes] = []
+    copy(path, "raw/run-0.out", chunks.append)
+    assert b"".join(chunks) == content
+    with pytest.raises(UsageError, match="cannot unpack into"):
+        unpack(path, tmp_path / "new" / "out")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "raw").symlink_to(tmp_path / "new")
+    with pytest.raises(UsageError, match="cannot unpack into"):
+        unpack(path, tmp_path / "theirs")
+    assert not (tmp_path / "new" / "run-0.out").exists()
+
+
+def fail() -> None:
+    """Fail as a host does."""
+    raise CheckFailed("no")
+
+
+@pytest.mark.parametrize("end", [fail, lambda: None], ids=["failed", "filled"])
+def test_an_archive_is_whole_or_not_there(tmp_path: Path, end: Callable[[], None]) -> None:
+    """Nothing half is seen at any time or left behind, and nobody else can read it."""
+    folder = tmp_path / "data" / "raw"
+    path = path_of(folder, "20261120-120301-toy-3f2a9c")
+    try:
+        with incoming(path) as part:
+            part.write(b"half")
+            assert not path.exists()
+            end()
+    except CheckFailed:
+        pass
+    left = [] if end is fail else [path]
+    assert list(folder.iterdir()) == left
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [found.stat().st_mode & 0o777 for found in left] == [0o600] * len(left)
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A sentence."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"), incoming(path_of(tmp_path / "file", "job")):
+        pass
+
+
+@pytest.mark.parametrize("job_id", ["../x", "a/b", "", ".hidden", "x" * 200, "a\nb"])
+def test_an_id_that_is_no_name_is_refused(tmp_path: Path, job_id: str) -> None:
+    """Ids come from hosts and from databases of others, and become names of files."""
+    with pytest.raises(UsageError, match="is no job's id"):
+        path_of(tmp_path, job_id)

@@ -1,0 +1,262 @@
+"""A host with git, a compiler and Python, and nothing else: what it lacks is sent, once.
+
+A real sshd whose PATH is a folder of links to this machine's programs, less cmake and ninja, and a Python of its own
+without packages.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab import synth
+from dgxlab.errors import RemoteError, SpecError
+from dgxlab.lab import provision, run
+from dgxlab.model import Experiment, LlamaBench, SyntheticModel, model_id
+from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
+from dgxlab.transport.ssh import SshTransport
+from tests import toy
+from tests.conftest import Bench, Quickstart
+from tests.lab.conftest import ToyLab
+from tests.lab.test_run import kinds
+from tests.proxy import Proxy
+from tests.sshd import make_key, sshd
+
+LACKING = re.compile(r"(cmake|ctest|cpack|ninja|nvcc).*")
+"""Programs that a bare host does not have."""
+
+RECIPE = SyntheticModel(n_embd=128, n_ff=256, n_head=2, n_head_kv=2, n_vocab=8000, quant="F16")
+"""5 MB; the toy does not read it, and nothing quantises it."""
+
+
+@pytest.fixture(scope="session")
+def bare_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with everything that is on a plain machine's PATH, less the build tools."""
+    folder = tmp_path_factory.mktemp("bare") / "bin"
+    folder.mkdir()
+    for program in [*Path("/usr/bin").iterdir(), *Path("/bin").iterdir()]:
+        if not LACKING.fullmatch(program.name) and not (folder / program.name).is_symlink():
+            (folder / program.name).symlink_to(program)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a Python that has the standard library alone."""
+    folder = tmp_path_factory.mktemp("python") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python3")
+
+
+@pytest.fixture
+def reach_box(
+    make_toy_lab: Callable[..., ToyLab], tmp_path: Path, bare_python: str
+) -> Callable[[int, str], tuple[ToyLab, SshTransport]]:
+    """Make labs whose host is `box`, by way of a port of the loopback, with the bare Python."""
+
+    def make(port: int, known_hosts: str) -> tuple[ToyLab, SshTransport]:
+        ssh = tmp_path / "home" / ".ssh"
+        (ssh / "known_hosts").write_text(f"{known_hosts}\n")
+        (ssh / "config").write_text(f"Host box\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias box\n")
+        lab = make_toy_lab(root=tmp_path / "root")
+        transport = SshTransport("box", "box", str(tmp_path / "root"), bare_python)
+        host = Host(transport)
+        lab.host, lab.lab = host, replace(lab.lab, connect=lambda name: host)
+        return lab, transport
+
+    return make
+
+
+@contextmanager
+def box(
+    tmp_path: Path, reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]], path: Path | None = None
+) -> Iterator[tuple[ToyLab, Proxy]]:
+    """Run an sshd and give a lab on it, with the network between them."""
+    key = tmp_path / "home" / ".ssh" / "id_ed25519"
+    key.parent.mkdir(mode=0o700)
+    (tmp_path / "authorized_keys").write_text(make_key(key))
+    config = f"SetEnv HOME={tmp_path}/box/home PATH={path}\n" if path else ""
+    with (
+        sshd(tmp_path / "box", tmp_path / "authorized_keys", config=config) as server,
+        Proxy(server.port) as proxy,
+    ):
+        lab, transport = reach_box(proxy.port, server.known_hosts_line(name="box"))
+        try:
+            yield lab, proxy
+        finally:
+            transport.close()
+
+
+def notes(events: list[dict[str, Any]], word: str) -> list[str]:
+    """Return the client's own sentences that have a word in them."""
+    return [event["note"] for event in kinds(events, "note") if word in event["note"]]
+
+
+def synthetic(lab: ToyLab) -> Experiment:
+    """Return an experiment on a synthetic model alone."""
+    return lab.experiment(models={"m": RECIPE}, gates=(), bench=(toy.llama_bench(),))
+
+
+def f16(lab: ToyLab) -> Path:
+    """Return where the host has the finished model."""
+    return lab.root / "models" / f"{model_id(RECIPE)}.gguf"
+
+
+@pytest.mark.network
+def test_build_tools_are_sent_once(
+    tmp_path: Path, bare_path: Path, reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]]
+) -> None:
+    """The first run sends both and builds with them; the second is one round trip and sends nothing."""
+    with box(tmp_path, reach_box, bare_path) as (lab, _):
+        outcome, events = lab.run()
+        assert outcome.error is None
+        sent = notes(events, "which has none")
+        assert [note.split(",")[0] for note in sent] == ["sending cmake 3.31.10", "sending ninja 1.11.1.4"]
+        assert all("MiB" in note or "KiB" in note for note in sent)
+        (build,) = kinds(events, "build")
+        assert build["toolchain"]["cmake"] == "cmake version 3.31.10"
+        assert len(lab.values()) == 8
+        calls = lab.host.calls
+        outcome, events = lab.run()
+        assert (outcome.job_id, outcome.reused, events) == ("", 8, [])
+        assert lab.host.calls == calls + 1
+        assert sorted(path.name for path in (lab.root / "tools").iterdir()) == ["cmake-3.31.10", "ninja-1.11.1.4"]
+
+
+def test_build_tools_that_cannot_be_had(
+    tmp_path: Path,
+    bare_path: Path,
+    reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No index either: the command that installs them there, and no job is recorded."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with box(tmp_path, reach_box, bare_path) as (lab, _):
+        with pytest.raises(SpecError, match="host box has no cmake, and none can be sent: pip finds no version") as e:
+            lab.run()
+        assert e.value.next == "on box: sudo apt-get install cmake ninja-build"
+        assert lab.lab.store.unfinished("box") == []
+
+
+def test_a_host_with_its_tools_is_asked_once(toy_lab: ToyLab) -> None:
+    """Nothing of this costs a round trip where nothing is missing."""
+    toy_lab.run()
+    calls = toy_lab.host.calls
+    toy_lab.run()
+    assert toy_lab.host.calls == calls + 1
+
+
+def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
+    """The same bytes under the same identity; it is sent once, its size said, its way shown."""
+    bare = make_toy_lab("bare", bare_python)
+    outcome, events = bare.run(synthetic(bare))
+    assert outcome.error is None
+    assert notes(events, "making model m here") == [
+        "making model m here and sending 4.53 MiB to local, whose Python has no gguf package"
+    ]
+    percents = [event["done"] for event in kinds(events, "progress") if event["id"] == "sending"]
+    assert percents == sorted(set(percents))
+    assert percents[-1] == 100
+    (sent,) = kinds(events, "model")
+    content = f16(bare).read_bytes()
+    assert {path.suffix for path in f16(bare).parent.glob(f"*{model_id(RECIPE)}*")} == {".gguf", ".json"}
+    assert not list(f16(bare).parent.glob(".*"))
+    _, events = bare.run(synthetic(bare), again=True)
+    assert notes(events, "making") == []
+    assert [model["reused"] for model in kinds(events, "model")] == [True]
+
+    f16(bare).unlink()
+    full = make_toy_lab("full")
+    _, events = full.run(synthetic(full))
+    assert notes(events, "making") == []
+    (made,) = kinds(events, "model")
+    assert f16(full).read_bytes() == content
+    assert {k: made[k] for k in ("model_id", "size", "digest", "recipe")} == {
+        k: sent[k] for k in ("model_id", "size", "digest", "recipe")
+    }
+    f16(full).unlink()
+
+
+def test_a_model_that_is_not_needed_is_not_sent(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
+    """Named in the spec, read by nothing that is left to measure."""
+    lab = make_toy_lab(python=bare_python)
+    outcome, events = lab.run(lab.experiment(models={"m": RECIPE}, bench=(toy.backend_ops(),)))
+    assert outcome.error is None
+    assert notes(events, "making") == []
+
+
+def test_a_model_sent_before_its_client_died(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
+    """It waits on the host; the next run uses it."""
+    lab = make_toy_lab(python=bare_python)
+    synth.write(RECIPE, lab.folder / "f16.gguf")
+    content = (lab.folder / "f16.gguf").read_bytes()
+    lab.host.send_model(model_id(RECIPE), provision.sha256(lab.folder / "f16.gguf"), lambda: [content])
+    outcome, events = lab.run(synthetic(lab))
+    assert (outcome.error, notes(events, "making")) == (None, [])
+    assert f16(lab).read_bytes() == content
+    f16(lab).unlink()
+
+
+def test_half_a_model_is_no_model(toy_lab: ToyLab) -> None:
+    """A cut upload looks like its end: the digest tells, and nothing is left."""
+    toy_lab.host.probe()
+    before = sorted(toy_lab.root.joinpath("models").iterdir())
+    with pytest.raises(RemoteError, match="model synthetic-x did not arrive whole"):
+        toy_lab.host.send_model("synthetic-x", "0" * 64, lambda: [b"GGUF"])
+    assert sorted(toy_lab.root.joinpath("models").iterdir()) == before
+
+
+def test_a_cut_on_the_way_begins_anew(
+    tmp_path: Path,
+    reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connection is lost at a third of the model: said, sent again, whole; a long way tells how far it is."""
+    monkeypatch.setattr(provision, "NOTE_S", -1.0)
+    with box(tmp_path, reach_box) as (lab, proxy):
+        events: list[dict[str, Any]] = []
+
+        def watch(event: Mapping[str, Any]) -> None:
+            events.append(dict(event))
+            if event.get("id") == "sending" and event["done"] > 30 and not notes(events, "trying again"):
+                proxy.cut()
+
+        outcome = run(lab.lab, synthetic(lab), watch=watch)
+        assert outcome.error is None
+        assert len(notes(events, "trying again in 1 s")) == 1
+        assert "sent 1.00 MiB of 4.54 MiB, model m to box" in notes(events, "sent ")
+        synth.write(RECIPE, tmp_path / "f16.gguf")
+        assert f16(lab).read_bytes() == (tmp_path / "f16.gguf").read_bytes()
+
+
+@pytest.mark.llama
+def test_the_real_quantiser_takes_what_was_sent(
+    quickstart: Quickstart, make_bench: Callable[[], Bench], bare_python: str
+) -> None:
+    """llama.cpp measures a model that came from the client, and its quantised bytes are those of one made there."""
+    recipe = replace(RECIPE, quant="Q4_0", seed=7)
+    entry = next(entry for entry in quickstart.experiment.bench if isinstance(entry, LlamaBench))
+    experiment = replace(quickstart.experiment, models={"small": recipe}, gates=(), bench=(entry,))
+    digests = []
+    for python in (bare_python, sys.executable):
+        bench = make_bench()
+        host = Host(LocalTransport(str(bench.root), python=python))
+        for left in bench.root.glob(f"models/{model_id(recipe)}.*"):
+            left.unlink()
+        outcome, events = Bench(replace(bench.lab, connect=lambda name, host=host: host), bench.root).run(experiment)
+        assert outcome.error is None
+        assert bool(notes(events, "making model small here")) == (python == bare_python)
+        assert {run["status"] for run in kinds(events, "run")} == {"valid"}
+        (model,) = kinds(events, "model")
+        digests.append((model["model_id"], model["digest"]))
+    assert digests[0] == digests[1]

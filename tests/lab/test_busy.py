@@ -1,0 +1,389 @@
+"""Jobs on a machine that others use too: real locks, real processes, and an nvidia-smi that prints what a file says."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.agent.lock import FOLDERS, BenchLock
+from dgxlab.errors import HostBusy, Interrupted, JobLost
+from dgxlab.lab import Outcome, follow, run
+from dgxlab.model import EngagedGate, Experiment, HostEntry
+from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
+from tests import toy
+from tests.lab.conftest import ToyLab
+from tests.lab.test_detached import quiet, slow, submit, wait_for
+
+SMI = """#!/bin/sh
+cd {folder}
+case "$1" in
+  --query-gpu=index,*) cat gpus ;;
+  --query-compute-apps=*) sed "s/AGENT/$PPID/" apps ;;
+esac
+"""
+CUDA = {"GGML_CUDA": "ON"}
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Gpus:
+    """GPUs that exist only for nvidia-smi, and what computes on them."""
+
+    folder: Path
+    uuids: tuple[str, ...]
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def occupy(self, *pids: object, gpu: int = 0) -> None:
+        """Say that these compute on a GPU, and nothing else on any."""
+        lines = (f"{self.uuids[gpu]}, {pid}, /usr/bin/other, 300\n" for pid in pids)
+        part = self.folder / "apps.part"
+        part.write_text("".join(lines))
+        part.rename(self.folder / "apps")
+
+    def stranger(self) -> int:
+        """Start a process that is nobody's here and return its pid."""
+        self.started.append(subprocess.Popen(["sleep", "600"]))
+        return self.started[-1].pid
+
+    def lock(self, gpu: int = 0, job: str = "J1") -> BenchLock:
+        """Take a GPU's lock as another job."""
+        lock = BenchLock(self.uuids[gpu])
+        assert lock.take({"job": job, "user": "alice"})
+        return lock
+
+    def locks(self) -> set[int]:
+        """Return which GPUs' locks somebody holds now."""
+        held = set()
+        for number, uuid in enumerate(self.uuids):
+            lock = BenchLock(uuid)
+            if not lock.take({}):
+                held.add(number)
+            lock.release()
+        return held
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    """Two idle GPUs of one name that no other test has."""
+    folder = tmp_path / "smi"
+    folder.mkdir()
+    uuids = tuple(sorted(f"GPU-{secrets.token_hex(8)}" for _ in range(2)))
+    rows = (f"{i}, {uuid}, NVIDIA Toy, 580.1, 9.0, 1000\n" for i, uuid in enumerate(uuids))
+    (folder / "gpus").write_text("".join(rows))
+    program = folder / "nvidia-smi"
+    program.write_text(SMI.format(folder=folder))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    made = Gpus(folder, uuids)
+    made.occupy()
+    yield made
+    for child in made.started:
+        child.kill()
+        child.wait()
+    for path in (where / f"dgxlab-{uuid}" for where in FOLDERS for uuid in uuids):
+        path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Path:
+    """The file in which people here say who measures."""
+    return tmp_path / "owner"
+
+
+@pytest.fixture
+def lab(make_toy_lab: Callable[..., ToyLab], gpus: Gpus, owner: Path) -> ToyLab:
+    """A lab on a host with those GPUs and that file."""
+    made = make_toy_lab()
+    made.host = Host(LocalTransport(str(made.root)), HostEntry("local", lock=str(owner)))
+    made.lab = replace(made.lab, connect=lambda name: made.host)
+    return made
+
+
+def cuda(lab: ToyLab, **changes: object) -> Experiment:
+    """Return an experiment for CUDA with a gate and one quick entry."""
+    return lab.experiment(**{"cmake": CUDA, "bench": (toy.backend_ops(),), **changes})
+
+
+def carry_out(
+    lab: ToyLab, experiment: Experiment, react: Callable[[Event], None] = lambda event: None, **options: Any
+) -> tuple[Outcome, list[Event]]:
+    """Run it; `react` sees each event as it happens."""
+    events: list[Event] = []
+
+    def watch(event: Mapping[str, Any]) -> None:
+        events.append(dict(event))
+        react(events[-1])
+
+    return run(lab.lab, experiment, watch=watch, **options), events
+
+
+def locks(events: list[Event], state: str) -> list[Event]:
+    """Return the lock events of a state."""
+    return [event for event in events if event["event"] == "lock" and event["state"] == state]
+
+
+def order(events: list[Event]) -> list[str]:
+    """Return what happened, in order."""
+    kinds = ("build", "gate", "run")
+    return [e["state"] if e["event"] == "lock" else e["event"] for e in events if e["event"] in (*kinds, "lock")]
+
+
+def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> None:
+    """The build waits for nobody; gate and run have both GPUs, and they are free at the end."""
+    seen: dict[str, set[int]] = {}
+    quick_then_slow = (toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"}))
+
+    def react(event: Event) -> None:
+        if event["event"] in ("build", "run"):
+            seen.setdefault(event["event"], gpus.locks())
+
+    held = [gpus.lock(0), gpus.lock(1)]
+    outcome, events = carry_out(lab, cuda(lab), wait_s=0)
+    assert isinstance(outcome.error, HostBusy)
+    assert order(events) == ["build"]
+    for lock in held:
+        lock.release()
+    outcome, events = carry_out(lab, cuda(lab, bench=quick_then_slow), react)
+    assert outcome.error is None
+    assert seen["run"] == {0, 1}
+    assert order(events) == ["build", "held", "held", "gate", "run", "run", "released", "released"]
+    assert [event["path"].rpartition("dgxlab-")[2] for event in locks(events, "held")] == list(gpus.uuids)
+    assert gpus.locks() == set()
+
+
+def test_two_jobs_measure_one_after_the_other(lab: ToyLab, gpus: Gpus) -> None:
+    """However they came to start together: the second begins when the first has let go."""
+    jobs = [submit(lab, replace(slow(lab), cmake=CUDA)).job_id for _ in range(2)]
+    launches = []
+    for job_id in jobs:
+        assert follow(lab.lab, lab.host, job_id, quiet) is None
+        rows = lab.lab.store.rows("SELECT started, started + seconds AS ended FROM runs WHERE job_id = ?", (job_id,))
+        launches.append((min(row["started"] for row in rows), max(row["ended"] for row in rows)))
+    (_, first_ended), (second_began, _) = sorted(launches)
+    assert first_ended < second_began
+
+
+def test_jobs_on_other_gpus_do_not_wait(lab: ToyLab, gpus: Gpus) -> None:
+    """CUDA_VISIBLE_DEVICES says which GPU is meant: the other's holder and processes are no matter."""
+    held = gpus.lock(0)
+    gpus.occupy(gpus.stranger(), gpu=0)
+    outcome, events = carry_out(lab, cuda(lab, env={"CUDA_VISIBLE_DEVICES": "1"}), wait_s=0)
+    assert outcome.error is None
+    assert [event["path"] for event in locks(events, "held")] == [f"/var/lock/dgxlab-{gpus.uuids[1]}"]
+    outcome, _ = carry_out(lab, cuda(lab, env={"CUDA_VISIBLE_DEVICES": "0"}), wait_s=0)
+    assert isinstance(outcome.error, HostBusy)
+    held.release()
+
+
+def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
+    """A job, then another one, then a person's word, then a process: each is told, and then it is measured."""
+    held, pid = gpus.lock(0), gpus.stranger()
+
+    def react(event: Event) -> None:
+        if event["event"] != "lock" or event["state"] != "waiting":
+            return
+        if "job J1" in event["owner"]:
+            assert held.fd is not None
+            os.pwrite(held.fd, json.dumps({"job": "J2", "user": "b\x1bob", "since": 1.5}).encode().ljust(200), 0)
+        elif "job J2" in event["owner"]:
+            owner.write_text("carol tunes vllm\n")
+            held.release()
+        elif "carol" in event["owner"]:
+            gpus.occupy(pid, 2**22 + 1)
+            owner.write_text("FREE\n")
+        else:
+            gpus.occupy()
+
+    outcome, events = carry_out(lab, cuda(lab), react)
+    assert outcome.error is None
+    told = [(event["path"], event["owner"]) for event in locks(events, "waiting")]
+    user = Path(f"/proc/{pid}").owner()
+    since = told[0][1].removeprefix("job J1 of alice, since ")
+    assert len(since) == len("2026-11-20 12:01:44")
+    assert told == [
+        (f"/var/lock/dgxlab-{gpus.uuids[0]}", f"job J1 of alice, since {since}"),
+        (f"/var/lock/dgxlab-{gpus.uuids[0]}", "job J2 of b ob, since 1970-01-01 00:00:01"),
+        (str(owner), 'somebody: "carol tunes vllm"'),
+        (gpus.uuids[0], f"pid {pid} (other of {user}, 300 MiB) and 1 more"),
+    ]
+
+
+@pytest.mark.parametrize("by", ["job", "person", "process"])
+def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> None:
+    """Exit code 10, one sentence that names the holder, and what to do; nothing was measured, nobody's word is lost."""
+    held, pid = gpus.lock(1) if by == "job" else None, gpus.stranger()
+    if by == "person":
+        owner.write_text("carol tunes vllm\n")
+    if by == "process":
+        gpus.occupy(pid)
+    outcome, events = carry_out(lab, cuda(lab), wait_s=0.2, bench=False)
+    assert isinstance(outcome.error, HostBusy)
+    assert outcome.error.exit_code == 10
+    holders = {
+        "job": f"/var/lock/dgxlab-{gpus.uuids[1]} is held by job J1 of alice, since ",
+        "person": f'{owner} is held by somebody: "carol tunes vllm"',
+        "process": f"{gpus.uuids[0]} is held by pid {pid} (other of ",
+    }
+    assert outcome.error.message.startswith(f"the device stayed busy for 200 ms: {holders[by]}")
+    assert outcome.error.next == "dgxlab gate again when it is free, or with --wait 60"
+    assert len(locks(events, "waiting")) == 1
+    assert [event for event in events if event["event"] in ("gate", "run")] == []
+    left = {"job": "", "person": "carol tunes vllm\n", "process": "FREE\n"}[by]
+    assert (owner.read_text() if owner.exists() else "") == left
+    assert lab.lab.store.job(outcome.job_id).exit_code == 10
+    if held:
+        held.release()
+    assert gpus.locks() == set()
+
+
+def test_job_on_the_processor_honours_peoples_word(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
+    """It waits for the word, not for what computes on GPUs."""
+    owner.write_text("carol compiles\n")
+    gpus.occupy(gpus.stranger())
+
+    def react(event: Event) -> None:
+        if event["event"] == "lock" and event["path"] == str(owner):
+            owner.write_text("FREE\n")
+
+    outcome, events = carry_out(lab, lab.experiment(bench=(toy.backend_ops(),)), react)
+    assert outcome.error is None
+    assert locks(events, "waiting")[-1]["owner"] == 'somebody: "carol compiles"'
+    assert [event["path"] for event in locks(events, "held")] == ["/var/lock/dgxlab-cpu"]
+
+
+def test_not_waiting_at_all(lab: ToyLab, owner: Path) -> None:
+    """With 0 the first look decides."""
+    owner.write_text("carol compiles\n")
+    outcome, events = carry_out(lab, cuda(lab), wait_s=0)
+    assert isinstance(outcome.error, HostBusy)
+    assert outcome.error.message == f'the device is busy: {owner} is held by somebody: "carol compiles"'
+    assert locks(events, "waiting") == []
+
+
+def test_the_file_says_that_the_job_measures(lab: ToyLab, owner: Path) -> None:
+    """Signed while gate and runs go on, also over what a dead job left; FREE at the end, also of one that fails."""
+    seen = []
+    owner.write_text("dgxlab job J0 of alice since 2020-01-01 00:00:00\n")
+    hang = toy.llama_bench(n_gen=(0,), env={"TOY": "hang"}, limit_s=2.0)
+
+    def react(event: Event) -> None:
+        if event["event"] == "run" and not seen:
+            seen.append(owner.read_text())
+
+    outcome, _ = carry_out(lab, cuda(lab, bench=(toy.backend_ops(), hang)), react)
+    assert outcome.error is not None
+    assert seen[0].startswith(f"dgxlab job {outcome.job_id} of ")
+    assert owner.read_text() == "FREE\n"
+
+
+def test_cancelled_job_lets_go(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
+    """FREE again, and nothing held."""
+    job = submit(lab, replace(slow(lab), cmake=CUDA))
+    wait_for(lab, job.job_id, '"event":"run"')
+    assert gpus.locks() == {0, 1}
+    lab.host.cancel(job.job_id)
+    assert owner.read_text() == "FREE\n"
+    assert gpus.locks() == set()
+    assert isinstance(follow(lab.lab, lab.host, job.job_id, quiet), Interrupted)
+
+
+def test_killed_agent_holds_nothing_up(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
+    """The kernel frees its locks; what it left in the file is known for what it is."""
+    job = submit(lab, replace(slow(lab), cmake=CUDA))
+    wait_for(lab, job.job_id, '"event":"run"')
+    started = json.loads((lab.root / "jobs" / job.job_id / "started").read_text())
+    os.kill(started["pid"], signal.SIGKILL)
+    with pytest.raises(JobLost):
+        follow(lab.lab, lab.host, job.job_id, quiet)
+    assert owner.read_text().startswith(f"dgxlab job {job.job_id} of ")
+    outcome, _ = carry_out(lab, cuda(lab, bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,)))), wait_s=1)
+    assert outcome.error is None
+    assert owner.read_text() == "FREE\n"
+
+
+def test_removed_lock_file_is_locked_again(lab: ToyLab, gpus: Gpus) -> None:
+    """A cleaner of temporary files came by: before the next launch the new file is locked."""
+    path = Path(f"/var/lock/dgxlab-{gpus.uuids[1]}")
+    entries = [toy.llama_bench(n_prompt=(n,), n_gen=(0,), env={"TOY": "slow"}) for n in (16, 32)]
+
+    def react(event: Event) -> None:
+        if event["event"] == "run" and event["tool"] == "backend-ops":
+            path.unlink()
+
+    outcome, events = carry_out(lab, cuda(lab, bench=(toy.backend_ops(), *entries)), react)
+    assert outcome.error is None
+    assert len(locks(events, "held")) == 4
+    assert json.loads(path.read_text())["job"] == outcome.job_id
+
+
+def test_own_processes_are_not_foreign(lab: ToyLab, gpus: Gpus) -> None:
+    """The agent's own session may compute, and is in the record."""
+    gpus.occupy("AGENT")
+    outcome, events = carry_out(lab, cuda(lab), wait_s=0)
+    assert outcome.error is None
+    (ran,) = (event for event in events if event["event"] == "run")
+    assert [process["program"] for process in ran["after"]["gpu_processes"]] == ["/usr/bin/other"]
+
+
+def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> None:
+    """A process that came while a run went on costs that run alone: recorded, with the reason, and run again."""
+    pid = gpus.stranger()
+    disturbed: list[Event] = []
+
+    def react(event: Event) -> None:
+        if event["event"] == "progress" and event["id"] == "run:0" and not disturbed:
+            gpus.occupy(pid)
+        if event["event"] == "run":
+            disturbed.append(event)
+            gpus.occupy()
+
+    entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"})
+    outcome, events = carry_out(lab, cuda(lab, bench=(entry,)), react)
+    assert outcome.error is None
+    ran = [event for event in events if event["event"] == "run"]
+    assert [event["status"] for event in ran] == ["discarded", "valid"]
+    assert ran[0]["reason"].startswith(f"a foreign compute process appeared: pid {pid} (other of ")
+    assert set(lab.values()) == {"pp16"}
+    recorded = lab.lab.store.rows("SELECT status, reason FROM runs ORDER BY position")
+    assert [(row["status"], row["reason"]) for row in recorded] == [(e["status"], e["reason"]) for e in ran]
+
+
+def test_run_that_is_never_left_alone_fails_by_itself(lab: ToyLab, gpus: Gpus) -> None:
+    """Three attempts, then exit code 10; the other cells are measured."""
+    pid = gpus.stranger()
+
+    def react(event: Event) -> None:
+        if event["event"] == "progress" and event["id"] == "run:0":
+            gpus.occupy(pid)
+        if event["event"] == "run":
+            gpus.occupy()
+
+    never = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "hang"}, limit_s=2.0)
+    outcome, events = carry_out(lab, cuda(lab, bench=(never, toy.batched_bench())), react)
+    assert isinstance(outcome.error, HostBusy)
+    assert outcome.error.message.startswith("run:0 was not left alone: a foreign compute process appeared: pid ")
+    assert outcome.error.message.endswith("(3 attempts)")
+    ran = [(event["tool"], event["status"]) for event in events if event["event"] == "run"]
+    assert ran == [("llama-bench", "discarded")] * 3 + [("batched-bench", "valid")]
+    assert outcome.measured == 3
+
+
+def test_worst_failure_is_the_one_that_is_told(lab: ToyLab, gpus: Gpus) -> None:
+    """A gate that failed on content matters more than a later run that did; code and sentence belong together."""
+    unseen = EngagedGate("no such marker", ("backend-ops",))
+    crash = toy.llama_bench(n_gen=(0,), env={"TOY": "crash"})
+    outcome, _ = carry_out(lab, cuda(lab, gates=(toy.parity(), unseen), bench=(toy.backend_ops(), crash)))
+    assert outcome.error is not None
+    assert outcome.error.exit_code == 5
+    assert "no such marker" in outcome.error.message

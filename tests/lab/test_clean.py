@@ -1,0 +1,168 @@
+"""Cleaning a host: nothing that runs goes, and nothing measured that is not safe in the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+
+from dgxlab.lab import archive
+from dgxlab.lab.clean import Candidate, Cleaned, Policy, clean, survey
+from dgxlab.transport.bundle import bundle
+from tests.lab.conftest import ToyLab
+from tests.lab.test_detached import quiet, slow, submit, wait_for
+from tests.machines import age
+
+EVERYTHING = ("builds", "models", "work", "jobs", "tools", "agents", "leftovers")
+
+
+@pytest.fixture
+def own(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> ToyLab:
+    """A lab whose host is its own."""
+    return make_toy_lab(root=tmp_path / "root")
+
+
+def look(lab: ToyLab, kinds: Collection[str] = EVERYTHING, days: float = 30) -> dict[str, Candidate]:
+    """Return what becomes of each thing, by kind; of several jobs the last one."""
+    found = survey(lab.lab, lab.host, Policy(kinds, days))
+    return {candidate.item.kind: candidate for candidate in found}
+
+
+def clean_all(lab: ToyLab, days: float = 30) -> Cleaned:
+    """Remove all that may go."""
+    return clean(lab.lab, lab.host, survey(lab.lab, lab.host, Policy(EVERYTHING, days)), quiet)
+
+
+def kinds(done: Cleaned) -> set[str]:
+    """Return the kinds of what is gone."""
+    return {item.kind for item in done.removed}
+
+
+def test_what_is_old_goes_and_is_made_again(own: ToyLab) -> None:
+    """Fresh things stay; old ones go, the results stay in the record, and the next measurement builds anew."""
+    job, _ = own.run()
+    fresh = look(own)
+    assert {kind: each.kept for kind, each in fresh.items()} == {
+        "agents": "this dgxlab's own agent",
+        **dict.fromkeys(("builds", "work", "jobs"), "used in the last 30 days"),
+        "sources": "never removed",
+    }
+    assert clean_all(own).removed == ()
+    age(own.root, 31)
+    done = clean_all(own)
+    assert (kinds(done), done.kept) == ({"builds", "work", "jobs"}, ())
+    assert min(item.bytes for item in done.removed) > 0
+    assert [list((own.root / name).iterdir()) for name in ("builds", "work", "jobs", "trash")] == [[]] * 4
+    assert archive.path_of(own.lab.raw, job.job_id).exists()
+    assert len(own.values()) == 8
+    again, events = own.run(again=True)
+    assert again.error is None
+    assert [event["reused"] for event in events if event["event"] == "build"] == [False]
+
+
+def test_reuse_is_use(own: ToyLab) -> None:
+    """A build from long ago that a job ran from today stays."""
+    own.run()
+    age(own.root, 31)
+    own.run(again=True)
+    assert look(own)["builds"].kept == "used in the last 30 days"
+    assert look(own)["work"].kept == ""
+
+
+def test_only_the_kinds_asked_for(own: ToyLab) -> None:
+    """The rest stays and says why."""
+    own.run()
+    age(own.root, 31)
+    found = look(own, kinds=["work"])
+    assert (found["work"].kept, found["builds"].kept, found["jobs"].kept) == ("", "not asked for", "not asked for")
+    clean(own.lab, own.host, list(found.values()), quiet)
+    assert list((own.root / "work").iterdir()) == []
+    assert len(list((own.root / "builds").iterdir())) == 1
+
+
+def test_other_agents_go(own: ToyLab) -> None:
+    """Those of other versions, which come back when they are needed; this one's own stays."""
+    own.host.probe()
+    (own.root / "agent" / f"{'0' * 64}.pyz").write_bytes(b"PK")
+    age(own.root, 31)
+    assert [item.name for item in clean_all(own, days=0).removed] == ["0" * 64]
+    assert [path.stem for path in (own.root / "agent").iterdir()] == [bundle().digest]
+
+
+def test_nothing_is_taken_from_a_running_job(own: ToyLab) -> None:
+    """Neither when it is seen to run, nor when it starts between the look and the removal."""
+    own.run(own.experiment(bench=(), models={}))
+    age(own.root, 31)
+    before = survey(own.lab, own.host, Policy(EVERYTHING, 30))
+    job = submit(own, slow(own))
+    wait_for(own, job.job_id, '"event":"build"')
+    done = clean(own.lab, own.host, before, quiet)
+    assert kinds(done) == {"jobs"}
+    assert {candidate.kept for candidate in done.kept} == {"a job runs"}
+    seen = look(own, days=0)
+    assert seen["builds"].kept == seen["work"].kept == f"job {job.job_id} runs"
+    assert seen["jobs"].kept == "it runs"
+    outcome, _ = own.run(slow(own))
+    assert (outcome.error, outcome.job_id) == (None, job.job_id)
+
+
+def test_a_job_that_only_another_record_knows_stays(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
+    """The sentence says how this record gets it; without any record the same."""
+    theirs, mine = (make_toy_lab(name, root=tmp_path / "root") for name in ("theirs", "mine"))
+    job, _ = theirs.run()
+    age(theirs.root, 31)
+    found = look(mine)["jobs"]
+    sentence = f"this record does not know it; first: dgxlab attach {job.job_id} --host local"
+    assert found.kept == sentence
+    without = {each.item.kind: each for each in survey(None, mine.host, Policy(EVERYTHING, 30))}
+    assert (without["jobs"].kept, without["work"].kept) == (sentence, "")
+    assert "jobs" not in kinds(clean(None, mine.host, list(without.values()), quiet))
+    assert (mine.root / "jobs" / job.job_id).exists()
+
+
+def test_what_nobody_read_is_read_first(own: ToyLab) -> None:
+    """A job whose client died before its first line: its numbers are in the record before its folder goes."""
+    job = submit(own, own.experiment())
+    wait_for(own, job.job_id, '"event":"end"')
+    while own.host.status(job.job_id).state == "running":
+        time.sleep(0.02)
+    age(own.root, 31)
+    assert own.values() == {}
+    assert "jobs" in kinds(clean_all(own))
+    assert own.lab.store.job(job.job_id).state == "done"
+    assert len(own.values()) == 8
+    assert "raw/run-0.out" in archive.listing(archive.path_of(own.lab.raw, job.job_id))
+
+
+def test_a_lost_job_goes_once_what_it_left_is_here(own: ToyLab) -> None:
+    """Its agent was killed; what it measured before is kept."""
+    job = submit(own, slow(own))
+    wait_for(own, job.job_id, '"event":"run"')
+    os.kill(json.loads((own.root / "jobs" / job.job_id / "started").read_text())["pid"], signal.SIGKILL)
+    while own.host.status(job.job_id).state == "running":
+        time.sleep(0.02)
+    age(own.root, 31)
+    done = clean_all(own)
+    assert [item.name for item in done.removed if item.kind == "jobs"] == [job.job_id]
+    assert own.lab.store.job(job.job_id).state == "lost"
+    assert len(own.values()) == 2
+    assert archive.path_of(own.lab.raw, job.job_id).exists()
+
+
+def test_raw_files_that_are_not_what_was_recorded_stay(own: ToyLab) -> None:
+    """They are evidence: the folder is kept with the reason, and everything else goes."""
+    job, _ = own.run()
+    archive.path_of(own.lab.raw, job.job_id).unlink()
+    (own.root / "jobs" / job.job_id / "raw" / "run-0.out").write_text("another number\n")
+    age(own.root, 31)
+    done = clean_all(own)
+    (kept,) = done.kept
+    assert kept.item.name == job.job_id
+    assert f"raw/run-0.out of job {job.job_id} is not what was recorded" in kept.kept
+    assert kinds(done) == {"builds", "work"}
+    assert (own.root / "jobs" / job.job_id).exists()

@@ -1,0 +1,141 @@
+"""What a host's facts say of what a job needs there, on machines that lack it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.agent import facts
+from dgxlab.lab.doctor import Found, judge
+from dgxlab.model import Facts
+from tests import machines
+
+COMPLETE = ("git", "cc", "c++", "as", "ld", "cmake", "ninja", "ccache")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Facts]:
+    """Gather facts where PATH has these programs alone, and maybe a GPU."""
+
+    def gather(*programs: str, smi: Callable[[Path], None] | None = None, cuda: str = "", **changes: Any) -> Facts:
+        machines.programs(tmp_path / "bin", *programs)
+        if smi:
+            smi(tmp_path / "bin")
+        if cuda:
+            machines.nvcc(tmp_path / "bin", cuda)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        found = facts.gather()
+        return replace(found, details={**found.details, **changes})
+
+    return gather
+
+
+def found(machine: Facts, name: str = "dgx") -> dict[str, Found]:
+    """Return what is found, by name."""
+    return {each[0]: each for each in judge(machine, name)}
+
+
+def test_a_complete_machine_lacks_nothing(machine: Callable[..., Facts]) -> None:
+    """GPU, driver and toolkit of one age."""
+    told = found(machine(*COMPLETE, smi=machines.h200, cuda="13.0"))
+    assert {name for name, state, *_ in told.values() if state != "ok"} == set()
+    assert told["gpu"][2] == "NVIDIA H200"
+    assert told["driver"][2] == "580.159.04, runs CUDA up to 13.0"
+    assert told["nvcc"][2].startswith("13.0, /")
+    assert {"reach", "git", "cc", "c++", "cmake", "ninja", "ccache", "disk", "memory", "lock"} <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "package"), [("git", "git"), ("cc", "gcc"), ("c++", "g++")], ids=lambda value: value
+)
+def test_what_nothing_can_replace_is_missing(machine: Callable[..., Facts], lacking: str, package: str) -> None:
+    """With the command, and where to type it."""
+    told = found(machine(*(name for name in COMPLETE if name != lacking)))
+    assert told[lacking] == (lacking, "missing", "not found on PATH", f"sudo apt-get install {package}, on dgx")
+    assert [name for name, state, *_ in told.values() if state == "missing"] == [lacking]
+
+
+def test_what_the_client_sends_is_only_noted(machine: Callable[..., Facts]) -> None:
+    """Of cmake and ninja it says so: they come with the first run. ccache is a comfort."""
+    told = found(machine("git", "cc", "c++"))
+    assert [state for _, state, *_ in (told["cmake"], told["ninja"], told["ccache"])] == ["note"] * 3
+    assert "the first run sends 3." in told["cmake"][2]
+    assert "missing" not in {state for _, state, *_ in told.values()}
+
+
+def test_where_no_wheel_runs_the_build_tools_are_missing(machine: Callable[..., Facts]) -> None:
+    """Another C library, another processor."""
+    without_glibc = found(machine("git", "cc", "c++", glibc=""))
+    assert (without_glibc["cmake"][1], without_glibc["ninja"][1]) == ("missing", "missing")
+    assert "needs glibc 2.17" in without_glibc["cmake"][2]
+    assert without_glibc["cmake"][3] == "sudo apt-get install cmake ninja-build, on dgx"
+
+
+def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
+    """Both ways to mend it; on this very machine PATH is the way, as hosts.yaml cannot change `local`."""
+    gathered = machine(*COMPLETE, smi=machines.h200)
+    gathered = replace(gathered, toolchain=replace(gathered.toolchain, nvcc=""))  # one in /usr/local is found too
+    name, state, text, mend = found(gathered)["nvcc"]
+    assert (name, state, text) == ("nvcc", "missing", "neither on PATH nor in /usr/local/cuda*/bin")
+    assert mend.startswith("edit hosts.yaml: give dgx path_prepend: [FOLDER]")
+    assert mend.endswith("sudo apt-get install cuda-toolkit, on dgx")
+    assert found(gathered, "local")["nvcc"][3] == "put it on PATH; or sudo apt-get install cuda-toolkit"
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "state", "words"),
+    [
+        ("12.8", "ok", "12.8, "),
+        ("13.0", "ok", "13.0, "),
+        ("13.1", "note", "CMAKE_CUDA_ARCHITECTURES"),
+        ("14.0", "missing", "what it builds does not run"),
+    ],
+)
+def test_toolkit_newer_than_the_driver(machine: Callable[..., Facts], toolkit: str, state: str, words: str) -> None:
+    """A minor version ahead goes well but for PTX, a major one does not."""
+    told = found(machine(*COMPLETE, smi=machines.h200, cuda=toolkit))["nvcc"]
+    assert told[1] == state
+    assert words in told[2]
+    assert len(told) == 3 or told[3] == "update the driver, on dgx, or put an older toolkit on PATH"
+
+
+def test_gpu_without_a_driver(machine: Callable[..., Facts]) -> None:
+    """The bus shows one: nvidia-smi fails, or is not there at all."""
+    broken = found(machine(*COMPLETE, smi=machines.broken_driver, nvidia_devices=1))
+    assert broken["driver"][1:3] == ("missing", "there is an NVIDIA GPU, and nvidia-smi lists none")
+    assert "gpu" not in broken
+
+
+def test_machine_without_a_gpu_lacks_none(machine: Callable[..., Facts]) -> None:
+    """It measures on the CPU backend, with nvcc or without."""
+    told = found(machine(*COMPLETE, nvidia_devices=0))
+    assert told["gpu"] == ("gpu", "ok", "none: for the CPU backend alone")
+    assert not {"driver", "nvcc"} & set(told)
+
+
+def test_little_room(machine: Callable[..., Facts]) -> None:
+    """A disk without 10 GB keeps a build from its end; little memory is noted; nowhere to lock is told."""
+    disk = {"path": "/home/me/.dgxlab", "total_mib": 100_000, "free_mib": 9_000}
+    told = found(machine(*COMPLETE, disk=disk, mem_available_mib=1000, memory_mib=8000, lock_folder=""))
+    assert told["disk"][1:] == (
+        "missing",
+        "8.79 GiB free of 97.7 GiB at /home/me/.dgxlab, 9.77 GiB is needed",
+        "dgxlab host clean dgx",
+    )
+    assert told["memory"][1] == "note"
+    assert told["lock"][1:] == (
+        "missing",
+        "neither /var/lock nor /tmp can be written",
+        "sudo chmod 1777 /tmp, on dgx",
+    )
+
+
+def test_others_on_the_gpu_are_named(machine: Callable[..., Facts]) -> None:
+    """Who, with which program, on which device: a note, for they will end."""
+    process = {"gpu_uuid": machines.UUID, "pid": 77, "program": "/opt/python3", "user": "bob", "used_mib": 3}
+    told = found(machine(*COMPLETE, smi=machines.h200, cuda="13.0", gpu_processes=[process]))["in use"]
+    assert told[1:3] == ("note", f"/opt/python3 of bob, pid 77 computes on {machines.UUID}")

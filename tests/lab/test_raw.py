@@ -1,0 +1,238 @@
+"""Raw files come along when a job ends, are what was recorded, and are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.errors import CheckFailed, JobLost, UsageError
+from dgxlab.lab import conclude, copy, describe, follow, kept, raw, run
+from dgxlab.lab.archive import listing
+from dgxlab.store import Job
+from dgxlab.transport.host import Host
+from tests import toy
+from tests.lab.conftest import ToyLab
+from tests.lab.test_detached import quiet, slow, submit, wait_for
+
+
+def folder(lab: ToyLab, job_id: str) -> Path:
+    """Return a job's folder on the host."""
+    return lab.root / "jobs" / job_id
+
+
+def archive(lab: ToyLab, job_id: str) -> Path:
+    """Return where its raw files are kept."""
+    return lab.folder / "raw" / f"{job_id}.tar.gz"
+
+
+def measured(lab: ToyLab) -> Job:
+    """Return a job that ended well, with its raw files."""
+    outcome, _ = lab.run(lab.experiment(bench=(toy.llama_bench(n_prompt=(16,)),)))
+    assert outcome.error is None
+    return lab.lab.store.job(outcome.job_id)
+
+
+def forgotten(lab: ToyLab) -> Job:
+    """Return a job whose raw files are only on the host."""
+    job = measured(lab)
+    archive(lab, job.job_id).unlink()
+    return job
+
+
+def notes(events: list[dict[str, Any]]) -> list[str]:
+    """Return the client's sentences about raw files."""
+    return [event["note"] for event in events if event["event"] == "note" and "raw files" in event["note"]]
+
+
+def test_kept_as_the_host_has_them(toy_lab: ToyLab) -> None:
+    """After a run and without a word: each file of the job, byte for byte, and what it is."""
+    outcome, events = toy_lab.run()
+    there = folder(toy_lab, outcome.job_id)
+    files = listing(archive(toy_lab, outcome.job_id))
+    names = {
+        "rc",
+        "plan.json",
+        "journal.jsonl",
+        "agent.err",
+        *(f"raw/{path.name}" for path in (there / "raw").iterdir()),
+    }
+    assert set(files) - {"build-toy.log"} == names
+    for name, file in files.items():
+        content = (there / name).read_bytes()
+        assert (file.size, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    assert notes(events) == []
+    job = toy_lab.lab.store.job(outcome.job_id)
+    assert {name: describe(job, name) for name in ("raw/run-1.err", "raw/gate-0.out", "raw/probe-llama-bench.out")} == {
+        "raw/run-1.err": "run:1 llama-bench stderr",
+        "raw/gate-0.out": "gate:0 MUL_MAT CPU stdout",
+        "raw/probe-llama-bench.out": "probe:llama-bench stdout",
+    }
+    assert {name: describe(job, name) for name in ("rc", "build-toy.log", "raw/other.txt")} == {
+        "rc": "the final status",
+        "build-toy.log": "build:toy output",
+        "raw/other.txt": "",
+    }
+
+
+def test_attempts_are_told_apart(toy_lab: ToyLab) -> None:
+    """A run that was tried again has files of its own."""
+    outcome, _ = toy_lab.run(toy_lab.experiment(bench=(toy.batched_bench(env={"TOY": "short"}),)))
+    job = toy_lab.lab.store.job(outcome.job_id)
+    files = listing(archive(toy_lab, outcome.job_id))
+    assert describe(job, "raw/run-0-2.out") == "run:0 batched-bench 2 stdout"
+    assert {"raw/run-0.out", "raw/run-0-1.out", "raw/run-0-2.out"} <= set(files)
+
+
+def test_one_round_trip_and_none_once_kept(toy_lab: ToyLab) -> None:
+    """What is here is not asked for again, by whatever command."""
+    job = forgotten(toy_lab)
+    calls = toy_lab.host.calls
+    path, files = kept(toy_lab.lab, job, None, quiet)
+    assert toy_lab.host.calls - calls == 1
+    assert kept(toy_lab.lab, job, None, quiet) == (path, files)
+    conclude(toy_lab.lab, toy_lab.host, toy_lab.host.status(job.job_id), quiet)
+    assert toy_lab.host.calls - calls == 2
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["raw/run-0.out", "raw/gate-0.err", "journal.jsonl", "plan.json"])
+def test_a_changed_file_is_named(toy_lab: ToyLab, name: str) -> None:
+    """Exit code 11, and nothing is kept; the record knows the sha256 of all that a number stands on."""
+    job = forgotten(toy_lab)
+    changed = folder(toy_lab, job.job_id) / name
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    with pytest.raises(CheckFailed, match=f"^{name} of job {job.job_id} is not what was recorded") as caught:
+        kept(toy_lab.lab, job, None, quiet)
+    assert caught.value.exit_code == 11
+    assert list(archive(toy_lab, job.job_id).parent.iterdir()) == []
+
+
+def test_a_missing_file_is_named(toy_lab: ToyLab) -> None:
+    """Deleted after it was recorded, or made a link: a link is never followed."""
+    job = forgotten(toy_lab)
+    output = folder(toy_lab, job.job_id) / "raw" / "run-0.out"
+    output.rename(output.with_suffix(".away"))
+    output.symlink_to(output.with_suffix(".away"))
+    with pytest.raises(CheckFailed, match=r"raw/run-0\.out of .* its sha256 is missing"):
+        kept(toy_lab.lab, job, None, quiet)
+
+
+def test_a_kept_file_that_was_changed_is_found(toy_lab: ToyLab) -> None:
+    """It is checked whenever it is looked at; the next command fetches it anew."""
+    job, other = measured(toy_lab), measured_again(toy_lab)
+    path = archive(toy_lab, job.job_id)
+    shutil.copyfile(archive(toy_lab, other.job_id), path)
+    with pytest.raises(CheckFailed, match="is not what was recorded") as caught:
+        kept(toy_lab.lab, job, None, quiet)
+    assert caught.value.next.startswith(f"rm {path}")
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(CheckFailed, match="is damaged"):
+        kept(toy_lab.lab, job, None, quiet)
+
+
+def measured_again(lab: ToyLab) -> Job:
+    """Return another job with files of the same names."""
+    outcome, _ = lab.run(lab.experiment(bench=(toy.llama_bench(n_prompt=(32,)),)), again=True)
+    return lab.lab.store.job(outcome.job_id)
+
+
+def test_what_goes_wrong_is_a_note(toy_lab: ToyLab) -> None:
+    """A file that changes before it is fetched: the run is as good as ever, and one sentence says what to do."""
+    events: list[Mapping[str, Any]] = []
+
+    def tamper(event: Mapping[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "run":
+            (job,) = toy_lab.lab.store.jobs()
+            (folder(toy_lab, job.job_id) / "raw" / "run-0.out").write_text("better numbers")
+
+    outcome = run(toy_lab.lab, toy_lab.experiment(bench=(toy.llama_bench(),)), watch=tamper)
+    (note,) = notes([dict(event) for event in events])
+    assert outcome.error is None
+    assert note.startswith(f"the raw files of job {outcome.job_id} stay on local (raw/run-0.out of job")
+    assert note.endswith(f"; to fetch them: dgxlab logs {outcome.job_id}")
+
+
+def test_large_ones_wait_until_they_are_asked_for(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One note with their size and the command; the host sends no byte of them."""
+    monkeypatch.setattr(raw, "AT_ONCE", 2000)
+    outcome, events = toy_lab.run()
+    (note,) = notes(events)
+    assert "KiB); to fetch them: dgxlab logs " in note
+    assert list((toy_lab.folder / "raw").iterdir()) == []
+    sent: list[bytes] = []
+    assert toy_lab.host.raw(outcome.job_id, 2000, sent.append).size > 2000
+    assert b"".join(sent) == b""
+    job = toy_lab.lab.store.job(outcome.job_id)
+    assert "raw/run-0.out" in kept(toy_lab.lab, job, None, quiet)[1]
+
+
+def test_ctrl_c_while_fetching_leaves_them_there(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has ended and is recorded: the report comes, nothing half stays."""
+
+    def impatient(self: Host, job_id: str, limit: int, write: Callable[[bytes], object]) -> object:
+        write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Host, "raw", impatient)
+    outcome, events = toy_lab.run()
+    assert outcome.error is None
+    (note,) = notes(events)
+    assert note.startswith(f"the raw files of job {outcome.job_id} stay on local (interrupted); ")
+    assert list((toy_lab.folder / "raw").iterdir()) == []
+
+
+def test_of_a_lost_job_too(toy_lab: ToyLab) -> None:
+    """What an agent left that was killed tells why; it has no final word to check the journal against."""
+    job = submit(toy_lab, slow(toy_lab))
+    wait_for(toy_lab, job.job_id, '"event":"run"')
+    os.kill(json.loads((folder(toy_lab, job.job_id) / "started").read_text())["pid"], 9)
+    with pytest.raises(JobLost):
+        follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
+    files = listing(archive(toy_lab, job.job_id))
+    assert "raw/run-0.out" in files
+    assert "rc" not in files
+
+
+def test_a_deleted_job_folder(toy_lab: ToyLab) -> None:
+    """Exit code 12, one sentence; the record still has the results."""
+    job = forgotten(toy_lab)
+    shutil.rmtree(folder(toy_lab, job.job_id))
+    with pytest.raises(JobLost, match=f"the host has no job {job.job_id}: its folder was deleted") as caught:
+        kept(toy_lab.lab, job, None, quiet)
+    assert (caught.value.exit_code, caught.value.next) == (12, f"dgxlab report {job.job_id}, for what was recorded")
+    assert list(archive(toy_lab, job.job_id).parent.iterdir()) == []
+
+
+def test_of_a_job_that_runs_nothing_is_fetched(toy_lab: ToyLab) -> None:
+    """Its files still grow: the record says so, and the host too."""
+    plan = submit(toy_lab, slow(toy_lab))
+    try:
+        with pytest.raises(UsageError, match="has not ended") as caught:
+            kept(toy_lab.lab, toy_lab.lab.store.job(plan.job_id), None, quiet)
+        assert caught.value.next == f"dgxlab attach {plan.job_id}"
+        with pytest.raises(UsageError, match="has not ended"):
+            toy_lab.host.raw(plan.job_id, 1 << 30, lambda chunk: None)
+    finally:
+        toy_lab.host.cancel(plan.job_id)
+
+
+def test_another_name_of_the_host(toy_lab: ToyLab) -> None:
+    """The record's name for it may be another laptop's."""
+    job = forgotten(toy_lab)
+    asked: list[str] = []
+    connect = toy_lab.lab.connect
+    object.__setattr__(toy_lab.lab, "connect", lambda name: asked.append(name) or connect(name))
+    path, _ = kept(toy_lab.lab, job, "spark", quiet)
+    assert asked == ["spark"]
+    text: list[bytes] = []
+    copy(path, "plan.json", text.append)
+    assert b"".join(text).decode() == job.plan_json

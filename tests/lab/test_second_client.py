@@ -1,0 +1,210 @@
+"""Two laptops and one host: what one started the other lists, follows, records and ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dgxlab import store as stores
+from dgxlab.errors import Interrupted, JobLost, RemoteError, UsageError
+from dgxlab.lab import adopt, ask, find, follow, resolve
+from dgxlab.lab.jobs import join
+from dgxlab.model import Experiment, Plan
+from dgxlab.transport.host import HostJob
+from tests import toy
+from tests.lab.conftest import ToyLab
+from tests.lab.test_detached import quiet, submit
+
+EVIDENCE = ("hosts", "jobs", "arms", "inputs", "cells", "gates", "expectations", "runs", "rows", "samples")
+OWN = ("experiment", "intent_at")
+"""What each client writes of a job itself."""
+
+
+@pytest.fixture
+def mine(make_toy_lab: Callable[..., ToyLab]) -> ToyLab:
+    """The laptop that starts a job."""
+    return make_toy_lab("mine")
+
+
+@pytest.fixture
+def theirs(make_toy_lab: Callable[..., ToyLab]) -> ToyLab:
+    """Another one, with a record of its own."""
+    return make_toy_lab("theirs")
+
+
+@pytest.fixture
+def slow(mine: ToyLab) -> Experiment:
+    """Both laptops' experiment: a quick entry, and one that takes 3 s a size."""
+    return mine.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
+
+
+@pytest.fixture
+def running(mine: ToyLab, slow: Experiment) -> Iterator[Plan]:
+    """A job that runs, and that nobody follows; ended with the test."""
+    job = submit(mine, slow)
+    yield job
+    mine.host.cancel(job.job_id)
+
+
+def rows(lab: ToyLab) -> dict[str, list[dict[str, Any]]]:
+    """Return all that a record holds but for what is its own."""
+    everything = {table: lab.lab.store.rows(f"SELECT * FROM {table}") for table in EVIDENCE}  # noqa: S608 - from above
+    for row in everything["jobs"]:
+        for name in OWN:
+            del row[name]
+    return everything
+
+
+def attach(lab: ToyLab, job_id: str, watch: Callable[[Mapping[str, Any]], None] = quiet) -> object:
+    """Do what `dgxlab attach` does."""
+    adopt(lab.lab, lab.host, job_id, watch)
+    return follow(lab.lab, lab.host, job_id, watch)
+
+
+def at_the_first_run(event: Mapping[str, Any]) -> None:
+    """Press Ctrl-C there."""
+    if event["event"] == "run":
+        raise KeyboardInterrupt
+
+
+def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
+    """One stops in the middle and goes on there; each row is in each record once, and after a merge too."""
+    with pytest.raises(Interrupted):
+        attach(theirs, running.job_id, at_the_first_run)
+    partly = theirs.lab.store.job(running.job_id)
+    assert partly.journal_seq > 0
+    assert follow(mine.lab, mine.host, running.job_id, quiet) is None
+    assert attach(theirs, running.job_id) is None
+    assert rows(mine) == rows(theirs)
+    assert len(theirs.lab.store.rows("SELECT * FROM runs")) == 2
+    assert (mine.lab.store.job(running.job_id).experiment, partly.experiment) == (running.experiment, None)
+    before = rows(mine)
+    added = stores.merge(theirs.lab.store, mine.lab.store.path)
+    assert {table for table, count in added.items() if count} == {"experiments"}
+    assert sum(stores.merge(mine.lab.store, theirs.lab.store.path).values()) == 0
+    assert rows(mine) == rows(theirs) == before
+    for lab in (mine, theirs):
+        assert lab.lab.store.job(running.job_id).experiment == running.experiment
+        assert stores.check(lab.lab.store) == []
+
+
+def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
+    """Each job of the host, by whomever; an empty or foreign folder among them is no reason to fail."""
+    odd = [theirs.root / "jobs" / name for name in ("odd name", "empty")]
+    for folder in odd:
+        folder.mkdir()
+    try:
+        (listed,) = [job for job in theirs.host.jobs() if job.job_id == running.job_id]
+        (empty,) = [job for job in theirs.host.jobs() if job.job_id == "empty"]
+        assert "odd name" not in {job.job_id for job in theirs.host.jobs()}
+    finally:
+        for folder in odd:
+            folder.rmdir()
+    assert (listed.state, listed.name, listed.kind) == ("running", "toy", "run")
+    assert listed.age_s is not None
+    assert 0 <= listed.age_s < 60
+    assert empty == HostJob("empty", "absent")
+
+
+def test_found_by_enough_of_its_id(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
+    """On the host that is named; without one only the record is looked through, and the error names the option."""
+    host, found = find(theirs.lab, running.job_id[:-2], "local")
+    assert (host, found) == (theirs.host, running.job_id)
+    assert find(mine.lab, running.job_id[:-2], None)[1] == running.job_id
+    with pytest.raises(UsageError, match="name its host with --host"):
+        find(theirs.lab, running.job_id, None)
+    with pytest.raises(UsageError, match="no job begins with 'nope' on host local"):
+        find(theirs.lab, "nope", "local")
+
+
+def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
+    """The same experiment on the same tree is measured once, and recorded as if it had been started here."""
+    outcome, events = theirs.run(slow)
+    assert (outcome.error, outcome.job_id, outcome.planned, outcome.reused) == (None, running.job_id, 4, 4)
+    (note,) = [event["note"] for event in events if event["event"] == "note" and "elsewhere" in event["note"]]
+    assert note == f"job {running.job_id} of this experiment was started elsewhere and still runs: following it"
+    assert theirs.lab.store.job(running.job_id).experiment == slow.digest
+    assert [job.job_id for job in theirs.lab.store.jobs()] == [running.job_id]
+    assert len(theirs.values()) == 4
+
+
+def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
+    """A job elsewhere is of no interest then; the host is asked once, as ever."""
+    attach(theirs, running.job_id)
+    again = submit(mine, slow)  # its record never heard of the first one's end
+    try:
+        calls = theirs.host.calls
+        outcome, events = theirs.run(slow)
+        assert (outcome.job_id, outcome.reused, events) == ("", 4, [])
+        assert theirs.host.calls - calls == 1
+        assert theirs.host.status(again.job_id).state == "running"
+    finally:
+        mine.host.cancel(again.job_id)
+
+
+def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
+    """The experiment's digest names its series, not what is in them: a job on other sources is nobody's result."""
+    source = resolve(theirs.lab, slow, None, quiet)
+    probe = ask(theirs.host, slow, source)
+    assert probe.running == {running.job_id: slow.digest}
+    assert join(theirs.lab, theirs.host, slow, replace(source, tree="0" * 40), probe, quiet) == ""
+    other = theirs.experiment(hypothesis="another")
+    assert join(theirs.lab, theirs.host, other, source, probe, quiet) == ""
+    assert theirs.lab.store.jobs() == []
+
+
+def test_an_experiment_that_is_known_is_told(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
+    """A plan names its experiment: where an earlier job of it is recorded, an adopted one belongs to it."""
+    earlier = replace(running, job_id="20260101-000000-toy-000000")
+    theirs.lab.store.intend(earlier, slow, "local", "0")
+    adopt(theirs.lab, theirs.host, running.job_id, quiet)
+    assert theirs.lab.store.job(running.job_id).experiment == slow.digest
+
+
+def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
+    """Exit code 12, and nothing to clean up."""
+    with pytest.raises(JobLost, match="the host has no job 20260101-000000-toy-abcdef"):
+        adopt(theirs.lab, theirs.host, "20260101-000000-toy-abcdef", quiet)
+    assert theirs.lab.store.jobs() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"job_id": "20260101-000000-toy-000001"}, "gave the plan of '20260101-000000-toy-000001' for job"),
+        ({"later_field": 1}, "cannot be read: Plan has no field 'later_field'"),
+        ({"steps": None}, "cannot be read"),
+        ({"steps": "none"}, "cannot be read: its steps are none"),
+    ],
+)
+def test_a_plan_that_is_not_this_jobs_is_refused(
+    theirs: ToyLab, running: Plan, change: dict[str, Any], words: str
+) -> None:
+    """Of another job, of another dgxlab, or nonsense: nothing is recorded."""
+    folder = theirs.root / "jobs" / "20260101-000000-toy-abcdef"
+    shutil.copytree(theirs.root / "jobs" / running.job_id, folder)
+    try:
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps({**plan, "job_id": folder.name, **change}))
+        with pytest.raises(RemoteError, match=words):
+            adopt(theirs.lab, theirs.host, folder.name, quiet)
+    finally:
+        shutil.rmtree(folder)
+    assert theirs.lab.store.jobs() == []
+
+
+def test_a_deleted_folder_is_a_lost_job_until_its_end_is_recorded(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
+    """Exit code 12 and what became of it; a record that has its end does not ask the host."""
+    adopt(theirs.lab, theirs.host, running.job_id, quiet)
+    assert follow(mine.lab, mine.host, running.job_id, quiet) is None
+    shutil.rmtree(mine.root / "jobs" / running.job_id)
+    with pytest.raises(JobLost, match="its folder on local was deleted before its end was recorded"):
+        follow(theirs.lab, theirs.host, running.job_id, quiet)
+    calls = mine.host.calls
+    assert follow(mine.lab, mine.host, running.job_id, quiet) is None
+    assert mine.host.calls == calls

@@ -1,0 +1,110 @@
+"""`dgxlab doctor` and `host check` of a host over a real sshd: what is wrong is said, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import machines
+from tests.sshd import Sshd, sshd
+from tests.transport.conftest import Client, Keys
+
+OLD = """#!/bin/sh
+# stands for a Python of long ago: this one, with another idea of its version
+shift
+exec {python} -ESc 'import runpy, sys
+sys.version_info, sys.argv = (3, 8, 10), sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")' "$@"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, client: Client) -> Path:
+    """A project whose hosts.yaml names `box`."""
+    folder = tmp_path / "project"
+    (folder / "patches").mkdir(parents=True)
+    (folder / "hosts.yaml").write_text("box: {ssh: box}\n")
+    return folder
+
+
+@pytest.fixture
+def bare(tmp_path: Path, keys: Keys, client: Client) -> Iterator[Sshd]:
+    """A known server with git and a compiler for C, and neither Python nor anything else on its PATH."""
+    folder = machines.programs(tmp_path / "bin", "git", "cc", "uname")
+    config = f"SetEnv HOME={tmp_path}/there PATH={folder}\n"
+    (tmp_path / "there").mkdir()
+    with sshd(tmp_path / "sshd", keys.authorized, config=config) as running:
+        client.host("box", running.port)
+        client.knows(running.known_hosts_line())
+        yield running
+
+
+def dgxlab(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as a user does."""
+    argv = [sys.executable, "-m", "dgxlab", *args]
+    return subprocess.run(argv, cwd=project, env=os.environ, capture_output=True, text=True, check=False, timeout=120)
+
+
+def of_box(project: Path) -> dict[str, dict[str, Any]]:
+    """Return what doctor finds of the host, by name; it is never all well there."""
+    ran = dgxlab(project, "doctor", "box", "--format", "json")
+    assert ran.returncode == 11, ran.stderr
+    assert "Traceback" not in ran.stderr
+    found = json.loads(ran.stdout)
+    assert [each["state"] for each in found if each["name"] == "record"] == ["ok"]  # the client is told all the same
+    return {each["name"]: each for each in found if each["where"] == "box"}
+
+
+def test_host_that_is_not_there(project: Path, client: Client) -> None:
+    """Nobody listens: a line of its own, and everything about the client before it."""
+    client.host("box", 1)
+    (only,) = of_box(project).values()
+    assert (only["name"], only["state"]) == ("reach", "missing")
+    assert "Connection refused" in only["text"]
+    assert only["next"]
+
+
+def test_host_that_nobody_trusts(project: Path, client: Client, server: Sshd) -> None:
+    """With the command that shows its key."""
+    client.host("box", server.port)
+    (only,) = of_box(project).values()
+    assert "is not known" in only["text"]
+    assert only["next"].startswith("dgxlab host add box")
+
+
+def test_host_without_python(project: Path, bare: Sshd) -> None:
+    """Every command says so in a sentence that names hosts.yaml's key."""
+    (only,) = of_box(project).values()
+    sentence = "host box has no python3 that can be started, and the agent needs Python 3.10 or newer"
+    assert only["text"] == sentence
+    ran = dgxlab(project, "host", "check", "box")
+    assert (ran.returncode, ran.stdout) == (4, "")
+    assert ran.stderr == (
+        f"error: {sentence}\nnext: edit hosts.yaml: give box python: PATH, that of a newer one there\n"
+    )
+
+
+def test_host_with_an_old_python(project: Path, bare: Sshd, tmp_path: Path) -> None:
+    """Its version is named, not the first line of ours that it does not understand."""
+    old = tmp_path / "bin" / "python3"
+    old.write_text(OLD.format(python=sys.executable))
+    old.chmod(0o755)
+    (only,) = of_box(project).values()
+    assert only["text"] == "host box has a python3 of version 3.8, and the agent needs Python 3.10 or newer"
+
+
+def test_what_a_bare_host_lacks(project: Path, bare: Sshd) -> None:
+    """Given a Python, it tells the rest; what the client sends is no fault."""
+    (project / "hosts.yaml").write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
+    found = of_box(project)
+    assert [name for name, each in found.items() if each["state"] == "missing"] == ["c++"]
+    assert found["c++"]["next"] == "sudo apt-get install g++, on box"
+    assert [found[name]["state"] for name in ("cmake", "ninja", "ccache")] == ["note"] * 3
+    assert found["git"]["text"].endswith("/bin/git")
