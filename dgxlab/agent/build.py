@@ -117,7 +117,7 @@ class Builder:
             raise BuildFailed(
                 f"{doing} failed: {ended.sentence(argv[0], limit_s)}",
                 details=ninja.first_error(text) or text[-2000:],
-                next=f"less {self.log}",
+                next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
             )
 
     def _progress(self, line: str) -> None:

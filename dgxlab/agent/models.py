@@ -145,5 +145,6 @@ def _make(launch: Callable[[str, Sequence[str]], Launch], name: str, argv: Seque
     if not launched.ended.ok:
         sentence = launched.ended.sentence(Path(argv[0]).name, 0)
         raise RemoteError(
-            f"the synthetic model was not made: {sentence}: {launched.last_words()}", next=f"less {launched.stderr}"
+            f"the synthetic model was not made: {sentence}: {launched.last_words()}",
+            next=f"dgxlab logs {launched.stderr.parent.parent.name} {launched.raw()['stderr']['path']}",
         )

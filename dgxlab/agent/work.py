@@ -185,7 +185,7 @@ class Worker:
                 GateFailed(
                     f"gate {step.gate.op} on {step.gate.backend} failed for {step.arm}: {reasons}",
                     details="\n".join(result["failed"][:10]),
-                    next=f"less {self.job.folder / result['raw']['stdout']['path']}",
+                    next=f"dgxlab logs {self.job.job_id} {result['raw']['stdout']['path']}",
                 )
             )
 
@@ -210,7 +210,7 @@ class Worker:
         if attempt.again == "disturbed":
             return HostBusy(f"{step.id} was not left alone: {reason}", next="dgxlab run again when the device is free")
         kind = GateFailed if attempt.fields["status"] == "discarded" else RemoteError
-        return kind(reason, next=f"less {self.job.folder / attempt.fields['raw']['stderr']['path']}")
+        return kind(reason, next=f"dgxlab logs {self.job.job_id} {attempt.fields['raw']['stderr']['path']}")
 
     def _record_run(self, step: RunStep, result: dict[str, Any]) -> None:
         self.journal.emit(
@@ -269,7 +269,7 @@ def work(folder: Path) -> None:
         end = End(4, "failed", f"the job stopped: {error}", "free some space on the host and run again")
     except Exception as error:  # a bug: it must be told, not look like an agent that was killed
         traceback.print_exc()
-        end = End(1, "failed", f"the agent failed: {error!r}", f"less {folder / 'agent.err'}")
+        end = End(1, "failed", f"the agent failed: {error!r}", f"dgxlab logs {job.job_id} agent.err")
     job.finish(**vars(end))
 
 

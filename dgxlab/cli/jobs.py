@@ -41,9 +41,10 @@ def jobs(
     with lab_if_any(db) if host else lab(db) as opened:
         if opened:
             settle(opened, connected, None, lambda event: None)
-            known = {job.job_id: job for job in opened.store.jobs(host=name)}
+            known = {job.job_id: job for job in opened.store.jobs()}
     there = {job.job_id: job for job in connected.jobs()}
-    rows = [_row(name, job_id, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *known})]
+    ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have been called otherwise then
+    rows = [_row(name, job_id, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *ours})]
     out.result(rows, lambda: clean(table([_shown(row) for row in rows])) if rows else "no jobs")
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from dgxlab.agent.inventory import Item, Removal
 from dgxlab.errors import DgxlabError, RemoteError, by_exit_code
@@ -155,7 +155,7 @@ class Host:
         reply = self._ask("plan", job_id)
         try:
             plan = from_json(Plan, reply)
-            if not all(isinstance(step, Step) for step in plan.steps):
+            if not all(isinstance(step, get_args(Step)) for step in plan.steps):
                 raise ValueError("its steps are none")
         except (ValueError, TypeError, AttributeError) as error:
             raise RemoteError(

@@ -87,7 +87,8 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
 
 def started_elsewhere(project: Project, tmp_path: Path) -> str:
     """Return a job that runs, and that only another clone's record knows."""
-    job, _ = interrupt(project.spawn("run", project.spec("slow", SLOW), "--again", "--db", tmp_path / "other.db"))
+    spec = project.spec("slow", f"hypothesis: toys can be slow\n{SLOW}")
+    job, _ = interrupt(project.spawn("run", spec, "--again", "--db", tmp_path / "other.db"))
     return job
 
 
@@ -124,7 +125,7 @@ def test_attach_records_what_another_laptop_started(project: Project, tmp_path: 
     merged = json.loads(project.run("db", "merge", "results.db", tmp_path / "other.db", "--format", "json").out)
     assert {table for table, count in merged.items() if count} == {"experiments"}
     assert project.run("db", "check").out == "ok\n"
-    assert project.run("report", "slow").out.startswith("# Experiment slow\n\n> toys can be measured\n")
+    assert project.run("report", "slow").out.startswith("# Experiment slow\n\n> toys can be slow\n")
 
 
 def test_run_follows_what_another_laptop_started(project: Project, tmp_path: Path) -> None:

@@ -52,13 +52,14 @@ def test_lists_what_there_is(project: Project, session: str) -> None:
     assert set(rows["rc"]) == {"path", "size", "sha256", "what"}
 
 
-def test_prints_one_as_it_is(project: Project, session: str) -> None:
-    """By its path or its name, byte for byte; the file that JSON holds is text."""
+def test_prints_one_as_it_is(project: Project, session: str, tmp_path: Path) -> None:
+    """By its path or its name, byte for byte; in JSON it is text."""
     there = (on_host(project, session) / "raw" / "run-1.out").read_bytes()
     for name in ("raw/run-1.out", "run-1.out"):
-        child = project.spawn("logs", session, name, text=False)
-        out, err = child.communicate(timeout=60)
-        assert (child.returncode, out, err) == (0, there, b"")
+        with (tmp_path / "printed").open("wb") as printed:
+            child = project.spawn("logs", session, name, stdout=printed)
+            _, err = child.communicate(timeout=60)
+        assert (child.returncode, (tmp_path / "printed").read_bytes(), err) == (0, there, "")
     told = json.loads(project.run("logs", session, "run-1.out", "--format", "json").out)
     assert (told["path"], told["text"]) == ("raw/run-1.out", there.decode())
     unknown = project.run("logs", session, "run-9.out")
