@@ -52,10 +52,13 @@ clean:
 	$(BIN)/python -m pip install --quiet --group lint
 	@touch $@
 
-# what the tests need beside Python: git, a compiler, and an sshd to run on the loopback
+# what the tests need beside Python: git, a compiler, an sshd to run on the loopback, a python3 for an ordinary user of it
 .make/packages:
 	@for tool in git g++; do command -v $$tool >/dev/null || { echo "make test needs $$tool: apt-get install git g++" >&2; exit 1; }; done
 	@command -v sshd >/dev/null || test -x /usr/sbin/sshd || { \
 	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends openssh-server openssh-client >/dev/null; } \
 	    || { echo "make test needs sshd: sudo apt-get install openssh-server" >&2; exit 1; }
+	@PATH=/usr/local/bin:/usr/bin:/bin; command -v python3 >/dev/null || { \
+	    test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y --no-install-recommends python3 >/dev/null; } \
+	    || { echo "make test needs a python3 that every user may run: sudo apt-get install python3" >&2; exit 1; }
 	@mkdir -p .make && touch $@

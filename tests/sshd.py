@@ -1,6 +1,7 @@
 """A real sshd on the loopback, with its own keys, config and port, and a private ~/.ssh for its clients.
 
-It runs as whoever runs the tests and lets that account in. Ended by its own pid, never by name.
+It runs as whoever runs the tests and lets that account in, or, when that is root, as an ordinary user that exists for
+it alone. Ended by its own pid, never by name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ import pytest
 
 PROGRAM = shutil.which("sshd") or "/usr/sbin/sshd"
 START_S = 10.0
+
+ORDINARY, ORDINARY_UID = "tester", 64321
+AS_ORDINARY = (
+    'mount --bind "$1" /etc/passwd && shift && '
+    f'exec setpriv --reuid {ORDINARY_UID} --regid {ORDINARY_UID} --clear-groups "$@"'
+)
+"""Becomes a user that this one program and its children see in /etc/passwd, and nobody else."""
 
 CONFIG = """ListenAddress 127.0.0.1
 Port {port}
@@ -81,7 +89,13 @@ def make_key(path: Path, keytype: str = "ed25519", passphrase: str = "") -> str:
 
 @contextmanager
 def sshd(
-    folder: Path, authorized: Path, *, keytypes: Sequence[str] = ("ed25519",), config: str = "", port: int = 0
+    folder: Path,
+    authorized: Path,
+    *,
+    keytypes: Sequence[str] = ("ed25519",),
+    config: str = "",
+    port: int = 0,
+    ordinary: bool = False,
 ) -> Iterator[Sshd]:
     """Run a server until the block ends.
 
@@ -91,6 +105,7 @@ def sshd(
         keytypes: Of its host keys.
         config: Lines that come first in its configuration, so that they win.
         port: The one to listen on, where it must be a certain one.
+        ordinary: As root, run it as the user ORDINARY, who must be able to reach `folder`.
     """
     if not Path(PROGRAM).exists():
         pytest.skip("there is no sshd here: apt-get install openssh-server")
@@ -105,9 +120,10 @@ def sshd(
     text += "".join(f"HostKey {folder}/host_{keytype}\n" for keytype in keytypes)
     (folder / "config").write_text(text)
     with (folder / "log").open("w") as log:
-        child = subprocess.Popen(
-            [PROGRAM, "-D", "-e", "-f", str(folder / "config")], stdin=subprocess.DEVNULL, stderr=log
-        )
+        argv = [PROGRAM, "-D", "-e", "-f", str(folder / "config")]
+        if ordinary and os.getuid() == 0:
+            argv = [*_become_ordinary(folder), *argv]
+        child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log)
     try:
         _wait(folder, port, child)
         yield Sshd(folder, port, int((folder / "pid").read_text()))
@@ -140,6 +156,17 @@ def agent(folder: Path, *keys: Path) -> Iterator[Path]:
     finally:
         child.terminate()
         child.wait()
+
+
+def _become_ordinary(folder: Path) -> list[str]:
+    """Give the folder to the ordinary user and return what runs a program as that user."""
+    passwd = folder / "passwd"
+    home = folder / "home"
+    line = f"{ORDINARY}:x:{ORDINARY_UID}:{ORDINARY_UID}::{home}:/bin/sh\n"
+    passwd.write_text(Path("/etc/passwd").read_text() + line)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, ORDINARY_UID, ORDINARY_UID)
+    return ["unshare", "--mount", "sh", "-c", AS_ORDINARY, "sh", str(passwd)]
 
 
 def _free_port() -> int:
