@@ -6,10 +6,10 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
-from bench.commands import help_page, plan10k, up_to_date
+from bench.commands import help_page, plan10k, up_to_date, verdicts
 from bench.distance import over_distance, over_ssh, stage
 from bench.figure import Figure
 from bench.folding import ingest
@@ -17,6 +17,7 @@ from bench.following import followed, memory
 from bench.machine import Others, described
 from bench.overhead import agent
 from bench.rebuild import edit
+from bench.simulated import coverage, false_verdicts, family, power, power_wandering, screens, wrong_sign
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "help": help_page,
@@ -30,6 +31,14 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "stage": stage,
     "memory": memory,
     "followed": followed,
+    "verdicts": verdicts,
+    "false_verdicts": false_verdicts,
+    "wrong_sign": wrong_sign,
+    "power": power,
+    "power_wandering": power_wandering,
+    "coverage": coverage,
+    "family": family,
+    "screens": screens,
 }
 
 
@@ -62,7 +71,19 @@ def line(figure: Figure, others: float) -> str:
     parts = [f"{part} {seconds:.3f} s" for part, seconds in figure.parts.items()]
     counts = [f"{count} {name}" for name, count in figure.counts.items()]
     of = "; ".join([f"n={figure.n}", *parts, *counts, f"others had {others:.1f} cpus"])
-    return f"{figure.name:<10}  {value:>16}  <= {figure.reach:.4g} {figure.unit}  {verdict:<7}  {figure.what} ({of})"
+    bounds = [
+        f"{sign} {to:.4g} {figure.unit}" for sign, to in ((">=", figure.least), ("<=", figure.reach)) if to is not None
+    ]
+    row = f"{figure.name:<15}  {value:>16}  {' '.join(bounds):>8}  {verdict:<7}  {figure.what} ({of})"
+    return "\n".join([row, *rates(figure.table)])
+
+
+def rates(table: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Yield a figure's table, the columns' names first."""
+    for columns in list(table.values())[:1]:
+        yield f"  {'%':<24}" + "".join(f"{column:>7}" for column in columns)
+    for rule, row in table.items():
+        yield f"  {rule:<24}" + "".join(f"{value:7.2f}" for value in row.values())
 
 
 if __name__ == "__main__":

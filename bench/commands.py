@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 from bench.figure import Figure, figure, take_turns
@@ -66,3 +68,16 @@ def up_to_date(quick: bool) -> Figure:
         take_turns(2, again)
         (walls,) = take_turns(2 if quick else 9, again)
     return figure("up_to_date", "dgxlab run, everything up to date", walls, "s", 1.0)
+
+
+def verdicts(quick: bool) -> Figure:
+    """Time `dgxlab verdict` on a file of chains of the default length."""
+    chains, random = 10 if quick else 1000, Random(1)  # noqa: S311 - not for secrets
+    with place() as here:
+        file = here.folder / "chains.jsonl"
+        values = [[random.gauss(100, 0.6) for _ in range(17)] for _ in range(chains)]
+        file.write_text("".join(json.dumps({"a": of[:9], "b": of[9:], "better": "higher"}) + "\n" for of in values))
+        judge = here.command("verdict", "--format", "json", file)
+        take_turns(1, judge)
+        (walls,) = take_turns(2 if quick else 9, judge)
+    return figure("verdicts", f"dgxlab verdict, {chains:,} chains", walls, "s", 1.0)

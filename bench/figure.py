@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,28 +17,33 @@ class Figure:
         name: What `--only` takes.
         what: The same in words.
         value: Median of what each turn gave.
-        unit: "s", or "x" for a ratio.
+        unit: "s", "x" for a ratio, "%" for a rate.
+        n: Turns, or what a rate was counted over.
+        spread: Scaled median absolute deviation of the turns, None for a single one; standard error of a rate.
         reach: The value is to be at most this.
-        n: Turns.
-        spread: Scaled median absolute deviation of the turns, None for a single one.
+        least: The value is to be at least this.
         parts: Medians of what the value was made from, in seconds.
         counts: What else there is to know, by its name.
+        table: Rows of rates, each by the columns' names.
     """
 
     name: str
     what: str
     value: float
     unit: str
-    reach: float
     n: int
     spread: float | None
+    reach: float | None = None
+    least: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    table: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def reached(self) -> bool:
         """Whether the value is good enough."""
-        return self.value <= self.reach
+        low, high = (-math.inf if self.least is None else self.least), (math.inf if self.reach is None else self.reach)
+        return low <= self.value <= high
 
 
 def take_turns(n: int, *sides: Callable[[], float]) -> list[list[float]]:
@@ -50,4 +56,4 @@ def figure(name: str, what: str, values: Sequence[float], unit: str, reach: floa
     """Return the figure of values, one a turn; `parts` are what they were made from."""
     spread = mad(values) if len(values) > 1 else None
     medians = {part: median(of) for part, of in parts.items()}
-    return Figure(name, what, median(values), unit, reach, len(values), spread, medians)
+    return Figure(name, what, median(values), unit, len(values), spread, reach=reach, parts=medians)

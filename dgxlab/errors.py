@@ -6,13 +6,23 @@ Every error is one sentence that says what happened and why, and the next comman
 
 from __future__ import annotations
 
+import shlex
+
+AGAIN = "run the same command again"
+"""As `next` of an error that another attempt may mend: `cli`, which knows the command line, prints that instead."""
+
+
+def edit(path: object) -> str:
+    """Return the command that opens a file in the user's own editor."""
+    return f"${{EDITOR:-vi}} {shlex.quote(str(path))}"
+
 
 class DgxlabError(Exception):
     """Anything that ends a command on purpose.
 
     Args:
         message: One sentence: what happened and its cause.
-        next: The command or edit that mends it, or "" when there is none.
+        next: The command that mends it as it is typed, or AGAIN, or "" when there is none; why belongs into `message`.
         details: Lines to show below the sentence, e.g. the first compiler error.
     """
 

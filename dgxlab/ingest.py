@@ -24,6 +24,11 @@ COLD = "cold: the tool's first repetition"
 """Why a discarded sample of a measurement does not count."""
 
 SAMPLE = ("run_id", "cell", "metric", "ordinal", "value", "unit", "discarded")
+CONDITIONS: Mapping[str, tuple[str, ...]] = {
+    "telemetry": ("device", "name", "unit", "n", "median", "min", "max"),
+    "flags": ("device", "kind", "hard", "reason"),
+}
+"""What a run says of its surroundings; an older agent says nothing."""
 
 
 def ingest(store: Store, job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[Event]:
@@ -225,6 +230,9 @@ class _Fold:
         rows = [(run_id, result["cell"], canonical(result["raw"])) for result in results]
         self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
         self.store.put_many("samples", SAMPLE, _samples(run_id, results))
+        for table, columns in CONDITIONS.items():
+            told = [(run_id, *(seen[name] for name in columns)) for seen in event.get(table, ())]
+            self.store.put_many(table, ("run_id", *columns), told)
 
     def on_error(self, event: Event) -> None:
         """Something failed; the last one told is why the job ended as it did."""

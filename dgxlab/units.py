@@ -7,7 +7,7 @@ of its `scales` in which the column's largest value is at least 1, so that it re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 MISSING = "\N{EN DASH}"
@@ -132,6 +132,33 @@ def _decimals(smallest: float, largest: float) -> int:
     room = max(0, MAX_DIGITS - 1 - math.floor(math.log10(largest)))
     least = max(0, 1 - math.floor(math.log10(smallest)))
     return max(least, min(wanted, room))
+
+
+# -- conditions -------------------------------------------------------------------------------------------------------
+
+_CONDITIONS = {
+    "clocks.sm": "SM {} MHz",
+    "temperature.gpu": "{} °C",
+    "power.draw": "{} W",
+    "cpu_mhz": "CPU {} MHz",
+    "cpu_temp_c": "CPU {} °C",
+}
+
+
+def conditions(ranges: Mapping[str, tuple[float, float]]) -> str:
+    """Say in which state runs found the device: `SM 1965 to 1980 MHz, 55 to 61 °C`, the processor's without a GPU.
+
+    Args:
+        ranges: Lowest and highest value by the name under which it was sampled; other names are passed over.
+    """
+    of_gpu = [name for name in _CONDITIONS if name in ranges and "." in name]
+    names = of_gpu or [name for name in _CONDITIONS if name in ranges]
+    return ", ".join(_CONDITIONS[name].format(_range(*ranges[name])) for name in names)
+
+
+def _range(low: float, high: float) -> str:
+    ends = dict.fromkeys((f"{low:.0f}", f"{high:.0f}"))
+    return " to ".join(ends)
 
 
 # -- durations and sizes ----------------------------------------------------------------------------------------------

@@ -53,16 +53,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the tests benchmark locks of their own: who measures on this machine does not see them, nor they him."""
+    folder = tmp_path_factory.mktemp("locks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DGXLAB_LOCKS", str(folder))
+        yield folder
+
+
 @pytest.fixture(autouse=True)
-def hermetic_seal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def hermetic_seal(request: pytest.FixtureRequest, tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the test a private home, a fixed locale and clock zone, no stray settings, and the loopback alone."""
     home = tmp_path / "home"
     home.mkdir()
     for name in list(os.environ):
         if name.startswith(("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "LLAMA_", "CUDA_")):
             monkeypatch.delenv(name)
-    for name, value in {"HOME": str(home), "TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "120"}.items():
-        monkeypatch.setenv(name, value)
+    fixed = {"HOME": home, "TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "120", "DGXLAB_LOCKS": locks}
+    for name, value in fixed.items():
+        monkeypatch.setenv(name, str(value))
     if not request.node.get_closest_marker("network") and not request.node.get_closest_marker("llama"):
         monkeypatch.setattr(socket.socket, "connect", _loopback_only(socket.socket.connect))
 

@@ -233,11 +233,17 @@ def raw(name: str) -> dict[str, Any]:
     return {"path": f"raw/{name}", "sha256": digest(name), "size": 100}
 
 
+CLOCK = {"device": "GPU-1", "name": "clocks.sm", "unit": "MHz", "n": 3, "median": 1980.0, "min": 345.0, "max": 1980.0}
+CAPPED = {"device": "GPU-1", "kind": "sw_power_cap", "hard": False, "reason": "SW power cap for 412 ms"}
+THROTTLED = {"device": "GPU-1", "kind": "hw_thermal", "hard": True, "reason": "HW thermal slowdown for 2.1 s"}
+
+
 def whole(job_id: str, runs: int = 2, samples: int = 3, host: Facts | None = None) -> Journal:
     """Return the journal of a job that went well: build, model, gate, `runs` runs of one cell, end."""
     journal = Journal(plan(job_id), host).job().build().model().gate()
     for number in range(runs):
-        journal.run([9.0 + number + 0.125 * sample for sample in range(samples)])
+        values = [9.0 + number + 0.125 * sample for sample in range(samples)]
+        journal.run(values, telemetry=[CLOCK], flags=[CAPPED])
     return journal.end()
 
 
@@ -248,7 +254,7 @@ def intend(store: Store, journal: Journal, of: Experiment | None = None, host_na
 
 TABLES = (
     *("hosts", "experiments", "jobs", "arms", "inputs", "cells"),
-    *("gates", "expectations", "runs", "rows", "samples"),
+    *("gates", "expectations", "runs", "rows", "samples", "telemetry", "flags"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.conftest import GOLDEN
@@ -23,6 +24,21 @@ case "$*" in
     *) echo "nvidia-smi was asked something new: $*" >&2; exit 2 ;;
 esac
 """
+
+SAMPLED = """#!/bin/sh
+cd {folder}
+case "$*" in
+    --help-query-gpu) cat {help} ;;
+    --query-gpu=index,uuid,name,driver_version,compute_cap,memory.total*) cat gpus ;;
+    --query-gpu=uuid,temperature.gpu,*) echo x >>calls; sed "s/CALLS/$(wc -l <calls)/" state ;;
+    --query-compute-apps=gpu_uuid,pid,process_name,used_memory*) ;;
+    "-i {uuids} --query-gpu=timestamp,uuid,temperature.gpu,"*"--format=csv,nounits -lms 500") {loop} ;;
+    --version) ;;
+    *) echo "nvidia-smi was asked something new: $*" >&2; exit 2 ;;
+esac
+"""
+LOOP = """head -1 {capture}; echo $$ >sampler
+    while :; do now=$(date -u '+%Y/%m/%d %H:%M:%S.%3N'); sed "s|^|$now, |; s/CALLS/0/" state; sleep 0.25; done"""
 
 NVCC = """#!/bin/sh
 echo "Cuda compilation tools, release {version}, V{version}.88"
@@ -45,6 +61,23 @@ def h200(folder: Path, processes: str = "") -> None:
     says = f'echo "{processes}"' if processes else ":"
     versions = GOLDEN / "h200" / "nvidia-smi-version.txt"
     _script(folder / "nvidia-smi", SMI.format(versions=versions, row=GPU_ROW, processes=says))
+
+
+def sampled(folder: Path, gpus: Mapping[str, str], row: str, *, watched: Sequence[str] = (), loop: str = LOOP) -> None:
+    """Add an nvidia-smi with these GPUs (name by uuid) that are always in one state, also when it is asked to go on.
+
+    Args:
+        row: What it says of each but the uuid, in the order of `smi.FIELDS`; CALLS grows by one with every question.
+        watched: The GPUs that it may be asked to sample; all by default.
+        loop: What it does then, in sh. By itself it leaves its pid in `sampler`.
+    """
+    folder.mkdir(exist_ok=True)
+    capture = GOLDEN / "h200" / "telemetry-gpu.csv"
+    found = (f"{i}, {uuid}, {name}, 580.159.04, 9.0, 1000\n" for i, (uuid, name) in enumerate(gpus.items()))
+    (folder / "gpus").write_text("".join(found))
+    (folder / "state").write_text("".join(f"{uuid}, {row}\n" for uuid in gpus))
+    fields = {"folder": folder, "help": GOLDEN / "h200" / "help-query-gpu.txt", "uuids": ",".join(watched or gpus)}
+    _script(folder / "nvidia-smi", SAMPLED.format(**fields, loop=loop.replace("{capture}", str(capture))))
 
 
 def broken_driver(folder: Path) -> None:

@@ -42,7 +42,7 @@ StrictModes no
 MaxStartups 50:30:100
 MaxSessions 20
 LogLevel VERBOSE
-SetEnv HOME={folder}/home PATH={path}
+SetEnv HOME={folder}/home DGXLAB_LOCKS={folder}/locks PATH={path}
 """
 
 
@@ -63,6 +63,11 @@ class Sshd:
     def home(self) -> Path:
         """The commands' home folder."""
         return self.folder / "home"
+
+    @property
+    def locks(self) -> Path:
+        """Where jobs that run on it lock their devices: it is a machine of its own."""
+        return self.folder / "locks"
 
     @property
     def log(self) -> str:
@@ -112,6 +117,8 @@ def sshd(
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
     (folder / "home").mkdir(parents=True)
+    (folder / "locks").mkdir()
+    (folder / "locks").chmod(0o1777)
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
     for keytype in keytypes:
         make_key(folder / f"host_{keytype}", keytype)

@@ -98,3 +98,12 @@ def test_sizes() -> None:
     cases[5000 << 40] = "5000 TiB"
     assert {count: units.size(count) for count in cases} == cases
     assert units.size(None) == units.MISSING
+
+
+def test_conditions() -> None:
+    """The GPU's where there is one, else the processor's; one number where low and high look the same."""
+    host = {"cpu_mhz": (2596.1, 2596.4), "cpu_temp_c": (61.0, 64.0), "load_1min": (0.1, 0.2)}
+    assert units.conditions(host) == "CPU 2596 MHz, CPU 61 to 64 °C"
+    gpu = {"temperature.gpu": (43.0, 71.0), "clocks.sm": (1965.0, 1980.0), "clocks.mem": (3201.0, 3201.0)}
+    assert units.conditions({**host, **gpu}) == "SM 1965 to 1980 MHz, 43 to 71 °C"
+    assert (units.conditions({}), units.conditions({"load_1min": (0.1, 0.2)})) == ("", "")

@@ -1,6 +1,7 @@
 """The agent's command line: what the client asks of a host, each a short program with JSON on stdout.
 
-probe ROOT REQUEST      facts, which commits are missing, which model files are there, what runs
+probe ROOT REQUEST      facts, missing commits, which model files are there, what runs, and what hosts.yaml
+                        names in vain
 receive ROOT            objects on stdin
 tool ROOT NAME VERSION SHA256
                         a wheel on stdin: unpack the build tool in it
@@ -13,6 +14,7 @@ cancel ROOT JOB         end it
 inventory ROOT          what lies there, its size and last use
 clean ROOT              remove the things on stdin
 work FOLDER             carry it out (the detached part)
+sense                   what Linux says of the host, twice a second (beside what is measured)
 synth RECIPE OUT        write a synthetic model
 """
 
@@ -25,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import DgxlabError, RemoteError
+from dgxlab.errors import AGAIN, DgxlabError, RemoteError
 
 FOLLOW_S = 0.1
 """Pause between looks at the journal."""
@@ -36,18 +38,30 @@ def main(argv: list[str]) -> int:
     verb, *args = argv
     try:
         reply = VERBS[verb](*args)
+    except OSError as refusal:
+        from dgxlab.agent.failure import refused
+
+        return _told(refused(verb, refusal))
     except DgxlabError as error:
-        words = {"exit_code": error.exit_code, "message": error.message, "next": error.next, "details": error.details}
-        print(json.dumps(words), file=sys.stderr)
-        return error.exit_code
+        return _told(error)
     if reply is not None:
         print(json.dumps(reply))
     return 0
 
 
+def _told(error: DgxlabError) -> int:
+    """Write an error as the client reads it, and return its exit code."""
+    words = {"exit_code": error.exit_code, "message": error.message, "next": error.next, "details": error.details}
+    print(json.dumps(words), file=sys.stderr)
+    return error.exit_code
+
+
 def probe(root: str, request: str) -> dict[str, Any]:
-    """Return facts, the missing ones of the commits, the identity of each model path, and the jobs that run."""
-    from dgxlab.agent import facts, models
+    """Return facts, the missing ones of the commits, the identity of each model path, and the jobs that run.
+
+    With them goes what hosts.yaml says of this host in vain.
+    """
+    from dgxlab.agent import environment, facts, models
     from dgxlab.agent import jobs as all_jobs
     from dgxlab.agent.objects import Objects
     from dgxlab.model import to_json
@@ -55,6 +69,7 @@ def probe(root: str, request: str) -> dict[str, Any]:
     asked = json.loads(request)
     return {
         "facts": to_json(facts.gather()),
+        "absent": environment.absent(),
         "missing": Objects(_root(root).objects).missing(asked["commits"]) if asked["commits"] else [],
         "models": {path: models.identify(path) for path in asked["models"]},
         "running": all_jobs.running(_root(root).jobs),
@@ -93,7 +108,7 @@ def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
 
     plan = sys.stdin.buffer.read()
     if hashlib.sha256(plan).hexdigest() != sha256:
-        raise RemoteError(f"the plan of job {job_id} did not arrive whole", next="run the same command again")
+        raise RemoteError(f"the plan of job {job_id} did not arrive whole", next=AGAIN)
     job = Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0]))
     return vars(job.start())
 
@@ -175,6 +190,13 @@ def work(folder: str) -> None:
     carry_out(Path(folder))
 
 
+def sense() -> None:
+    """Print the host's condition twice a second."""
+    from dgxlab.agent.sensors import sense as look
+
+    look()
+
+
 def synth(recipe: str, out: str) -> None:
     """Write a synthetic model."""
     from dgxlab.model import SyntheticModel, from_json
@@ -187,7 +209,7 @@ VERBS: dict[str, Any] = {
     verb.__name__: verb
     for verb in (
         *(probe, receive, tool, model, submit, status, jobs, plan, raw, follow, cancel, inventory, clean),
-        *(work, synth),
+        *(work, sense, synth),
     )
 }
 

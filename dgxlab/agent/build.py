@@ -22,6 +22,7 @@ from typing import Any
 
 from dgxlab.agent import child
 from dgxlab.agent.environment import base_env
+from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.objects import Objects
 from dgxlab.agent.parse import ninja
@@ -115,7 +116,7 @@ class Builder:
         errors.unlink()
         if not ended.ok:
             raise BuildFailed(
-                f"{doing} failed: {ended.sentence(argv[0], limit_s)}",
+                f"{doing} failed: {ended.sentence(argv[0], limit_s)}{full_disk(self.root.path)}",
                 details=ninja.first_error(text) or text[-2000:],
                 next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
             )
@@ -201,7 +202,7 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
     for line in text.splitlines():
         if line.startswith("/"):  # of several programs ldd says the name first
             program = Path(line.removesuffix(":"))
-        match = re.match(r"\s*(\S+) => (not found|\S+)", line)
+        match = re.match(r"\s*(\S+) => (not found|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
         if match and OWN_LIBRARY.fullmatch(match[1]):
             if match[2] == "not found":
                 cause = f"{program.name} needs {match[1]} and the loader does not find it"

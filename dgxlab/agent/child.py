@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,6 +17,10 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 GRACE_S = 5.0
 """Between TERM and KILL."""
+NICE = 10
+"""What runs beside a measured program yields to it."""
+OUTPUT_LIMIT = 64 << 20
+"""Bytes that it may print, a week of samples of one GPU: one that goes mad must not fill the disk."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -106,6 +111,36 @@ def run(
         timed_out=not ended,
         pid=child.pid,
     )
+
+
+def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+    """Start a small program that runs beside what is measured, what it prints appended to a file.
+
+    It dies with the agent, and inherits none of its descriptors.
+
+    Raises:
+        OSError: if it cannot be started.
+    """
+    agent, die = os.getpid(), _prepare(signal.SIGKILL)
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limit = OUTPUT_LIMIT if most == resource.RLIM_INFINITY else min(most, OUTPUT_LIMIT)
+
+    def prepare() -> None:
+        die()
+        if os.getppid() != agent:  # it was gone before the kernel was told
+            os._exit(1)
+        os.nice(NICE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    with output.open("ab") as out:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=dict(env),
+            preexec_fn=prepare,  # noqa: PLW1509 - the agent has no threads
+        )
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:

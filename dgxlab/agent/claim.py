@@ -12,7 +12,7 @@ from dgxlab.agent.facts import user
 from dgxlab.agent.lock import BenchLock
 from dgxlab.agent.occupancy import ComputeProcess, compute_processes, foreign, phrase
 from dgxlab.agent.owner import OwnerFile
-from dgxlab.errors import HostBusy
+from dgxlab.errors import AGAIN, HostBusy, RemoteError
 from dgxlab.model import Plan
 from dgxlab.units import duration
 
@@ -43,7 +43,7 @@ class Claim:
 
     Args:
         own: Pids that the job started.
-        on_change: Called with state, path and owner of the `lock` events.
+        on_change: Called with state (unwatched, waiting, held, released), path and owner of the `lock` events.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Claim:
         self._others = {gpu["uuid"] for gpu in gpus} - set(taken) if uses_cuda(plan) else None
         path = settings().lock
         self._file = OwnerFile(path, plan.job_id, user()) if path else None
+        self._unwatched_told = False
         self._own = own
         self._on_change = on_change
         self._left_s = plan.wait_s
@@ -67,17 +68,25 @@ class Claim:
     @property
     def fds(self) -> list[int]:
         """Descriptors of the locks that are held, for children to inherit."""
-        return [lock.fd for lock in self._locks if lock.held and lock.fd is not None]
+        return [fd for lock in self._locks for fd in lock.fds]
 
     def hold(self) -> None:
         """Have the devices to itself, before every launch that counts; waits at most plan.wait_s in a whole job.
 
         Raises:
             HostBusy: if somebody else has them for longer.
+            RemoteError: if the plan needs a GPU and there is none that can be locked.
         """
-        before = self.fds
+        if not self._locks:
+            raise RemoteError(
+                "nvidia-smi lists no GPU on this host, and the plan needs one", next=f"dgxlab doctor {settings().name}"
+            )
+        if self._file and not self._file.watched and not self._unwatched_told:
+            self._on_change("unwatched", str(self._file.path), "its folder is not there")
+            self._unwatched_told = True
+        before = [lock.since for lock in self._locks]
         self._wait()
-        if self.fds != before:
+        if [lock.since for lock in self._locks] != before:
             for lock in self._locks:
                 self._on_change("held", str(lock.path), self._plan.job_id)
 
@@ -91,7 +100,7 @@ class Claim:
         """Let go of everything; harmless to repeat."""
         if self._file:
             self._file.free()
-        held = [lock for lock in self._locks if lock.held]
+        held = [lock for lock in self._locks if lock.since]
         for lock in self._locks:
             lock.release()
         for lock in held:
@@ -114,23 +123,29 @@ class Claim:
 
     def _holder(self) -> Holder | None:
         """Return the first who is in the way; the locks come first, so that no two jobs judge the rest at once."""
-        for lock in self._locks:
+        for number, lock in enumerate(self._locks):
             if not lock.take(self._owner):
-                who = lock.owner()
-                return Holder(str(lock.path), who, who)
+                for later in self._locks[number:]:  # what is kept while waiting comes first in the common order
+                    later.release()
+                return Holder(str(lock.path), lock.owner(), lock.owner())
         if self._file:
             if who := self._file.somebody():
                 return Holder(str(self._file.path), who, who)
             self._file.sign()  # before a process is waited for: nobody else shall begin meanwhile
-        strangers = self.strangers(compute_processes()) if self._others is not None else []
-        if strangers:
-            return Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
-        return None
+        return None if self._others is None else self._stranger(compute_processes())
+
+    def _stranger(self, processes: list[ComputeProcess] | None) -> Holder | None:
+        if processes is None:
+            return Holder("the GPU", "unknown", "somebody unknown (nvidia-smi does not say who computes)")
+        strangers = self.strangers(processes)
+        if not strangers:
+            return None
+        return Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
 
     def _busy(self, holder: Holder) -> HostBusy:
         minutes = self._plan.wait_s / 60
         how = f"stayed busy for {duration(self._plan.wait_s)}" if minutes else "is busy"
         return HostBusy(
-            f"the device {how}: {holder}",
-            next=f"dgxlab {self._plan.kind} again when it is free, or with --wait {max(60.0, 2 * minutes):g}",
+            f"the device {how}: {holder}; --wait {max(60.0, 2 * minutes):g} waits longer",
+            next=AGAIN,
         )

@@ -20,11 +20,12 @@ def uses_cuda(plan: Plan) -> bool:
 def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     """Return what to lock, in the one order that keeps two jobs from waiting for each other.
 
-    All GPUs, unless every gate and run names its own in a CUDA_VISIBLE_DEVICES that can be read with certainty.
+    All GPUs, unless every gate and run names its own in a CUDA_VISIBLE_DEVICES that can be read with certainty. None
+    for a plan that needs a GPU where none has a uuid to lock.
     """
-    every = [gpu for gpu in gpus if gpu["uuid"]]
-    if not uses_cuda(plan) or not every:
+    if not uses_cuda(plan):
         return (CPU,)
+    every = [gpu for gpu in gpus if gpu["uuid"]]
     seen = [
         _visible({**settings().env, **step.env}, every) for step in plan.steps if isinstance(step, (GateStep, RunStep))
     ]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from dgxlab.errors import RemoteError
+from dgxlab.errors import AGAIN, RemoteError
 
 
 @contextmanager
@@ -25,11 +25,11 @@ def incoming(stream: IO[bytes], sha256: str, beside: Path, what: str) -> Iterato
         with tempfile.TemporaryDirectory(prefix=".in-", dir=beside) as scratch:
             file = Path(scratch, "file")
             if _copy(stream, file) != sha256:
-                raise RemoteError(f"{what} did not arrive whole", next="run the same command again")
+                raise RemoteError(f"{what} did not arrive whole", next=AGAIN)
             yield file
     except OSError as error:
         raise RemoteError(
-            f"{what} cannot be written on the host: {error.strerror or error}", next=f"df -h {beside}, on the host"
+            f"{what} cannot be written on the host: {error.strerror or error}", next=f"df -h {beside}"
         ) from error
 
 

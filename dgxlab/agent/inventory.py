@@ -130,7 +130,7 @@ def _models(root: Root) -> Iterator[_Thing]:
     """Yield synthetic models, also one that was sent for a job that never came; any other file is somebody's own."""
     for path in _children(root.models):
         model = path.with_suffix(".gguf")
-        if path.suffix == ".json" and not model.is_symlink():
+        if path.match("synthetic-*.json") and not model.is_symlink():
             yield _Thing("models", path.stem, (path, *([model] if model.exists() else ())))
         elif path.match("synthetic-*-f16.gguf"):
             yield _Thing("models", path.stem, (path,))

@@ -41,7 +41,7 @@ def plan(job: Job) -> Any:
 def gone(job_id: str) -> JobLost:
     """Return what to say of a job whose folder is not there."""
     cause = "its folder was deleted, or was never there"
-    return JobLost(f"the host has no job {job_id}: {cause}", next=f"dgxlab report {job_id}, for what was recorded")
+    return JobLost(f"the host has no job {job_id}: {cause}", next=f"dgxlab report {job_id}")
 
 
 def _jobs(folder: Path) -> Iterator[Job]:

@@ -2,95 +2,157 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dgxlab.agent.environment import settings
 from dgxlab.errors import RemoteError
 
 FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is closed, /tmp is the one place all users share
+TRIES, PAUSE_S = 5, 0.002
+"""How often a lock is tried: who only looks at it, or has it in vain for want of the next, has it for an instant."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a holder writes into its lock files.
+
+    Attributes:
+        since: Unix seconds.
+    """
+
+    job: str
+    user: str
+    since: float
+
+    def __str__(self) -> str:
+        return plain(f"job {self.job} of {self.user}, since {moment(self.since)}")
+
+    @classmethod
+    def read(cls, fd: int) -> Signature | None:
+        """Return a file's, None where there is none that can be read."""
+        try:
+            signed = json.loads(os.pread(fd, 4096, 0))
+            found = cls(str(signed["job"]), str(signed["user"]), float(signed["since"]))
+            moment(found.since)
+        except (ValueError, KeyError, TypeError, OverflowError, OSError):
+            return None
+        return found
 
 
 class BenchLock:
-    """An exclusive flock on /var/lock/dgxlab-<device>; its content names the holder for those who wait.
+    """An exclusive flock on dgxlab-<device> in every folder where that file is or can be made.
 
-    The descriptor is inherited by the measured programs: one that outlives the agent keeps the device fenced.
+    Not everybody can make a file in the first folder, and who cannot may come before one who can: only who holds the
+    files of all folders excludes both. Their content names the holder for those who wait. The descriptors are inherited
+    by the measured programs: one that outlives the agent keeps the device fenced.
 
     Attributes:
-        fd: None until it was first tried.
-        held: Whether the last try got it.
-        path: Where the file is, once it was tried.
+        path: The first file that is held, or the one that somebody else holds.
+        since: When it was taken, None while it is not held.
     """
 
-    def __init__(self, device: str, folders: tuple[Path, ...] = FOLDERS) -> None:
-        self.fd: int | None = None
-        self.held = False
-        self.path = folders[0] / f"dgxlab-{device}"
-        self._device = device
-        self._folders = folders
+    def __init__(self, device: str, folders: Sequence[Path] = ()) -> None:
+        self.since: float | None = None
+        self._paths = [folder / f"dgxlab-{device}" for folder in folders or _folders()]
+        self.path = self._paths[0]
+        self._files: dict[Path, int] = {}
+        self._holder: Signature | None = None
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors of the files that are held."""
+        return list(self._files.values())
 
     def take(self, owner: Mapping[str, object]) -> bool:
         """Hold the lock, if nobody else does, and sign it; harmless to repeat.
 
-        Who holds it already looks again: where a cleaner of temporary files has removed the file, a lock on it excludes
-        nobody any more, and the new file is locked instead.
+        Who holds it already looks again: where a cleaner of temporary files has removed a file, a lock on it excludes
+        nobody any more, and where somebody has made one that could not be made here, that one counts too. Who does not
+        get every file keeps none, so that no two wait for each other.
 
         Raises:
-            RemoteError: if something that is no lock lies in its place.
+            RemoteError: if something that is no lock lies in its place, or there is no place.
         """
-        fd = self._opened() if self.fd is None else self.fd
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        before = None
+        while before != self._files:  # who made a file after it was looked for here looks for ours, or finds it later
+            before = dict(self._files)
+            if not all(map(self._lock, self._paths)):
+                self.release()
                 return False
-            if self._in_place(fd):
-                break
-            fd = self._opened()
-        if not self.held:
-            self._sign(fd, {**owner, "since": time.time()})
-            self.held = True
+        if not self._files:
+            folders = " or ".join(str(path.parent) for path in self._paths)
+            raise RemoteError(f"no benchmark lock can be made: {folders} must be writable", next="sudo chmod 1777 /tmp")
+        self.path = next(path for path in self._paths if path in self._files)
+        if self.since is None:
+            self.since = time.time()
+            self._sign({**owner, "since": self.since})
         return True
 
     def owner(self) -> str:
-        """Return who holds it, as a phrase: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
-        try:
-            signed = json.loads(os.pread(self.fd if self.fd is not None else -1, 4096, 0))
-            return plain(f"job {signed['job']} of {signed['user']}, since {moment(float(signed['since']))}")
-        except (ValueError, KeyError, TypeError, OverflowError, OSError):
-            return "somebody unknown"
+        """Return who held it when it was last tried: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
+        return str(self._holder or "somebody unknown")
 
     def release(self) -> None:
-        """Let go; a child that inherited the descriptor keeps the lock."""
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd, self.held = None, False
+        """Let go; a child that inherited the descriptors keeps the lock."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files, self.since = {}, None
 
-    def _opened(self) -> int:
-        """Open the file that lies there now, in place of the one before."""
-        fd, self.path = _open(self._device, self._folders)
-        self.release()
-        self.fd = fd
-        return fd
-
-    def _in_place(self, fd: int) -> bool:
-        """Return whether the file that is open is the one that others would open."""
-        mine = os.fstat(fd)
-        try:
-            there = self.path.lstat()
-        except FileNotFoundError:
+    def _lock(self, path: Path) -> bool:
+        """Lock the file that lies there now, in place of the one before; one that cannot be made is nobody's."""
+        mine = self._files.get(path)
+        if mine is not None and _in_place(mine, path):
+            return True
+        there = _open(path)
+        if there is not None and not locked(there):
+            self.path, self._holder = path, Signature.read(there)
+            os.close(there)
             return False
-        return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+        if mine is not None:
+            os.close(self._files.pop(path))
+        if there is not None:
+            self._files[path], self.since = there, None
+        return True
 
-    def _sign(self, fd: int, signature: Mapping[str, object]) -> None:
+    def _sign(self, signature: Mapping[str, object]) -> None:
+        for fd in self._files.values():
+            with contextlib.suppress(OSError):  # unsigned it holds too; only the sentence for those who wait is poorer
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps(signature).encode(), 0)
+
+
+def measuring(but: str) -> dict[str, Signature]:
+    """Return every job but one that holds a lock of any device here."""
+    found = {}
+    for path in (path for folder in _folders() for path in folder.glob("dgxlab-*")):
         try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(signature).encode(), 0)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
-            pass  # the lock holds without a signature too; only the sentence for those who wait is poorer
+            continue
+        try:
+            signed = Signature.read(fd)
+            if signed and signed.job != but and not locked(fd, fcntl.LOCK_SH):
+                found[signed.job] = signed
+        finally:
+            os.close(fd)
+    return found
+
+
+def locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Return whether an open file could be locked, until it is closed."""
+    for _ in range(TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        time.sleep(PAUSE_S)
+    return False
 
 
 def plain(text: str, at_most: int = 120) -> str:
@@ -104,21 +166,35 @@ def moment(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
 
 
-def _open(device: str, folders: tuple[Path, ...]) -> tuple[int, Path]:
-    refusal: OSError | None = None
-    for folder in folders:
-        path = folder / f"dgxlab-{device}"
-        try:
-            return _open_shared(path), path
-        except OSError as error:
-            refusal = error
-            if os.path.lexists(path):  # another folder would exclude nobody who can open this file
-                break
-    assert refusal is not None
-    raise RemoteError(
-        f"the benchmark lock {path} cannot be opened: {refusal.strerror}",
-        next=f"ls -l {path}; it must be a file that everybody may write, or not be there",
-    )
+def _folders() -> Sequence[Path]:
+    return settings().locks or FOLDERS
+
+
+def _in_place(fd: int, path: Path) -> bool:
+    """Return whether the file that is open is the one that others would open."""
+    mine = os.fstat(fd)
+    try:
+        there = path.lstat()
+    except OSError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _open(path: Path) -> int | None:
+    """Open a lock file, None for one that is not there and cannot be made.
+
+    Raises:
+        RemoteError: if something lies there that cannot be opened.
+    """
+    try:
+        return _open_shared(path)
+    except OSError as refusal:
+        if not os.path.lexists(path):
+            return None
+        raise RemoteError(
+            f"the benchmark lock {path} cannot be opened: {refusal.strerror}",
+            next=f"ls -l {path}; it must be a file that everybody may write, or not be there",
+        ) from refusal
 
 
 def _open_shared(path: Path) -> int:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dgxlab.agent import child, facts
+from dgxlab.agent import child
 from dgxlab.agent.environment import measured_env
+from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.occupancy import ComputeProcess, phrase
 from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
 from dgxlab.agent.parse.gate import GateReading
 from dgxlab.agent.parse.parsed import Parsed
+from dgxlab.agent.telemetry import Telemetry
 from dgxlab.model import GateStep, ParityGate, RunStep, digest, to_json
 
 PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {
@@ -64,7 +66,7 @@ class Attempt:
     """One benchmark run.
 
     Attributes:
-        fields: Those of its `run` event.
+        fields: Those of its `run` event; `flags` are what `conditions` says of it.
         again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when a
             foreign process used the device meanwhile, "" when there is nothing to hope for.
     """
@@ -78,11 +80,13 @@ class Bench:
 
     Attributes:
         pids: Of every program launched so far.
+        telemetry: What is sampled beside them.
     """
 
-    def __init__(self, raw: Path, keep: Sequence[int]) -> None:
+    def __init__(self, raw: Path, keep: Sequence[int], telemetry: Telemetry) -> None:
         self.raw = raw
         self.keep = keep
+        self.telemetry = telemetry
         self.pids: set[int] = set()
 
     def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> Launch:
@@ -149,9 +153,10 @@ class Bench:
         Args:
             strangers: Picks the processes that use the job's devices and are not the job's.
         """
-        before = facts.state()
+        before = self.telemetry.state()
         launched = self.launch(name, argv, step.env, step.limit_s)
-        after = facts.state()
+        after = self.telemetry.state()
+        conditions = self.telemetry.around(launched.ended, before, after)
         parsed = PARSERS[step.tool](launched.text(), step.cells)
         status, reason = verdict(step, launched, parsed)
         again = "rows" if launched.ended.ok and parsed.problems else ""
@@ -174,6 +179,8 @@ class Bench:
             "cells": {cell.key: to_json(cell) for cell in step.cells},
             "before": to_json(before),
             "after": to_json(after),
+            "telemetry": to_json(conditions.telemetry()),
+            "flags": to_json(conditions.flags()),
             "raw": launched.raw(),
         }
         return Attempt(fields, again)
@@ -194,9 +201,10 @@ def verdict(step: RunStep, launched: Launch, parsed: Parsed) -> tuple[str, str]:
     """Return a run's status and, unless valid, the reason in words."""
     program = Path(step.argv[0]).name
     if not launched.ended.ok:
-        return "failed", f"{launched.ended.sentence(program, step.limit_s)}: {launched.last_words()}"
+        ended = launched.ended.sentence(program, step.limit_s)
+        return "failed", f"{ended}: {launched.last_words()}{full_disk(launched.stdout.parent)}"
     if parsed.problems:
-        return "failed", f"{program}: {'; '.join(parsed.problems)}"
+        return "failed", f"{program}: {'; '.join(parsed.problems)}{full_disk(launched.stdout.parent)}"
     errors = launched.errors() if step.markers else ""
     for marker in step.markers:
         if marker not in errors:

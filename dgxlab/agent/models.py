@@ -50,8 +50,9 @@ def find(step: ModelStep) -> dict[str, Any]:
     found = identify(step.path)
     if found is None:
         raise SpecError(
-            f"model {step.model} is not on the host: there is no file {step.path}",
-            next=f"put it there, or change models.{step.model}.path",
+            f"model {step.model} is not on the host: there is no file {step.path}; put it there, or change "
+            f"models.{step.model}.path",
+            next=f"ls -l {step.path.rpartition('/')[0]}",
         )
     return {**found, "recipe": None, "reused": True}
 
@@ -116,7 +117,7 @@ def _finished(path: Path) -> bool:
 
 def _sent(root: Root, model_id: str) -> Path:
     """Return where a model's f16 file lies between its arrival and the job that quantises it."""
-    return root.models / f".{model_id}-f16.gguf"
+    return root.models / f"{model_id}-f16.gguf"
 
 
 def _linked(sent: Path, written: Path) -> bool:

@@ -5,15 +5,21 @@ A host needs no internet: the client sends the pin's objects once and a patched 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from dgxlab.agent.environment import base_env
 from dgxlab.errors import RemoteError
+
+CUT_PACK_S = 3600.0
+"""A pack that nothing was added to for so long is not on its way any more."""
 
 
 class Objects:
@@ -38,9 +44,8 @@ class Objects:
             RemoteError: if the pack is damaged or incomplete.
         """
         header = json.loads(stream.readline())
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._git("init", "--quiet", "--bare", str(self.path), at=self.path.parent)
+        self._make()
+        self._forget_cut_packs()
         self._add_shallow(header["shallow"])
         with subprocess.Popen(
             self._argv("index-pack", "--stdin", "--fix-thin"),
@@ -91,6 +96,27 @@ class Objects:
     def names(self, commit: str) -> str:
         """Return every file name of a commit, a line each: cmake's globs must be run again when they change."""
         return self._git("ls-tree", "-r", "--name-only", commit)
+
+    def _make(self) -> None:
+        """Make the repository, whole or not at all: half of one would be taken for one ever after."""
+        if self.path.exists():
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".in-", dir=self.path.parent) as scratch:
+            made = Path(scratch, "git")
+            self._git("init", "--quiet", "--bare", "--template=", str(made), at=self.path.parent)
+            try:
+                made.rename(self.path)
+            except OSError:
+                if not self.path.exists():  # otherwise another client was faster
+                    raise
+
+    def _forget_cut_packs(self) -> None:
+        """Remove what index-pack leaves of a stream that was cut; what another client sends now is younger."""
+        for path in self.path.glob("objects/pack/tmp_*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > CUT_PACK_S:
+                    path.unlink()
 
     def _add_shallow(self, commits: Sequence[str]) -> None:
         path = self.path / "shallow"

@@ -35,12 +35,12 @@ class ComputeProcess:
     used_mib: int | None
 
 
-def compute_processes() -> list[ComputeProcess]:
-    """Return every compute process on this host's GPUs, [] where nvidia-smi is not there or does not answer."""
+def compute_processes() -> list[ComputeProcess] | None:
+    """Return every compute process on this host's GPUs, None where nvidia-smi is missing, fails or does not answer."""
     env = base_env()
     program = shutil.which(QUERY[0], path=env["PATH"])
     if program is None:
-        return []
+        return None
     try:
         asked = subprocess.run(
             [program, *QUERY[1:]],
@@ -53,8 +53,8 @@ def compute_processes() -> list[ComputeProcess]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse_processes(asked.stdout)
+        return None
+    return None if asked.returncode else parse_processes(asked.stdout)
 
 
 def parse_processes(text: str) -> list[ComputeProcess]:

@@ -77,5 +77,5 @@ def _try(program: Path) -> None:
         said = getattr(error, "stderr", "") or str(error)
         raise RemoteError(
             f"the {program.name} that was sent does not run on the host: {said.strip().splitlines()[-1]}",
-            next="on the host: sudo apt-get install cmake ninja-build",
+            next="sudo apt-get install cmake ninja-build",
         ) from error

@@ -18,11 +18,14 @@ from dgxlab import __version__
 from dgxlab.agent import facts, models
 from dgxlab.agent.build import Builder
 from dgxlab.agent.claim import Claim
+from dgxlab.agent.devices import devices
+from dgxlab.agent.failure import refused
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
 from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.agent.root import Root
+from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import DgxlabError, GateFailed, HostBusy, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
@@ -57,10 +60,12 @@ class Worker:
         self.keep = [keep, hold(root)]
         self.journal = Journal(job.journal)
         self.facts = facts.gather()
-        self.bench = Bench(job.raw, self.keep)
+        gpus = self.facts.details["gpus"]
+        measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in devices(plan, gpus)}
+        self.bench = Bench(job.raw, self.keep, Telemetry(job.raw, job.folder / "agent.pyz", measured))
         self.claim = Claim(
             plan,
-            self.facts.details["gpus"],
+            gpus,
             self.bench.pids,
             lambda state, path, owner: self.journal.emit("lock", state=state, path=path, owner=owner),
         )
@@ -237,6 +242,7 @@ class Worker:
     def _hold(self) -> None:
         """Have the device for the next launch; never called before the builds are done."""
         self.claim.hold()
+        self.bench.telemetry.start()
         self.keep[:] = [*self._lasting, *self.claim.fds]
 
     def _progress(self, step: str, done: int, total: int, note: str) -> None:
@@ -265,8 +271,12 @@ def work(folder: Path) -> None:
     signal.signal(signal.SIGTERM, _cancel)
     try:
         end = _carry_out(job, Root(folder.parent.parent), keep)
+    except Cancelled:
+        end = End(130, "cancelled")
+    except DgxlabError as error:
+        end = _failed(error)
     except OSError as error:  # a full disk, mostly: the journal may not take it, the space set aside for rc does
-        end = End(4, "failed", f"the job stopped: {error}", "free some space on the host and run again")
+        end = _failed(refused("the job", error))
     except Exception as error:  # a bug: it must be told, not look like an agent that was killed
         traceback.print_exc()
         end = End(1, "failed", f"the agent failed: {error!r}", f"dgxlab logs {job.job_id} agent.err")
@@ -285,6 +295,7 @@ def _carry_out(job: Job, root: Root, keep: int) -> End:
         end = End(130, "cancelled")
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        worker.bench.telemetry.stop()
         worker.claim.release()
     worker.journal.emit("end", exit_code=end.exit_code, status=end.status)
     worker.journal.close()

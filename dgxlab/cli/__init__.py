@@ -6,9 +6,9 @@ import sys
 
 import typer
 
-from dgxlab.cli import db, doctor, host, jobs, logs, patch, report, run, schema
+from dgxlab.cli import db, doctor, host, jobs, logs, patch, report, run, schema, verdict
 from dgxlab.cli._out import show_error
-from dgxlab.errors import DgxlabError, Interrupted
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted
 
 app = typer.Typer(
     name="dgxlab",
@@ -29,6 +29,7 @@ app.command("logs")(logs.logs)
 app.add_typer(patch.app, name="patch")
 app.add_typer(host.app, name="host")
 app.add_typer(db.app, name="db")
+app.command("verdict")(verdict.verdict)
 app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)
 
@@ -55,5 +56,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except SystemExit as ended:
         if ended.code == Interrupted.exit_code:  # typer's word for Ctrl-C, where no job is being followed
-            show_error(Interrupted("stopped", next="dgxlab jobs, to see whether a job was started"))
+            show_error(Interrupted("stopped", next=AGAIN))
         raise

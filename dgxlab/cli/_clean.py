@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,15 @@ def listing(candidates: Sequence[Candidate]) -> str:
         for candidate in candidates
     ]
     return f"{table(rows, right=('size',))}\n{len(goes)} of {len(rows)} go, {_total(goes)}; {_total(stays)} stay"
+
+
+def hint(candidates: Sequence[Candidate], host: str, kinds: Sequence[str], days: float) -> str:
+    """Return what to say where nothing goes and things stay only because they were used lately, "" elsewhere."""
+    if any(not candidate.kept for candidate in candidates) or not any(candidate.recent for candidate in candidates):
+        return ""
+    words = ["dgxlab", "host", "clean", host, *(word for kind in kinds for word in ("--kind", kind))]
+    command = shlex.join([*words, "--older-than", "0", "--dry-run"])
+    return f"nothing goes, for all that may go was used in the last {days:g} days; to see it: {command}"
 
 
 def outcome(cleaned: Cleaned) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from dgxlab.cli._out import Out, clean
 from dgxlab.stats import median
-from dgxlab.units import duration, metric, size, style
+from dgxlab.units import conditions, duration, metric, size, style
 
 
 def lines(event: Mapping[str, Any]) -> list[str]:
@@ -25,6 +25,8 @@ def _note(event: Mapping[str, Any]) -> list[str]:
 def _lock(event: Mapping[str, Any]) -> list[str]:
     if event["state"] == "waiting":
         return [f"waiting for the device: {event['path']} is held by {event['owner']}"]
+    if event["state"] == "unwatched":
+        return [f"the lock file {event['path']} is neither read nor signed: {event['owner']}"]
     return []
 
 
@@ -48,14 +50,24 @@ def _gate(event: Mapping[str, Any]) -> list[str]:
 
 
 def _run(event: Mapping[str, Any]) -> list[str]:
-    if event["status"] != "valid":
-        return [f"{event['id']} {event['status']}: {event['reason']}"]
     cells = event["cells"]
-    said = []
+    said = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event.get("flags", ())]
+    if event["status"] != "valid":
+        return [f"{event['id']} {event['status']}: {event['reason']}", *said]
     for result in event["results"]:
         values = (_value(m["metric"], median(m["samples"])) for m in result["measurements"])
         said.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
-    return [f"{event['id']} {event['tool']} ({duration(event['seconds'])})", *said]
+    around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event.get("telemetry", ())))))
+    return [f"{event['id']} {event['tool']} ({around})", *said]
+
+
+def _conditions(telemetry: Iterable[Mapping[str, Any]]) -> str:
+    ranges: dict[str, tuple[float, float]] = {}
+    for seen in telemetry:  # of one GPU, or of several
+        middle = seen["median"]
+        low, high = ranges.get(seen["name"], (middle, middle))
+        ranges[seen["name"]] = (min(low, middle), max(high, middle))
+    return conditions(ranges)
 
 
 def _value(name: str, value: float) -> str:

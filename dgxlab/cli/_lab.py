@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -39,7 +40,9 @@ def experiment(path: Path, overrides: Sequence[str] = (), host: str | None = Non
     try:
         return load(path, overrides, host)
     except SpecError as error:
-        error.next = error.next or (f"dgxlab plan {path}" if path.is_file() else f"ls {path.parent}")
+        error.next = error.next or shlex.join(
+            ["dgxlab", "plan", str(path)] if path.is_file() else ["ls", str(path.parent)]
+        )
         raise
 
 
@@ -79,6 +82,28 @@ def hosts_files() -> tuple[Path, Path]:
     """Return where hosts.yaml is looked for: the project's own, then the user's."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return project() / "hosts.yaml", config / "dgxlab" / "hosts.yaml"
+
+
+def elsewhere() -> str:
+    """Return the command that lists the jobs of a host, for one that the record does not know: the first over ssh."""
+    from dgxlab.spec.hosts import load_hosts
+
+    hosts = load_hosts(hosts_files()).values()
+    return f"dgxlab jobs --host {next((host.name for host in hosts if host.ssh), 'local')}"
+
+
+@contextmanager
+def naming_a_host(instead: str = "") -> Iterator[None]:
+    """Send who asked for a job that the record does not know to a host's list.
+
+    Args:
+        instead: The `next` that is to name the host.
+    """
+    try:
+        yield
+    except UsageError as error:
+        error.next = elsewhere() if error.next == instead else error.next
+        raise
 
 
 def connect(name: str) -> Host:

@@ -16,6 +16,16 @@ class Format(StrEnum):
     json = "json"
 
 
+class Word(StrEnum):
+    """What a chain may say."""
+
+    faster = "faster"
+    slower = "slower"
+    same = "same"
+    inconclusive = "inconclusive"
+    invalid = "invalid"
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
 DbOption = Annotated[
@@ -26,6 +36,10 @@ HostOption = Annotated[str | None, typer.Option("--host", help="Run on this host
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec; may be given again."),
+]
+FailOnOption = Annotated[
+    list[Word] | None,
+    typer.Option("--fail-on", help="Exit with 11 where this is a verdict; may be given again."),
 ]
 SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
 JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]

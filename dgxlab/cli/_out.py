@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from dgxlab.cli._options import Format
-from dgxlab.errors import DgxlabError
+from dgxlab.errors import AGAIN, DgxlabError
 
-CONTROL = r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]"
-"""What a tool on a host could send to take over a terminal; a regex, compiled when first something is printed."""
+CONTROL = (
+    r"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+"""What a tool on a host could send to take over a terminal, or to show text in another order than it has; a regex,
+compiled when first something is printed."""
+
+
+OF_A_RECORD = ("run", "gate", "report", "jobs", "attach", "cancel", "logs")
+"""Commands that take --db."""
 
 
 class Out:
@@ -35,9 +44,18 @@ class Out:
         if text:
             _write(sys.stdout, text.rstrip("\n"))
 
+    def lines(self, values: Iterable[Any], human: Callable[[], str]) -> None:
+        """Print a result that has any number of parts: one JSON value a line, or the text for people."""
+        if self.format is Format.json:
+            import json
+
+            _write(sys.stdout, "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values))
+        else:
+            _write(sys.stdout, clean(human()))
+
     def note(self, text: str) -> None:
         """Print a line about what goes on."""
-        if not self.quiet:
+        if text and not self.quiet:
             _write(sys.stderr, clean(text))
 
 
@@ -96,8 +114,31 @@ def show_error(error: DgxlabError) -> None:
         del details[0]
     lines = [f"error: {error.message}", *(f"  {line}" for line in details)]
     if error.next:
-        lines.append(f"next: {error.next}")
+        lines.append(f"next: {as_typed(error.next)}")
     _write(sys.stderr, clean("\n".join(lines)))
+
+
+def as_typed(next: str) -> str:
+    """Return the command to type: this one again where that mends it, and of the same record where one was named."""
+    if next == AGAIN:
+        return typed()
+    words = next.split()
+    if words[:1] == ["dgxlab"] and words[1] in OF_A_RECORD and (db := _named_db()):
+        return f"{next} --db {shlex.quote(db)}"
+    return next
+
+
+def typed() -> str:
+    """Return the command that runs, as it was typed."""
+    return shlex.join(["dgxlab", *sys.argv[1:]])
+
+
+def _named_db() -> str:
+    """Return what this command line says after --db."""
+    for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        if word == "--db" or word.startswith("--db="):
+            return word.partition("=")[2] or after
+    return ""
 
 
 def _write(stream: TextIO, text: str) -> None:

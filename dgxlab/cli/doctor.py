@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from dgxlab.cli._lab import connect, database, hosts_files
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
-from dgxlab.cli._out import Out, plural
+from dgxlab.cli._out import Out, as_typed, plural
 from dgxlab.errors import CheckFailed, DgxlabError, SpecError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def doctor(
     findings = look_at_client(database(db), default_path(), hosts)
     if not isinstance(hosts, DgxlabError):
         findings += _host(name)
+    findings = [replace(finding, next=as_typed(finding.next)) for finding in findings]
     Out(format, quiet).result(findings, lambda: _shown(findings))
     if missing := [finding for finding in findings if finding.state == MISSING]:
         raise CheckFailed(f"{plural(len(missing), 'thing')} missing", next=missing[0].next)

@@ -6,15 +6,14 @@ import re
 import shlex
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dgxlab.cli._lab import connect, hosts_files, lab_if_any
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
-from dgxlab.cli._out import Out, agreed, table
-from dgxlab.errors import SpecError, UsageError
+from dgxlab.cli._out import Out, agreed, table, typed
+from dgxlab.errors import AGAIN, HostError, SpecError, UsageError
 from dgxlab.units import size
 
 app = typer.Typer(help="Add, list, check and clean hosts.", no_args_is_help=True, rich_markup_mode=None)
@@ -42,19 +41,28 @@ def add(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Trust a host's key after a look at its fingerprint, and name it in your hosts.yaml.
+    """Trust a host's key after a look at its fingerprint, sign in, and name it in your hosts.yaml.
 
     Example: dgxlab host add dgx
     """
-    from dgxlab.model import NAME
+    from dgxlab.spec.hosts import DESTINATION, add_host, load_hosts
 
-    out = Out(format, quiet)
-    named = name or destination
-    if not NAME.fullmatch(named):
-        raise UsageError(f"{named!r} is no name for a host", next=f"dgxlab host add {destination} --name NAME")
+    out, named = Out(format, quiet), name or destination
+    if not DESTINATION.fullmatch(destination):
+        raise UsageError(
+            f"{destination!r} is nothing that ssh is given: an alias, user@host", next="dgxlab host add --help"
+        )
+    _check_name(named, destination)
+    known = load_hosts(hosts_files()).get(named)
+    if known and known.ssh != destination:
+        what = known.ssh or "this machine"
+        raise SpecError(f"{named} is another host already: {what}; give another --name", next="dgxlab host list")
     _trust(destination, yes, out)
-    path = _enter(named, destination)
-    out.result({"name": named, "ssh": destination, "file": str(path)}, f"{named} is in {path}")
+    _sign_in(named, destination)
+    path = known.file if known else str(hosts_files()[1])
+    if known is None:
+        add_host(hosts_files()[1], named, destination)
+    out.result({"name": named, "ssh": destination, "file": path}, f"{named} lets us in and is in {path}")
 
 
 @app.command("list")
@@ -111,12 +119,16 @@ def clean(
     with lab_if_any(db) as lab:
         host = connect(name)
         found = use_case.survey(lab, host, use_case.Policy(kind or list(Kind), older_than))
+        hint = _clean.hint(found, name, kind or [], older_than)
         if dry_run:
             out.result(_clean.as_json(found), lambda: _clean.listing(found))
+            out.note(hint)
             return
-        out.note(_clean.listing(found))
-        if any(not candidate.kept for candidate in found) and not yes and not agreed("Remove what goes?"):
-            raise UsageError("nothing was removed", next=f"dgxlab host clean {name} --yes")
+        asks = not yes and any(not candidate.kept for candidate in found)
+        (Out() if asks else out).note(_clean.listing(found))  # whoever is asked sees what it is about
+        out.note(hint)
+        if asks and not agreed("Remove what goes?"):
+            raise UsageError("nothing was removed", next=f"{typed()} --yes")
         cleaned = use_case.clean(lab, host, found, lambda event: out.note(str(event["note"])))
     out.result(cleaned, lambda: _clean.outcome(cleaned))
 
@@ -126,29 +138,47 @@ def _trust(destination: str, yes: bool, out: Out) -> None:
     from dgxlab.transport.ssh import fingerprint
     from dgxlab.transport.ssh_trust import NotTrusted, trust
 
+    asked = False
     while (key := fingerprint(destination)).state != "trusted":
         if key.state != "unknown":
             raise NotTrusted(key, shlex.quote(destination))
         out.note(f"{key.destination} shows {key.keytype} {key.fingerprint}")
         if not yes and not agreed("Is that its key?"):
-            raise UsageError("not trusted, nothing was written", next=f"dgxlab host add {destination}, and say yes")
+            raise UsageError("not trusted, nothing was written", next=AGAIN)
         out.note(f"trusted in {trust(key)}")
+        asked = True
+    if not asked and key.line:
+        out.note(f"{key.destination} shows {key.keytype} {key.fingerprint}, known from {key.line.place}")
 
 
-def _enter(name: str, destination: str) -> Path:
-    """Write an entry into the user's hosts.yaml, unless the name stands for this destination already."""
-    from dgxlab.spec.hosts import load_hosts
+def _sign_in(name: str, destination: str) -> None:
+    """See that the host lets us in and runs a command: an entry is worth nothing before.
 
-    path = hosts_files()[1]
-    known = load_hosts(hosts_files()).get(name)
-    if known and known.ssh != destination:
-        raise SpecError(f"{name} is another host already: {known.ssh or 'this machine'}", next="give another --name")
-    if known is None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        quoted = re.sub(r'(["\\])', r"\\\1", destination)
-        with path.open("a") as file:
-            file.write(f'{name}: {{ssh: "{quoted}"}}\n')
-    return path
+    Raises:
+        HostError: if it does not.
+    """
+    from dgxlab.transport.base import CommandFailed
+    from dgxlab.transport.ssh import SshTransport
+
+    way = SshTransport(name, destination)
+    try:
+        b"".join(way.stream(["true"], patience_s=30.0))
+    except CommandFailed as failure:
+        mend = f"ssh -o BatchMode=yes {shlex.quote(destination)} true"
+        raise HostError(f"{destination} lets us in but runs no commands: {failure}", next=mend) from failure
+    finally:
+        way.close()
+
+
+def _check_name(name: str, destination: str) -> None:
+    from dgxlab.model import NAME
+
+    if NAME.fullmatch(name):
+        return
+    bare = re.sub(r"^(ssh://)?([^@]*@)?", "", destination).partition(":")[0]  # of user@host, of ssh://user@host:port
+    better = bare if NAME.fullmatch(bare) else "box"
+    mend = shlex.join(["dgxlab", "host", "add", destination, "--name", better])
+    raise UsageError(f"{name!r} is no name for a host", next=mend)
 
 
 def _lines(facts: Any) -> list[str]:

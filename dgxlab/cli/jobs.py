@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgxlab.cli._lab import connect, lab, lab_if_any
+from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host, project
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out, clean, table
-from dgxlab.errors import DgxlabError, JobLost
+from dgxlab.errors import AGAIN, DgxlabError, JobLost
 
 if TYPE_CHECKING:
     from dgxlab.store import Job
@@ -65,7 +66,8 @@ def attach(
 
     out = Out(format, quiet)
     with lab(db, create=host is not None) as opened:
-        connected, found = use_cases.find(opened, job, host)
+        with naming_a_host():
+            connected, found = use_cases.find(opened, job, host)
         error: DgxlabError | None
         try:
             with display(out) as watch:
@@ -73,9 +75,11 @@ def attach(
                 error = use_cases.follow(opened, connected, found, watch)
         except JobLost as lost:
             error = lost
+        again = _again(opened.store.job(found))
         made = report.collect(opened.store, job_id=found)
         out.result(made, lambda: report.render(made))
     if error:
+        error.next = again if error.next == AGAIN else error.next
         raise error
 
 
@@ -94,13 +98,24 @@ def cancel(
 
     out = Out(format, quiet)
     with lab(db, create=host is not None) as opened:
-        connected, found = find(opened, job, host)
+        with naming_a_host():
+            connected, found = find(opened, job, host)
         status = connected.cancel(found)
         settle(opened, connected, None, lambda event: None)
     out.result(
         {"job": found, "state": status.state, "rc": status.rc},
         f"job {found}: {(status.rc or {}).get('status', status.state)}",
     )
+
+
+def _again(job: Job) -> str:
+    """Return the command that does a job's work again; without its spec in place, the one that shows what it did."""
+    path = project() / "experiments" / f"{job.name}.yaml"
+    if not path.is_file():
+        return f"dgxlab report {job.job_id}"
+    from dgxlab.spec.resolve import label
+
+    return shlex.join(["dgxlab", job.kind, label(path), "--host", job.host])
 
 
 def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:

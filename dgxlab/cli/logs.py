@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
-from dgxlab.cli._lab import lab
+from dgxlab.cli._lab import lab, lab_if_any, naming_a_host
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, table, write_bytes
 from dgxlab.errors import UsageError
@@ -35,9 +36,14 @@ def logs(
     from dgxlab.units import size
 
     out = Out(format, quiet)
-    with lab(db) as opened:
+    with lab_if_any(db) if host else lab(db) as opened:
         unknown = "; if another laptop started it, dgxlab attach records it"
-        job = opened.store.job(the_one(opened.store.job_ids(session), session, unknown))
+        known = opened.store.job_ids(session) if opened else []
+        attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else ""
+        with naming_a_host():
+            found = the_one(known, session, unknown, next=attach)
+        assert opened is not None
+        job = opened.store.job(found)
         with display(out) as watch:
             archive, files = use_cases.kept(opened, job, host, watch)
     if unpack is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from dgxlab.cli._lab import experiment, project
 from dgxlab.cli._options import Format, FormatOption, QuietOption
-from dgxlab.cli._out import Out, plural
+from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -163,7 +164,9 @@ def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out) -> tu
     specs = [] if pin and sources else _specs(root, out)
     named = sorted({spec.pin for spec in specs})
     if pin is None and len(named) != 1:
-        raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins", next="say which: --pin COMMIT")
+        which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"
+        mend = f"{typed()} --pin {named[0]}" if named else f"ls {shlex.quote(str(root / 'experiments'))}"
+        raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins{which}", next=mend)
     at = pin or named[0]
     known = [s for spec in specs if spec.pin == at or pin for s in spec.sources]
     cache = PinCache(default_path())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgxlab.cli._lab import store
+from dgxlab.cli._lab import naming_a_host, store
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out
 from dgxlab.errors import UsageError
@@ -34,7 +34,8 @@ def report(
         if session := _session(opened, name or ""):
             made = reports.collect(opened, job_id=session)
         else:
-            made = reports.collect(opened, name or _newest(opened))
+            with naming_a_host(instead="dgxlab jobs"):
+                made = reports.collect(opened, name or _newest(opened))
     Out(format, quiet).result(made, lambda: reports.render(made))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from dgxlab.cli._out import Out, plural
 
 if TYPE_CHECKING:
     from dgxlab.lab import Outcome
+    from dgxlab.lab.base import Watch
     from dgxlab.model import Experiment
 
 AgainOption = Annotated[bool, typer.Option("--again", help="Measure everything, up to date or not.")]
@@ -97,18 +100,34 @@ def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool
     from dgxlab.cli._display import display
 
     with lab(db, create=True) as opened:
+        gates: list[str] = []
         with display(out) as watch:
-            outcome = use_cases.run(opened, experiment, watch=watch, bench=bench, **options)
+            outcome = use_cases.run(opened, experiment, watch=_noting(gates, watch), bench=bench, **options)
         from dgxlab import report  # only now: until here it would delay the measuring
 
         if bench:
-            made = report.collect_experiment(opened.store, experiment, outcome.source, experiment.host)
+            made = report.collect_experiment(opened.store, experiment, outcome.source, outcome.host_id)
         else:
             made = report.collect(opened.store, job_id=outcome.job_id)
         out.result(made, lambda: report.render(made))
-    out.note(f"{_cells(outcome) if bench else experiment.name}; recorded in {database(db)}")
+    out.note(f"{_cells(outcome) if bench else _gates(gates)}; recorded in {database(db)}")
     if outcome.error:
         raise outcome.error
+
+
+def _noting(gates: list[str], watch: Watch) -> Watch:
+    """Return a watch that also notes how every gate ended."""
+
+    def see(event: Mapping[str, Any]) -> None:
+        if event["event"] == "gate":
+            gates.append(event["status"])
+        watch(event)
+
+    return see
+
+
+def _gates(ended: Sequence[str]) -> str:
+    return ", ".join([plural(len(ended), "gate"), *(f"{number} {how}" for how, number in Counter(ended).items())])
 
 
 def _cells(outcome: Outcome) -> str:

@@ -164,4 +164,4 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise CheckFailed(f"{path} is damaged: {error}", next=f"rm {path}; it is then fetched again") from error
+        raise CheckFailed(f"{path} is damaged, fetch it again without it: {error}", next=f"rm {path}") from error

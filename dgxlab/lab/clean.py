@@ -17,6 +17,8 @@ from dgxlab.transport.host import Host
 
 DAY_S = 86400.0
 
+RECENT = "used in the last"
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -41,6 +43,11 @@ class Candidate:
 
     item: Item
     kept: str
+
+    @property
+    def recent(self) -> bool:
+        """Whether it stays for its age alone, as far as was looked."""
+        return self.kept.startswith(RECENT)
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ def _objection(lab: Lab | None, host: Host, item: Item, policy: Policy, running:
     if item.name == bundle().digest:
         return "this dgxlab's own agent"
     if item.kind != "leftovers" and time.time() - item.used < policy.older_than_days * DAY_S:
-        return f"used in the last {policy.older_than_days:g} days"
+        return f"{RECENT} {policy.older_than_days:g} days"
     if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
         return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"
     return ""

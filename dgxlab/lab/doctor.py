@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import DgxlabError
+from dgxlab.errors import AGAIN, DgxlabError, edit
 from dgxlab.lab.provision import TOOLS
 from dgxlab.model import Facts, HostEntry
 from dgxlab.source import wheels
@@ -36,6 +37,12 @@ HOST_DISK_MIB = 10_000
 HOST_MEMORY_MIB = 4096
 
 CLIENT = "this client"
+
+COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}
+"""What the compilers are called here, by the variable that names another one."""
+
+Install = Callable[..., str]
+"""Returns the command that installs packages on a host."""
 
 Found = tuple[str, str, str] | tuple[str, str, str, str]
 """Name, state, text, and what mends it."""
@@ -71,10 +78,10 @@ def look_at_client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] |
 def look_at_host(host: Host) -> list[Finding]:
     """Return what a host has of what a job needs; only why not, when it cannot be asked."""
     try:
-        facts = host.probe().facts
+        probe = host.probe()
     except DgxlabError as error:
-        return [Finding(host.name, "reach", MISSING, error.message, error.next)]
-    return [Finding(host.name, *found) for found in judge(facts, host.name)]
+        return [Finding(host.name, "reach", MISSING, error.message, error.next or AGAIN)]
+    return [Finding(host.name, *found) for found in judge(probe.facts, host.entry, probe.absent)]
 
 
 def _client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] | DgxlabError) -> Iterator[Found]:
@@ -104,17 +111,18 @@ def _git() -> Found:
     if _version(said) >= OLDEST_GIT:
         return "git", OK, said.removeprefix("git version ")
     wanted = ".".join(map(str, OLDEST_GIT))
-    return "git", MISSING, f"{said} is too old", f"install git {wanted} or newer, e.g. from backports"
+    return "git", MISSING, f"{said} is too old: {wanted} is needed, e.g. from backports", "sudo apt-get install git"
 
 
 def _cache(cache: Path) -> Found:
     there = next(path for path in (cache, *cache.parents) if path.exists())
-    elsewhere = "set XDG_CACHE_HOME to another disk"
+    elsewhere = "XDG_CACHE_HOME can name a folder on another disk"
     if not os.access(there, os.W_OK):
-        return "cache", MISSING, f"{there} cannot be written", f"{elsewhere}, or ls -ld {there}"
+        return "cache", MISSING, f"{there} cannot be written; {elsewhere}", f"ls -ld {shlex.quote(str(there))}"
     free = shutil.disk_usage(there).free
     if free >> 20 < CACHE_MIB:
-        return "cache", MISSING, f"{size(free)} free at {there}, {size(CACHE_MIB << 20)} is needed", elsewhere
+        text = f"{size(free)} free at {there}, {size(CACHE_MIB << 20)} is needed; {elsewhere}"
+        return "cache", MISSING, text, f"df -h {shlex.quote(str(there))}"
     return "cache", OK, f"{size(free)} free at {there}"
 
 
@@ -122,7 +130,7 @@ def _record(database: Path) -> Found:
     if not database.exists():
         if mount := on_network(database):
             text = f"{database} would lie on a network file system ({mount}), where SQLite's locks cannot be trusted"
-            return "record", MISSING, text, "work in a folder on a local disk, or name a --db there"
+            return "record", MISSING, f"{text}: work in a folder on a local disk, or name a --db there", "df -hl"
         return "record", OK, f"none yet; the first run makes {database}"
     try:
         Store.open(database, create=False).close()
@@ -158,24 +166,56 @@ def _ssh(hosts: Sequence[HostEntry]) -> Iterator[Found]:
     elif known:
         yield "ssh", OK, f"known hosts in {', '.join(known)}"
     else:
-        yield "ssh", NOTE, "there is no known_hosts file: no host is trusted yet", f"dgxlab host add {hosts[0].ssh}"
+        yield "ssh", NOTE, "there is no known_hosts file: no host is trusted yet", _add(hosts[0])
 
 
-def judge(facts: Facts, name: str) -> Iterator[Found]:
-    """Yield what a host's facts say of what a job needs there."""
-    details, there = facts.details, "" if name == "local" else f", on {name}"
+def _add(host: HostEntry) -> str:
+    named = [] if host.name == host.ssh else ["--name", host.name]
+    return shlex.join(["dgxlab", "host", "add", host.ssh, *named])
+
+
+def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ()) -> Iterator[Found]:
+    """Yield what a host's facts say of what a job needs there.
+
+    Args:
+        absent: What hosts.yaml names and the host does not have.
+    """
+    details = facts.details
+    vain = [what for key, what in absent if key == "path_prepend"]
+
+    def install(*packages: str) -> str:
+        """Return what brings a program on PATH; where hosts.yaml puts a folder there that is none, that comes first."""
+        return edit(host.file) if vain else host.typed(f"sudo apt-get install {' '.join(packages)}")
+
     yield "reach", OK, f"{details['user']} at {facts.hostname}, {details['os']}"
     yield "python", OK, details["python"]
-    yield from _compilers(facts, there)
-    yield from _tools(facts, there)
-    yield from _gpu(facts, name, there)
-    yield from _room(details, name, there)
+    yield from _settings(host, absent)
+    yield from _compilers(facts, install, [key for key, _ in absent])
+    yield from _tools(facts, install)
+    yield from _gpu(facts, host, install)
+    yield from _room(details, host)
     for process in details["gpu_processes"]:
         who = f"{process['program']} of {process['user'] or 'somebody'}, pid {process['pid']}"
-        yield "in use", NOTE, f"{who} computes on {process['gpu_uuid']}", f"nvidia-smi{there}; a job waits for its end"
+        text = f"{who} computes on {process['gpu_uuid']}; a job waits for its end"
+        yield "in use", NOTE, text, host.typed("nvidia-smi")
 
 
-def _compilers(facts: Facts, there: str) -> Iterator[Found]:
+def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Found]:
+    """Yield what hosts.yaml names in vain; a lock's folder costs no more than others' knowing of us."""
+    for key, what in absent:
+        says = f"of {host.name} in {host.file}"
+        if key == "path_prepend":
+            yield "path", MISSING, f"{what}, a path_prepend: {says}, is no folder there", edit(host.file)
+        elif key == "lock":
+            text = f"{what}, the folder of lock: {says}, is not there: nobody can sign in it who measures"
+            yield "owner", NOTE, text, host.typed(f"mkdir -p {what}")
+        else:
+            text = f"{what}, the {key} of env: {says}, is not there"
+            yield COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file)
+
+
+def _compilers(facts: Facts, install: Install, told: Collection[str]) -> Iterator[Found]:
+    """Yield git and the compilers, but for those that `told` says hosts.yaml names in vain."""
     for name, version, package in (
         ("git", facts.details["tools"]["git"], "git"),
         ("cc", facts.toolchain.cc, "gcc"),
@@ -183,13 +223,13 @@ def _compilers(facts: Facts, there: str) -> Iterator[Found]:
     ):
         if version:
             yield name, OK, version
-        else:
-            yield name, MISSING, "not found on PATH", f"sudo apt-get install {package}{there}"
+        elif name not in {COMPILER_NAMES.get(key) for key in told}:
+            yield name, MISSING, "not found on PATH", install(package)
 
 
-def _tools(facts: Facts, there: str) -> Iterator[Found]:
+def _tools(facts: Facts, install: Install) -> Iterator[Found]:
     paths = facts.details["tools"]
-    install = f"sudo apt-get install cmake ninja-build{there}"
+    both = install("cmake", "ninja-build")
     for name in TOOLS:
         if paths[name]:
             yield name, OK, paths[name]
@@ -197,16 +237,16 @@ def _tools(facts: Facts, there: str) -> Iterator[Found]:
         try:
             wheel = wheels.find(name, facts.toolchain.machine.split()[0], facts.details["glibc"])
         except wheels.NoWheel as error:
-            yield name, MISSING, f"not found on PATH, and {error}", install
+            yield name, MISSING, f"not found on PATH, and {error}", both
         else:
-            yield name, NOTE, f"not found on PATH: the first run sends {wheel.version}", f"nothing to do, or {install}"
+            yield name, NOTE, f"not found on PATH: the first run sends {wheel.version}", both
     if paths["ccache"]:
         yield "ccache", OK, paths["ccache"]
     else:
-        yield "ccache", NOTE, "recommended: not found on PATH", f"sudo apt-get install ccache{there}"
+        yield "ccache", NOTE, "recommended: not found on PATH", install("ccache")
 
 
-def _gpu(facts: Facts, name: str, there: str) -> Iterator[Found]:
+def _gpu(facts: Facts, host: HostEntry, install: Install) -> Iterator[Found]:
     details, nvcc = facts.details, facts.toolchain.nvcc
     driver = details["driver"]
     if not details["nvidia_devices"]:
@@ -215,49 +255,54 @@ def _gpu(facts: Facts, name: str, there: str) -> Iterator[Found]:
     if not details["gpus"]:
         smi = details["tools"]["nvidia-smi"]
         cause = "nvidia-smi lists none" if smi else "there is no nvidia-smi"
-        mend = f"nvidia-smi{there}, which says why" if smi else f"sudo ubuntu-drivers install{there}, and a reboot"
+        mend = host.typed("nvidia-smi" if smi else "sudo ubuntu-drivers install")
         yield "driver", MISSING, f"there is an NVIDIA GPU, and {cause}", mend
     for gpu in details["gpus"]:
         yield "gpu", OK, gpu["name"]
     if details["gpus"]:
         yield "driver", OK, f"{driver['version']}, runs CUDA up to {driver['cuda'] or 'a version that it does not say'}"
     if nvcc:
-        yield _cuda(details["tools"]["nvcc"], _version(nvcc), _version(driver["cuda"] or ""), there)
+        yield _cuda(details["tools"]["nvcc"], _version(nvcc), _version(driver["cuda"] or ""), host)
     else:
-        path = f"edit hosts.yaml: give {name} path_prepend: [FOLDER], that of nvcc" if there else "put it on PATH"
-        mend = f"{path}; or sudo apt-get install cuda-toolkit{there}"
-        yield "nvcc", MISSING, "neither on PATH nor in /usr/local/cuda*/bin", mend
+        way = f"path_prepend: of {host.name} in {host.file} can name its folder" if host.file else "PATH can name it"
+        text = f"neither on PATH nor in /usr/local/cuda*/bin; where it is elsewhere, {way}"
+        yield "nvcc", MISSING, text, install("cuda-toolkit")
 
 
-def _cuda(path: str, toolkit: tuple[int, ...], driver: tuple[int, ...], there: str) -> Found:
+def _cuda(path: str, toolkit: tuple[int, ...], driver: tuple[int, ...], host: HostEntry) -> Found:
     """Compare the toolkit with what the driver runs: a minor version ahead goes well but for PTX."""
     version = ".".join(map(str, toolkit))
     if not driver or toolkit <= driver:
         return "nvcc", OK, f"{version}, {path}"
     ahead = f"{version}, {path}, is newer than the driver, which runs CUDA up to {'.'.join(map(str, driver))}"
-    mend = f"update the driver{there}, or put an older toolkit on PATH"
+    mend = host.typed("sudo ubuntu-drivers install")
     if toolkit[0] > driver[0]:
-        return "nvcc", MISSING, f"{ahead}: what it builds does not run", mend
+        return (
+            "nvcc",
+            MISSING,
+            f"{ahead}: what it builds does not run, unless the driver is updated or PATH has an older one",
+            mend,
+        )
     return "nvcc", NOTE, f"{ahead}: what it builds runs only where CMAKE_CUDA_ARCHITECTURES names the GPU's own", mend
 
 
-def _room(details: Mapping[str, Any], name: str, there: str) -> Iterator[Found]:
+def _room(details: Mapping[str, Any], host: HostEntry) -> Iterator[Found]:
     disk, memory = details["disk"], details["mem_available_mib"]
     text = f"{size(disk['free_mib'] << 20)} free of {size(disk['total_mib'] << 20)} at {disk['path']}"
     if disk["free_mib"] >= HOST_DISK_MIB:
         yield "disk", OK, text
     else:
-        yield "disk", MISSING, f"{text}, {size(HOST_DISK_MIB << 20)} is needed", f"dgxlab host clean {name}"
+        yield "disk", MISSING, f"{text}, {size(HOST_DISK_MIB << 20)} is needed", f"dgxlab host clean {host.name}"
     text = f"{size(memory << 20)} free of {size(details['memory_mib'] << 20)}"
     if memory >= HOST_MEMORY_MIB:
         yield "memory", OK, text
     else:
-        mend = f"ps aux --sort -rss | head{there}"
+        mend = host.typed("ps aux --sort -rss | head")
         yield "memory", NOTE, f"{text}: compilers and models may not find {size(HOST_MEMORY_MIB << 20)}", mend
     if details["lock_folder"]:
         yield "lock", OK, f"in {details['lock_folder']}"
     else:
-        yield "lock", MISSING, "neither /var/lock nor /tmp can be written", f"sudo chmod 1777 /tmp{there}"
+        yield "lock", MISSING, "neither /var/lock nor /tmp can be written", host.typed("sudo chmod 1777 /tmp")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -6,11 +6,13 @@ dies in between, the next command finds the job and goes on from where the store
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from dgxlab import __version__
-from dgxlab.errors import DgxlabError, Interrupted, JobLost, by_exit_code
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, by_exit_code
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
 from dgxlab.lab.base import Lab, Watch, noted
@@ -19,15 +21,35 @@ from dgxlab.model import Experiment, Plan, Source
 from dgxlab.store import Job, Store, the_one
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
+from dgxlab.transport.reply import T
+
+INTENT_S = 1800.0
+"""A job that was intended so lately and is not on its host may be on its way, submitted by another command: ten minutes
+of pauses on a line that breaks, and before each of them as long as connecting may take."""
+STARTS = 3
+"""How often a job that stays staged is submitted: on a busy host its agent may need longer than one call waits."""
 
 
 def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
     """Send what the host lacks, record the intent, and start the job detached."""
     send(lab.cache, host, job, probe, watch)
     lab.store.intend(job, experiment, host.name, __version__)
-    status = retry.again(host, lambda: host.submit(job), noted(watch))
+    status = _submit(host, job, watch)
     watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
     return status
+
+
+def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
+    """Start a job and see that its agent has started; harmless to repeat.
+
+    Raises:
+        RemoteError: if it has not, in a minute; the job is still intended then.
+    """
+    for _ in range(STARTS):
+        status = retry.again(host, lambda: host.submit(job), noted(watch))
+        if status.state not in ("absent", "staged"):
+            return status
+    raise _not_yet(host, job.job_id)
 
 
 def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | None:
@@ -40,12 +62,15 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
     """
     job = lab.store.job(job_id)
     if job.ended:
-        return _ending(job)
+        return _ending(host, job)
+    status = None
     with interruptible(lab.store, job_id):
-        for piece in retry.follow(host, job_id, job.journal_bytes, noted(watch)):
-            for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
-                watch(event)
-        return conclude(lab, host, retry.again(host, lambda: host.status(job_id), noted(watch)), watch)
+        while status is None or status.state == "running":  # as it is when it started after it was followed
+            for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
+                for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
+                    watch(event)
+            status = retry.again(host, lambda: host.status(job_id), noted(watch))
+        return conclude(lab, host, status, watch)
 
 
 def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
@@ -53,19 +78,28 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
 
     Raises:
         JobLost: if the agent died without a final word; what it measured before is kept.
+        RemoteError: if it has not started yet.
     """
     job_id, rc = status.job_id, status.rc
+    if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
+        raise _not_yet(host, job_id)
     if status.state != "done" or rc is None:
         lab.store.set_state(job_id, "lost")
         if status.state == "lost":
             raw.keep(lab, host, job_id, watch)
         raise _lost(host, status)
-    told = {name: rc.get(name, "") for name in ("message", "next")}
-    job = lab.store.set_state(
-        job_id, rc["status"], exit_code=int(rc["exit_code"]), error=told["message"], next=told["next"]
-    )
+    job = lab.store.set_state(job_id, rc["status"], exit_code=rc["exit_code"], error=rc["message"], next=rc["next"])
     raw.keep(lab, host, job_id, watch)
-    return _ending(job)
+    return _ending(host, job)
+
+
+def _may_come(job: Job) -> bool:
+    """Whether a job that its host does not have may be about to be submitted."""
+    return job.state == "intended" and time.time() - job.intent_at < INTENT_S
+
+
+def _not_yet(host: Host, job_id: str) -> RemoteError:
+    return RemoteError(f"job {job_id} has not started on {host.name} yet", next=AGAIN)
 
 
 def _lost(host: Host, status: JobStatus) -> JobLost:
@@ -73,19 +107,19 @@ def _lost(host: Host, status: JobStatus) -> JobLost:
     if status.state == "absent":
         cause = f"its folder on {host.name} was deleted before its end was recorded"
     return JobLost(
-        f"job {status.job_id} was lost: {cause}",
-        next="dgxlab run again: what it measured is kept, only the rest is measured",
+        f"job {status.job_id} was lost: {cause}; what it measured is kept",
+        next=AGAIN,
     )
 
 
-def _ending(job: Job) -> DgxlabError | None:
+def _ending(host: Host, job: Job) -> DgxlabError | None:
     """Return the error that a job ended with, as the store has it."""
     if not job.exit_code:
         return None
     if job.state == "cancelled":
-        return Interrupted(f"job {job.job_id} was cancelled", next="dgxlab run again to go on")
+        return Interrupted(f"job {job.job_id} was cancelled", next=AGAIN)
     message = job.error or f"job {job.job_id} ended with exit code {job.exit_code}"
-    return by_exit_code(job.exit_code)(message, next=job.next, details=job.details)
+    return by_exit_code(job.exit_code)(message, next=host.entry.next_of_agent(job.next), details=job.details)
 
 
 def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) -> str:
@@ -99,17 +133,23 @@ def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) ->
     resumed = ""
     for job in lab.store.unfinished(host.name):
         mine = experiment is not None and job.experiment == experiment.digest
-        status = host.status(job.job_id)
+        status = _asked(host, partial(host.status, job.job_id), watch)
         if mine and status.state in ("absent", "staged"):
-            status = host.submit(job.plan)
+            status = _submit(host, job.plan, watch)
         if mine and status.state == "running":
             watch({"event": "note", "note": f"job {job.job_id} of this experiment still runs: following it"})
         if status.state == "absent":
-            lab.store.set_state(job.job_id, "lost")
+            if not _may_come(job):
+                lab.store.set_state(job.job_id, "lost")
         elif status.state in ("done", "lost") or mine:
             resumed = job.job_id if mine else resumed
             _follow_quietly(lab, host, job.job_id, watch)
     return resumed
+
+
+def _asked(host: Host, call: Callable[[], T], watch: Watch) -> T:
+    """Ask a host: one that never answered is not waited for, it may not be there at all."""
+    return retry.again(host, call, noted(watch)) if host.answered else call()
 
 
 def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
@@ -122,11 +162,12 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
         UsageError: if there is no such job, or more than one.
     """
     if where is None:
-        job_id = the_one(lab.store.job_ids(text), text, "; if another laptop started it, name its host with --host")
+        otherwise = "; if another laptop started it, name its host with --host"
+        job_id = the_one(lab.store.job_ids(text), text, otherwise)
         return lab.connect(lab.store.job(job_id).host), job_id
     host = lab.connect(where)
     there = [job.job_id for job in host.jobs() if job.job_id.startswith(text)]
-    return host, the_one(there, text, f" on host {where}")
+    return host, the_one(there, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
 
 
 def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
@@ -137,21 +178,23 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
         RemoteError: if its plan cannot be used.
     """
     if lab.store.find_job(job_id) is None:
-        lab.store.intend(_plan(host, job_id, watch), None, host.name, __version__)
+        lab.store.intend(_plan(host, job_id, watch), None, host.name, __version__, found=True)
 
 
 def join(lab: Lab, host: Host, experiment: Experiment, source: Source, probe: Probe, watch: Watch) -> str:
-    """Follow a job of this experiment and tree that another client started and that still runs.
+    """Follow a job of this experiment and tree that still runs: started by another client, or taken for lost.
 
     Returns:
         Its id, "" when there is none.
     """
     for job_id, asked in probe.running.items():
-        if asked != experiment.digest or lab.store.find_job(job_id):
+        known = lab.store.find_job(job_id)
+        if asked != experiment.digest or (known and known.ended):
             continue
-        plan = _plan(host, job_id, watch)
+        plan = known.plan if known else _plan(host, job_id, watch)
         if [arm.source for arm in plan.arms] == [source]:
-            lab.store.intend(plan, experiment, host.name, __version__)
+            lab.store.intend(plan, experiment, host.name, __version__, found=True)
+            lab.store.update_job(job_id, state="running")  # whatever it was: a lost one has come back
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id
@@ -181,5 +224,6 @@ def interruptible(store: Store, job_id: str) -> Iterator[None]:
         if store.find_job(job_id) is None:
             raise
         raise Interrupted(
-            f"stopped watching; job {job_id} goes on", next=f"dgxlab attach {job_id}, or dgxlab cancel {job_id}"
+            f"stopped watching; job {job_id} goes on, and dgxlab cancel {job_id} ends it",
+            next=f"dgxlab attach {job_id}",
         ) from None

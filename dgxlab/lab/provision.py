@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dgxlab import synth
 from dgxlab.agent.job import sha256
-from dgxlab.errors import SpecError
+from dgxlab.errors import BuildFailed, SpecError
 from dgxlab.lab.base import Watch, noted
 from dgxlab.lab.todo import ask
 from dgxlab.model import Experiment, Facts, ModelStep, Plan, Source, SyntheticModel, model_id
@@ -34,12 +34,16 @@ def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) ->
 
     Raises:
         SpecError: if a model file is not there, or a build tool cannot be sent.
+        BuildFailed: if the host lacks what cannot be sent.
     """
     probe = ask(host, experiment, source)
+    _need(host, experiment, probe.facts)
     missing = [name for name in TOOLS if not probe.facts.details["tools"][name]]
     for name in missing:
         _send_tool(host, name, probe.facts, watch)
-    return ask(host, experiment, source) if missing else probe
+    if not missing:
+        return probe
+    return retry.again(host, lambda: ask(host, experiment, source), noted(watch))
 
 
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
@@ -50,6 +54,21 @@ def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> 
     for name, recipe in {model_id(recipe): (name, recipe) for name, recipe in models}.values():
         if model_id(recipe) in probe.to_send:
             _send_model(cache, host, name, recipe, watch)
+
+
+def _need(host: Host, experiment: Experiment, facts: Facts) -> None:
+    """Look for what cannot be sent, before gigabytes are."""
+    details, cuda = facts.details, experiment.cmake.get("GGML_CUDA") == "ON"
+    lacking = {
+        "git": details["tools"]["git"],
+        "C compiler": facts.toolchain.cc,
+        "C++ compiler": facts.toolchain.cxx,
+        **({"NVIDIA GPU": details["gpus"], "nvcc": facts.toolchain.nvcc} if cuda else {}),
+    }
+    for what, there in lacking.items():
+        if not there:
+            asks = ", which GGML_CUDA needs" if what in ("NVIDIA GPU", "nvcc") else ""
+            raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
 
 
 def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:

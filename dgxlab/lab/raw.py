@@ -28,6 +28,8 @@ WHOLE_JOB = {
     "journal.jsonl": "every event",
     "rc": "the final status",
     "agent.err": "the agent's stderr",
+    "raw/telemetry-host.jsonl": "the host's condition, twice a second",
+    "raw/telemetry-gpu.csv": "the GPUs' condition, twice a second",
 }
 STREAMS = {".out": "stdout", ".err": "stderr", ".log": "output"}
 
@@ -59,7 +61,7 @@ def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dic
     """
     path = path_of(lab.raw, job.job_id)
     if path.exists():
-        return path, _checked(lab.store, job, path, f"rm {path}; it is then fetched again")
+        return path, _checked(lab.store, job, path, f"rm {path}")
     if not job.ended and job.state != "lost":
         raise UsageError(f"job {job.job_id} has not ended in this record", next=f"dgxlab attach {job.job_id}")
     host = lab.connect(where or job.host)
@@ -94,7 +96,7 @@ def _fetch(lab: Lab, host: Host, job: Job, watch: Watch, limit: int = sys.maxsiz
             if told.size > limit:
                 raise UsageError(f"they are {size(told.size)}")
             part.flush()
-            why = f"see what changed jobs/{job.job_id} on {host.name} after it was recorded"
+            why = host.entry.typed(f"ls -lR {host.transport.root}/jobs/{job.job_id}")
             return _checked(lab.store, job, Path(part.name), why, told.at_most)
 
     return retry.again(host, attempt, noted(watch), PAUSES_S)

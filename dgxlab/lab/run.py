@@ -26,6 +26,7 @@ class Outcome:
         planned: Cells that the experiment names.
         reused: Those that needed no measuring.
         source: The tree that it was about.
+        host_id: The machine that it was about.
         measured: Cells that have a valid run from this job.
         error: What went wrong, None when nothing did; what was measured before it is in the store.
     """
@@ -34,6 +35,7 @@ class Outcome:
     planned: int
     reused: int
     source: Source
+    host_id: str
     measured: int = 0
     error: DgxlabError | None = None
 
@@ -60,8 +62,8 @@ def run(
         DgxlabError: for whatever ends it before a job runs; what a job itself reports is in the outcome.
         Interrupted: on Ctrl-C while a job runs; the job goes on.
     """
+    host = lab.connect(experiment.host)  # a name that nobody knows is told before anything is fetched
     source = resolve(lab, experiment, tree, watch)
-    host = lab.connect(experiment.host)
     resumed = settle(lab, host, experiment, watch)
     probe = prepare(host, experiment, source, watch)
     todo = left_to_do(lab.store, experiment, source, probe, again=again and not resumed, bench=bench)
@@ -70,13 +72,13 @@ def run(
         todo = left_to_do(lab.store, experiment, source, probe) if resumed else todo
     reused = todo.planned - len(todo.cells)
     if todo.nothing:
-        return Outcome(resumed, todo.planned, reused, source)
+        return Outcome(resumed, todo.planned, reused, source, probe.facts.host_id)
     job = make_plan(lab.store, experiment, source, todo, bench=bench, wait_s=wait_s)
     measured: list[str] = []
     with interruptible(lab.store, job.job_id):
         status = start(lab, host, experiment, job, probe, watch)
         error = _until_its_end(lab, host, status, _noting(measured, watch))
-    return Outcome(job.job_id, todo.planned, reused, source, len(measured), error)
+    return Outcome(job.job_id, todo.planned, reused, source, probe.facts.host_id, len(measured), error)
 
 
 def _noting(measured: list[str], watch: Watch) -> Watch:

@@ -72,6 +72,7 @@ class Ask:
 
     Attributes:
         host: Name of the host as the user says it.
+        host_id: Which machine that is, whatever it was called when it measured; None while it is not known.
         protocol: Results of another one are not looked at.
         job: The newest session, or the one that was named; None when nothing was started yet.
         session: Only what this job measured; None for whatever is newest.
@@ -80,6 +81,7 @@ class Ask:
     title: str
     hypothesis: str
     host: str
+    host_id: str | None
     arms: tuple[ArmAsk, ...]
     protocol: int = PROTOCOL
     job: Job | None = None
@@ -97,7 +99,7 @@ def of_session(store: Store, job_id: str) -> Ask:
     found = store.rows("SELECT hypothesis FROM experiments WHERE digest = ?", (job.experiment,))
     arms = tuple(_arm_of_plan(whole, arm) for arm in whole.arms)
     hypothesis = found[0]["hypothesis"] if found else ""
-    return Ask(f"Session {job_id}", hypothesis, job.host, arms, job.protocol, job, job_id)
+    return Ask(f"Session {job_id}", hypothesis, job.host, job.host_id, arms, job.protocol, job, job_id)
 
 
 def of_name(store: Store, name: str) -> Ask:
@@ -112,18 +114,18 @@ def of_name(store: Store, name: str) -> Ask:
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
     asked = _arm_of_plan(whole, arm) if experiment is None else _arm_of_experiment(experiment, arm)
     hypothesis = experiment.hypothesis if experiment else ""
-    return Ask(f"Experiment {name}", hypothesis, job.host, (asked,), job.protocol, job)
+    return Ask(f"Experiment {name}", hypothesis, job.host, job.host_id, (asked,), job.protocol, job)
 
 
-def of_experiment(store: Store, experiment: Experiment, source: Source, host: str) -> Ask:
-    """Return what an experiment asks for on a tree, also when everything was measured by others and it had no job."""
+def of_experiment(store: Store, experiment: Experiment, source: Source, host_id: str) -> Ask:
+    """Return what an experiment asks for on a tree and machine, also when everything was measured by others for it."""
     arm = _arm_of_experiment(experiment, plan.make_arm(experiment, source))
     found = store.rows(
-        "SELECT job_id FROM jobs WHERE experiment = ? AND host = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
-        (experiment.digest, host),
+        "SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
+        (experiment.digest, host_id),
     )
     job = store.job(found[0]["job_id"]) if found else None
-    return Ask(f"Experiment {experiment.name}", experiment.hypothesis, host, (arm,), job=job)
+    return Ask(f"Experiment {experiment.name}", experiment.hypothesis, experiment.host, host_id, (arm,), job=job)
 
 
 def op_params(cell: Cell) -> dict[str, Param]:

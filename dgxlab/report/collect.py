@@ -43,9 +43,9 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
     return _collect(store, ask)
 
 
-def collect_experiment(store: Store, experiment: Experiment, source: Source, host: str) -> Report:
-    """Return the report of an experiment at hand on a tree and host, also when it never needed a session of its own."""
-    return _collect(store, asking.of_experiment(store, experiment, source, host))
+def collect_experiment(store: Store, experiment: Experiment, source: Source, host_id: str) -> Report:
+    """Return the report of an experiment at hand on a tree and machine, also when it never needed a session."""
+    return _collect(store, asking.of_experiment(store, experiment, source, host_id))
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,8 @@ def _failed_gates(found: _Found) -> list[Failure]:
 
 
 def _lost_runs(found: _Found) -> list[Failure]:
+    """List the runs that should have given a cell of this arm, and those of which nobody knows what they should."""
+    asked = {_key(ask) for ask in found.arm.cells}
     absent = {_key(ask) for ask in found.absent}
     return [
         Failure(
@@ -127,6 +129,7 @@ def _lost_runs(found: _Found) -> list[Failure]:
             again=bool(lost.keys) and absent.isdisjoint(lost.keys),
         )
         for lost in found.evidence.lost
+        if not (lost.keys and asked.isdisjoint(lost.keys))
     ]
 
 

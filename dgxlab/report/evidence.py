@@ -33,6 +33,10 @@ class Measured:
     run: Row
     quantities: Mapping[str, Quantity]
     """By metric."""
+    conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Lowest and highest median over the devices of each quantity that was sampled during the run, by name."""
+    flags: tuple[Row, ...] = ()
+    """What speaks against the run."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,7 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     runs = [row for row in _of_builds(store, RUNS, builds) if (row["job_id"], row["arm"]) in mine]
     gates = [row for row in _of_builds(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
     if not runs and not gates:
-        host_id = ask.job.host_id if ask.job else None
-        return Evidence(arms[-1]["build_id"] if arms else None, _host(store, ask.host, host_id))
+        return Evidence(arms[-1]["build_id"] if arms else None, _host(store, ask.host, ask.host_id))
     newest = max(runs + gates, key=lambda row: float(row["at"]))
     context = (newest["build_id"], newest["host_id"])
     runs = [row for row in runs if (row["build_id"], row["host_id"]) == context]
@@ -106,18 +109,28 @@ GATES = """SELECT gates.*, expectations.job_id AS recorded_by
 SAMPLES = """SELECT run_id, cell, metric, value, unit FROM samples
              WHERE run_id IN ({marks}) AND discarded IS NULL ORDER BY run_id, cell, metric, ordinal"""
 
+TELEMETRY = """SELECT run_id, name, min(median) AS low, max(median) AS high FROM telemetry
+               WHERE run_id IN ({marks}) GROUP BY run_id, name"""
+
+FLAGS = "SELECT run_id, hard, reason FROM flags WHERE run_id IN ({marks}) ORDER BY run_id, hard DESC, device, kind"
+
 
 def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
-    """Return the builds of exactly this tree and configuration, on this host, whichever experiment asked for them."""
+    """Return the builds of exactly this tree and configuration, on this host, whichever experiment asked for them.
+
+    A host is the machine, whatever it was called when it measured.
+    """
     found = store.rows(
         """SELECT arms.job_id, arms.arm, arms.build_id, arms.cmake FROM arms JOIN jobs USING (job_id)
-           WHERE arms.pin = :pin AND arms.tree = :tree AND jobs.host = :host AND jobs.protocol = :protocol
+           WHERE arms.pin = :pin AND arms.tree = :tree AND jobs.protocol = :protocol
+             AND CASE WHEN :host_id IS NULL THEN jobs.host = :host ELSE jobs.host_id = :host_id END
              AND (:session IS NULL OR (arms.job_id = :session AND arms.arm = :arm))
            ORDER BY jobs.intent_at, arms.job_id""",
         {
             "pin": arm.arm.source.pin,
             "tree": arm.arm.source.tree,
             "host": ask.host,
+            "host_id": ask.host_id,
             "protocol": ask.protocol,
             "session": ask.session,
             "arm": arm.arm.name,
@@ -159,11 +172,12 @@ def _measured(store: Store, arm: ArmAsk, valid: Sequence[Row]) -> tuple[Measured
         found = newest.get((ask.key, accepted.get(ask.model, ""), ask.env_digest))
         if found is not None and found["tool"] == ask.cell.tool:
             chosen.append((ask, found))
-    quantities = _quantities(store, sorted({run["run_id"] for _, run in chosen}))
+    runs = sorted({run["run_id"] for _, run in chosen})
+    quantities, conditions, flags = _quantities(store, runs), _conditions(store, runs), _flags(store, runs)
     return tuple(
-        Measured(ask, run, quantities[run["run_id"], ask.key])
+        Measured(ask, run, quantities[run_id, ask.key], conditions[run_id], tuple(flags[run_id]))
         for ask, run in chosen
-        if (run["run_id"], ask.key) in quantities
+        if ((run_id := run["run_id"]), ask.key) in quantities
     )
 
 
@@ -207,6 +221,20 @@ def _quantities(store: Store, runs: Sequence[str]) -> dict[tuple[str, str], dict
     for (run, cell, metric, unit), samples in values.items():
         spread = stats.mad(samples) if len(samples) > 1 else None
         found[run, cell][metric] = Quantity(metric, unit, stats.median(samples), len(samples), spread)
+    return found
+
+
+def _conditions(store: Store, runs: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    found: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in runs}
+    for row in _of_builds(store, TELEMETRY, runs):
+        found[row["run_id"]][row["name"]] = (row["low"], row["high"])
+    return found
+
+
+def _flags(store: Store, runs: Sequence[str]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {run: [] for run in runs}
+    for row in _of_builds(store, FLAGS, runs):
+        found[row["run_id"]].append(row)
     return found
 
 

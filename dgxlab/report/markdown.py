@@ -107,5 +107,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(layout=layout, settings=_settings, series=_series, spreads=_spreads)
+    environment.filters.update(
+        layout=layout, settings=_settings, series=_series, spreads=_spreads, conditions=units.conditions
+    )
     return environment

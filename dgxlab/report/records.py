@@ -70,6 +70,21 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Flag:
+    """Something that speaks against runs whose numbers a table shows.
+
+    Attributes:
+        labels: The cells of those runs that are in the table; () for every row.
+        hard: A verdict would leave the runs out.
+        reason: In words.
+    """
+
+    labels: tuple[str, ...]
+    hard: bool
+    reason: str
+
+
+@dataclass(frozen=True)
 class Table:
     """One table of a report.
 
@@ -80,6 +95,8 @@ class Table:
         rows: A value for each column's key; a key that is not there is missing.
         settings: What shapes every row alike and has no column: n_ubatch, environment, repetitions.
         provenance: Beneath it.
+        conditions: Range of what was sampled, from the lowest to the highest median of a run, by name.
+        flags: The hard ones first.
     """
 
     form: str
@@ -88,6 +105,8 @@ class Table:
     rows: tuple[Mapping[str, Value], ...]
     provenance: Provenance
     settings: Mapping[str, Value] = field(default_factory=dict)
+    conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    flags: tuple[Flag, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from dgxlab import units
 from dgxlab.model import Param, SyntheticModel
-from dgxlab.report.ask import ArmAsk, op_params
+from dgxlab.report.ask import ArmAsk, label, op_params
 from dgxlab.report.evidence import Evidence, Measured
-from dgxlab.report.records import Column, Provenance, Quantity, Table, Value
+from dgxlab.report.records import Column, Flag, Provenance, Quantity, Table, Value
 
 Lead = Callable[[Measured], dict[str, Value]]
 
@@ -160,7 +160,26 @@ def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: P
     settings = {key: value for key, value in others[0].items() if key not in varying}
     # not called n: that is a matrix's width in the same table
     columns.append(Column("samples", "samples", numeric=True))
-    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings)
+    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, _conditions(cells), _flags(cells))
+
+
+def _conditions(cells: Sequence[Measured]) -> dict[str, tuple[float, float]]:
+    names = _keys(cell.conditions for cell in cells)
+    known = {name: [cell.conditions[name] for cell in cells if name in cell.conditions] for name in names}
+    return {name: (min(low for low, _ in ranges), max(high for _, high in ranges)) for name, ranges in known.items()}
+
+
+def _flags(cells: Sequence[Measured]) -> tuple[Flag, ...]:
+    found: dict[tuple[bool, str], list[str]] = {}
+    for cell in cells:
+        for flag in cell.flags:
+            found.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
+    flags = [Flag(_whose(labels, cells), hard, reason) for (hard, reason), labels in found.items()]
+    return tuple(sorted(flags, key=lambda flag: not flag.hard))
+
+
+def _whose(labels: Sequence[str], cells: Sequence[Measured]) -> tuple[str, ...]:
+    return () if len(labels) == len(cells) else tuple(labels)
 
 
 def _others(form: Form, cell: Measured) -> dict[str, Value]:
@@ -183,7 +202,7 @@ def _grouped(cells: Sequence[Measured], title: Callable[[Measured], str]) -> dic
     return groups
 
 
-def _keys(rows: Iterable[Mapping[str, Value]]) -> list[str]:
+def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
 
 

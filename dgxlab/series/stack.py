@@ -203,8 +203,9 @@ class Stack:
 
     def _edited(self, series: str, patch: Patch, change: Change) -> PatchError:
         return PatchError(
-            f"{_where(series, patch)} does not give the {change.path} that it names: it was edited by hand",
-            next=f"dgxlab patch refresh {series} --pin {self.pin} writes it anew; read it before you use it",
+            f"{_where(series, patch)} does not give the {change.path} that it names: it was edited by hand; read "
+            "what a refresh makes of it before you use it",
+            next=f"dgxlab patch refresh {series} --pin {self.pin}",
         )
 
 

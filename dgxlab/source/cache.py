@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dgxlab.errors import SpecError
@@ -32,6 +32,9 @@ URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:
 
 LLAMA_FILES = ("CMakeLists.txt", "ggml")
 """What every llama.cpp that can be built here has at its top."""
+
+SCRATCH_S = 86400.0
+"""A scratch folder that was not touched for so long is nobody's any more."""
 
 Progress = Callable[[str], None]
 
@@ -123,8 +126,16 @@ class PinCache:
         """Give a folder beside the objects that is gone afterwards."""
         with writing(self.path):
             (self.path / "tmp").mkdir(exist_ok=True)
+            self._forget_scratch()
             with tempfile.TemporaryDirectory(dir=self.path / "tmp", ignore_cleanup_errors=True) as folder:
                 yield Path(folder)
+
+    def _forget_scratch(self) -> None:
+        """Remove what killed clients left: a model that was being sent may be gigabytes."""
+        for folder in self.path.glob("tmp/*"):
+            with suppress(FileNotFoundError):  # another client's, gone this instant
+                if time.time() - folder.stat().st_mtime > SCRATCH_S:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _known(self, commits: Sequence[str]) -> list[str]:
         found = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in commits))
@@ -145,9 +156,6 @@ class PinCache:
         stale += [path for ref in (PINS, INCOMING) for path in self.path.glob(f"{ref}*.lock")]
         for path in stale:
             path.unlink(missing_ok=True)
-        for folder in self.path.glob("tmp/*"):
-            if time.time() - folder.stat().st_mtime > 86400:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _take_from_first(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
         causes = []

@@ -128,7 +128,7 @@ def follow(
 
 def not_installed(name: str) -> SpecError:
     """Return the error that says that a program is missing."""
-    return SpecError(f"{name} is not installed on this machine", next=f"install {name}, e.g. apt-get install {name}")
+    return SpecError(f"{name} is not installed on this machine", next=f"sudo apt-get install {name}")
 
 
 def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:

@@ -44,7 +44,7 @@ _OWNED_ENV: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"LD_.*"), "changes which libraries load, and so which arm is measured"),
     (re.compile(r"GGML_BACKEND_(DIR|PATH)"), "loads backends that this arm did not build"),
     (re.compile(r"PATH|HOME|TMPDIR"), "is the host's own: hosts.yaml has path_prepend and root"),
-    (re.compile(r"DGXLAB_(ROOT|HOST|DB|CACHE|JOB\w*|TEST_\w*)"), "belongs to dgxlab itself"),
+    (re.compile(r"DGXLAB_(ROOT|HOST|LOCKS|DB|CACHE|JOB\w*|TEST_\w*)"), "belongs to dgxlab itself"),
     (re.compile(r"GGML_NO_BACKTRACE"), "is set by dgxlab itself, to keep backtraces out of what it reads"),
     (re.compile(r"LLAMA_ARG_.*"), "sets a flag behind the bench entry's back: say it as a key or in args"),
 )

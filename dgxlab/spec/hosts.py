@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, RootModel, ValidationError, model_validator
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, edit
 from dgxlab.model import HostEntry
 from dgxlab.spec import explain
 from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching
-from dgxlab.spec.nodes import nearest, plain, refuse
+from dgxlab.spec.nodes import locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
 DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")
@@ -52,7 +56,7 @@ class HostsSpec(RootModel[dict[Name, HostSpec]]):
 def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
     """Read hosts.yaml files, the first one's entries before the later ones'; a file that is not there says nothing.
 
-    `local` is always there and cannot be changed.
+    `local` is always there; a file that names it is refused.
 
     Raises:
         SpecError: naming file, line and key of the first thing that is wrong.
@@ -75,19 +79,61 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
         raise SpecError(
             f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}",
             details="\n".join(f"looked in {path}" for path in paths),
-            next=f"dgxlab host add {name}, with what ssh is given",
+            next=f"dgxlab host add {shlex.quote(name)}",
         )
     return hosts[name]
 
 
+def add_host(path: Path, name: str, ssh: str) -> None:
+    """Add an entry to a hosts.yaml, or make one; what is there stays as it is, byte for byte.
+
+    The result is read before it takes the old file's place, which it does at once and whole.
+
+    Raises:
+        SpecError: if the file cannot be written, or would not be right with another line.
+    """
+    path = path.resolve()  # a link, as people keep their settings elsewhere, stays one
+    line = f"{json.dumps(name)}: {{ssh: {json.dumps(ssh, ensure_ascii=False)}}}"
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = path.read_bytes() if path.exists() else b""
+        new.write_bytes(old + b"\n" * (old[-1:] not in (b"", b"\n")) + f"{line}\n".encode())
+        if path.exists():
+            shutil.copymode(path, new)
+        if _read(new)[name].ssh != ssh:
+            raise KeyError(name)
+        new.replace(path)
+    except OSError as error:
+        raise SpecError(
+            f"{path} cannot be written: {error.strerror}", next=f"ls -ld {shlex.quote(str(path))}"
+        ) from error
+    except (SpecError, KeyError) as error:
+        raise SpecError(f"{path} cannot take another line at its end; add by hand {line}", next=edit(path)) from error
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def _read(path: Path) -> dict[str, HostEntry]:
-    tree = read_file(path, str(path))
+    try:
+        return {name: _entry(name, host, path) for name, host in _spec(path).root.items()}
+    except SpecError as error:
+        error.next = edit(path)
+        raise
+
+
+def _spec(path: Path) -> HostsSpec:
+    tree = read_file(path, str(path), may_be_empty=True)
     try:
         spec = HostsSpec.model_validate(plain(tree))
     except ValidationError as error:
-        refuse(explain.explain(error, tree, HostsSpec.model_json_schema()), next=f"edit {path}")
-    return {name: _entry(name, host) for name, host in spec.root.items()}
+        refuse(explain.explain(error, tree, HostsSpec.model_json_schema()))
+    if "local" in spec.root:
+        why = "is this machine as it is and cannot be changed; give it another name, with local: true"
+        refuse([locate(tree, ("local",), why)])
+    return spec
 
 
-def _entry(name: str, host: HostSpec) -> HostEntry:
-    return HostEntry(name, host.ssh, host.root, host.python, tuple(host.path_prepend), host.env, host.lock or "")
+def _entry(name: str, host: HostSpec, path: Path) -> HostEntry:
+    folders, lock = tuple(host.path_prepend), host.lock or ""
+    return HostEntry(name, host.ssh, host.root, host.python, folders, host.env, lock, str(path))

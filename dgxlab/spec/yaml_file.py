@@ -30,17 +30,21 @@ _UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800
 """Control characters, and the line breaks that YAML counts and editors do not."""
 
 
-def read_file(path: Path, label: str) -> Node:
+def read_file(path: Path, label: str, *, may_be_empty: bool = False) -> Node:
     """Read one YAML file.
 
     Args:
         path: The file; a regular file of at most 1 MB of UTF-8.
         label: What errors call it.
+        may_be_empty: One that holds nothing, or only comments, is an empty map.
 
     Raises:
         SpecError: if it cannot be read, is not YAML, or holds what this loader refuses.
     """
-    return _parse(_text(path, label), Mark(label, 1), ())
+    text = _text(path, label)
+    if may_be_empty and all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
+        return Node({}, Mark(label, 1))
+    return _parse(text, Mark(label, 1), ())
 
 
 def read_value(text: str, loc: Loc) -> Node:

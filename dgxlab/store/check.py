@@ -31,6 +31,9 @@ EVIDENCE = {
     "the samples of {key} are not numbered from 0 without a gap": """
         SELECT run_id || ' ' || cell || ' ' || metric AS key FROM samples
         GROUP BY run_id, cell, metric HAVING max(ordinal) <> count(*) - 1""",
+    "telemetry {key} is no range around its median": """
+        SELECT run_id || ' ' || device || ' ' || name AS key FROM telemetry
+        WHERE n < 1 OR NOT median BETWEEN min AND max OR abs(min) = 9e999 OR abs(max) = 9e999""",
     "build {key} was made from different trees or cmake definitions": """
         SELECT build_id AS key FROM arms GROUP BY build_id
         HAVING count(DISTINCT json_array(pin, tree, cmake)) > 1""",

@@ -53,11 +53,12 @@ def plain(path: Path) -> sqlite3.Connection:
         SpecError: if it is not there, or lies on a network file system.
     """
     if not path.exists():
-        raise SpecError(f"there is no database {path}", next="dgxlab run EXPERIMENT, which makes one")
+        raise SpecError(f"there is no database {path}: the first run makes it", next="dgxlab doctor")
     if mount := on_network(path):
         raise SpecError(
-            f"{path} lies on a network file system ({mount}), where SQLite's locks cannot be trusted",
-            next="move it to a local disk",
+            f"{path} lies on a network file system ({mount}), where SQLite's locks cannot be trusted: move it to a "
+            "local disk",
+            next="df -hl",
         )
     uri = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
@@ -77,7 +78,7 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
     if (application, number, tables) == (0, 0, 0):
         return 0
     if application != APPLICATION_ID:
-        raise SpecError(f"{path} is an SQLite database, but not one of dgxlab", next="name another file with --db")
+        raise SpecError(f"{path} is an SQLite database, but not one of dgxlab", next="dgxlab doctor")
     if number > VERSION:
         raise SpecError(
             f"{path} was written by a newer dgxlab (schema {number}, this one knows {VERSION})",
@@ -114,12 +115,12 @@ def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
         sqlite3.SQLITE_PERM: f"{path} cannot be opened",
         sqlite3.SQLITE_IOERR: f"the disk that holds {path} does not read or write",
         sqlite3.SQLITE_NOTADB: f"{path} is not an SQLite database",
-        sqlite3.SQLITE_CORRUPT: f"{path} is damaged",
+        sqlite3.SQLITE_CORRUPT: f"{path} is damaged, copies are in {path.name}.backups",
     }.get(code)
     nexts = {
         sqlite3.SQLITE_FULL: f"df {path.parent}",
-        sqlite3.SQLITE_NOTADB: "name another file with --db",
-        sqlite3.SQLITE_CORRUPT: f"dgxlab db check {path}; copies are in {path.name}.backups",
+        sqlite3.SQLITE_NOTADB: "dgxlab doctor",
+        sqlite3.SQLITE_CORRUPT: f"dgxlab db check {path}",
     }
     return SpecError(f"{sentence}: {error}", next=nexts.get(code, f"ls -l {path}")) if sentence else None
 

@@ -63,6 +63,9 @@ TABLES = (  # parents before children
     Table("runs", ("run_id",)),
     Table("rows", ("run_id", "cell"), of_run=True),
     Table("samples", ("run_id", "cell", "metric", "ordinal"), of_run=True),
+    # not of_run: a dgxlab that knew no telemetry read the same journal without it
+    Table("telemetry", ("run_id", "device", "name")),
+    Table("flags", ("run_id", "device", "kind")),
 )
 
 

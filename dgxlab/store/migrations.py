@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlite_utils import Database, Migrations
 
 from dgxlab.errors import SpecError
-from dgxlab.store.schema import APPEND_ONLY, APPLICATION_ID, EVIDENCE, JOBS, VERSION
+from dgxlab.store.schema import APPEND_ONLY, APPLICATION_ID, EVIDENCE, JOBS, TELEMETRY, VERSION
 
 KEEP_BACKUPS = 7
 
@@ -37,13 +37,14 @@ def m002_evidence(db: Database) -> None:
 @MIGRATIONS()
 def m003_append_only(db: Database) -> None:
     """Refuse to change or delete evidence."""
-    for table in APPEND_ONLY:
-        for action in ("UPDATE", "DELETE"):
-            sentence = f"{table} is append-only: a correction is a new row"
-            db.execute(
-                f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} "
-                f"BEGIN SELECT RAISE(ABORT, '{sentence}'); END"
-            )
+    _make_append_only(db, APPEND_ONLY)
+
+
+@MIGRATIONS()
+def m004_telemetry(db: Database) -> None:
+    """The conditions of each run."""
+    _run(db, TELEMETRY.values())
+    _make_append_only(db, TELEMETRY)
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
@@ -113,6 +114,16 @@ def _prune(folder: Path) -> None:
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _make_append_only(db: Database, tables: Iterable[str]) -> None:
+    for table in tables:
+        for action in ("UPDATE", "DELETE"):
+            sentence = f"{table} is append-only: a correction is a new row"
+            db.execute(
+                f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} "
+                f"BEGIN SELECT RAISE(ABORT, '{sentence}'); END"
+            )
 
 
 def _run(db: Database, statements: Iterable[str]) -> None:

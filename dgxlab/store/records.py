@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,9 @@ class Job:
         host: Name in hosts.yaml, or "local".
         host_id: None until the agent has reported.
         plan_json: The whole plan; `plan` decodes it.
-        intent_at: When it was recorded, before any network call; unix seconds.
-        state: intended, running, done, failed, cancelled or lost.
+        intent_at: When it was recorded, before any network call; of one that was found on a host, when it was planned.
+            Unix seconds.
+        state: intended, running (or ended, unheard of as yet), done, failed, cancelled or lost.
         journal_bytes: Where to go on reading the journal: everything before it is in the store.
         journal_seq: Sequence number of the next line that is wanted.
         facts: The host as the agent found it, None until it has reported.
@@ -75,7 +77,7 @@ class Job:
         return self.state in ENDED
 
 
-def the_one(found: Sequence[str], text: str, otherwise: str = "") -> str:
+def the_one(found: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
     """Return the one job id of those that begin with `text`; `otherwise` is said when there is none.
 
     Raises:
@@ -84,7 +86,7 @@ def the_one(found: Sequence[str], text: str, otherwise: str = "") -> str:
     if len(found) == 1:
         return found[0]
     said = f"{len(found)} jobs begin with {text!r}" if found else f"no job begins with {text!r}{otherwise}"
-    raise UsageError(said, next="dgxlab jobs")
+    raise UsageError(said, next="dgxlab jobs" if found else next)
 
 
 def gate_digest(gate: ParityGate | Mapping[str, Any], env: Mapping[str, str]) -> str:
@@ -107,8 +109,10 @@ def experiment_row(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def job_row(plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str) -> dict[str, Any]:
-    """Return the row of a job that is about to be started."""
+def job_row(
+    plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: bool
+) -> dict[str, Any]:
+    """Return the row of a job that is about to be started, or was found on a host."""
     return {
         "job_id": plan.job_id,
         "kind": plan.kind,
@@ -117,8 +121,17 @@ def job_row(plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_ve
         "host": host_name,
         "plan": canonical(plan),
         "plan_digest": plan.digest,
-        "intent_at": time.time(),
-        "state": "intended",
+        "intent_at": _begun(plan.job_id) if found else time.time(),
+        "state": "running" if found else "intended",
         "protocol": plan.protocol,
         "dgxlab_version": dgxlab_version,
     }
+
+
+def _begun(job_id: str) -> float:
+    """Return when a job was planned, as its id says by its maker's clock; now where it says nothing or a later time."""
+    now = time.time()
+    try:
+        return min(now, calendar.timegm(time.strptime("-".join(job_id.split("-")[:2]), "%Y%m%d-%H%M%S")))
+    except ValueError:
+        return now

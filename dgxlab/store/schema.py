@@ -2,7 +2,7 @@
 
 Keys are natural texts, so that two databases can be merged. What one job saw is keyed by that job: the same build or
 model identity may be found by two jobs with other binaries, another path or other series names, and both are true.
-`JOBS`, `EVIDENCE` and `APPEND_ONLY` are what the first migrations make; once released they are not edited either.
+`JOBS`, `EVIDENCE`, `APPEND_ONLY` and `TELEMETRY` are what migrations make; once released they are not edited either.
 JSON columns hold `model.canonical` text: equal values are equal texts. Times are unix seconds, `seconds` durations.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 3
+VERSION = 4
 """PRAGMA user_version of a database to which every migration was applied."""
 
 JOBS = (
@@ -194,6 +194,30 @@ EVIDENCE = (
 
 APPEND_ONLY = ("arms", "inputs", "gates", "runs", "rows", "samples")
 """Evidence: never changed and never deleted. A discard is a row with a reason, a correction a new row."""
+
+TELEMETRY = {
+    # a counter's growth during a run is one number; what nobody could tell has no row
+    "telemetry": """CREATE TABLE telemetry (
+        run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE RESTRICT,
+        device TEXT NOT NULL,
+        name TEXT NOT NULL,
+        unit TEXT NOT NULL,
+        n INTEGER NOT NULL CHECK (n > 0),
+        median REAL NOT NULL CHECK (median BETWEEN min AND max),
+        min REAL NOT NULL CHECK (min > -9e999),
+        max REAL NOT NULL CHECK (max < 9e999),
+        PRIMARY KEY (run_id, device, name)
+    ) STRICT, WITHOUT ROWID""",
+    "flags": """CREATE TABLE flags (
+        run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE RESTRICT,
+        device TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        hard INTEGER NOT NULL CHECK (hard IN (0, 1)),
+        reason TEXT NOT NULL CHECK (reason <> ''),
+        PRIMARY KEY (run_id, device, kind)
+    ) STRICT, WITHOUT ROWID""",
+}
+"""By table, each append-only: under which conditions a run took place, and what speaks against it."""
 
 UPSERT = {
     # the newest look at a host wins, whatever the order in which looks arrive

@@ -119,11 +119,16 @@ class Store:
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
-    def intend(self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str) -> Job:
+    def intend(
+        self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: bool = False
+    ) -> Job:
         """Record that a job is about to be started; call it before the first network call.
 
-        Doing it again changes nothing. `experiment` is None when the plan was found on a host, started by another
-        client; it is then the one that the plan names, where that is known here.
+        Doing it again changes nothing.
+
+        Args:
+            experiment: None for the one that the plan names, where that is known here.
+            found: Whether the job was found on a host, started by another client: what it measured is as old as it is.
 
         Raises:
             UsageError: if the id belongs to another plan.
@@ -136,7 +141,7 @@ class Store:
                 self.put("experiments", experiment_row(experiment))
             if known := self.find_job(plan.job_id):
                 return self._intended_again(known, plan, experiment)
-            self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version))
+            self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version, found=found))
             if experiment is None and self.rows("SELECT 1 FROM experiments WHERE digest = ?", (plan.experiment,)):
                 self.update_job(plan.job_id, experiment=plan.experiment)
             return self.job(plan.job_id)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import dgxlab
 
-MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats.py", "synth.py", "agent")
+MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats", "synth.py", "agent")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 OLD_PYTHON = 98

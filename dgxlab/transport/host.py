@@ -11,20 +11,29 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from dgxlab.agent.inventory import Item, Removal
-from dgxlab.errors import DgxlabError, RemoteError, by_exit_code
+from dgxlab.errors import DgxlabError, RemoteError, by_exit_code, edit
 from dgxlab.model import Facts, HostEntry, Plan, Step, canonical, from_json
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import OLD_PYTHON, bundle
+from dgxlab.transport.reply import WRONG, T, first_line, need, plain, understood, whole, whole_lines
 
 NO_AGENT = 97
 """Exit status by which the host says that this version of the agent is not there yet."""
 NO_PYTHON = (126, 127)
 """Exit statuses by which a shell says that it cannot start the interpreter; the agent has none of them."""
 
-_ROOT = 'r=$1; case "$r" in "~/"*) r="$HOME/${r#"~/"}";; esac; a="$r/agent/$2.pyz"; '
-# -S: the agent needs the standard library alone, and looking for more takes a quarter of its start
+
+def _at_home(name: str) -> str:
+    """Return what makes a shell read ~/ at the beginning of a variable as a shell reads it."""
+    return f'case "${name}" in "~/"*) {name}="$HOME/${{{name}#"~/"}}";; esac; '
+
+
+_ROOT = "r=$1; " + _at_home("r") + 'a="$r/agent/$2.pyz"; '
+# The settings are the first line of stdin: arguments can be read by everybody on the host, and env may hold a token.
+# A shell's read takes no byte more than the line, so that the rest of stdin is the agent's.
+# -S: the agent needs the standard library alone, and looking for more takes a quarter of its start.
 CALL = _ROOT + (
-    f'[ -f "$a" ] || exit {NO_AGENT}; p=$3 h=$4 v=$5; shift 5; '
+    f'[ -f "$a" ] || exit {NO_AGENT}; p=$3 v=$4; shift 4; {_at_home("p")}IFS= read -r h; '
     'export DGXLAB_ROOT="$r" DGXLAB_HOST="$h"; exec "$p" -ES "$a" "$v" "$r" "$@"'
 )
 INSTALL = (
@@ -38,6 +47,9 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PATIENCE_S = 120.0
 """How long a verb may say nothing; following a job has no such limit."""
 
+STATES = ("absent", "staged", "running", "done", "lost")
+ENDS = ("done", "failed", "cancelled")
+
 Stdin = Callable[[], Iterable[bytes]]
 """Makes what a verb reads; anew for each attempt, so that a second one never goes on where the first one broke off."""
 
@@ -49,7 +61,7 @@ def nothing() -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job's state on the host: absent, staged, running, done or lost; `rc` is its final word."""
+    """A job's state on the host, one of STATES; `rc` is its final word: its `status` is one of ENDS."""
 
     job_id: str
     state: str
@@ -90,6 +102,8 @@ class Probe:
     """Jobs that run there, whoever started them: the digest of each one's experiment by job id."""
     to_send: tuple[str, ...]
     """Ids of synthetic models that it neither has nor can make."""
+    absent: tuple[tuple[str, str], ...] = ()
+    """What hosts.yaml names and the host does not have: key, and path or program."""
 
 
 class Host:
@@ -103,16 +117,20 @@ class Host:
     def __init__(self, transport: Transport, entry: HostEntry | None = None) -> None:
         entry = entry or HostEntry(transport.name)
         self.transport = transport
-        self.settings = canonical({"path_prepend": entry.path_prepend, "env": entry.env, "lock": entry.lock})
+        self.entry = entry
+        self.settings = canonical(
+            {"name": entry.name, "path_prepend": entry.path_prepend, "env": entry.env, "lock": entry.lock}
+        )
         self.name = transport.name
         self.calls = 0
         """Round trips so far."""
+        self.answered = False
+        """Whether it ever did what it was asked: from then on, what fails may be the way there, and not its address."""
 
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
         """Ask for facts, which commits and models (files and ids) are there, and what runs, in one round trip."""
-        reply = self._ask("probe", canonical({"commits": commits, "models": models, "synthetic": synthetic}))
-        facts, missing, to_send = from_json(Facts, reply["facts"]), tuple(reply["missing"]), tuple(reply["to_send"])
-        return Probe(facts, missing, reply["models"], reply["running"], to_send)
+        request = canonical({"commits": commits, "models": models, "synthetic": synthetic})
+        return self._ask(lambda reply: _probe(reply, models), "probe", request)
 
     def send_objects(self, commit: str, shallow: Sequence[str], pack: Stdin) -> None:
         """Send a pack that completes `commit`."""
@@ -122,28 +140,29 @@ class Host:
             yield header
             yield from pack()
 
-        b"".join(self._call("receive", stdin=body))
+        self._tell("receive", stdin=body)
 
     def send_tool(self, name: str, version: str, sha256: str, wheel: Stdin) -> None:
         """Send a build tool's wheel; harmless to repeat."""
-        b"".join(self._call("tool", name, version, sha256, stdin=wheel))
+        self._tell("tool", name, version, sha256, stdin=wheel)
 
     def send_model(self, model_id: str, sha256: str, content: Stdin) -> None:
         """Send a synthetic model's f16 file; harmless to repeat."""
-        b"".join(self._call("model", model_id, sha256, stdin=content))
+        self._tell("model", model_id, sha256, stdin=content)
 
     def submit(self, plan: Plan) -> JobStatus:
         """Stage and start a job; safe to repeat, it runs at most once."""
         content = canonical(plan).encode()
-        return _status(self._ask("submit", plan.job_id, hashlib.sha256(content).hexdigest(), stdin=lambda: [content]))
+        digest = hashlib.sha256(content).hexdigest()
+        return self._ask(_status_of(plan.job_id), "submit", plan.job_id, digest, stdin=lambda: [content])
 
     def status(self, job_id: str) -> JobStatus:
         """Ask for a job's state."""
-        return _status(self._ask("status", job_id))
+        return self._ask(_status_of(job_id), "status", job_id)
 
     def jobs(self) -> list[HostJob]:
         """Ask for every job on the host, oldest first; a folder whose name cannot be a job's is passed over."""
-        return [_listed(reply) for reply in self._ask("jobs") if JOB_ID.fullmatch(reply["job_id"])]
+        return self._ask(lambda reply: [_listed(job) for job in reply if JOB_ID.fullmatch(job["job_id"])], "jobs")
 
     def plan(self, job_id: str) -> Plan:
         """Ask for the plan of a job, whoever started it.
@@ -152,15 +171,16 @@ class Host:
             JobLost: if it is not there.
             RemoteError: if what the host has is not the plan of this job, or not one that this dgxlab can read.
         """
-        reply = self._ask("plan", job_id)
+        reply = self._ask(lambda reply: reply, "plan", job_id)
         try:
-            plan = from_json(Plan, reply)
+            plan = plain(from_json(Plan, reply))
             if not all(isinstance(step, get_args(Step)) for step in plan.steps):
                 raise ValueError("its steps are none")
-        except (ValueError, TypeError, AttributeError) as error:
+        except WRONG as error:
             raise RemoteError(
-                f"the plan of job {job_id} on host {self.name} cannot be read: {error}",
-                next="follow it with the dgxlab that started it",
+                f"the plan of job {job_id} on host {self.name} cannot be read, follow it with the dgxlab that started "
+                f"it: {error}",
+                next="dgxlab --version",
             ) from error
         if plan.job_id != job_id or not JOB_ID.fullmatch(job_id):
             raise RemoteError(f"host {self.name} gave the plan of {plan.job_id!r} for job {job_id!r}")
@@ -175,8 +195,8 @@ class Host:
             RemoteError: if the host sends something else, or more than it announced.
         """
         pieces = self._call("raw", job_id, str(limit))
-        line, rest = _first_line(pieces)
-        told = self._raw_size(line)
+        line, rest = first_line(pieces)
+        told = understood(self.name, "raw", line, _raw_size)
         left = told.at_most if told.size <= limit else 0
         for piece in itertools.chain([rest], pieces):
             left -= len(piece)
@@ -185,117 +205,152 @@ class Host:
             write(piece)
         return told
 
-    def _raw_size(self, line: bytes) -> RawSize:
-        try:
-            told = json.loads(line)
-            return RawSize(int(told["size"]), int(told["files"]))
-        except (ValueError, LookupError, TypeError) as error:
-            raise RemoteError(f"host {self.name} answered raw with {line[:200]!r}") from error
-
     def cancel(self, job_id: str) -> JobStatus:
         """End a job and see that it is gone."""
-        return _status(self._ask("cancel", job_id))
+        return self._ask(_status_of(job_id), "cancel", job_id)
 
     def inventory(self) -> list[Item]:
         """Ask what lies under the root, by kind, the longest unused first."""
-        return [from_json(Item, reply) for reply in self._ask("inventory")]
+        return self._ask(lambda reply: [plain(from_json(Item, item)) for item in reply], "inventory")
 
     def remove(self, items: Iterable[Item]) -> Removal:
         """Remove things; what runs, or was used since `items` were listed, stays."""
         wanted = canonical([[item.kind, item.name, item.used] for item in items]).encode()
-        return from_json(Removal, self._ask("clean", stdin=lambda: [wanted]))
+        return self._ask(_removal, "clean", stdin=lambda: [wanted])
 
     def follow(self, job_id: str, offset: int) -> Iterator[bytes]:
         """Yield pieces of the job's journal from byte `offset` on, each ending with a whole line, until it ends."""
-        rest = b""
-        for chunk in self._call("follow", job_id, str(offset), patience_s=None):
-            rest += chunk
-            cut = rest.rfind(b"\n") + 1
-            if cut:
-                yield rest[:cut]
-                rest = rest[cut:]
+        yield from whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow")
 
-    def _ask(self, verb: str, *args: str, stdin: Stdin = nothing) -> Any:
-        reply = b"".join(self._call(verb, *args, stdin=stdin))
-        try:
-            return json.loads(reply)
-        except ValueError as error:
-            text = reply[:200].decode(errors="replace")
-            raise RemoteError(f"host {self.name} answered {verb} with something else than JSON: {text!r}") from error
+    def _ask(self, read: Callable[[Any], T], verb: str, *args: str, stdin: Stdin = nothing) -> T:
+        """Return what `read` makes of the reply.
+
+        Raises:
+            RemoteError: if it cannot be read so.
+        """
+        reply = whole(self._call(verb, *args, stdin=stdin), self.name, verb)
+        return understood(self.name, verb, reply, read)
+
+    def _tell(self, verb: str, *args: str, stdin: Stdin) -> None:
+        """Do what has no reply."""
+        whole(self._call(verb, *args, stdin=stdin), self.name, verb)
 
     def _call(
         self, verb: str, *args: str, stdin: Stdin = nothing, patience_s: float | None = PATIENCE_S
     ) -> Iterator[bytes]:
         way = self.transport
-        argv = ["sh", "-c", CALL, "sh", way.root, bundle().digest, way.python, self.settings, verb, *args]
+        argv = ["sh", "-c", CALL, "sh", way.root, bundle().digest, way.python, verb, *args]
+        settings = f"{self.settings}\n".encode()
         try:
-            self.calls += 1
-            yield from way.stream(argv, stdin(), patience_s=patience_s)
+            yield from self._stream(argv, itertools.chain([settings], stdin()), patience_s)
             return
         except CommandFailed as failure:
             if failure.rc != NO_AGENT:
-                raise _error(way, verb, failure) from failure
+                raise self._error(verb, failure) from failure
         self._install()
         try:
-            self.calls += 1
-            yield from way.stream(argv, stdin(), patience_s=patience_s)
+            yield from self._stream(argv, itertools.chain([settings], stdin()), patience_s)
         except CommandFailed as failure:
-            raise _error(way, verb, failure) from failure
+            raise self._error(verb, failure) from failure
+
+    def _stream(self, argv: Sequence[str], stdin: Iterable[bytes], patience_s: float | None) -> Iterator[bytes]:
+        self.calls += 1
+        yield from self.transport.stream(argv, stdin, patience_s=patience_s)
+        self.answered = True
 
     def _install(self) -> None:
         content = bundle().packed()
         sha256 = hashlib.sha256(content).hexdigest()
         argv = ["sh", "-c", INSTALL, "sh", self.transport.root, bundle().digest, sha256]
         try:
-            self.calls += 1
-            b"".join(self.transport.stream(argv, [content], patience_s=PATIENCE_S))
+            whole(self._stream(argv, [content], PATIENCE_S), self.name, "the agent's upload")
         except CommandFailed as failure:
             raise RemoteError(
                 f"the agent could not be put on host {self.name}: {failure.stderr.strip() or 'its checksum is wrong'}",
-                next=f"see that {self.transport.root} is writable and the disk is not full",
+                next=self.entry.typed("df -h"),
             ) from failure
 
+    def _error(self, verb: str, failure: CommandFailed) -> DgxlabError:
+        """Turn the agent's JSON line on stderr back into the error it was."""
+        way = self.transport
+        if failure.rc in NO_PYTHON:
+            return self._python(f"has no {way.python} that can be started", failure)
+        if failure.rc == OLD_PYTHON:
+            return self._python(f"has a {way.python} of version {' '.join(failure.stderr.split()[-1:])}", failure)
+        lines = failure.stderr.strip().splitlines()
+        try:
+            words = json.loads(lines[-1])
+            mend, details = self.entry.next_of_agent(str(words["next"])), str(words["details"])
+            return by_exit_code(words["exit_code"])(str(words["message"]), next=mend, details=details)
+        except WRONG:
+            last = lines[-1] if lines else "it said nothing"
+            return RemoteError(
+                f"the agent on host {way.name} failed at {verb} with exit status {failure.rc}: {last}",
+                details=failure.stderr[-2000:],
+            )
 
-def _status(reply: Mapping[str, Any]) -> JobStatus:
-    return JobStatus(reply["job_id"], reply["state"], reply["journal_bytes"], reply["rc"])
-
-
-def _listed(reply: Mapping[str, Any]) -> HostJob:
-    about = reply.get("name", ""), reply.get("kind", ""), reply.get("age_s")
-    return HostJob(reply["job_id"], reply["state"], reply["journal_bytes"], reply["rc"], *about)
-
-
-def _first_line(pieces: Iterator[bytes], most: int = 1000) -> tuple[bytes, bytes]:
-    """Return the first line and what came after it in the same piece."""
-    head = b""
-    for piece in pieces:
-        head += piece
-        if b"\n" in head or len(head) > most:
-            break
-    line, _, rest = head.partition(b"\n")
-    return line, rest
-
-
-def _error(way: Transport, verb: str, failure: CommandFailed) -> DgxlabError:
-    """Turn the agent's JSON line on stderr back into the error it was."""
-    if failure.rc in NO_PYTHON:
-        return _python(way, f"has no {way.python} that can be started")
-    if failure.rc == OLD_PYTHON:
-        return _python(way, f"has a {way.python} of version {failure.stderr.split()[-1]}")
-    lines = failure.stderr.strip().splitlines()
-    try:
-        words = json.loads(lines[-1])
-        return by_exit_code(words["exit_code"])(words["message"], next=words["next"], details=words["details"])
-    except (ValueError, IndexError, KeyError, TypeError):
-        last = lines[-1] if lines else "it said nothing"
+    def _python(self, cause: str, failure: CommandFailed) -> RemoteError:
         return RemoteError(
-            f"the agent on host {way.name} failed at {verb} with exit status {failure.rc}: {last}",
-            details=failure.stderr[-2000:],
+            f"host {self.name} {cause}, and the agent needs Python 3.10 or newer: its python: in hosts.yaml names one",
+            next=edit(self.entry.file or "hosts.yaml"),
+            details=failure.stderr.strip()[-2000:],  # whether it is not there, or may not be run
         )
 
 
-def _python(way: Transport, cause: str) -> RemoteError:
-    return RemoteError(
-        f"host {way.name} {cause}, and the agent needs Python 3.10 or newer",
-        next=f"edit hosts.yaml: give {way.name} python: PATH, that of a newer one there",
+def _probe(reply: Any, models: Sequence[str]) -> Probe:
+    facts = plain(from_json(Facts, reply["facts"]))
+    plain(facts.toolchain)
+    need(facts.details["tools"], dict)
+    return Probe(
+        facts=facts,
+        missing=tuple(need(commit, str) for commit in reply["missing"]),
+        models={path: need(reply["models"][path], dict, type(None)) for path in models},
+        running={job_id: need(experiment, str) for job_id, experiment in reply["running"].items()},
+        to_send=tuple(need(model, str) for model in reply["to_send"]),
+        absent=tuple((need(key, str), need(what, str)) for key, what in reply["absent"]),
+    )
+
+
+def _status_of(job_id: str) -> Callable[[Any], JobStatus]:
+    """Return what reads the status of one job: that of another one would end this one's record."""
+
+    def read(reply: Any) -> JobStatus:
+        if reply["job_id"] != job_id:
+            raise ValueError(f"it is about job {reply['job_id']!r}")
+        return JobStatus(job_id, *_state(reply), None if reply["rc"] is None else _rc(reply["rc"]))
+
+    return read
+
+
+def _listed(reply: Any) -> HostJob:
+    """Read one of many: what its final word says is not looked at, it may be of any version."""
+    name, kind = need(reply.get("name", ""), str), need(reply.get("kind", ""), str)
+    age_s = need(reply.get("age_s"), float, int, type(None))
+    return HostJob(reply["job_id"], *_state(reply), name=name, kind=kind, age_s=age_s)
+
+
+def _state(reply: Any) -> tuple[str, int]:
+    if reply["state"] not in STATES:
+        raise ValueError(f"no job is {reply['state']!r}")
+    return reply["state"], need(reply["journal_bytes"], int)
+
+
+def _rc(told: Any) -> dict[str, Any]:
+    if told["status"] not in ENDS:
+        raise ValueError(f"no job ends as {told['status']!r}")
+    texts = {name: str(told.get(name, "")) for name in ("message", "next")}
+    if need(told["exit_code"], int) not in range(256):
+        raise ValueError(f"no program ends with {told['exit_code']}")
+    return {**told, **texts}
+
+
+def _raw_size(told: Any) -> RawSize:
+    return RawSize(need(told["size"], int), need(told["files"], int))
+
+
+def _removal(reply: Any) -> Removal:
+    return Removal(
+        removed=tuple((str(kind), str(name)) for kind, name in reply["removed"]),
+        kept=tuple((str(kind), str(name), str(reason)) for kind, name, reason in reply["kept"]),
+        busy=bool(reply["busy"]),
     )

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from dgxlab.errors import HostError
+from dgxlab.errors import AGAIN, HostError
 from dgxlab.transport.base import CommandFailed
 
 
@@ -50,8 +50,9 @@ class LocalTransport:
         ready, _, _ = select.select([fd], [], [], patience_s)
         if not ready:
             raise HostError(
-                f"a command on host {self.name} was silent for {patience_s:g} s, and was ended",
-                next="see what keeps the machine (a dead network disk?), then the same again",
+                f"a command on host {self.name} was silent for {patience_s:g} s, and was ended; "
+                "does a dead network disk keep it?",
+                next=AGAIN,
             )
         return os.read(fd, 1 << 16)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ class KeysOnly:
         tried = "; ".join(self._tried) or nothing
         return HostError(
             f"{self._hop.destination} does not let {self._hop.user} in{f': {why}' if why else ''} (tried {tried})",
-            next=f"make this work without a prompt: ssh -o BatchMode=yes {self._hop.destination} true",
+            next=f"ssh -o BatchMode=yes {shlex.quote(self._hop.destination)} true",
         )
 
     def _keys(self, agent: _Agent) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -74,8 +75,8 @@ class Command:
             if not self._connection.alive:
                 raise self._connection.lost(error) from error
             raise HostError(
-                f"host {self._host} lets us in but runs no commands: {error}",
-                next="dgxlab needs an account with a shell there",
+                f"host {self._host} lets us in but runs no commands, it needs an account with a shell: {error}",
+                next=self._shell("true"),
             ) from error
         self._feeder = threading.Thread(target=self._feed, daemon=True)
         self._feeder.start()
@@ -109,8 +110,9 @@ class Command:
                 return True
             if len(before) > NOISE_BYTES:
                 raise HostError(
-                    f"the login shell on host {self._host} prints more than {NOISE_BYTES} bytes before the command",
-                    next="look at what ~/.bashrc there does for shells that are not interactive",
+                    f"the login shell on host {self._host} prints more than {NOISE_BYTES} bytes before the command: "
+                    "see what its ~/.bashrc does for shells that are not interactive",
+                    next=self._shell("true"),
                     details=before[-200:].decode(errors="replace"),
                 )
         return False
@@ -130,18 +132,22 @@ class Command:
         if rc < 0:
             raise HostLost(
                 f"a command on host {self._host} ended without a status: it was killed, or the connection was cut",
-                next="see whether the host is up and has memory, then the same again",
+                next=self._shell("uptime"),
             )
         _, mark, said = self._stderr.partition(self._mark)
         text = (said if mark else self._stderr).decode(errors="replace")
         if not begun:
             raise HostError(
                 f"host {self._host} did not run the command: its login shell ended first, with status {rc}",
-                next=f"does this print ok: ssh {self._connection.destination} sh -c \"'echo ok'\"",
+                next=self._shell("sh -c \"'echo ok'\""),
                 details=text.strip(),
             )
         if rc != 0:
             raise CommandFailed(rc, text)
+
+    def _shell(self, command: str) -> str:
+        """Return what shows how ssh itself fares there."""
+        return f"ssh {shlex.quote(self._connection.destination)} {command}"
 
     def _keep(self, chunk: bytes) -> None:
         self._active_at = time.monotonic()
@@ -150,8 +156,9 @@ class Command:
     def _check_patience(self, patience_s: float | None) -> None:
         if patience_s is not None and time.monotonic() - self._active_at > patience_s:
             raise HostError(
-                f"a command on host {self._host} was silent for {patience_s:g} s; it may still run there",
-                next="see what keeps the host (a dead network disk?), then the same again",
+                f"a command on host {self._host} was silent for {patience_s:g} s; it may still run there, "
+                "kept by a dead network disk, for one",
+                next=self._shell("uptime"),
             )
 
     def _feed(self) -> None:

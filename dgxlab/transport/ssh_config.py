@@ -11,13 +11,14 @@ import getpass
 import os
 import pwd
 import re
+import shlex
 import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgxlab.errors import HostError
+from dgxlab.errors import HostError, edit
 
 MAX_HOPS = 8
 ASK_S = 30.0
@@ -85,8 +86,8 @@ def route(destination: str) -> tuple[Hop, ...]:
         hops = own + hops
         if len(hops) > MAX_HOPS:
             raise HostError(
-                f"the way to {destination} has more than {MAX_HOPS} jump hosts; do they jump through each other?",
-                next=f"look at ProxyJump in: ssh -G {destination}",
+                f"the way to {destination} has more than {MAX_HOPS} jump hosts; does ProxyJump lead in a circle?",
+                next=f"ssh -G {shlex.quote(destination)}",
             )
         first = jumps[0] if jumps else None
     return tuple(hops)
@@ -110,11 +111,13 @@ def _ask(destination: str) -> dict[str, list[str]]:
             timeout=ASK_S,
         )
     except FileNotFoundError:
-        raise HostError("ssh is not installed on this machine", next="install OpenSSH's client") from None
+        raise HostError("ssh is not installed on this machine", next="sudo apt-get install openssh-client") from None
     except subprocess.TimeoutExpired:
         raise HostError(f"ssh took more than {ASK_S:.0f} s to read its configuration for {destination}") from None
     if ran.returncode != 0:
-        raise HostError(f"ssh does not understand {destination!r}: {ran.stderr.strip()}", next="look at ~/.ssh/config")
+        raise HostError(
+            f"ssh does not understand {destination!r}: {ran.stderr.strip()}", next=f"ssh -G {shlex.quote(destination)}"
+        )
     said: dict[str, list[str]] = {}
     for line in ran.stdout.splitlines():
         key, _, value = line.partition(" ")
@@ -141,8 +144,9 @@ def _hop(destination: str, said: Mapping[str, list[str]]) -> Hop:
 
     if one("revokedhostkeys"):
         raise HostError(
-            f"RevokedHostKeys is set for {destination}, which dgxlab cannot check",
-            next=f"put the keys into a known_hosts file as @revoked lines, and unset it for {destination}",
+            f"RevokedHostKeys is set for {destination}, which dgxlab cannot check: put its keys into a "
+            "known_hosts file as @revoked lines instead",
+            next=edit(Path.home() / ".ssh" / "config"),
         )
     hostname, port, alias = one("hostname").lower(), int(one("port", "22")), one("hostkeyalias")
     names = (alias,) if alias else (hostname,) if port == 22 else (f"[{hostname}]:{port}", hostname)

@@ -79,7 +79,7 @@ class Connection:
         why = f": {error}" if str(error) else ""
         return HostLost(
             f"host {self.host} {silent}" if silent else f"the connection to host {self.host} was cut{why}",
-            next="see whether the network and the host are up, then the same again",
+            next=_try(self.destination),
         )
 
     def close(self) -> None:
@@ -146,8 +146,9 @@ class Connection:
         if error.code == paramiko.common.OPEN_FAILED_CONNECT_FAILED:
             return self._unreachable(hop, error.text)
         return HostError(
-            f"jump host {self._opened[-2].host} does not forward to {hop.hostname}:{hop.port}: {error.text}",
-            next=f"its sshd must allow TCP forwarding; does this work: ssh -o BatchMode=yes {hop.destination} true",
+            f"jump host {self._opened[-2].host} does not forward to {hop.hostname}:{hop.port}: {error.text}; "
+            "its sshd must allow TCP forwarding",
+            next=_try(hop.destination),
         )
 
     def _unreachable(self, hop: Hop, why: object) -> HostLost:
@@ -158,8 +159,13 @@ class Connection:
             way = f" through {self._opened[-2].host}"
         return HostLost(
             f"{hop.destination} ({hop.hostname}:{hop.port}) cannot be reached{way}: {said or why or 'no answer'}",
-            next=f"see whether this works: ssh -o BatchMode=yes {hop.destination} true",
+            next=_try(hop.destination),
         )
+
+
+def _try(destination: str) -> str:
+    """Return the command that shows whether ssh itself gets there without a prompt."""
+    return f"ssh -o BatchMode=yes {shlex.quote(destination)} true"
 
 
 class Seen(Exception):

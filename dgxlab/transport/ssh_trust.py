@@ -94,19 +94,20 @@ class NotTrusted(HostError):
             hint = "; it is named by an @cert-authority line, but host certificates are not supported"
             super().__init__(
                 f"the host key of {key.destination} ({key.name}) is not known: {shown}{hint if key.certified else ''}",
-                next=f"dgxlab host add {add} shows it again and asks whether to trust it",
+                next=f"dgxlab host add {add}",
             )
         elif key.state == REVOKED:
             super().__init__(
-                f"the host key of {key.destination} is revoked by {key.line.place}: {shown}",
-                next="do not connect; ask whoever runs that host for its new key",
+                f"the host key of {key.destination} is revoked by {key.line.place}: {shown}; do not connect, "
+                "ask whoever runs that host for its new key",
+                next=f"ssh-keygen -F {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
             )
         else:
             super().__init__(
                 f"the host key of {key.destination} ({key.name}) has changed: {shown}, but {key.line.place} has "
-                f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or somebody in between",
-                next=f"if you know why: ssh-keygen -R {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}, "
-                f"then dgxlab host add {add}",
+                f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or somebody in between; "
+                f"only if you know why, take that line out, then: dgxlab host add {add}",
+                next=f"ssh-keygen -R {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
             )
 
 

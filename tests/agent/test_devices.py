@@ -29,10 +29,10 @@ def visible(value: str, order: str = "") -> dict[str, str]:
 
 
 def test_processor_and_unknown_gpus() -> None:
-    """A CPU job takes the processor; so does a CUDA job where no GPU has a uuid."""
+    """A CPU job takes the processor; a CUDA job takes nothing where no GPU has a uuid, and so cannot measure."""
     assert devices(plan({}, cuda="OFF"), H200) == ("cpu",)
-    assert devices(plan({}), []) == ("cpu",)
-    assert devices(plan({}), [{"index": "0", "uuid": None, "name": "NVIDIA GB10"}]) == ("cpu",)
+    assert devices(plan({}), []) == ()
+    assert devices(plan({}), [{"index": "0", "uuid": None, "name": "NVIDIA GB10"}]) == ()
 
 
 def test_all_gpus_in_one_order() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import environment, facts
-from dgxlab.agent.environment import Settings, base_env, measured_env, search_path, settings
+from dgxlab.agent.environment import Settings, absent, base_env, measured_env, search_path, settings
 
 
 def given(monkeypatch: pytest.MonkeyPatch, root: Path | None = None, **host: object) -> None:
@@ -17,6 +17,12 @@ def given(monkeypatch: pytest.MonkeyPatch, root: Path | None = None, **host: obj
     monkeypatch.setenv("DGXLAB_HOST", json.dumps(host))
     if root:
         monkeypatch.setenv("DGXLAB_ROOT", str(root))
+
+
+@pytest.fixture(autouse=True)
+def usual_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the locks that all tests use."""
+    monkeypatch.delenv("DGXLAB_LOCKS")
 
 
 def test_without_hosts_yaml_there_are_no_settings() -> None:
@@ -29,8 +35,23 @@ def test_settings_as_the_client_sends_them(monkeypatch: pytest.MonkeyPatch, tmp_
     """Tildes are this host's."""
     given(monkeypatch, tmp_path, path_prepend=["~/bin", "/opt/x"], env={"CC": "gcc-12"}, lock="~/gpu_bench_lock/owner")
     home = Path(os.environ["HOME"])
-    expected = Settings(tmp_path, (home / "bin", Path("/opt/x")), {"CC": "gcc-12"}, home / "gpu_bench_lock" / "owner")
+    expected = Settings(
+        root=tmp_path,
+        path_prepend=(home / "bin", Path("/opt/x")),
+        env={"CC": "gcc-12"},
+        lock=home / "gpu_bench_lock" / "owner",
+    )
     assert settings() == expected
+
+
+def test_folders_of_locks_are_the_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the agent's environment, not from the client; programs do not get them."""
+    given(monkeypatch, locks="/x", env={"DGXLAB_LOCKS": "/x"})
+    assert settings().locks == ()
+    monkeypatch.setenv("DGXLAB_LOCKS", "/var/lock:/srv/locks")
+    assert settings().locks == (Path("/var/lock"), Path("/srv/locks"))
+    given(monkeypatch)
+    assert "DGXLAB_LOCKS" not in measured_env({})
 
 
 def test_the_order_of_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -66,3 +87,14 @@ def test_another_device_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None
     other = facts.host_id()
     given(monkeypatch, env={"CCACHE_DIR": "/c", "CC": "gcc-12"})
     assert other != plain == facts.host_id()
+
+
+def test_what_is_named_in_vain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Folders, compilers and the folder of the owner file; what is there is not told, nor a file not yet signed."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mycc").symlink_to("/bin/sh")
+    folders = [str(tmp_path / "bin"), str(tmp_path / "gone")]
+    given(monkeypatch, path_prepend=folders, env={"CC": "mycc -m64", "CXX": "g++-99", "X": "g++-99"}, lock="/no/such")
+    assert absent() == [("path_prepend", folders[1]), ("CXX", "g++-99"), ("lock", "/no")]
+    given(monkeypatch, path_prepend=folders[:1], lock=str(tmp_path / "owner"))
+    assert absent() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import facts
+from dgxlab.agent import facts, smi
 from dgxlab.model import Facts, from_json, to_json
 from tests import machines
 from tests.conftest import GOLDEN
@@ -52,12 +52,12 @@ def test_host_id_does_not_leak_the_machine_id() -> None:
 )
 def test_gpu_query(text: str, expected: list[dict[str, str | None]]) -> None:
     """N/A in any spelling is null, never 0; a message instead of rows is no GPU."""
-    assert facts.parse_gpus(("index", "uuid", "name", "mem"), text) == expected
+    assert smi.parse_gpus(("index", "uuid", "name", "mem"), text) == expected
 
 
 def test_state_has_no_invented_zero() -> None:
     """What this machine cannot measure is null."""
-    state = facts.state()
+    state = facts.state(smi.BASIC)
     assert state["mem_available_mib"] > 0
     assert state["cpu_temp_c"] is None or state["cpu_temp_c"] > 0
 

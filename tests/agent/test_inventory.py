@@ -34,7 +34,7 @@ def full(root: Root) -> Root:
     for name in ("plan.json", "started", "rc", "journal.jsonl"):
         (root.jobs / "job1" / name).write_text("{}")
     (root.agents / "a1.pyz").write_bytes(b"PK")
-    for name in ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "mine.gguf"):
+    for name in ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "mine.gguf", "old.json", "old.gguf"):
         (root.models / name).write_bytes(bytes(5000))
     age(root.path, 40)
     return root
@@ -52,7 +52,7 @@ def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
 
 
 def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
-    """A model without a record is somebody's own file and not listed; one that was sent is."""
+    """What is not named as dgxlab names a model is somebody's own and not listed; one that was sent is."""
     listed = {item.name: item for item in inventory(full)}
     assert sorted(listed) == [
         "a1",
@@ -85,7 +85,7 @@ def test_removal_takes_what_is_named_and_nothing_else(full: Root) -> None:
     done = remove(full, named(full))
     assert (done.busy, done.kept) == (False, (("sources", "llama.cpp.git", "it is always kept"),))
     assert names(full) == ["sources llama.cpp.git"]
-    assert [path.name for path in full.models.iterdir()] == ["mine.gguf"]
+    assert [path.name for path in full.models.iterdir()] == ["mine.gguf", "old.gguf", "old.json"]
     assert list((full.path / "trash").iterdir()) == []
 
 

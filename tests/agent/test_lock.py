@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.lock import BenchLock, plain
+from dgxlab.agent.lock import BenchLock, measuring, moment, plain
 from dgxlab.errors import RemoteError
+from tests.sshd import ORDINARY_UID
 
 ALICE = {"job": "J1", "user": "alice"}
 BOB = {"job": "J2", "user": "bob"}
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="dgxlab-two-users-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def as_ordinary() -> Iterator[None]:
+    """Open files as a user without rights."""
+    os.seteuid(ORDINARY_UID)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_excludes_and_names_the_holder(tmp_path: Path) -> None:
@@ -33,9 +60,9 @@ def test_holder_keeps_it_however_often_it_asks(tmp_path: Path) -> None:
     """Looking again before each launch neither waits for itself nor signs anew."""
     lock = BenchLock("cpu", (tmp_path,))
     assert lock.take(ALICE)
-    fd, signed = lock.fd, lock.path.read_text()
+    fds, signed = lock.fds, lock.path.read_text()
     assert lock.take(ALICE)
-    assert (lock.fd, lock.path.read_text()) == (fd, signed)
+    assert (lock.fds, lock.path.read_text()) == (fds, signed)
     lock.release()
 
 
@@ -79,8 +106,7 @@ def test_child_that_inherits_it_keeps_it(tmp_path: Path) -> None:
     """An orphan of a measuring job keeps the device fenced."""
     lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
     assert lock.take(ALICE)
-    assert lock.fd is not None
-    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock.fd,))
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=lock.fds)
     lock.release()
     assert not other.take(BOB)
     child.communicate()
@@ -108,6 +134,116 @@ def test_falls_back_where_the_first_folder_is_closed(tmp_path: Path) -> None:
     lock.release()
 
 
+def test_nowhere_to_lock_is_an_error(tmp_path: Path) -> None:
+    """Without a file there is no lock to hold."""
+    with pytest.raises(RemoteError, match=r"no benchmark lock can be made: .*/a or .*/b must be writable"):
+        BenchLock("cpu", (tmp_path / "a", tmp_path / "b")).take(ALICE)
+
+
+@pytest.mark.parametrize("closed_to", ["first", "second"])
+def test_who_cannot_use_every_folder_is_excluded_too(tmp_path: Path, closed_to: str) -> None:
+    """One may write in both folders, the other only in the second: whoever comes first has it alone."""
+    both, one = (tmp_path / "var", tmp_path), (tmp_path / "closed", tmp_path)
+    (tmp_path / "var").mkdir()
+    folders = (one, both) if closed_to == "first" else (both, one)
+    first, second = (BenchLock("cpu", each) for each in folders)
+    assert first.take(ALICE)
+    assert not second.take(BOB)
+    assert second.owner().startswith("job J1 of alice, since ")
+    assert second.fds == []
+    assert first.take(ALICE)
+    first.release()
+    assert second.take(BOB)
+    assert not first.take(ALICE)
+    second.release()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="the other user is root")
+@pytest.mark.parametrize("first", ["root", "ordinary"])
+def test_folder_that_is_closed_to_a_user(open_folder: Path, first: str) -> None:
+    """As where /var/lock is root's: a user who is there first locks the other folder, and then the file of root too."""
+    closed, public = open_folder / "closed", open_folder / "public"
+    closed.mkdir(mode=0o755)
+    public.mkdir()
+    public.chmod(0o1777)
+    roots, users = (BenchLock("cpu", (closed, public)) for _ in range(2))
+    with as_ordinary() if first == "ordinary" else nullcontext():
+        assert (users if first == "ordinary" else roots).take(ALICE)
+    with as_ordinary() if first == "root" else nullcontext():
+        assert not (users if first == "root" else roots).take(BOB)
+    roots.release()
+    with as_ordinary():
+        assert users.take(ALICE)
+        assert users.path == closed / "dgxlab-cpu"
+    assert len(users.fds) == 2
+    assert not roots.take(BOB)
+    users.release()
+
+
+def test_file_that_appears_in_a_better_folder_is_locked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder who looks again takes it, and is not stopped by one who tries in vain that instant."""
+    better = tmp_path / "var"
+    mine, other = BenchLock("cpu", (better, tmp_path)), BenchLock("cpu", (better,))
+    assert mine.take(ALICE)
+    better.mkdir()
+    assert other.take(BOB)
+    monkeypatch.setattr("dgxlab.agent.lock.PAUSE_S", 1.0)
+    vain = threading.Timer(0.1, other.release)
+    vain.start()
+    assert mine.take(ALICE)
+    vain.join()
+    monkeypatch.undo()
+    assert not other.take(BOB)
+    assert other.owner().startswith("job J1 of alice, since ")
+    mine.release()
+
+
+def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
+    """Processes that look into different folders, as often as they can."""
+    (tmp_path / "var").mkdir()
+    code = textwrap.dedent(
+        """
+        import os, sys, time
+        from pathlib import Path
+        from dgxlab.agent.lock import BenchLock
+        here, *folders = map(Path, sys.argv[1:])
+        lock = BenchLock("cpu", folders)
+        for _ in range(20):
+            while not lock.take({"job": str(os.getpid()), "user": "x"}):
+                time.sleep(0.001)
+            alone = os.open(here / "alone", os.O_CREAT | os.O_EXCL)
+            time.sleep(0.002)
+            os.close(alone)
+            os.unlink(here / "alone")
+            lock.release()
+        """
+    )
+    several = [("var", "."), ("missing", "."), ("var", "."), ("var", "missing", ".")]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path, *(tmp_path / name for name in names)])
+        for names in several
+    ]
+    assert [child.wait() for child in started] == [0] * len(several)
+
+
+def test_who_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job whose lock is held, of any device, but for the one that asks; not what a dead one left."""
+    monkeypatch.setenv("DGXLAB_LOCKS", f"{tmp_path / 'missing'}:{tmp_path}")
+    mine, other, dead = (BenchLock(device) for device in ("cpu", "GPU-1", "GPU-2"))
+    assert mine.take(ALICE)
+    assert other.take(BOB)
+    assert dead.take({"job": "J3", "user": "bob"})
+    dead.release()
+    (tmp_path / "dgxlab-folder").mkdir()
+    (tmp_path / "dgxlab-text").write_text("x")
+    (tmp_path / "dgxlab-link").symlink_to(mine.path)
+    os.mkfifo(tmp_path / "dgxlab-fifo")
+    assert [str(job) for job in measuring(but="J1").values()] == [f"job J2 of bob, since {moment(other.since or 0)}"]
+    assert set(measuring(but="")) == {"J1", "J2"}
+    mine.release()
+    other.release()
+
+
 @pytest.mark.parametrize("planted", ["link", "folder"])
 def test_what_is_no_lock_is_refused(tmp_path: Path, planted: str) -> None:
     """A link in a public folder does not make us write somewhere else, nor lock another folder's file."""
@@ -128,11 +264,11 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, planted: str) -> None:
 @pytest.mark.parametrize("text", ["not json", "[]", '{"job": 1}', '{"job": "J", "user": "u", "since": 1e999}', ""])
 def test_unreadable_signature_is_somebody_unknown(tmp_path: Path, text: str) -> None:
     """A lock held by a program that does not sign, or signs nonsense, is still named."""
-    (tmp_path / "dgxlab-cpu").write_text(text)
-    lock = BenchLock("cpu", (tmp_path,))
+    lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
     assert lock.take(ALICE)
     lock.path.write_text(text)
-    assert lock.owner() == "somebody unknown"
+    assert not other.take(BOB)
+    assert other.owner() == "somebody unknown"
     lock.release()
 
 

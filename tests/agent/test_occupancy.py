@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.agent import occupancy
 from dgxlab.agent.occupancy import ComputeProcess, compute_processes, foreign, parse_processes, phrase
 
 UUID = "GPU-4a0f4724-ce2e-401e-401a-c916ec5586e7"
@@ -48,18 +49,31 @@ def test_user_is_the_process_own() -> None:
 
 
 def test_nvidia_smi_is_found_as_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the PATH that programs get; one that fails or is missing lists nothing."""
+    """On the PATH that programs get; one that fails, cannot run or is missing is not one that lists nobody."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f'#!/bin/sh\necho "{UUID}, {GONE}, $1, 3"\n')
     smi.chmod(0o755)
-    (found,) = compute_processes()
+    (found,) = compute_processes() or ()
     assert found.program == "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
-    smi.write_text("#!/bin/sh\nexit 9\n")
+    smi.write_text("#!/bin/sh\n")
     assert compute_processes() == []
+    smi.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
+    assert compute_processes() is None
+    smi.write_text("#!/no/such/shell\n")
+    assert compute_processes() is None
     smi.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert compute_processes() == []
+    assert compute_processes() is None
+
+
+def test_nvidia_smi_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor taken for one that lists nobody."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(occupancy, "PATIENCE_S", 0.2)
+    assert compute_processes() is None
 
 
 def test_own_session_is_not_foreign() -> None:

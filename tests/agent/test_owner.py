@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dgxlab.agent.lock import BenchLock
 from dgxlab.agent.owner import OwnerFile
 
 
@@ -22,9 +25,11 @@ def owner(path: Path, job: str = "J1") -> OwnerFile:
     return OwnerFile(path, job, "alice")
 
 
-@pytest.mark.parametrize("text", ["", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "dgxlab job J0 of bob since 2026\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n", "dgxlab job J0 of bob, since 2026\n"]
+)
 def test_nobody_measures(path: Path, text: str) -> None:
-    """Empty, FREE, or a signature of dgxlab, which is a dead job's for who holds the lock."""
+    """Empty, FREE, or a signature of dgxlab, whose job is dead or measures elsewhere for who holds the lock."""
     path.write_text(text)
     assert owner(path).somebody() == ""
 
@@ -33,6 +38,13 @@ def test_missing_is_nobody(path: Path) -> None:
     """So is a file whose folder is missing."""
     assert owner(path).somebody() == ""
     assert owner(path / "deeper").somebody() == ""
+
+
+@pytest.mark.parametrize("text", ["FREEMAN measures until 5", "FREEÉ", "free", "not FREE"])
+def test_free_is_a_word(path: Path, text: str) -> None:
+    """A name that begins like it is a name."""
+    path.write_text(text)
+    assert owner(path).somebody() == f'somebody: "{text}"'
 
 
 def test_somebody_is_told_cleaned_and_shortened(path: Path) -> None:
@@ -66,8 +78,8 @@ def test_signed_and_set_free(path: Path) -> None:
     path.chmod(0o640)
     file = owner(path)
     file.sign()
-    assert path.read_text() == f"{file.signature}\n"
-    assert file.signature.startswith("dgxlab job J1 of alice since 2")
+    assert path.read_text().startswith("dgxlab job J1 of alice, since 2")
+    assert path.read_text().count("\n") == 1
     file.free()
     assert path.read_text() == "FREE\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -79,11 +91,13 @@ def test_file_is_made_but_not_its_folder(tmp_path: Path) -> None:
     here.sign()
     nowhere.sign()
     nowhere.free()
-    assert here.path.read_text() == f"{here.signature}\n"
+    assert here.path.read_text().startswith("dgxlab job J1 of alice, since 2")
+    assert here.watched
+    assert not nowhere.watched
     assert not nowhere.path.parent.exists()
 
 
-@pytest.mark.parametrize("text", ["bob: mine now\n", "dgxlab job J2 of alice since 2026-11-20 12:00:00\n"])
+@pytest.mark.parametrize("text", ["bob: mine now\n", "dgxlab job J2 of alice, since 2026-11-20 12:00:00\n"])
 def test_anothers_word_is_left_alone(path: Path, text: str) -> None:
     """At the end only the job's own signature is replaced."""
     file = owner(path)
@@ -91,3 +105,53 @@ def test_anothers_word_is_left_alone(path: Path, text: str) -> None:
     path.write_text(text)
     file.free()
     assert path.read_text() == text
+
+
+@pytest.fixture
+def job(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], tuple[BenchLock, OwnerFile]]]:
+    """Start jobs of alice, each with a device of its own, that share the file."""
+    monkeypatch.setenv("DGXLAB_LOCKS", str(tmp_path))
+    held = []
+
+    def start(name: str) -> tuple[BenchLock, OwnerFile]:
+        lock = BenchLock(f"GPU-{name}")
+        assert lock.take({"job": name, "user": "alice"})
+        held.append(lock)
+        file = owner(path, name)
+        file.sign()
+        return lock, file
+
+    yield start
+    for lock in held:
+        lock.release()
+
+
+def test_file_is_handed_on(path: Path, job: Callable[[str], tuple[BenchLock, OwnerFile]]) -> None:
+    """It names a job that measures until none does, whichever ends first; FREE is only the last one's word."""
+    jobs = {name: job(name) for name in ("J1", "J2", "J3")}
+    assert path.read_text().startswith("dgxlab job J1 of alice, since 2")
+    for name, after in (("J2", "dgxlab job J1 "), ("J1", "dgxlab job J3 of alice, since 2"), ("J3", "FREE\n")):
+        lock, file = jobs[name]
+        file.sign()
+        file.free()
+        lock.release()
+        assert path.read_text().startswith(after)
+
+
+def test_dead_jobs_word_is_replaced(path: Path, job: Callable[[str], tuple[BenchLock, OwnerFile]]) -> None:
+    """As soon as a living one looks again."""
+    dead, _ = job("J1")
+    _, living = job("J2")
+    dead.release()
+    living.sign()
+    assert path.read_text().startswith("dgxlab job J2 ")
+
+
+def test_file_that_somebody_keeps_locked_is_signed(path: Path) -> None:
+    """Some hold it with flock(1) for as long as they work."""
+    with path.open("w") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        owner(path).sign()
+    assert path.read_text().startswith("dgxlab job J1 ")

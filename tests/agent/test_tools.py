@@ -14,7 +14,7 @@ import pytest
 
 from dgxlab.agent.root import Root
 from dgxlab.agent.tools import unpack
-from dgxlab.errors import RemoteError
+from dgxlab.errors import AGAIN, RemoteError
 
 SCRIPT = "#!/bin/sh\necho toy version 1.0\n"
 
@@ -120,7 +120,7 @@ def test_a_cut_connection(root: Root) -> None:
     content = wheel({"toy/data/bin/toy": SCRIPT})
     with pytest.raises(RemoteError, match=r"toy 1\.0 did not arrive whole") as caught:
         take(root, content[:100], hashlib.sha256(content).hexdigest())
-    assert caught.value.next == "run the same command again"
+    assert caught.value.next == AGAIN
     assert list(root.tools.iterdir()) == []
 
 
@@ -145,4 +145,4 @@ def test_a_disk_that_takes_nothing(root: Root) -> None:
     root.tools.rmdir()
     with pytest.raises(RemoteError, match=r"toy 1\.0 cannot be written on the host: No such file") as caught:
         take(root, wheel({"toy/data/bin/toy": SCRIPT}))
-    assert caught.value.next == f"df -h {root.tools}, on the host"
+    assert caught.value.next == f"df -h {root.tools}"

@@ -158,7 +158,8 @@ def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
 def record(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a project in which the toy's experiment was run once."""
     made = new_project(machine, tmp_path_factory.mktemp("measured") / "project", _refuse)
-    child = made.spawn("run", "experiments/toy.yaml", env={"HOME": str(machine.home), "PATH": os.environ["PATH"]})
+    kept = {name: os.environ[name] for name in ("PATH", "DGXLAB_LOCKS")}
+    child = made.spawn("run", "experiments/toy.yaml", env={"HOME": str(machine.home), **kept})
     _, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
     return made.folder / "results.db"

@@ -61,7 +61,9 @@ def test_client_without_git(project: Project, tmp_path: Path, monkeypatch: pytes
     """It is missing on both: here and on the host that is this machine."""
     monkeypatch.setenv("PATH", str(machines.programs(tmp_path / "bin", "cc", "c++")))
     found = told(project.run("doctor"))
-    assert found["this client git"].startswith("missing git is not installed on this machine\nnext: install git")
+    assert found["this client git"].startswith(
+        "missing git is not installed on this machine\nnext: sudo apt-get install git"
+    )
     assert found["local git"].startswith("missing ")
     assert "this client merge" not in found
 
@@ -78,7 +80,7 @@ def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: p
     ran = project.run("doctor")
     assert ran.rc == 11
     assert told(ran)["this client git"] == (
-        "missing git version 2.25.1 is too old\nnext: install git 2.32 or newer, e.g. from backports"
+        "missing git version 2.25.1 is too old: 2.32 is needed, e.g. from backports\nnext: sudo apt-get install git"
     )
 
 
@@ -133,7 +135,7 @@ def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, mon
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: me@dgx}\n")
     if not Path("/etc/ssh/ssh_known_hosts").exists():
         state = told(project.run("doctor"))["this client ssh"]
-        assert state.endswith("no host is trusted yet\nnext: dgxlab host add me@dgx")
+        assert state.endswith("no host is trusted yet\nnext: dgxlab host add me@dgx --name dgx")
     (tmp_path / "fresh" / ".ssh" / "known_hosts").write_text("")
     state = told(project.run("doctor"))["this client ssh"]
     assert state.startswith(f"ok known hosts in {tmp_path / 'fresh' / '.ssh' / 'known_hosts'}")
@@ -144,7 +146,7 @@ def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     found = told(project.run("doctor"))["this client cache"]
     assert found.startswith("missing ")
-    assert "\nnext: set XDG_CACHE_HOME" in found
+    assert found.endswith(("folder on another disk\nnext: ls -ld /proc", "folder on another disk\nnext: df -h /proc"))
 
 
 def test_host_with_a_wrong_python(project: Project) -> None:
@@ -155,6 +157,30 @@ def test_host_with_a_wrong_python(project: Project) -> None:
         )
         found = told(project.run("doctor", "box"))
         assert found["box reach"] == (
-            f"missing host box has no {python} that can be started, and the agent needs Python 3.10 or newer"
-            "\nnext: edit hosts.yaml: give box python: PATH, that of a newer one there"
+            f"missing host box has no {python} that can be started, and the agent needs Python 3.10 or newer: its "
+            f"python: in hosts.yaml names one\nnext: ${{EDITOR:-vi}} {project.folder}/hosts.yaml"
         )
+
+
+def test_hosts_file_names_what_is_not_there(project: Project, tmp_path: Path) -> None:
+    """Asked of the host itself: the cause is in hosts.yaml, not a package."""
+    hosts = project.folder / "hosts.yaml"
+    here = f"root: {tmp_path}/r, path_prepend: {tmp_path}/none, env: {{CC: cc-99}}, lock: {tmp_path}/gone/owner"
+    hosts.write_text(f"box: {{local: true, {here}}}\n")
+    ran = project.run("doctor", "box")
+    found = told(ran)
+    assert ran.rc == 11
+    edit = f"next: ${{EDITOR:-vi}} {hosts}"
+    assert found["box path"].startswith(f"missing {tmp_path}/none, a path_prepend: of box in {hosts}")
+    assert found["box cc"] == f"missing cc-99, the CC of env: of box in {hosts}, is not there\n{edit}"
+    assert found["box owner"].startswith(f"note {tmp_path}/gone, the folder of lock: of box")
+    assert "apt-get install gcc" not in ran.out
+
+
+def test_local_cannot_be_changed(project: Project) -> None:
+    """An entry of that name would be passed over: it is refused, with the file to edit."""
+    (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx}\nlocal: {local: true, root: /data/lab}\n")
+    ran = project.run("host", "list")
+    assert (ran.rc, ran.out) == (9, "")
+    assert "hosts.yaml:2: local: is this machine as it is and cannot be changed; give it another name" in ran.error
+    assert ran.next == f"${{EDITOR:-vi}} {project.folder}/hosts.yaml"

@@ -114,7 +114,7 @@ def test_unknown_jobs_are_refused(measured: Project) -> None:
     for args in (("attach", "nope"), ("cancel", "nope"), ("cancel", "%toy%"), ("attach", "_"), ("cancel", "*")):
         ran = measured.run(*args)
         refused(ran, 2, "no job begins with")
-        assert ran.next == "dgxlab jobs"
+        assert ran.next == "dgxlab jobs --host local"
     refused(measured.run("cancel", ""), 2, "jobs begin with ''")
 
 
@@ -161,6 +161,7 @@ def test_gate_alone_ends_like_the_gates_of_a_run(project: Project) -> None:
     """Exit code 5, after the table."""
     ran = project.run("gate", TOY, "--set", "gates.0.backend-ops.expect=5/5")
     refused(ran, 5, "MUL_MAT")
+    assert "\n1 gate, 1 failed; recorded in " in ran.err
     assert "| MUL_MAT | CPU | 4/4 | 1 | 5 | failed |" in ran.out
 
 

@@ -116,11 +116,12 @@ def test_dry_run_only_lists(project: Project, used: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["", "n\n"])
 def test_without_a_yes_nothing_goes(project: Project, used: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """A no, or nobody there to ask: exit code 2, with what was to go on stderr."""
+    """A no, or nobody there to ask: exit code 2, with what was to go on stderr, also where it was to be quiet."""
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    ran = project.run("host", "clean", "box")
+    quiet = "-q " if answer else ""
+    ran = project.run("host", "clean", "box", "--older-than", "20", "--kind", "builds", *quiet.split())
     assert (ran.rc, ran.out, ran.error) == (2, "", "nothing was removed")
-    assert ran.next == "dgxlab host clean box --yes"
+    assert ran.next == f"dgxlab host clean box --older-than 20 --kind builds {quiet}--yes"
     assert [line[-1] for line in rows(ran.err) if line[0] == "builds"] == ["goes"]
     assert left(used) == {"builds": 1, "work": 1, "jobs": 1}
 
@@ -143,11 +144,18 @@ def test_yes_removes_and_says_what(project: Project, used: Path) -> None:
     assert "| m | pp16 |" in project.run("report", "toy").out
     again = project.run("host", "clean", "box")
     assert (again.rc, again.out) == (0, "removed no things, 0 B\n")
+    assert "--older-than 0" not in again.err
 
 
 def test_kinds_and_age(project: Project, used: Path) -> None:
     """Only what was asked for, and what was used since then stays."""
-    assert project.run("host", "clean", "box", "--yes", "--older-than", "60").out.startswith("removed no things")
+    none = project.run("host", "clean", "box", "--yes", "--older-than", "60", "--kind", "work")
+    assert none.out.startswith("removed no things")
+    *_, hint = none.err.splitlines()
+    assert hint.startswith("nothing goes, for all that may go was used in the last 60 days; to see it: ")
+    listed = project.run(*hint.partition(": dgxlab ")[2].split())
+    assert (listed.rc, left(used)["work"]) == (0, 1)
+    assert [line[-1] for line in rows(listed.out) if line[0] in ("work", "builds")] == ["for", "goes"]
     assert project.run("host", "clean", "box", "--yes", "--kind", "work", "--kind", "builds").rc == 0
     assert left(used) == {"builds": 0, "work": 0, "jobs": 1}
     assert project.run("host", "clean", "box", "--kind", "src").rc == 2

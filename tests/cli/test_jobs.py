@@ -41,8 +41,8 @@ def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
     child = project.spawn("run", project.spec("slow", SLOW))
     job, err = interrupt(child)
     how_to_go_on = [
-        f"error: stopped watching; job {job} goes on",
-        f"next: dgxlab attach {job}, or dgxlab cancel {job}",
+        f"error: stopped watching; job {job} goes on, and dgxlab cancel {job} ends it",
+        f"next: dgxlab attach {job}",
     ]
     assert (child.returncode, err.splitlines()[-2:]) == (130, how_to_go_on)
     row = listed(project, job)
@@ -78,7 +78,7 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert "| 16 | 4 | 1 | 32.0 | 16.00 | 26.7 | 1 |" in out
-    assert f"error: job {job} was cancelled\nnext: dgxlab run again to go on\n" in err
+    assert f"error: job {job} was cancelled\nnext: dgxlab run experiments/slow.yaml\n" in err
     attached = project.run("attach", job)
     assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
     assert f"| {job} | session | cancelled |" in attached.out
@@ -147,7 +147,7 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
     assert attached.rc == 12
     assert attached.error.startswith(f"job {job} was lost")
     assert "| MUL_MAT | CPU | 4/4 |" in attached.out
-    assert attached.next.startswith("dgxlab run again")
+    assert attached.next == "dgxlab run experiments/slow.yaml --host local"
     row = listed(project, job)
     assert (row["on_host"], row["recorded"]) == ("lost", "lost")
 
@@ -170,4 +170,19 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path, args:
     assert (child.returncode, out) == (130, "")
     assert seen.startswith("fetching")
     assert "Traceback" not in err
-    assert err.endswith("error: stopped\nnext: dgxlab jobs, to see whether a job was started\n")
+    assert err.endswith(f"error: stopped\nnext: dgxlab {args[0]} experiments/toy.yaml\n")
+
+
+def test_jobs_that_the_record_does_not_know(measured: Project) -> None:
+    """The next command names a host: the first over ssh, the one that was asked, or what records the job first."""
+    Path("hosts.yaml").write_text("box: {local: true}\nspark: {ssh: spark}\n")
+    for command in ("attach", "cancel", "logs", "report"):
+        assert measured.run(command, "nope").next == "dgxlab jobs --host spark"
+    for command in ("attach", "cancel"):
+        assert measured.run(command, "nope", "--host", "box").next == "dgxlab jobs --host box"
+    attach = "dgxlab attach nope --host box"
+    assert measured.run("logs", "nope", "--host", "box").next == attach
+    assert measured.run("logs", "nope", "--host", "box", "--db", "results.db").next == f"{attach} --db results.db"
+    Path("results.db").unlink()
+    assert measured.run("logs", "nope", "--host", "box").next == attach
+    assert not Path("results.db").exists()

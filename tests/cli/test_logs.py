@@ -133,7 +133,7 @@ def test_changed_file_is_refused(project: Project, session: str, tmp_path: Path)
         ran = project.run(*args)
         assert (ran.rc, ran.out) == (11, "")
         assert ran.error.startswith(f"raw/run-0.out of job {session} is not what was recorded: its sha256 is ")
-        assert ran.next == f"see what changed jobs/{session} on local after it was recorded"
+        assert ran.next == f"ls -lR ~/.dgxlab/jobs/{session}"
     assert not (tmp_path / "out").exists()
 
 
@@ -153,7 +153,7 @@ def test_unknown_sessions_are_refused(project: Project, session: str, session_id
     """Exit code 2; nothing ambiguous is guessed at."""
     assert project.run(*RUN).rc == 0
     ran = project.run("logs", session_id)
-    assert (ran.rc, ran.out, ran.next) == (2, "", "dgxlab jobs")
+    assert (ran.rc, ran.out, ran.next) == (2, "", "dgxlab jobs --host local" if session_id else "dgxlab jobs")
 
 
 def test_report_takes_enough_of_a_sessions_id(project: Project, session: str) -> None:

@@ -97,7 +97,7 @@ def test_gate_runs_and_reports_the_gates_alone(project: Project) -> None:
         assert ran.out.count("\n## ") == 1
         assert GATE in ran.out
         assert "gate MUL_MAT on CPU: passed, 4/4, 1 unsupported" in ran.err
-        assert ran.err.endswith(f"toy; recorded in {project.folder}/results.db\n")
+        assert ran.err.endswith(f"\n1 gate, 1 passed; recorded in {project.folder}/results.db\n")
 
 
 def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> None:

@@ -21,7 +21,8 @@ def test_busy_host_exits_with_10(project: Project, tmp_path: Path, command: str)
     assert ran.rc == 10, ran.err
     assert ran.error.startswith("the device is busy: /")
     assert " is held by " in ran.error
-    assert ran.next == f"dgxlab {command} again when it is free, or with --wait 60"
+    assert ran.error.endswith("; --wait 60 waits longer")
+    assert ran.next == f"dgxlab {command} {TOY} --host box --wait 0"
     assert (tmp_path / "owner").read_text() == "carol tunes vllm\n"
 
 

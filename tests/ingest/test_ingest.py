@@ -11,7 +11,22 @@ from dgxlab.errors import RemoteError, UsageError
 from dgxlab.ingest import COLD, ingest
 from dgxlab.model import Expectation, canonical, digest
 from dgxlab.store import Store, check
-from tests.journals import T0, TABLES, Journal, arm, cell, dump, facts, intend, plan, source, whole
+from tests.journals import (
+    CAPPED,
+    CLOCK,
+    T0,
+    TABLES,
+    THROTTLED,
+    Journal,
+    arm,
+    cell,
+    dump,
+    facts,
+    intend,
+    plan,
+    source,
+    whole,
+)
 
 JOB = "20261120-120000-toy-1"
 
@@ -40,7 +55,8 @@ def test_a_whole_job(store: Store) -> None:
     assert measured(store, journal) == journal.events
     assert ingest(store, JOB, journal.lines()) == []
     counts = {table: len(rows) for table, rows in dump(store).items()}
-    assert counts == {**dict.fromkeys(TABLES, 1), "runs": 2, "rows": 2, "samples": 8}
+    of_runs = dict.fromkeys(("runs", "rows", "telemetry", "flags"), 2)
+    assert counts == {**dict.fromkeys(TABLES, 1), **of_runs, "samples": 8}
     assert check(store) == []
     job = store.job(JOB)
     assert (job.state, job.exit_code, job.finished_at, job.journal_bytes) == ("done", 0, T0 + 6, len(journal.text()))
@@ -65,6 +81,45 @@ def test_a_run_keeps_everything(store: Store) -> None:
     assert store.rows("SELECT cell, tool, label, params FROM cells") == [
         {"cell": cell().key, "tool": "llama-bench", "label": "pp512", "params": '{"n_gen":0,"n_prompt":512}'}
     ]
+
+
+def test_the_conditions_of_a_run(store: Store) -> None:
+    """Each quantity and each flag is a row of the run; a run that is flagged is as valid as it was."""
+    measured(store, begun().run(telemetry=[CLOCK], flags=[CAPPED, THROTTLED]))
+    assert store.rows("SELECT * FROM telemetry") == [{"run_id": f"{JOB}/3", **CLOCK}]
+    assert store.rows("SELECT * FROM flags ORDER BY hard") == [
+        {"run_id": f"{JOB}/3", **flag, "hard": int(bool(flag["hard"]))} for flag in (CAPPED, THROTTLED)
+    ]
+    assert store.rows("SELECT status FROM runs") == [{"status": "valid"}]
+
+
+def test_an_older_agent_says_nothing_of_them(store: Store) -> None:
+    """Its runs have no telemetry, which is no error and no zero."""
+    journal = begun().run()
+    assert {"telemetry", "flags"}.isdisjoint(journal.events[-1])
+    measured(store, journal)
+    assert (dump(store)["telemetry"], dump(store)["flags"]) == ([], [])
+    assert check(store) == []
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {"telemetry": [{**CLOCK, "median": 2000.0}]},
+        {"telemetry": [{**CLOCK, "n": 0}]},
+        {"telemetry": [{**CLOCK, "median": None}]},
+        {"telemetry": [CLOCK, CLOCK]},
+        {"telemetry": [{"device": "host"}]},
+        {"flags": [{**CAPPED, "reason": ""}]},
+        {"flags": [{**CAPPED, "hard": 2}]},
+        {"flags": ["SW power cap"]},
+    ],
+)
+def test_conditions_that_cannot_be_are_refused(store: Store, conditions: dict[str, Any]) -> None:
+    """A median outside its range, of no samples, twice the same, a flag without words: nothing of the run is kept."""
+    with pytest.raises(RemoteError, match=r"line 4 of the journal .* \(run\) cannot be used"):
+        measured(store, begun().run(**conditions))
+    assert dump(store)["runs"] == []
 
 
 def test_an_arm_is_what_the_plan_says(store: Store) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from dgxlab import synth
-from dgxlab.errors import RemoteError, SpecError
+from dgxlab.errors import BuildFailed, RemoteError, SpecError
 from dgxlab.lab import provision, run
 from dgxlab.model import Experiment, LlamaBench, SyntheticModel, model_id
-from dgxlab.transport.host import Host
+from dgxlab.transport.host import Host, Probe
 from dgxlab.transport.local import LocalTransport
 from dgxlab.transport.ssh import SshTransport
 from tests import toy
@@ -84,7 +84,7 @@ def box(
     key = tmp_path / "home" / ".ssh" / "id_ed25519"
     key.parent.mkdir(mode=0o700)
     (tmp_path / "authorized_keys").write_text(make_key(key))
-    config = f"SetEnv HOME={tmp_path}/box/home PATH={path}\n" if path else ""
+    config = f"SetEnv HOME={tmp_path}/box/home DGXLAB_LOCKS={tmp_path}/box/locks PATH={path}\n" if path else ""
     with (
         sshd(tmp_path / "box", tmp_path / "authorized_keys", config=config) as server,
         Proxy(server.port) as proxy,
@@ -146,6 +146,35 @@ def test_build_tools_that_cannot_be_had(
             lab.run()
         assert e.value.next == "on box: sudo apt-get install cmake ninja-build"
         assert lab.lab.store.unfinished("box") == []
+
+
+@pytest.mark.parametrize(
+    ("lacking", "cmake", "what"),
+    [
+        ("tools", {}, "there is no git on host local"),
+        ("cxx", {}, "there is no C++ compiler on host local"),
+        ("gpus", {"GGML_CUDA": "ON"}, "there is no NVIDIA GPU on host local, which GGML_CUDA needs"),
+    ],
+)
+def test_what_cannot_be_sent_is_missed_first(
+    toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch, lacking: str, cmake: dict[str, str], what: str
+) -> None:
+    """Before anything is sent or a job is recorded."""
+    ask = Host.probe
+
+    def bare(host: Host, *args: Any, **options: Any) -> Probe:
+        probe = ask(host, *args, **options)
+        facts = probe.facts
+        if lacking == "cxx":
+            return replace(probe, facts=replace(facts, toolchain=replace(facts.toolchain, cxx="")))
+        without = {"gpus": []} if lacking == "gpus" else {"tools": dict.fromkeys(facts.details["tools"], "")}
+        return replace(probe, facts=replace(facts, details={**facts.details, **without}))
+
+    monkeypatch.setattr(Host, "probe", bare)
+    with pytest.raises(BuildFailed) as caught:
+        toy_lab.run(toy_lab.experiment(cmake=cmake))
+    assert caught.value.message == what
+    assert toy_lab.lab.store.jobs() == []
 
 
 def test_a_host_with_its_tools_is_asked_once(toy_lab: ToyLab) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent.lock import FOLDERS, BenchLock
-from dgxlab.errors import HostBusy, Interrupted, JobLost
+from dgxlab.agent.lock import BenchLock
+from dgxlab.cli._display import lines
+from dgxlab.errors import AGAIN, HostBusy, Interrupted, JobLost
 from dgxlab.lab import Outcome, follow, run
 from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
@@ -28,7 +29,7 @@ SMI = """#!/bin/sh
 cd {folder}
 case "$1" in
   --query-gpu=index,*) cat gpus ;;
-  --query-compute-apps=*) sed "s/AGENT/$PPID/" apps ;;
+  --query-compute-apps=*) [ ! -e broken ] && sed "s/AGENT/$PPID/" apps ;;
 esac
 """
 CUDA = {"GGML_CUDA": "ON"}
@@ -42,6 +43,7 @@ class Gpus:
 
     folder: Path
     uuids: tuple[str, ...]
+    lock_files: tuple[Path, ...]
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def occupy(self, *pids: object, gpu: int = 0) -> None:
@@ -74,7 +76,7 @@ class Gpus:
 
 
 @pytest.fixture
-def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+def gpus(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     """Two idle GPUs of one name that no other test has."""
     folder = tmp_path / "smi"
     folder.mkdir()
@@ -85,14 +87,12 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
     program.write_text(SMI.format(folder=folder))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    made = Gpus(folder, uuids)
+    made = Gpus(folder, uuids, tuple(locks / f"dgxlab-{uuid}" for uuid in uuids))
     made.occupy()
     yield made
     for child in made.started:
         child.kill()
         child.wait()
-    for path in (where / f"dgxlab-{uuid}" for where in FOLDERS for uuid in uuids):
-        path.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_jobs_on_other_gpus_do_not_wait(lab: ToyLab, gpus: Gpus) -> None:
     gpus.occupy(gpus.stranger(), gpu=0)
     outcome, events = carry_out(lab, cuda(lab, env={"CUDA_VISIBLE_DEVICES": "1"}), wait_s=0)
     assert outcome.error is None
-    assert [event["path"] for event in locks(events, "held")] == [f"/var/lock/dgxlab-{gpus.uuids[1]}"]
+    assert [event["path"] for event in locks(events, "held")] == [str(gpus.lock_files[1])]
     outcome, _ = carry_out(lab, cuda(lab, env={"CUDA_VISIBLE_DEVICES": "0"}), wait_s=0)
     assert isinstance(outcome.error, HostBusy)
     held.release()
@@ -194,8 +194,7 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
         if event["event"] != "lock" or event["state"] != "waiting":
             return
         if "job J1" in event["owner"]:
-            assert held.fd is not None
-            os.pwrite(held.fd, json.dumps({"job": "J2", "user": "b\x1bob", "since": 1.5}).encode().ljust(200), 0)
+            os.pwrite(held.fds[0], json.dumps({"job": "J2", "user": "b\x1bob", "since": 1.5}).encode().ljust(200), 0)
         elif "job J2" in event["owner"]:
             owner.write_text("carol tunes vllm\n")
             held.release()
@@ -212,8 +211,8 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
     since = told[0][1].removeprefix("job J1 of alice, since ")
     assert len(since) == len("2026-11-20 12:01:44")
     assert told == [
-        (f"/var/lock/dgxlab-{gpus.uuids[0]}", f"job J1 of alice, since {since}"),
-        (f"/var/lock/dgxlab-{gpus.uuids[0]}", "job J2 of b ob, since 1970-01-01 00:00:01"),
+        (str(gpus.lock_files[0]), f"job J1 of alice, since {since}"),
+        (str(gpus.lock_files[0]), "job J2 of b ob, since 1970-01-01 00:00:01"),
         (str(owner), 'somebody: "carol tunes vllm"'),
         (gpus.uuids[0], f"pid {pid} (other of {user}, 300 MiB) and 1 more"),
     ]
@@ -231,12 +230,13 @@ def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> Non
     assert isinstance(outcome.error, HostBusy)
     assert outcome.error.exit_code == 10
     holders = {
-        "job": f"/var/lock/dgxlab-{gpus.uuids[1]} is held by job J1 of alice, since ",
+        "job": f"{gpus.lock_files[1]} is held by job J1 of alice, since ",
         "person": f'{owner} is held by somebody: "carol tunes vllm"',
         "process": f"{gpus.uuids[0]} is held by pid {pid} (other of ",
     }
     assert outcome.error.message.startswith(f"the device stayed busy for 200 ms: {holders[by]}")
-    assert outcome.error.next == "dgxlab gate again when it is free, or with --wait 60"
+    assert outcome.error.message.endswith("; --wait 60 waits longer")
+    assert outcome.error.next == AGAIN
     assert len(locks(events, "waiting")) == 1
     assert [event for event in events if event["event"] in ("gate", "run")] == []
     left = {"job": "", "person": "carol tunes vllm\n", "process": "FREE\n"}[by]
@@ -259,7 +259,7 @@ def test_job_on_the_processor_honours_peoples_word(lab: ToyLab, gpus: Gpus, owne
     outcome, events = carry_out(lab, lab.experiment(bench=(toy.backend_ops(),)), react)
     assert outcome.error is None
     assert locks(events, "waiting")[-1]["owner"] == 'somebody: "carol compiles"'
-    assert [event["path"] for event in locks(events, "held")] == ["/var/lock/dgxlab-cpu"]
+    assert [event["path"] for event in locks(events, "held")] == [str(gpus.lock_files[0].with_name("dgxlab-cpu"))]
 
 
 def test_not_waiting_at_all(lab: ToyLab, owner: Path) -> None:
@@ -267,7 +267,10 @@ def test_not_waiting_at_all(lab: ToyLab, owner: Path) -> None:
     owner.write_text("carol compiles\n")
     outcome, events = carry_out(lab, cuda(lab), wait_s=0)
     assert isinstance(outcome.error, HostBusy)
-    assert outcome.error.message == f'the device is busy: {owner} is held by somebody: "carol compiles"'
+    assert (
+        outcome.error.message
+        == f'the device is busy: {owner} is held by somebody: "carol compiles"; --wait 60 waits longer'
+    )
     assert locks(events, "waiting") == []
 
 
@@ -285,6 +288,51 @@ def test_the_file_says_that_the_job_measures(lab: ToyLab, owner: Path) -> None:
     assert outcome.error is not None
     assert seen[0].startswith(f"dgxlab job {outcome.job_id} of ")
     assert owner.read_text() == "FREE\n"
+
+
+def test_the_file_is_handed_on(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
+    """Two jobs on two GPUs measure at once: the file names one of them until both are done."""
+    both = [
+        submit(lab, replace(slow(lab), cmake=CUDA, env={"CUDA_VISIBLE_DEVICES": str(gpu)})).job_id for gpu in range(2)
+    ]
+    for job_id in both:
+        wait_for(lab, job_id, '"event":"run"')
+    assert gpus.locks() == {0, 1}
+    first = owner.read_text().split()[2]
+    (second,) = set(both) - {first}
+    lab.host.cancel(first)
+    assert owner.read_text().startswith(f"dgxlab job {second} of ")
+    lab.host.cancel(second)
+    assert owner.read_text() == "FREE\n"
+
+
+def test_file_that_cannot_be_kept_is_said(lab: ToyLab, tmp_path: Path) -> None:
+    """Once, where its folder is missing; the job goes on."""
+    nowhere = tmp_path / "gone" / "owner"
+    lab.host = Host(LocalTransport(str(lab.root)), HostEntry("local", lock=str(nowhere)))
+    outcome, events = carry_out(lab, cuda(lab))
+    assert outcome.error is None
+    said = [line for event in events if event["event"] == "lock" for line in lines(event)]
+    assert said == [f"the lock file {nowhere} is neither read nor signed: its folder is not there"]
+    assert not nowhere.parent.exists()
+
+
+def test_nvidia_smi_that_fails_does_not_say_that_nobody_computes(lab: ToyLab, gpus: Gpus) -> None:
+    """It is waited for, as anybody is, and the sentence says what for."""
+    (gpus.folder / "broken").touch()
+    outcome, _ = carry_out(lab, cuda(lab), wait_s=0)
+    assert isinstance(outcome.error, HostBusy)
+    why = "the GPU is held by somebody unknown (nvidia-smi does not say who computes)"
+    assert outcome.error.message.startswith(f"the device is busy: {why}")
+
+    def react(event: Event) -> None:
+        if event["event"] == "lock" and event["state"] == "waiting":
+            assert lines(event) == [f"waiting for the device: {why}"]
+            (gpus.folder / "broken").unlink()
+
+    outcome, events = carry_out(lab, cuda(lab), react)
+    assert outcome.error is None
+    assert len(locks(events, "waiting")) == 1
 
 
 def test_cancelled_job_lets_go(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
@@ -314,7 +362,7 @@ def test_killed_agent_holds_nothing_up(lab: ToyLab, gpus: Gpus, owner: Path) -> 
 
 def test_removed_lock_file_is_locked_again(lab: ToyLab, gpus: Gpus) -> None:
     """A cleaner of temporary files came by: before the next launch the new file is locked."""
-    path = Path(f"/var/lock/dgxlab-{gpus.uuids[1]}")
+    path = gpus.lock_files[1]
     entries = [toy.llama_bench(n_prompt=(n,), n_gen=(0,), env={"TOY": "slow"}) for n in (16, 32)]
 
     def react(event: Event) -> None:

@@ -6,16 +6,21 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dgxlab import plan
-from dgxlab.errors import Interrupted, JobLost, RemoteError
+from dgxlab.agent.job import Job
+from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError
 from dgxlab.lab import ask, follow, left_to_do, make_plan, resolve, run, settle, start
-from dgxlab.model import Experiment, Plan
+from dgxlab.lab.jobs import INTENT_S
+from dgxlab.model import Experiment, Plan, canonical
+from dgxlab.transport.host import Host, JobStatus
+from dgxlab.transport.local import LocalTransport
+from dgxlab.transport.lost import HostLost
 from tests import toy
 from tests.lab.conftest import ToyLab
 
@@ -69,6 +74,122 @@ def test_intent_without_a_job_is_carried_out(toy_lab: ToyLab) -> None:
     assert (outcome.job_id, outcome.reused) == (job.job_id, 8)
 
 
+def other(lab: ToyLab) -> Experiment:
+    """Return an experiment whose jobs are nobody's business here."""
+    return lab.experiment(hypothesis="another")
+
+
+def intend(lab: ToyLab, experiment: Experiment, *, age_s: float = 0.0) -> Plan:
+    """Record a job that its client has not submitted yet."""
+    source = resolve(lab.lab, experiment, None, quiet)
+    job = plan.make(experiment, source, job_id=plan.new_job_id("toy"))
+    lab.lab.store.intend(job, experiment, lab.host.name, "0")
+    lab.lab.store.update_job(job.job_id, intent_at=time.time() - age_s)
+    return job
+
+
+def test_intent_of_another_command_is_left_to_it(toy_lab: ToyLab) -> None:
+    """With the same record it may be about to submit that very job; after half an hour it is not."""
+    job = intend(toy_lab, other(toy_lab))
+    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment(), quiet)
+    with pytest.raises(RemoteError, match=f"job {job.job_id} has not started on local yet"):
+        follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
+    assert toy_lab.lab.store.job(job.job_id).state == "intended"
+    late = intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1)
+    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment(), quiet)
+    assert [toy_lab.lab.store.job(each.job_id).state for each in (job, late)] == ["intended", "lost"]
+
+
+def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
+    """It runs on the host: it is followed, and no second one is started beside it."""
+    job = submit(toy_lab, slow(toy_lab))
+    toy_lab.lab.store.set_state(job.job_id, "lost")
+
+    def impatient(event: Mapping[str, Any]) -> None:
+        if event["event"] == "run":
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        run(toy_lab.lab, slow(toy_lab), watch=impatient)
+    assert toy_lab.lab.store.job(job.job_id).state == "running"
+    outcome, _ = toy_lab.run(slow(toy_lab))
+    assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)
+    assert [each.job_id for each in toy_lab.lab.store.jobs()] == [job.job_id]
+
+
+def test_a_slow_start_is_no_end(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged is not lost: the job is submitted again, which starts it once, however often."""
+    toy_lab.run(toy_lab.experiment(bench=(), models={}))
+    late = [1, 2]
+    on_time = Host.submit
+
+    def submit_late(host: Host, job: Plan) -> JobStatus:
+        if not late:
+            return on_time(host, job)
+        late.pop()
+        Job.stage(toy_lab.root / "jobs", job.job_id, canonical(job).encode(), *(toy_lab.root / "agent").iterdir())
+        return host.status(job.job_id)
+
+    monkeypatch.setattr(Host, "submit", submit_late)
+    outcome, events = toy_lab.run()
+    assert (outcome.error, outcome.measured) == (None, 8)
+    assert len([event for event in events if event["event"] == "end"]) == 1
+
+
+def test_a_start_that_never_comes_is_said(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The intent stays, and the next run starts that very job."""
+    monkeypatch.setattr(Host, "submit", lambda host, job: JobStatus(job.job_id, "staged"))
+    with pytest.raises(RemoteError, match="has not started on local yet") as caught:
+        toy_lab.run()
+    assert caught.value.next == AGAIN
+    (job,) = toy_lab.lab.store.unfinished("local")
+    monkeypatch.undo()
+    outcome, _ = toy_lab.run()
+    assert (outcome.job_id, outcome.reused) == (job.job_id, 8)
+
+
+def test_a_staged_job_is_not_lost(toy_lab: ToyLab) -> None:
+    """Nobody's start got through yet; following it says so and changes nothing."""
+    job = intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1)
+    toy_lab.host.probe()
+    Job.stage(toy_lab.root / "jobs", job.job_id, canonical(job).encode(), *(toy_lab.root / "agent").iterdir())
+    with pytest.raises(RemoteError, match="has not started on local yet"):
+        follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
+    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment(), quiet)
+    assert toy_lab.lab.store.job(job.job_id).state == "intended"
+
+
+class Broken(LocalTransport):
+    """A way to this machine that breaks as often as it is told, before anything arrives."""
+
+    cuts = 0
+
+    def stream(
+        self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
+    ) -> Iterator[bytes]:
+        """Run `argv`, or be cut."""
+        if self.cuts:
+            self.cuts -= 1
+            raise HostLost("the connection was cut")
+        yield from super().stream(argv, stdin, patience_s=patience_s)
+
+
+def test_a_host_that_answered_is_waited_for(toy_lab: ToyLab) -> None:
+    """One that never did is not: it may not be there at all. A break later on is no reason to give up."""
+    jobs = [intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1) for _ in range(2)]
+    way = Broken(str(toy_lab.root))
+    host, notes = Host(way), []
+    way.cuts = 1
+    with pytest.raises(HostLost):
+        settle(toy_lab.lab, host, None, lambda event: notes.append(event["note"]))
+    assert notes == []
+    host.probe()
+    way.cuts = 1
+    settle(toy_lab.lab, host, None, lambda event: notes.append(event["note"]))
+    assert notes == ["the connection was cut; trying again in 1 s (1 of 23)"]
+    assert {toy_lab.lab.store.job(job.job_id).state for job in jobs} == {"lost"}
+
+
 def test_killed_agent_loses_nothing_that_was_measured(toy_lab: ToyLab) -> None:
     """Lost is said; the run after it measures only what is missing."""
     experiment = slow(toy_lab)
@@ -95,8 +216,8 @@ def test_ctrl_c_leaves_the_job_running(toy_lab: ToyLab) -> None:
     with pytest.raises(Interrupted) as caught:
         run(toy_lab.lab, slow(toy_lab), watch=impatient)
     (job,) = toy_lab.lab.store.unfinished("local")
-    assert f"dgxlab attach {job.job_id}" in caught.value.next
-    assert f"dgxlab cancel {job.job_id}" in caught.value.next
+    assert caught.value.next == f"dgxlab attach {job.job_id}"
+    assert f"dgxlab cancel {job.job_id} ends it" in caught.value.message
     assert toy_lab.host.status(job.job_id).state == "running"
     assert follow(toy_lab.lab, toy_lab.host, job.job_id, quiet) is None
     assert len(toy_lab.values()) == 4
@@ -135,9 +256,9 @@ def test_two_readers_ingest_once(make_toy_lab: Callable[..., ToyLab], tmp_path: 
 
 def test_half_a_plan_is_never_staged(toy_lab: ToyLab) -> None:
     """A cut upload looks like its end: the checksum tells, and nothing becomes visible."""
-    toy_lab.host.probe()
+    half = [b'{"job_id": "20260101']
     with pytest.raises(RemoteError, match="did not arrive whole"):
-        toy_lab.host._ask("submit", "20260101-000000-half-abc123", "0" * 64, stdin=lambda: [b'{"job_id": "20260101'])
+        toy_lab.host._tell("submit", "20260101-000000-half-abc123", "0" * 64, stdin=lambda: half)
     assert toy_lab.host.status("20260101-000000-half-abc123").state == "absent"
 
 

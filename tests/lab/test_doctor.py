@@ -11,7 +11,7 @@ import pytest
 
 from dgxlab.agent import facts
 from dgxlab.lab.doctor import Found, judge
-from dgxlab.model import Facts
+from dgxlab.model import Facts, HostEntry
 from tests import machines
 
 COMPLETE = ("git", "cc", "c++", "as", "ld", "cmake", "ninja", "ccache")
@@ -34,9 +34,13 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fa
     return gather
 
 
-def found(machine: Facts, name: str = "dgx") -> dict[str, Found]:
+DGX = HostEntry("dgx", "me@dgx", file="/home/me/hosts.yaml")
+EDIT = "${EDITOR:-vi} /home/me/hosts.yaml"
+
+
+def found(machine: Facts, host: HostEntry = DGX, *absent: tuple[str, str]) -> dict[str, Found]:
     """Return what is found, by name."""
-    return {each[0]: each for each in judge(machine, name)}
+    return {each[0]: each for each in judge(machine, host, absent)}
 
 
 def test_a_complete_machine_lacks_nothing(machine: Callable[..., Facts]) -> None:
@@ -55,7 +59,7 @@ def test_a_complete_machine_lacks_nothing(machine: Callable[..., Facts]) -> None
 def test_what_nothing_can_replace_is_missing(machine: Callable[..., Facts], lacking: str, package: str) -> None:
     """With the command, and where to type it."""
     told = found(machine(*(name for name in COMPLETE if name != lacking)))
-    assert told[lacking] == (lacking, "missing", "not found on PATH", f"sudo apt-get install {package}, on dgx")
+    assert told[lacking] == (lacking, "missing", "not found on PATH", f"ssh -t me@dgx sudo apt-get install {package}")
     assert [name for name, state, *_ in told.values() if state == "missing"] == [lacking]
 
 
@@ -72,7 +76,7 @@ def test_where_no_wheel_runs_the_build_tools_are_missing(machine: Callable[..., 
     without_glibc = found(machine("git", "cc", "c++", glibc=""))
     assert (without_glibc["cmake"][1], without_glibc["ninja"][1]) == ("missing", "missing")
     assert "needs glibc 2.17" in without_glibc["cmake"][2]
-    assert without_glibc["cmake"][3] == "sudo apt-get install cmake ninja-build, on dgx"
+    assert without_glibc["cmake"][3] == "ssh -t me@dgx sudo apt-get install cmake ninja-build"
 
 
 def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
@@ -80,10 +84,12 @@ def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
     gathered = machine(*COMPLETE, smi=machines.h200)
     gathered = replace(gathered, toolchain=replace(gathered.toolchain, nvcc=""))  # one in /usr/local is found too
     name, state, text, mend = found(gathered)["nvcc"]
-    assert (name, state, text) == ("nvcc", "missing", "neither on PATH nor in /usr/local/cuda*/bin")
-    assert mend.startswith("edit hosts.yaml: give dgx path_prepend: [FOLDER]")
-    assert mend.endswith("sudo apt-get install cuda-toolkit, on dgx")
-    assert found(gathered, "local")["nvcc"][3] == "put it on PATH; or sudo apt-get install cuda-toolkit"
+    assert (name, state) == ("nvcc", "missing")
+    assert text.startswith("neither on PATH nor in /usr/local/cuda*/bin; ")
+    assert text.endswith("path_prepend: of dgx in /home/me/hosts.yaml can name its folder")
+    assert mend == "ssh -t me@dgx sudo apt-get install cuda-toolkit"
+    told = found(gathered, HostEntry("local"))["nvcc"]
+    assert (told[2].endswith("PATH can name it"), told[3]) == (True, "sudo apt-get install cuda-toolkit")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,7 @@ def test_toolkit_newer_than_the_driver(machine: Callable[..., Facts], toolkit: s
     told = found(machine(*COMPLETE, smi=machines.h200, cuda=toolkit))["nvcc"]
     assert told[1] == state
     assert words in told[2]
-    assert len(told) == 3 or told[3] == "update the driver, on dgx, or put an older toolkit on PATH"
+    assert len(told) == 3 or told[3] == "ssh -t me@dgx sudo ubuntu-drivers install"
 
 
 def test_gpu_without_a_driver(machine: Callable[..., Facts]) -> None:
@@ -127,10 +133,11 @@ def test_little_room(machine: Callable[..., Facts]) -> None:
         "dgxlab host clean dgx",
     )
     assert told["memory"][1] == "note"
+    assert told["memory"][3] == "ssh -t me@dgx 'ps aux --sort -rss | head'"
     assert told["lock"][1:] == (
         "missing",
         "neither /var/lock nor /tmp can be written",
-        "sudo chmod 1777 /tmp, on dgx",
+        "ssh -t me@dgx sudo chmod 1777 /tmp",
     )
 
 
@@ -138,4 +145,27 @@ def test_others_on_the_gpu_are_named(machine: Callable[..., Facts]) -> None:
     """Who, with which program, on which device: a note, for they will end."""
     process = {"gpu_uuid": machines.UUID, "pid": 77, "program": "/opt/python3", "user": "bob", "used_mib": 3}
     told = found(machine(*COMPLETE, smi=machines.h200, cuda="13.0", gpu_processes=[process]))["in use"]
-    assert told[1:3] == ("note", f"/opt/python3 of bob, pid 77 computes on {machines.UUID}")
+    assert told[1:3] == ("note", f"/opt/python3 of bob, pid 77 computes on {machines.UUID}; a job waits for its end")
+
+
+def test_what_hosts_yaml_names_in_vain(machine: Callable[..., Facts]) -> None:
+    """A compiler that is not there is no missing package; the file, its key and what it says are named."""
+    told = found(machine("git", "c++"), DGX, ("CC", "gcc-99"))
+    assert told["cc"] == ("cc", "missing", "gcc-99, the CC of env: of dgx in /home/me/hosts.yaml, is not there", EDIT)
+    assert told["c++"][1] == "ok"
+
+
+def test_folder_of_path_that_is_not_there(machine: Callable[..., Facts]) -> None:
+    """What is then not found may be in it: hosts.yaml comes before any installing."""
+    told = found(machine("git", "c++"), DGX, ("path_prepend", "/opt/cuda/bin"))
+    text = "/opt/cuda/bin, a path_prepend: of dgx in /home/me/hosts.yaml, is no folder there"
+    assert told["path"] == ("path", "missing", text, EDIT)
+    assert told["cc"] == ("cc", "missing", "not found on PATH", EDIT)
+
+
+def test_folder_of_the_owner_file_is_a_note(machine: Callable[..., Facts]) -> None:
+    """Work goes on; others do not learn of it."""
+    told = found(machine(*COMPLETE), DGX, ("lock", "/srv/bench"))["owner"]
+    assert told[1] == "note"
+    assert "nobody can sign in it who measures" in told[2]
+    assert told[3] == "ssh -t me@dgx mkdir -p /srv/bench"

@@ -208,7 +208,7 @@ def test_a_deleted_job_folder(toy_lab: ToyLab) -> None:
     shutil.rmtree(folder(toy_lab, job.job_id))
     with pytest.raises(JobLost, match=f"the host has no job {job.job_id}: its folder was deleted") as caught:
         kept(toy_lab.lab, job, None, quiet)
-    assert (caught.value.exit_code, caught.value.next) == (12, f"dgxlab report {job.job_id}, for what was recorded")
+    assert (caught.value.exit_code, caught.value.next) == (12, f"dgxlab report {job.job_id}")
     assert list(archive(toy_lab, job.job_id).parent.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -166,6 +167,29 @@ def test_an_experiment_that_is_known_is_told(mine: ToyLab, theirs: ToyLab, runni
     assert theirs.lab.store.job(running.job_id).experiment == slow.digest
 
 
+@pytest.mark.parametrize(
+    ("stamp", "at"), [("20260102-030405", 1767323045.0), ("21000101-000000", None), ("of-another-maker", None)]
+)
+def test_an_adopted_job_is_as_old_as_its_id(
+    theirs: ToyLab, running: Plan, slow: Experiment, stamp: str, at: float | None
+) -> None:
+    """Attached to today, what an old job measured is not the newest; an id without a time that was is of now."""
+    theirs.lab.store.intend(replace(running, job_id="20260601-000000-toy-000000"), slow, "local", "0")
+    theirs.lab.store.update_job("20260601-000000-toy-000000", intent_at=1780272000.0)
+    folder = theirs.root / "jobs" / f"{stamp}-toy-abcdef"
+    shutil.copytree(theirs.root / "jobs" / running.job_id, folder)
+    try:
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(json.dumps({**plan, "job_id": folder.name}))
+        adopt(theirs.lab, theirs.host, folder.name, quiet)
+    finally:
+        shutil.rmtree(folder)
+    adopted = theirs.lab.store.job(folder.name)
+    assert adopted.intent_at == at if at else abs(adopted.intent_at - time.time()) < 60
+    newest, *_ = theirs.lab.store.jobs()
+    assert (newest.job_id == folder.name) == (at is None)
+
+
 def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
     """Exit code 12, and nothing to clean up."""
     with pytest.raises(JobLost, match="the host has no job 20260101-000000-toy-abcdef"):
@@ -177,9 +201,10 @@ def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
     ("change", "words"),
     [
         ({"job_id": "20260101-000000-toy-000001"}, "gave the plan of '20260101-000000-toy-000001' for job"),
-        ({"later_field": 1}, "cannot be read: Plan has no field 'later_field'"),
+        ({"later_field": 1}, "cannot be read, .*: Plan has no field 'later_field'"),
         ({"steps": None}, "cannot be read"),
-        ({"steps": "none"}, "cannot be read: its steps are none"),
+        ({"steps": "none"}, "cannot be read, .*: its steps are none"),
+        ({"name": ["toy"]}, r"cannot be read, .*: \['toy'\] is no str"),
     ],
 )
 def test_a_plan_that_is_not_this_jobs_is_refused(

@@ -15,7 +15,7 @@ from dgxlab.model import BackendOpsBench, FileModel, LlamaBench, ParityGate, to_
 from dgxlab.report import Quantity, Report, Table, collect, collect_experiment, render
 from dgxlab.store import Store
 from tests.journals import PIN, facts, source
-from tests.report.worlds import GOLDEN, Session, fails, h200, numbers, whole
+from tests.report.worlds import GOLDEN, H200, Session, fails, h200, numbers, whole
 
 A, B, C = (f"20261120-10{n}000-h200-{letter}" for n, letter in enumerate("abc"))
 BENCH = ("backend-ops", "llama-bench", "batched-bench")
@@ -90,11 +90,30 @@ def test_another_experiments_run_of_the_same_build_counts(store: Store) -> None:
     """The run that makes a cell up to date is the run that the report shows, whoever asked for it."""
     Session(store, SMALL, A).build().runs(numbers(100.0)).end()
     other = dataclasses.replace(SMALL, name="other")
-    report = collect_experiment(store, other, source(), "h200")
+    report = collect_experiment(store, other, source(), H200.host_id)
     assert report.title == "Experiment other"
     assert speeds(report) == {"pp512": 100.0, "tg32": 100.0}
     assert form(report, "single-stream").provenance.sessions == (A,)
     assert (report.missing, report.failures) == ((), ())
+
+
+def test_a_machine_is_the_same_under_another_name(store: Store) -> None:
+    """What makes a cell up to date is in the report, whatever the host was called when it measured."""
+    Session(store, SMALL, A, host_name="box").build().runs(numbers(100.0)).end()
+    named = dataclasses.replace(SMALL, host="spark")
+    assert speeds(collect_experiment(store, named, source(), H200.host_id)) == {"pp512": 100.0, "tg32": 100.0}
+    Session(store, SMALL, B, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(200.0)).end()
+    assert speeds(collect(store, "h200")) == {"pp512": 200.0, "tg32": 100.0}
+
+
+def test_what_nobody_asked_for_is_not_listed_as_failed(store: Store) -> None:
+    """Another experiment's crash of the same build, in an environment of its own, is no failure of this one."""
+    broken = dataclasses.replace(SMALL, name="broken", env={"TOY": "crash"})
+    Session(store, broken, A).build().runs(ends=fails("it was killed by SIGSEGV")).end()
+    Session(store, SMALL, B).build().runs(numbers(100.0)).end()
+    assert collect(store, "h200").failures == ()
+    (failure, *_) = collect(store, "broken").failures
+    assert "SIGSEGV" in failure.reason
 
 
 @pytest.mark.parametrize("what", ["tree", "cmake", "host", "toolchain", "protocol", "env", "recipe"])

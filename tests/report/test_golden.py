@@ -12,7 +12,7 @@ import pytest
 from dgxlab.model import FileModel, LlamaBench
 from dgxlab.report import collect, render
 from dgxlab.store import Store
-from tests.journals import source
+from tests.journals import CAPPED, CLOCK, THROTTLED, source
 from tests.report.worlds import Session, fails, h200, numbers, whole
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -51,7 +51,31 @@ def _session(store: Store) -> str:
     return render(collect(store, job_id=B))
 
 
-PAGES: dict[str, Callable[[Store], str]] = {"whole": _whole, "troubled": _troubled, "session": _session}
+def _flagged(store: Store) -> str:
+    """Return a session whose GPU was sampled: runs that were throttled, by whom, and one that was not."""
+    hot = {**CLOCK, "median": 1305.0}
+    warm = {**CLOCK, "name": "temperature.gpu", "unit": "C", "median": 71.0, "min": 30.0, "max": 92.0}
+    session = Session(store, h200(), A).build().gates()
+    session.runs(only=["backend-ops"], telemetry=[hot, warm], flags=[THROTTLED, CAPPED])
+    session.runs(only=["llama-bench"], telemetry=[CLOCK, {**warm, "median": 55.0}], flags=[])
+    session.runs(only=["batched-bench"], telemetry=[CLOCK], flags=[CAPPED]).end()
+    only = Session(
+        store,
+        h200(),
+        B,
+        wanted=lambda model, env, cell: cell.params.get("n_gen") or cell.params.get("type_a") == "q4_K",
+    )
+    only.build().runs(only=["llama-bench"], telemetry=[hot], flags=[{**CAPPED, "reason": "no | samples"}])
+    only.runs(only=["backend-ops"], telemetry=[CLOCK], flags=[]).end()
+    return render(collect(store, "h200"))
+
+
+PAGES: dict[str, Callable[[Store], str]] = {
+    "whole": _whole,
+    "troubled": _troubled,
+    "session": _session,
+    "flagged": _flagged,
+}
 
 
 def page(name: str, folder: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.model import HostEntry
-from dgxlab.spec.hosts import find_host, load_hosts
+from dgxlab.spec.hosts import add_host, find_host, load_hosts
 
 
 def write(path: Path, text: str) -> Path:
@@ -76,3 +76,58 @@ def test_what_a_machine_needs_said(tmp_path: Path) -> None:
     found = load_hosts([write(tmp_path / "hosts.yaml", text)])["dgx"]
     assert found.path_prepend == ("/usr/local/cuda-13.0/bin",)
     assert (found.env, found.lock) == ({"CC": "gcc-12"}, "~/gpu_bench_lock/owner")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# my hosts\n", "  # dgx: {ssh: dgx}"])
+def test_no_entries_are_no_hosts(tmp_path: Path, text: str) -> None:
+    """An empty file, and one of comments alone."""
+    assert list(load_hosts([write(tmp_path / "hosts.yaml", text)])) == ["local"]
+
+
+@pytest.mark.parametrize(
+    "text", ["dgx: [", "dgx: {rot: /x, ssh: a}\n", "local: {ssh: dgx}\n", "dgx: {ssh: a}\n---\nb: {}\n"]
+)
+def test_every_fault_names_the_file_to_edit(tmp_path: Path, text: str) -> None:
+    """Whether YAML or a key is wrong."""
+    path = write(tmp_path / "my hosts.yaml", text)
+    with pytest.raises(SpecError) as caught:
+        load_hosts([path])
+    assert caught.value.next == f"${{EDITOR:-vi}} '{path}'"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# mine", "a: {ssh: x}", "a: {ssh: x}\n", "a:\n  ssh: x\n  root: /r", "a: {ssh: x}\r\n# end"]
+)
+def test_an_entry_is_added_to_whatever_is_there(tmp_path: Path, text: str) -> None:
+    """What is there stays byte for byte, with or without a newline at its end; no other file is left."""
+    path = tmp_path / "hosts.yaml"
+    path.write_bytes(text.encode())
+    path.chmod(0o640)
+    before = load_hosts([path])
+    add_host(path, "on", 'me@"box"\\x')  # a word that YAML 1.1 takes for true, and what it would quote
+    assert load_hosts([path]) == {**before, "on": HostEntry("on", 'me@"box"\\x')}
+    assert path.read_bytes().startswith(text.encode())
+    assert (path.stat().st_mode & 0o777, list(tmp_path.glob("*hosts*"))) == (0o640, [path])
+
+
+def test_a_file_is_made_and_a_link_kept(tmp_path: Path) -> None:
+    """Folders too; people keep their settings elsewhere."""
+    real = tmp_path / "a" / "b" / "hosts.yaml"
+    link = tmp_path / "hosts.yaml"
+    link.symlink_to(real)
+    add_host(link, "dgx", "dgx")
+    add_host(link, "spark", "spark")
+    assert (link.is_symlink(), list(load_hosts([real]))) == (True, ["dgx", "spark", "local"])
+
+
+@pytest.mark.parametrize(
+    "text", ["{a: {ssh: x}}\n", "  a: {ssh: x}\n", "a: {ssh: x}\n...\n", "dgx: {ssh: x}\n", "a: [\n"]
+)
+def test_what_cannot_take_a_line_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    """It is read before it takes the file's place; the sentence has the line to add by hand."""
+    path = write(tmp_path / "hosts.yaml", text)
+    with pytest.raises(SpecError) as caught:
+        add_host(path, "dgx", "me@dgx")
+    assert caught.value.message == f'{path} cannot take another line at its end; add by hand "dgx": {{ssh: "me@dgx"}}'
+    assert caught.value.next == f"${{EDITOR:-vi}} {path}"
+    assert (path.read_text(), list(tmp_path.glob("*hosts*"))) == (text, [path])

@@ -62,6 +62,7 @@ REFUSED = [
     ("env: {PATH: x}", "env.PATH: cannot be set: it is the host's own"),
     ("env: {HOME: x}", "env.HOME: cannot be set: it is the host's own"),
     ("env: {DGXLAB_ROOT: x}", "env.DGXLAB_ROOT: cannot be set: it belongs to dgxlab itself"),
+    ("env: {DGXLAB_LOCKS: x}", "env.DGXLAB_LOCKS: cannot be set: it belongs to dgxlab itself"),
     ("env: {GGML_BACKEND_PATH: x}", "env.GGML_BACKEND_PATH: cannot be set: it loads backends"),
     ("env: {GGML_NO_BACKTRACE: '0'}", "env.GGML_NO_BACKTRACE: cannot be set: it is set by dgxlab itself"),
     ("env: {LLAMA_ARG_BATCH: '1'}", "env.LLAMA_ARG_BATCH: cannot be set: it sets a flag behind the bench entry's back"),

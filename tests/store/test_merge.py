@@ -16,8 +16,8 @@ from dgxlab.ingest import ingest
 from dgxlab.model import Expectation
 from dgxlab.store import Store, check, merge, migrations
 from dgxlab.store.merge import TABLES, merge_jobs
+from tests.journals import CAPPED, CLOCK, Journal, arm, dump, experiment, facts, intend, plan, source, whole
 from tests.journals import TABLES as ALL_TABLES
-from tests.journals import Journal, arm, dump, experiment, facts, intend, plan, source, whole
 
 
 def known() -> list[Journal]:
@@ -114,7 +114,13 @@ def test_counts_and_continuing(folder: Path) -> None:
             intend(store, JOURNALS[0])
             ingest(store, "job-1", lines[:end])
         counts = merge(a, folder / "b.db")
-        assert {name: n for name, n in counts.items() if n} == {"runs": 1, "rows": 1, "samples": 4}
+        assert {name: n for name, n in counts.items() if n} == {
+            "runs": 1,
+            "rows": 1,
+            "samples": 4,
+            "telemetry": 1,
+            "flags": 1,
+        }
         assert a.job("job-1").journal_bytes == sum(map(len, lines[:6]))
         assert [event["event"] for event in ingest(a, "job-1", lines[6:])] == ["end"]
         assert a.job("job-1").state == "done"
@@ -142,6 +148,16 @@ def begun(job_id: str = "job-1") -> Journal:
         (begun().run([1.0, 2.0]), begun().run([1.0]), "samples run_id job-1/3, cell .*, metric avg_ts, ordinal 2"),
         (begun().run({512: [1.0]}), begun().run({512: [1.0], 1024: [1.0]}), "rows run_id job-1/3"),
         (begun().run(), begun().run(seconds=9.0), "runs run_id job-1/3"),
+        (
+            begun().run(telemetry=[CLOCK]),
+            begun().run(telemetry=[{**CLOCK, "n": 4}]),
+            "telemetry run_id job-1/3, device GPU-1, name clocks.sm",
+        ),
+        (
+            begun().run(flags=[CAPPED]),
+            begun().run(flags=[{**CAPPED, "hard": True}]),
+            "flags run_id job-1/3, .*sw_power",
+        ),
         (begun().gate(), begun().gate(1102), "gates gate_id job-1/3"),
         (begun(), Journal(plan("job-1")).job().build(seconds=1.0).model(), "arms job_id job-1, arm toy"),
         (begun(), Journal(plan("job-1")).job().build().model(size=1), "inputs job_id job-1, model_id synthetic-"),
@@ -160,6 +176,15 @@ def test_a_contradiction_is_refused(folder: Path, one: Journal, two: Journal, se
             assert caught.value.exit_code == 11
             assert dump(store) == before
             assert check(store) == []
+
+
+def test_conditions_that_one_side_could_not_read_are_added(folder: Path) -> None:
+    """An older dgxlab read the same journal without them; the union has them, from both sides."""
+    knows, older = begun().run(telemetry=[CLOCK], flags=[CAPPED]), begun().run()
+    paths = conflicting(folder, (knows, older))
+    both = merged(*paths)
+    assert both == merged(*paths[::-1])
+    assert (len(both["telemetry"]), len(both["flags"]), len(both["runs"])) == (1, 1, 1)
 
 
 def test_a_database_merges_with_itself(folder: Path) -> None:

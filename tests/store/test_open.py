@@ -13,6 +13,7 @@ from dgxlab.errors import HostBusy, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.store import Store, check, connect, migrations
 from dgxlab.store.schema import VERSION
+from tests.conftest import PROJECT
 from tests.journals import dump, intend, whole
 
 
@@ -94,6 +95,17 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
         "dgx",
     )
     old.close()
+
+
+def test_the_record_of_this_repository_opens(folder: Path) -> None:
+    """A copy of what was measured here before there was telemetry: nothing is lost, and nothing was invented."""
+    path = Path(shutil.copy(PROJECT / "results.db", folder))
+    old = sqlite3.connect(f"file:{PROJECT / 'results.db'}?immutable=1", uri=True)
+    runs = old.execute("SELECT count(*) FROM runs").fetchone()
+    old.close()
+    with Store.open(path) as store:
+        assert tuple(store.rows("SELECT count(*) AS n FROM runs")[0].values()) == runs
+        assert check(store) == []
 
 
 def test_seven_backups_are_kept(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dgxlab.ingest import ingest
 from dgxlab.store import Store
 from dgxlab.store.migrations import MIGRATIONS
-from dgxlab.store.schema import APPEND_ONLY, VERSION
+from dgxlab.store.schema import APPEND_ONLY, TELEMETRY, VERSION
 from tests.journals import TABLES, intend, whole
 
 EXPECTED = {
@@ -29,6 +29,8 @@ EXPECTED = {
     " status reason before after raw",
     "rows": "run_id cell raw",
     "samples": "run_id cell metric ordinal value unit discarded",
+    "telemetry": "run_id device name unit n median min max",
+    "flags": "run_id device kind hard reason",
     "builds": "build_id pin tree commit_id series dirty cmake toolchain binaries libraries cmake_cache seconds job_id",
     "models": "model_id name path size digest recipe job_id",
 }
@@ -68,7 +70,7 @@ def test_version_counts_the_migrations() -> None:
     assert [name.split("_")[0] for name in names] == [f"m{number:03}" for number in range(1, VERSION + 1)]
 
 
-@pytest.mark.parametrize("table", APPEND_ONLY)
+@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY])
 def test_evidence_is_append_only(folder: Path, table: str) -> None:
     """Evidence can neither be changed, nor deleted, nor replaced."""
     journal = whole("job-1")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dgxlab.errors import HostError, RemoteError
+from dgxlab.errors import DgxlabError, HostError, RemoteError
 from dgxlab.model import HostEntry
 from dgxlab.source import PinCache
-from dgxlab.transport.host import Host
+from dgxlab.transport.bundle import OLD_PYTHON
+from dgxlab.transport.host import Host, HostJob, JobStatus
 from dgxlab.transport.local import LocalTransport
 from tests import toy
 
@@ -47,14 +51,136 @@ def test_what_a_verb_reads_is_sent_whole_though_the_agent_was_missing(host: Host
     assert host.probe([pin]).missing == ()
 
 
-def test_another_answer_than_json_is_refused(tmp_path: Path) -> None:
-    """A python there that is none."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho hello\n")
-    python.chmod(0o755)
-    host = Host(LocalTransport(str(tmp_path / "root"), python=str(python)))
-    with pytest.raises(RemoteError, match="something else than JSON: 'hello"):
-        host.probe()
+def script(path: Path, text: str) -> str:
+    """Write a program in shell and return its path."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def saying(folder: Path, said: str, *, rc: int = 0) -> Host:
+    """Return a host on which everything that is asked for is answered so: on stdout, or after a failure on stderr."""
+    (folder / "said").write_text(said)
+    host = Host(LocalTransport(str(folder / "root")))
+    host.probe()
+    host.transport.python = script(folder / "python", f"cat '{folder}/said' >&{2 if rc else 1}; exit {rc}")
+    return host
+
+
+JOB = {"job_id": "job-1", "state": "running", "journal_bytes": 7, "rc": None}
+RC = {"status": "done", "exit_code": 0, "message": "", "next": ""}
+ITEM = {"kind": "jobs", "name": "job-1", "used": 1.5, "bytes": 1, "state": "done", "journal_bytes": 7}
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply"),
+    [
+        ("status", "hello"),
+        *(("status", wrong) for wrong in (None, [], 3, "job-1", {}, [JOB])),
+        ("status", {**JOB, "job_id": "job-2"}),
+        ("status", {**JOB, "state": "fine"}),
+        ("status", {**JOB, "state": ["done"]}),
+        ("status", {**JOB, "journal_bytes": "7"}),
+        ("status", {**JOB, "rc": 3}),
+        ("status", {**JOB, "rc": {}}),
+        ("status", {**JOB, "rc": {**RC, "status": "running"}}),
+        ("status", {**JOB, "rc": {**RC, "exit_code": "0"}}),
+        ("status", {**JOB, "rc": {**RC, "exit_code": 1 << 70}}),
+        ("cancel", {**JOB, "job_id": "job-2"}),
+        *(("jobs", wrong) for wrong in ({"a": 1}, [3], [[]], [{**JOB, "name": 3}], [{**JOB, "age_s": "old"}])),
+        *(("probe", wrong) for wrong in (None, [], {}, {"facts": {}})),
+        *(("inventory", wrong) for wrong in (3, [3], [{**ITEM, "used": "today"}], [{**ITEM, "name": None}])),
+        *(("remove", wrong) for wrong in (3, {}, {"removed": [["jobs"]], "kept": [], "busy": False})),
+        ("raw", {"size": "1", "files": 1}),
+        ("raw", {"size": 1e400, "files": 1}),
+    ],
+)
+def test_another_answer_than_the_agents_is_refused(tmp_path: Path, verb: str, reply: Any) -> None:
+    """Of another shape, or about another job: an error of the host's, in one sentence, and nothing is believed."""
+    host = saying(tmp_path, reply if reply == "hello" else f"{json.dumps(reply)}\n")
+    ask: dict[str, Callable[[], object]] = {
+        "status": lambda: host.status("job-1"),
+        "cancel": lambda: host.cancel("job-1"),
+        "raw": lambda: host.raw("job-1", 10, lambda piece: None),
+        "remove": lambda: host.remove([]),
+    }
+    with pytest.raises(
+        RemoteError, match=f"host local answered {'clean' if verb == 'remove' else verb} with something"
+    ):
+        ask.get(verb, getattr(host, verb))()
+
+
+def test_status_is_read_as_the_agent_says_it(tmp_path: Path) -> None:
+    """The same answers, whole; an older agent's final word may have less, and its text may be anything."""
+    assert saying(tmp_path, json.dumps(JOB)).status("job-1") == JobStatus("job-1", "running", 7)
+    rc = {"status": "failed", "exit_code": 4, "message": ["odd"]}
+    told = saying(tmp_path, json.dumps({**JOB, "state": "done", "rc": rc})).status("job-1").rc
+    assert told == {"status": "failed", "exit_code": 4, "message": "['odd']", "next": ""}
+
+
+def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
+    """The list does not read what a final word says: it may be of any version."""
+    odd = {**JOB, "state": "done", "rc": {"status": "exploded"}}
+    assert saying(tmp_path, json.dumps([odd])).jobs() == [HostJob("job-1", "done", 7)]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"exit_code": 10, "message": ["a"], "next": None, "details": {"b": 1}}, "['a']"),
+        (["exit_code"], "the agent on host local failed at status with exit status 10: "),
+        ("[" * 100_000, "the agent on host local failed at status with exit status 10: "),
+        ("", "the agent on host local failed at status with exit status 10: it said nothing"),
+    ],
+)
+def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message: str) -> None:
+    """It is printed, line by line."""
+    host = saying(tmp_path, said if isinstance(said, str) else json.dumps(said), rc=10)
+    with pytest.raises(DgxlabError) as caught:
+        host.status("job-1")
+    assert caught.value.message.startswith(message)
+    assert all(isinstance(text, str) for text in (caught.value.message, caught.value.next, caught.value.details))
+
+
+def test_old_python_that_does_not_say_how_old(tmp_path: Path) -> None:
+    """Its exit status alone is enough for the sentence."""
+    with pytest.raises(RemoteError, match="the agent needs Python"):
+        saying(tmp_path, "", rc=OLD_PYTHON).jobs()
+
+
+class Watched(LocalTransport):
+    """A way to a machine where everybody sees what is started, as `ps` shows it."""
+
+    def stream(
+        self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
+    ) -> Iterator[bytes]:
+        """Note what is started."""
+        self.seen = [*getattr(self, "seen", []), *argv]
+        return super().stream(argv, stdin, patience_s=patience_s)
+
+
+def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
+    """Others on the host can read arguments, and env may hold a token: it is an argument of nothing."""
+    secret = "hf_ " + "\\ $HOME 'é' \n" * 3
+    way = Watched(str(tmp_path / "root"))
+    real = way.python
+    seen = 'tr "\\0" " " </proc/$$/cmdline; printf %s "$DGXLAB_HOST"'
+    way.python = script(tmp_path / "python", f"{{ {seen}; }} >'{tmp_path}/seen'\nexec '{real}' \"$@\"")
+    host = Host(way, HostEntry("box", env={"HF_TOKEN": secret}))
+    host.probe()
+    command, settings = (tmp_path / "seen").read_text().rsplit('{"env"', 1)
+    assert json.loads('{"env"' + settings)["env"] == {"HF_TOKEN": secret}
+    assert not [word for word in (*way.seen, command) if "hf_" in word]
+
+
+def test_interpreter_under_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hosts.yaml's python: may begin with ~/, as its root may: the host's own home."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script(tmp_path / "my bin" / "py", f"exec '{sys.executable}' \"$@\"")
+    host = Host(LocalTransport("~/root", python="~/my bin/py"))
+    assert host.probe().facts.hostname
+    assert (tmp_path / "root" / "agent").is_dir()
 
 
 def test_settings_reach_the_agent(tmp_path: Path) -> None:

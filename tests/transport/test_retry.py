@@ -202,7 +202,7 @@ def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy) -> None:
         "trying again in 0.3 s (3 of 3)",
     ]
     assert not isinstance(caught.value, HostLost)
-    assert caught.value.next.startswith("see whether this works: ssh ")
+    assert caught.value.next.startswith("ssh -o BatchMode=yes ")
 
 
 def test_host_that_is_not_trusted_is_not_asked_again(far_lab: ToyLab, client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 import dgxlab.transport
 from dgxlab.errors import HostError, RemoteError, UsageError
+from dgxlab.model import HostEntry
 from dgxlab.transport.base import CommandFailed
 from dgxlab.transport.host import Host
 from dgxlab.transport.lost import HostLost
@@ -367,5 +369,30 @@ def test_home_is_the_hosts(box: SshTransport, server: Sshd, reach: Callable[...,
 
 def test_python_that_is_not_there(box: SshTransport, reach: Callable[..., SshTransport]) -> None:
     """The error carries what the host's shell said."""
-    with pytest.raises(RemoteError, match=r"exit status 127: .*nosuchpython"):
+    with pytest.raises(RemoteError, match="host box has no nosuchpython that can be started") as caught:
         Host(reach(python="nosuchpython")).jobs()
+    assert "nosuchpython: not found" in caught.value.details
+
+
+def test_python_that_may_not_be_run(box: SshTransport, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """The same sentence; what the shell said tells the two apart."""
+    (tmp_path / "python").write_text("")
+    with pytest.raises(RemoteError, match="that can be started") as caught:
+        Host(reach(python=str(tmp_path / "python"))).jobs()
+    assert "Permission denied" in caught.value.details
+
+
+def test_settings_come_before_what_a_verb_reads(box: SshTransport, tmp_path: Path) -> None:
+    """Both in stdin: the shell takes the one line, and the agent every byte after it."""
+    content = b"\n\0\n" + os.urandom(300_000)
+    host = Host(box, HostEntry("box", env={"CC": "no such compiler"}))
+    assert host.probe().absent == (("CC", "no such compiler"),)
+    host.send_model("tiny", hashlib.sha256(content).hexdigest(), lambda: [content])
+    assert [path.read_bytes() for path in (tmp_path / "root" / "models").iterdir()] == [content]
+
+
+def test_interpreter_under_the_hosts_home(box: SshTransport, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+    """As a root under ~: the account's home there."""
+    (server.home / "bin").mkdir()
+    (server.home / "bin" / "py").symlink_to(sys.executable)
+    assert Host(reach(python="~/bin/py")).jobs() == []

@@ -73,6 +73,7 @@ def test_host_add_trusts_and_names(project: Path, server: Sshd) -> None:
     """The fingerprint is shown; afterwards the host can be used under its name; a no writes nothing."""
     refused = dgxlab(project, "host", "add", "box", "--name", "mybox")
     assert refused.returncode == 2
+    assert refused.stderr.endswith("\nnext: dgxlab host add box --name mybox\n")
     assert dgxlab(project, "host", "check", "toybox").returncode == 3
     added = dgxlab(project, "host", "add", "box", "--name", "mybox", "--yes")
     assert added.returncode == 0, added.stderr
@@ -84,6 +85,51 @@ def test_host_add_trusts_and_names(project: Path, server: Sshd) -> None:
     assert "c++" in checked.stdout
     again = dgxlab(project, "host", "add", "box", "--name", "mybox")
     assert again.returncode == 0
+    assert again.stdout.startswith("mybox lets us in and is in ")
+    assert again.stderr.startswith("box shows ssh-ed25519 SHA256:")
+    assert again.stderr.endswith("/.config/dgxlab/known_hosts:1\n")
+
+
+def test_host_add_of_a_key_that_ssh_knows(project: Path, client: Client, server: Sshd) -> None:
+    """Shown and not asked about; a host of the project's own file is said to be there, and written nowhere else."""
+    client.knows(server.known_hosts_line())
+    added = dgxlab(project, "host", "add", "box", "--name", "toybox")
+    assert (added.returncode, added.stdout) == (0, f"toybox lets us in and is in {project}/hosts.yaml\n")
+    assert added.stderr.endswith(f", known from {client.known_hosts}:1\n")
+    assert not (client.home / ".config" / "dgxlab" / "hosts.yaml").exists()
+
+
+def test_host_add_goes_below_a_torn_line(project: Path, client: Client, server: Sshd) -> None:
+    """A hosts.yaml without a newline at its end keeps its entry."""
+    client.knows(server.known_hosts_line())
+    mine = client.home / ".config" / "dgxlab" / "hosts.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("spark: {ssh: spark}")
+    assert dgxlab(project, "host", "add", "box").returncode == 0
+    listed = [line.split()[0] for line in dgxlab(project, "host", "list").stdout.splitlines()]
+    assert set(listed) == {"name", "spark", "box", "toybox", "local"}
+
+
+def test_host_add_that_does_not_let_us_in(project: Path, client: Client) -> None:
+    """Exit code 3 and ssh's own sentence: the key stays trusted, no entry is written."""
+    for path in (client.home / ".ssh").glob("id_*"):
+        path.unlink()
+    ran = dgxlab(project, "host", "add", "box", "--yes")
+    assert ran.returncode == 3
+    assert "does not let" in ran.stderr
+    assert ran.stderr.endswith("\nnext: ssh -o BatchMode=yes box true\n")
+    assert (client.home / ".config" / "dgxlab" / "known_hosts").exists()
+    assert not (client.home / ".config" / "dgxlab" / "hosts.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("destination", "better"),
+    [("me@box", "me@box --name box"), ("ssh://me@box:22", "ssh://me@box:22 --name box"), ("a;b", "'a;b' --name box")],
+)
+def test_host_add_names_what_is_no_name(project: Path, destination: str, better: str) -> None:
+    """With a command that works as it is printed."""
+    ran = dgxlab(project, "host", "add", destination)
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (2, f"next: dgxlab host add {better}")
 
 
 def test_an_unknown_host_is_named(project: Path) -> None:

@@ -114,9 +114,9 @@ def test_unknown_key(client: Client, server: Sshd, reach: Callable[..., SshTrans
     client.host("box", server.port, *lines)
     error = refused(reach(), server)
     assert f"is not known: it showed ssh-ed25519 {shown_by_ssh_keygen(server)}" in error.message
-    assert error.next.startswith("dgxlab host add box shows it")
+    assert error.next == "dgxlab host add box"
     client.host("alias", server.port, *lines)
-    assert refused(reach("alias"), server).next.startswith("dgxlab host add alias --name box shows it")
+    assert refused(reach("alias"), server).next == "dgxlab host add alias --name box"
 
 
 def test_changed_key(client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
@@ -127,9 +127,8 @@ def test_changed_key(client: Client, server: Sshd, reach: Callable[..., SshTrans
     error = refused(reach(), server)
     assert "has changed" in error.message
     assert f"{client.known_hosts}:2 has ssh-ed25519 SHA256:" in error.message
-    command = error.next.partition(": ")[2].partition(", then")[0]
-    assert command == f"ssh-keygen -R '{name}' -f {client.known_hosts}"
-    subprocess.run(["sh", "-c", command], check=True, capture_output=True)
+    assert error.next == f"ssh-keygen -R '{name}' -f {client.known_hosts}"
+    subprocess.run(["sh", "-c", error.next], check=True, capture_output=True)
     assert "is not known" in refused(reach(), server).message
 
 

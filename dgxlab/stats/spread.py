@@ -1,4 +1,4 @@
-"""Statistics of raw values: pure functions, no numbers made up.
+"""How a run's raw values lie: middle and spread.
 
 A NaN or an infinity is a broken measurement, not a large one: every function refuses it.
 """

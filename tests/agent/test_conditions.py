@@ -1,0 +1,183 @@
+"""What samples and two states say of a run: numbers, and what speaks against it."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dgxlab.agent.conditions import HOST, Conditions, Flag, Sample, Summary, number, stuck_clock
+from dgxlab.agent.telemetry import parse_gpu
+from tests.conftest import GOLDEN
+
+GPU = "GPU-68b256c7-040d-b58e-160d-b23ae653d8e1"
+OTHER = "GPU-b63c0fcc-7aab-eb90-c123-35f1cbacbe2d"
+COUNTER = "clocks_event_reasons_counters"
+DRIVER = {"driver_version": "580.159.04"}
+
+
+def state(gpu: Mapping[str, str | None] | None = None, uuid: str = GPU, **host: Any) -> dict[str, Any]:
+    """Return a host's state, with one GPU if there is one."""
+    rows = [] if gpu is None else [{"uuid": uuid, **DRIVER, **gpu}]
+    return {"boot_id": "b", "swap_in_mib": 12.5, "oom_kills": 0, "gpus": rows, **host}
+
+
+def around(
+    *values: Mapping[str, float],
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+    gpus: Mapping[str, str] | None = None,
+    seconds: float = 1.0,
+) -> Conditions:
+    """Return the conditions of a run with these samples of its one GPU."""
+    samples = [Sample(float(at), GPU, seen) for at, seen in enumerate(values)]
+    gpus = {GPU: "NVIDIA H200"} if gpus is None else gpus
+    return Conditions(samples, before or state({}), after or state({}), gpus, seconds)
+
+
+def kinds(conditions: Conditions) -> dict[str, bool]:
+    """Return the flags, each with whether it is hard."""
+    return {flag.kind: flag.hard for flag in conditions.flags()}
+
+
+def test_a_captured_series() -> None:
+    """Five minutes of an H200: what it says is summarised, what it says in words or not at all is left out."""
+    text = gzip.decompress((GOLDEN / "h200" / "telemetry-long.csv.gz").read_bytes()).decode()
+    header, *lines = text.splitlines()
+    short = {"index": "uuid", "clocks.current.sm": "clocks.sm", "clocks.current.memory": "clocks.mem"}
+    names = [name.split(" [")[0].strip() for name in header.split(",")][1:]
+    parsed = [parse_gpu([short.get(name, name) for name in names], line) for line in (header, *lines)]
+    assert parsed[0] is None
+    samples = [sample for sample in parsed[1:] if sample]
+    assert len(samples) == len(lines) == 582
+    assert samples[0].at == 1795170737.531
+    seen = Conditions(samples, state({}, "0"), state({}, "0"), {"0": "NVIDIA H200"}, 291.1)
+    assert {s.name: (s.unit, s.n, s.min, s.max) for s in seen.telemetry() if s.device == "0"} == {
+        "clocks.sm": ("MHz", 582, 345.0, 1980.0),
+        "clocks.mem": ("MHz", 582, 3201.0, 3201.0),
+        "temperature.gpu": ("C", 582, 41.0, 61.0),
+        "power.draw": ("W", 582, 79.17, 663.11),
+        "utilization.gpu": ("%", 582, 0.0, 100.0),
+    }
+    assert kinds(seen) == {"no_telemetry": False}  # the host's own are missing
+
+
+def test_not_known_is_no_number() -> None:
+    """A GB10 says N/A of its memory clock: there is no row, least of all one of 0."""
+    seen = around({"clocks.sm": 2400.0}, {"clocks.sm": 2500.0, "temperature.gpu": 60.0}, {"clocks.sm": 2410.0})
+    rows = [summary for summary in seen.telemetry() if summary.device == GPU]
+    assert rows == [
+        Summary(GPU, "clocks.sm", "MHz", 3, 2410.0, 2400.0, 2500.0),
+        Summary(GPU, "temperature.gpu", "C", 1, 60.0, 60.0, 60.0),
+    ]
+
+
+@pytest.mark.parametrize("text", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "", None, "nan", "inf", "0xg"])
+def test_words_are_no_numbers(text: str | None) -> None:
+    """In any spelling, and what is not finite; a mask of bits is one."""
+    assert number(text) is None
+    assert (number("0x0000000000000044"), number("79.38"), number("0")) == (68.0, 79.38, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("counter", "bit", "kind", "hard", "words"),
+    [
+        ("hw_thermal_slowdown", 0x40, "hw_thermal", True, "HW thermal slowdown"),
+        ("hw_power_brake_slowdown", 0x80, "power_brake", True, "HW power brake"),
+        ("sw_thermal_slowdown", 0x20, "sw_thermal", False, "SW thermal slowdown"),
+        ("sw_power_cap", 0x4, "sw_power_cap", False, "SW power cap"),
+    ],
+)
+def test_throttling(counter: str, bit: int, kind: str, hard: bool, words: str) -> None:
+    """A counter that moved between two samples is seen, and a bit where there is no counter."""
+    name = f"{COUNTER}.{counter}"
+    moved = around(before=state({name: "1000"}), after=state({name: "413000"}))
+    assert moved.flags() == [Flag(GPU, kind, hard, f"{words} for 412 ms")]
+    assert Summary(GPU, name, "us", 1, 412e3, 412e3, 412e3) in moved.telemetry()
+    active = "clocks_event_reasons.active"
+    seen = around({active: 0.0}, {active: float(bit | 0x1)}, {active: 0.0})
+    assert seen.flags() == [Flag(GPU, kind, hard, f"{words} in 1 of 3 samples")]
+    assert around(before=state({name: "413000"}), after=state({name: "413000"})).flags() == []
+
+
+def test_hw_slowdown_without_its_cause() -> None:
+    """The bit that says no more than slowdown is told only where nothing says why."""
+    active = "clocks_event_reasons.active"
+    assert kinds(around({active: float(0x8)})) == {"hw_slowdown": True}
+    assert kinds(around({active: float(0x8 | 0x40)})) == {"hw_thermal": True}
+
+
+def test_ordinary_reasons_are_no_flags() -> None:
+    """Idle, application clocks, sync boost and display lower a clock as they should."""
+    assert around({"clocks_event_reasons.active": float(0x1 | 0x2 | 0x10 | 0x100)}).flags() == []
+
+
+def test_a_counter_that_is_not_known_did_not_move() -> None:
+    """Nor one that a driver set back, nor another GPU's."""
+    name = f"{COUNTER}.hw_thermal_slowdown"
+    for before, after in (("5", None), (None, "5"), ("5", "3"), ("[N/A]", "7")):
+        seen = around(before=state({name: before}), after=state({name: after}))
+        assert (seen.flags(), [s for s in seen.telemetry() if s.device == GPU]) == ([], [])
+    assert around(before=state({name: "5"}, OTHER), after=state({name: "9"}, OTHER)).flags() == []
+
+
+def test_several_gpus_are_told_apart() -> None:
+    """Each has its own flag, which says which."""
+    both = {GPU: "NVIDIA H200", OTHER: "NVIDIA H200"}
+    name = f"{COUNTER}.hw_thermal_slowdown"
+    states = [{**state(), "gpus": [{"uuid": uuid, **DRIVER, name: us} for uuid in both]} for us in ("0", "2000")]
+    flags = around(before=states[0], after=states[1], gpus=both).flags()
+    assert [(flag.device, flag.reason) for flag in flags] == [
+        (uuid, f"HW thermal slowdown for 2 ms on {uuid[:12]}") for uuid in both
+    ]
+
+
+def test_what_happened_to_the_host() -> None:
+    """Another boot, another driver, swapping and lack of memory are hard; a page or two of somebody's daemon is not."""
+    after = state({"driver_version": "590.1"}, boot_id="c", swap_in_mib=20.5, oom_kills=2)
+    assert {flag.kind: flag.reason for flag in around(after=after).flags() if flag.hard} == {
+        "boot": "the machine was started again",
+        "driver": "the NVIDIA driver changed from 580.159.04 to 590.1",
+        "swap_in": "8 MiB came back from swap",
+        "oom_kill": "the kernel killed programs for lack of memory (2)",
+    }
+    assert around(after=state({}, swap_in_mib=12.75)).flags() == []
+    assert around(before=state(swap_in_mib=None), after=state(oom_kills=None)).flags() == []
+    assert around(after=state()).flags() == []  # nvidia-smi did not answer: not known is not changed
+
+
+@pytest.mark.parametrize(("samples", "said"), [(0, "no"), (9, "9"), (10, "")])
+def test_missing_samples(samples: int, said: str) -> None:
+    """Fewer than half of what was due in 10 s, of which device; a short run may end between two."""
+    known = around(*[{"clocks.sm": 1.0}] * samples, seconds=10.0).flags()
+    host = Flag(HOST, "no_telemetry", False, "no samples of the host where 20 were due")
+    assert known == [
+        *([Flag(GPU, "no_telemetry", False, f"{said} samples from nvidia-smi where 20 were due")] * bool(said)),
+        host,
+    ]
+    assert around(seconds=1.9).flags() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "clock", "busy", "n", "stuck"),
+    [
+        ("NVIDIA GB10", 850.0, 96.0, 4, True),
+        ("NVIDIA GB10", 1499.0, 91.0, 20, True),
+        ("NVIDIA GB10", 1500.0, 96.0, 20, False),
+        ("NVIDIA GB10", 2400.0, 96.0, 20, False),
+        ("NVIDIA GB10", 850.0, 90.0, 20, False),
+        ("NVIDIA GB10", 850.0, 96.0, 3, False),
+        ("NVIDIA H200", 850.0, 96.0, 20, False),
+    ],
+)
+def test_the_stuck_clock_of_a_gb10(name: str, clock: float, busy: float, n: int, stuck: bool) -> None:
+    """Busy and slow, long enough, and a GB10; idle samples around it say nothing."""
+    idle = {"clocks.sm": 208.0, "utilization.gpu": 0.0}
+    samples = [idle, *[{"clocks.sm": clock, "utilization.gpu": busy}] * n, {"clocks.sm": 208.0}]
+    reason = stuck_clock(name, [Sample(0.0, GPU, values) for values in samples])
+    assert bool(reason) == stuck
+    flags = around(*samples, gpus={GPU: name}).flags()
+    assert [(flag.kind, flag.hard, flag.reason) for flag in flags] == [("stuck_clock", True, reason)] * stuck
+    assert not stuck or f"{clock:.0f} MHz" in reason

@@ -1,0 +1,62 @@
+"""What the operating system refused, in words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent import failure
+from dgxlab.errors import RemoteError
+from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
+from tests.machines import programs
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client calls this host dgx."""
+    monkeypatch.setenv("DGXLAB_HOST", json.dumps({"name": "dgx"}))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk(number: int) -> None:
+    """Its own sentence, and what shows what takes the room."""
+    told = failure.refused("submit", OSError(number, os.strerror(number)))
+    assert told.message == "submit failed: the disk of dgx is full"
+    assert told.next == "dgxlab host clean dgx --older-than 0 --dry-run"
+
+
+def test_anything_else_is_no_full_disk() -> None:
+    """The cause as the system has it."""
+    told = failure.refused("the job", PermissionError(errno.EACCES, "Permission denied", "/x"))
+    assert told.message == "the job failed: [Errno 13] Permission denied: '/x'"
+    assert told.next == "dgxlab doctor dgx"
+
+
+def test_a_program_that_is_not_there() -> None:
+    """As Python tells it: the program is the file that was not found."""
+    with pytest.raises(FileNotFoundError) as caught:
+        subprocess.run(["no-such-git"], check=True)
+    assert failure.refused("receive", caught.value).message == "receive failed: there is no no-such-git on dgx"
+
+
+def test_a_nearly_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program that could not write seldom says so itself."""
+    assert failure.full_disk(tmp_path) == ""
+    monkeypatch.setattr(failure, "NEARLY_FULL", 1 << 62)
+    assert failure.full_disk(tmp_path) == ": the disk of dgx is full"
+
+
+def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence and no traceback reach the client."""
+    monkeypatch.setenv("PATH", str(programs(tmp_path / "bin")))
+    host = Host(LocalTransport(str(tmp_path / "root"), python=sys.executable))
+    with pytest.raises(RemoteError, match="receive failed: there is no git on local") as caught:
+        host.send_objects("a" * 40, ["a" * 40], lambda: [b"PACK"])
+    assert "Traceback" not in caught.value.message + caught.value.details

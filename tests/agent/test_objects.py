@@ -1,0 +1,64 @@
+"""A host's repository, and what interrupted commands leave of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent import objects as module
+from dgxlab.agent.objects import Objects
+from dgxlab.errors import RemoteError
+from dgxlab.model import canonical
+from dgxlab.source import PinCache
+from tests import toy
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> tuple[str, bytes]:
+    """A pin, and what a client sends for it."""
+    pin = toy.make_repository(tmp_path / "repository")
+    cache = PinCache(tmp_path / "pins.git")
+    cache.ensure(pin, [str(tmp_path / "repository")], lambda note: None)
+    header = canonical({"commit": pin, "shallow": [pin]}).encode() + b"\n"
+    return pin, header + b"".join(cache.pack([pin]))
+
+
+def test_a_repository_is_made_whole_or_not_at_all(
+    stream: tuple[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk in the middle of it leaves nothing that would be taken for one."""
+    pin, content = stream
+    there = Objects(tmp_path / "root" / "src" / "llama.cpp.git")
+
+    def fail(self: Objects, *args: str, **options: object) -> str:
+        Path(args[-1]).mkdir()
+        raise RemoteError("git init failed on the host: No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Objects, "_git", fail)
+        with pytest.raises(RemoteError, match="No space left"):
+            there.receive(BytesIO(content))
+    assert list(there.path.parent.iterdir()) == []
+    there.receive(BytesIO(content))
+    assert there.missing([pin]) == []
+
+
+def test_cut_packs_are_forgotten(stream: tuple[str, bytes], tmp_path: Path) -> None:
+    """What a cut stream left an hour ago goes with the next one; what is still on its way stays."""
+    pin, content = stream
+    there = Objects(tmp_path / "llama.cpp.git")
+    with pytest.raises(RemoteError, match="did not arrive whole"):
+        there.receive(BytesIO(content[:-100]))
+    packs = there.path / "objects" / "pack"
+    (cut,) = packs.glob("tmp_*")
+    young = packs / "tmp_pack_young"
+    young.touch()
+    then = time.time() - module.CUT_PACK_S - 1
+    os.utime(cut, (then, then))
+    there.receive(BytesIO(content))
+    assert list(packs.glob("tmp_*")) == [young]
+    assert there.missing([pin]) == []

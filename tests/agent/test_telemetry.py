@@ -1,0 +1,201 @@
+"""Samplers beside a job: real programs, good and bad, and this machine's own sensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent import sensors, telemetry
+from dgxlab.agent.conditions import HOST, Sample
+from dgxlab.agent.smi import FIELDS
+from dgxlab.agent.telemetry import Sampler, Telemetry, parse_gpu, parse_host
+from dgxlab.transport.bundle import bundle
+from tests import machines
+from tests.agent.test_child import wait_gone
+from tests.conftest import GOLDEN
+
+CAPTURE = (GOLDEN / "h200" / "telemetry-gpu.csv").read_text().splitlines()
+LINE = '{"t": %s, "load_1min": 0.5}'
+
+
+def sampler(folder: Path, script: str) -> Sampler:
+    """Return a sampler that is a shell script."""
+    return Sampler(["sh", "-c", script], folder / "samples", parse_host)
+
+
+def started(folder: Path, script: str) -> Sampler:
+    """Start it and wait until it has settled."""
+    made = sampler(folder, script)
+    made.start()
+    deadline = time.monotonic() + 10
+    while not made.settled:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return made
+
+
+def stop(made: Sampler) -> None:
+    """End it within the time that a job's end gives it."""
+    made.stop(time.monotonic() + telemetry.STOP_S)
+
+
+def agent(folder: Path) -> Path:
+    """Return the agent's file."""
+    path = folder / "agent.pyz"
+    path.write_bytes(bundle().packed())
+    return path
+
+
+def test_a_line_of_nvidia_smi() -> None:
+    """Time in UTC, numbers without units; words are left out."""
+    samples = [parse_gpu(tuple(FIELDS), line) for line in CAPTURE]
+    assert samples[0] is None
+    assert samples[1] is not None
+    assert (samples[1].at, samples[1].device) == (1795267361.277, "GPU-1825e1b0-a531-d0cb-696b-226a29a96fb4")
+    assert samples[1].values["power.draw"] == 310.99
+    assert samples[1].values["clocks_event_reasons.active"] == 0.0
+    assert {"uuid", "pstate", "driver_version"}.isdisjoint(samples[1].values)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CAPTURE[1][:60],
+        CAPTURE[1].replace("13:22:41.277", "25:22:41.277"),
+        CAPTURE[1] + ", 1",
+        'Field "nonsense" is not a valid field to query.',
+        "Unable to determine the device handle for GPU0: 0000:0F:00.0: GPU is lost.",
+        "\0" * 200_000,
+        "",
+    ],
+)
+def test_other_lines_are_no_samples(line: str) -> None:
+    """Half a line, one too long, a sentence, garbage."""
+    assert parse_gpu(tuple(FIELDS), line) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "[1]", '{"load_1min": 1}', '{"t": "x"}', '{"t": 1, "a": "b"}', '{"t": 1, "a": NaN}', "[" * 100_000, "7"],
+)
+def test_nonsense_of_the_host_is_no_sample(line: str) -> None:
+    """Whatever stands in the file; what is null is left out."""
+    assert parse_host(line) is None
+    assert parse_host('{"t": 2.5, "cpu_mhz": 2600.0, "cpu_temp_c": null}') == Sample(2.5, HOST, {"cpu_mhz": 2600.0})
+
+
+def test_this_machine_is_sampled(tmp_path: Path) -> None:
+    """The real agent's own sampler, twice a second, until it is stopped; and what it says is this machine."""
+    (tmp_path / "raw").mkdir()
+    watching = Telemetry(tmp_path / "raw", agent(tmp_path), {})
+    watching.start()
+    watching.start()
+    file = tmp_path / "raw" / "telemetry-host.jsonl"
+    deadline = time.monotonic() + 30
+    while len(file.read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watching.stop()
+    size = file.stat().st_size
+    first, second, *_ = [json.loads(line) for line in file.read_text().splitlines()]
+    assert second["t"] - first["t"] >= sensors.PERIOD_S
+    assert first.keys() == {"t", *sensors.host()}
+    assert abs(first["mem_available_mib"] - sensors.host()["mem_available_mib"]) < 2048
+    assert all(value is None or (math.isfinite(value) and value >= 0) for value in first.values())
+    time.sleep(sensors.PERIOD_S * 2)
+    assert file.stat().st_size == size
+
+
+def test_a_span_of_time(tmp_path: Path) -> None:
+    """Samples of the span alone; the next span goes on after it, and half a line waits for its end."""
+    lines = "".join((LINE % at) + "\n" for at in (1, 2, 3, 4))
+    made = started(tmp_path, f"printf '{lines}'; printf '{{\"t\": 5,'; sleep 600")
+    assert [sample.at for sample in made.read(1.5, 3.0)] == [2.0, 3.0]
+    assert made.read(0.0, 9.0) == []
+    with (tmp_path / "samples").open("a") as file:
+        file.write(' "load_1min": 0.25}\n')
+    assert [sample.values for sample in made.read(0.0, 9.0)] == [{"load_1min": 0.25}]
+    stop(made)
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exit 3", "echo nonsense; echo; echo '{'", "kill -9 $$", "printf '\\377\\376\\n\\000'", "echo oops >&2; exit 1"],
+)
+def test_a_bad_program_gives_no_samples(tmp_path: Path, script: str) -> None:
+    """It ends, dies or prints what it likes: nothing is raised."""
+    made = started(tmp_path, script)
+    assert made.read(0.0, 1e12) == []
+    stop(made)
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    """Or cannot be started: no samples, nothing to stop."""
+    (tmp_path / "broken").write_text("#!/no/such/program\n")
+    (tmp_path / "broken").chmod(0o755)
+    for argv in (["no-such-program"], [str(tmp_path / "broken")]):
+        made = Sampler(argv, tmp_path / "samples", parse_host)
+        made.start()
+        assert made.settled
+        assert made.read(0.0, 1e12) == []
+        stop(made)
+
+
+def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    """It ignores TERM and has a child; neither is left."""
+    made = started(tmp_path, "trap '' TERM; sleep 600 & echo $$ $!; wait")
+    pids = [int(pid) for pid in (tmp_path / "samples").read_text().split()]
+    stop(made)
+    assert all(wait_gone(pid) for pid in pids)
+
+
+def test_a_silent_one_does_not_hold_up_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on after a moment, and has no samples of it."""
+    monkeypatch.setattr(telemetry, "READY_S", 0.1)
+    machines.sampled(tmp_path / "smi", {"GPU-1": "NVIDIA H200"}, "1", loop="exec sleep 600")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'smi'}:{os.environ['PATH']}")
+    watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200"})
+    watching.start()
+    assert (tmp_path / "telemetry-gpu.csv").read_text() == ""
+    watching.stop()
+
+
+def test_it_floods_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that prints without end is ended by the kernel at a limit."""
+    monkeypatch.setattr("dgxlab.agent.child.OUTPUT_LIMIT", 100_000)
+    made = started(tmp_path, "exec yes")
+    assert made._child is not None
+    assert made._child.wait(30) != 0
+    assert (tmp_path / "samples").stat().st_size == 100_000
+    assert made.read(0.0, 1e12) == []
+
+
+def test_it_dies_with_the_agent_and_holds_nothing_of_its(tmp_path: Path) -> None:
+    """An agent that is killed leaves no sampler; one that lives gives it no lock to hold."""
+    held = tmp_path / "lock"
+    held.touch()
+    code = f"""
+import os, signal, time
+from pathlib import Path
+from dgxlab.agent.telemetry import Sampler, parse_host
+fd = os.open({str(held)!r}, os.O_RDWR)
+os.set_inheritable(fd, True)
+samples = Path({str(tmp_path / "samples")!r})
+made = Sampler(["sh", "-c", "echo $$; ls -l /proc/$$/fd; echo listed; exec sleep 600"], samples, parse_host)
+made.start()
+while "listed" not in samples.read_text():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    pid, listing = (tmp_path / "samples").read_text().split("\n", 1)
+    assert wait_gone(int(pid))
+    assert str(tmp_path / "samples") in listing
+    assert str(held) not in listing

@@ -1,0 +1,192 @@
+"""dgxlab verdict: chains of numbers in, one verdict a line out."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab import stats
+from dgxlab.cli._options import Word
+
+A = [100.1, 99.7, 100.4, 99.9, 100.2, 99.6, 100.3, 99.8, 100.0]
+B = [103.1, 102.7, 103.5, 103.0, 102.8, 103.3, 102.6, 103.2]
+FASTER = {"a": A, "b": B, "better": "higher"}
+SAME = {"a": A, "b": A[1:], "better": "higher"}
+
+
+@pytest.fixture
+def judged(dgxlab: Any, tmp_path: Path) -> Any:
+    """Write lines to a file and return what is printed of them, as JSON."""
+
+    def run(*lines: object, args: tuple[object, ...] = ()) -> list[dict[str, Any]]:
+        ran = dgxlab("verdict", write(tmp_path, *lines), "--format", "json", *args)
+        assert (ran.rc, ran.err) == (0, "")
+        return [json.loads(line) for line in ran.out.splitlines()]
+
+    return run
+
+
+def write(folder: Path, *lines: object) -> Path:
+    """Return a file with these lines; what is no text becomes JSON."""
+    file = folder / "chains.jsonl"
+    file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return file
+
+
+def test_words_are_those_of_the_statistics() -> None:
+    """What --fail-on takes is what a chain may say."""
+    assert tuple(Word) == stats.VERDICTS
+
+
+def test_one_json_verdict_a_line(judged: Any) -> None:
+    """In the order of the file, with per cents, reasons and whether it would be promoted."""
+    one, two = judged({**FASTER, "name": "pp512", "noise": 0.003}, {**FASTER, "better": "lower"})
+    assert (one["verdict"], one["name"], one["line"], two["line"]) == ("faster", "pp512", 1, 2)
+    assert one["effect_pct"] == pytest.approx(3.03, abs=0.01)
+    low, high = one["ci_pct"]
+    assert 2.5 < low < one["effect_pct"] < high < 3.5
+    assert 0 < one["mde_pct"] < 1
+    assert (one["valid_cycles"], one["cycles"], one["confidence"]) == (8, 8, 0.99)
+    assert one["reasons"] == ["the 99 % interval lies above 0"]
+    assert one["noise_floor"] == pytest.approx(0.0025, abs=1e-4)
+    assert (one["promoted"], two["promoted"], one["screen"]) == (True, False, False)
+    assert (two["verdict"], two["effect_pct"], two["name"]) == ("slower", one["effect_pct"], "line 2")
+
+
+def test_lines_for_people(dgxlab: Any, tmp_path: Path) -> None:
+    """One each, blank ones skipped, terminal sequences left out."""
+    ran = dgxlab("verdict", write(tmp_path, {**FASTER, "name": "pp\x1b[31m512"}, "", "{}"))
+    assert ran.out.splitlines() == [
+        "pp512: faster, +3.03 % (99 %: +2.58 to +3.49 %), 8 of 8 cycles, MDE 0.56 %; the 99 % interval lies above 0",
+        "line 3: invalid; line 3: 'a' is missing",
+    ]
+    assert (ran.rc, ran.err) == (0, "")
+
+
+def test_stdin(dgxlab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` is what another program prints."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(FASTER).encode())))
+    assert dgxlab("verdict", "-").out.startswith("line 1: faster, +3.03 %")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("pp512 100 103", "no JSON: Expecting value"),
+        ("\ufffd\x00", "no JSON: "),
+        ("[" * 100_000, "maximum recursion depth"),
+        ("[1, 2]", "no chain: a chain is "),
+        ({"a": A, "better": "higher"}, "'b' is missing"),
+        ({"a": A, "b": B}, "'better' is missing"),
+        ({**FASTER, "bettr": 1}, "'bettr' is no key; there are a, b, better, "),
+        ({**FASTER, "a": "100"}, "'a' is '100'"),
+        ({**FASTER, "noise": True}, "'noise' is True"),
+        ({**FASTER, "cycles": 8.0}, "'cycles' is 8.0"),
+        ({**FASTER, "flaws": {"three": "x"}}, "there is no cycle 'three'"),
+        ({**FASTER, "flaws": {"9" * 5000: "x"}}, "there is no cycle '99999"),
+        ('{"a": ' + "9" * 5000 + ', "b": [], "better": "lower"}', "no JSON: Exceeds the limit"),
+    ],
+)
+def test_a_broken_line_is_invalid(judged: Any, line: object, reason: str) -> None:
+    """With its reason and its number, and the lines around it are judged."""
+    before, broken, after = judged(FASTER, line, FASTER)
+    assert (before["verdict"], broken["verdict"], after["verdict"]) == ("faster", "invalid", "faster")
+    assert broken["reasons"][0].startswith(f"line 2: {reason}")
+    assert (broken["effect_pct"], broken["ci_pct"], broken["mde_pct"], broken["valid_cycles"]) == (None, None, None, 0)
+
+
+@pytest.mark.parametrize("bad", ["NaN", "Infinity", "1e999", "0", "-1", "null", '"x"', "[]"])
+def test_values_that_are_no_measurement(judged: Any, bad: str) -> None:
+    """Invalid, and the output is JSON as everybody reads it."""
+    (found,) = judged(json.dumps(FASTER).replace("102.7", bad))
+    assert (found["verdict"], found["effect_pct"]) == ("invalid", None)
+    assert found["reasons"][0].startswith("b[1] is ")
+    (wrong,) = judged({**FASTER, "better": "bigger"})
+    assert wrong["reasons"] == ["better is 'higher' or 'lower', not 'bigger'"]
+
+
+def test_halves_of_characters(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
+    """JSON can spell them; nothing can print them."""
+    line = {**FASTER, "name": "\ud800", "flaws": {"1": "\udfff"}}
+    (found,) = judged(line)
+    assert (found["name"], found["flaws"]) == ("?", {"1": "?"})
+    assert dgxlab("verdict", write(tmp_path, line)).out.startswith("?: faster")
+
+
+def test_a_stored_chain_can_be_judged_again(judged: Any) -> None:
+    """Planned cycles and hard events decide as they did in its session."""
+    longer = {**FASTER, "a": [*A, 100.2], "b": [*B, 103.0], "cycles": 8}
+    (found,) = judged({**longer, "flaws": {"3": "another program used the GPU"}})
+    assert (found["verdict"], found["valid_cycles"], found["cycles"]) == ("faster", 8, 9)
+    assert found["flaws"] == {"3": "another program used the GPU"}
+    (cut,) = judged({**FASTER, "cycles": 10})
+    assert cut["reasons"] == ["cut after 8 of 10 cycles: nothing is glued across a gap"]
+
+
+def test_drift_limit(judged: Any) -> None:
+    """For all lines, or of a line itself, which wins."""
+    lines = FASTER, {**FASTER, "drift_limit": 0.05}
+    tight, own = judged(*lines, args=("--drift-limit", "0.002"))
+    assert (tight["verdict"], own["verdict"]) == ("invalid", "faster")
+    assert tight["reasons"][1] == "cycle 1 does not count: its baselines are 0.4 % apart, the limit is 0.2 %"
+
+
+def test_lines_are_judged_alone_unless_they_are_one_session(judged: Any) -> None:
+    """Holm widens the interval that a claim needs; a line that says nothing is no cell."""
+    alone, *_ = judged(FASTER, SAME, SAME, "nothing")
+    together, *_ = judged(FASTER, SAME, SAME, "nothing", args=("--holm",))
+    assert (alone["confidence"], together["confidence"]) == (0.99, pytest.approx(1 - 0.01 / 3))
+    assert together["ci_pct"][0] < alone["ci_pct"][0]
+    assert "held to 1 % over the session's cells (Holm)" in together["reasons"]
+
+
+def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
+    """Called a screen everywhere, and there is none without a noise floor."""
+    bracket = {"a": [100, 101], "b": [105], "better": "higher"}
+    bare, with_noise, few = judged(
+        bracket, {**bracket, "noise": 0.01}, {**bracket, "noise": 0.0135, "noise_cycles": 8}, args=("--screen",)
+    )
+    assert (bare["verdict"], with_noise["verdict"], few["verdict"]) == ("invalid", "faster", "inconclusive")
+    assert with_noise["screen"] is few["screen"] is bare["screen"] is True
+    assert (with_noise["ci_pct"], with_noise["promoted"]) == (None, False)
+    ran = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--noise", "0.006")
+    assert ran.out.startswith("line 1: screen: faster, +4.48 %; one bracket, in which the candidate beats both")
+    refused = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--holm")
+    assert (refused.rc, refused.error) == (2, "--holm is about intervals, which a screen has not")
+
+
+def test_fail_on(dgxlab: Any, tmp_path: Path) -> None:
+    """Exit code 11 behind the whole output; 0 for what was not named."""
+    file = write(tmp_path, FASTER, SAME, "nothing")
+    assert dgxlab("verdict", file).rc == 0
+    assert dgxlab("verdict", file, "--fail-on", "slower").rc == 0
+    ran = dgxlab("verdict", file, "--fail-on", "slower", "--fail-on", "invalid")
+    assert (ran.rc, ran.error) == (11, "1 chain of 3 is invalid, on which to fail")
+    assert len(ran.out.splitlines()) == 3
+    ran = dgxlab("verdict", file, "--fail-on", "same", "--fail-on", "faster")
+    assert (ran.rc, ran.error) == (11, "2 chains of 3 are same or faster, on which to fail")
+    assert dgxlab("verdict", file, "--fail-on", "worse").rc == 2
+
+
+def test_a_file_without_chains_is_no_success(dgxlab: Any, tmp_path: Path) -> None:
+    """Nothing judged is nothing passed."""
+    ran = dgxlab("verdict", write(tmp_path, "", " "))
+    assert (ran.rc, ran.error) == (2, f"{tmp_path / 'chains.jsonl'} holds no chain")
+    missing = dgxlab("verdict", tmp_path / "none")
+    assert (missing.rc, missing.error) == (2, f"{tmp_path / 'none'} cannot be read: No such file or directory")
+
+
+def test_many_chains_are_those_of_the_function(judged: Any) -> None:
+    """A thousand lines say what a thousand calls say."""
+    source = random.Random(1)  # noqa: S311 - not for secrets
+    values = [[source.gauss(100, 1) for _ in range(17)] for _ in range(1000)]
+    found = judged(*({"a": of[:9], "b": of[9:], "better": "lower"} for of in values))
+    expected = [stats.judge(stats.Chain(of[:9], of[9:], "lower")) for of in values]
+    assert [one["verdict"] for one in found] == [one.verdict for one in expected]
+    assert [one["p"] for one in found] == [one.p for one in expected]

@@ -1,0 +1,185 @@
+"""Whole jobs that are watched: real samplers, and an nvidia-smi whose GPUs are a capture."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.agent.lock import FOLDERS
+from dgxlab.cli._display import lines
+from dgxlab.lab.archive import listing, path_of
+from dgxlab.model import Experiment
+from dgxlab.report import collect, render
+from dgxlab.store import check
+from tests import machines, toy
+from tests.agent.test_child import wait_gone
+from tests.lab.conftest import ToyLab
+from tests.lab.test_detached import submit, wait_for
+
+BUSY = "71, 1980, 3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, 0, 0"
+CAPPED = "71, 1755, 3201, 699.50, 99, P0, 580.159.04, 0x0000000000000004, CALLS000, 0, 0, 0"
+TOO_HOT = "92, 1200, 3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, CALLS000, 0"
+STUCK = "47, 611, [N/A], 14.20, 96, P0, 580.95.05, 0x0000000000000000, [N/A], [N/A], [N/A], [N/A]"
+
+
+@pytest.fixture
+def uuids() -> Iterator[list[str]]:
+    """Two GPUs that no other test has."""
+    made = sorted(f"GPU-{secrets.token_hex(8)}" for _ in range(2))
+    yield made
+    for path in (where / f"dgxlab-{uuid}" for where in FOLDERS for uuid in made):
+        path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Put an nvidia-smi on PATH."""
+
+    def make(*args: Any, **options: Any) -> Path:
+        folder = tmp_path / "smi"
+        machines.sampled(folder, *args, **options)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return folder
+
+    return make
+
+
+def slow(lab: ToyLab, **changes: Any) -> Experiment:
+    """Return an experiment with one run of 3 s."""
+    bench = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow", **changes.pop("env", {})})
+    return lab.experiment(**{"cmake": {"GGML_CUDA": "ON"}, "bench": (bench,), **changes})
+
+
+def telemetry(lab: ToyLab) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what the record says of the only run."""
+    return {(row["device"], row["name"]): row for row in lab.lab.store.rows("SELECT * FROM telemetry")}
+
+
+def flags(lab: ToyLab) -> dict[tuple[str, str], tuple[bool, str]]:
+    """Return what speaks against it."""
+    rows = lab.lab.store.rows("SELECT * FROM flags")
+    return {(row["device"], row["kind"]): (bool(row["hard"]), row["reason"]) for row in rows}
+
+
+def run_event(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the only run's event."""
+    (event,) = [event for event in events if event["event"] == "run"]
+    return event
+
+
+def test_a_run_and_its_gpu(toy_lab: ToyLab, watch: Callable[..., Path], uuids: list[str]) -> None:
+    """Of the GPU that is measured on alone: what it was like, in the record, the report, and on the screen."""
+    mine = uuids[1]
+    watch(dict.fromkeys(uuids, "NVIDIA H200"), BUSY, watched=[mine])
+    outcome, events = toy_lab.run(slow(toy_lab, gates=(), env={"CUDA_VISIBLE_DEVICES": "1"}))
+    assert outcome.error is None
+    seen = telemetry(toy_lab)
+    assert {device for device, _ in seen} == {mine, "host"}
+    clock = seen[mine, "clocks.sm"]
+    assert (clock["unit"], clock["median"], clock["min"], clock["max"]) == ("MHz", 1980.0, 1980.0, 1980.0)
+    assert clock["n"] >= 5
+    assert seen[mine, "power.draw"]["median"] == 472.33
+    assert seen[mine, "clocks_event_reasons_counters.hw_thermal_slowdown"]["max"] == 0.0
+    assert seen["host", "mem_available_mib"]["n"] >= 3
+    assert (flags(toy_lab), check(toy_lab.lab.store)) == ({}, [])
+    assert lines(run_event(events))[0].endswith("s, SM 1980 MHz, 71 °C, 472 W)")
+    page = render(collect(toy_lab.lab.store, "toy"))
+    assert " · median of a run: SM 1980 MHz, 71 °C, 472 W · " in page
+    kept = listing(path_of(toy_lab.lab.raw, outcome.job_id))
+    assert {"raw/telemetry-gpu.csv", "raw/telemetry-host.jsonl"} <= kept.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "kind", "hard", "said"),
+    [
+        ("NVIDIA H200", TOO_HOT, "hw_thermal", True, "HW thermal slowdown for "),
+        ("NVIDIA H200", CAPPED, "sw_power_cap", False, "SW power cap for "),
+        ("NVIDIA GB10", STUCK, "stuck_clock", True, "the GPU was busy at 611 MHz: a GB10 below 1500 MHz"),
+    ],
+)
+def test_a_flag_is_told_beside_the_numbers(
+    toy_lab: ToyLab, watch: Callable[..., Path], uuids: list[str], name: str, row: str, kind: str, hard: bool, said: str
+) -> None:
+    """The run is valid and counts, and every place that shows it says what speaks against it."""
+    watch({uuids[0]: name}, row)
+    outcome, events = toy_lab.run(slow(toy_lab))
+    assert (outcome.error, outcome.measured) == (None, 1)
+    ((key, (is_hard, reason)),) = flags(toy_lab).items()
+    assert (key, is_hard) == ((uuids[0], kind), hard)
+    assert reason.startswith(said)
+    word = "hard event" if hard else "flag"
+    assert lines(run_event(events))[1] == f"  {word}: {reason}"
+    shown = f"**{word}**" if hard else word
+    assert f"- {shown} in every row: {reason}\n" in render(collect(toy_lab.lab.store, "toy"))
+    assert toy_lab.run(slow(toy_lab))[0].reused == 1
+
+
+def test_the_processor_is_watched_without_a_gpu(toy_lab: ToyLab) -> None:
+    """This machine's real sensors."""
+    outcome, events = toy_lab.run(slow(toy_lab, cmake={}))
+    assert outcome.error is None
+    seen = telemetry(toy_lab)
+    assert {device for device, _ in seen} == {"host"}
+    assert seen["host", "load_1min"]["n"] >= 3
+    assert 0 < seen["host", "mem_available_mib"]["min"] <= seen["host", "mem_available_mib"]["max"]
+    state = json.loads(toy_lab.lab.store.rows("SELECT before FROM runs")[0]["before"])
+    assert (("host", "cpu_mhz") in seen) == (state["cpu_mhz"] is not None)
+    assert not any(hard for hard, _ in flags(toy_lab).values())
+    assert run_event(events)["telemetry"]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "trap '' TERM; echo $$ >sampler; sleep 600",
+        "exit 15",
+        "while :; do echo 'GPU is lost'; printf '2026/11/'; sleep 0.1; done",
+        "while :; do cat state; sleep 0.1; done",
+    ],
+)
+def test_a_sampler_that_fails_costs_its_samples_alone(
+    toy_lab: ToyLab, watch: Callable[..., Path], uuids: list[str], loop: str
+) -> None:
+    """The run counts and says what it lacks; a counter still is read before and after; nothing of it is left."""
+    folder = watch({uuids[0]: "NVIDIA H200"}, TOO_HOT, loop=loop)
+    outcome, _ = toy_lab.run(slow(toy_lab))
+    assert (outcome.error, outcome.measured) == (None, 1)
+    found = flags(toy_lab)
+    assert found.keys() == {(uuids[0], "hw_thermal"), (uuids[0], "no_telemetry")}
+    hard, reason = found[uuids[0], "no_telemetry"]
+    assert (hard, reason[:28]) == (False, "no samples from nvidia-smi w")
+    assert (uuids[0], "clocks.sm") not in telemetry(toy_lab)
+    if (folder / "sampler").exists():
+        assert wait_gone(int((folder / "sampler").read_text()))
+
+
+@pytest.mark.parametrize("end", ["cancel", "kill"])
+def test_no_sampler_outlives_its_job(toy_lab: ToyLab, watch: Callable[..., Path], uuids: list[str], end: str) -> None:
+    """Cancelled, or its agent killed."""
+    folder = watch({uuids[0]: "NVIDIA H200"}, BUSY)
+    job = submit(toy_lab, slow(toy_lab))
+    wait_for(toy_lab, job.job_id, '"note":"llama-bench"')
+    pid = int((folder / "sampler").read_text())
+    if end == "cancel":
+        assert toy_lab.host.cancel(job.job_id).state == "done"
+    else:
+        agent = json.loads((toy_lab.root / "jobs" / job.job_id / "started").read_text())["pid"]
+        os.kill(agent, 9)
+    assert wait_gone(pid)
+
+
+def test_a_job_that_measures_nothing_is_not_watched(
+    toy_lab: ToyLab, watch: Callable[..., Path], uuids: list[str]
+) -> None:
+    """A spec that ends in its build starts no sampler."""
+    watch({uuids[0]: "NVIDIA H200"}, BUSY)
+    broken = toy_lab.experiment(cmake={"GGML_CUDA": "ON", "CMAKE_C_COMPILER": "/no/such/compiler"})
+    outcome, _ = toy_lab.run(broken)
+    assert outcome.error is not None
+    assert list((toy_lab.root / "jobs" / outcome.job_id / "raw").glob("telemetry*")) == []

@@ -1,0 +1,117 @@
+"""The simulated boxes and the rules on them: that they are what they say, not how often they are right."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bench import peers
+from bench.__main__ import line
+from bench.figure import Figure
+from bench.simulated import bracket, hold, hot_ratio
+from bench.simulated_box import DEPTH, SCENARIOS, Box
+from dgxlab import stats
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def quiet(name: str, runs: int) -> list[float]:
+    """Return the medians of baseline runs on a box without noise."""
+    box = Box(SCENARIOS[name], 0.0, None)
+    return [statistics.median(box.run(candidate=False)) for _ in range(runs)]
+
+
+def test_a_box_loses_a_quarter_from_cold_to_hot() -> None:
+    """Whatever the way; only the stationary one loses nothing."""
+    for name, scenario in SCENARIOS.items():
+        values = quiet(name, 300)
+        assert values[-1] == pytest.approx(100 * (1 - scenario.depth), rel=1e-3), name
+        assert 85 < values[0] <= 100
+    assert DEPTH == 0.25
+    assert max(quiet("S2", 2)) == 100.0  # below the knee
+
+
+def test_a_run_is_as_noisy_as_it_says() -> None:
+    """0.64 % from run to run where nothing else goes on."""
+    box = Box(SCENARIOS["S0"], 0.0, Random(1))  # noqa: S311 - not for secrets
+    values = [math.log(statistics.median(box.run(candidate=False))) for _ in range(4000)]
+    assert statistics.stdev(values) == pytest.approx(0.0064, rel=0.04)
+
+
+def test_flips_and_wander_are_as_large_as_they_say() -> None:
+    """A seventh of the time a third slower; 3 % around the middle."""
+    box = Box(replace(SCENARIOS["S6"], depth=0.0), 0.0, Random(2))  # noqa: S311 - not for secrets
+    slow = [value < 80 for _ in range(6000) for value in box.run(candidate=False)]
+    assert statistics.fmean(slow) == pytest.approx(300 / 2100, abs=0.03)
+    box = Box(replace(SCENARIOS["S4"], depth=0.0), 0.0, Random(3))  # noqa: S311 - not for secrets
+    wander = [math.log(box.run(candidate=False)[2] / 100) for _ in range(8000)]
+    assert statistics.stdev(wander) == pytest.approx(0.031, rel=0.1)
+
+
+def test_what_is_planted_is_what_is_estimated() -> None:
+    """Without noise a session in hot steady state finds exactly the gain, less what its own heat costs."""
+    assert hot_ratio(SCENARIOS["S1"]) == pytest.approx(1, abs=1e-9)
+    assert -0.001 < hot_ratio(SCENARIOS["S5"]) - 1 < -0.0003
+    box = Box(SCENARIOS["S5"], math.log(1.02 / hot_ratio(SCENARIOS["S5"])), None)
+    for _ in range(200):
+        box.run(candidate=False)
+        box.run(candidate=True)
+    found = stats.judge(hold(box))
+    assert found.effect == pytest.approx(0.02, abs=1e-4)
+
+
+def test_sessions_are_held_by_the_rules_of_the_program() -> None:
+    """Eight cycles where all is well, more behind a flip; a screen is a bracket."""
+    chain = hold(Box(SCENARIOS["S1"], 0.0, None))
+    assert (len(chain.a), len(chain.b), chain.defect()) == (9, 8, None)
+    lengths = {len(hold(Box(SCENARIOS["S6"], 0.0, Random(seed))).b) for seed in range(40)}  # noqa: S311
+    assert lengths == {8, 9, 10}
+    assert len(bracket(Box(SCENARIOS["S1"], 0.0, None)).b) == 1
+
+
+def test_peers_see_what_is_there() -> None:
+    """On a stationary box all three find 10 %, in both directions."""
+    for name, rule in peers.PEERS.items():
+        for gain, word in ((0.1, "faster"), (-0.1, "slower")):
+            random = Random(4)  # noqa: S311 - not for secrets
+            assert rule(Box(SCENARIOS["S0"], gain, random), random) == word, name
+
+
+def test_u_test_is_exact() -> None:
+    """All orders are counted, and the critical value is the printed one: 13 for 8 and 8 at 5 %."""
+    counts = [peers._arrangements(8, 8, u) for u in range(65)]
+    assert sum(counts) == math.comb(16, 8)
+    assert counts == counts[::-1]
+    assert 2 * sum(counts[:14]) / math.comb(16, 8) <= 0.05 < 2 * sum(counts[:15]) / math.comb(16, 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "reached"), [(98.4, False), (98.5, True), (99.5, True), (99.6, False), (math.nan, False)]
+)
+def test_a_figure_may_have_a_lower_bound(value: float, reached: bool) -> None:
+    """Both bounds are printed, and its table below."""
+    made = Figure("x", "what", value, "%", 10, 0.1, reach=99.5, least=98.5, table={"rule": {"S0": 1.0, "S1": 12.5}})
+    assert made.reached is reached
+    first, columns, row = line(made, 0.0).splitlines()
+    assert ">= 98.5 % <= 99.5 %" in first
+    assert columns.split() == ["%", "S0", "S1"]
+    assert row.split() == ["rule", "1.00", "12.50"]
+
+
+@pytest.mark.slow
+def test_a_quick_campaign() -> None:
+    """Every rule in every scenario, as JSON."""
+    argv = [sys.executable, "-m", "bench", "--only", "false_verdicts", "--quick"]
+    ran = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=True)
+    (only,) = json.loads(ran.stdout)["figures"]
+    assert (only["unit"], only["reach"], only["least"], only["n"]) == ("%", 1.5, None, 25)
+    assert set(only["table"]) == {"dgxlab", "dgxlab --screen", *peers.PEERS}
+    assert all(set(row) == set(SCENARIOS) for row in only["table"].values())
