@@ -21,13 +21,13 @@ from signal import SIGTERM
 from typing import Any
 
 from dgxlab.agent import child
-from dgxlab.agent.environment import base_env
+from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.objects import Objects
 from dgxlab.agent.parse import ninja
 from dgxlab.agent.root import Root
-from dgxlab.errors import BuildFailed
+from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import Arm, BuildStep, Toolchain, build_id, digest, to_json
 
 OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
@@ -129,12 +129,9 @@ class Builder:
         path = base_env()["PATH"]
         for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
             if not shutil.which(tool, path=path):
-                raise BuildFailed(
-                    f"there is no {tool} on the host",
-                    next=f"python3 -m pip install {tool}, or your distribution's package",
-                )
+                raise BuildFailed(f"there is no {tool} on the host", next=f"dgxlab doctor {settings().name}")
         if not self.toolchain.cxx:
-            raise BuildFailed("there is no C++ compiler on the host", next="sudo apt-get install g++")
+            raise BuildFailed("there is no C++ compiler on the host", next=f"dgxlab doctor {settings().name}")
 
     def _install(self, arm: Arm, cmake: Path, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         """Copy the programs and their libraries, stamp them, and swap the folder into place."""
@@ -160,8 +157,9 @@ class Builder:
         for program, name, path in own_libraries([bin_folder / target for target in targets]):
             if path.parent != bin_folder.resolve():
                 raise BuildFailed(
-                    f"{program.name} would load {name} from {path.parent}, not from its own build",
-                    next="unset LD_LIBRARY_PATH and any CMAKE_*RPATH in the spec's cmake section",
+                    f"{program.name} would load {name} from {path.parent}, not from its own build: something in the "
+                    "spec's cmake section or the toolchain sets a run path",
+                    next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
                 )
             if name not in libraries:
                 libraries[name] = sha256(path)
@@ -206,7 +204,7 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
         if match and OWN_LIBRARY.fullmatch(match[1]):
             if match[2] == "not found":
                 cause = f"{program.name} needs {match[1]} and the loader does not find it"
-                raise BuildFailed(cause, next="dgxlab run --again")
+                raise BuildFailed(cause, next=AGAIN)
             found.append((program, match[1], Path(match[2]).resolve()))
     return found
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary wo
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
+OTHERS = ("git", "ccache")
+"""Tools that shape no program, whose versions are told all the same."""
 
 PATIENCE_S = 20.0
 """How long a program may take to say its version or its state."""
@@ -44,7 +46,8 @@ def gather() -> Facts:
     compilers = (env.get("CC", "cc"), env.get("CXX", "c++"), "cmake", "nvcc")
     # --version and not the table whose header says the same: that takes 100 ms on an H200, this 18 ms
     asked = [smi.query(GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
-    *versions, rows, smi_version, processes = outputs([*([tool, "--version"] for tool in compilers), *asked])
+    told = outputs([*([tool, "--version"] for tool in (*compilers, *OTHERS)), *asked])
+    versions, others, (rows, smi_version, processes) = told[:4], told[4:-3], told[-3:]
     gpus = parse_gpus(GPU_FIELDS, rows)
     return Facts(
         host_id=host_id(),
@@ -65,7 +68,8 @@ def gather() -> Facts:
             "driver": {"version": _value(gpus, "driver_version"), "cuda": parse_cuda(smi_version)},
             "nvidia_devices": len(gpus) or _nvidia_devices(),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
-            "lock_folder": next((str(folder) for folder in FOLDERS if os.access(folder, os.W_OK)), ""),
+            "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
+            "versions": dict(zip(OTHERS, map(_first_line, others), strict=True)),
             "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in TOOLS},
         },
     )
@@ -126,11 +130,14 @@ def _toolchain(versions: Sequence[str]) -> Toolchain:
     """Return the version line of everything that turns a source into programs here, from what `--version` printed."""
     from dgxlab.model import Toolchain
 
-    cc, cxx, cmake, nvcc = (text.strip().splitlines() or [""] for text in versions)
+    cc, cxx, cmake, nvcc = versions
+    last = (nvcc.strip().splitlines() or [""])[-1].strip()
     machine = f"{platform.machine()} {_cpu_flags()}"
-    return Toolchain(
-        cc=cc[0].strip(), cxx=cxx[0].strip(), cmake=cmake[0].strip(), nvcc=nvcc[-1].strip(), machine=machine
-    )
+    return Toolchain(cc=_first_line(cc), cxx=_first_line(cxx), cmake=_first_line(cmake), nvcc=last, machine=machine)
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0].strip()
 
 
 def _value(gpus: Sequence[Mapping[str, str | None]], field: str) -> str | None:

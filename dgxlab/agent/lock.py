@@ -193,7 +193,7 @@ def _open(path: Path) -> int | None:
             return None
         raise RemoteError(
             f"the benchmark lock {path} cannot be opened: {refusal.strerror}",
-            next=f"ls -l {path}; it must be a file that everybody may write, or not be there",
+            next=f"ls -l {path}",
         ) from refusal
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from dgxlab.agent.environment import base_env
-from dgxlab.errors import RemoteError
+from dgxlab.errors import AGAIN, RemoteError
 
 CUT_PACK_S = 3600.0
 """A pack that nothing was added to for so long is not on its way any more."""
@@ -64,9 +64,7 @@ class Objects:
                 pass
             reason = git.stderr.read().decode(errors="replace").strip()
         if git.returncode != 0:
-            raise RemoteError(
-                f"the sources did not arrive whole: {reason or 'the stream was cut'}", next="run the same command again"
-            )
+            raise RemoteError(f"the sources did not arrive whole: {reason or 'the stream was cut'}", next=AGAIN)
         self._git("rev-list", "--quiet", "--objects", "-1", header["commit"])
         self._git("update-ref", f"refs/dgxlab/{header['commit']}", header["commit"])
 
@@ -89,9 +87,7 @@ class Objects:
         self._git("clean", "-ffdxq", env=env, at=worktree)
         found = self._git("write-tree", env=env, at=worktree).strip()
         if found != tree:
-            raise RemoteError(
-                f"the host checked out tree {found[:12]}, the plan names {tree[:12]}", next="dgxlab run again"
-            )
+            raise RemoteError(f"the host checked out tree {found[:12]}, the plan names {tree[:12]}", next=AGAIN)
 
     def names(self, commit: str) -> str:
         """Return every file name of a commit, a line each: cmake's globs must be run again when they change."""

@@ -26,7 +26,7 @@ from dgxlab.agent.journal import Journal
 from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.agent.root import Root
 from dgxlab.agent.telemetry import Telemetry
-from dgxlab.errors import DgxlabError, GateFailed, HostBusy, RemoteError, UsageError
+from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
     BuildStep,
@@ -175,8 +175,8 @@ class Worker:
         if unknown:
             program = Path(step.argv[0]).name
             raise UsageError(
-                f"{program} of this build does not know {', '.join(unknown)}",
-                next=f"take it out of the spec; {program} --help of the build lists what it knows",
+                f"{program} of this build does not know {', '.join(unknown)}, which the spec asks for",
+                next=f"dgxlab logs {self.job.job_id} raw/{launched.stdout.name}",
             )
 
     def _gate(self, step: GateStep) -> None:
@@ -213,7 +213,7 @@ class Worker:
         """Return why a run gave no number, as the error that the job ends with."""
         reason = attempt.fields["reason"] + tries
         if attempt.again == "disturbed":
-            return HostBusy(f"{step.id} was not left alone: {reason}", next="dgxlab run again when the device is free")
+            return HostBusy(f"{step.id} was not left alone: {reason}", next=AGAIN)
         kind = GateFailed if attempt.fields["status"] == "discarded" else RemoteError
         return kind(reason, next=f"dgxlab logs {self.job.job_id} {attempt.fields['raw']['stderr']['path']}")
 

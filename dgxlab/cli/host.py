@@ -199,9 +199,14 @@ def _lines(facts: Any) -> list[str]:
         ("cmake", toolchain.cmake or "missing"),
         ("nvcc", f"{toolchain.nvcc}, {tools['nvcc']}" if toolchain.nvcc else "missing"),
         ("python", details["python"]),
-        *((name, tools[name] or "missing") for name in ("git", "ninja", "ccache")),
+        *((name, _tool(details, name)) for name in ("git", "ninja", "ccache")),
     ]
     return [f"{name:8}{value}" for name, value in rows]
+
+
+def _tool(details: Mapping[str, Any], name: str) -> str:
+    path = details["tools"][name]
+    return ", ".join(filter(None, (details["versions"].get(name), path))) if path else "missing"
 
 
 def _mib(number: int | str | None) -> str:

@@ -36,14 +36,14 @@ def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) ->
         SpecError: if a model file is not there, or a build tool cannot be sent.
         BuildFailed: if the host lacks what cannot be sent.
     """
-    probe = ask(host, experiment, source)
+    probe = _asked(host, experiment, source, watch)
     _need(host, experiment, probe.facts)
     missing = [name for name in TOOLS if not probe.facts.details["tools"][name]]
     for name in missing:
         _send_tool(host, name, probe.facts, watch)
     if not missing:
         return probe
-    return retry.again(host, lambda: ask(host, experiment, source), noted(watch))
+    return _asked(host, experiment, source, watch)
 
 
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
@@ -54,6 +54,13 @@ def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> 
     for name, recipe in {model_id(recipe): (name, recipe) for name, recipe in models}.values():
         if model_id(recipe) in probe.to_send:
             _send_model(cache, host, name, recipe, watch)
+
+
+def _asked(host: Host, experiment: Experiment, source: Source, watch: Watch) -> Probe:
+    """Ask a host that never answered just once, for it may not be there at all; one that did again when it is lost."""
+    if not host.answered:
+        return ask(host, experiment, source)
+    return retry.again(host, lambda: ask(host, experiment, source), noted(watch))
 
 
 def _need(host: Host, experiment: Experiment, facts: Facts) -> None:
@@ -79,7 +86,7 @@ def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     except wheels.NoWheel as error:
         raise SpecError(
             f"host {host.name} has no {name}, and none can be sent: {error}",
-            next=f"on {host.name}: sudo apt-get install cmake ninja-build",
+            next=host.entry.typed("sudo apt-get install cmake ninja-build"),
         ) from error
     tell(f"sending {name} {wheel.version}, {size(file.stat().st_size)}, to {host.name}, which has none")
     body = _reading(file, f"{name} to {host.name}", watch)

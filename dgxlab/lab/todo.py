@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from dgxlab import matrix, plan
-from dgxlab.errors import SpecError, UsageError
+from dgxlab.errors import SpecError, UsageError, edit
 from dgxlab.model import (
     PROTOCOL,
     WAIT_S,
@@ -73,7 +73,7 @@ def left_to_do(
     parity = [gate for gate in experiment.gates if isinstance(gate, ParityGate)]
     gates = tuple(gate for gate in parity if again or not bench or not _passed(store, experiment, gate, build, host_id))
     if not bench and not gates:
-        raise UsageError(f"{experiment.name} has no parity gate", next="add one under gates: in the spec")
+        raise UsageError(f"{experiment.name} has no parity gate under gates:", next=edit(experiment.path))
     return Todo(cells, len(asked), gates)
 
 
@@ -110,8 +110,8 @@ def _need_models(experiment: Experiment, probe: Probe) -> None:
     for name, model in experiment.models.items():
         if isinstance(model, FileModel) and probe.models[model.path] is None:
             raise SpecError(
-                f"model {name} is not on host {experiment.host}: there is no file {model.path}",
-                next=f"put it there, or change models.{name}.path in {experiment.path}",
+                f"model {name} is not on host {experiment.host}: there is no file {model.path}, which the spec names",
+                next=edit(experiment.path),
             )
 
 

@@ -119,5 +119,6 @@ def test_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     details = facts.gather().details
     assert details["glibc"] == os.confstr("CS_GNU_LIBC_VERSION").split()[1]
     assert details["python"] == platform.python_version()
-    monkeypatch.setattr(facts, "FOLDERS", (tmp_path / "closed", tmp_path))
+    assert details["versions"]["git"].startswith("git version 2.")
+    monkeypatch.setenv("DGXLAB_LOCKS", f"{tmp_path / 'closed'}:{tmp_path}")
     assert facts.gather().details["lock_folder"] == str(tmp_path)

@@ -144,7 +144,7 @@ def test_build_tools_that_cannot_be_had(
     with box(tmp_path, reach_box, bare_path) as (lab, _):
         with pytest.raises(SpecError, match="host box has no cmake, and none can be sent: pip finds no version") as e:
             lab.run()
-        assert e.value.next == "on box: sudo apt-get install cmake ninja-build"
+        assert e.value.next == "sudo apt-get install cmake ninja-build"
         assert lab.lab.store.unfinished("box") == []
 
 
