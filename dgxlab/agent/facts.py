@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary wo
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
+LAST_S = 0.05
+"""What is left at least to a program whose turn comes late: its answer may lie there."""
+
 OTHERS = ("git", "ccache")
 """Tools that shape no program, whose versions are told all the same."""
 
@@ -173,7 +177,8 @@ def outputs(commands: Sequence[Sequence[str]]) -> list[str]:
     """Run short programs side by side and return what each prints, "" for one that is not there or does not end."""
     env = {**base_env(), "LC_ALL": "C"}
     started = [_start(shutil.which(program, path=env["PATH"]), args, env) for program, *args in commands]
-    return [_output(child) if child else "" for child in started]
+    deadline = time.monotonic() + PATIENCE_S  # for all of them: two that hang take no longer than one
+    return [_output(child, deadline) if child else "" for child in started]
 
 
 def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str] | None:
@@ -188,10 +193,10 @@ def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> 
         return None
 
 
-def _output(child: subprocess.Popen[str]) -> str:
+def _output(child: subprocess.Popen[str], deadline: float) -> str:
     with child:
         try:
-            return child.communicate(timeout=PATIENCE_S)[0]
+            return child.communicate(timeout=max(LAST_S, deadline - time.monotonic()))[0]
         except subprocess.TimeoutExpired:
             child.kill()
             return ""

@@ -122,3 +122,9 @@ def test_machine_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert details["versions"]["git"].startswith("git version 2.")
     monkeypatch.setenv("DGXLAB_LOCKS", f"{tmp_path / 'closed'}:{tmp_path}")
     assert facts.gather().details["lock_folder"] == str(tmp_path)
+
+
+def test_programs_that_hang_share_one_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What answers is told; what hangs is given up all at once, however many there are."""
+    monkeypatch.setattr(facts, "PATIENCE_S", 0.3)
+    assert facts.outputs([["sleep", "30"], ["echo", "hello"], *[["sleep", "30"]] * 9]) == ["", "hello\n", *[""] * 9]
