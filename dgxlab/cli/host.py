@@ -14,7 +14,6 @@ from dgxlab.cli._lab import connect, hosts_files, lab_if_any
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, agreed, table, typed
 from dgxlab.errors import AGAIN, HostError, SpecError, UsageError
-from dgxlab.units import size
 
 app = typer.Typer(help="Add, list, check and clean hosts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -210,6 +209,8 @@ def _tool(details: Mapping[str, Any], name: str) -> str:
 
 
 def _mib(number: int | str | None) -> str:
+    from dgxlab.units import size
+
     return size(int(number) << 20) if number else "?"
 
 

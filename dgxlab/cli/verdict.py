@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +110,8 @@ def _said(text: str) -> dict[str, Any]:
     Raises:
         ValueError: if it is no JSON, or its keys are not those of a chain.
     """
+    import json
+
     try:
         said = json.loads(text)
     except ValueError as error:
