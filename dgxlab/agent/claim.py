@@ -96,6 +96,19 @@ class Claim:
             return []
         return foreign([p for p in processes if p.gpu_uuid not in self._others], self._own)
 
+    def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> str:
+        """Return who may have disturbed a run, "" for nobody.
+
+        Args:
+            looks: The processes before and after it, None where nvidia-smi did not say: that is not nobody.
+        """
+        if self._others is None:
+            return ""
+        if None in looks:
+            return "nvidia-smi did not say who computes"
+        seen = self.strangers(process for look in looks for process in look or ())
+        return f"a foreign compute process appeared: {phrase(seen)}" if seen else ""
+
     def release(self) -> None:
         """Let go of everything; harmless to repeat."""
         if self._file:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dgxlab.agent import sensors, smi
 from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.lock import FOLDERS
-from dgxlab.agent.occupancy import QUERY, parse_processes
+from dgxlab.agent.occupancy import QUERY, compute_processes, parse_processes
 from dgxlab.agent.sensors import read
 from dgxlab.agent.smi import parse_gpus
 
@@ -29,14 +29,13 @@ if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary wo
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
 TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
-LAST_S = 0.05
-"""What is left at least to a program whose turn comes late: its answer may lie there."""
-
 OTHERS = ("git", "ccache")
 """Tools that shape no program, whose versions are told all the same."""
 
 PATIENCE_S = 20.0
 """How long a program may take to say its version or its state."""
+LAST_S = 0.05
+"""What is left at least to a program whose turn comes late: its answer may lie there."""
 
 
 def gather() -> Facts:
@@ -121,12 +120,12 @@ def state(fields: Mapping[str, str]) -> dict[str, Any]:
     Args:
         fields: What this driver calls each field of ours that it knows.
     """
-    gpus, processes = outputs([smi.query(tuple(fields.values())), QUERY])
+    (gpus,) = outputs([smi.query(tuple(fields.values()))])
     return {
         "boot_id": boot_id(),
         **sensors.host(),
         "gpus": parse_gpus(tuple(fields), gpus),
-        "gpu_processes": parse_processes(processes),
+        "gpu_processes": compute_processes(),
     }
 
 

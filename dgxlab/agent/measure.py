@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from dgxlab.agent import child
 from dgxlab.agent.environment import measured_env
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
-from dgxlab.agent.occupancy import ComputeProcess, phrase
+from dgxlab.agent.occupancy import ComputeProcess
 from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
 from dgxlab.agent.parse.gate import GateReading
 from dgxlab.agent.parse.parsed import Parsed
@@ -144,14 +144,14 @@ class Bench:
         step: RunStep,
         argv: Sequence[str],
         name: str,
-        strangers: Callable[[Iterable[ComputeProcess]], list[ComputeProcess]],
+        disturbance: Callable[[Sequence[list[ComputeProcess] | None]], str],
     ) -> Attempt:
         """Run one benchmark and read it.
 
         Whatever the end, the values that could be read are kept; only a `valid` run's count.
 
         Args:
-            strangers: Picks the processes that use the job's devices and are not the job's.
+            disturbance: Says who disturbed it, given who computed before and after it, None where that is not known.
         """
         before = self.telemetry.state()
         launched = self.launch(name, argv, step.env, step.limit_s)
@@ -160,9 +160,9 @@ class Bench:
         parsed = PARSERS[step.tool](launched.text(), step.cells)
         status, reason = verdict(step, launched, parsed)
         again = "rows" if launched.ended.ok and parsed.problems else ""
-        if seen := strangers((*before["gpu_processes"], *after["gpu_processes"])):
+        if words := disturbance((before["gpu_processes"], after["gpu_processes"])):
             # whatever else went wrong may be the stranger's doing: device memory, mostly
-            reason = "; ".join(filter(None, (f"a foreign compute process appeared: {phrase(seen)}", reason)))
+            reason = "; ".join(filter(None, (words, reason)))
             status, again = "discarded", "disturbed"
         fields = {
             "tool": step.tool,

@@ -201,7 +201,7 @@ class Worker:
         for number in itertools.count():
             self._hold()
             self._progress(step.id, runs.index(step.id) + 1, len(runs), step.tool)
-            attempt = self.bench.run(step, argv, f"{step.id}-{number}" if number else step.id, self.claim.strangers)
+            attempt = self.bench.run(step, argv, f"{step.id}-{number}" if number else step.id, self.claim.disturbance)
             self._record_run(step, attempt.fields)
             if not left[attempt.again]:
                 break

@@ -7,7 +7,7 @@ dies in between, the next command finds the job and goes on from where the store
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -21,7 +21,6 @@ from dgxlab.model import Experiment, Plan, Source
 from dgxlab.store import Job, Store, the_one
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
-from dgxlab.transport.reply import T
 
 INTENT_S = 1800.0
 """A job that was intended so lately and is not on its host may be on its way, submitted by another command: ten minutes
@@ -133,7 +132,7 @@ def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) ->
     resumed = ""
     for job in lab.store.unfinished(host.name):
         mine = experiment is not None and job.experiment == experiment.digest
-        status = _asked(host, partial(host.status, job.job_id), watch)
+        status = retry.first(host, partial(host.status, job.job_id), noted(watch))
         if mine and status.state in ("absent", "staged"):
             status = _submit(host, job.plan, watch)
         if mine and status.state == "running":
@@ -145,11 +144,6 @@ def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) ->
             resumed = job.job_id if mine else resumed
             _follow_quietly(lab, host, job.job_id, watch)
     return resumed
-
-
-def _asked(host: Host, call: Callable[[], T], watch: Watch) -> T:
-    """Ask a host: one that never answered is not waited for, it may not be there at all."""
-    return retry.again(host, call, noted(watch)) if host.answered else call()
 
 
 def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from dgxlab import synth
@@ -36,14 +37,15 @@ def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) ->
         SpecError: if a model file is not there, or a build tool cannot be sent.
         BuildFailed: if the host lacks what cannot be sent.
     """
-    probe = _asked(host, experiment, source, watch)
+    question = partial(ask, host, experiment, source)
+    probe = retry.first(host, question, noted(watch))
     _need(host, experiment, probe.facts)
     missing = [name for name in TOOLS if not probe.facts.details["tools"][name]]
     for name in missing:
         _send_tool(host, name, probe.facts, watch)
     if not missing:
         return probe
-    return _asked(host, experiment, source, watch)
+    return retry.first(host, question, noted(watch))
 
 
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
@@ -54,13 +56,6 @@ def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> 
     for name, recipe in {model_id(recipe): (name, recipe) for name, recipe in models}.values():
         if model_id(recipe) in probe.to_send:
             _send_model(cache, host, name, recipe, watch)
-
-
-def _asked(host: Host, experiment: Experiment, source: Source, watch: Watch) -> Probe:
-    """Ask a host that never answered just once, for it may not be there at all; one that did again when it is lost."""
-    if not host.answered:
-        return ask(host, experiment, source)
-    return retry.again(host, lambda: ask(host, experiment, source), noted(watch))
 
 
 def _need(host: Host, experiment: Experiment, facts: Facts) -> None:

@@ -67,6 +67,15 @@ def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[floa
             patience.wait(error)
 
 
+def first(host: Host, call: Callable[[], T], note: Note) -> T:
+    """Return what `call` returns: once of a host that never answered, which may not be there at all, else as `again`.
+
+    Raises:
+        HostError: as `again`.
+    """
+    return again(host, call, note) if host.answered else call()
+
+
 def follow(host: Host, job_id: str, offset: int, note: Note, pauses_s: Sequence[float] = PAUSES_S) -> Iterator[bytes]:
     """Yield what `host.follow` yields, going on after each cut at the byte where it came.
 

@@ -10,6 +10,7 @@ import pytest
 
 from dgxlab.agent.claim import Claim
 from dgxlab.agent.lock import BenchLock
+from dgxlab.agent.occupancy import ComputeProcess
 from dgxlab.errors import HostBusy, RemoteError
 from dgxlab.model import Plan
 from tests.agent.test_devices import ALL, H200, plan
@@ -85,3 +86,13 @@ def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], mo
     mine.hold()
     mine.release()
     assert told == [("unwatched", "owner"), ("held", "dgxlab-cpu"), ("released", "dgxlab-cpu")]
+
+
+def test_silence_about_a_run_is_not_nobody(told: list[tuple[str, str]]) -> None:
+    """A look that failed may hide a stranger; on the processor nobody looks."""
+    stranger = ComputeProcess(ALL[0], 2**22 + 1, "/usr/bin/python3", "", 300)
+    mine = claim(plan({}), told)
+    assert mine.disturbance(([], [])) == ""
+    assert mine.disturbance(([], None)) == "nvidia-smi did not say who computes"
+    assert mine.disturbance(([stranger], [])).startswith("a foreign compute process appeared: pid 4194305 (python3 of")
+    assert claim(plan({}, cuda="OFF"), told).disturbance((None, [stranger])) == ""
