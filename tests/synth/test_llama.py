@@ -55,9 +55,12 @@ def test_llama_bench_measures_it(quantized: Path, llama_bin: Path) -> None:
 
 
 def test_batched_bench_measures_it(quantized: Path, llama_bin: Path) -> None:
-    """Rows for one and two sequences; the doubled last row is there because the tool may lose its last line."""
+    """Rows for one and two sequences, asked again as the agent does: the tool may exit before its rows are written."""
     argv = [llama_bin / "llama-batched-bench", "-m", quantized, "-t", 1, "-c", 2048, "-npp", 16, "-ntg", 4]
-    out = run(*argv, "-npl", "1,2,2,2,2", "--output-format", "jsonl")
-    found = re.findall(r'"pl": (\d+),.*"speed_tg": ([0-9.]+)', out)
+    for _ in range(10):
+        out = run(*argv, "-npl", "1,2,2,2,2", "--output-format", "jsonl")
+        found = re.findall(r'"pl": (\d+),.*"speed_tg": ([0-9.]+)', out)
+        if len(found) >= 2:
+            break
     assert [int(pl) for pl, _ in found[:2]] == [1, 2]
     assert all(float(speed) > 0 for _, speed in found)
