@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dgxlab.agent.job import Job
 from dgxlab.errors import JobLost
+from dgxlab.model import subject
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
@@ -18,12 +19,12 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 
 
 def running(folder: Path) -> dict[str, str]:
-    """Return the digest of the experiment of each job that runs, by job id.
+    """Return the subject of each job that runs, by job id.
 
     Part of every probe, so a job that has ended costs a look for its rc and no more.
     """
     live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
-    return {job.job_id: about["experiment"] for job in live if (about := _about(job))}
+    return {job.job_id: _subject(plan(job)) for job in live if _about(job)}
 
 
 def plan(job: Job) -> Any:
@@ -46,6 +47,10 @@ def gone(job_id: str) -> JobLost:
 
 def _jobs(folder: Path) -> Iterator[Job]:
     return (Job(path) for path in sorted(folder.iterdir()) if not path.name.startswith("."))
+
+
+def _subject(staged: Mapping[str, Any]) -> str:
+    return subject(staged["kind"], staged["experiment"], staged.get("baseline", ""))
 
 
 def _about(job: Job) -> dict[str, Any]:

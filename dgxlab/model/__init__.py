@@ -24,20 +24,27 @@ from dgxlab.model.experiment import (
 )
 from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
+    BASELINE,
+    BURN_IN,
+    CANDIDATE,
     PROTOCOL,
-    UNIDENTIFYING,
     WAIT_S,
     Arm,
     BuildStep,
     Cell,
+    ChainStep,
     GateStep,
     ModelStep,
+    NoiseFloor,
     Plan,
     ProbeStep,
     RunStep,
     SeriesRef,
     Source,
     Step,
+    arms_of,
+    plan_digest,
+    subject,
 )
 from dgxlab.model.result import (
     CellResult,
@@ -55,10 +62,12 @@ from dgxlab.model.wire import (
 )
 
 __all__ = [
+    "BASELINE",
+    "BURN_IN",
+    "CANDIDATE",
     "COMMIT",
     "NAME",
     "PROTOCOL",
-    "UNIDENTIFYING",
     "WAIT_S",
     "Arm",
     "BackendOpsBench",
@@ -67,6 +76,7 @@ __all__ = [
     "BuildStep",
     "Cell",
     "CellResult",
+    "ChainStep",
     "EngagedGate",
     "Expectation",
     "Experiment",
@@ -79,6 +89,7 @@ __all__ = [
     "Measurement",
     "Model",
     "ModelStep",
+    "NoiseFloor",
     "Param",
     "ParityGate",
     "Plan",
@@ -90,10 +101,13 @@ __all__ = [
     "Step",
     "SyntheticModel",
     "Toolchain",
+    "arms_of",
     "build_id",
     "canonical",
     "digest",
     "from_json",
     "model_id",
+    "plan_digest",
+    "subject",
     "to_json",
 ]

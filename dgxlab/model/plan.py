@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from dgxlab.model.experiment import Param, ParityGate, SyntheticModel
 from dgxlab.model.wire import digest
@@ -151,7 +151,68 @@ class RunStep:
     kind: str = "run"
 
 
-Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, RunStep]
+BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
+"""What a run of a chain is; burn-in runs are the baseline's."""
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """How much one metric of one cell differs from run to run on a host, as an A/A session found.
+
+    Attributes:
+        cell: Cell.key.
+        metric: Name in `units`.
+        sigma: Relative: 0.006 is 0.6 %.
+        cycles: Valid cycles behind it.
+        session: The job that measured it.
+    """
+
+    cell: str
+    metric: str
+    sigma: float
+    cycles: int
+    session: str
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """Runs of a baseline and a candidate that alternate, A B A ... B A, after a burn-in of A.
+
+    Both run steps have as many cells, and those at the same place are compared. In an A/A session both are the same.
+
+    Attributes:
+        id: Of the chain; its runs are told from one another by role and cycle.
+        cycles: Candidate runs, fixed beforehand; 1 for a screen.
+        drift_limit: How far the two baselines of a cycle may be apart.
+        thermal: "hot" for steady state, "cold" where each run waits for the device to cool.
+        screen: Whether it is one bracket only, which settles nothing.
+        noise: What is known beforehand of the baseline's cells on this host.
+        absent: What must not be on a baseline run's stderr: the candidate's path under test.
+    """
+
+    id: str
+    baseline: RunStep
+    candidate: RunStep
+    cycles: int
+    drift_limit: float
+    thermal: str = "hot"
+    screen: bool = False
+    noise: tuple[NoiseFloor, ...] = ()
+    absent: tuple[str, ...] = ()
+    kind: str = "chain"
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that it compares; one in an A/A session."""
+        return tuple(dict.fromkeys((self.baseline.arm, self.candidate.arm)))
+
+
+Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, RunStep, ChainStep]
+
+
+def arms_of(step: Step) -> tuple[str, ...]:
+    """Return the arms that a step is about."""
+    return step.arms if isinstance(step, ChainStep) else (step.arm,)
 
 
 @dataclass(frozen=True)
@@ -166,19 +227,56 @@ class Plan:
     job_id: str
     name: str
     experiment: str
-    """Experiment.digest."""
+    """Experiment.digest; the candidate's in a session of two."""
     arms: tuple[Arm, ...]
     steps: tuple[Step, ...]
     kind: str = "run"
+    """run, gate, ab, screen (one bracket of an ab) or noise."""
     protocol: int = PROTOCOL
     wait_s: float = WAIT_S
     """How long the job may wait for its devices, all of its waits together."""
+    baseline: str = ""
+    """Experiment.digest of the baseline of an A/B session."""
+
+    @property
+    def subject(self) -> str:
+        """What the job is about: one of the same subject that still runs need not be started again."""
+        return subject(self.kind, self.experiment, self.baseline)
 
     @property
     def digest(self) -> str:
         """Identity of the work, whatever the job is called and however long it may wait."""
-        return digest({k: v for k, v in vars(self).items() if k not in UNIDENTIFYING})
+        return plan_digest(vars(self))
 
     def arm(self, name: str) -> Arm:
         """Return the arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def runs(self) -> Iterator[RunStep]:
+        """What is launched for a number: each run step, those of chains too."""
+        for step in self.steps:
+            if isinstance(step, RunStep):
+                yield step
+            elif isinstance(step, ChainStep):
+                yield step.baseline
+                if step.candidate != step.baseline:
+                    yield step.candidate
+
+    @property
+    def chains(self) -> Iterator[ChainStep]:
+        """The chains of an A/B session, in order."""
+        return (step for step in self.steps if isinstance(step, ChainStep))
+
+
+def plan_digest(fields: Mapping[str, Any]) -> str:
+    """Return Plan.digest given a plan's fields, as JSON or as records.
+
+    No baseline is left out: plans had no such field before there were A/B sessions, and keep their digest.
+    """
+    return digest({k: v for k, v in fields.items() if k not in UNIDENTIFYING and not (k == "baseline" and v == "")})
+
+
+def subject(kind: str, experiment: str, baseline: str = "") -> str:
+    """Return what a job of this kind is about, given the digests of its experiments."""
+    return digest([kind, baseline, experiment]) if baseline else experiment

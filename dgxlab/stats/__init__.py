@@ -14,7 +14,9 @@ from dgxlab.stats.chain import (
     burn_in_settled,
     cycles_needed,
     drift_flaw,
+    hopeless,
 )
+from dgxlab.stats.power import mde, to_see
 from dgxlab.stats.screen import screen
 from dgxlab.stats.spread import mad, median, noise
 from dgxlab.stats.student import t_quantile, t_tail
@@ -43,10 +45,12 @@ __all__ = [
     "cycles_needed",
     "drift_flaw",
     "holm",
+    "hopeless",
     "invalid",
     "judge",
     "judge_session",
     "mad",
+    "mde",
     "median",
     "noise",
     "noise_floor",
@@ -55,4 +59,5 @@ __all__ = [
     "standard_error",
     "t_quantile",
     "t_tail",
+    "to_see",
 ]

@@ -58,10 +58,12 @@ class Chain:
     def defect(self) -> str | None:
         """Return why the chain as a whole cannot be judged, or None."""
         done = len(self.b)
+        if self.cycles is not None and len(self.a) == done <= self.planned:
+            return self._cut(max(0, done - 1))
         if len(self.a) != done + 1:
             return f"{len(self.a)} baselines and {done} candidates: k candidates need k + 1 baselines"
-        if done < self.planned:
-            return f"cut after {done} of {self.planned} cycles: nothing is glued across a gap"
+        if done < self.planned and not hopeless(self.planned, done, done - len(self.invalid_cycles())):
+            return self._cut(done)
         if done > self.planned + EXTRA_CYCLES:
             return f"{done} cycles where {self.planned} were planned: at most {EXTRA_CYCLES} may follow"
         if self.planned < 1:
@@ -74,6 +76,9 @@ class Chain:
             return f"there is no cycle {strange[0]} in a chain of {done}"
         return self._no_value()
 
+    def _cut(self, done: int) -> str:
+        return f"cut after {done} of {self.planned} cycles: nothing is glued across a gap"
+
     def _no_value(self) -> str | None:
         for name, values in (("a", self.a), ("b", self.b)):
             for i, value in enumerate(values):
@@ -84,7 +89,7 @@ class Chain:
         return None
 
     def invalid_cycles(self) -> dict[int, str]:
-        """Return the cycles that do not count and why; the chain has no defect."""
+        """Return the cycles that do not count and why; there is one baseline more than candidates."""
         found = dict(self.flaws)
         for cycle, (before, after) in enumerate(zip(self.a[:-1], self.a[1:], strict=True), 1):
             if cycle not in found and (flaw := drift_flaw(before, after, self.drift_limit)):
@@ -130,6 +135,11 @@ def another_cycle(planned: int, done: int, valid: int) -> bool:
         valid: How many of them count; with several cells, the fewest of any.
     """
     return done < planned or (valid < planned and done < planned + EXTRA_CYCLES)
+
+
+def hopeless(planned: int, done: int, valid: int) -> bool:
+    """Return whether so many cycles are invalid that even all the others could not make the chain a valid one."""
+    return done - valid > planned + EXTRA_CYCLES - cycles_needed(planned)
 
 
 def _difference(before: float | None, candidate: float | None, after: float | None) -> float | None:
