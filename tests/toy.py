@@ -1,7 +1,7 @@
 """A small project that builds like llama.cpp and prints what llama.cpp printed, or misbehaves on request.
 
 Real git, cmake, ninja and a compiler; only the programs are small. The faults of a benchmark (hang, crash, garbage)
-cannot be asked of the real ones. TOY in an entry's env chooses the behaviour.
+cannot be asked of the real ones. TOY in an entry's env chooses the behaviour, TOY_COUNT is a file to count calls in.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ int misbehave(void) {
     if (!strcmp(toy(), "killed")) { raise(SIGKILL); }
     if (!strcmp(toy(), "status")) { fprintf(stderr, "error: out of toys\\n"); exit(7); }
     if (!strcmp(toy(), "nothing")) { exit(0); }
+    if (!strcmp(toy(), "every second crashes")) {
+        FILE * calls = fopen(getenv("TOY_COUNT"), "a");
+        fputc('x', calls);
+        fflush(calls);
+        if (ftell(calls) % 2 == 0) { raise(SIGSEGV); }
+    }
     return 0;
 }
 int count(const char * list) { int n = 1; for (; *list; list++) { n += *list == ','; } return n; }
@@ -105,7 +111,10 @@ int main(int argc, char ** argv) {
 """
 
 LLAMA_BENCH = """
-static long ns(int i) { return i ? 10000000 + 1000 * i : 20000000; }
+static long ns(int i) {
+    long noise = strcmp(toy(), "noisy") ? 0 : 1000 * ((getpid() * 2654435761u >> 16) % 97);  /* at most 1 % from run to run */
+    return (i ? 10000000 + 1000 * i + noise : 20000000) * (strcmp(toy(), "half") ? 1 : 2);
+}
 static void row(int pp, int tg, int r) {
     printf("{\\"build_commit\\": \\"unknown\\", \\"model_filename\\": \\"m\\", \\"n_prompt\\": %d, \\"n_gen\\": %d, "
            "\\"n_depth\\": 0, \\"n_ubatch\\": 512, \\"avg_ts\\": 1.0, \\"samples_ns\\": [ ", pp, tg);

@@ -70,8 +70,11 @@ class Claim:
         """Descriptors of the locks that are held, for children to inherit."""
         return [fd for lock in self._locks for fd in lock.fds]
 
-    def hold(self) -> None:
+    def hold(self) -> float:
         """Have the devices to itself, before every launch that counts; waits at most plan.wait_s in a whole job.
+
+        Returns:
+            The seconds that it took.
 
         Raises:
             HostBusy: if somebody else has them for longer.
@@ -84,11 +87,12 @@ class Claim:
         if self._file and not self._file.watched and not self._unwatched_told:
             self._on_change("unwatched", str(self._file.path), "its folder is not there")
             self._unwatched_told = True
-        before = [lock.since for lock in self._locks]
+        begin, before = time.monotonic(), [lock.since for lock in self._locks]
         self._wait()
         if [lock.since for lock in self._locks] != before:
             for lock in self._locks:
                 self._on_change("held", str(lock.path), self._plan.job_id)
+        return time.monotonic() - begin
 
     def strangers(self, processes: Iterable[ComputeProcess]) -> list[ComputeProcess]:
         """Return the processes that disturb this job's GPUs, [] for a job on the processor."""

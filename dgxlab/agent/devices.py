@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgxlab.agent.environment import settings
-from dgxlab.model import GateStep, Plan, RunStep
+from dgxlab.model import GateStep, Plan
 
 CPU = "cpu"
 Gpu = Mapping[str, Any]
@@ -26,9 +26,8 @@ def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     if not uses_cuda(plan):
         return (CPU,)
     every = [gpu for gpu in gpus if gpu["uuid"]]
-    seen = [
-        _visible({**settings().env, **step.env}, every) for step in plan.steps if isinstance(step, (GateStep, RunStep))
-    ]
+    envs = [step.env for step in plan.steps if isinstance(step, GateStep)] + [run.env for run in plan.runs]
+    seen = [_visible({**settings().env, **env}, every) for env in envs]
     return tuple(sorted({gpu["uuid"] for gpus in seen for gpu in gpus} or {gpu["uuid"] for gpu in every}))
 
 

@@ -145,6 +145,7 @@ class Bench:
         argv: Sequence[str],
         name: str,
         disturbance: Callable[[Sequence[list[ComputeProcess] | None]], str],
+        absent: Sequence[str] = (),
     ) -> Attempt:
         """Run one benchmark and read it.
 
@@ -152,13 +153,14 @@ class Bench:
 
         Args:
             disturbance: Says who disturbed it, given who computed before and after it, None where that is not known.
+            absent: None of these may be on its stderr.
         """
         before = self.telemetry.state()
         launched = self.launch(name, argv, step.env, step.limit_s)
         after = self.telemetry.state()
         conditions = self.telemetry.around(launched.ended, before, after)
         parsed = PARSERS[step.tool](launched.text(), step.cells)
-        status, reason = verdict(step, launched, parsed)
+        status, reason = verdict(step, launched, parsed, absent)
         again = "rows" if launched.ended.ok and parsed.problems else ""
         if words := disturbance((before["gpu_processes"], after["gpu_processes"])):
             # whatever else went wrong may be the stranger's doing: device memory, mostly
@@ -197,7 +199,7 @@ def judge(reading: GateReading, rc: int | None, flaky: Sequence[str], wanted: Pa
     return gate.judge_gate(reading, rc, wanted.expect, wanted.unsupported)
 
 
-def verdict(step: RunStep, launched: Launch, parsed: Parsed) -> tuple[str, str]:
+def verdict(step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[str] = ()) -> tuple[str, str]:
     """Return a run's status and, unless valid, the reason in words."""
     program = Path(step.argv[0]).name
     if not launched.ended.ok:
@@ -205,9 +207,12 @@ def verdict(step: RunStep, launched: Launch, parsed: Parsed) -> tuple[str, str]:
         return "failed", f"{ended}: {launched.last_words()}{full_disk(launched.stdout.parent)}"
     if parsed.problems:
         return "failed", f"{program}: {'; '.join(parsed.problems)}{full_disk(launched.stdout.parent)}"
-    errors = launched.errors() if step.markers else ""
+    errors = launched.errors() if step.markers or absent else ""
     for marker in step.markers:
         if marker not in errors:
             return "discarded", f"the path under test did not run: {marker!r} is not on {program}'s stderr"
+    for marker in absent:
+        if marker in errors:
+            return "discarded", f"the path under test ran in the baseline too: {marker!r} is on {program}'s stderr"
     assert all(math.isfinite(v) for r in parsed.results for m in r.measurements for v in m.samples)
     return "valid", ""

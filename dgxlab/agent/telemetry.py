@@ -30,6 +30,8 @@ READY_S = 2.0
 """How long the first run waits for the samplers' first lines, so that nothing starts up beside it."""
 STOP_S = 1.0
 """How long the end of a job waits for them."""
+FRESH_S = 5.0
+"""A sample that is older says nothing of this instant: who took it hangs, or is gone."""
 
 Parse = Callable[[str], "Sample | None"]
 
@@ -49,6 +51,7 @@ class Sampler:
         self._parse = parse
         self._child: subprocess.Popen[bytes] | None = None
         self._offset = 0
+        self._newest: dict[str, Sample] = {}
 
     def start(self) -> None:
         """Start it; one that cannot be started gives no samples."""
@@ -66,9 +69,15 @@ class Sampler:
         found: list[Sample] = []
         while self._child and (chunk := whole_lines(self._path, self._offset)):
             self._offset += len(chunk)
-            samples = map(self._parse, chunk.decode(errors="replace").splitlines())
-            found += [sample for sample in samples if sample and begin <= sample.at <= end]
+            samples = list(filter(None, map(self._parse, chunk.decode(errors="replace").splitlines())))
+            self._newest.update((sample.device, sample) for sample in samples)
+            found += [sample for sample in samples if begin <= sample.at <= end]
         return found
+
+    def newest(self) -> list[Sample]:
+        """Return the last sample of each device; a run that begins after this call loses none by it."""
+        self.read(0.0, 0.0)
+        return list(self._newest.values())
 
     def stop(self, deadline: float) -> None:
         """End it; one that cannot be ended is left to the kernel, which will."""
@@ -119,6 +128,22 @@ class Telemetry:
         end = run.started + run.seconds
         samples = [sample for sampler in self._samplers for sample in sampler.read(run.started, end)]
         return Conditions(samples, before, after, self._gpus, run.seconds)
+
+    def now(self) -> dict[str, Mapping[str, float]]:
+        """Return what was sampled last, by device; nothing of one that has not been heard of lately.
+
+        Between runs only: it passes over the samples of a run that goes on.
+        """
+        due = time.time() - FRESH_S
+        newest = [sample for sampler in self._samplers for sample in sampler.newest()]
+        return {sample.device: sample.values for sample in newest if sample.at >= due}
+
+    def temperature(self) -> float | None:
+        """Return how hot the job's devices are, the hottest of its GPUs or else the processor; None if not known."""
+        now = self.now()
+        seen = [now.get(gpu, {}).get("temperature.gpu") for gpu in self._gpus]
+        known = [c for c in seen or [now.get(HOST, {}).get("cpu_temp_c")] if c is not None]
+        return max(known, default=None)
 
     def stop(self) -> None:
         """End the samplers."""

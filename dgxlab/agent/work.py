@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,24 +17,28 @@ from typing import Any, ClassVar
 from dgxlab import __version__
 from dgxlab.agent import facts, models
 from dgxlab.agent.build import Builder
+from dgxlab.agent.chain import Alternation
 from dgxlab.agent.claim import Claim
 from dgxlab.agent.devices import devices
 from dgxlab.agent.failure import refused
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
-from dgxlab.agent.measure import Attempt, Bench
+from dgxlab.agent.measure import Bench
 from dgxlab.agent.root import Root
+from dgxlab.agent.runs import Runs
 from dgxlab.agent.telemetry import Telemetry
-from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError, UsageError
+from dgxlab.errors import DgxlabError, GateFailed, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
     BuildStep,
+    ChainStep,
     GateStep,
     ModelStep,
     Plan,
     ProbeStep,
     RunStep,
+    arms_of,
     from_json,
     model_id,
     to_json,
@@ -69,10 +73,9 @@ class Worker:
             self.bench.pids,
             lambda state, path, owner: self.journal.emit("lock", state=state, path=path, owner=owner),
         )
-        self._lasting = tuple(self.keep)
+        self.runs = Runs(job.job_id, self.journal, self.bench, self.claim, self.fill, self.identify, self.keep)
         self.builds: dict[str, str] = {}
         self.models: dict[str, dict[str, Any]] = {}
-        self.position = 0
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
         self._last_progress = ("", 0.0)
@@ -89,7 +92,7 @@ class Worker:
             facts=to_json(self.facts),
         )
         for step in self.plan.steps:
-            skipped = step.arm in self.closed_arms
+            skipped = not self.closed_arms.isdisjoint(arms_of(step))
             self.journal.emit("step", id=step.id, kind=step.kind, state="skipped" if skipped else "started")
             if not skipped:
                 self._STEPS[type(step)](self, step)
@@ -110,7 +113,7 @@ class Worker:
             "error", exit_code=error.exit_code, message=error.message, next=error.next, details=error.details
         )
 
-    def fill(self, argv: tuple[str, ...], arm: str, **extra: str) -> list[str]:
+    def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
         """Replace the placeholders that only the host knows.
 
         Raises:
@@ -133,6 +136,11 @@ class Worker:
             return known[match[1]]
 
         return [re.sub(r"\{([a-z]+(?::[\w.-]+)?)\}", replace, arg) for arg in argv]
+
+    def identify(self, step: RunStep) -> dict[str, str]:
+        """Return the build and the model that a run measures; the model is "" where it reads none."""
+        model = str(self.models[step.model]["model_id"]) if step.model else ""
+        return {"build_id": self.builds[step.arm], "model_id": model}
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -180,7 +188,7 @@ class Worker:
             )
 
     def _gate(self, step: GateStep) -> None:
-        self._hold()
+        self.runs.hold()
         result = self.bench.gate(step, self.fill(step.argv, step.arm))
         self.journal.emit("gate", id=step.id, arm=step.arm, build_id=self.builds[step.arm], **result)
         if result["status"] == "failed":
@@ -195,39 +203,22 @@ class Worker:
             )
 
     def _run(self, step: RunStep) -> None:
-        argv = self.fill(step.argv, step.arm)
         left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
         runs = [other.id for other in self.plan.steps if isinstance(other, RunStep)]
         for number in itertools.count():
-            self._hold()
+            self.runs.hold()
             self._progress(step.id, runs.index(step.id) + 1, len(runs), step.tool)
-            attempt = self.bench.run(step, argv, f"{step.id}-{number}" if number else step.id, self.claim.disturbance)
-            self._record_run(step, attempt.fields)
+            attempt = self.runs.launch(step, f"{step.id}-{number}" if number else step.id)
+            self.runs.record(step, attempt.fields)
             if not left[attempt.again]:
                 break
             left[attempt.again] -= 1
         if attempt.fields["status"] != "valid":
-            self.fail(self._failure(step, attempt, f" ({number + 1} attempts)" if number else ""))
+            self.fail(self.runs.failure(step.id, attempt, number + 1))
 
-    def _failure(self, step: RunStep, attempt: Attempt, tries: str) -> DgxlabError:
-        """Return why a run gave no number, as the error that the job ends with."""
-        reason = attempt.fields["reason"] + tries
-        if attempt.again == "disturbed":
-            return HostBusy(f"{step.id} was not left alone: {reason}", next=AGAIN)
-        kind = GateFailed if attempt.fields["status"] == "discarded" else RemoteError
-        return kind(reason, next=f"dgxlab logs {self.job.job_id} {attempt.fields['raw']['stderr']['path']}")
-
-    def _record_run(self, step: RunStep, result: dict[str, Any]) -> None:
-        self.journal.emit(
-            "run",
-            id=step.id,
-            arm=step.arm,
-            build_id=self.builds[step.arm],
-            model_id=str(self.models[step.model]["model_id"]) if step.model else "",
-            position=self.position,
-            **result,
-        )
-        self.position += 1
+    def _chain(self, step: ChainStep) -> None:
+        if error := Alternation(step, self.runs, self._progress).carry_out():
+            self.fail(error)
 
     _STEPS: ClassVar[dict[type, Callable[..., None]]] = {
         BuildStep: _build,
@@ -235,15 +226,10 @@ class Worker:
         ProbeStep: _probe,
         GateStep: _gate,
         RunStep: _run,
+        ChainStep: _chain,
     }
 
     # -- the rest -----------------------------------------------------------------------------------------------------
-
-    def _hold(self) -> None:
-        """Have the device for the next launch; never called before the builds are done."""
-        self.claim.hold()
-        self.bench.telemetry.start()
-        self.keep[:] = [*self._lasting, *self.claim.fds]
 
     def _progress(self, step: str, done: int, total: int, note: str) -> None:
         now, (last, at) = time.monotonic(), self._last_progress

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from dgxlab.agent.devices import devices
-from dgxlab.model import Arm, GateStep, ParityGate, Plan, RunStep
+from dgxlab.model import Arm, ChainStep, GateStep, ParityGate, Plan, RunStep
 from tests.journals import source
 
 H200 = [{"index": str(i), "uuid": f"GPU-{i}{i}-{9 - i}", "name": "NVIDIA H200"} for i in range(3)]
@@ -66,8 +67,11 @@ def test_named_gpus_where_that_is_certain(
 
 
 def test_union_over_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gate and run has its own environment over the host's; one without a word may use all."""
+    """Each gate and run has its own environment over the host's, in chains too; one without a word may use all."""
     assert devices(plan(visible("0"), visible("2")), H200) == (ALL[0], ALL[2])
     assert devices(plan(visible("0"), {}), H200) == ALL
+    one, two = (RunStep(gpu, "a", "llama-bench", (), visible(gpu), ()) for gpu in "12")
+    session = replace(plan(), steps=(ChainStep("chain:0", one, two, cycles=8, drift_limit=0.05),))
+    assert devices(session, H200) == ALL[1:]
     monkeypatch.setenv("DGXLAB_HOST", json.dumps({"env": visible("1")}))
     assert devices(plan(visible("0"), {}), H200) == ALL[:2]

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dgxlab.agent import sensors, telemetry
+from dgxlab.agent.child import Ended
 from dgxlab.agent.conditions import HOST, Sample
 from dgxlab.agent.smi import FIELDS
 from dgxlab.agent.telemetry import Sampler, Telemetry, parse_gpu, parse_host
@@ -23,6 +25,7 @@ from tests.conftest import GOLDEN
 
 CAPTURE = (GOLDEN / "h200" / "telemetry-gpu.csv").read_text().splitlines()
 LINE = '{"t": %s, "load_1min": 0.5}'
+NOTHING = {"boot_id": "b", "gpus": []}
 
 
 def sampler(folder: Path, script: str) -> Sampler:
@@ -164,6 +167,49 @@ def test_a_silent_one_does_not_hold_up_the_first_run(tmp_path: Path, monkeypatch
     watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200"})
     watching.start()
     assert (tmp_path / "telemetry-gpu.csv").read_text() == ""
+    watching.stop()
+
+
+def wait_until(seen: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + 30
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hottest of the job's GPUs; what was heard too long ago says nothing, and asking loses no later sample."""
+    folder = tmp_path / "smi"
+    machines.sampled(folder, {"GPU-1": "NVIDIA H200", "GPU-2": "NVIDIA H200"}, "61, 1980")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    rest = "3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, 0, 0"
+    (folder / "state").write_text(f"GPU-1, 61, 1980, {rest}\nGPU-2, 64, 1980, {rest}\n")
+    watching = Telemetry(tmp_path, agent(tmp_path), {"GPU-1": "NVIDIA H200", "GPU-2": "NVIDIA H200"})
+    watching.start()
+    wait_until(lambda: watching.temperature() == 64.0)
+    (folder / "new").write_text(f"GPU-1, 58, 1980, {rest}\nGPU-2, [N/A], 1980, {rest}\n")
+    (folder / "new").rename(folder / "state")
+    wait_until(lambda: watching.temperature() == 58.0)
+    assert watching.now()["GPU-2"]["clocks.sm"] == 1980.0
+    began = time.time()
+    time.sleep(1.5)
+    run = Ended(0, None, began, time.time() - began)
+    seen = {(s.device, s.name): s.n for s in watching.around(run, NOTHING, NOTHING).telemetry()}
+    assert seen["GPU-1", "temperature.gpu"] >= 3
+    assert ("GPU-2", "temperature.gpu") not in seen
+    watching.stop()
+    monkeypatch.setattr(telemetry, "FRESH_S", 0.2)
+    time.sleep(0.5)
+    assert (watching.now(), watching.temperature()) == ({}, None)
+
+
+def test_how_warm_the_processor_is_now(tmp_path: Path) -> None:
+    """Where there is no GPU, as far as this machine tells."""
+    watching = Telemetry(tmp_path, agent(tmp_path), {})
+    watching.start()
+    wait_until(lambda: "load_1min" in watching.now().get(HOST, {}))
+    assert (watching.temperature() is None) == (sensors.host()["cpu_temp_c"] is None)
     watching.stop()
 
 

@@ -1,0 +1,149 @@
+"""A job with one chain on a bench whose programs are not run: what they come to is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dgxlab.agent.chain import Alternation
+from dgxlab.agent.claim import Claim
+from dgxlab.agent.journal import Journal, read
+from dgxlab.agent.measure import Attempt, Bench
+from dgxlab.agent.runs import Runs
+from dgxlab.errors import DgxlabError
+from dgxlab.model import Arm, Cell, ChainStep, Plan, RunStep
+from tests.journals import source
+
+CELLS = tuple(Cell("llama-bench", label, {"n_prompt": n}, {}) for label, n in (("pp16", 16), ("pp32", 32)))
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a run came to; one value for each cell."""
+
+    values: tuple[float, ...] = (100.0, 200.0)
+    status: str = "valid"
+    reason: str = ""
+    again: str = ""
+    flags: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass
+class World:
+    """A job on the processor with one chain, whose runs come to what `says` says of their names."""
+
+    folder: Path
+    says: Callable[[str], Said] = lambda name: Said()
+    waits: Mapping[int, float] = field(default_factory=dict)
+    warm: Callable[[], float | None] = lambda: None
+    names: list[str] = field(default_factory=list)
+    holds: int = 0
+    absent: list[tuple[str, ...]] = field(default_factory=list)
+
+    def hold(self, changed: Callable[[ChainStep], ChainStep] = lambda step: step) -> DgxlabError | None:
+        """Hold the chain."""
+        runs = [RunStep(f"chain:0:{arm}", arm, "llama-bench", (arm,), {}, CELLS, attempts=2) for arm in ("one", "two")]
+        step = changed(ChainStep("chain:0", *runs, cycles=4, drift_limit=0.05))
+        arms = tuple(Arm(name, source(), {"GGML_CUDA": "OFF"}) for name in ("one", "two"))
+        claim = SlowClaim(self, Plan("J", "n", "e", arms, (step,), "ab"), [], (), lambda *told: None)
+        journal = Journal(self.folder / "journal.jsonl")
+        keep: list[int] = []
+        held = Runs(
+            "J",
+            journal,
+            Scripted(self, keep),
+            claim,
+            lambda argv, arm: [*argv, arm],
+            lambda run: {"build_id": f"B-{run.arm}", "model_id": ""},
+            keep,
+        )
+        try:
+            return Alternation(step, held, lambda *told: None).carry_out()
+        finally:
+            claim.release()
+            journal.close()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The journal."""
+        return list(read(self.folder / "journal.jsonl"))
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """Return the events of a kind."""
+        return [each for each in self.events if each["event"] == event]
+
+    @property
+    def places(self) -> list[str]:
+        """What ran, in short: u1 u2 a0 b1 a1."""
+        letters = {"burn-in": "u", "baseline": "a", "candidate": "b"}
+        return [f"{letters[run['role']]}{run['cycle']}" for run in self.of("run")]
+
+
+class SlowClaim(Claim):
+    """A claim that some runs have to wait for."""
+
+    def __init__(self, world: World, *args: Any) -> None:
+        super().__init__(*args)
+        self.world = world
+
+    def hold(self) -> float:
+        """Have the processor, as if after a while."""
+        self.world.holds += 1
+        return super().hold() + self.world.waits.get(self.world.holds, 0.0)
+
+
+class Scripted(Bench):
+    """A bench whose programs are not run."""
+
+    def __init__(self, world: World, keep: Sequence[int]) -> None:
+        super().__init__(world.folder, keep, Thermometer(world))  # type: ignore[arg-type]
+        self.world = world
+
+    def run(self, step: RunStep, argv: Sequence[str], name: str, disturbance: object, absent: object = ()) -> Attempt:
+        """Return what the script says of this run."""
+        self.world.names.append(name)
+        self.world.absent.append(tuple(absent))  # type: ignore[arg-type]
+        said = self.world.says(name)
+        results = [
+            {"cell": cell.key, "measurements": [{"metric": "avg_ts", "samples": [value]}]}
+            for cell, value in zip(step.cells, said.values, strict=False)
+        ]
+        fields = {
+            "tool": step.tool,
+            "argv": list(argv),
+            "status": said.status,
+            "reason": said.reason,
+            "flags": list(said.flags),
+            "results": results,
+            "telemetry": [{"device": "host", "name": "cpu_mhz", "median": 2600.0, "min": 800.0, "max": 3000.0}],
+            "raw": {"stderr": {"path": f"raw/{name}.err"}},
+        }
+        return Attempt(fields, said.again)
+
+
+class Thermometer:
+    """A temperature that no machine here has."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def start(self) -> None:
+        """Begin."""
+
+    def temperature(self) -> float | None:
+        """Return that of the device."""
+        return self.world.warm()
+
+    def now(self) -> dict[str, dict[str, float]]:
+        """Return what was sampled last."""
+        seen = self.world.warm()
+        return {} if seen is None else {"GPU-1": {"temperature.gpu": seen}, "GPU-2": {"temperature.gpu": seen - 2}}
+
+
+def scripted(world: World, by_name: Mapping[str, Said]) -> World:
+    """Let the runs whose names match a pattern come to something else; the first that matches counts."""
+    world.says = lambda name: next((said for pattern, said in by_name.items() if re.search(pattern, name)), Said())
+    return world

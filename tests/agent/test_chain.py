@@ -1,0 +1,282 @@
+"""How a chain is held: which run follows which, on a bench whose values are given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, HostBusy, RemoteError
+from dgxlab.model import ChainStep
+from tests.agent.scripted import Said, World, scripted
+
+STUCK = {"device": "GPU-1", "kind": "stuck_clock", "hard": True, "reason": "the GPU was busy at 611 MHz"}
+HOT = {"device": "GPU-1", "kind": "hw_thermal", "hard": True, "reason": "HW thermal slowdown for 2.0 s"}
+CAPPED = {"device": "GPU-1", "kind": "sw_power_cap", "hard": False, "reason": "SW power cap for 2.0 s"}
+
+
+CRASH = Said((), "failed", "llama-bench was killed by SIGSEGV")
+SHORT = Said((100.0,), "failed", "llama-bench: pp32: it has no row", "rows")
+STRANGER = Said((), "discarded", "a foreign compute process appeared: pid 7", "disturbed")
+UNENGAGED = Said((), "discarded", "the path under test did not run")
+
+
+def drifted(by: float, *, cell: int = 0) -> Said:
+    """Return a run in which one cell was faster by a share."""
+    return Said(tuple(value * (1 + by * (i == cell)) for i, value in enumerate((100.0, 200.0))))
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """One whose runs all come to the same."""
+    return World(tmp_path)
+
+
+def screen(step: ChainStep) -> ChainStep:
+    """Make it a screen."""
+    return replace(step, screen=True, cycles=1)
+
+
+EVEN = ["u1", "u2", "a0", "b1", "a1", "b2", "a2", "b3", "a3", "b4", "a4"]
+
+
+def test_a_chain(world: World) -> None:
+    """Two runs of burn-in, then by turns, each under its own name, with its own arm's argv and build."""
+    assert world.hold() is None
+    assert world.places == EVEN
+    assert world.names[:4] == ["chain:0-burn-in-1", "chain:0-burn-in-2", "chain:0-baseline-0", "chain:0-candidate-1"]
+    assert world.holds == len(set(world.names)) == 11
+    runs = world.of("run")
+    assert {(run["role"], *run["argv"], run["build_id"]) for run in runs} == {
+        ("burn-in", "one", "one", "B-one"),
+        ("baseline", "one", "one", "B-one"),
+        ("candidate", "two", "two", "B-two"),
+    }
+    assert [run["position"] for run in runs] == list(range(11))
+    assert {run["chain"] for run in runs} == {"chain:0"}
+    assert all(run["flags"] == [] for run in runs)
+
+
+def test_what_is_told_of_a_chain(world: World) -> None:
+    """How it stands after every run, and nothing of what it says."""
+    scripted(world, {"candidate": drifted(0.5), "baseline-1": drifted(0.02)})
+    assert world.hold() is None
+    told = world.of("chain")
+    assert [event["event"] for event in world.events] == ["run", "chain"] * 11
+    assert [event["state"] for event in told] == ["burn-in"] * 2 + ["running"] * 8 + ["done"]
+    assert [event["done"] for event in told] == list(range(1, 12))
+    assert {event["total"] for event in told} == {11}
+    assert {event["cycles"] for event in told} == {4}
+    assert [event["valid"] for event in told] == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
+    drift = [event["drift"] for event in told]
+    assert drift[0] is None
+    assert drift[1:4] == [0.0] * 3
+    assert drift[4:7] == [pytest.approx(0.0198, abs=1e-4)] * 3
+    assert told[-1]["conditions"] == {"cpu_mhz": [2600.0, 2600.0]}
+    assert told[0]["left_s"] > 0
+    assert told[-1]["left_s"] == 0
+    assert {event["note"] for event in told} == {""}
+    names = "seq t event id state role cycle cycles done total valid drift conditions left_s note"
+    assert told[0].keys() == set(names.split())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "runs"),
+    [
+        ([100, 100], [200, 200], 2),
+        ([100, 101.6, 101.6], [200, 200, 200], 3),
+        ([100, 100, 100, 103, 103], [200, 210, 220, 230, 230], 5),
+        ([100, 100, 110, 110, 110], [200, 210, 210, 220, 220], 5),
+    ],
+)
+def test_burn_in_until_every_cell_has_settled(world: World, first: list[float], second: list[float], runs: int) -> None:
+    """The last two runs agree in all of them at once."""
+    world.says = lambda name: (
+        Said((first[i - 1], second[i - 1])) if (i := int(name.rpartition("-")[2])) and "burn" in name else Said()
+    )
+    assert world.hold() is None
+    assert world.places[: runs + 1] == [*(f"u{i + 1}" for i in range(runs)), "a0"]
+    assert not any(flag for run in world.of("run") for flag in run["flags"])
+    assert world.of("chain")[-1]["total"] == runs + 9
+
+
+def test_a_burn_in_that_never_settles_ends(world: World) -> None:
+    """With the eighth run, which says so; the chain is held all the same."""
+    world.says = lambda name: drifted(0.1 * int(name[-1]) if "burn-in" in name else 0.0, cell=1)
+    assert world.hold() is None
+    assert world.places == [f"u{i}" for i in range(1, 9)] + EVEN[2:]
+    flags = [(run["role"], run["cycle"], *run["flags"]) for run in world.of("run") if run["flags"]]
+    said = "the burn-in did not settle in 8 runs"
+    assert flags == [("burn-in", 8, {"device": "host", "kind": "unsettled", "hard": False, "reason": said})]
+    assert [event["cycle"] for event in world.of("chain") if event["note"] == said] == [8]
+
+
+def test_a_failed_run_of_burn_in_is_followed_by_another(world: World) -> None:
+    """It gives nothing to agree with; two in a row are the error of the chain."""
+    assert scripted(world, {"burn-in-2": CRASH}).hold() is None
+    assert world.places[:5] == ["u1", "u2", "u3", "u4", "a0"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message", "next"),
+    [
+        (CRASH, RemoteError, "llama-bench was killed by SIGSEGV", "dgxlab logs J raw/chain:0-burn-in-3.err"),
+        (UNENGAGED, GateFailed, "the path under test did not run", "dgxlab logs J raw/chain:0-burn-in-3.err"),
+        (STRANGER, HostBusy, f"chain:0, burn-in 3 was not left alone: {STRANGER.reason}", AGAIN),
+    ],
+)
+def test_a_baseline_that_cannot_be_run(
+    world: World, said: Said, kind: type[DgxlabError], message: str, next: str
+) -> None:
+    """Two failures in a row end the chain before anything is compared."""
+    error = scripted(world, {"burn-in-[23]": said}).hold()
+    assert type(error) is kind
+    assert (error.message, error.next) == (message, next)
+    assert world.places == ["u1", "u2", "u3"]
+    assert [event["state"] for event in world.of("chain")] == ["burn-in", "burn-in", "done"]
+
+
+def test_a_stuck_clock_ends_the_job(world: World) -> None:
+    """It is recorded first; no other chain makes sense in that state."""
+    scripted(world, {"burn-in-1": Said(flags=(STUCK,))})
+    with pytest.raises(ConditionsError, match="the GPU was busy at 611 MHz"):
+        world.hold()
+    assert world.places == ["u1"]
+
+
+def test_a_cycle_that_drifted_gets_another(world: World) -> None:
+    """One that came back too: the next has its neighbours again."""
+    assert scripted(world, {"baseline-2": drifted(0.06, cell=1)}).hold() is None
+    assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
+    told = world.of("chain")
+    assert [event["cycles"] for event in told][-6:] == [4, 5, 5, 6, 6, 6]
+    assert [event["valid"] for event in told][-6:] == [1, 2, 2, 3, 3, 4]
+    notes = [event["note"] for event in told if event["note"]]
+    assert notes == [f"cycle {i} does not count: its baselines are 5.8 % apart, the limit is 5 %" for i in (2, 3)]
+    assert told[-1]["total"] == told[-1]["done"] == 15
+
+
+def test_extra_cycles_are_two_at_most(world: World) -> None:
+    """Three of four planned ones must count, and here the last one decides."""
+    assert scripted(world, {"candidate-[134]": Said(flags=(HOT,))}).hold() is None
+    assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
+    assert world.of("chain")[-1]["valid"] == 3
+
+
+def test_a_chain_that_can_no_longer_count_stops(world: World) -> None:
+    """In the middle of its extra cycles too; the error has the reason of each cycle."""
+    error = scripted(world, {"candidate-[1345]": Said(flags=(HOT,))}).hold()
+    assert world.places == [*EVEN, "b5", "a5"]
+    assert type(error) is ConditionsError
+    assert error.message == (
+        "chain:0 (llama-bench) gives no verdict: 1 of 5 cycles count and 3 are needed;"
+        " cycle 5: candidate 5 HW thermal slowdown for 2.0 s"
+    )
+    assert error.details.splitlines()[0] == "cycle 1: candidate 1 HW thermal slowdown for 2.0 s"
+    assert len(error.details.splitlines()) == 4
+    assert error.next == AGAIN
+
+
+def test_a_hopeless_chain_is_given_up(world: World) -> None:
+    """A candidate that always crashes costs four cycles, not six; each ends with its baseline."""
+    error = scripted(world, {"candidate": CRASH}).hold()
+    assert world.places == EVEN
+    assert type(error) is ConditionsError
+    assert error.message.startswith(
+        "chain:0 (llama-bench) gives no verdict: 0 of 4 cycles count and 3 are needed; cycle 4"
+    )
+    assert error.message.endswith("candidate 4 failed: llama-bench was killed by SIGSEGV")
+    assert error.next == "dgxlab logs J raw/chain:0-candidate-4.err"
+    last = world.of("chain")[-1]
+    assert (last["state"], last["cycles"], last["valid"]) == ("done", 4, 0)
+
+
+def test_one_hopeless_cell_does_not_cost_the_others_theirs(world: World) -> None:
+    """A chain that one cell cannot win goes on for the rest, and makes no extra cycles for that one."""
+    world.says = lambda name: drifted(0.1 * (int(name[-1]) % 2), cell=1) if "baseline" in name else Said()
+    error = world.hold()
+    assert world.places == EVEN
+    assert type(error) is ConditionsError
+    assert error.message.startswith("chain:0 (llama-bench) gives no verdict for pp32: 0 of 4 cycles count")
+
+
+def test_a_path_that_never_ran_is_a_failed_gate(world: World) -> None:
+    """The candidate's marker is missing: a session in which it was not engaged compares nothing."""
+    error = scripted(world, {"candidate": UNENGAGED}).hold()
+    assert type(error) is GateFailed
+    assert error.message.endswith("candidate 4 discarded: the path under test did not run")
+
+
+def test_the_candidates_path_must_not_run_in_the_baseline(world: World) -> None:
+    """Every run of the baseline is asked for it, burn-in too, and none of the candidate."""
+    assert world.hold(lambda step: replace(step, absent=("w4a16:",), cycles=2)) is None
+    assert world.absent == [("w4a16:",) if place[0] in "ua" else () for place in world.places]
+
+
+@pytest.mark.parametrize("said", [CRASH, STRANGER, Said(flags=(HOT,))])
+def test_a_flawed_run_is_not_repeated(world: World, said: Said) -> None:
+    """A baseline costs the two cycles beside it; the chain goes on."""
+    assert scripted(world, {"baseline-1": said}).hold() is None
+    assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
+    assert [event["valid"] for event in world.of("chain")][4:7:2] == [0, 0]
+
+
+def test_a_soft_flag_costs_nothing(world: World) -> None:
+    """The bracket handles what lasts."""
+    assert scripted(world, {"candidate-1": Said(flags=(CAPPED,))}).hold() is None
+    assert world.places == EVEN
+
+
+def test_lost_rows_are_run_again_in_their_place(world: World) -> None:
+    """As often as the step allows, under another name; the last attempt counts."""
+    scripted(world, {"candidate-2-1": Said(), "candidate-2": SHORT, "baseline-3": SHORT})
+    assert world.hold() is None
+    assert world.places[5:12] == ["b2", "b2", "a2", "b3", "a3", "a3", "b4"]
+    assert world.names[5:7] == ["chain:0-candidate-2", "chain:0-candidate-2-1"]
+    assert world.places[12:] == ["a4", "b5", "a5", "b6", "a6"]
+    told = world.of("chain")
+    assert told[5]["note"] == "candidate 2 failed: llama-bench: pp32: it has no row; it is run again"
+    assert (told[5]["done"], told[6]["done"]) == (6, 6)
+
+
+def test_a_run_after_a_wait_does_not_count(world: World) -> None:
+    """The device cooled meanwhile; before the first run that is no gap."""
+    world.waits = {1: 90.0, 4: 5.5}
+    assert world.hold() is None
+    flags = [(run["role"], run["cycle"], *run["flags"]) for run in world.of("run") if run["flags"]]
+    reason = "the device had to be waited for, 5.5 s, right before it"
+    assert flags == [("candidate", 1, {"device": "host", "kind": "waited", "hard": True, "reason": reason})]
+    assert world.places == [*EVEN, "b5", "a5"]
+
+
+def test_a_wait_counts_for_the_run_that_stands(world: World) -> None:
+    """A first attempt that lost its rows does not take the gap with it."""
+    world.waits = {4: 5.5}
+    assert scripted(world, {"candidate-1$": SHORT}).hold() is None
+    assert [[flag["kind"] for flag in run["flags"]] for run in world.of("run")][3:6] == [["waited"], ["waited"], []]
+
+
+def test_a_screen_is_one_bracket(world: World) -> None:
+    """Burn-in, one cycle, and never another."""
+    assert world.hold(screen) is None
+    assert world.places == ["u1", "u2", "a0", "b1", "a1"]
+    assert world.of("chain")[-1]["total"] == 5
+
+
+def test_a_screen_that_does_not_close(world: World) -> None:
+    """Its limit is 2 %, whatever the spec allows."""
+    error = scripted(world, {"baseline-1": drifted(0.03)}).hold(screen)
+    assert world.places[-1] == "a1"
+    assert type(error) is ConditionsError
+    assert error.message == (
+        "chain:0 (llama-bench) gives no verdict for pp16: 0 of 1 cycles count and 1 are needed;"
+        " cycle 1: its baselines are 3.0 % apart, the limit is 2 %"
+    )
+
+
+def test_an_aa_session_runs_one_arm(world: World) -> None:
+    """The same step in both places; its runs are told apart by their role."""
+    assert world.hold(lambda step: replace(step, candidate=step.baseline)) is None
+    assert world.places == EVEN
+    assert {run["arm"] for run in world.of("run")} == {"one"}
