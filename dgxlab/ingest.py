@@ -14,8 +14,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dgxlab import judgement
 from dgxlab.errors import RemoteError
-from dgxlab.model import Cell, canonical
+from dgxlab.model import CANDIDATE, Cell, canonical
 from dgxlab.store import Job, Store, gate_digest
 
 Event = dict[str, Any]
@@ -127,7 +128,9 @@ class _Fold:
         self.bytes = job.journal_bytes
         self.lines = store.rows("SELECT journal_lines FROM jobs WHERE job_id = ?", (job.job_id,))[0]["journal_lines"]
         self.cells: set[str] = set()
-        self.sources = {arm["name"]: arm["source"] for arm in json.loads(job.plan_json)["arms"]}
+        plan = json.loads(job.plan_json)
+        self.sources = {arm["name"]: arm["source"] for arm in plan["arms"]}
+        self.chains = {step["id"]: step for step in plan["steps"] if step["kind"] == "chain"}
 
     def line(self, event: Event, length: int) -> bool:
         """Fold one line in if it is the next one; tell whether it was."""
@@ -163,10 +166,12 @@ class _Fold:
         )
 
     def finish(self) -> None:
-        """Write how far the journal was read; a piece with nothing new writes nothing."""
+        """Write how far the journal was read, and what it then says; a piece with nothing new writes nothing."""
         if (self.seq, self.bytes) != (self.job.journal_seq, self.job.journal_bytes):
             read = {"journal_bytes": self.bytes, "journal_lines": self.lines, "journal_seq": self.seq}
             self.store.update_job(self.job.job_id, **read)
+        if self.chains and self.seq != self.job.journal_seq:
+            judgement.record(self.store, self.job.job_id)
 
     # -- one method an event ------------------------------------------------------------------------------------------
 
@@ -233,6 +238,10 @@ class _Fold:
         for table, columns in CONDITIONS.items():
             told = [(run_id, *(seen[name] for name in columns)) for seen in event.get(table, ())]
             self.store.put_many(table, ("run_id", *columns), told)
+        if "chain" in event:
+            place = {name: event[name] for name in ("chain", "role", "cycle")}
+            self._look_up(**place, arm=event["arm"])
+            self.store.put("chain_runs", {"run_id": run_id, **place})
 
     def on_error(self, event: Event) -> None:
         """Something failed; the last one told is why the job ended as it did."""
@@ -243,6 +252,11 @@ class _Fold:
         """The job is over, and this is the last word on it."""
         ended = {"state": event["status"], "exit_code": event["exit_code"], "finished_at": event["t"]}
         self.store.update_job(self.job.job_id, **ended)
+
+    def _look_up(self, chain: str, role: str, cycle: int, arm: str) -> None:
+        step = self.chains.get(chain)
+        if step is None or step["candidate" if role == CANDIDATE else "baseline"]["arm"] != arm:
+            raise ValueError(f"the plan has no {role} {cycle} of {chain} with arm {arm}")
 
     def _key(self, event: Event) -> str:
         return f"{self.job.job_id}/{event['seq']}"

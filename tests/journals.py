@@ -7,18 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgxlab.model import (
+    BASELINE,
+    BURN_IN,
+    CANDIDATE,
     PROTOCOL,
     Arm,
     BackendOpsBench,
     Cell,
     CellResult,
+    ChainStep,
     Expectation,
     Experiment,
     Facts,
+    GateStep,
     LlamaBench,
     Measurement,
+    NoiseFloor,
     ParityGate,
     Plan,
+    RunStep,
     SeriesRef,
     Source,
     SyntheticModel,
@@ -67,6 +74,44 @@ def plan(job_id: str, arms: Sequence[Arm] = (), of: Experiment | None = None) ->
     """Return a plan without steps, which is all that the store needs of one."""
     of = of or experiment()
     return Plan(job_id=job_id, name=of.name, experiment=of.digest, arms=tuple(arms) or (arm(),), steps=())
+
+
+def chain_step(
+    number: int = 1,
+    cells: Sequence[Cell] = (),
+    *,
+    candidate: str = "patched",
+    cycles: int = 4,
+    noise: Sequence[NoiseFloor] = (),
+    screen: bool = False,
+) -> ChainStep:
+    """Return a chain of toy and a candidate, of one cell of llama-bench; it drifts by at most 5 %."""
+    measured = tuple(cells) or (cell(),)
+    one, two = (
+        RunStep(f"run:{number}:{name}", name, measured[0].tool, (measured[0].tool,), {}, measured, "tiny")
+        for name in ("toy", candidate)
+    )
+    return ChainStep(
+        f"chain:{number}", one, two, 1 if screen else cycles, drift_limit=0.05, screen=screen, noise=tuple(noise)
+    )
+
+
+def session_plan(job_id: str, *chains: ChainStep, kind: str = "ab", dirty: bool = False) -> Plan:
+    """Return the plan of an A/B session: gates of every arm, the chains, the gates again."""
+    arms = {"toy": arm(), "patched": arm("patched", source(["w4a16"], dirty=dirty))}
+    names = dict.fromkeys(name for chain in chains for name in chain.arms)
+    before = [GateStep(f"gate:{n}", name, ParityGate("MUL_MAT", "CPU"), ("x",), {}) for n, name in enumerate(names)]
+    after = [GateStep(f"{gate.id}:after", gate.arm, gate.gate, gate.argv, gate.env) for gate in before]
+    of = experiment()
+    return Plan(
+        job_id=job_id,
+        name=of.name,
+        experiment=of.digest,
+        arms=tuple(arms[name] for name in names),
+        steps=(*before, *chains, *after),
+        kind=kind,
+        baseline=digest("the baseline's experiment"),
+    )
 
 
 def cell(n: int = 512) -> Cell:
@@ -203,6 +248,50 @@ class Journal:
         self._position += 1
         return self.add("run", **{**fields, **changes})
 
+    def place(
+        self, step: ChainStep, role: str, cycle: int, value: float | Sequence[float] | None, **changes: Any
+    ) -> Journal:
+        """A run of a chain that gave this value, or one a cell, as its median; None for one that crashed."""
+        of = step.candidate if role == CANDIDATE else step.baseline
+        fields: dict[str, Any] = {"chain": step.id, "role": role, "cycle": cycle, "arm": of.arm, "tool": of.tool}
+        if value is None:
+            fields |= {"status": "failed", "reason": "killed by signal 9", "rc": None, "signal": 9}
+        values = value if isinstance(value, Sequence) else [value] * len(of.cells)
+        measured = list(zip(of.cells, values, strict=True)) if value is not None else []
+        fields["results"] = [result(one, [0.5 * x, x, 1.5 * x]) for one, x in measured if x is not None]
+        fields["cells"] = {one.key: one for one, _ in measured}
+        return self.run(**{**fields, **changes})
+
+    def chain(
+        self,
+        step: ChainStep,
+        a: Sequence[float | Sequence[float] | None],
+        b: Sequence[float | Sequence[float] | None],
+        **changes: Any,
+    ) -> Journal:
+        """A chain that gave these values: two runs of burn-in, then a_0 b_1 a_1 and so on until one of them ends."""
+        for cycle in (1, 2):
+            self.place(step, BURN_IN, cycle, a[0], **changes)
+            self.add("chain", id=step.id, state="burn-in", role=BURN_IN, cycle=cycle)
+        for cycle, value in enumerate(a):
+            self.place(step, BASELINE, cycle, value, **changes)
+            if cycle < len(b):
+                self.place(step, CANDIDATE, cycle + 1, b[cycle], **changes)
+        return self
+
+    def built(self) -> Journal:
+        """The agent has begun, every arm has its build and the model is there."""
+        self.job()
+        for arm in self.plan.arms:
+            self.build(arm.name)
+        return self.model()
+
+    def gates(self, **failing: int) -> Journal:
+        """Every arm was gated; of those named only so many cases passed."""
+        for arm in self.plan.arms:
+            self.gate(failing.get(arm.name, 1103), arm=arm.name)
+        return self
+
     def end(self, status: str = "done", exit_code: int = 0) -> Journal:
         """The job is over."""
         return self.add("end", status=status, exit_code=exit_code)
@@ -222,10 +311,11 @@ class Journal:
 
 
 def result(of: Cell, samples: Sequence[float]) -> CellResult:
-    """Return what a run says of a cell in t/s; the cold repetition is half the first value."""
+    """Return what a run says of a cell in its tool's metric; the cold repetition is half the first value."""
+    metric, unit = ("time_us", "us") if of.tool == "backend-ops" else ("avg_ts", "t/s")
     cold = (samples[0] / 2,) if samples else ()
-    measured = Measurement(of.key, "avg_ts", "t/s", tuple(samples), cold)
-    return CellResult(of.key, (measured,), {"n_prompt": of.params["n_prompt"], "avg_ts": samples[0] if samples else 0})
+    measured = Measurement(of.key, metric, unit, tuple(samples), cold)
+    return CellResult(of.key, (measured,), {**of.params, metric: samples[0] if samples else 0})
 
 
 def raw(name: str) -> dict[str, Any]:
@@ -247,6 +337,20 @@ def whole(job_id: str, runs: int = 2, samples: int = 3, host: Facts | None = Non
     return journal.end()
 
 
+A = (100.0, 101.0, 100.0, 101.0, 100.0)
+FASTER = (110.0, 111.0, 110.0, 111.0)
+"""Candidates of A that are 9 to 10 % faster."""
+
+
+def compared(
+    job_id: str, b: Sequence[float | None] = FASTER, a: Sequence[float | None] = A, *, host: Facts | None = None
+) -> Journal:
+    """Return the journal of an A/B session of one chain that went well."""
+    step = chain_step()
+    journal = Journal(session_plan(job_id, step), host).built().gates()
+    return journal.chain(step, a, b, telemetry=[CLOCK]).gates().end()
+
+
 def intend(store: Store, journal: Journal, of: Experiment | None = None, host_name: str = "local") -> None:
     """Record the intent that a journal's job needs."""
     store.intend(journal.plan, of or experiment(), host_name, "0.1.0")
@@ -254,7 +358,7 @@ def intend(store: Store, journal: Journal, of: Experiment | None = None, host_na
 
 TABLES = (
     *("hosts", "experiments", "jobs", "arms", "inputs", "cells"),
-    *("gates", "expectations", "runs", "rows", "samples", "telemetry", "flags"),
+    *("gates", "expectations", "runs", "rows", "samples", "telemetry", "flags", "chain_runs", "verdicts"),
 )
 
 

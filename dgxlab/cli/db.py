@@ -22,14 +22,15 @@ def check(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Check the record: integrity, references, evidence and digests.
+    """Check the record: integrity, evidence, digests and verdicts.
 
     Example: dgxlab db check
     """
+    from dgxlab import judgement
     from dgxlab import store as stores
 
     with store(path or db) as opened:
-        problems = stores.check(opened)
+        problems = stores.check(opened) or judgement.check(opened)  # unsound evidence says nothing of verdicts
     Out(format, quiet).result({"problems": problems}, "\n".join(problems) or "ok")
     if problems:
         raise CheckFailed(f"{opened.path} has {plural(len(problems), 'problem')}", next=f"ls {opened.path}.backups")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dgxlab.model import UNIDENTIFYING, digest
+from dgxlab.model import digest, plan_digest
 from dgxlab.store.connect import named_errors
 from dgxlab.store.store import Store
 
@@ -40,6 +40,12 @@ EVIDENCE = {
     "gate {key} passed without passing all of a positive number of cases": """
         SELECT gate_id AS key FROM gates WHERE status = 'passed'
         AND NOT (coalesce(passed, 0) > 0 AND passed = total AND total = coalesce(expected, total))""",
+    "run {key} has a place in a chain that its job's plan does not have": """
+        SELECT run_id AS key FROM chain_runs AS c JOIN runs USING (run_id) JOIN jobs USING (job_id)
+        WHERE NOT EXISTS (
+            SELECT 1 FROM json_each(jobs.plan, '$.steps') AS step
+            WHERE json_extract(step.value, '$.kind') = 'chain' AND json_extract(step.value, '$.id') = c.chain
+            AND json_extract(step.value, iif(role = 'candidate', '$.candidate.arm', '$.baseline.arm')) = runs.arm)""",
     "job {key} is done and has no exit code": """
         SELECT job_id AS key FROM jobs WHERE state = 'done' AND exit_code IS NULL""",
 }
@@ -82,8 +88,7 @@ def _identities(store: Store) -> list[str]:
         if digest(_load(row["spec"])) != row["digest"]:
             wrong.append(f"experiment {row['digest']} is not the digest of its spec")
     for row in store.rows("SELECT job_id, plan, plan_digest FROM jobs ORDER BY job_id"):
-        plan = {k: v for k, v in _load(row["plan"]).items() if k not in UNIDENTIFYING}
-        if digest(plan) != row["plan_digest"]:
+        if plan_digest(_load(row["plan"])) != row["plan_digest"]:
             wrong.append(f"the plan of job {row['job_id']} is not what its digest says")
     return wrong
 

@@ -2,7 +2,7 @@
 
 git calls it when two branches both measured. What both have must say the same. Only what is known to change with
 time may differ, and then a rule that looks at both decides: `schema.UPSERT` for hosts, labels and expectations,
-`merge_jobs` for jobs.
+`merge_jobs` for jobs. Verdicts are a word on all that a job left, so they come from the side that has read more of it.
 """
 
 # ruff: noqa: S608 - names of tables and columns are our own, values are always bound
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ TABLES = (  # parents before children
     # not of_run: a dgxlab that knew no telemetry read the same journal without it
     Table("telemetry", ("run_id", "device", "name")),
     Table("flags", ("run_id", "device", "kind")),
+    Table("chain_runs", ("run_id",)),
+    Table("verdicts", ("job_id", "chain", "cell", "metric"), may_differ=None),
 )
 
 
@@ -184,13 +186,23 @@ def _settle_jobs(connection: sqlite3.Connection) -> None:
         {row["job_id"]: row for row in _dicts(connection, f"SELECT * FROM {side}.jobs")} for side in ("main", "theirs")
     )
     for job_id in ours.keys() & theirs.keys():
+        _settle_verdicts(connection, ours[job_id], theirs[job_id])
         merged = merge_jobs(ours[job_id], theirs[job_id])
         names = ",".join(f"{name} = ?" for name in merged)
         connection.execute(f"UPDATE main.jobs SET {names} WHERE job_id = ?", (*merged.values(), job_id))
 
 
-def _dicts(connection: sqlite3.Connection, sql: str) -> list[dict[str, Any]]:
-    cursor = connection.execute(sql)
+def _settle_verdicts(connection: sqlite3.Connection, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Of a job that both have, drop the verdicts of the side whose progress does not count."""
+    sql = "SELECT * FROM {}.verdicts WHERE job_id = ? ORDER BY position"
+    sides = {side: _dicts(connection, sql.format(side), (ours["job_id"],)) for side in ("main", "theirs")}
+    # where both have read as much, other words can only be another version's: any rule will do that is no side's
+    ahead = [*_advance(theirs), canonical(sides["theirs"])] > [*_advance(ours), canonical(sides["main"])]
+    connection.execute(f"DELETE FROM {'main' if ahead else 'theirs'}.verdicts WHERE job_id = ?", (ours["job_id"],))
+
+
+def _dicts(connection: sqlite3.Connection, sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    cursor = connection.execute(sql, params)
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 

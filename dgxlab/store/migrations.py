@@ -15,7 +15,16 @@ from pathlib import Path
 from sqlite_utils import Database, Migrations
 
 from dgxlab.errors import SpecError
-from dgxlab.store.schema import APPEND_ONLY, APPLICATION_ID, EVIDENCE, JOBS, TELEMETRY, VERSION
+from dgxlab.store.schema import (
+    APPEND_ONLY,
+    APPLICATION_ID,
+    CHAIN_RUNS,
+    EVIDENCE,
+    JOBS,
+    TELEMETRY,
+    VERDICTS,
+    VERSION,
+)
 
 KEEP_BACKUPS = 7
 
@@ -45,6 +54,13 @@ def m004_telemetry(db: Database) -> None:
     """The conditions of each run."""
     _run(db, TELEMETRY.values())
     _make_append_only(db, TELEMETRY)
+
+
+@MIGRATIONS()
+def m005_chains(db: Database) -> None:
+    """The places of runs in A/B chains, and what the chains say."""
+    _run(db, (CHAIN_RUNS, VERDICTS))
+    _make_append_only(db, ("chain_runs",))
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:

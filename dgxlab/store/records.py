@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import Experiment, ParityGate, Plan, canonical, digest, from_json, to_json
+from dgxlab.model import Experiment, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
 """How far a job has come. `lost` is below the ends: a journal that turns up later may still tell how it ended."""
@@ -70,6 +70,12 @@ class Job:
     def plan(self) -> Plan:
         """The plan it carries out."""
         return from_json(Plan, json.loads(self.plan_json))
+
+    @property
+    def subject(self) -> str:
+        """What it is about, also of a plan that cannot be decoded; see `model.subject`."""
+        plan = json.loads(self.plan_json)
+        return subject(plan["kind"], plan["experiment"], plan.get("baseline", ""))
 
     @property
     def ended(self) -> bool:

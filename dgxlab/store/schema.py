@@ -2,7 +2,7 @@
 
 Keys are natural texts, so that two databases can be merged. What one job saw is keyed by that job: the same build or
 model identity may be found by two jobs with other binaries, another path or other series names, and both are true.
-`JOBS`, `EVIDENCE`, `APPEND_ONLY` and `TELEMETRY` are what migrations make; once released they are not edited either.
+What stands above `UPSERT` is what migrations make; once released it is not edited either.
 JSON columns hold `model.canonical` text: equal values are equal texts. Times are unix seconds, `seconds` durations.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 4
+VERSION = 5
 """PRAGMA user_version of a database to which every migration was applied."""
 
 JOBS = (
@@ -218,6 +218,52 @@ TELEMETRY = {
     ) STRICT, WITHOUT ROWID""",
 }
 """By table, each append-only: under which conditions a run took place, and what speaks against it."""
+
+CHAIN_RUNS = """CREATE TABLE chain_runs (
+        run_id TEXT NOT NULL PRIMARY KEY REFERENCES runs (run_id) ON DELETE RESTRICT,
+        chain TEXT NOT NULL,
+        role TEXT NOT NULL CHECK (role IN ('burn-in', 'baseline', 'candidate')),
+        cycle INTEGER NOT NULL CHECK (cycle >= (role <> 'baseline'))
+    ) STRICT"""
+"""Append-only: a run's place in a chain of its job's plan."""
+
+# no reference to cells: a chain that was never begun has its verdicts too, and its cells are only in the plan
+VERDICTS = """CREATE TABLE verdicts (
+        job_id TEXT NOT NULL REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        chain TEXT NOT NULL,
+        cell TEXT NOT NULL,
+        metric TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        host_id TEXT REFERENCES hosts (host_id) ON DELETE RESTRICT,
+        model_id TEXT,
+        baseline_arm TEXT NOT NULL,
+        candidate_arm TEXT NOT NULL,
+        candidate_cell TEXT NOT NULL,
+        screen INTEGER NOT NULL CHECK (screen IN (0, 1)),
+        better TEXT NOT NULL CHECK (better IN ('higher', 'lower')),
+        verdict TEXT NOT NULL CHECK (verdict IN ('faster', 'slower', 'same', 'inconclusive', 'invalid')),
+        promoted INTEGER NOT NULL CHECK (promoted = 0 OR (promoted = 1 AND verdict = 'faster' AND NOT screen)),
+        effect REAL CHECK ((effect IS NULL) = (verdict = 'invalid')),
+        ci_low REAL,
+        ci_high REAL CHECK ((ci_low IS NULL) = (ci_high IS NULL)),
+        confidence REAL NOT NULL,
+        mde REAL,
+        p REAL,
+        spread REAL,
+        k_to_settle INTEGER,
+        cycles INTEGER NOT NULL CHECK (cycles >= 0),
+        valid_cycles INTEGER NOT NULL CHECK (valid_cycles BETWEEN 0 AND cycles),
+        baseline REAL,
+        candidate REAL,
+        noise_sigma REAL,
+        noise_cycles INTEGER,
+        noise_session TEXT,
+        flaws TEXT NOT NULL CHECK (iif(json_valid(flaws), json_type(flaws) = 'object', 0)),
+        reasons TEXT NOT NULL CHECK (iif(json_valid(reasons), json_type(reasons) = 'array', 0)),
+        PRIMARY KEY (job_id, chain, cell, metric),
+        FOREIGN KEY (job_id, model_id) REFERENCES inputs (job_id, model_id) ON DELETE RESTRICT
+    ) STRICT"""
+"""What chains say, computed from the evidence: may be replaced by computing it again, by nothing else."""
 
 UPSERT = {
     # the newest look at a host wins, whatever the order in which looks arrive

@@ -117,6 +117,10 @@ class Store:
         with self.transaction():
             self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
 
+    def know(self, experiment: Experiment) -> None:
+        """Record what an experiment says, unless it is known."""
+        self.put("experiments", experiment_row(experiment))
+
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def intend(
@@ -138,7 +142,7 @@ class Store:
             raise ValueError(f"the plan is of experiment {plan.experiment}, not of {experiment.digest}")
         with self.transaction():
             if experiment is not None:
-                self.put("experiments", experiment_row(experiment))
+                self.know(experiment)
             if known := self.find_job(plan.job_id):
                 return self._intended_again(known, plan, experiment)
             self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version, found=found))
@@ -219,6 +223,21 @@ class Store:
             if RANK[state] > RANK[self.job(job_id).state]:
                 self.update_job(job_id, state=state, **{k: v for k, v in told.items() if v is not None})
             return self.job(job_id)
+
+    # -- verdicts -----------------------------------------------------------------------------------------------------
+
+    def verdicts(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the rows of a job's verdicts, in the order of its plan."""
+        return self.rows("SELECT * FROM verdicts WHERE job_id = ? ORDER BY position", (job_id,))
+
+    def put_verdicts(self, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Make these the verdicts of a job; where they are so already nothing is written."""
+        with self.transaction():
+            if self.verdicts(job_id) == list(rows):
+                return
+            self.connection.execute("DELETE FROM verdicts WHERE job_id = ?", (job_id,))
+            for row in rows:
+                self.put("verdicts", row)
 
     # -- what is known already ----------------------------------------------------------------------------------------
 

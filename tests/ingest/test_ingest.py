@@ -20,10 +20,13 @@ from tests.journals import (
     Journal,
     arm,
     cell,
+    chain_step,
+    compared,
     dump,
     facts,
     intend,
     plan,
+    session_plan,
     source,
     whole,
 )
@@ -56,7 +59,8 @@ def test_a_whole_job(store: Store) -> None:
     assert ingest(store, JOB, journal.lines()) == []
     counts = {table: len(rows) for table, rows in dump(store).items()}
     of_runs = dict.fromkeys(("runs", "rows", "telemetry", "flags"), 2)
-    assert counts == {**dict.fromkeys(TABLES, 1), **of_runs, "samples": 8}
+    of_chains = dict.fromkeys(("chain_runs", "verdicts"), 0)
+    assert counts == {**dict.fromkeys(TABLES, 1), **of_runs, **of_chains, "samples": 8}
     assert check(store) == []
     job = store.job(JOB)
     assert (job.state, job.exit_code, job.finished_at, job.journal_bytes) == ("done", 0, T0 + 6, len(journal.text()))
@@ -72,7 +76,7 @@ def test_a_run_keeps_everything(store: Store) -> None:
     assert json.loads(run["argv"]) == ["llama-bench", "-p", "512"]
     assert json.loads(run["raw"])["stderr"]["sha256"] == digest("run.err")
     assert (json.loads(run["before"]), json.loads(run["after"])) == ({"load": 0.25}, {"load": 0.5})
-    assert store.rows("SELECT raw FROM rows") == [{"raw": '{"avg_ts":8.0,"n_prompt":512}'}]
+    assert store.rows("SELECT raw FROM rows") == [{"raw": '{"avg_ts":8.0,"n_gen":0,"n_prompt":512}'}]
     assert store.rows("SELECT metric, ordinal, value, unit, discarded FROM samples ORDER BY ordinal") == [
         {"metric": "avg_ts", "ordinal": 0, "value": 4.0, "unit": "t/s", "discarded": COLD},
         {"metric": "avg_ts", "ordinal": 1, "value": 8.0, "unit": "t/s", "discarded": None},
@@ -100,6 +104,39 @@ def test_an_older_agent_says_nothing_of_them(store: Store) -> None:
     measured(store, journal)
     assert (dump(store)["telemetry"], dump(store)["flags"]) == ([], [])
     assert check(store) == []
+
+
+def test_a_run_has_its_place_in_a_chain(store: Store) -> None:
+    """Each run of a session says where it stands; what the agent tells besides is only counted."""
+    journal = compared(JOB)
+    assert measured(store, journal) == journal.events
+    runs = [event for event in journal.events if event["event"] == "run"]
+    assert store.rows("SELECT * FROM chain_runs ORDER BY length(run_id), run_id") == [
+        {"run_id": f"{JOB}/{run['seq']}", **{name: run[name] for name in ("chain", "role", "cycle")}} for run in runs
+    ]
+    assert store.job(JOB).journal_seq == len(journal.events)
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ({"chain": "chain:2"}, "the plan has no baseline 0 of chain:2 with arm toy"),
+        ({"role": "candidate"}, "the plan has no candidate 0 of chain:1 with arm toy"),
+        ({"role": "bystander"}, "CHECK constraint failed"),
+        ({"role": "burn-in"}, "CHECK constraint failed"),
+        ({"cycle": -1}, "CHECK constraint failed"),
+        ({"cycle": None}, "NOT NULL constraint failed"),
+        ({"cycle": "first"}, "cannot store TEXT"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(store: Store, place: dict[str, Any], sentence: str) -> None:
+    """A chain that the plan does not have, the other arm's place, a cycle before the first: nothing is kept."""
+    step = chain_step()
+    journal = Journal(session_plan(JOB, step)).built().place(step, "baseline", 0, 100.0)
+    journal.events[-1] |= place
+    with pytest.raises(RemoteError, match=sentence):
+        measured(store, journal)
+    assert dump(store)["runs"] == []
 
 
 @pytest.mark.parametrize(

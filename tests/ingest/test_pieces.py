@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 
 from dgxlab.ingest import ingest
 from dgxlab.store import Store
-from tests.journals import dump, intend, whole
+from tests.journals import Journal, compared, dump, intend, whole
 
 JOURNAL = whole("job-1", runs=4, samples=2)
-TEXT = JOURNAL.text()
+SESSION = compared("job-2")
 
 Fresh = Callable[[Path], Store]
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
-    """Make stores that know the job and none of its lines."""
+    """Make stores that know the jobs and none of their lines."""
     template = tmp_path_factory.mktemp("template") / "results.db"
     with Store.open(template) as store:
         intend(store, JOURNAL)
+        intend(store, SESSION)
 
     def make(folder: Path) -> Store:
         shutil.copyfile(template, folder / "results.db")
@@ -34,8 +35,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
 
 
 @settings(max_examples=40, deadline=None)
-@given(cuts=st.lists(st.tuples(st.integers(0, len(TEXT)), st.integers(0, len(TEXT))), max_size=8))
-def test_any_cut_and_overlap(fresh: Fresh, cuts: list[tuple[int, int]]) -> None:
+@given(
+    journal=st.sampled_from([JOURNAL, SESSION]),
+    cuts=st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)), max_size=8),
+)
+def test_any_cut_and_overlap(fresh: Fresh, journal: Journal, cuts: list[tuple[int, int]]) -> None:
     """Pieces of bytes that begin at or before what was read, and end anywhere, add up to the whole, each line once."""
     with (
         tempfile.TemporaryDirectory() as one,
@@ -43,15 +47,16 @@ def test_any_cut_and_overlap(fresh: Fresh, cuts: list[tuple[int, int]]) -> None:
         fresh(Path(one)) as whole_at_once,
         fresh(Path(two)) as piecewise,
     ):
-        expected = ingest(whole_at_once, "job-1", TEXT.splitlines(keepends=True))
+        text, job_id = journal.text(), journal.plan.job_id
+        expected = ingest(whole_at_once, job_id, text.splitlines(keepends=True))
         new = []
-        for back, length in [*cuts, (0, len(TEXT)), (len(TEXT), len(TEXT))]:
-            offset = piecewise.job("job-1").journal_bytes
-            begin = TEXT.rfind(b"\n", 0, max(0, offset - back)) + 1
-            new += ingest(piecewise, "job-1", TEXT[begin : begin + length].splitlines(keepends=True))
-        assert new == expected == JOURNAL.events
+        for back, length in [*cuts, (0, len(text)), (len(text), len(text))]:
+            offset = piecewise.job(job_id).journal_bytes
+            begin = text.rfind(b"\n", 0, max(0, offset - back)) + 1
+            new += ingest(piecewise, job_id, text[begin : begin + length].splitlines(keepends=True))
+        assert new == expected == journal.events
         assert dump(piecewise) == dump(whole_at_once)
-        assert piecewise.job("job-1").journal_bytes == len(TEXT)
+        assert piecewise.job(job_id).journal_bytes == len(text)
 
 
 def test_reading_twice_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from dgxlab.errors import SpecError
 from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
-from tests.journals import Journal, cell, intend, plan, whole
+from tests.journals import Journal, cell, compared, intend, plan, whole
 
 
 @pytest.fixture
@@ -56,6 +56,19 @@ def test_damage_is_named(damaged: Store, sql: str, sentence: str) -> None:
     """Each wrong row gives a sentence that says which and why."""
     damaged.connection.execute(sql)
     assert [found for found in check(damaged) if sentence in found]
+
+
+@pytest.mark.parametrize(
+    "sql", ["UPDATE chain_runs SET chain = 'chain:9'", "UPDATE chain_runs SET role = 'candidate' WHERE cycle = 0"]
+)
+def test_a_place_that_the_plan_does_not_have_is_named(damaged: Store, sql: str) -> None:
+    """Another chain, or the other arm's place."""
+    journal = compared("job-2")
+    intend(damaged, journal)
+    ingest(damaged, "job-2", journal.lines())
+    assert check(damaged) == []
+    damaged.connection.execute(sql)
+    assert [found for found in check(damaged) if "has a place in a chain that its job's plan does not have" in found]
 
 
 def test_a_broken_page_is_found(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Merging: the union of two databases, the same from both sides, or a refusal that changes nothing."""
 
+import json
 import shutil
 import sqlite3
 import tempfile
@@ -11,24 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgxlab import judgement
 from dgxlab.errors import CheckFailed, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.model import Expectation
 from dgxlab.store import Store, check, merge, migrations
 from dgxlab.store.merge import TABLES, merge_jobs
-from tests.journals import CAPPED, CLOCK, Journal, arm, dump, experiment, facts, intend, plan, source, whole
+from tests.journals import CAPPED, CLOCK, Journal, arm, compared, dump, experiment, facts, intend, plan, source, whole
 from tests.journals import TABLES as ALL_TABLES
 
 
 def known() -> list[Journal]:
-    """Return journals of three jobs on two hosts that share builds, models, cells and an experiment."""
+    """Return journals of four jobs on two hosts that share builds, models, cells and an experiment."""
     again = Journal(plan("job-2"), facts(hostname="renamed"), t=2e9).job().build(reused=True, seconds=0.5)
     again.model(path="/other/tiny.gguf", seconds=0.0).gate(expect=Expectation(1103, 1103))
     again.run({512: [9.0], 1024: [7.0]}).add("error", exit_code=4, message="it crashed", next="", details="")
     dirty = arm("patched", source(["w4a16"], dirty=True))
     third = Journal(plan("job-3", [arm(), dirty]), facts("host-b", "spark"), t=1e9).job().build().build("patched")
     third.model().gate().run().run({2048: [3.25, 3.5]}, arm="patched")
-    return [whole("job-1"), again.end("failed", 4), third.end()]
+    return [whole("job-1"), again.end("failed", 4), third.end(), compared("job-4")]
 
 
 JOURNALS = known()
@@ -60,6 +62,7 @@ def fill(store: Store, share: Share) -> None:
         ingest(store, job_id, journal.lines()[:lines])
         if lost:
             store.set_state(job_id, "lost", error="its lock is free")
+            judgement.record(store, job_id)
 
 
 def merged(into: Path, other: Path, *, times: int = 1) -> dict[str, list[dict[str, Any]]]:
@@ -69,7 +72,7 @@ def merged(into: Path, other: Path, *, times: int = 1) -> dict[str, list[dict[st
         for _ in range(times):
             counts = merge(store, other)
         assert times == 1 or not any(counts.values())
-        assert check(store) == []
+        assert check(store) == judgement.check(store) == []
         found = dump(store)
     assert other.read_bytes() == before
     return found
@@ -185,6 +188,43 @@ def test_conditions_that_one_side_could_not_read_are_added(folder: Path) -> None
     both = merged(*paths)
     assert both == merged(*paths[::-1])
     assert (len(both["telemetry"]), len(both["flags"]), len(both["runs"])) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict", "reason"),
+    [
+        ((15, True), (15, False), "invalid", "the job was lost"),
+        ((15, True), (17, True), "invalid", "the job was lost"),
+        ((15, True), (17, False), None, ""),
+        ((15, True), (None, False), "faster", "not promoted"),
+        ((None, False), (None, True), "faster", "not promoted"),
+    ],
+)
+def test_verdicts_come_from_the_side_that_read_more(
+    folder: Path, ours: tuple[int | None, bool], theirs: tuple[int | None, bool], verdict: str | None, reason: str
+) -> None:
+    """Lost on one side and running on the other, lost earlier, come back and ended: one word on each job, from both."""
+    journal = JOURNALS[3]
+    paths = folder / "a.db", folder / "b.db"
+    for path, (lines, lost) in zip(paths, (ours, theirs), strict=True):
+        with Store.open(path) as store:
+            fill(store, ((-1, 0, False),) * 3 + ((lines or len(journal.events), 1, lost),))
+    both = merged(*paths)
+    assert both == merged(*paths[::-1]) == merged(*paths, times=2)
+    found = [(row["verdict"], json.loads(row["reasons"])[-1]) for row in both["verdicts"]]
+    assert [word for word, _ in found] == ([verdict] if verdict else [])
+    assert all(said.startswith(reason) for _, said in found)
+
+
+def test_of_two_versions_words_on_the_same_evidence_one_is_kept(folder: Path) -> None:
+    """The same from both sides, and not both."""
+    path, _ = conflicting(folder, (JOURNALS[3], JOURNALS[0]))
+    other = Path(shutil.copy(path, folder / "other.db"))
+    connection = sqlite3.connect(other)
+    connection.execute("UPDATE verdicts SET reasons = '[\"in other words\"]'")
+    connection.commit()
+    connection.close()
+    assert merged(path, other) == merged(other, path)
 
 
 def test_a_database_merges_with_itself(folder: Path) -> None:

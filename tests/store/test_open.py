@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from dgxlab import judgement
 from dgxlab.errors import HostBusy, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.store import Store, check, connect, migrations
 from dgxlab.store.schema import VERSION
 from tests.conftest import PROJECT
-from tests.journals import dump, intend, whole
+from tests.journals import compared, dump, intend, whole
 
 
 def filled(path: Path) -> Path:
@@ -105,7 +106,18 @@ def test_the_record_of_this_repository_opens(folder: Path) -> None:
     old.close()
     with Store.open(path) as store:
         assert tuple(store.rows("SELECT count(*) AS n FROM runs")[0].values()) == runs
-        assert check(store) == []
+        assert check(store) == judgement.check(store) == []
+
+
+def test_a_session_goes_into_a_database_of_version_4(folder: Path) -> None:
+    """What an older dgxlab left is brought forward, and takes chains and verdicts."""
+    path = older(folder / "results.db", "m005_chains")
+    journal = compared("job-1")
+    with Store.open(path) as store:
+        intend(store, journal)
+        ingest(store, "job-1", journal.lines())
+        assert [row["verdict"] for row in store.verdicts("job-1")] == ["faster"]
+        assert check(store) == judgement.check(store) == []
 
 
 def test_seven_backups_are_kept(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dgxlab.ingest import ingest
 from dgxlab.store import Store
 from dgxlab.store.migrations import MIGRATIONS
 from dgxlab.store.schema import APPEND_ONLY, TELEMETRY, VERSION
-from tests.journals import TABLES, intend, whole
+from tests.journals import TABLES, compared, intend, whole
 
 EXPECTED = {
     "hosts": "host_id name hostname facts seen",
@@ -31,6 +31,10 @@ EXPECTED = {
     "samples": "run_id cell metric ordinal value unit discarded",
     "telemetry": "run_id device name unit n median min max",
     "flags": "run_id device kind hard reason",
+    "chain_runs": "run_id chain role cycle",
+    "verdicts": "job_id chain cell metric position host_id model_id baseline_arm candidate_arm candidate_cell screen"
+    " better verdict promoted effect ci_low ci_high confidence mde p spread k_to_settle cycles valid_cycles baseline"
+    " candidate noise_sigma noise_cycles noise_session flaws reasons",
     "builds": "build_id pin tree commit_id series dirty cmake toolchain binaries libraries cmake_cache seconds job_id",
     "models": "model_id name path size digest recipe job_id",
 }
@@ -70,10 +74,12 @@ def test_version_counts_the_migrations() -> None:
     assert [name.split("_")[0] for name in names] == [f"m{number:03}" for number in range(1, VERSION + 1)]
 
 
-@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY])
+@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY, "chain_runs"])
 def test_evidence_is_append_only(folder: Path, table: str) -> None:
     """Evidence can neither be changed, nor deleted, nor replaced."""
-    journal = whole("job-1")
+    journal = compared("job-1")
+    journal.events[-1:] = whole("job-1").events[4:5]  # a run with a flag, outside of the chain
+    journal.events[-1]["seq"] = len(journal.events) - 1
     with Store.open(folder / "results.db") as store:
         intend(store, journal)
         ingest(store, "job-1", journal.lines())
@@ -105,6 +111,32 @@ def test_constraints(store: Store, table: str, column: str, value: object) -> No
     intend(store, whole("job-1"))
     with pytest.raises(sqlite3.IntegrityError):
         store.connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "verdict = 'better'",
+        "verdict = 'invalid'",
+        "effect = NULL",
+        "ci_low = NULL",
+        "promoted = 2",
+        "promoted = 1, verdict = 'same'",
+        "promoted = 1, screen = 1",
+        "valid_cycles = cycles + 1",
+        "model_id = 'unknown'",
+        "reasons = 'because'",
+        "flaws = '[]'",
+    ],
+)
+def test_a_verdict_cannot_contradict_itself(store: Store, change: str) -> None:
+    """An invalid one has no number, only what is faster is promoted, a screen never; lists are lists."""
+    journal = compared("job-1")
+    intend(store, journal)
+    ingest(store, "job-1", journal.lines())
+    assert len(store.verdicts("job-1")) == 1
+    with pytest.raises(sqlite3.IntegrityError):
+        store.connection.execute(f"UPDATE verdicts SET {change}")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "fast"])

@@ -1,0 +1,10 @@
+"""What the chains of a job say, from the evidence in the record.
+
+`judge` computes verdicts from runs, gates and the way the job ended; `record` writes them down, `recorded` reads them.
+They depend on nothing but the job itself, so they can be computed again at any time, which is what `check` does.
+"""
+
+from dgxlab.judgement.record import check, noise_floors, record, recorded
+from dgxlab.judgement.verdicts import Judged, judge, whole
+
+__all__ = ["Judged", "check", "judge", "noise_floors", "record", "recorded", "whole"]

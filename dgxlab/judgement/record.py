@@ -1,0 +1,155 @@
+"""Verdicts in the record: written, read, computed again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from dgxlab import stats
+from dgxlab.agent.slots import Claim
+from dgxlab.judgement.evidence import ENDS
+from dgxlab.judgement.verdicts import Judged, judge
+from dgxlab.model import NoiseFloor, canonical
+from dgxlab.stats import Verdict
+from dgxlab.store import Store
+
+Row = dict[str, Any]
+
+OF_JUDGED = ("chain", "promoted", "baseline", "candidate", "baseline_arm", "candidate_arm", "model_id")
+OF_VERDICT = (
+    *("verdict", "effect", "confidence", "mde", "p", "spread", "k_to_settle", "cycles", "valid_cycles", "better"),
+    "screen",
+)
+"""Columns that are fields of the same name."""
+
+REL, ABS = 1e-9, 1e-12
+"""By how much a number may be off: another machine's logarithm may differ in its last digit."""
+
+
+def record(store: Store, job_id: str) -> None:
+    """Write what the chains of a job say; harmless to repeat, and nothing for a job without chains.
+
+    A job that runs again after it was taken for lost loses its verdicts.
+
+    Raises:
+        UsageError: if there is no such job.
+    """
+    with store.transaction():
+        store.put_verdicts(job_id, _rows(store, job_id))
+
+
+def recorded(store: Store, job_id: str) -> list[Judged]:
+    """Return the verdicts of a job as they were written."""
+    return [_judged(row) for row in store.verdicts(job_id)]
+
+
+def check(store: Store) -> list[str]:
+    """Return a sentence for each verdict that is missing, or is not what its runs say.
+
+    Sentences are not compared: a later version may put the same into other words. Expects evidence that is sound.
+    """
+    jobs = store.rows(
+        """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM verdicts) OR EXISTS (
+               SELECT 1 FROM json_each(jobs.plan, '$.steps') AS step
+               WHERE json_extract(step.value, '$.kind') = 'chain') ORDER BY job_id"""
+    )
+    return [sentence for row in jobs for sentence in _check_job(store, row["job_id"])]
+
+
+def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
+    """Return how much metrics of these cells differ from run to run on a host, each from the latest A/A session.
+
+    Args:
+        cells: Cell.key.
+        model_id: "" for cells that read no model.
+    """
+    found = store.rows(
+        """SELECT v.* FROM verdicts AS v JOIN jobs USING (job_id)
+           WHERE baseline_arm = candidate_arm AND NOT screen AND spread > 0
+           AND v.host_id = ? AND coalesce(model_id, '') = ? ORDER BY intent_at, job_id""",
+        (host_id, model_id),
+    )
+    floors = {}
+    for row in found:
+        sigma = stats.noise_floor(_judged(row).verdict)
+        if sigma is not None and row["cell"] in cells:
+            cell, metric = row["cell"], row["metric"]
+            floors[cell, metric] = NoiseFloor(cell, metric, sigma, row["valid_cycles"], row["job_id"])
+    return list(floors.values())
+
+
+def _rows(store: Store, job_id: str) -> list[Row]:
+    """Return the verdicts of a job as the record keeps them."""
+    host_id = store.job(job_id).host_id
+    found = enumerate(judge(store, job_id))
+    return [{"job_id": job_id, "host_id": host_id, "position": position, **_row(one)} for position, one in found]
+
+
+def _row(one: Judged) -> Row:
+    verdict, noise = one.verdict, one.noise
+    low, high = verdict.ci or (None, None)
+    return {
+        **{name: getattr(one, name) for name in OF_JUDGED},
+        **{name: getattr(verdict, name) for name in OF_VERDICT},
+        "cell": one.claim.baseline,
+        "candidate_cell": one.claim.candidate,
+        "metric": one.claim.metric,
+        "ci_low": low,
+        "ci_high": high,
+        "noise_sigma": noise.sigma if noise else None,
+        "noise_cycles": noise.cycles if noise else None,
+        "noise_session": noise.session if noise else None,
+        "flaws": canonical(verdict.flaws),
+        "reasons": canonical(verdict.reasons),
+    }
+
+
+def _judged(row: Mapping[str, Any]) -> Judged:
+    claim = Claim(row["cell"], row["candidate_cell"], row["metric"])
+    floor = None
+    if row["noise_sigma"] is not None:
+        floor = NoiseFloor(row["cell"], row["metric"], row["noise_sigma"], row["noise_cycles"], row["noise_session"])
+    verdict = Verdict(
+        **{**{name: row[name] for name in OF_VERDICT}, "screen": bool(row["screen"])},
+        ci=None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]),
+        flaws={int(cycle): flaw for cycle, flaw in json.loads(row["flaws"]).items()},
+        reasons=tuple(json.loads(row["reasons"])),
+    )
+    of_judged = {**{name: row[name] for name in OF_JUDGED}, "promoted": bool(row["promoted"])}
+    return Judged(claim=claim, verdict=verdict, noise=floor, **of_judged)
+
+
+# -- looking again ----------------------------------------------------------------------------------------------------
+
+
+def _check_job(store: Store, job_id: str) -> Iterator[str]:
+    written, computed = _by_claim(store.verdicts(job_id)), _by_claim(_rows(store, job_id))
+    state = store.job(job_id).state
+    for key in {**computed, **written}:
+        verdict = f"the verdict of job {job_id} in {key[0]} on {key[2]} of cell {key[1]}"
+        if key not in written:
+            yield f"{verdict} is missing: the job is {state}"
+        elif key not in computed:
+            yield f"{verdict} is none of its claims" if state in ENDS else f"{verdict} was written while it runs"
+        elif differ := [
+            f"{name} {written[key][name]} where its runs give {value}"
+            for name, value in computed[key].items()
+            if not _same(name, written[key][name], value)
+        ]:
+            yield f"{verdict} has {', '.join(differ)}"
+
+
+def _by_claim(rows: list[Row]) -> dict[tuple[str, str, str], Row]:
+    return {(row["chain"], row["cell"], row["metric"]): row for row in rows}
+
+
+def _same(name: str, one: Any, two: Any) -> bool:
+    if name == "reasons":
+        return True
+    if name == "flaws":
+        return set(json.loads(one)) == set(json.loads(two))
+    if isinstance(one, float) and isinstance(two, float):
+        return math.isclose(one, two, rel_tol=REL, abs_tol=ABS)
+    return bool(one == two)

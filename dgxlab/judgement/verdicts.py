@@ -1,0 +1,225 @@
+"""From the evidence of a job to the verdicts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dgxlab import stats
+from dgxlab.agent.slots import Claim, Slot, chain_of, claims, goes_on, whole_cycles
+from dgxlab.judgement.evidence import ENDS, Evidence, Run
+from dgxlab.model import BASELINE, CANDIDATE, ChainStep, NoiseFloor
+from dgxlab.stats import Chain, Verdict
+from dgxlab.store import Store
+
+ROLES = (BASELINE, CANDIDATE)
+
+IN_CYCLE_SPACE = 0.5
+"""The share of an effect below which what is left of it per clock cycle is called nothing."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one chain says of one claim.
+
+    Attributes:
+        chain: ChainStep.id.
+        claim: Cells and metric.
+        verdict: With reasons that speak of gates, builds and clocks too.
+        noise: The noise floor that the plan had for it.
+        promoted: Whether the change is worth keeping.
+        baseline: Median of its runs in cycles that count; None where the verdict is invalid.
+        candidate: The same of the candidate's.
+        model_id: What both read, None for nothing, or where the chain was not begun.
+    """
+
+    chain: str
+    claim: Claim
+    verdict: Verdict
+    noise: NoiseFloor | None
+    promoted: bool
+    baseline: float | None
+    candidate: float | None
+    baseline_arm: str
+    candidate_arm: str
+    model_id: str | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A claim and all that speaks for or against judging it.
+
+    Attributes:
+        runs: Those of its chain that count.
+        chain: Their values.
+        faults: Why there can be no verdict whatever the values.
+    """
+
+    step: ChainStep
+    claim: Claim
+    runs: Sequence[Run]
+    chain: Chain
+    faults: tuple[str, ...]
+
+    @property
+    def noise(self) -> NoiseFloor | None:
+        """The noise floor that the plan has for the claim."""
+        wanted = (self.claim.baseline, self.claim.metric)
+        return next((floor for floor in self.step.noise if (floor.cell, floor.metric) == wanted), None)
+
+
+def judge(store: Store, job_id: str) -> list[Judged]:
+    """Return a verdict on every claim of a job, in the order of its plan; none while it may still run.
+
+    Raises:
+        UsageError: if there is no such job.
+    """
+    job = store.job(job_id)
+    if job.state not in ENDS:
+        return []
+    evidence = Evidence(store, job)
+    cases = [case for step in evidence.plan.chains for case in _cases(evidence, step)]
+    together = iter(stats.judge_session(case.chain for case in cases if not case.faults and not case.step.screen))
+    return [_judged(evidence, case, _verdict(case) or next(together)) for case in cases]
+
+
+def whole(words: Sequence[str]) -> str:
+    """Return the word for a session, given those on its claims; `mixed` where some are faster and some slower."""
+    if not words or "invalid" in words:
+        return "invalid"
+    if "faster" in words and "slower" in words:
+        return "mixed"
+    some = next((word for word in ("slower", "faster") if word in words), "")
+    return some or ("same" if set(words) == {"same"} else "inconclusive")
+
+
+def _cases(evidence: Evidence, step: ChainStep) -> list[Case]:
+    runs = evidence.of(step)
+    asked = claims(step)
+    if not asked:
+        return []
+    chains = [chain_of(step, claim, [run.slot for run in runs]) for claim in asked]
+    faults = tuple(_faults(evidence, step, chains))
+    return [Case(step, claim, runs, chain, faults) for claim, chain in zip(asked, chains, strict=True)]
+
+
+def _faults(evidence: Evidence, step: ChainStep, chains: Sequence[Chain]) -> Iterator[str]:
+    failed = [gate for gate in evidence.failed if gate.arm in step.arms]
+    yield from (gate.sentence for gate in failed)
+    yield from _crashes(evidence, step)
+    last = evidence.last(step)
+    if last is None:
+        if not failed:  # a failed gate is why it was not begun
+            yield from ("the chain was not begun", evidence.ending)
+    elif cut := _cut(step, chains):
+        yield cut
+        if last.slot.flaw:
+            yield f"{last.slot.role} {last.slot.cycle} {last.slot.flaw}"
+        yield evidence.ending
+
+
+def _crashes(evidence: Evidence, step: ChainStep) -> Iterator[str]:
+    """Yield that half of an arm's runs failed: the others may be those that got away with it."""
+    for role, arm in zip(ROLES, (step.baseline.arm, step.candidate.arm), strict=True):
+        runs = [run for run in evidence.of(step) if run.slot.role == role]
+        failed = [run.failed for run in runs if run.failed]
+        if failed and 2 * len(failed) >= len(runs):
+            yield f"{arm} failed as {role} in {len(failed)} of {len(runs)} runs: {failed[-1]}"
+
+
+def _cut(step: ChainStep, chains: Sequence[Chain]) -> str:
+    """Return where a chain broke off, "" where it is whole; the chains of all claims of a step are equally long."""
+    done = whole_cycles(chains[0])
+    if not chains[0].a:
+        return "the chain was cut in its burn-in"
+    if (len(chains[0].a), len(chains[0].b)) == (done + 1, done) and not goes_on(step, chains):
+        return ""
+    another = " and before another" if done >= step.cycles else ""
+    return f"the chain was cut after {done} of {step.cycles} cycles{another}: nothing is glued across a gap"
+
+
+def _verdict(case: Case) -> Verdict | None:
+    """Return the verdict of a claim that is not judged together with the session's others."""
+    if case.faults:
+        done = whole_cycles(case.chain)
+        flaws = {cycle: flaw for cycle, flaw in case.chain.invalid_cycles().items() if cycle <= done}
+        found = stats.invalid(done, *case.faults, flaws=flaws)
+        return replace(found, screen=case.step.screen, valid_cycles=done - len(flaws))
+    if not case.step.screen:
+        return None
+    noise = case.noise
+    return stats.screen(case.chain, noise.sigma, noise.cycles) if noise else stats.screen(case.chain, None)
+
+
+def _judged(evidence: Evidence, case: Case, verdict: Verdict) -> Judged:
+    verdict = replace(verdict, better=case.chain.better)
+    held = tuple(_held_back(evidence, case, verdict))
+    verdict = replace(verdict, reasons=(*verdict.reasons, *_clock_says(case, verdict), *held))
+    promoted = not held and case.noise is not None and stats.promoted(verdict, case.noise.sigma)
+    baseline, candidate = _medians(case.chain, verdict)
+    return Judged(
+        case.step.id,
+        case.claim,
+        verdict,
+        case.noise,
+        promoted,
+        baseline,
+        candidate,
+        case.step.baseline.arm,
+        case.step.candidate.arm,
+        evidence.model_id(case.step),
+    )
+
+
+def _held_back(evidence: Evidence, case: Case, verdict: Verdict) -> Iterator[str]:
+    """Yield why a faster candidate is not promoted all the same."""
+    if verdict.verdict != "faster" or verdict.screen:
+        return
+    if len(case.step.arms) == 1:
+        yield "not promoted: both arms are the same"
+        return
+    dirty = [name for name in case.step.arms if evidence.plan.arm(name).source.dirty]
+    if dirty:
+        yield f"not promoted: {' and '.join(dirty)} was built from a checkout that is no commit"
+    if not evidence.gated_after(case.step):
+        yield f"not promoted: the gates after the chains were not asked, {evidence.ending}"
+    if case.noise is None:
+        yield "not promoted: the noise floor of this host is not known"
+    elif not stats.promoted(verdict, case.noise.sigma):
+        yield f"not promoted: the interval does not clear 2 % and 3 noise floors of {100 * case.noise.sigma:.2g} %"
+
+
+def _medians(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
+    if verdict.verdict == "invalid":
+        return None, None
+    counted = [cycle for cycle in range(1, len(chain.b) + 1) if cycle not in verdict.flaws]
+    beside = sorted({place for cycle in counted for place in (cycle - 1, cycle)})
+    values = [chain.a[place] for place in beside], [chain.b[cycle - 1] for cycle in counted]
+    baseline, candidate = (stats.median([value for value in side if value is not None]) for side in values)
+    return baseline, candidate
+
+
+# -- cycle space ------------------------------------------------------------------------------------------------------
+
+
+def _clock_says(case: Case, verdict: Verdict) -> Iterator[str]:
+    """Yield that a difference is one of clocks, where it vanishes once values are taken per SM clock cycle."""
+    if verdict.verdict not in ("faster", "slower") or verdict.screen or not all(run.clock for run in case.runs):
+        return
+    per_cycle = stats.judge(chain_of(case.step, case.claim, [_per_cycle(case, run) for run in case.runs]))
+    if verdict.effect is None or per_cycle.effect is None or per_cycle.ci is None:
+        return
+    low, high = per_cycle.ci
+    if low <= 0 <= high and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
+        clocks = [stats.median([run.clock or 0 for run in case.runs if run.slot.role == role]) for role in ROLES]
+        yield (
+            f"a clock, not a kernel: at {clocks[0]:.0f} and {clocks[1]:.0f} MHz the arms differ by "
+            f"{100 * per_cycle.effect:+.2f} % per clock cycle, and the interval contains 0"
+        )
+
+
+def _per_cycle(case: Case, run: Run) -> Slot:
+    clock = run.clock or 0
+    higher = case.chain.better == "higher"
+    values = {key: value / clock if higher else value * clock for key, value in run.slot.values.items()}
+    return replace(run.slot, values=values)
