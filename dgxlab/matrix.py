@@ -75,13 +75,16 @@ class Launch:
 Wanted = Callable[[str, Mapping[str, str], Cell], bool]
 """(model name, environment, cell) -> whether it must be measured."""
 
+Keep = Callable[[str, Cell], bool]
+"""(model name, cell) -> whether it must be measured, of one entry."""
+
 
 def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: True) -> Iterator[Launch]:
     """Expand every bench entry into launches, with the unwanted cells left out of them."""
     for number, entry in enumerate(experiment.bench):
         env = {**experiment.env, **entry.env}
         some = False
-        for launch in _expand(entry, env, lambda model, cell, env=env: wanted(model, env, cell)):  # type: ignore[misc]
+        for launch in expand(entry, env, lambda model, cell, env=env: wanted(model, env, cell)):  # type: ignore[misc]
             some = True
             if launch.cells:
                 yield launch
@@ -95,10 +98,8 @@ def tool_of(entry: Bench) -> str:
     return kinds[type(entry)]
 
 
-Keep = Callable[[str, Cell], bool]
-
-
-def _expand(entry: Bench, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
+def expand(entry: Bench, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
+    """Expand one entry into launches, the unwanted cells left out of them; some may then have none."""
     if isinstance(entry, BackendOpsBench):
         return _expand_backend_ops(entry, env, keep)
     if isinstance(entry, LlamaBench):

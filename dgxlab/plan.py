@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from dgxlab.matrix import Wanted, launches, tool_of
+from dgxlab.compare import pairs
+from dgxlab.errors import SpecError, edit
+from dgxlab.matrix import Launch, Wanted, launches, tool_of
 from dgxlab.model import (
+    BASELINE,
+    CANDIDATE,
     WAIT_S,
     Arm,
     BuildStep,
+    ChainStep,
     EngagedGate,
     Experiment,
     FileModel,
@@ -34,10 +39,13 @@ PROGRAMS = {"backend-ops": "test-backend-ops", "llama-bench": "llama-bench", "ba
 BATCHED_ATTEMPTS = 3
 """llama-batched-bench now and then exits 0 before its logger has written the last rows; the spare row makes it rare."""
 
+NAME_LENGTH = 80
+"""Characters of a session's name in its id, which becomes a file name."""
+
 
 def new_job_id(name: str) -> str:
     """Return an id that sorts by time and names the experiment: 20261120-120301-quickstart-3f2a9c."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name[:NAME_LENGTH]}-{secrets.token_hex(3)}"
 
 
 def make(
@@ -71,6 +79,62 @@ def make(
     steps += runs
     kind = "run" if bench else "gate"
     return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps), kind, wait_s=wait_s)
+
+
+def make_ab(
+    baseline: Experiment,
+    candidate: Experiment,
+    sources: tuple[Source, Source],
+    *,
+    job_id: str,
+    kind: str = "ab",
+    wait_s: float = WAIT_S,
+) -> Plan:
+    """Return the plan of a session: both builds, models, flag checks and gates, the chains, the gates again.
+
+    The same experiment on the same tree is one arm, and the session an A/A session. The baseline's `session` holds.
+
+    Args:
+        kind: "ab", "noise", or "screen" for one bracket instead of a chain, without gates after it.
+
+    Raises:
+        SpecError: if two different arms have one name, or nothing in common that can be measured.
+    """
+    arms = [make_arm(baseline, sources[0])]
+    sides = [(baseline, arms[0])]
+    if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
+        if candidate.name == baseline.name:
+            raise SpecError(
+                f"two arms that differ are both called {baseline.name}: give one of them another name",
+                next=edit(candidate.path),
+            )
+        arms.append(make_arm(candidate, sources[1]))
+        sides.append((candidate, arms[1]))
+    chains = tuple(_chains(baseline, candidate, arms, kind))
+    steps: list[Step] = [_build(arm) for arm in arms]
+    for experiment, arm in sides:
+        runs = [run for chain in chains for run in (chain.baseline, chain.candidate) if run.arm == arm.name]
+        of = f":{arm.name}" if len(sides) > 1 else ""
+        steps += _models(experiment, arm, {run.model for run in runs if run.model}, of)
+        steps += _probes(arm, runs, of)
+    gates = [(side, gate) for side in sides for gate in side[0].gates if isinstance(gate, ParityGate)]
+    before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
+    after = [replace(gate, id=f"{gate.id}:after") for gate in before if kind != "screen"]
+    return Plan(
+        job_id,
+        session_name(baseline, candidate),
+        candidate.digest,
+        tuple(arms),
+        (*steps, *before, *chains, *after),
+        kind,
+        wait_s=wait_s,
+        baseline=baseline.digest,
+    )
+
+
+def session_name(baseline: Experiment, candidate: Experiment) -> str:
+    """Return what a session of two experiments is called."""
+    return f"{baseline.name}-vs-{candidate.name}"
 
 
 def make_arm(experiment: Experiment, source: Source) -> Arm:
@@ -108,11 +172,11 @@ def _build(arm: Arm) -> BuildStep:
     return BuildStep(f"build:{arm.name}", arm.name, configure, build)
 
 
-def _models(experiment: Experiment, arm: Arm, used: set[str]) -> Iterator[ModelStep]:
+def _models(experiment: Experiment, arm: Arm, used: set[str], of: str = "") -> Iterator[ModelStep]:
     for name, model in experiment.models.items():
         if name not in used:
             continue
-        step = f"model:{name}"
+        step = f"model:{name}{of}"
         if isinstance(model, FileModel):
             yield ModelStep(step, arm.name, name, model.path)
             continue
@@ -122,13 +186,13 @@ def _models(experiment: Experiment, arm: Arm, used: set[str]) -> Iterator[ModelS
         yield ModelStep(step, arm.name, name, f"{{models}}/{model_id(model)}.gguf", model, make, quantize)
 
 
-def _probes(arm: Arm, runs: Sequence[RunStep]) -> Iterator[ProbeStep]:
+def _probes(arm: Arm, runs: Sequence[RunStep], of: str = "") -> Iterator[ProbeStep]:
     """Check each program's flags once, all of its runs together."""
     flags: dict[str, dict[str, None]] = {}
     for run in runs:
         flags.setdefault(run.argv[0], {}).update(dict.fromkeys(word for word in run.argv[1:] if _is_flag(word)))
     for program, words in flags.items():
-        yield ProbeStep(f"probe:{PurePosixPath(program).name}", arm.name, (program, "--help"), tuple(words))
+        yield ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(words))
 
 
 def _is_flag(word: str) -> bool:
@@ -141,24 +205,33 @@ def _gate(experiment: Experiment, arm: Arm, gate: ParityGate, number: int) -> Ga
 
 
 def _runs(experiment: Experiment, arm: Arm, wanted: Wanted) -> Iterator[RunStep]:
-    engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate)]
     for number, launch in enumerate(launches(experiment, wanted)):
-        markers = tuple(gate.stderr for gate in engaged if launch.tool in gate.tools)
-        yield RunStep(
-            f"run:{number}",
-            arm.name,
-            launch.tool,
-            launch.argv,
-            launch.env,
-            launch.cells,
-            launch.model,
-            markers,
-            BATCHED_ATTEMPTS if launch.tool == "batched-bench" else 1,
-            launch.limit_s,
+        yield _run(f"run:{number}", experiment, arm, launch)
+
+
+def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep:
+    attempts = BATCHED_ATTEMPTS if launch.tool == "batched-bench" else 1
+    fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model)
+    return RunStep(step, arm.name, *fields, _markers(experiment, launch.tool), attempts, launch.limit_s)
+
+
+def _markers(experiment: Experiment, tool: str) -> tuple[str, ...]:
+    """Return what must be on a tool's stderr."""
+    return tuple(gate.stderr for gate in experiment.gates if isinstance(gate, EngagedGate) and tool in gate.tools)
+
+
+def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:
+    session = baseline.session
+    for number, (one, two) in enumerate(pairs(baseline, candidate)):
+        first = _run(f"chain:{number}:{BASELINE}", baseline, arms[0], one)
+        second = first if len(arms) == 1 else _run(f"chain:{number}:{CANDIDATE}", candidate, arms[1], two)
+        yield ChainStep(
+            f"chain:{number}",
+            first,
+            second,
+            cycles=1 if kind == "screen" else session.cycles,
+            drift_limit=session.drift_limit,
+            thermal=session.thermal,
+            screen=kind == "screen",
+            absent=tuple(marker for marker in second.markers if marker not in first.markers),
         )
-
-
-def with_expectations(plan: Plan, known: Callable[[ParityGate], ParityGate]) -> Plan:
-    """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet."""
-    steps = tuple(replace(s, gate=known(s.gate)) if isinstance(s, GateStep) else s for s in plan.steps)
-    return replace(plan, steps=steps)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.lab.archive import default_folder
+from dgxlab.model import Experiment, Source
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
@@ -24,6 +25,14 @@ class Lab:
     cache: PinCache
     connect: Callable[[str], Host]
     raw: Path = field(default_factory=default_folder)
+
+
+@dataclass(frozen=True)
+class Side:
+    """An experiment and the tree that it is about now: an arm as the client knows it."""
+
+    experiment: Experiment
+    source: Source
 
 
 def noted(watch: Watch) -> Callable[[str], None]:

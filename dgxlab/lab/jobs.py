@@ -7,11 +7,12 @@ dies in between, the next command finds the job and goes on from where the store
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
-from dgxlab import __version__
+from dgxlab import __version__, judgement
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, by_exit_code
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
@@ -29,13 +30,38 @@ STARTS = 3
 """How often a job that stays staged is submitted: on a busy host its agent may need longer than one call waits."""
 
 
-def start(lab: Lab, host: Host, experiment: Experiment, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
-    """Send what the host lacks, record the intent, and start the job detached."""
+def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]) -> JobStatus:
+    """Send what the host lacks, record the intent, and start the job detached.
+
+    Args:
+        of: The experiments of its arms, the candidate's last.
+    """
     send(lab.cache, host, job, probe, watch)
-    lab.store.intend(job, experiment, host.name, __version__)
+    with lab.store.transaction():
+        for experiment in of:
+            lab.store.know(experiment)
+        lab.store.intend(job, of[-1], host.name, __version__)
     status = _submit(host, job, watch)
     watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
     return status
+
+
+def carry_out(
+    lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]
+) -> DgxlabError | None:
+    """Start a job, follow it to its end, and return what went wrong, its loss too: there may be results to report.
+
+    Raises:
+        Interrupted: on Ctrl-C once there is a job, which goes on.
+    """
+    with interruptible(lab.store, job.job_id):
+        status = start(lab, host, job, probe, watch, of=of)
+        try:
+            if status.state == "lost":
+                return conclude(lab, host, status, watch)
+            return follow(lab, host, status.job_id, watch)
+        except JobLost as lost:
+            return lost
 
 
 def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
@@ -83,13 +109,29 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
         raise _not_yet(host, job_id)
     if status.state != "done" or rc is None:
-        lab.store.set_state(job_id, "lost")
+        _set_state(lab.store, job_id, "lost")
         if status.state == "lost":
             raw.keep(lab, host, job_id, watch)
         raise _lost(host, status)
-    job = lab.store.set_state(job_id, rc["status"], exit_code=rc["exit_code"], error=rc["message"], next=rc["next"])
+    told = {"exit_code": rc["exit_code"], "error": rc["message"], "next": rc["next"]}
+    job = _set_state(lab.store, job_id, rc["status"], **told)
     raw.keep(lab, host, job_id, watch)
     return _ending(host, job)
+
+
+def _set_state(store: Store, job_id: str, state: str, **told: Any) -> Job:
+    """Record an end that the journal does not tell, and what the job's chains say now that it has ended."""
+    with store.transaction():
+        job = store.set_state(job_id, state, **told)
+        judgement.record(store, job_id)
+    return job
+
+
+def _runs_again(store: Store, job_id: str) -> None:
+    """Set a job to running, whatever it was: one that was taken for lost has come back, and has no verdicts yet."""
+    with store.transaction():
+        store.update_job(job_id, state="running")
+        judgement.record(store, job_id)
 
 
 def _may_come(job: Job) -> bool:
@@ -121,17 +163,17 @@ def _ending(host: Host, job: Job) -> DgxlabError | None:
     return by_exit_code(job.exit_code)(message, next=host.entry.next_of_agent(job.next), details=job.details)
 
 
-def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) -> str:
-    """Bring every unfinished job of a host to where the host has it; wait only for this experiment's own.
+def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
+    """Bring every unfinished job of a host to where the host has it; wait only for one of this subject.
 
     A job whose client died is finished here: staged or started as it was intended, its journal ingested.
 
     Returns:
-        The id of the experiment's job that was waited for, "" when there was none.
+        The id of the job that was waited for, "" when there was none.
     """
     resumed = ""
     for job in lab.store.unfinished(host.name):
-        mine = experiment is not None and job.experiment == experiment.digest
+        mine = subject is not None and job.subject == subject
         status = retry.first(host, partial(host.status, job.job_id), noted(watch))
         if mine and status.state in ("absent", "staged"):
             status = _submit(host, job.plan, watch)
@@ -139,7 +181,7 @@ def settle(lab: Lab, host: Host, experiment: Experiment | None, watch: Watch) ->
             watch({"event": "note", "note": f"job {job.job_id} of this experiment still runs: following it"})
         if status.state == "absent":
             if not _may_come(job):
-                lab.store.set_state(job.job_id, "lost")
+                _set_state(lab.store, job.job_id, "lost")
         elif status.state in ("done", "lost") or mine:
             resumed = job.job_id if mine else resumed
             _follow_quietly(lab, host, job.job_id, watch)
@@ -175,20 +217,35 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
         lab.store.intend(_plan(host, job_id, watch), None, host.name, __version__, found=True)
 
 
-def join(lab: Lab, host: Host, experiment: Experiment, source: Source, probe: Probe, watch: Watch) -> str:
-    """Follow a job of this experiment and tree that still runs: started by another client, or taken for lost.
+def join(
+    lab: Lab,
+    host: Host,
+    subject: str,
+    sources: Sequence[Source],
+    probe: Probe,
+    watch: Watch,
+    *,
+    of: Sequence[Experiment],
+) -> str:
+    """Follow a job of this subject and these trees that still runs: started by another client, or taken for lost.
+
+    Args:
+        sources: One an arm.
+        of: The experiments of its arms, the candidate's last.
 
     Returns:
         Its id, "" when there is none.
     """
     for job_id, asked in probe.running.items():
         known = lab.store.find_job(job_id)
-        if asked != experiment.digest or (known and known.ended):
+        if asked != subject or (known and known.ended):
             continue
         plan = known.plan if known else _plan(host, job_id, watch)
-        if [arm.source for arm in plan.arms] == [source]:
-            lab.store.intend(plan, experiment, host.name, __version__, found=True)
-            lab.store.update_job(job_id, state="running")  # whatever it was: a lost one has come back
+        if [arm.source for arm in plan.arms] == list(sources):
+            for experiment in of:
+                lab.store.know(experiment)
+            lab.store.intend(plan, of[-1], host.name, __version__, found=True)
+            _runs_again(lab.store, job_id)
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id

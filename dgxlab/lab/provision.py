@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from dgxlab import synth
 from dgxlab.agent.job import sha256
 from dgxlab.errors import BuildFailed, SpecError
-from dgxlab.lab.base import Watch, noted
+from dgxlab.lab.base import Side, Watch, noted
 from dgxlab.lab.todo import ask
 from dgxlab.model import Experiment, Facts, ModelStep, Plan, Source, SyntheticModel, model_id
 from dgxlab.source import PinCache, wheels
@@ -28,8 +28,8 @@ NOTE_S = 10.0
 """How often a long way is told in a sentence; a bar moves with every percent."""
 
 
-def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) -> Probe:
-    """Return what the host has of what a run needs, once it has cmake and ninja.
+def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
+    """Return what the host has of what the arms need, once it has cmake and ninja.
 
     They are sent before anything is compared with the record: a build's identity has cmake's version in it.
 
@@ -37,9 +37,10 @@ def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) ->
         SpecError: if a model file is not there, or a build tool cannot be sent.
         BuildFailed: if the host lacks what cannot be sent.
     """
-    question = partial(ask, host, experiment, source)
+    question = partial(ask, host, *sides)
     probe = retry.first(host, question, noted(watch))
-    _need(host, experiment, probe.facts)
+    for side in sides:
+        _need(host, side.experiment, probe.facts)
     missing = [name for name in TOOLS if not probe.facts.details["tools"][name]]
     for name in missing:
         _send_tool(host, name, probe.facts, watch)
@@ -50,8 +51,10 @@ def prepare(host: Host, experiment: Experiment, source: Source, watch: Watch) ->
 
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
     """Send the sources and models that a job needs and the host neither has nor can make."""
+    missing = set(probe.missing)
     for arm in job.arms:
-        _send_source(cache, host, arm.source, probe, watch)
+        _send_source(cache, host, arm.source, missing, watch)
+        missing -= {arm.source.pin, arm.source.commit}  # the arms of a session have their pin in common
     models = [(step.model, step.recipe) for step in job.steps if isinstance(step, ModelStep) and step.recipe]
     for name, recipe in {model_id(recipe): (name, recipe) for name, recipe in models}.values():
         if model_id(recipe) in probe.to_send:
@@ -88,12 +91,12 @@ def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     retry.again(host, lambda: host.send_tool(name, wheel.version, wheel.sha256, body), tell)
 
 
-def _send_source(cache: PinCache, host: Host, source: Source, probe: Probe, watch: Watch) -> None:
+def _send_source(cache: PinCache, host: Host, source: Source, missing: Collection[str], watch: Watch) -> None:
     """Send the objects that the host lacks: the pin once, a patched tree as its few changed objects."""
-    if source.pin in probe.missing:
+    if source.pin in missing:
         watch({"event": "note", "note": f"sending pin {source.pin[:12]} to {host.name}"})
         _send_pack(host, source.pin, source.pin, lambda: cache.pack([source.pin], []), watch)
-    if source.commit != source.pin and source.commit in probe.missing:
+    if source.commit != source.pin and source.commit in missing:
         _send_pack(host, source.commit, source.pin, lambda: cache.pack([source.commit], [source.pin]), watch)
 
 

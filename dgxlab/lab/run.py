@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab import series
-from dgxlab.errors import DgxlabError, JobLost
-from dgxlab.lab.base import Lab, Watch
-from dgxlab.lab.jobs import conclude, follow, interruptible, join, settle, start
+from dgxlab.errors import DgxlabError
+from dgxlab.lab.base import Lab, Side, Watch
+from dgxlab.lab.jobs import carry_out, join, settle
 from dgxlab.lab.provision import prepare
 from dgxlab.lab.todo import left_to_do, make_plan
 from dgxlab.model import WAIT_S, Experiment, Source
-from dgxlab.transport.host import Host, JobStatus
 
 
 @dataclass(frozen=True)
@@ -64,20 +63,19 @@ def run(
     """
     host = lab.connect(experiment.host)  # a name that nobody knows is told before anything is fetched
     source = resolve(lab, experiment, tree, watch)
-    resumed = settle(lab, host, experiment, watch)
-    probe = prepare(host, experiment, source, watch)
-    todo = left_to_do(lab.store, experiment, source, probe, again=again and not resumed, bench=bench)
+    side = Side(experiment, source)
+    resumed = settle(lab, host, experiment.digest, watch)
+    probe = prepare(host, [side], watch)
+    todo = left_to_do(lab.store, side, probe, again=again and not resumed, bench=bench)
     if bench and not todo.nothing and not resumed:
-        resumed = join(lab, host, experiment, source, probe, watch)
-        todo = left_to_do(lab.store, experiment, source, probe) if resumed else todo
+        resumed = join(lab, host, experiment.digest, [source], probe, watch, of=[experiment])
+        todo = left_to_do(lab.store, side, probe) if resumed else todo
     reused = todo.planned - len(todo.cells)
     if todo.nothing:
         return Outcome(resumed, todo.planned, reused, source, probe.facts.host_id)
-    job = make_plan(lab.store, experiment, source, todo, bench=bench, wait_s=wait_s)
+    job = make_plan(lab.store, side, todo, bench=bench, wait_s=wait_s)
     measured: list[str] = []
-    with interruptible(lab.store, job.job_id):
-        status = start(lab, host, experiment, job, probe, watch)
-        error = _until_its_end(lab, host, status, _noting(measured, watch))
+    error = carry_out(lab, host, job, probe, _noting(measured, watch), of=[experiment])
     return Outcome(job.job_id, todo.planned, reused, source, probe.facts.host_id, len(measured), error)
 
 
@@ -90,16 +88,6 @@ def _noting(measured: list[str], watch: Watch) -> Watch:
         watch(event)
 
     return see
-
-
-def _until_its_end(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
-    """Follow a job that was started and return what went wrong, its loss too: there may be results to report."""
-    try:
-        if status.state == "lost":
-            return conclude(lab, host, status, watch)
-        return follow(lab, host, status.job_id, watch)
-    except JobLost as lost:
-        return lost
 
 
 def resolve(lab: Lab, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:

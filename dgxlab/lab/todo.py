@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 
 from dgxlab import matrix, plan
 from dgxlab.errors import SpecError, UsageError, edit
+from dgxlab.lab.base import Side
 from dgxlab.model import (
     PROTOCOL,
     WAIT_S,
     Cell,
     Experiment,
     FileModel,
+    GateStep,
     ParityGate,
     Plan,
-    Source,
     build_id,
     digest,
     model_id,
@@ -39,29 +40,31 @@ class Todo:
         return not self.cells and not self.gates
 
 
-def ask(host: Host, experiment: Experiment, source: Source) -> Probe:
-    """Return what the host has of what a run needs, in one round trip.
+def ask(host: Host, *sides: Side) -> Probe:
+    """Return what the host has of what the arms need, in one round trip.
 
     Raises:
         SpecError: if a model file is not there.
     """
-    paths = [model.path for model in experiment.models.values() if isinstance(model, FileModel)]
-    recipes = [model_id(model) for model in experiment.models.values() if not isinstance(model, FileModel)]
-    probe = host.probe([source.pin, source.commit], paths, recipes)
-    _need_models(experiment, probe)
+    commits = [commit for side in sides for commit in (side.source.pin, side.source.commit)]
+    models = [model for side in sides for model in side.experiment.models.values()]
+    paths = [model.path for model in models if isinstance(model, FileModel)]
+    recipes = [model_id(model) for model in models if not isinstance(model, FileModel)]
+    probe = host.probe(*(list(dict.fromkeys(asked)) for asked in (commits, paths, recipes)))
+    for side in sides:
+        _need_models(side.experiment, host.name, probe)
     return probe
 
 
-def left_to_do(
-    store: Store, experiment: Experiment, source: Source, probe: Probe, *, again: bool = False, bench: bool = True
-) -> Todo:
+def left_to_do(store: Store, side: Side, probe: Probe, *, again: bool = False, bench: bool = True) -> Todo:
     """Return the cells without a valid run of this build, model, environment, host and protocol, and the open gates."""
+    experiment, source = side.experiment, side.source
     build = build_id(source, plan.make_arm(experiment, source).cmake, probe.facts.toolchain)
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
 
     def note(model: str, env: Mapping[str, str], cell: Cell) -> bool:
         env_digest = digest(env, 16)
-        asked[model, env_digest, cell.key] = (cell.key, _identity(experiment, model, probe), env_digest)
+        asked[model, env_digest, cell.key] = (cell.key, identity(experiment, model, probe), env_digest)
         return True
 
     if bench:
@@ -82,40 +85,45 @@ def _passed(store: Store, experiment: Experiment, gate: ParityGate, build: str, 
     return store.gate_passed(build, host_id, asked, expect=gate.expect, unsupported=gate.unsupported)
 
 
-def make_plan(
-    store: Store, experiment: Experiment, source: Source, todo: Todo, *, bench: bool = True, wait_s: float = WAIT_S
-) -> Plan:
+def make_plan(store: Store, side: Side, todo: Todo, *, bench: bool = True, wait_s: float = WAIT_S) -> Plan:
     """Return the plan for what is left, with recorded expectations filled in."""
+    experiment = side.experiment
     made = plan.make(
         experiment,
-        source,
+        side.source,
         job_id=plan.new_job_id(experiment.name),
         wanted=lambda model, env, cell: (model, digest(env, 16), cell.key) in todo.cells,
         gates=todo.gates,
         bench=bench,
         wait_s=wait_s,
     )
-
-    def known(gate: ParityGate) -> ParityGate:
-        if gate.expect is not None:
-            return gate
-        asked = gate_digest(gate, plan.gate_env(experiment, gate))
-        recorded = store.expectation(source.pin, source.tree, asked)
-        return replace(gate, expect=recorded[0], unsupported=recorded[1]) if recorded else gate
-
-    return plan.with_expectations(made, known)
+    return with_expectations(store, made)
 
 
-def _need_models(experiment: Experiment, probe: Probe) -> None:
+def with_expectations(store: Store, made: Plan) -> Plan:
+    """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet."""
+    steps = tuple(_known(store, made, step) if isinstance(step, GateStep) else step for step in made.steps)
+    return replace(made, steps=steps)
+
+
+def _known(store: Store, made: Plan, step: GateStep) -> GateStep:
+    source = made.arm(step.arm).source
+    recorded = store.expectation(source.pin, source.tree, gate_digest(step.gate, step.env))
+    if step.gate.expect is not None or recorded is None:
+        return step
+    return replace(step, gate=replace(step.gate, expect=recorded[0], unsupported=recorded[1]))
+
+
+def _need_models(experiment: Experiment, host: str, probe: Probe) -> None:
     for name, model in experiment.models.items():
         if isinstance(model, FileModel) and probe.models[model.path] is None:
             raise SpecError(
-                f"model {name} is not on host {experiment.host}: there is no file {model.path}, which the spec names",
+                f"model {name} is not on host {host}: there is no file {model.path}, which the spec names",
                 next=edit(experiment.path),
             )
 
 
-def _identity(experiment: Experiment, name: str, probe: Probe) -> str:
+def identity(experiment: Experiment, name: str, probe: Probe) -> str:
     """Return what a model is stored as: the recipe's digest, or what the host says of the file; "" for no model."""
     if not name:
         return ""

@@ -15,7 +15,7 @@ import pytest
 from dgxlab import plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError
-from dgxlab.lab import ask, follow, left_to_do, make_plan, resolve, run, settle, start
+from dgxlab.lab import Side, ask, follow, left_to_do, make_plan, resolve, run, settle, start
 from dgxlab.lab.jobs import INTENT_S
 from dgxlab.model import Experiment, Plan, canonical
 from dgxlab.transport.host import Host, JobStatus
@@ -36,11 +36,10 @@ def slow(lab: ToyLab) -> Experiment:
 
 def submit(lab: ToyLab, experiment: Experiment) -> Plan:
     """Start a job as `run` does, and be gone before reading a line of it."""
-    source = resolve(lab.lab, experiment, None, quiet)
-    probe = ask(lab.host, experiment, source)
-    todo = left_to_do(lab.lab.store, experiment, source, probe)
-    job = make_plan(lab.lab.store, experiment, source, todo)
-    start(lab.lab, lab.host, experiment, job, probe, quiet)
+    side = Side(experiment, resolve(lab.lab, experiment, None, quiet))
+    probe = ask(lab.host, side)
+    job = make_plan(lab.lab.store, side, left_to_do(lab.lab.store, side, probe))
+    start(lab.lab, lab.host, job, probe, quiet, of=[experiment])
     return job
 
 
@@ -91,12 +90,12 @@ def intend(lab: ToyLab, experiment: Experiment, *, age_s: float = 0.0) -> Plan:
 def test_intent_of_another_command_is_left_to_it(toy_lab: ToyLab) -> None:
     """With the same record it may be about to submit that very job; after half an hour it is not."""
     job = intend(toy_lab, other(toy_lab))
-    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment(), quiet)
+    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
     with pytest.raises(RemoteError, match=f"job {job.job_id} has not started on local yet"):
         follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
     assert toy_lab.lab.store.job(job.job_id).state == "intended"
     late = intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1)
-    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment(), quiet)
+    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
     assert [toy_lab.lab.store.job(each.job_id).state for each in (job, late)] == ["intended", "lost"]
 
 
@@ -155,7 +154,7 @@ def test_a_staged_job_is_not_lost(toy_lab: ToyLab) -> None:
     Job.stage(toy_lab.root / "jobs", job.job_id, canonical(job).encode(), *(toy_lab.root / "agent").iterdir())
     with pytest.raises(RemoteError, match="has not started on local yet"):
         follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
-    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment(), quiet)
+    settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
     assert toy_lab.lab.store.job(job.job_id).state == "intended"
 
 

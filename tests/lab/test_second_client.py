@@ -13,7 +13,7 @@ import pytest
 
 from dgxlab import store as stores
 from dgxlab.errors import Interrupted, JobLost, RemoteError, UsageError
-from dgxlab.lab import adopt, ask, find, follow, resolve
+from dgxlab.lab import Side, adopt, ask, find, follow, resolve
 from dgxlab.lab.jobs import join
 from dgxlab.model import Experiment, Plan
 from dgxlab.transport.host import HostJob
@@ -150,12 +150,13 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
     """The experiment's digest names its series, not what is in them: a job on other sources is nobody's result."""
-    source = resolve(theirs.lab, slow, None, quiet)
-    probe = ask(theirs.host, slow, source)
+    side = Side(slow, resolve(theirs.lab, slow, None, quiet))
+    probe = ask(theirs.host, side)
     assert probe.running == {running.job_id: slow.digest}
-    assert join(theirs.lab, theirs.host, slow, replace(source, tree="0" * 40), probe, quiet) == ""
+    elsewhere = replace(side.source, tree="0" * 40)
+    assert join(theirs.lab, theirs.host, slow.digest, [elsewhere], probe, quiet, of=[slow]) == ""
     other = theirs.experiment(hypothesis="another")
-    assert join(theirs.lab, theirs.host, other, source, probe, quiet) == ""
+    assert join(theirs.lab, theirs.host, other.digest, [side.source], probe, quiet, of=[other]) == ""
     assert theirs.lab.store.jobs() == []
 
 

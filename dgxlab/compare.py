@@ -1,0 +1,208 @@
+"""Two experiments side by side: what differs between them, and which of their launches are compared.
+
+A candidate may differ from its baseline in what is built and in how it is called. What is measured, on what and where
+must be the same, or the difference would be that; an axis with one value is a setting of the tool, not of the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dgxlab.errors import SpecError, edit
+from dgxlab.matrix import Launch, expand, tool_of
+from dgxlab.model import BackendOpsBench, BatchedBench, Bench, Cell, Experiment, LlamaBench, canonical, to_json
+
+MUST_AGREE = ("matrix", "models", "session", "host")
+"""Kinds of difference that are refused unless they are allowed by name."""
+
+ABSENT = "-"
+"""What a difference shows where one side has nothing."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing in which two experiments differ.
+
+    Attributes:
+        what: pin, series, cmake, env, arguments, gates, or one of MUST_AGREE.
+        name: Which one of them, "" where there is only one.
+        baseline: How the baseline has it, ABSENT for not at all.
+        candidate: How the candidate has it.
+    """
+
+    what: str
+    name: str
+    baseline: str
+    candidate: str
+
+    def __str__(self) -> str:
+        return f"{' '.join(filter(None, (self.what, self.name)))}: {self.baseline} -> {self.candidate}"
+
+
+def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]:
+    """Return everything in which a candidate differs from its baseline, its name and hypothesis aside."""
+    return [
+        *_fields("pin", {"": baseline.pin[:12]}, {"": candidate.pin[:12]}),
+        *_fields("series", {"": " ".join(baseline.series)}, {"": " ".join(candidate.series)}),
+        *_fields("cmake", baseline.cmake, candidate.cmake),
+        *_fields("env", baseline.env, candidate.env),
+        *_fields("gates", _gates(baseline), _gates(candidate)),
+        *_of_bench(baseline.bench, candidate.bench),
+        *_fields("models", _models(baseline, candidate), _models(candidate, baseline)),
+        *_fields("session", to_json(baseline.session), to_json(candidate.session)),
+        *_fields("host", {"": baseline.host}, {"": candidate.host}),
+    ]
+
+
+def refuse(found: Iterable[Difference], allow: Collection[str], path: str) -> None:
+    """Refuse differences that would be compared instead of the builds.
+
+    Args:
+        allow: Kinds of MUST_AGREE that may differ all the same.
+        path: The candidate's spec.
+
+    Raises:
+        SpecError: if one differs that is not allowed.
+    """
+    wrong = [one for one in found if one.what in MUST_AGREE and one.what not in allow]
+    if wrong:
+        raise SpecError(
+            f"the arms differ in what must be the same, {wrong[0]}; --allow {wrong[0].what} compares them all the same",
+            next=edit(path),
+            details="\n".join(map(str, wrong)),
+        )
+
+
+def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
+    """Yield the launches that are compared, in the baseline's order, with the same cells at the same places.
+
+    Where the matrices differ, what both have is compared.
+
+    Raises:
+        SpecError: if they have no cell in common.
+    """
+    some = False
+    for one, two in zip(baseline.bench, candidate.bench, strict=False):
+        if tool_of(one) == tool_of(two):
+            for pair in _paired(one, two, {**baseline.env, **one.env}, {**candidate.env, **two.env}):
+                some = True
+                yield pair
+    if not some:
+        raise SpecError("the two experiments have no cell in common", next=edit(candidate.path))
+
+
+# -- what differs -----------------------------------------------------------------------------------------------------
+
+
+def _fields(what: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in dict.fromkeys((*one, *two)):
+        before, after = (_shown(side.get(name)) for side in (one, two))
+        if before != after:
+            yield Difference(what, name, before, after)
+
+
+def _shown(value: Any) -> str:
+    if value is None or value in ("", ()):
+        return ABSENT
+    return value if isinstance(value, str) else canonical(value).replace('"', "")
+
+
+def _gates(experiment: Experiment) -> dict[str, str]:
+    """Return each gate by what it checks; two that expect another count are one gate that differs."""
+    found = {}
+    for gate in experiment.gates:
+        fields = {name: value for name, value in to_json(gate).items() if value not in (None, {})}
+        name = " ".join(str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields)
+        fields.pop("limit_s", None)
+        found[name] = canonical(fields).replace('"', "")
+    return found
+
+
+def _models(experiment: Experiment, other: Experiment) -> dict[str, Any]:
+    """Return the models that an experiment reads in the entries that both have."""
+    both = zip(experiment.bench, other.bench, strict=False)
+    entries = [entry for entry, beside in both if tool_of(entry) == tool_of(beside)]
+    used = [entry.model for entry in entries if not isinstance(entry, BackendOpsBench)]
+    return {name: to_json(experiment.models[name]) for name in dict.fromkeys(used)}
+
+
+def _of_bench(one: Sequence[Bench], two: Sequence[Bench]) -> Iterator[Difference]:
+    for number, (before, after) in enumerate(zip(one, two, strict=False)):
+        where = f"bench[{number}]"
+        if tool_of(before) != tool_of(after):
+            yield Difference("matrix", where, tool_of(before), tool_of(after))
+        else:
+            yield from _named(where, _fields("matrix", *_matrices(before, after)))
+            yield from _named(where, _fields("arguments", *_arguments(before, after)))
+            yield from _named(where, _fields("env", before.env, after.env))
+    for number in range(min(len(one), len(two)), max(len(one), len(two))):
+        tools = (tool_of(side[number]) if number < len(side) else ABSENT for side in (one, two))
+        yield Difference("matrix", f"bench[{number}]", *tools)
+
+
+def _named(where: str, found: Iterable[Difference]) -> Iterator[Difference]:
+    return (replace(one, name=f"{where} {one.name}") for one in found)
+
+
+def _sizes(entry: Bench) -> dict[str, Any]:
+    """Return what tells an entry's cells apart besides its axes."""
+    if isinstance(entry, BackendOpsBench):
+        return {"op": entry.op, "backend": entry.backend, "where": entry.where, "exclude": entry.exclude}
+    if isinstance(entry, LlamaBench):
+        return {"n_prompt": entry.n_prompt, "n_gen": entry.n_gen, "exclude": entry.exclude}
+    return {"npp": entry.npp, "ntg": entry.ntg, "npl": entry.npl, "exclude": entry.exclude}
+
+
+def _matrices(one: Bench, two: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
+    free = settings(one, two)
+    axes = ({k: v for k, v in _axes(entry).items() if k not in free} for entry in (one, two))
+    before, after = ({**_sizes(entry), **kept} for entry, kept in zip((one, two), axes, strict=True))
+    return before, after
+
+
+def _arguments(one: Bench, two: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
+    free = settings(one, two)
+    before, after = ({k: v[0] for k, v in _axes(entry).items() if k in free} for entry in (one, two))
+    for entry, found in ((one, before), (two, after)):
+        if isinstance(entry, (LlamaBench, BatchedBench)):
+            found["args"] = " ".join(entry.args)
+        if isinstance(entry, LlamaBench):
+            found["repetitions"] = entry.repetitions
+    return before, after
+
+
+def settings(one: Bench, two: Bench) -> set[str]:
+    """Return the axes of two entries that have one value in each, or none: how the tool is called."""
+    axes = (_axes(one), _axes(two))
+    return {name for name in (*axes[0], *axes[1]) if all(len(side.get(name, ())) <= 1 for side in axes)}
+
+
+def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
+    return {} if isinstance(entry, BackendOpsBench) else entry.axes
+
+
+# -- what is compared -------------------------------------------------------------------------------------------------
+
+
+def _paired(
+    one: Bench, two: Bench, env_one: Mapping[str, str], env_two: Mapping[str, str]
+) -> Iterator[tuple[Launch, Launch]]:
+    free = {*settings(one, two), "args", "repetitions"}
+
+    def name(cell: Cell) -> str:
+        return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})
+
+    def launched(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
+        found = expand(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
+        return [launch for launch in found if launch.cells]
+
+    def names(launches: Iterable[Launch]) -> set[str]:
+        return {name(cell) for launch in launches for cell in launch.cells}
+
+    common = names(launched(one, env_one)) & names(launched(two, env_two))
+    there = {name(cell): (launch, cell) for launch in launched(two, env_two, common) for cell in launch.cells}
+    for launch in launched(one, env_one, common):
+        found = [there[name(cell)] for cell in launch.cells]
+        yield launch, replace(found[0][0], cells=tuple(cell for _, cell in found))

@@ -1,0 +1,165 @@
+"""`ab` and `noise`: two arms built, gated, measured by turns and gated again, in one session on one host."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dgxlab import judgement, plan, stats
+from dgxlab.agent.slots import claims
+from dgxlab.compare import Difference, differences, refuse
+from dgxlab.errors import ConditionsError, DgxlabError, SpecError
+from dgxlab.lab.base import Lab, Side, Watch, noted
+from dgxlab.lab.jobs import carry_out, join, settle
+from dgxlab.lab.outlook import percent
+from dgxlab.lab.provision import prepare
+from dgxlab.lab.run import resolve
+from dgxlab.lab.todo import identity, with_expectations
+from dgxlab.model import WAIT_S, ChainStep, Experiment, Plan, subject
+from dgxlab.store import Job, Store
+from dgxlab.transport.host import Probe
+
+
+@dataclass(frozen=True)
+class Session:
+    """How an A/B session ended; its verdicts are in the record.
+
+    Attributes:
+        job_id: The job that held it: this command's own, or one of the same subject that ran already.
+        host_id: The machine that it was held on.
+        error: What went wrong, None when nothing did.
+    """
+
+    job_id: str
+    host_id: str
+    error: DgxlabError | None = None
+
+
+def ab(
+    lab: Lab,
+    baseline: Experiment,
+    candidate: Experiment,
+    *,
+    watch: Watch,
+    kind: str = "ab",
+    allow: Collection[str] = (),
+    wait_s: float = WAIT_S,
+) -> Session:
+    """Hold a session that compares a candidate with its baseline, and record it.
+
+    A session measures anew whatever is known, but one that still runs, left by a client that died or started by
+    another, is followed instead.
+
+    Args:
+        kind: "ab", "noise" for an A/A session, "screen" for one bracket.
+        allow: Kinds of `compare.MUST_AGREE` in which the arms may differ.
+        wait_s: How long the job may wait for its devices, 0 for not at all.
+
+    Raises:
+        SpecError: if the arms cannot be compared, or the session could not see its own min_effect.
+        DgxlabError: for whatever else ends it before a job runs; what a job itself reports is in the session.
+        Interrupted: on Ctrl-C while a job runs; the job goes on.
+    """
+    tell = noted(watch)
+    found = differences(baseline, candidate)
+    refuse(found, allow, candidate.path)
+    tell(_compared(baseline, candidate, found))
+    for difference in found:
+        tell(f"  {difference}")
+    host = lab.connect(baseline.host)
+    sides = [Side(each, resolve(lab, each, None, watch)) for each in (baseline, candidate)]
+    about = subject(kind, candidate.digest, baseline.digest)
+    left = settle(lab, host, about, watch)
+    probe = prepare(host, sides, watch)
+    job = _plan(lab.store, sides, probe, kind, wait_s)
+    of = [baseline, candidate]
+    left = left or join(lab, host, about, [arm.source for arm in job.arms], probe, watch, of=of)
+    if left and _answers(lab.store.job(left), job):
+        tell(f"session {left} of the same arms went on without this command: its result stands")
+        return Session(left, probe.facts.host_id)
+    error = carry_out(lab, host, job, probe, watch, of=of)
+    return Session(job.job_id, probe.facts.host_id, error)
+
+
+def _answers(job: Job, made: Plan) -> bool:
+    """Return whether a job that was followed is what a plan would do; one that ended badly is held again."""
+    return job.state == "done" and job.plan.arms == made.arms
+
+
+def _compared(baseline: Experiment, candidate: Experiment, found: Sequence[Difference]) -> str:
+    if found:
+        return f"{candidate.name} against {baseline.name}, which differ in"
+    return f"{candidate.name} against {baseline.name}: nothing differs, an A/A session"
+
+
+def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: float) -> Plan:
+    """Return the plan of a session, with what the record knows of this host in it.
+
+    Raises:
+        SpecError: if its chains are too short to see an effect of min_effect.
+    """
+    one, two = sides
+    name = plan.session_name(one.experiment, two.experiment)
+    made = plan.make_ab(
+        one.experiment,
+        two.experiment,
+        (one.source, two.source),
+        job_id=plan.new_job_id(name),
+        kind=kind,
+        wait_s=wait_s,
+    )
+    steps = tuple(_with_noise(store, one, step, probe) if isinstance(step, ChainStep) else step for step in made.steps)
+    made = with_expectations(store, replace(made, steps=steps))
+    if kind == "ab":
+        _sees(made, one.experiment)
+    if kind == "screen":
+        _knows(made, one.experiment)
+    return made
+
+
+def _with_noise(store: Store, side: Side, step: ChainStep, probe: Probe) -> ChainStep:
+    model = identity(side.experiment, step.baseline.model, probe)
+    cells = [cell.key for cell in step.baseline.cells]
+    return replace(step, noise=tuple(judgement.noise_floors(store, probe.facts.host_id, cells, model)))
+
+
+def _knows(made: Plan, experiment: Experiment) -> None:
+    """Refuse a screen without the noise floor that it judges by."""
+    for chain in made.chains:
+        known = {(floor.cell, floor.metric) for floor in chain.noise}
+        for claim in claims(chain):
+            if (claim.baseline, claim.metric) not in known:
+                raise ConditionsError(
+                    f"a screen needs the noise floor of host {experiment.host} for {_label(chain, claim.baseline)}, and"
+                    " no A/A session has measured it",
+                    next=shlex.join(["dgxlab", "noise", _spec(experiment), "--host", experiment.host]),
+                )
+
+
+def _label(chain: ChainStep, key: str) -> str:
+    return next(cell.label for cell in chain.baseline.cells if cell.key == key)
+
+
+def _spec(experiment: Experiment) -> str:
+    """Return an experiment's file as one would type it here."""
+    from dgxlab.spec.resolve import label  # where no spec is read, reading this would be the slower half of a command
+
+    return label(Path(experiment.path))
+
+
+def _sees(made: Plan, experiment: Experiment) -> None:
+    wanted = experiment.session.min_effect
+    if wanted is None:
+        return
+    count = sum(len(claims(chain)) for chain in made.chains)
+    floors = [(floor, chain) for chain in made.chains for floor in chain.noise]
+    for floor, chain in floors:
+        seen = stats.mde(floor.sigma, chain.cycles, count)
+        if seen > wanted:
+            raise SpecError(
+                f"{chain.cycles} cycles could not see the spec's min_effect of {percent(wanted)}: with a noise floor of"
+                f" {percent(floor.sigma)}, {_label(chain, floor.cell)} shows effects of {percent(seen)} and more",
+                next=shlex.join(["dgxlab", "plan", _spec(experiment), "--effect", percent(wanted).replace(" ", "")]),
+            )

@@ -1,0 +1,176 @@
+"""What a session of an experiment will be able to see on a host, and how long it takes, by what was measured there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dgxlab import judgement, plan, stats
+from dgxlab.agent.slots import claims
+from dgxlab.model import ChainStep, Experiment, FileModel, GateStep, NoiseFloor, Plan, Source, model_id
+from dgxlab.store import Store
+
+BURN_IN = 3
+"""Runs of burn-in that a chain usually takes."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One claim of a session to come.
+
+    Attributes:
+        label: Of the cell.
+        model: That it is measured on, "" for none.
+        metric: Name in `units`.
+        sigma: Relative, from run to run.
+        session: That measured it.
+        mde: Smallest effect that is found with a chance of 80 %, a share.
+        needed: Cycles that find the wanted effect, None if 100 do not.
+    """
+
+    label: str
+    model: str
+    metric: str
+    sigma: float
+    session: str
+    mde: float
+    needed: int | None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A session to come.
+
+    Attributes:
+        effect: The wanted one, a share.
+        cycles: As the spec has it.
+        needed: Cycles that find the effect in every cell that is known, None if 100 do not.
+        seconds: Of the session as the spec has it, without builds; None where something in it was never run there.
+        seconds_needed: The same with as many cycles as are needed.
+        claims: Those whose noise floor is known.
+        unknown: Labels of the cells of the others.
+    """
+
+    effect: float
+    cycles: int
+    needed: int | None
+    seconds: float | None
+    seconds_needed: float | None
+    claims: tuple[Expected, ...]
+    unknown: tuple[str, ...]
+
+
+def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
+    """Return what an A/B session with an experiment as its baseline will see.
+
+    The host is the one that was last called as the spec says; it is not asked.
+
+    Args:
+        effect: That is to be found, a share.
+
+    Raises:
+        SpecError: if the experiment measures nothing.
+    """
+    made = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
+    chains, host_id = list(made.chains), _host_id(store, experiment.host)
+    count = sum(len(claims(chain)) for chain in chains)
+    known: list[Expected] = []
+    unknown: list[str] = []
+    for chain in chains:
+        floors = {(floor.cell, floor.metric): floor for floor in _floors(store, experiment, chain, host_id)}
+        for claim in claims(chain):
+            label = next(cell.label for cell in chain.baseline.cells if cell.key == claim.baseline)
+            if floor := floors.get((claim.baseline, claim.metric)):
+                known.append(_expected(label, chain, floor, effect, count))
+            elif label not in unknown:
+                unknown.append(label)
+    cycles = experiment.session.cycles
+    needed = [one.needed for one in known]
+    enough = None if None in needed else max((each for each in needed if each), default=None)
+    times = _Times(store, made, host_id)
+    return Outlook(
+        effect, cycles, enough, times.session(cycles), enough and times.session(enough), tuple(known), tuple(unknown)
+    )
+
+
+def percent(share: float) -> str:
+    """Format a share: 0.013 is `1.3 %`."""
+    return f"{100 * share:.2g} %"
+
+
+def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, count: int) -> Expected:
+    return Expected(
+        label,
+        chain.baseline.model,
+        floor.metric,
+        floor.sigma,
+        floor.session,
+        stats.mde(floor.sigma, chain.cycles, count),
+        stats.to_see(effect, floor.sigma, count),
+    )
+
+
+def _host_id(store: Store, name: str) -> str:
+    found = store.rows(
+        "SELECT host_id FROM jobs WHERE host = ? AND host_id IS NOT NULL ORDER BY intent_at DESC LIMIT 1", (name,)
+    )
+    return str(found[0]["host_id"]) if found else ""
+
+
+def _floors(store: Store, experiment: Experiment, chain: ChainStep, host_id: str) -> Sequence[NoiseFloor]:
+    name = chain.baseline.model
+    model = _model(store, experiment, name, host_id) if name else ""
+    return judgement.noise_floors(store, host_id, [cell.key for cell in chain.baseline.cells], model)
+
+
+def _model(store: Store, experiment: Experiment, name: str, host_id: str) -> str:
+    """Return a model's identity; of a file, as the host last said."""
+    model = experiment.models[name]
+    if not isinstance(model, FileModel):
+        return model_id(model)
+    found = store.rows(
+        """SELECT model_id FROM inputs JOIN jobs USING (job_id)
+           WHERE host_id = ? AND inputs.name = ? AND (path = ?3 OR substr(?3, 1, 2) = '~/'
+                 AND substr(path, -length(substr(?3, 2))) = substr(?3, 2))
+           ORDER BY intent_at DESC LIMIT 1""",
+        (host_id, name, model.path),
+    )
+    return str(found[0]["model_id"]) if found else "unknown"
+
+
+class _Times:
+    """How long the parts of a session took on a host when they were last run."""
+
+    def __init__(self, store: Store, made: Plan, host_id: str) -> None:
+        self._chains = [_seconds_of_runs(store, chain, host_id) for chain in made.chains]
+        gates = [step for step in made.steps if isinstance(step, GateStep)]
+        # both arms have about the baseline's gates
+        self._gates = [2 * _seconds_of_gate(store, gate, host_id) for gate in gates]
+
+    def session(self, cycles: int) -> float | None:
+        """Return the seconds of a session of that many cycles, None where a part is not known."""
+        runs = 2 * cycles + 1 + BURN_IN
+        total = sum(self._gates) + sum(runs * seconds for seconds in self._chains)
+        return total if math.isfinite(total) else None
+
+
+def _seconds_of_runs(store: Store, chain: ChainStep, host_id: str) -> float:
+    """Return how long a launch takes that gives these cells: of one with more cells, too long rather than too short."""
+    keys = [cell.key for cell in chain.baseline.cells]
+    marks = ",".join("?" * len(keys))
+    found = store.rows(
+        f"""SELECT runs.seconds FROM runs JOIN rows USING (run_id)
+            WHERE runs.host_id = ? AND status = 'valid' AND rows.cell IN ({marks})
+            GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
+        (host_id, *keys, len(keys)),
+    )
+    return stats.median([row["seconds"] for row in found]) if found else math.inf
+
+
+def _seconds_of_gate(store: Store, gate: GateStep, host_id: str) -> float:
+    found = store.rows(
+        "SELECT seconds FROM gates WHERE host_id = ? AND op = ? AND backend = ? ORDER BY at DESC LIMIT 1",
+        (host_id, gate.gate.op, gate.gate.backend),
+    )
+    return float(found[0]["seconds"]) if found else math.inf

@@ -1,0 +1,146 @@
+"""The plan of an A/B session: what is built, gated and measured by turns, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dgxlab import plan
+from dgxlab.errors import SpecError
+from dgxlab.model import (
+    ChainStep,
+    EngagedGate,
+    Experiment,
+    FileModel,
+    GateStep,
+    Plan,
+    Session,
+    Source,
+    SyntheticModel,
+    from_json,
+    to_json,
+)
+from dgxlab.transport.host import JOB_ID
+from tests import toy
+
+PIN = "0" * 40
+STOCK, PATCHED = Source(PIN, "t" * 40, PIN), Source(PIN, "u" * 40, "c" * 40)
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Experiment:
+    """The toy: one entry of each tool, and a gate."""
+    return toy.experiment(tmp_path, PIN, tmp_path, name="stock", session=Session(cycles=4, drift_limit=0.03))
+
+
+def made(one: Experiment, two: Experiment, sources: tuple[Source, Source] = (STOCK, PATCHED), kind: str = "ab") -> Plan:
+    """Return the plan of a session."""
+    return plan.make_ab(one, two, sources, job_id="j", kind=kind)
+
+
+def ids(session: Plan) -> list[str]:
+    """Return the ids of its steps."""
+    return [step.id for step in session.steps]
+
+
+def test_both_arms_are_built_and_gated_before_anything_is_measured_and_gated_again(baseline: Experiment) -> None:
+    """Nothing is compiled between A and B."""
+    session = made(baseline, replace(baseline, name="new", series=("s",)))
+    assert ids(session) == [
+        *("build:stock", "build:new", "model:m:stock"),
+        *(f"probe:{tool}:stock" for tool in ("test-backend-ops", "llama-bench", "llama-batched-bench")),
+        "model:m:new",
+        *(f"probe:{tool}:new" for tool in ("test-backend-ops", "llama-bench", "llama-batched-bench")),
+        *("gate:0", "gate:1", "chain:0", "chain:1", "chain:2", "gate:0:after", "gate:1:after"),
+    ]
+    assert [step.arm for step in session.steps if isinstance(step, GateStep)] == ["stock", "new", "stock", "new"]
+    assert [arm.source for arm in session.arms] == [STOCK, PATCHED]
+    assert (session.kind, session.name, session.baseline) == ("ab", "stock-vs-new", baseline.digest)
+
+
+def test_a_chain_holds_both_arms_of_one_entry(baseline: Experiment) -> None:
+    """With the session's cycles and drift limit."""
+    session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}))
+    chains = list(session.chains)
+    assert [(c.baseline.arm, c.candidate.arm, c.cycles, c.drift_limit) for c in chains] == [
+        ("stock", "new", 4, 0.03)
+    ] * 3
+    assert [chain.baseline.tool for chain in chains] == ["backend-ops", "llama-bench", "batched-bench"]
+    assert [(c.baseline.env, c.candidate.env) for c in chains] == [({}, {"TOY": "x"})] * 3
+    assert len(list(session.runs)) == 6
+
+
+def test_an_experiment_against_itself_is_one_arm(baseline: Experiment) -> None:
+    """Built, gated and named once; both sides of a chain are the same run."""
+    session = made(baseline, baseline, (STOCK, STOCK), "noise")
+    assert [arm.name for arm in session.arms] == ["stock"]
+    assert [step for step in ids(session) if step.startswith(("build", "gate"))] == [
+        "build:stock",
+        "gate:0",
+        "gate:0:after",
+    ]
+    assert all(chain.baseline == chain.candidate and chain.arms == ("stock",) for chain in session.chains)
+    assert len(list(session.runs)) == 3
+
+
+def test_the_same_spec_on_two_trees_is_no_session_with_itself(baseline: Experiment) -> None:
+    """It would be two arms of one name."""
+    with pytest.raises(SpecError, match="both called stock"):
+        made(baseline, baseline)
+    with pytest.raises(SpecError, match="both called stock"):
+        made(baseline, replace(baseline, env={"TOY": "x"}), (STOCK, STOCK))
+
+
+def test_a_screen_is_one_bracket_without_gates_after_it(baseline: Experiment) -> None:
+    """It settles nothing, so it costs little."""
+    session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}), kind="screen")
+    assert {(chain.cycles, chain.screen) for chain in session.chains} == {(1, True)}
+    assert not [step for step in ids(session) if step.endswith(":after")]
+
+
+def test_the_marker_of_the_path_under_test_must_not_be_on_the_baseline(baseline: Experiment) -> None:
+    """A baseline that runs the candidate's path measures nothing; a marker of both is no difference."""
+    both, new = EngagedGate("both:"), EngagedGate("new:", ("llama-bench",))
+    session = made(replace(baseline, gates=(both,)), replace(baseline, name="new", gates=(both, new), env={"TOY": "x"}))
+    found = {chain.baseline.tool: (chain.candidate.markers, chain.absent) for chain in session.chains}
+    assert found["llama-bench"] == (("both:", "new:"), ("new:",))
+    assert found["backend-ops"] == (("both:",), ())
+
+
+def test_a_model_of_one_name_may_be_another_in_each_arm(baseline: Experiment) -> None:
+    """Each arm finds or makes its own."""
+    two = replace(baseline, name="new", models={"m": SyntheticModel()})
+    steps = {step.id: step for step in made(baseline, two).steps}
+    assert steps["model:m:stock"].path == dict(baseline.models)["m"].path  # type: ignore[union-attr]
+    assert steps["model:m:new"].recipe == SyntheticModel()  # type: ignore[union-attr]
+    assert "llama-quantize" in made(baseline, two).arm("new").targets
+
+
+def test_what_a_session_is_about_tells_its_kind_and_both_sides(baseline: Experiment) -> None:
+    """A screen is no answer to who asks for a session, nor is a run of the candidate."""
+    two = replace(baseline, name="new", models={"m": FileModel("/n.gguf")})
+    plans = [
+        made(baseline, two),
+        made(two, baseline),
+        made(baseline, two, kind="screen"),
+        plan.make(two, PATCHED, job_id="j"),
+    ]
+    assert len({each.subject for each in plans}) == 4
+    assert plan.make(two, PATCHED, job_id="j").subject == two.digest
+
+
+def test_a_session_survives_the_way_to_the_host(baseline: Experiment) -> None:
+    """As JSON and back, with the same digest."""
+    session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}))
+    back = from_json(Plan, to_json(session))
+    assert back == session
+    assert back.digest == session.digest
+    assert isinstance(back.steps[-3], ChainStep)
+
+
+def test_the_longest_names_make_an_id_that_can_be_a_file_name(baseline: Experiment) -> None:
+    """Both names at their longest."""
+    one, two = replace(baseline, name="a" * 64), replace(baseline, name="b" * 64)
+    assert JOB_ID.fullmatch(plan.new_job_id(plan.session_name(one, two)))
