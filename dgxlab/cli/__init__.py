@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dgxlab.cli import db, doctor, host, jobs, logs, patch, report, run, schema, verdict
+from dgxlab.cli import ab, db, doctor, host, jobs, logs, patch, report, run, schema, verdict
 from dgxlab.cli._out import show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted
 
@@ -19,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("run")(run.run)
+app.command("ab")(ab.ab)
+app.command("noise")(ab.noise)
 app.command("gate")(run.gate)
 app.command("plan")(run.plan)
 app.command("report")(report.report)

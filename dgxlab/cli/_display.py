@@ -1,4 +1,7 @@
-"""What a running job looks like: a line for everything that ends, a bar for what takes long on a terminal."""
+"""What a running job looks like: a line for everything that ends, a bar for what takes long on a terminal.
+
+Of a chain nobody sees a value before the session has ended: who knows the effect so far stops when it pleases.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,38 @@ from contextlib import contextmanager
 from typing import Any
 
 from dgxlab.cli._out import Out, clean
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE
 from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
 
 
 def lines(event: Mapping[str, Any]) -> list[str]:
-    """Return what to say about an event, [] for most."""
+    """Return what to say about an event that stands for itself, [] for most."""
     say = _SAY.get(str(event["event"]))
     return say(event) if say else []
+
+
+class Lines:
+    """Says what happens. A run of a chain is told with the `chain` event that follows it, in one line."""
+
+    def __init__(self) -> None:
+        self._run: Mapping[str, Any] = {}
+        """The run of a chain that has ended and was not told of."""
+        self._arms: set[str] = set()
+
+    def of(self, event: Mapping[str, Any]) -> list[str]:
+        """Return what to say about an event, [] for most."""
+        if event["event"] == "chain":
+            run, self._run = self._run, {}
+            return [_chain(event, run)]
+        if event["event"] == "run" and event.get("chain"):
+            self._run = event
+            return []
+        if event["event"] == "build":
+            self._arms.add(event["arm"])
+        if event["event"] == "gate" and len(self._arms) > 1:
+            return _gate(event, f" of {event['arm']}")
+        return lines(event)
 
 
 def _note(event: Mapping[str, Any]) -> list[str]:
@@ -39,12 +66,13 @@ def _model(event: Mapping[str, Any]) -> list[str]:
     return [f"model {event['name']}: {event['path']}, {size(event['size'])}"]
 
 
-def _gate(event: Mapping[str, Any]) -> list[str]:
+def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
     gate = event["gate"]
     counted = "nothing counted"
     if event["total"] is not None:
         counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
-    words = f"gate {gate['op']} on {gate['backend']}: {event['status']}, {counted} ({duration(event['seconds'])})"
+    about = f"gate {gate['op']} on {gate['backend']}{whose}"
+    words = f"{about}: {event['status']}, {counted} ({duration(event['seconds'])})"
     recorded = gate["expect"] is None and event["status"] == "passed"
     return [words + ("; recorded as what to expect from now on" if recorded else "")]
 
@@ -59,6 +87,37 @@ def _run(event: Mapping[str, Any]) -> list[str]:
         said.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
     around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event.get("telemetry", ())))))
     return [f"{event['id']} {event['tool']} ({around})", *said]
+
+
+def _chain(event: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    """Say how a chain stands after a run, or while the device cools; the run is {} where none has ended."""
+    if event["state"] == "cooling" or (event["state"] == "done" and not run):
+        about = [event["note"] or "done", conditions(event["conditions"])]
+        return f"{event['id']} {', '.join(filter(None, about))}"
+    around = ", ".join(filter(None, (duration(run["seconds"]) if run else "", conditions(event["conditions"]))))
+    what = " ".join(filter(None, (event["id"], run.get("tool"), place(event))))
+    said = "; ".join(filter(None, (", ".join(_standing(event)), event["note"])))
+    return what + (f" ({around})" if around else "") + (f": {said}" if said else "")
+
+
+def place(event: Mapping[str, Any]) -> str:
+    """Name the place of a chain that an event is about."""
+    role, cycle = event["role"], event["cycle"]
+    if role == BURN_IN:
+        return f"{role} {cycle}"
+    return f"cycle {cycle} of {event['cycles']}, {role}" if cycle else f"first {role}"
+
+
+def _standing(event: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how a chain stands, none of it about the candidate."""
+    if event["role"] != CANDIDATE and event["drift"] is not None:
+        yield f"baselines {100 * event['drift']:.2f} % apart"
+    if event["role"] == BASELINE and event["cycle"]:
+        yield f"{event['valid']} of {event['cycle']} count"
+    if event["state"] == "done":
+        yield "done"
+    elif event["left_s"] is not None:
+        yield f"{duration(event['left_s'])} left"
 
 
 def _conditions(telemetry: Iterable[Mapping[str, Any]]) -> str:
@@ -95,9 +154,10 @@ def display(out: Out) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         with _Bar() as bar:
             yield bar.show
     else:
+        said = Lines()
 
         def show(event: Mapping[str, Any]) -> None:
-            for line in lines(event):
+            for line in said.of(event):
                 out.note(line)
 
         yield show
@@ -121,6 +181,7 @@ class _Bar:
             transient=True,
         )
         self.task = self.progress.add_task("starting", total=None)
+        self.lines = Lines()
 
     def __enter__(self) -> _Bar:
         self.progress.start()
@@ -130,12 +191,19 @@ class _Bar:
         self.progress.stop()
 
     def show(self, event: Mapping[str, Any]) -> None:
-        for line in lines(event):
+        for line in self.lines.of(event):
             self.console.print(clean(line), markup=False)
         if event["event"] == "progress":
             total = event["total"] or None
             self.progress.update(
                 self.task, description=clean(f"{event['id']} {event['note']}"), completed=event["done"], total=total
+            )
+        elif event["event"] == "chain":
+            self.progress.update(
+                self.task,
+                description=clean(f"{event['id']} {place(event)}"),
+                completed=event["done"],
+                total=event["total"],
             )
         elif event["event"] == "step" and event["state"] == "started":
             self.progress.reset(self.task, description=str(event["id"]), total=None)

@@ -26,6 +26,15 @@ class Word(StrEnum):
     invalid = "invalid"
 
 
+class Same(StrEnum):
+    """What both arms of a session must have alike."""
+
+    matrix = "matrix"
+    models = "models"
+    session = "session"
+    host = "host"
+
+
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
 DbOption = Annotated[
@@ -40,6 +49,14 @@ SetOption = Annotated[
 FailOnOption = Annotated[
     list[Word] | None,
     typer.Option("--fail-on", help="Exit with 11 where this is a verdict; may be given again."),
+]
+AllowOption = Annotated[
+    list[Same] | None,
+    typer.Option("--allow", help="Compare arms that differ in this too; may be given again."),
+]
+WaitOption = Annotated[
+    int,
+    typer.Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
 ]
 SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
 JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]

@@ -20,7 +20,7 @@ CONTROL = (
 compiled when first something is printed."""
 
 
-OF_A_RECORD = ("run", "gate", "report", "jobs", "attach", "cancel", "logs")
+OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs")
 """Commands that take --db."""
 
 

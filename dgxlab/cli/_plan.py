@@ -6,7 +6,21 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from dgxlab.model import BuildStep, GateStep, ModelStep, Plan, ProbeStep, RunStep, Step
+from dgxlab.model import (
+    BASELINE,
+    BURN_IN,
+    CANDIDATE,
+    BuildStep,
+    ChainStep,
+    GateStep,
+    ModelStep,
+    Plan,
+    ProbeStep,
+    RunStep,
+    Step,
+)
+from dgxlab.stats import SCREEN_DRIFT_LIMIT
+from dgxlab.stats.chain import BURN_IN_RUNS, EXTRA_CYCLES
 from dgxlab.units import duration
 
 PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
@@ -21,11 +35,15 @@ def describe(plan: Plan) -> str:
         lines.append(f"arm {arm.name}: pin {arm.source.pin[:12]}, series {series}, tree {arm.source.tree[:12]}")
     for step in plan.steps:
         lines += ["", *_step(step)]
-    cells = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
+    single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
+    cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     return "\n".join([*lines, "", f"{len(plan.steps)} steps, {cells} cells"])
 
 
 def _step(step: Step) -> Iterator[str]:
+    if isinstance(step, ChainStep):
+        yield from _chain(step)
+        return
     yield f"[{step.id}] at most {duration(step.limit_s)}"
     if isinstance(step, BuildStep):
         yield "  check out the tree, then"
@@ -41,9 +59,39 @@ def _step(step: Step) -> Iterator[str]:
         yield f"  must pass {step.gate.expect or 'every case; the count is recorded'}"
     else:
         yield _command(step.argv, dict(step.env))
-        shown = ", ".join(cell.label for cell in step.cells[:8])
-        more = f" and {len(step.cells) - 8} more" if len(step.cells) > 8 else ""
-        yield f"  {len(step.cells)} cells: {shown}{more}"
+        yield _cells(step)
+
+
+def _chain(step: ChainStep) -> Iterator[str]:
+    """Say what runs in which order, how often and under which conditions."""
+    extra = 0 if step.screen else EXTRA_CYCLES
+    fewest, most = BURN_IN_RUNS[0] + 2 * step.cycles + 1, BURN_IN_RUNS[1] + 2 * (step.cycles + extra) + 1
+    limit = max(step.baseline.limit_s, step.candidate.limit_s)
+    yield f"[{step.id}] {fewest} to {most} runs of at most {duration(limit)} each"
+    if step.candidate == step.baseline:
+        yield "  baseline and candidate"
+        yield _command(step.baseline.argv, dict(step.baseline.env))
+    else:
+        for run, role in ((step.baseline, BASELINE), (step.candidate, CANDIDATE)):
+            yield f"  {role} {run.arm}"
+            yield _command(run.argv, dict(run.env))
+    yield _cells(step.baseline)
+    one_more = f", and at most {extra} cycles more for those that do not count" if extra else ""
+    yield f"  order: {BURN_IN} of the {BASELINE}, then {_order(step.cycles)}{one_more}"
+    conditions = "each run waits until the device has cooled" if step.thermal == "cold" else "the device stays warm"
+    limit_of = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
+    yield f"  thermal {step.thermal}: {conditions}; baselines at most {100 * limit_of:g} % apart"
+
+
+def _order(cycles: int) -> str:
+    """Return the order of a chain, A for the baseline and B for the candidate: `A B A B A`, long ones shortened."""
+    return f"A{' B A' * cycles}" if cycles <= 3 else f"A B A ... B A with {cycles} B"
+
+
+def _cells(step: RunStep) -> str:
+    shown = ", ".join(cell.label for cell in step.cells[:8])
+    more = f" and {len(step.cells) - 8} more" if len(step.cells) > 8 else ""
+    return f"  {len(step.cells)} cells: {shown}{more}"
 
 
 def _command(argv: tuple[str, ...], env: dict[str, str] | None = None) -> str:

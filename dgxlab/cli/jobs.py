@@ -110,12 +110,17 @@ def cancel(
 
 def _again(job: Job) -> str:
     """Return the command that does a job's work again; without its spec in place, the one that shows what it did."""
-    path = project() / "experiments" / f"{job.name}.yaml"
-    if not path.is_file():
-        return f"dgxlab report {job.job_id}"
     from dgxlab.spec.resolve import label
 
-    return shlex.join(["dgxlab", job.kind, label(path), "--host", job.host])
+    names = [job.name]
+    if job.kind in ("ab", "screen", "noise"):
+        chain = next(job.plan.chains)
+        names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
+    paths = [project() / "experiments" / f"{name}.yaml" for name in names]
+    if not all(path.is_file() for path in paths):
+        return f"dgxlab report {job.job_id}"
+    command, *screen = ("ab", "--screen") if job.kind == "screen" else (job.kind,)
+    return shlex.join(["dgxlab", command, *map(label, paths), *screen, "--host", job.host])
 
 
 def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:

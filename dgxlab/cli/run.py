@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgxlab.cli._lab import database, lab
+from dgxlab.cli._lab import database, lab, store
 from dgxlab.cli._lab import experiment as read_spec
-from dgxlab.cli._options import DbOption, Format, FormatOption, HostOption, QuietOption, SetOption, SpecArgument
+from dgxlab.cli._options import (
+    AllowOption,
+    DbOption,
+    Format,
+    FormatOption,
+    HostOption,
+    QuietOption,
+    SetOption,
+    SpecArgument,
+    WaitOption,
+)
 from dgxlab.cli._out import Out, plural
+from dgxlab.errors import UsageError
 
 if TYPE_CHECKING:
     from dgxlab.lab import Outcome
     from dgxlab.lab.base import Watch
-    from dgxlab.model import Experiment
+    from dgxlab.model import Experiment, Plan, Source
 
 AgainOption = Annotated[bool, typer.Option("--again", help="Measure everything, up to date or not.")]
-WaitOption = Annotated[
-    int,
-    typer.Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
-]
 TreeOption = Annotated[
     Path | None,
     typer.Option("--tree", help="Build this llama.cpp checkout, dirty or not, instead of the spec's series."),
+]
+
+
+CandidateArgument = Annotated[Path | None, typer.Argument(help="The YAML file of what would be compared with it.")]
+EffectOption = Annotated[
+    str | None,
+    typer.Option("--effect", metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),
 ]
 
 
@@ -67,31 +81,94 @@ def gate(
     )
 
 
-def plan(
+def plan(  # noqa: PLR0913, PLR0917 - each is an option
     spec: SpecArgument,
+    candidate: CandidateArgument = None,
     host: HostOption = None,
     set_: SetOption = None,
     tree: TreeOption = None,
+    allow: AllowOption = None,
+    effect: EffectOption = None,
+    db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
     """Print the exact commands of a run from nothing; no host is asked.
 
+    With a candidate, those of an A/B session. With --effect, what such a session would be able to see, by the noise
+    floors in the record, and how long it would take.
+
     Example: dgxlab plan experiments/h200.yaml
     """
     from dgxlab import plan as planning
+    from dgxlab.cli._plan import describe
+
+    if candidate and (tree or effect):
+        raise UsageError("--tree and --effect are about one experiment", next=f"dgxlab plan {spec}")
+    experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
+    if effect:
+        _show_outlook(experiment, _share(effect), tree, out, db)
+    elif candidate:
+        two = _plan_of_two(experiment, read_spec(candidate, set_ or [], host), allow or (), out)
+        out.result(two, lambda: describe(two))
+    else:
+        one = planning.make(experiment, _source(experiment, tree, out), job_id=experiment.name)
+        out.result(one, lambda: describe(one))
+
+
+def _share(text: str) -> float:
+    """Read an effect: `2%` or `0.02`.
+
+    Raises:
+        UsageError: if it is no share between 0 and 1.
+    """
+    number = text.strip().removesuffix("%")
+    try:
+        found = float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1:
+        raise UsageError(f"an effect is a share as in 2% or 0.02, not {text!r}", next="dgxlab plan --help")
+    return found
+
+
+def _source(experiment: Experiment, tree: Path | None, out: Out) -> Source:
+    """Return the tree that a plan is about, from the pins at hand."""
     from dgxlab.cli._display import display
     from dgxlab.cli._lab import connect
-    from dgxlab.cli._plan import describe
     from dgxlab.lab import Lab, resolve
     from dgxlab.source import PinCache, default_path
 
-    experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
     bare = Lab(None, PinCache(default_path()), connect)  # type: ignore[arg-type]  # nothing is looked up or recorded
     with display(out) as watch:
-        source = resolve(bare, experiment, tree, watch)
-    made = planning.make(experiment, source, job_id=experiment.name)
-    out.result(made, lambda: describe(made))
+        return resolve(bare, experiment, tree, watch)
+
+
+def _plan_of_two(baseline: Experiment, candidate: Experiment, allow: Collection[str], out: Out) -> Plan:
+    """Return the plan of an A/B session."""
+    from dgxlab import compare
+    from dgxlab import plan as planning
+
+    compare.refuse(compare.differences(baseline, candidate), allow, candidate.path)
+    sources = (_source(baseline, None, out), _source(candidate, None, out))
+    return planning.make_ab(baseline, candidate, sources, job_id=planning.session_name(baseline, candidate))
+
+
+def _show_outlook(experiment: Experiment, effect: float, tree: Path | None, out: Out, db: Path | None) -> None:
+    """Print what a session will see.
+
+    Raises:
+        SpecError: if that is less than the spec itself asks for.
+    """
+    from dgxlab.cli._outlook import blind, describe
+    from dgxlab.lab import outlook
+
+    source = _source(experiment, tree, out)
+    with store(db) as opened:
+        made = outlook(opened, experiment, source, effect)
+    out.result(made, lambda: describe(made, experiment))
+    if error := blind(made, experiment):
+        raise error
 
 
 def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool = True, **options: Any) -> None:

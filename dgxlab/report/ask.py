@@ -22,8 +22,8 @@ from dgxlab.model import (
     Param,
     ParityGate,
     Plan,
-    RunStep,
     Source,
+    arms_of,
     digest,
     from_json,
 )
@@ -32,6 +32,9 @@ from dgxlab.store import gate_digest
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
+
+CHAINS = ("ab", "screen", "noise")
+"""Kinds of sessions that hold chains, and so give verdicts."""
 
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
 
@@ -88,40 +91,31 @@ class Ask:
     session: str | None = None
 
 
-def of_session(store: Store, job_id: str) -> Ask:
-    """Return what one session's plan asked for.
-
-    Raises:
-        UsageError: if there is no such job.
-    """
-    job = store.job(job_id)
-    whole = _plan(job)
-    found = store.rows("SELECT hypothesis FROM experiments WHERE digest = ?", (job.experiment,))
+def of_session(store: Store, job: Job) -> Ask:
+    """Return what one session's plan asked for."""
+    whole = plan_of(job)
     arms = tuple(_arm_of_plan(whole, arm) for arm in whole.arms)
-    hypothesis = found[0]["hypothesis"] if found else ""
-    return Ask(f"Session {job_id}", hypothesis, job.host, job.host_id, arms, job.protocol, job, job_id)
+    title = f"Session {job.job_id}"
+    return Ask(title, hypothesis(store, job), job.host, job.host_id, arms, job.protocol, job, job.job_id)
 
 
-def of_name(store: Store, name: str) -> Ask:
-    """Return what the newest experiment of that name asks for, on the tree that its newest session had.
-
-    Raises:
-        UsageError: if there is none; with the nearest name that there is.
-    """
-    job = _newest_job(store, name)
-    whole = _plan(job)
+def of_newest(store: Store, job: Job) -> Ask:
+    """Return what the experiment of its newest session asks for, on the tree that this session had."""
+    name = job.name
+    whole = plan_of(job)
     experiment = _experiment(store, job)
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
     asked = _arm_of_plan(whole, arm) if experiment is None else _arm_of_experiment(experiment, arm)
-    hypothesis = experiment.hypothesis if experiment else ""
-    return Ask(f"Experiment {name}", hypothesis, job.host, job.host_id, (asked,), job.protocol, job)
+    why = experiment.hypothesis if experiment else ""
+    return Ask(f"Experiment {name}", why, job.host, job.host_id, (asked,), job.protocol, job)
 
 
 def of_experiment(store: Store, experiment: Experiment, source: Source, host_id: str) -> Ask:
     """Return what an experiment asks for on a tree and machine, also when everything was measured by others for it."""
     arm = _arm_of_experiment(experiment, plan.make_arm(experiment, source))
     found = store.rows(
-        "SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
+        """SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? AND kind IN ('run', 'gate')
+           ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
         (experiment.digest, host_id),
     )
     job = store.job(found[0]["job_id"]) if found else None
@@ -141,10 +135,21 @@ def label(cell: Cell) -> str:
     return " ".join([str(cell.params.get("op_name")), *(f"{name}={value}" for name, value in op_params(cell).items())])
 
 
+def hypothesis(store: Store, job: Job) -> str:
+    """Return what a job's experiment was made to show, "" where it is not known."""
+    found = store.rows("SELECT hypothesis FROM experiments WHERE digest = ?", (job.experiment,))
+    return str(found[0]["hypothesis"]) if found else ""
+
+
 # -- experiments and plans --------------------------------------------------------------------------------------------
 
 
-def _newest_job(store: Store, name: str) -> Job:
+def newest_job(store: Store, name: str) -> Job:
+    """Return the newest session of an experiment.
+
+    Raises:
+        UsageError: if there is none; with the nearest name that there is.
+    """
     found = store.rows(
         # gates alone, perhaps of another tree, do not hide what was measured
         "SELECT job_id FROM jobs WHERE name = ? ORDER BY kind = 'gate', intent_at DESC, job_id DESC LIMIT 1",
@@ -160,7 +165,12 @@ def _newest_job(store: Store, name: str) -> Job:
     )
 
 
-def _plan(job: Job) -> Plan:
+def plan_of(job: Job) -> Plan:
+    """Return what a job carries out.
+
+    Raises:
+        UsageError: if a dgxlab with other fields wrote it.
+    """
     try:
         return job.plan
     except ValueError as error:
@@ -187,7 +197,7 @@ def _arm_of_experiment(experiment: Experiment, arm: Arm) -> ArmAsk:
         launches = list(matrix.launches(experiment))
     except DgxlabError:  # a rule that came later refuses it; then it has no cells to look for
         launches = []
-    cells = [_ask(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
+    cells = [cell_ask(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
     gates = [
         GateAsk(gate, gate_digest(gate, plan.gate_env(experiment, gate)))
         for gate in experiment.gates
@@ -197,14 +207,16 @@ def _arm_of_experiment(experiment: Experiment, arm: Arm) -> ArmAsk:
 
 
 def _arm_of_plan(whole: Plan, arm: Arm) -> ArmAsk:
-    steps = [step for step in whole.steps if step.arm == arm.name]
-    cells = [_ask(cell, step.model, step.env) for step in steps if isinstance(step, RunStep) for cell in step.cells]
+    steps = [step for step in whole.steps if arm.name in arms_of(step)]
+    runs = [run for run in whole.runs if run.arm == arm.name]
+    cells = [cell_ask(cell, run.model, run.env) for run in runs for cell in run.cells]
     gates = [GateAsk(step.gate, gate_digest(step.gate, step.env)) for step in steps if isinstance(step, GateStep)]
     models = {step.model: step.recipe or FileModel(step.path) for step in whole.steps if isinstance(step, ModelStep)}
     return ArmAsk(arm, _unique(cells), tuple({gate.digest: gate for gate in gates}.values()), models)
 
 
-def _ask(cell: Cell, model: str, env: Mapping[str, str]) -> CellAsk:
+def cell_ask(cell: Cell, model: str, env: Mapping[str, str]) -> CellAsk:
+    """Return what is asked of a cell, its identities computed."""
     return CellAsk(cell, cell.key, model, env, digest(env, 16))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
@@ -12,8 +10,10 @@ from dgxlab.model import Experiment, Source
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
 from dgxlab.report.evidence import Evidence, Key, Lost, find
-from dgxlab.report.records import Failure, Missing, Report, Table
+from dgxlab.report.failures import failed_gate, failed_session, some
+from dgxlab.report.records import Failure, Missing, Report, SessionReport
 from dgxlab.report.tables import tables
+from dgxlab.report.verdicts import verdicts
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 LABELS = 3
 """Cells named in a failure; the rest are counted. What was not measured at all is listed in full."""
 
-CASES = 3
-"""Failing cases named of a gate."""
-
 
 def collect(store: Store, experiment: str | None = None, *, job_id: str | None = None) -> Report:
     """Return the report of an experiment's newest state, or of one session alone.
+
+    Where the session is of two arms, the report is about its verdicts and nothing else.
 
     Args:
         store: What was recorded.
@@ -39,8 +38,19 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
     """
     if (experiment is None) == (job_id is None):
         raise UsageError("a report is about one experiment or one session", next="dgxlab jobs")
-    ask = asking.of_session(store, job_id) if job_id is not None else asking.of_name(store, str(experiment))
-    return _collect(store, ask)
+    job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
+    if job.kind in asking.CHAINS:
+        return verdicts(store, job)
+    return _collect(store, asking.of_newest(store, job) if job_id is None else asking.of_session(store, job))
+
+
+def collect_session(store: Store, job_id: str) -> SessionReport:
+    """Return the report of a session of two arms.
+
+    Raises:
+        UsageError: if there is no such session.
+    """
+    return verdicts(store, store.job(job_id))
 
 
 def collect_experiment(store: Store, experiment: Experiment, source: Source, host_id: str) -> Report:
@@ -68,20 +78,15 @@ class _Found:
 
 def _collect(store: Store, ask: Ask) -> Report:
     found = [_Found(arm, find(store, ask, arm)) for arm in ask.arms]
-    made = [table for arm in found for table in _titled(tables(arm.name, arm.arm, arm.evidence), arm, found)]
+    made = [table for arm in found for table in tables(arm.name, arm.arm, arm.evidence)]
     failures = [failure for arm in found for failure in (*_failed_gates(arm), *_lost_runs(arm))]
     return Report(
         ask.title,
         ask.hypothesis,
         tuple(made),
         tuple(missing for arm in found for missing in _missing(arm, ask)),
-        (*_session(ask, failures), *failures),
+        (*failed_session(ask.job, failures), *failures),
     )
-
-
-def _titled(made: Iterable[Table], arm: _Found, found: Sequence[_Found]) -> list[Table]:
-    """Name the arm in each title where there are two."""
-    return [replace(table, title=f"{arm.name}: {table.title}") if len(found) > 1 else table for table in made]
 
 
 # -- what is not there ------------------------------------------------------------------------------------------------
@@ -106,14 +111,11 @@ def _missing(found: _Found, ask: Ask) -> list[Missing]:
 
 
 def _failed_gates(found: _Found) -> list[Failure]:
-    failures = []
-    for gate in found.evidence.failed_gates:
-        newest = found.evidence.gates[gate["gate_digest"]]
-        reasons = [*json.loads(gate["reasons"]), *_some(json.loads(gate["failed"]), CASES)]
-        what = f"gate {gate['op']} on {gate['backend']}"
-        again = newest["status"] != "failed"
-        failures.append(Failure(gate["job_id"], what, "failed", "; ".join(reasons), again))
-    return failures
+    newest = found.evidence.gates
+    return [
+        failed_gate(gate, again=newest[gate["gate_digest"]]["status"] != "failed")
+        for gate in found.evidence.failed_gates
+    ]
 
 
 def _lost_runs(found: _Found) -> list[Failure]:
@@ -135,34 +137,7 @@ def _lost_runs(found: _Found) -> list[Failure]:
 
 def _what(lost: Lost) -> str:
     words = " ".join(filter(None, (lost.run["tool"], lost.model)))
-    return f"{words}: {', '.join(_some(lost.labels, LABELS))}" if lost.labels else words
-
-
-def _session(ask: Ask, failures: Sequence[Failure]) -> list[Failure]:
-    """Say how the newest session stands, unless it is done or what ended it is listed anyway."""
-    job = ask.job
-    if job is None or job.state == "done":
-        return []
-    if any(failure.session == job.job_id and _explains(failure, job.error) for failure in failures):
-        return []
-    words = {
-        "intended": "recorded, and nothing has been heard from the host yet",
-        "running": "it has not ended",
-        "lost": "it started and will never report its end",
-        "cancelled": "it was cancelled",
-        "failed": "it ended with an error",
-    }
-    return [Failure(job.job_id, "session", job.state, job.error or words[job.state])]
-
-
-def _explains(failure: Failure, error: str) -> bool:
-    """Tell whether a session's error only repeats a run's reason, or says that a gate failed which is listed."""
-    return error in ("", failure.reason) or error.startswith(f"{failure.what} failed")
-
-
-def _some(items: Sequence[str], most: int) -> list[str]:
-    rest = len(items) - most
-    return [*items[:most], f"and {rest} more"] if rest > 0 else list(items)
+    return f"{words}: {', '.join(some(lost.labels, LABELS))}" if lost.labels else words
 
 
 def _key(ask: CellAsk) -> Key:

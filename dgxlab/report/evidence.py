@@ -75,10 +75,10 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     arms = _arms(store, ask, arm)
     builds = sorted({row["build_id"] for row in arms})
     mine = {(row["job_id"], row["arm"]) for row in arms}
-    runs = [row for row in _of_builds(store, RUNS, builds) if (row["job_id"], row["arm"]) in mine]
-    gates = [row for row in _of_builds(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
+    runs = [row for row in rows_of(store, RUNS, builds) if (row["job_id"], row["arm"]) in mine]
+    gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
     if not runs and not gates:
-        return Evidence(arms[-1]["build_id"] if arms else None, _host(store, ask.host, ask.host_id))
+        return Evidence(arms[-1]["build_id"] if arms else None, machine(store, ask.host, ask.host_id))
     newest = max(runs + gates, key=lambda row: float(row["at"]))
     context = (newest["build_id"], newest["host_id"])
     runs = [row for row in runs if (row["build_id"], row["host_id"]) == context]
@@ -86,7 +86,7 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     valid = [row for row in runs if row["status"] == "valid"]
     return Evidence(
         newest["build_id"],
-        _host(store, ask.host, newest["host_id"]),
+        machine(store, ask.host, newest["host_id"]),
         _measured(store, arm, valid),
         {row["gate_digest"]: row for row in gates},
         tuple(row for row in reversed(gates) if row["status"] == "failed"),
@@ -98,8 +98,11 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 
 RUNS = """SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
                  started AS at, status, reason
-          FROM runs WHERE build_id IN ({marks}) ORDER BY started, run_id"""
-"""Oldest first: in a dict by cell the newest wins."""
+          FROM runs WHERE build_id IN ({marks})
+            AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = runs.job_id AND kind IN ('ab', 'screen', 'noise')
+                            AND state IN ('intended', 'running'))
+          ORDER BY started, run_id"""
+"""Oldest first: in a dict by cell the newest wins. A chain that goes on shows none of its values to anybody."""
 
 GATES = """SELECT gates.*, expectations.job_id AS recorded_by
            FROM gates JOIN arms USING (job_id, arm, build_id)
@@ -112,7 +115,9 @@ SAMPLES = """SELECT run_id, cell, metric, value, unit FROM samples
 TELEMETRY = """SELECT run_id, name, min(median) AS low, max(median) AS high FROM telemetry
                WHERE run_id IN ({marks}) GROUP BY run_id, name"""
 
-FLAGS = "SELECT run_id, hard, reason FROM flags WHERE run_id IN ({marks}) ORDER BY run_id, hard DESC, device, kind"
+FLAGS = (
+    "SELECT run_id, kind, hard, reason FROM flags WHERE run_id IN ({marks}) ORDER BY run_id, hard DESC, device, kind"
+)
 
 
 def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
@@ -139,7 +144,7 @@ def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
     return [row for row in found if json.loads(row["cmake"]) == dict(arm.arm.cmake)]
 
 
-def _of_builds(store: Store, sql: str, values: Sequence[str]) -> list[dict[str, Any]]:
+def rows_of(store: Store, sql: str, values: Sequence[str]) -> list[dict[str, Any]]:
     """Run a query with `IN ({marks})` over any number of values."""
     found: list[dict[str, Any]] = []
     for start in range(0, len(values), BATCH):
@@ -148,7 +153,7 @@ def _of_builds(store: Store, sql: str, values: Sequence[str]) -> list[dict[str, 
     return found
 
 
-def _host(store: Store, name: str, host_id: str | None) -> str:
+def machine(store: Store, name: str, host_id: str | None) -> str:
     """Say which machine it is: its name here, its own, and what computes in it."""
     found = store.rows("SELECT hostname, facts FROM hosts WHERE host_id = ?", (host_id,))
     if not found:
@@ -173,7 +178,7 @@ def _measured(store: Store, arm: ArmAsk, valid: Sequence[Row]) -> tuple[Measured
         if found is not None and found["tool"] == ask.cell.tool:
             chosen.append((ask, found))
     runs = sorted({run["run_id"] for _, run in chosen})
-    quantities, conditions, flags = _quantities(store, runs), _conditions(store, runs), _flags(store, runs)
+    quantities, conditions, flags = _quantities(store, runs), conditions_of(store, runs), flags_of(store, runs)
     return tuple(
         Measured(ask, run, quantities[run_id, ask.key], conditions[run_id], tuple(flags[run_id]))
         for ask, run in chosen
@@ -185,7 +190,7 @@ def _newest(store: Store, valid: Sequence[Row]) -> dict[tuple[str, str, str], Ro
     """Return the newest valid run by (Cell.key, model_id, env_digest)."""
     by_id = {row["run_id"]: row for row in valid}
     cells = defaultdict(list)
-    for row in _of_builds(store, "SELECT run_id, cell FROM rows WHERE run_id IN ({marks})", list(by_id)):
+    for row in rows_of(store, "SELECT run_id, cell FROM rows WHERE run_id IN ({marks})", list(by_id)):
         cells[row["run_id"]].append(row["cell"])
     return {(cell, run["model_id"], run["env_digest"]): run for run_id, run in by_id.items() for cell in cells[run_id]}
 
@@ -193,7 +198,7 @@ def _newest(store: Store, valid: Sequence[Row]) -> dict[tuple[str, str, str], Ro
 def _inputs(store: Store, runs: Sequence[Row]) -> dict[tuple[str, str], str]:
     """Return the path of each model by (job_id, model_id)."""
     jobs = sorted({row["job_id"] for row in runs})
-    found = _of_builds(store, "SELECT job_id, model_id, path FROM inputs WHERE job_id IN ({marks})", jobs)
+    found = rows_of(store, "SELECT job_id, model_id, path FROM inputs WHERE job_id IN ({marks})", jobs)
     return {(row["job_id"], row["model_id"]): row["path"] for row in found}
 
 
@@ -215,7 +220,7 @@ def _same_path(asked: str, found: str) -> bool:
 
 def _quantities(store: Store, runs: Sequence[str]) -> dict[tuple[str, str], dict[str, Quantity]]:
     values: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
-    for row in _of_builds(store, SAMPLES, runs):
+    for row in rows_of(store, SAMPLES, runs):
         values[row["run_id"], row["cell"], row["metric"], row["unit"]].append(row["value"])
     found: dict[tuple[str, str], dict[str, Quantity]] = defaultdict(dict)
     for (run, cell, metric, unit), samples in values.items():
@@ -224,16 +229,18 @@ def _quantities(store: Store, runs: Sequence[str]) -> dict[tuple[str, str], dict
     return found
 
 
-def _conditions(store: Store, runs: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
+def conditions_of(store: Store, runs: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return Measured.conditions of each run."""
     found: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in runs}
-    for row in _of_builds(store, TELEMETRY, runs):
+    for row in rows_of(store, TELEMETRY, runs):
         found[row["run_id"]][row["name"]] = (row["low"], row["high"])
     return found
 
 
-def _flags(store: Store, runs: Sequence[str]) -> dict[str, list[Row]]:
+def flags_of(store: Store, runs: Sequence[str]) -> dict[str, list[Row]]:
+    """Return what speaks against each run."""
     found: dict[str, list[Row]] = {run: [] for run in runs}
-    for row in _of_builds(store, FLAGS, runs):
+    for row in rows_of(store, FLAGS, runs):
         found[row["run_id"]].append(row)
     return found
 
@@ -251,7 +258,7 @@ def _steps(store: Store, job_id: str) -> tuple[RunStep, ...]:
         plan = store.job(job_id).plan
     except ValueError:  # of a dgxlab with other fields: the run is listed without its cells
         return ()
-    return tuple(step for step in plan.steps if isinstance(step, RunStep))
+    return tuple(plan.runs)
 
 
 def _with_cells(run: Row, steps: Sequence[RunStep]) -> Lost:

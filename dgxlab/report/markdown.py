@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import units
-from dgxlab.report.records import Column, Quantity, Report, Table, Value
+from dgxlab.report.failures import some
+from dgxlab.report.records import Column, Provenance, Quantity, Report, SessionReport, SessionTable, Table, Value
 
 if TYPE_CHECKING:
     import jinja2
@@ -21,14 +22,18 @@ All are ASCII punctuation, which a backslash makes literal in CommonMark.
 """
 
 
+LABELS = 3
+"""Rows or runs that a sentence beneath a table names; the rest are counted."""
+
+
 def render(report: Report) -> str:
     """Return the whole report as markdown, one newline at its end."""
-    return _render("report.md.j2", report=report)
+    return _render("session.md.j2" if isinstance(report, SessionReport) else "report.md.j2", report=report)
 
 
 def render_table(table: Table) -> str:
     """Return one table with its provenance, without a heading."""
-    return _render("table.md.j2", table=table)
+    return _render("session_table.md.j2" if isinstance(table, SessionTable) else "table.md.j2", table=table)
 
 
 def escape(text: str) -> str:
@@ -73,8 +78,13 @@ def _settings(settings: Mapping[str, Value]) -> str:
     return ", ".join(f"{name} {_text(value)}" for name, value in settings.items())
 
 
-def _series(table: Table) -> str:
-    return ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in table.provenance.series) or "none"
+def _series(origin: Provenance) -> str:
+    return ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"
+
+
+def _labels(labels: Sequence[str], every: str = "every row") -> str:
+    """Name the first of them; none are all."""
+    return ", ".join(some(labels, LABELS)) if labels else every
 
 
 def _spreads(table: Table) -> bool:
@@ -108,6 +118,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        layout=layout, settings=_settings, series=_series, spreads=_spreads, conditions=units.conditions
+        layout=layout,
+        settings=_settings,
+        series=_series,
+        labels=_labels,
+        spreads=_spreads,
+        conditions=units.conditions,
     )
     return environment

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Union
 
+from dgxlab.compare import Difference
 from dgxlab.model import SeriesRef
 
 
@@ -156,3 +157,84 @@ class Report:
     tables: tuple[Table, ...]
     missing: tuple[Missing, ...]
     failures: tuple[Failure, ...]
+
+
+# -- sessions of two arms ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Discard:
+    """A cycle that does not count.
+
+    Attributes:
+        chain: Id of its chain.
+        cycle: From 1.
+        labels: The rows for which it does not; () for every row of its chain.
+        reason: In words.
+    """
+
+    chain: str
+    cycle: int
+    labels: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Because:
+    """Why rows have their verdict.
+
+    Attributes:
+        verdict: As the table says it.
+        labels: The rows; () for every row.
+        reasons: In words.
+    """
+
+    verdict: str
+    labels: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SessionTable(Table):
+    """A table about both arms of a session: verdicts or gates. Its flags are of runs, not of rows.
+
+    Attributes:
+        provenance: The baseline's.
+        conditions: Of the baseline's runs.
+        candidate: The candidate's provenance; None where the baseline is compared with itself.
+        candidate_conditions: Of the candidate's runs.
+        protocol: How its chains were held.
+        discards: The cycles that do not count.
+        because: Why each verdict.
+    """
+
+    candidate: Provenance | None = None
+    candidate_conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    protocol: Mapping[str, Value] = field(default_factory=dict)
+    discards: tuple[Discard, ...] = ()
+    because: tuple[Because, ...] = ()
+
+
+@dataclass(frozen=True)
+class SessionReport(Report):
+    """All of one session of two arms: an A/B, a screen or an A/A.
+
+    Attributes:
+        session: Job id.
+        kind: ab, screen or noise.
+        ended: Nothing that its chains measured is shown before.
+        verdict: The whole session's word, "" before its end.
+        counts: Rows by verdict.
+        summary: The same in words.
+        differences: What was compared.
+        progress: How far each chain is, while the session goes on.
+    """
+
+    session: str = ""
+    kind: str = ""
+    ended: bool = True
+    verdict: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    summary: str = ""
+    differences: tuple[Difference, ...] = ()
+    progress: tuple[str, ...] = ()

@@ -9,11 +9,11 @@ from typing import Any
 
 from dgxlab import units
 from dgxlab.model import Param, SyntheticModel
-from dgxlab.report.ask import ArmAsk, label, op_params
+from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
 from dgxlab.report.evidence import Evidence, Measured
 from dgxlab.report.records import Column, Flag, Provenance, Quantity, Table, Value
 
-Lead = Callable[[Measured], dict[str, Value]]
+Lead = Callable[[CellAsk], dict[str, Value]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Form:
 
     name: str
     lead: Lead
-    order: Callable[[Measured], Sequence[Value]]
+    order: Callable[[CellAsk], Sequence[Value]]
     hidden: frozenset[str]
     metrics: tuple[str, ...]
 
@@ -39,28 +39,28 @@ STREAM = ("n_prompt", "n_gen", "n_depth")
 """What makes a llama-bench test's name."""
 
 
-def _op_lead(cell: Measured) -> dict[str, Value]:
-    return {**op_params(cell.ask.cell)}
+def _op_lead(ask: CellAsk) -> dict[str, Value]:
+    return {**op_params(ask.cell)}
 
 
-def _stream_lead(cell: Measured) -> dict[str, Value]:
-    return {"model": cell.ask.model, "test": stream_test(cell.ask.cell.params)}
+def _stream_lead(ask: CellAsk) -> dict[str, Value]:
+    return {"model": ask.model, "test": stream_test(ask.cell.params)}
 
 
-def _concurrency_lead(cell: Measured) -> dict[str, Value]:
-    params = cell.ask.cell.params
+def _concurrency_lead(ask: CellAsk) -> dict[str, Value]:
+    params = ask.cell.params
     return {"PP": params.get("pp"), "TG": params.get("tg"), "B": params.get("pl")}
 
 
-def _stream_order(cell: Measured) -> tuple[Value, ...]:
-    params = cell.ask.cell.params
-    return (cell.ask.model, not params.get("n_prompt"), *(params.get(key, 0) for key in STREAM))
+def _stream_order(ask: CellAsk) -> tuple[Value, ...]:
+    params = ask.cell.params
+    return (ask.model, not params.get("n_prompt"), *(params.get(key, 0) for key in STREAM))
 
 
 OPS = Form(
     "ops",
     _op_lead,
-    lambda cell: tuple(_op_lead(cell).values()),
+    lambda ask: tuple(_op_lead(ask).values()),
     frozenset({"op_name", "backend_name"}),
     ("time_us", "flops", "bandwidth_gb_s"),
 )
@@ -68,7 +68,7 @@ SINGLE_STREAM = Form("single-stream", _stream_lead, _stream_order, frozenset({*S
 CONCURRENCY = Form(
     "concurrency",
     _concurrency_lead,
-    lambda cell: tuple(_concurrency_lead(cell).values()),
+    lambda ask: tuple(_concurrency_lead(ask).values()),
     frozenset({"pp", "tg", "pl"}),
     ("speed_pp", "speed_tg", "speed"),
 )
@@ -112,7 +112,7 @@ GATE_COLUMNS = (
 
 def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
     found = [evidence.gates.get(ask.digest) for ask in arm.gates]
-    rows = [_gate_row(ask.gate.op, ask.gate.backend, row) for ask, row in zip(arm.gates, found, strict=True)]
+    rows = [gate_row(ask.gate.op, ask.gate.backend, row) for ask, row in zip(arm.gates, found, strict=True)]
     columns = list(GATE_COLUMNS)
     if any(row.get("env") for row in rows):
         columns.insert(2, Column("env", "env"))
@@ -120,7 +120,7 @@ def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
     return Table("gates", "Gates", tuple(columns), tuple(rows), _origin(name, arm, evidence, jobs))
 
 
-def _gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:
+def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:
     """A gate that was not run has a row too: it says so, and everything else is missing."""
     row: dict[str, Value] = {"op": op, "backend": backend, "status": "not run"}
     if gate is None:
@@ -146,16 +146,16 @@ def _gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str
 
 
 def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: Provenance) -> Table:
-    cells = sorted(found, key=lambda cell: _sortable((*form.order(cell), *_others(form, cell).values())))
-    leads = [form.lead(cell) for cell in cells]
-    others = [_others(form, cell) for cell in cells]
-    varying = [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
+    cells = sorted(found, key=lambda cell: rank(form, cell.ask))
+    leads = [form.lead(cell.ask) for cell in cells]
+    others = [others_of(form, cell.ask) for cell in cells]
+    varying = varying_of(others)
     metrics = [metric for metric in form.metrics if any(metric in cell.quantities for cell in cells)]
     rows = []
     for cell, lead, other in zip(cells, leads, others, strict=True):
         extra = {key: other.get(key) for key in varying}
         rows.append({**lead, **extra, **{m: cell.quantities.get(m) for m in metrics}, "samples": _count(cell, metrics)})
-    columns = [Column(key, key, numeric=_numeric(rows, key)) for key in [*_keys(leads), *varying]]
+    columns = leading(rows, [*_keys(leads), *varying])
     columns += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
     settings = {key: value for key, value in others[0].items() if key not in varying}
     # not called n: that is a matrix's width in the same table
@@ -182,10 +182,25 @@ def _whose(labels: Sequence[str], cells: Sequence[Measured]) -> tuple[str, ...]:
     return () if len(labels) == len(cells) else tuple(labels)
 
 
-def _others(form: Form, cell: Measured) -> dict[str, Value]:
+def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
+    """Return what rows are sorted by: the form's order, then whatever else tells them apart."""
+    return _sortable((*form.order(ask), *others_of(form, ask).values()))
+
+
+def varying_of(others: Sequence[Mapping[str, Value]]) -> list[str]:
+    """Return what of `others_of` differs between rows, and so needs a column."""
+    return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
+
+
+def leading(rows: Sequence[Mapping[str, Value]], keys: Iterable[str]) -> list[Column]:
+    """Return the columns that tell rows apart."""
+    return [Column(key, key, numeric=_numeric(rows, key)) for key in keys]
+
+
+def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
     """Return what shapes a number and has no leading column: further parameters, fixed settings, environment."""
-    lead = form.lead(cell)
-    every = {**cell.ask.cell.params, **cell.ask.cell.fixed, "env": env_text(cell.ask.env)}
+    lead = form.lead(ask)
+    every = {**ask.cell.params, **ask.cell.fixed, "env": env_text(ask.env)}
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
 
 
@@ -195,10 +210,10 @@ def _count(cell: Measured, metrics: Iterable[str]) -> Value:
     return counts[0] if len(counts) == 1 else "/".join(map(str, counts))
 
 
-def _grouped(cells: Sequence[Measured], title: Callable[[Measured], str]) -> dict[str, list[Measured]]:
+def _grouped(cells: Sequence[Measured], title: Callable[[CellAsk], str]) -> dict[str, list[Measured]]:
     groups: dict[str, list[Measured]] = {}
     for cell in cells:
-        groups.setdefault(title(cell), []).append(cell)
+        groups.setdefault(title(cell.ask), []).append(cell)
     return groups
 
 
@@ -238,12 +253,9 @@ def _origin(
     )
 
 
-FORMS: Mapping[str, tuple[Form, Callable[[Measured], str]]] = {
-    "backend-ops": (
-        OPS,
-        lambda cell: f"{cell.ask.cell.params.get('op_name')} on {cell.ask.cell.params.get('backend_name')}",
-    ),
-    "llama-bench": (SINGLE_STREAM, lambda cell: "Single stream"),
-    "batched-bench": (CONCURRENCY, lambda cell: f"Concurrency: {cell.ask.model}"),
+FORMS: Mapping[str, tuple[Form, Callable[[CellAsk], str]]] = {
+    "backend-ops": (OPS, lambda ask: f"{ask.cell.params.get('op_name')} on {ask.cell.params.get('backend_name')}"),
+    "llama-bench": (SINGLE_STREAM, lambda ask: "Single stream"),
+    "batched-bench": (CONCURRENCY, lambda ask: f"Concurrency: {ask.model}"),
 }
 """By tool: its form, and the title under which a cell's row stands."""

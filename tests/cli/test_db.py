@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
 from tests import toy
 from tests.cli.conftest import Project
 from tests.conftest import PROJECT
+from tests.journals import compared, intend
 
 TOY = "experiments/toy.yaml"
 
@@ -47,6 +49,22 @@ def test_tampered_record_exits_with_11(measured: Project) -> None:
     assert "is not the digest of its parameters" in ran.out
     assert ran.error == f"{measured.folder}/results.db has 1 problem"
     assert ran.next
+
+
+def test_forged_verdict_exits_with_11(measured: Project) -> None:
+    """A verdict that its runs do not bear out is a problem of the record, as long as the evidence is sound."""
+    journal = compared("20261120-120000-toy-1")
+    with Store.open(Path("results.db")) as store:
+        intend(store, journal)
+        ingest(store, journal.plan.job_id, journal.lines())
+    assert measured.run("db", "check").out == "ok\n"
+    connection = sqlite3.connect("results.db")
+    connection.execute("UPDATE verdicts SET verdict = 'same'")
+    connection.commit()
+    connection.close()
+    ran = measured.run("db", "check")
+    assert ran.rc == 11
+    assert ran.out.endswith("has verdict same where its runs give faster\n")
 
 
 def test_merge_adds_what_is_missing_once(measured: Project) -> None:

@@ -185,23 +185,6 @@ def test_a_session_shows_only_its_own(store: Store) -> None:
     assert (speeds(only), only.missing) == ({"pp512": 200.0}, ())
 
 
-def test_a_session_with_two_arms_names_them(store: Store) -> None:
-    """Each arm has its tables and origins, also when their builds share everything but the tree."""
-    stock = planning.make(SMALL, source(), job_id=A)
-    patched = planning.make(dataclasses.replace(SMALL, name="w4a16"), source(["w4a16"]), job_id=A)
-    both = dataclasses.replace(stock, kind="ab", arms=stock.arms + patched.arms, steps=stock.steps + patched.steps)
-    session = Session(store, SMALL, A, plan=both)
-    for arm in both.arms:
-        session.journal.build(arm.name)
-    session.journal.model(model_id=both.steps[1].path.split("/")[1].removesuffix(".gguf"))  # type: ignore[union-attr]
-    session.runs(lambda step: numbers(100.0 if step.arm == "h200" else 110.0)(step)).end()
-    report = collect(store, job_id=A)
-    assert [table.title for table in report.tables] == ["h200: Single stream", "w4a16: Single stream"]
-    assert [[ref.name for ref in table.provenance.series] for table in report.tables] == [[], ["w4a16"]]
-    assert [table.provenance.experiment for table in report.tables] == ["h200", "w4a16"]
-    assert speeds(dataclasses.replace(report, tables=report.tables[1:])) == {"pp512": 110.0, "tg32": 110.0}
-
-
 # -- gates ------------------------------------------------------------------------------------------------------------
 
 

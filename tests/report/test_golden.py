@@ -6,14 +6,15 @@ import dataclasses
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dgxlab.model import FileModel, LlamaBench
+from dgxlab.model import BASELINE, CANDIDATE, ChainStep, FileModel, LlamaBench
 from dgxlab.report import collect, render
 from dgxlab.store import Store
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
-from tests.report.worlds import Session, fails, h200, numbers, whole
+from tests.report.worlds import Session, fails, h200, numbers, places, session_of_two, whole
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
@@ -70,11 +71,77 @@ def _flagged(store: Store) -> str:
     return render(collect(store, "h200"))
 
 
+def _compared(store: Store) -> str:
+    """Return an A/B session with faster, slower and undecided cells, and what does not count of its chains."""
+    session = (
+        session_of_two(store, A, noise=0.004, bench=(*h200().bench, LlamaBench("q4k", (1024,), ()))).build().gates()
+    )
+    effects = {"chain:0": 0.9, "chain:1": 1.10, "chain:2": 1.008, "chain:3": 0.95}
+
+    def value(step: ChainStep, role: str, cycle: int) -> float:
+        drifted = 1.1 if (step.id, role, cycle) == ("chain:3", BASELINE, 2) else 1.0
+        return 1000 * drifted * (1 + 0.001 * (2 * cycle % 5)) * (effects[step.id] if role == CANDIDATE else 1)
+
+    hot = {**CLOCK, "median": 1305.0}
+    for step in session.plan.chains:
+        for role, cycle in places({"chain:1": 5, "chain:3": 6}.get(step.id, step.cycles)):
+            around: dict[str, Any] = {"telemetry": [CLOCK], "flags": []}
+            if (step.id, role, cycle) == ("chain:1", CANDIDATE, 3):
+                around = {"telemetry": [hot], "flags": [THROTTLED]}
+            if step.id == "chain:1" and role == BASELINE:
+                around["flags"] = [{**CAPPED, "reason": f"SW power cap for {100 + cycle} ms"}]
+            if (step.id, role, cycle) == ("chain:2", BASELINE, 0):
+                session.place(step, role, cycle, None, **around)
+            session.place(step, role, cycle, value(step, role, cycle), **around)
+    session.gates(after=True).end()
+    return render(collect(store, "h200-vs-w4a16"))
+
+
+def _screened(store: Store) -> str:
+    """Return a screen that drops an idea."""
+    session = session_of_two(store, A, kind="screen", noise=0.004).build().gates()
+    session.chains(lambda step, role, cycle: 900.0 + cycle if role == CANDIDATE else 1000.0 + cycle).end()
+    return render(collect(store, job_id=A))
+
+
+def _noise(store: Store) -> str:
+    """Return an A/A session."""
+    session = session_of_two(store, A, kind="noise", bench=(h200().bench[1],)).build().gates()
+    session.chains(lambda step, role, cycle: 1000.0 + 3 * (cycle % 3) - 2 * (role == CANDIDATE)).gates(after=True).end()
+    return render(collect(store, job_id=A))
+
+
+def _cut(store: Store) -> str:
+    """Return a session that was cancelled in its first chain."""
+    session = session_of_two(store, A).build().gates()
+    chain = next(session.plan.chains)
+    for role, cycle in places(2):
+        session.place(chain, role, cycle, 1000.0)
+    session.end("cancelled", 130)
+    return render(collect(store, job_id=A))
+
+
+def _unfinished(store: Store) -> str:
+    """Return a session that goes on: how far it is, and nothing of what it found."""
+    session = session_of_two(store, A).build().gates()
+    first, second, *_ = session.plan.chains
+    for role, cycle in places(4):
+        session.place(first, role, cycle, 4242.0)
+    session.place(second, "burn-in", 1, 4242.0)
+    session.save()
+    return render(collect(store, job_id=A))
+
+
 PAGES: dict[str, Callable[[Store], str]] = {
     "whole": _whole,
     "troubled": _troubled,
     "session": _session,
     "flagged": _flagged,
+    "compared": _compared,
+    "screened": _screened,
+    "noise": _noise,
+    "cut": _cut,
+    "unfinished": _unfinished,
 }
 
 

@@ -11,12 +11,17 @@ from typing import Any
 from dgxlab import plan as planning
 from dgxlab.agent.measure import PARSERS
 from dgxlab.agent.parse.gate import read_gate
+from dgxlab.agent.slots import CLAIMS, claims
 from dgxlab.ingest import ingest
 from dgxlab.model import (
+    BASELINE,
+    BURN_IN,
+    CANDIDATE,
     BackendOpsBench,
     BatchedBench,
     Cell,
     CellResult,
+    ChainStep,
     Expectation,
     Experiment,
     Facts,
@@ -25,6 +30,7 @@ from dgxlab.model import (
     LlamaBench,
     Measurement,
     ModelStep,
+    NoiseFloor,
     ParityGate,
     Plan,
     RunStep,
@@ -34,7 +40,9 @@ from dgxlab.model import (
     model_id,
     to_json,
 )
+from dgxlab.model import Session as SessionSpec
 from dgxlab.store import Store
+from dgxlab.units import metric
 from tests.journals import PIN, Journal, facts, source
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "h200"
@@ -102,6 +110,45 @@ def valid(step: RunStep) -> tuple[str, str]:
     return "valid", ""
 
 
+def places(cycles: int) -> list[tuple[str, int]]:
+    """Return the places of a chain in their order, after a burn-in of two."""
+    turns = [place for cycle in range(1, cycles + 1) for place in ((CANDIDATE, cycle), (BASELINE, cycle))]
+    return [(BURN_IN, 1), (BURN_IN, 2), (BASELINE, 0), *turns]
+
+
+def session_of_two(
+    store: Store,
+    job_id: str,
+    *,
+    kind: str = "ab",
+    noise: float | None = None,
+    dirty: bool = False,
+    candidate: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Session:
+    """Begin a session of w4a16, a series with its own flags and environment, against stock h200; or of h200 alone.
+
+    Args:
+        noise: The noise floor of every cell, where it is known.
+        dirty: The candidate is somebody's checkout.
+        candidate: What else differs in it.
+    """
+    one = h200(**{"session": SessionSpec(cycles=4), **changes})
+    two, trees = one, (source(), source())
+    if kind != "noise":
+        cmake, env = {**one.cmake, "GGML_CUDA_FA": "OFF"}, {"GGML_CUDA_W4A16": "1"}
+        two = replace(one, name="w4a16", hypothesis="tiles beat MMQ", series=("w4a16",), cmake=cmake, env=env)
+        two, trees = replace(two, **(candidate or {})), (source(), source(["w4a16"], dirty=dirty))
+    plan = planning.make_ab(one, two, trees, job_id=job_id, kind=kind)
+    steps = tuple(_known(step, noise) if isinstance(step, ChainStep) and noise else step for step in plan.steps)
+    return Session(store, two, job_id, plan=replace(plan, steps=steps))
+
+
+def _known(step: ChainStep, sigma: float) -> ChainStep:
+    floors = (NoiseFloor(claim.baseline, claim.metric, sigma, 8, "20261101-090000-noise") for claim in claims(step))
+    return replace(step, noise=tuple(floors))
+
+
 class Session:
     """A job made by the real planner, its journal written step by step.
 
@@ -147,10 +194,13 @@ class Session:
         fields = {"name": step.model, "model_id": identity, "path": path, "recipe": step.recipe}
         self.journal.model(**{**fields, **changes})
 
-    def gates(self, text: str | None = None, **changes: Any) -> Session:
-        """Every parity gate was run and printed `text`, by default the real 1103/1103."""
+    def gates(self, text: str | None = None, *, after: bool = False, **changes: Any) -> Session:
+        """Every parity gate was run and printed `text`, by default the real 1103/1103.
+
+        Those after the chains of a session are others than those before.
+        """
         for step in self.plan.steps:
-            if isinstance(step, GateStep):
+            if isinstance(step, GateStep) and step.id.endswith(":after") == after:
                 reading = read_gate(text or (GOLDEN / "tbo-test-mul_mat.txt").read_text(), step.gate.backend)
                 fields = {
                     "id": step.id,
@@ -194,6 +244,40 @@ class Session:
             }
             self.journal.run(**{**fields, **changes})
         return self
+
+    def chains(self, value: Callable[[ChainStep, str, int], float | None], **changes: Any) -> Session:
+        """Every chain was held, with two runs of burn-in; each run gave all of its cells this value, or none."""
+        for step in self.plan.chains:
+            for role, cycle in places(step.cycles):
+                self.place(step, role, cycle, value(step, role, cycle), **changes)
+        return self
+
+    def place(self, step: ChainStep, role: str, cycle: int, value: float | None, **changes: Any) -> None:
+        """One run of a chain gave this value for each claim; None for one that failed."""
+        run = step.candidate if role == CANDIDATE else step.baseline
+        models = {s.model: s for s in self.plan.steps if isinstance(s, ModelStep)}
+        model = models[run.model] if run.model else None
+        results = []
+        for cell in run.cells if value is not None else ():
+            told = tuple(Measurement(cell.key, name, metric(name).unit, (value,)) for name in CLAIMS[run.tool])
+            results.append(CellResult(cell.key, told, {"at": value}))
+        fields = {
+            "id": run.id,
+            "arm": run.arm,
+            "tool": run.tool,
+            "chain": step.id,
+            "role": role,
+            "cycle": cycle,
+            "model_id": model_id(model.recipe or FileModel(model.path)) if model else "",
+            "argv": list(run.argv),
+            "env": dict(run.env),
+            "env_digest": digest(run.env, 16),
+            "status": "failed" if value is None else "valid",
+            "reason": "killed by SIGKILL" if value is None else "",
+            "results": to_json(results),
+            "cells": {cell.key: to_json(cell) for cell in run.cells},
+        }
+        self.journal.run(**{**fields, **changes})
 
     def end(self, status: str = "done", exit_code: int = 0) -> Session:
         """The job is over and the store has all of it."""

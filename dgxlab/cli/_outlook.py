@@ -1,0 +1,78 @@
+"""What an A/B session will see, for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dgxlab.cli._out import table
+from dgxlab.errors import SpecError
+from dgxlab.lab.outlook import percent
+from dgxlab.spec.resolve import label
+from dgxlab.units import duration, metric
+
+if TYPE_CHECKING:
+    from dgxlab.lab import Outlook
+    from dgxlab.lab.outlook import Expected
+    from dgxlab.model import Experiment
+
+NEVER = "over 100"
+"""Cycles that are needed where no session of a length that is proposed would do."""
+
+
+def describe(found: Outlook, experiment: Experiment) -> str:
+    """Return the outlook as text: a line a claim, then the session as it is planned and as it would have to be."""
+    return "\n".join(_lines(found, experiment))
+
+
+def blind(found: Outlook, experiment: Experiment) -> SpecError | None:
+    """Return that the spec's own min_effect cannot be seen, None where it can or none is asked for."""
+    wanted = experiment.session.min_effect
+    worst = max(found.claims, key=lambda one: one.mde, default=None)
+    if wanted is None or worst is None or worst.mde <= wanted:
+        return None
+    longer = [f"--set=session.cycles={found.needed}"] if found.needed and found.effect <= wanted else []
+    return SpecError(
+        f"{found.cycles} cycles cannot see the spec's min_effect of {percent(wanted)}: {worst.label} shows effects of "
+        f"{percent(worst.mde)} and more",
+        next=shlex.join(["dgxlab", "plan", _path(experiment), "--effect", f"{100 * wanted:.4g}%", *longer]),
+    )
+
+
+def _lines(found: Outlook, experiment: Experiment) -> Iterator[str]:
+    effect = percent(found.effect)
+    yield f"experiment {experiment.name} on host {experiment.host}, to see an effect of {effect}"
+    if found.claims:
+        yield ""
+        yield table([_row(one) for one in found.claims], right=("noise floor", "MDE", "cycles"))
+        yield ""
+        yield f"planned: {_session(found.cycles, found.seconds)}"
+        if found.needed is None:
+            yield f"needed for {effect}: {NEVER} cycles, which no session has"
+        else:
+            yield f"needed for {effect}: {_session(found.needed, found.seconds_needed)}"
+    if found.unknown:
+        yield ""
+        yield f"no noise floor: {', '.join(found.unknown)}"
+        yield f"measured by: {shlex.join(['dgxlab', 'noise', _path(experiment), '--host', experiment.host])}"
+
+
+def _row(one: Expected) -> Mapping[str, str]:
+    return {
+        "cell": " ".join(filter(None, (one.model, one.label, metric(one.metric).label))),
+        "noise floor": percent(one.sigma),
+        "MDE": percent(one.mde),
+        "cycles": str(one.needed or NEVER),
+        "measured by": one.session,
+    }
+
+
+def _session(cycles: int, seconds: float | None) -> str:
+    took = "how long is not known, as it never ran here" if seconds is None else f"about {duration(seconds)}"
+    return f"{cycles} cycles, {took}"
+
+
+def _path(experiment: Experiment) -> str:
+    return label(Path(experiment.path))

@@ -1,0 +1,157 @@
+"""One session of two arms as the record has it: its plan, what ran, and where that came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from dgxlab.model import BASELINE, BURN_IN, Arm, ChainStep, GateStep, ModelStep, Plan, SyntheticModel
+from dgxlab.report.evidence import GATES, Row, machine, rows_of
+from dgxlab.report.failures import failed_gate
+from dgxlab.report.records import Column, Failure, Provenance, SessionTable
+from dgxlab.report.tables import GATE_COLUMNS, env_text, gate_row
+from dgxlab.store import gate_digest
+
+if TYPE_CHECKING:
+    from dgxlab.store import Job, Store
+
+WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
+"""What a session of a kind is called."""
+
+CHAIN_RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason
+                FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
+
+
+class Session:
+    """One session: its plan, what ran, and where that came from."""
+
+    def __init__(self, store: Store, job: Job, plan: Plan) -> None:
+        self.store = store
+        self.job = job
+        self.plan = plan
+        self.ended = job.ended or job.state == "lost"
+        self.host = machine(store, job.host, job.host_id)
+        self.runs = store.rows(CHAIN_RUNS, (job.job_id,))
+        built = store.rows("SELECT arm, build_id FROM arms WHERE job_id = ?", (job.job_id,))
+        self.builds = {str(row["arm"]): str(row["build_id"]) for row in built}
+        chain = next(plan.chains)
+        self.baseline = plan.arm(chain.baseline.arm)
+        self.candidate = None if chain.candidate.arm == chain.baseline.arm else plan.arm(chain.candidate.arm)
+
+    @property
+    def what(self) -> str:
+        """Say what is compared: `A/B of w4a16 against stock`."""
+        word = WORDS[self.plan.kind]
+        if self.candidate is None:
+            return f"{word} of {self.baseline.name} against itself"
+        return f"{word} of {self.candidate.name} against {self.baseline.name}"
+
+    def origin(self, arm: Arm, models: Iterable[str] = ()) -> Provenance:
+        """Return where an arm's numbers come from; `models` are those that they are about."""
+        steps = [step for step in self.plan.steps if isinstance(step, ModelStep) and step.arm == arm.name]
+        made = {step.model for step in steps if isinstance(step.recipe, SyntheticModel)}
+        return Provenance(
+            experiment=arm.name,
+            sessions=(self.job.job_id,),
+            pin=arm.source.pin,
+            series=arm.source.series,
+            tree=arm.source.tree,
+            build_id=self.builds.get(arm.name),
+            host=self.host,
+            dirty=arm.source.dirty,
+            synthetic=tuple(sorted(made.intersection(models))),
+        )
+
+    def of_chains(self, chains: Sequence[ChainStep]) -> list[Row]:
+        """Return the runs that made the chains, the last of each place, burn-in left out."""
+        ids = {chain.id for chain in chains}
+        last = {(run["chain"], run["role"], run["cycle"]): run for run in self.runs if run["role"] != BURN_IN}
+        return [run for (chain, _, _), run in last.items() if chain in ids]
+
+    def progress(self) -> list[str]:
+        """Say how far each chain is."""
+        return [f"{chain.id} {_named(chain)}: {self._far(chain)}" for chain in self.plan.chains]
+
+    def _far(self, chain: ChainStep) -> str:
+        mine = [run for run in self.runs if run["chain"] == chain.id]
+        closed = max((run["cycle"] for run in mine if run["role"] == BASELINE), default=None)
+        if closed is None:
+            return f"{BURN_IN}, run {len(mine)}" if mine else "not begun"
+        return f"{closed} of {max(chain.cycles, closed)} cycles"
+
+    # -- gates --------------------------------------------------------------------------------------------------------
+
+    def gates(self) -> list[tuple[GateStep, Row | None]]:
+        """Return every gate step with what came of it, None where it was not run."""
+        steps = [step for step in self.plan.steps if isinstance(step, GateStep)]
+        mine = [row for row in rows_of(self.store, GATES, sorted(set(self.builds.values()))) if self._mine(row)]
+        found: list[tuple[GateStep, Row | None]] = []
+        for step in steps:  # a gate and its repetition after the chains are told apart by their order
+            wanted = (step.arm, gate_digest(step.gate, step.env))
+            row = next((row for row in mine if (row["arm"], row["gate_digest"]) == wanted), None)
+            if row is not None:
+                mine.remove(row)
+            found.append((step, row))
+        return found
+
+    def _mine(self, row: Row) -> bool:
+        return bool(row["job_id"] == self.job.job_id)
+
+    def gate_tables(self) -> list[SessionTable]:
+        """Return the table of all gates, none where there are none."""
+        gates = self.gates()
+        if not gates:
+            return []
+        rows = [
+            {
+                "arm": step.arm,
+                "when": _when(step),
+                **gate_row(step.gate.op, step.gate.backend, row),
+                "env": env_text(step.env),
+            }
+            for step, row in gates
+        ]
+        columns = [Column("arm", "arm"), Column("when", "when"), *GATE_COLUMNS]
+        if any(row.get("env") for row in rows):
+            columns.insert(4, Column("env", "env"))
+        return [
+            SessionTable(
+                "gates",
+                "Gates",
+                tuple(columns),
+                tuple(rows),
+                self.origin(self.baseline),
+                candidate=self.origin(self.candidate) if self.candidate else None,
+            )
+        ]
+
+    def failed_gates(self) -> list[Failure]:
+        """Return the gates that failed, and why."""
+        return [
+            failed_gate(row, f" of {step.arm} {_when(step)} the chains")
+            for step, row in self.gates()
+            if row is not None and row["status"] == "failed"
+        ]
+
+    def failed_runs(self) -> list[Failure]:
+        """Return the runs that do not count, those that were done again in their place too."""
+        last = {(run["chain"], run["role"], run["cycle"]): run["run_id"] for run in self.runs}
+        return [
+            Failure(
+                self.job.job_id,
+                f"{run['chain']} {run['tool']}: {run['role']} {run['cycle']}",
+                run["status"],
+                run["reason"],
+                again=last[run["chain"], run["role"], run["cycle"]] != run["run_id"],
+            )
+            for run in self.runs
+            if run["status"] != "valid"
+        ]
+
+
+def _when(step: GateStep) -> str:
+    return "after" if step.id.endswith(":after") else "before"
+
+
+def _named(chain: ChainStep) -> str:
+    return " ".join(filter(None, (chain.baseline.tool, chain.baseline.model)))

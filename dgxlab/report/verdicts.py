@@ -1,0 +1,271 @@
+"""The report of a session of two arms: what each chain says, how it was held, and what does not count of it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dgxlab import judgement, units
+from dgxlab.judgement import Judged
+from dgxlab.model import ChainStep
+from dgxlab.report import ask as asking
+from dgxlab.report.ask import CellAsk, cell_ask
+from dgxlab.report.between import differences
+from dgxlab.report.evidence import Row, conditions_of, flags_of
+from dgxlab.report.failures import failed_session
+from dgxlab.report.records import (
+    Because,
+    Column,
+    Discard,
+    Flag,
+    Quantity,
+    SessionReport,
+    SessionTable,
+    Value,
+)
+from dgxlab.report.session import Session
+from dgxlab.report.tables import FORMS, Form, leading, others_of, rank, varying_of
+from dgxlab.stats import SCREEN_DRIFT_LIMIT, VERDICTS, Verdict, noise_floor
+
+if TYPE_CHECKING:
+    from dgxlab.store import Job, Store
+
+PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
+"""What stands before every verdict of such a session, so that nobody takes it for an A/B's."""
+
+LEVEL = re.compile(r"the 99[.\d]* % interval")
+"""How a reason begins that names its confidence."""
+
+
+def verdicts(store: Store, job: Job) -> SessionReport:
+    """Return the report of a session; of its chains nothing before it has ended.
+
+    Raises:
+        UsageError: if its plan cannot be read.
+    """
+    session = Session(store, job, asking.plan_of(job))
+    found = judgement.recorded(store, job.job_id) if session.ended else []
+    words = [one.verdict.verdict for one in found]
+    whole = judgement.whole(words) if words else ""
+    failures = [*session.failed_gates(), *session.failed_runs()]
+    return SessionReport(
+        title=f"Session {job.job_id}: {session.what}",
+        hypothesis=asking.hypothesis(store, job),
+        tables=(*session.gate_tables(), *_chain_tables(session, found)),
+        missing=(),
+        failures=(*failed_session(job, failures), *failures),
+        session=job.job_id,
+        kind=job.kind,
+        ended=session.ended,
+        verdict=whole,
+        counts={word: words.count(word) for word in VERDICTS if word in words},
+        summary=_summary(job.kind, whole, words) if session.ended else "",
+        differences=tuple(differences(session.plan)),
+        progress=() if session.ended else tuple(session.progress()),
+    )
+
+
+def _summary(kind: str, whole: str, words: Sequence[str]) -> str:
+    """Say how many claims came out how: `faster: 2 of 6 faster, 4 inconclusive`."""
+    if not words:
+        return f"{PREFIX[kind]}no verdict: the session ended before there was one"
+    order = sorted(set(words), key=lambda word: (word != whole, VERDICTS.index(word)))
+    first, *others = (f"{words.count(word)} {word}" for word in order)
+    number, _, word = first.partition(" ")
+    return f"{PREFIX[kind]}{whole}: {', '.join([f'{number} of {len(words)} {word}', *others])}"
+
+
+# -- chains -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One claim with its verdict.
+
+    Attributes:
+        chain: It is one of this chain's.
+        ask: The baseline's cell.
+        label: Names the row in sentences.
+    """
+
+    chain: ChainStep
+    ask: CellAsk
+    judged: Judged
+    label: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.judged.verdict
+
+
+def _chain_tables(session: Session, found: Sequence[Judged]) -> list[SessionTable]:
+    """Return a table for each tool and model, as in other reports."""
+    chains = {chain.id: chain for chain in session.plan.chains}
+    groups: dict[tuple[str, str], list[_Row]] = {}
+    for one in found:
+        chain = chains[one.chain]
+        cell = next(cell for cell in chain.baseline.cells if cell.key == one.claim.baseline)
+        ask = cell_ask(cell, chain.baseline.model, chain.baseline.env)
+        groups.setdefault((cell.tool, FORMS[cell.tool][1](ask)), []).append(_Row(chain, ask, one))
+    return [_table(session, FORMS[tool][0], title, rows) for (tool, title), rows in groups.items()]
+
+
+def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> SessionTable:
+    ordered = sorted(found, key=lambda row: rank(form, row.ask))  # stable: the claims of a cell keep their order
+    others = [others_of(form, row.ask) for row in ordered]
+    varying = varying_of(others)
+    metrics = list(dict.fromkeys(row.judged.claim.metric for row in ordered))
+    leads = [{**form.lead(row.ask), **{k: o.get(k) for k in varying}} for row, o in zip(ordered, others, strict=True)]
+    rows = [_with_label(row, {k: o.get(k) for k in varying}, metrics) for row, o in zip(ordered, others, strict=True)]
+    values = [{**lead, **_values(session.plan.kind, row)} for lead, row in zip(leads, rows, strict=True)]
+    chains = list({row.chain.id: row.chain for row in rows}.values())
+    runs = session.of_chains(chains)
+    models = {row.ask.model for row in rows}
+    conditions = conditions_of(session.store, [run["run_id"] for run in runs])
+    candidate = session.candidate
+    return SessionTable(
+        "verdicts",
+        f"{title}: {session.what}",
+        (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(session.plan.kind, values)),
+        tuple(values),
+        session.origin(session.baseline, models),
+        {key: value for key, value in others[0].items() if key not in varying},
+        _range(conditions[run["run_id"]] for run in runs if run["arm"] == session.baseline.name),
+        _flags(session.store, runs, several=len(chains) > 1),
+        candidate=session.origin(candidate, models) if candidate else None,
+        candidate_conditions=_range(conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name),
+        protocol=_protocol(chains, rows),
+        discards=tuple(_discards(rows)),
+        because=tuple(_because(rows, session.plan.kind)),
+    )
+
+
+def _with_label(row: _Row, varying: Mapping[str, Value], metrics: Sequence[str]) -> _Row:
+    metric = units.metric(row.judged.claim.metric).label if len(metrics) > 1 else ""
+    words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in varying.items() if v is not None), metric)
+    return _Row(row.chain, row.ask, row.judged, " ".join(filter(None, words)))
+
+
+def _values(kind: str, row: _Row) -> dict[str, Value]:
+    """Return the columns of a verdict, and the numbers behind those that are texts."""
+    judged, found, metric = row.judged, row.verdict, units.metric(row.judged.claim.metric)
+    floor = (noise_floor(found) or None) if kind == "noise" else judged.noise.sigma if judged.noise else None
+    low, high = found.ci or (None, None)
+    pairs = {"effect": found.effect, "ci_low": low, "ci_high": high, "mde": found.mde, "noise_floor": floor}
+    counted = [cycle for cycle in range(1, found.cycles + 1) if cycle not in found.flaws]
+    baselines = len({place for cycle in counted for place in (cycle - 1, cycle)})
+    return {
+        "chain": row.chain.id,
+        "metric": metric.name,
+        "label": metric.label,
+        "baseline": judged.baseline and Quantity(metric.name, metric.unit, judged.baseline, baselines),
+        "candidate": judged.candidate and Quantity(metric.name, metric.unit, judged.candidate, len(counted)),
+        "effect": None if found.effect is None else _percent(found.effect, "+"),
+        "interval": found.ci and f"{_percent(found.ci[0], '+')} to {_percent(found.ci[1], '+')}",
+        "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,
+        "mde": None if found.mde is None else _percent(found.mde),
+        "cycles": f"{found.valid_cycles} of {found.cycles}",
+        "noise_floor": None if floor is None else _percent(floor),
+        "verdict": PREFIX[kind] + found.verdict,
+        "promoted": judged.promoted,
+        "valid_cycles": found.valid_cycles,
+        "run_cycles": found.cycles,
+        "k_to_settle": found.k_to_settle,
+        "p": found.p,
+        **{f"{name}_pct": None if share is None else 100 * share for name, share in pairs.items()},
+    }
+
+
+def _percent(share: float, sign: str = "") -> str:
+    shown = f"{100 * share:{sign}.2f}"
+    return "0.00" if shown in ("+0.00", "-0.00") else shown
+
+
+def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
+    """Return the columns of verdicts; what a screen has not, and what is the same in every row, has none."""
+    metric = str(rows[0]["metric"])
+    confidences = {row["confidence"] for row in rows if row["confidence"]}
+    level = f"{next(iter(confidences))} " if len(confidences) == 1 else ""
+    every = [
+        Column("label", "speed") if len({row["metric"] for row in rows}) > 1 else None,
+        Column("baseline", "baseline", metric),
+        Column("candidate", "candidate", metric),
+        Column("effect", "effect (%)", numeric=True),
+        Column("interval", f"{level}interval (%)", numeric=True) if kind != "screen" else None,
+        Column("confidence", "confidence", numeric=True) if len(confidences) > 1 else None,
+        Column("mde", "MDE (%)", numeric=True) if kind != "screen" else None,
+        Column("cycles", "cycles", numeric=True),
+        Column("noise_floor", "noise floor (%)", numeric=True),
+        Column("verdict", "verdict"),
+        Column("promoted", "promoted") if kind == "ab" else None,
+    ]
+    return [column for column in every if column]
+
+
+def _protocol(chains: Sequence[ChainStep], rows: Sequence[_Row]) -> dict[str, Value]:
+    """Say how the chains were held; they all were alike."""
+    first = chains[0]
+    limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
+    floors = sorted({row.judged.noise.session for row in rows if row.judged.noise})
+    said: dict[str, Value] = {
+        "cycles planned": first.cycles,
+        "thermal": first.thermal,
+        "drift limit": f"{100 * limit:g} %",
+    }
+    return {**said, "noise floors of": ", ".join(floors)} if floors else said
+
+
+def _range(seen: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for one in seen:
+        for name, (low, high) in one.items():
+            before = found.get(name, (low, high))
+            found[name] = (min(before[0], low), max(before[1], high))
+    return found
+
+
+def _flags(store: Store, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:
+    """Return what speaks against runs, those of a kind together: each says how long, and so none says the same."""
+    named = {run["run_id"]: f"{run['chain']} " * several + f"{run['role']} {run['cycle']}" for run in runs}
+    flags = flags_of(store, list(named))
+    groups: dict[tuple[bool, str], list[tuple[str, str]]] = {}
+    for run_id, name in named.items():
+        for flag in flags[run_id]:
+            groups.setdefault((bool(flag["hard"]), flag["kind"]), []).append((name, flag["reason"]))
+    found = []
+    for (hard, _), of_kind in groups.items():
+        labels = tuple(dict.fromkeys(name for name, _ in of_kind))
+        reasons = list(dict.fromkeys(reason for _, reason in of_kind))
+        more = "" if len(reasons) == 1 else f", and {len(reasons) - 1} like it"
+        found.append(Flag(() if len(labels) == len(named) else labels, hard, reasons[0] + more))
+    return tuple(sorted(found, key=lambda flag: not flag.hard))
+
+
+def _discards(rows: Sequence[_Row]) -> list[Discard]:
+    """Return the cycles that do not count, the rows of which the same is true together."""
+    groups: dict[tuple[str, int, str], list[str]] = {}
+    sizes = Counter(row.chain.id for row in rows)
+    for row in rows:
+        for cycle, reason in row.verdict.flaws.items():
+            groups.setdefault((row.chain.id, cycle, reason), []).append(row.label)
+    return [
+        Discard(chain, cycle, () if len(labels) == sizes[chain] else tuple(labels), reason)
+        for (chain, cycle, reason), labels in sorted(groups.items())
+    ]
+
+
+def _because(rows: Sequence[_Row], kind: str) -> list[Because]:
+    """Return why each verdict, the rows with the same reasons together; what discards say is not said again."""
+    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows:
+        flaws = {f"cycle {cycle} does not count: {flaw}" for cycle, flaw in row.verdict.flaws.items()}
+        # at which confidence is in the table; here it would tell rows apart that say the same
+        reasons = [LEVEL.sub("the interval", reason) for reason in row.verdict.reasons if reason not in flaws]
+        groups.setdefault((PREFIX[kind] + row.verdict.verdict, tuple(reasons)), []).append(row.label)
+    return [
+        Because(verdict, () if len(labels) == len(rows) else tuple(labels), reasons)
+        for (verdict, reasons), labels in groups.items()
+    ]

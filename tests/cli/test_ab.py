@@ -1,0 +1,234 @@
+"""`dgxlab ab`, `noise`, `plan --effect`: verdicts at the end, and not a number of a chain before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+
+import pytest
+
+from dgxlab.cli._display import Lines
+from tests.cli.conftest import Project
+
+BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 4}\n"
+STREAM = f"extends: toy.yaml\n{BENCH}"
+HALF = "extends: stream.yaml\nhypothesis: half is slower\nenv: {TOY: half}\n"
+NOISY = "extends: stream.yaml\nenv: {TOY: noisy}\n"
+SLOW = """extends: toy.yaml
+bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]
+session: {cycles: 4}
+"""
+VALUES = re.compile(r"\b(16[01]\d|1[56]\d\d|32\d\d|31\d\d|799|800|400)(\.\d+)?\b|t/s")
+"""What the toy's single stream gives, as it would be shown."""
+
+
+@pytest.fixture
+def two(project: Project) -> Project:
+    """A project with a quick experiment, one at half its speed and one with noise."""
+    for name, text in (("stream", STREAM), ("half", HALF), ("noisy", NOISY)):
+        project.spec(name, text)
+    return project
+
+
+def test_a_slower_candidate_is_called_slower(two: Project) -> None:
+    """The report on stdout with both arms; on stderr what differs, a line a run, and the session's word."""
+    ran = two.run("ab", "stream", "half")
+    assert ran.rc == 0
+    title, *rest = ran.out.splitlines()
+    assert re.fullmatch(r"# Session \d{8}-\d{6}-stream-vs-half-[0-9a-f]{6}: A/B of half against stream", title)
+    assert "**slower: 3 of 3 slower**" in rest
+    assert "| env TOY | - | half |" in rest
+    (row,) = [line for line in rest if line.startswith("| m | pp16 |")]
+    assert "| 1600 | 799.8 | -50.00 | -50.00 to -50.00 |" in row
+    assert row.endswith("| 4 of 4 | \N{EN DASH} | slower | no |")
+    assert [line for line in rest if line.startswith(("- baseline", "- candidate"))] != []
+    assert "  env TOY: - -> half" in ran.err.splitlines()
+    assert ran.err.endswith(f"\nslower: 3 of 3 slower; recorded in {two.folder}/results.db\n")
+    assert two.run("report").out == two.run("report", "stream-vs-half").out == ran.out
+    assert two.run("db", "check").out == "ok\n"
+
+
+def test_no_value_of_a_chain_is_shown_while_it_runs(two: Project) -> None:
+    """A line a run: which, in what place, how long, how the baselines agree, what counts; nothing that was measured."""
+    ran = two.run("ab", "experiments/stream.yaml", "half")
+    runs = [line for line in ran.err.splitlines() if line.startswith("chain:0")]
+    assert len(runs) == 2 + 1 + 2 * 4
+    assert runs[0].startswith("chain:0 llama-bench burn-in 1 (")
+    assert runs[2].startswith("chain:0 llama-bench first baseline (")
+    assert re.match(r"chain:0 llama-bench cycle 3 of 4, candidate \(.*\): .* left$", runs[7])
+    assert re.search(r"cycle 4 of 4, baseline \(.*\): baselines 0\.00 % apart, 4 of 4 count, done$", runs[-1])
+    assert [line for line in ran.err.splitlines() if VALUES.search(line)] == []
+    assert VALUES.search(ran.out)
+    gates = [line for line in ran.err.splitlines() if line.startswith("gate ")]
+    assert [line.split(":")[0] for line in gates] == [f"gate MUL_MAT on CPU of {arm}" for arm in ("stream", "half")] * 2
+
+
+def test_a_terminal_gets_the_same_lines_above_a_bar(two: Project) -> None:
+    """And no value either."""
+    terminal, end = pty.openpty()
+    child = two.spawn("ab", "stream", "half", stderr=end, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"})
+    os.close(end)
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            seen += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    out, _ = child.communicate(timeout=60)
+    assert (child.returncode, "**slower: 3 of 3 slower**" in out) == (0, True)
+    text = seen.decode()
+    assert "chain:0 llama-bench cycle 4 of 4, baseline (" in text
+    assert "/11" in text
+    assert not VALUES.search(text)
+
+
+def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
+    """An A/A session's floors are what `plan --effect`, screens and promotion go by."""
+    ran = two.run("noise", "noisy")
+    assert ran.rc == 0
+    assert ": A/A of noisy against itself" in ran.out.splitlines()[0]
+    assert "| noise floor (%) | verdict |" in ran.out
+    assert "promoted" not in ran.out
+    floor = json.loads(two.run("report", "--format", "json").out)["tables"][1]["rows"][0]["noise_floor_pct"]
+    assert 0 < floor < 2
+    plan = two.run("plan", "experiments/noisy.yaml", "--effect", "50%")
+    assert plan.rc == 0
+    assert re.search(r"(?m)^planned: 4 cycles, about ", plan.out)
+    assert re.search(r"(?m)^needed for 50 %: \d+ cycles, about ", plan.out)
+    assert (
+        json.loads(two.run("plan", "experiments/noisy.yaml", "--effect", "0.5", "--format", "json").out)["effect"]
+        == 0.5
+    )
+    blind = two.run("plan", "experiments/noisy.yaml", "--effect", "0.01%", "--set", "session.min_effect=0.0001")
+    assert (blind.rc, "needed for 0.01 %" in blind.out) == (9, True)
+    assert blind.error.startswith("4 cycles cannot see the spec's min_effect of 0.01 %: ")
+    screen = two.run("ab", "noisy", "half", "--screen", "--set", "env.TOY=noisy")
+    assert screen.rc == 0
+    assert ": screen of half against noisy" in screen.out.splitlines()[0]
+    assert "screen: " in screen.out.split("| verdict |")[1]
+
+
+def test_what_no_session_has_measured_is_listed(two: Project) -> None:
+    """With the command that measures it; a screen without a floor is refused."""
+    assert two.run("ab", "stream", "half", "-q").rc == 0
+    plan = two.run("plan", "experiments/stream.yaml", "--effect", "2%")
+    assert plan.out.splitlines()[-2:] == [
+        "no noise floor: pp16, pp32, tg4",
+        "measured by: dgxlab noise experiments/stream.yaml --host local",
+    ]
+    screen = two.run("ab", "stream", "half", "--screen")
+    assert (screen.rc, screen.out) == (8, "")
+    assert screen.next.startswith("dgxlab noise ")
+    assert two.run("plan", "experiments/stream.yaml", "--effect", "2").rc == 2
+
+
+def test_fail_on_makes_a_verdict_an_exit_code(two: Project) -> None:
+    """11 after the report, also where --format json prints it; other words change nothing."""
+    assert two.run("ab", "stream", "half", "--fail-on", "faster", "-q").rc == 0
+    ran = two.run("ab", "stream", "half", "--fail-on", "slower", "--fail-on", "invalid", "--format", "json")
+    assert (ran.rc, ran.error) == (11, "3 verdicts of 3 are slower, on which to fail")
+    report = json.loads(ran.out)
+    assert (report["verdict"], report["counts"], report["kind"]) == ("slower", {"slower": 3}, "ab")
+
+
+def test_a_job_that_fails_has_its_own_exit_code(two: Project) -> None:
+    """The candidate crashes: its error, after a report in which the verdicts are invalid."""
+    two.spec("crash", "extends: stream.yaml\nenv: {TOY: crash}\n")
+    ran = two.run("ab", "stream", "crash", "--fail-on", "invalid")
+    assert ran.rc == 8
+    assert "**invalid: 3 of 3 invalid**" in ran.out
+    assert "candidate 1 failed: llama-bench was killed by SIGSEGV" in ran.out
+
+
+def test_an_unknown_name_is_told_the_nearest(two: Project) -> None:
+    """And the command that lists them; a path that is not there is the spec reader's word."""
+    ran = two.run("ab", "stream", "halff")
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.error == "experiments has no experiment 'halff'; there is 'half'"
+    assert ran.next == "ls experiments"
+    assert two.run("noise", "experiments/nope.yaml").rc == 9
+
+
+def test_arms_that_measure_something_else_are_refused(two: Project) -> None:
+    """Unless it is allowed by name."""
+    two.spec("more", "extends: stream.yaml\nbench: [{llama-bench: {model: m, n_prompt: [16, 64], n_gen: 4}}]\n")
+    refused = two.run("ab", "stream", "more")
+    assert (refused.rc, "--allow matrix" in refused.error) == (9, True)
+    allowed = two.run("ab", "stream", "more", "--allow", "matrix")
+    assert allowed.rc == 0
+    assert "**same: 2 of 2 same**" in allowed.out
+
+
+def test_plan_shows_what_ab_would_do(two: Project) -> None:
+    """Both arms' commands, the order of the runs, and how often."""
+    ran = two.run("plan", "experiments/stream.yaml", "experiments/half.yaml")
+    assert ran.rc == 0
+    chain = ran.out.split("[chain:0] ")[1].splitlines()
+    assert chain[:7] == [
+        "11 to 21 runs of at most 30 min 00 s each",
+        "  baseline stream",
+        "  {bin}/llama-bench -m {model:m} -p 16,32 -n 4 -r 6 -o jsonl",
+        "  candidate half",
+        "  TOY=half {bin}/llama-bench -m {model:m} -p 16,32 -n 4 -r 6 -o jsonl",
+        "  3 cells: pp16, pp32, tg4",
+        "  order: burn-in of the baseline, then A B A ... B A with 4 B, and at most 2 cycles more for those that do not"
+        " count",
+    ]
+    assert ran.out.splitlines()[-1].endswith("steps, 3 cells")
+
+
+def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
+    """Ctrl-C leaves it running; its report has no number of it, jobs says what it is, cancel makes it invalid."""
+    two.spec("slow", SLOW)
+    child = two.spawn("ab", "slow", "slow")
+    job = _interrupt(child)
+    shown = two.run("report", job)
+    assert "The session has not ended, and nothing that its chains measured is shown before." in shown.out
+    assert "- chain:0 llama-bench m: " in shown.out
+    assert not VALUES.search(shown.out)
+    (row,) = [row for row in json.loads(two.run("jobs", "--format", "json").out) if row["job"] == job]
+    assert (row["on_host"], row["kind"], row["name"]) == ("running", "ab", "slow-vs-slow")
+    assert two.run("cancel", job).rc == 0
+    attached = two.run("attach", job)
+    assert attached.rc == 130
+    assert attached.next == "dgxlab ab experiments/slow.yaml experiments/slow.yaml --host local"
+    assert "**invalid: 2 of 2 invalid**" in attached.out
+
+
+def _interrupt(child: subprocess.Popen[str]) -> str:
+    """Press Ctrl-C after the first run of a chain, and return the job's id."""
+    assert child.stderr
+    job = ""
+    while not (line := child.stderr.readline()).startswith("chain:0"):
+        assert line
+        job = line.split()[1] if line.endswith("runs on local\n") else job
+    os.killpg(child.pid, signal.SIGINT)
+    child.communicate(timeout=60)
+    assert child.returncode == 130
+    return job
+
+
+def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
+    """A failed run, a cooling device, an end without a run; and no run of a chain is told twice."""
+    said = Lines()
+    event = {"event": "chain", "id": "chain:1", "state": "running", "role": "baseline", "cycle": 2, "cycles": 8}
+    event |= {"done": 7, "total": 19, "valid": 1, "drift": 0.0123, "conditions": {"clocks.sm": [1965, 1980]}}
+    event |= {"left_s": 90.0, "note": "cycle 2 does not count: baseline 2 failed: killed by SIGKILL"}
+    run = {"event": "run", "id": "chain:1:baseline", "chain": "chain:1", "tool": "llama-bench", "seconds": 12.34}
+    assert said.of(run) == []
+    assert said.of(event) == [
+        "chain:1 llama-bench cycle 2 of 8, baseline (12.3 s, SM 1965 to 1980 MHz): baselines 1.23 % apart, 1 of 2 "
+        "count, 1 min 30 s left; cycle 2 does not count: baseline 2 failed: killed by SIGKILL"
+    ]
+    warm = {"temperature.gpu": [70.0, 70.0]}
+    assert said.of({**event, "state": "cooling", "conditions": warm, "note": "cooling from 70.0 °C to 50.0 °C"}) == [
+        "chain:1 cooling from 70.0 °C to 50.0 °C, 70 °C"
+    ]
+    assert said.of({**event, "state": "done", "conditions": {}, "note": "the device did not cool"}) == [
+        "chain:1 the device did not cool"
+    ]
