@@ -48,6 +48,7 @@ def test_sections_stand_in_their_order() -> None:
         "Quick start",
         "On a remote machine",
         "How a number is made",
+        "How a verdict is made",
         "Commands",
         "Layout",
         "Reliability and threat model",
