@@ -40,10 +40,10 @@ def test_a_box_loses_a_quarter_from_cold_to_hot() -> None:
 
 
 def test_a_run_is_as_noisy_as_it_says() -> None:
-    """0.64 % from run to run where nothing else goes on."""
+    """0.6 % from run to run where nothing else goes on."""
     box = Box(SCENARIOS["S0"], 0.0, Random(1))  # noqa: S311 - not for secrets
     values = [math.log(statistics.median(box.run(candidate=False))) for _ in range(4000)]
-    assert statistics.stdev(values) == pytest.approx(0.0064, rel=0.04)
+    assert statistics.stdev(values) == pytest.approx(0.006, rel=0.04)
 
 
 def test_flips_and_wander_are_as_large_as_they_say() -> None:
