@@ -50,7 +50,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
         *_fields("env", baseline.env, candidate.env),
         *_fields("gates", _gates(baseline), _gates(candidate)),
         *_of_bench(baseline.bench, candidate.bench),
-        *_fields("models", _models(baseline, candidate), _models(candidate, baseline)),
+        *_of_models(baseline, candidate),
         *_fields("session", to_json(baseline.session), to_json(candidate.session)),
         *_fields("host", {"": baseline.host}, {"": candidate.host}),
     ]
@@ -68,8 +68,9 @@ def refuse(found: Iterable[Difference], allow: Collection[str], path: str) -> No
     """
     wrong = [one for one in found if one.what in MUST_AGREE and one.what not in allow]
     if wrong:
+        allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {one.what for one in wrong})
         raise SpecError(
-            f"the arms differ in what must be the same, {wrong[0]}; --allow {wrong[0].what} compares them all the same",
+            f"the arms differ in what must be the same, {wrong[0]}; {allowing} compares them all the same",
             next=edit(path),
             details="\n".join(map(str, wrong)),
         )
@@ -120,12 +121,18 @@ def _gates(experiment: Experiment) -> dict[str, str]:
     return found
 
 
-def _models(experiment: Experiment, other: Experiment) -> dict[str, Any]:
-    """Return the models that an experiment reads in the entries that both have."""
-    both = zip(experiment.bench, other.bench, strict=False)
-    entries = [entry for entry, beside in both if tool_of(entry) == tool_of(beside)]
-    used = [entry.model for entry in entries if not isinstance(entry, BackendOpsBench)]
-    return {name: to_json(experiment.models[name]) for name in dict.fromkeys(used)}
+def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
+    """Yield what the entries that both have read: an entry another model, or another model by the same name."""
+    shared: dict[str, None] = {}
+    for number, (before, after) in enumerate(zip(one.bench, two.bench, strict=False)):
+        if tool_of(before) == tool_of(after) and (names := (_model(before), _model(after))) != ("", ""):
+            yield from _fields("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
+            shared |= dict.fromkeys(name for name in names if name in one.models and name in two.models)
+    yield from _fields("models", *({name: to_json(side.models[name]) for name in shared} for side in (one, two)))
+
+
+def _model(entry: Bench) -> str:
+    return "" if isinstance(entry, BackendOpsBench) else entry.model
 
 
 def _of_bench(one: Sequence[Bench], two: Sequence[Bench]) -> Iterator[Difference]:

@@ -155,6 +155,18 @@ def test_models_by_another_name_are_models_that_differ(baseline: Experiment) -> 
     assert [(a.model, b.model) for a, b in pairs(baseline, other)] == [("", ""), ("m", "n"), ("m", "n")]
 
 
+def test_entries_that_exchange_their_models_differ(baseline: Experiment) -> None:
+    """The same models are read all in all, and each entry reads another."""
+    models = {"m": FileModel("/m.gguf"), "n": FileModel("/n.gguf")}
+    one, two = (
+        replace(baseline, models=models, bench=tuple(toy.llama_bench(model=name) for name in names))
+        for names in (("m", "n"), ("n", "m"))
+    )
+    assert texts(one, two) == ["models bench[0]: m -> n", "models bench[1]: n -> m"]
+    with pytest.raises(SpecError, match="--allow models"):
+        refuse(differences(one, two), (), "c.yaml")
+
+
 def test_the_shipped_candidate_differs_in_its_series_and_what_comes_with_it() -> None:
     """A spec that extends another names only what differs, and measures other shapes here."""
     one, two = (load(PROJECT / "experiments" / f"{name}.yaml") for name in ("quickstart", "shapes-cpu"))

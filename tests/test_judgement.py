@@ -82,7 +82,7 @@ def reasons(store: Store, journal: Journal) -> tuple[str, ...]:
 
 
 def test_a_session_is_judged_when_it_has_ended(store: Store) -> None:
-    """Nothing is said before the last line, and then all of it: word, numbers, medians, arms, where."""
+    """Nothing is said before the last line, and then all of it: word, numbers, means, arms, where."""
     journal = compared(JOB)
     intend(store, journal)
     ingest(store, JOB, journal.lines()[:-1])
@@ -90,7 +90,9 @@ def test_a_session_is_judged_when_it_has_ended(store: Store) -> None:
     found = one(store, journal)
     assert found.verdict.verdict == "faster"
     assert found.verdict.effect == pytest.approx(0.0995, abs=1e-3)
-    assert (found.baseline, found.candidate) == (100.0, 110.5)
+    assert found.baseline == pytest.approx(100.25, abs=0.5)
+    assert found.candidate is not None
+    assert found.candidate / found.baseline == pytest.approx(1 + found.verdict.effect)
     assert (found.baseline_arm, found.candidate_arm, found.chain) == ("toy", "patched", "chain:1")
     (row,) = store.rows("SELECT * FROM verdicts")
     assert (row["host_id"], row["model_id"], row["cell"]) == ("host-a", found.model_id, cell().key)
@@ -99,6 +101,18 @@ def test_a_session_is_judged_when_it_has_ended(store: Store) -> None:
         found.verdict.ci and found.verdict.ci[0],
         4,
     )
+
+
+def test_a_chain_that_goes_on_measures_for_nobody(store: Store) -> None:
+    """An experiment on the same build finds its runs when the session has ended: until then no report has them."""
+    journal = compared(JOB)
+    intend(store, journal)
+    ingest(store, JOB, journal.lines()[:-1])
+    run = store.rows("SELECT * FROM runs JOIN rows USING (run_id) WHERE arm = 'toy'")[-1]
+    wanted = [(run["cell"], run["model_id"] or "", run["env_digest"])]
+    assert store.up_to_date(run["build_id"], run["host_id"], wanted) == set()
+    ingest(store, JOB, journal.lines())
+    assert store.up_to_date(run["build_id"], run["host_id"], wanted) == set(wanted)
 
 
 def test_a_job_without_chains_has_no_verdicts(store: Store) -> None:
@@ -410,6 +424,27 @@ def test_a_screen_is_judged_by_the_noise_floor_of_its_plan(
     assert found.verdict == stats.screen(expected, *((0.005, 8) if found.noise else (None,)))
 
 
+def test_several_screens_say_that_they_are_several(store: Store) -> None:
+    """Nothing holds them to one error together, as Holm does for chains."""
+    noise = [floor(0.005), floor(0.005, of=cell(1024))]
+    step = chain_step(cells=[cell(), cell(1024)], noise=noise, screen=True)
+    journal = begun(step, kind="screen").chain(step, ([100.0, 100.0], [100.2, 100.2]), ([110.0, 110.0],)).end()
+    read(store, journal)
+    both = recorded(store, journal.plan.job_id)
+    assert [each.verdict.reasons[-1] for each in both] == ["one of 2 screens, each of which errs by itself"] * 2
+
+
+def test_a_burn_in_that_did_not_settle_is_a_reason(store: Store) -> None:
+    """The verdict stands, and says under what it was found."""
+    step = chain_step()
+    late = {"device": "host", "kind": "unsettled", "hard": False, "reason": "the burn-in did not settle in 8 runs"}
+    journal = begun(step)
+    journal.place(step, BURN_IN, 1, 100.0, flags=[late])
+    found = one(store, journal.chain(step, A, FASTER).gates().end())
+    assert found.verdict.verdict == "faster"
+    assert "the burn-in did not settle in 8 runs" in found.verdict.reasons
+
+
 def test_a_screen_that_was_cut_is_a_screen(store: Store) -> None:
     """Every invalid verdict keeps the label."""
     step = chain_step(noise=[floor(0.005)], screen=True)
@@ -436,29 +471,45 @@ def test_what_is_promoted(store: Store, noise: Sequence[NoiseFloor], dirty: bool
     assert found.noise == (noise[0] if noise else None)
 
 
-def session_of_noise(store: Store, job_id: str, spread: float, at: float, host: str = "host-a") -> str:
+def session_of_noise(
+    store: Store, job_id: str, spread: float, at: float, host: str = "host-a", *, cycles: int = 4
+) -> str:
     """Record an A/A session whose candidates are that much above and below; it was intended at that time."""
-    step = chain_step(candidate="toy")
-    b = [100.0 * (1 + sign * spread) for sign in (1, -1, 1, -1)]
+    step = chain_step(candidate="toy", cycles=cycles)
+    b = [100.0 * (1 + (-1) ** cycle * spread) for cycle in range(cycles)]
     journal = Journal(session_plan(job_id, step, kind="noise"), facts(host)).built().gates()
-    read(store, journal.chain(step, [100.0] * 5, b).gates().end())
+    read(store, journal.chain(step, [100.0] * (cycles + 1), b).gates().end())
     store.update_job(job_id, intent_at=at)
     return step.baseline.cells[0].key
 
 
 def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
-    """One floor a cell and metric: not another host's, model's or cell's, not from a difference, not from an older."""
+    """One floor a cell and metric: not another host's, model's or cell's, not from a difference, not from an older.
+
+    Nor the processor's for a GPU: the same cell may be measured on both.
+    """
     key = session_of_noise(store, "job-3", 0.004, 300.0)
     session_of_noise(store, "job-4", 0.01, 200.0)
     session_of_noise(store, "job-5", 0.02, 400.0, "host-b")
     read(store, compared("job-6"))
     (verdict,) = recorded(store, "job-3")
-    (found,) = judgement.noise_floors(store, "host-a", [key], verdict.model_id or "")
+    (found,) = judgement.noise_floors(store, "host-a", [key], verdict.model_id or "", cuda=False)
     assert (found.cell, found.metric, found.cycles, found.session) == (key, "avg_ts", 4, "job-3")
     assert found.sigma == stats.noise_floor(verdict.verdict) == pytest.approx(0.0038, abs=1e-3)
-    assert judgement.noise_floors(store, "host-a", [key], "") == []
-    assert judgement.noise_floors(store, "host-a", [cell(1024).key], verdict.model_id or "") == []
-    assert judgement.noise_floors(store, "host-c", [key], verdict.model_id or "") == []
+    assert judgement.noise_floors(store, "host-a", [key], "", cuda=False) == []
+    assert judgement.noise_floors(store, "host-a", [cell(1024).key], verdict.model_id or "", cuda=False) == []
+    assert judgement.noise_floors(store, "host-a", [key], verdict.model_id or "", cuda=True) == []
+    assert judgement.noise_floors(store, "host-c", [key], verdict.model_id or "", cuda=False) == []
+
+
+def test_a_short_session_does_not_replace_a_whole_one(store: Store) -> None:
+    """Few cycles tell a floor badly: the newest with at least five stands, whatever came after it."""
+    key = session_of_noise(store, "job-1", 0.004, 100.0, cycles=8)
+    session_of_noise(store, "job-2", 0.01, 200.0, cycles=6)
+    session_of_noise(store, "job-3", 0.001, 300.0)
+    model = recorded(store, "job-1")[0].model_id or ""
+    (found,) = judgement.noise_floors(store, "host-a", [key], model, cuda=False)
+    assert (found.session, found.cycles) == ("job-2", 6)
 
 
 def test_an_invalid_session_tells_no_noise(store: Store) -> None:
@@ -468,7 +519,7 @@ def test_an_invalid_session_tells_no_noise(store: Store) -> None:
     step = chain_step(candidate="toy")
     read(store, begun(step, kind="noise").chain(step, A[:2], A[:1]).end("cancelled", 130))
     model = recorded(store, "job-1")[0].model_id or ""
-    assert [each.session for each in judgement.noise_floors(store, "host-a", [key], model)] == ["job-1"]
+    assert [each.session for each in judgement.noise_floors(store, "host-a", [key], model, cuda=False)] == ["job-1"]
 
 
 # -- cycle space ------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Alternation:
         self._around: Ranges = {}
         self._failed: Attempt | None = None
         self._cooling = Cooling(runs.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
-        self._begin = time.monotonic()
+        self._took: list[float] = []
 
     def carry_out(self) -> DgxlabError | None:
         """Hold the chain to its end; return why there can be no verdict, None if there can.
@@ -126,7 +126,7 @@ class Alternation:
         self._at = (role, cycle)
         step = self._step.candidate if role == CANDIDATE else self._step.baseline
         absent = () if role == CANDIDATE else self._step.absent
-        name, waited = f"{self._step.id}-{role}-{cycle}", 0.0
+        name, waited, begin = f"{self._step.id}-{role}-{cycle}", 0.0, time.monotonic()
         number = 0
         while True:
             took = self._ready()
@@ -137,6 +137,8 @@ class Alternation:
             again = attempt.again == "rows" and number + 1 < step.attempts
             self._record(attempt, waited, again=again)
             if not again:
+                if role != CANDIDATE:
+                    self._took.append(time.monotonic() - begin)
                 return attempt
             self._tell("burn-in" if role == BURN_IN else "running", f"{self._said()}; it is run again")
             number += 1
@@ -175,8 +177,8 @@ class Alternation:
 
     def _tell(self, state: str, note: str = "") -> None:
         (role, cycle), done, total = self._at, len(self._slots), self._total
-        each = (time.monotonic() - self._begin) / done if done else None
-        left = 0.0 if state == "done" else each and each * (total - done)
+        # by the baseline's runs alone: how much longer the candidate's take is what nobody is to be shown
+        left = 0.0 if state == "done" else sum(self._took) / len(self._took) * (total - done) if self._took else None
         self._runs.journal.emit(
             "chain",
             id=self._step.id,

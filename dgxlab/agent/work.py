@@ -38,6 +38,7 @@ from dgxlab.model import (
     Plan,
     ProbeStep,
     RunStep,
+    Step,
     arms_of,
     from_json,
     model_id,
@@ -75,7 +76,8 @@ class Worker:
         )
         self.runs = Runs(job.job_id, self.journal, self.bench, self.claim, self.fill, self.identify, self.keep)
         self.builds: dict[str, str] = {}
-        self.models: dict[str, dict[str, Any]] = {}
+        self.models: dict[tuple[str, str], dict[str, Any]] = {}
+        """By arm and name: two arms may mean different models by one name."""
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
         self._last_progress = ("", 0.0)
@@ -92,7 +94,7 @@ class Worker:
             facts=to_json(self.facts),
         )
         for step in self.plan.steps:
-            skipped = not self.closed_arms.isdisjoint(arms_of(step))
+            skipped = not self.closed_arms.isdisjoint(arms_of(step)) or self._is_idle(step)
             self.journal.emit("step", id=step.id, kind=step.kind, state="skipped" if skipped else "started")
             if not skipped:
                 self._STEPS[type(step)](self, step)
@@ -101,6 +103,13 @@ class Worker:
         if worst and worst is not self.failures[-1]:
             self.report(worst)  # the last error told is why the job ended as it did
         return worst
+
+    def _is_idle(self, step: Step) -> bool:
+        """Tell whether a step is a gate after the chains of a session that held none of them."""
+        steps = self.plan.steps[: self.plan.steps.index(step)]
+        chains = [other for other in steps if isinstance(other, ChainStep)]
+        closed = [other for other in chains if not self.closed_arms.isdisjoint(other.arms)]
+        return isinstance(step, GateStep) and bool(chains) and len(closed) == len(chains)
 
     def fail(self, error: DgxlabError) -> None:
         """Record a failure that lets other steps go on."""
@@ -124,7 +133,7 @@ class Worker:
             "agent": str(self.job.folder / "agent.pyz"),
             "jobs": str(facts.cpus()),
             "models": str(self.root.models),
-            **{f"model:{name}": str(fields["path"]) for name, fields in self.models.items()},
+            **{f"model:{name}": str(fields["path"]) for (of, name), fields in self.models.items() if of == arm},
             **extra,
         }
         if arm in self.builds:
@@ -139,7 +148,7 @@ class Worker:
 
     def identify(self, step: RunStep) -> dict[str, str]:
         """Return the build and the model that a run measures; the model is "" where it reads none."""
-        model = str(self.models[step.model]["model_id"]) if step.model else ""
+        model = str(self.models[step.arm, step.model]["model_id"]) if step.model else ""
         return {"build_id": self.builds[step.arm], "model_id": model}
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -173,7 +182,7 @@ class Worker:
                 path,
                 lambda name, argv: self.bench.launch(name, self.fill(tuple(argv), step.arm), {}, step.limit_s),
             )
-        self.models[step.model] = fields
+        self.models[step.arm, step.model] = fields
         self.journal.emit("model", name=step.model, seconds=time.monotonic() - begin, **fields)
 
     def _probe(self, step: ProbeStep) -> None:

@@ -71,7 +71,8 @@ def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
     counted = "nothing counted"
     if event["total"] is not None:
         counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
-    about = f"gate {gate['op']} on {gate['backend']}{whose}"
+    again = ", after the chains" if event["id"].endswith(":after") else ""
+    about = f"gate {gate['op']} on {gate['backend']}{whose}{again}"
     words = f"{about}: {event['status']}, {counted} ({duration(event['seconds'])})"
     recorded = gate["expect"] is None and event["status"] == "passed"
     return [words + ("; recorded as what to expect from now on" if recorded else "")]
@@ -94,7 +95,9 @@ def _chain(event: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     if event["state"] == "cooling" or (event["state"] == "done" and not run):
         about = [event["note"] or "done", conditions(event["conditions"])]
         return f"{event['id']} {', '.join(filter(None, about))}"
-    around = ", ".join(filter(None, (duration(run["seconds"]) if run else "", conditions(event["conditions"]))))
+    # how long the arms take side by side is the effect in other words
+    took = duration(run["seconds"]) if run and event["role"] == BURN_IN else ""
+    around = ", ".join(filter(None, (took, conditions(event["conditions"]))))
     what = " ".join(filter(None, (event["id"], run.get("tool"), place(event))))
     said = "; ".join(filter(None, (", ".join(_standing(event)), event["note"])))
     return what + (f" ({around})" if around else "") + (f": {said}" if said else "")
@@ -204,6 +207,8 @@ class _Bar:
                 description=clean(f"{event['id']} {place(event)}"),
                 completed=event["done"],
                 total=event["total"],
+                refresh=True,  # runs may be shorter than the time between two pictures
             )
         elif event["event"] == "step" and event["state"] == "started":
-            self.progress.reset(self.task, description=str(event["id"]), total=None)
+            self.progress.remove_task(self.task)  # to reset it would leave it the total of the step before
+            self.task = self.progress.add_task(str(event["id"]), total=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -29,14 +30,15 @@ def database(db: Path | None, start: Path | None = None) -> Path:
     return db or project(start) / "results.db"
 
 
-def experiment(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
-    """Read a spec.
+def experiment(spec: str, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
+    """Read the spec of that path, or of that name in the project's experiments folder.
 
     Raises:
         SpecError: if anything is wrong with it; never without the command that looks at it again.
     """
     from dgxlab.spec import load
 
+    path = _spec_file(spec)
     try:
         return load(path, overrides, host)
     except SpecError as error:
@@ -44,6 +46,30 @@ def experiment(path: Path, overrides: Sequence[str] = (), host: str | None = Non
             ["dgxlab", "plan", str(path)] if path.is_file() else ["ls", str(path.parent)]
         )
         raise
+
+
+def _spec_file(spec: str) -> Path:
+    """Return the file that a path or a name stands for.
+
+    Raises:
+        SpecError: if no experiment of the project has that name.
+    """
+    path = Path(spec)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
+        return path
+    from dgxlab.spec.resolve import label
+
+    folder = project() / "experiments"
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    if spec in known:
+        return Path(label(folder / f"{spec}.yaml"))
+    if path.exists():  # a folder, for one: the reader knows the words for it
+        return path
+    near = difflib.get_close_matches(spec, known, n=1)
+    raise SpecError(
+        f"{label(folder)} has no experiment {spec!r}" + (f"; there is {near[0]!r}" if near else ""),
+        next=f"ls {label(folder)}",
+    )
 
 
 @contextmanager

@@ -58,5 +58,7 @@ WaitOption = Annotated[
     int,
     typer.Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
 ]
-SpecArgument = Annotated[Path, typer.Argument(help="The experiment's YAML file.", show_default=False)]
+SpecArgument = Annotated[
+    str, typer.Argument(help="The experiment's YAML file, or its name in experiments/.", show_default=False)
+]
 JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]

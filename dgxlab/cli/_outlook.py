@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dgxlab import stats
 from dgxlab.cli._out import table
-from dgxlab.errors import SpecError
-from dgxlab.lab.outlook import percent
-from dgxlab.spec.resolve import label
+from dgxlab.lab.outlook import blind, command, percent
 from dgxlab.units import duration, metric
 
 if TYPE_CHECKING:
+    from dgxlab.errors import SpecError
     from dgxlab.lab import Outlook
     from dgxlab.lab.outlook import Expected
     from dgxlab.model import Experiment
@@ -27,18 +25,13 @@ def describe(found: Outlook, experiment: Experiment) -> str:
     return "\n".join(_lines(found, experiment))
 
 
-def blind(found: Outlook, experiment: Experiment) -> SpecError | None:
+def short(found: Outlook, experiment: Experiment) -> SpecError | None:
     """Return that the spec's own min_effect cannot be seen, None where it can or none is asked for."""
     wanted = experiment.session.min_effect
     worst = max(found.claims, key=lambda one: one.mde, default=None)
     if wanted is None or worst is None or worst.mde <= wanted:
         return None
-    longer = [f"--set=session.cycles={found.needed}"] if found.needed and found.effect <= wanted else []
-    return SpecError(
-        f"{found.cycles} cycles cannot see the spec's min_effect of {percent(wanted)}: {worst.label} shows effects of "
-        f"{percent(worst.mde)} and more",
-        next=shlex.join(["dgxlab", "plan", _path(experiment), "--effect", f"{100 * wanted:.4g}%", *longer]),
-    )
+    return blind(experiment, worst.label, worst.mde, stats.to_see(wanted, worst.sigma, found.family))
 
 
 def _lines(found: Outlook, experiment: Experiment) -> Iterator[str]:
@@ -56,7 +49,7 @@ def _lines(found: Outlook, experiment: Experiment) -> Iterator[str]:
     if found.unknown:
         yield ""
         yield f"no noise floor: {', '.join(found.unknown)}"
-        yield f"measured by: {shlex.join(['dgxlab', 'noise', _path(experiment), '--host', experiment.host])}"
+        yield f"measured by: {command('noise', experiment)}"
 
 
 def _row(one: Expected) -> Mapping[str, str]:
@@ -72,7 +65,3 @@ def _row(one: Expected) -> Mapping[str, str]:
 def _session(cycles: int, seconds: float | None) -> str:
     took = "how long is not known, as it never ran here" if seconds is None else f"about {duration(seconds)}"
     return f"{cycles} cycles, {took}"
-
-
-def _path(experiment: Experiment) -> str:
-    return label(Path(experiment.path))

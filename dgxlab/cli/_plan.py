@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from dgxlab.cli._out import plural
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
@@ -37,7 +38,7 @@ def describe(plan: Plan) -> str:
         lines += ["", *_step(step)]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
-    return "\n".join([*lines, "", f"{len(plan.steps)} steps, {cells} cells"])
+    return "\n".join([*lines, "", f"{plural(len(plan.steps), 'step')}, {plural(cells, 'cell')}"])
 
 
 def _step(step: Step) -> Iterator[str]:
@@ -91,7 +92,7 @@ def _order(cycles: int) -> str:
 def _cells(step: RunStep) -> str:
     shown = ", ".join(cell.label for cell in step.cells[:8])
     more = f" and {len(step.cells) - 8} more" if len(step.cells) > 8 else ""
-    return f"  {len(step.cells)} cells: {shown}{more}"
+    return f"  {plural(len(step.cells), 'cell')}: {shown}{more}"
 
 
 def _command(argv: tuple[str, ...], env: dict[str, str] | None = None) -> str:

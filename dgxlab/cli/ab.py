@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgxlab.cli._lab import database, lab, project
-from dgxlab.cli._lab import experiment as read_spec
+from dgxlab.cli._lab import database, experiment, lab
 from dgxlab.cli._options import (
     AllowOption,
     DbOption,
@@ -22,8 +20,8 @@ from dgxlab.cli._options import (
     SetOption,
     WaitOption,
 )
-from dgxlab.cli._out import Out, plural
-from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, SpecError
+from dgxlab.cli._out import Out, plural, show_error
+from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError
 
 if TYPE_CHECKING:
     from dgxlab.model import Experiment
@@ -60,9 +58,9 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
     Both are built and gated on one host and then run by turns, A B A ... B A, each run a fresh process. Nothing that
     was measured is shown before the end. --set and --host are for both.
 
-    Example: dgxlab ab stock w4a16
+    Example: dgxlab ab threads-2 threads-1
     """
-    one, two = (_experiment(name, set_ or [], host) for name in (baseline, candidate))
+    one, two = (experiment(name, set_ or [], host) for name in (baseline, candidate))
     _carry_out(one, two, Out(format, quiet), db, "screen" if screen else "ab", allow or (), fail_on or (), 60 * wait)
 
 
@@ -82,30 +80,8 @@ def noise(
 
     Example: dgxlab noise experiments/h200.yaml
     """
-    one = _experiment(spec, set_ or [], host)
+    one = experiment(spec, set_ or [], host)
     _carry_out(one, one, Out(format, quiet), db, "noise", (), fail_on or (), 60 * wait)
-
-
-def _experiment(name: str, overrides: Sequence[str], host: str | None) -> Experiment:
-    """Read the spec of that path, or of that name in the project.
-
-    Raises:
-        SpecError: if there is none, or anything is wrong with it.
-    """
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
-        return read_spec(path, overrides, host)
-    from dgxlab.spec.resolve import label
-
-    folder = project() / "experiments"
-    known = sorted(spec.stem for spec in folder.glob("*.yaml"))
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        raise SpecError(
-            f"{label(folder)} has no experiment {name!r}" + (f"; there is {near[0]!r}" if near else ""),
-            next=f"ls {label(folder)}",
-        )
-    return read_spec(Path(label(folder / f"{name}.yaml")), overrides, host)
 
 
 def _carry_out(
@@ -130,25 +106,31 @@ def _carry_out(
         made = report.collect_session(opened.store, session.job_id)
         out.result(made, lambda: report.render(made))
     out.note(f"{made.summary}; recorded in {database(db)}")
-    if session.error:
-        raise session.error
-    _judge(made, fail_on)
+    leave(made, session.error, fail_on)
 
 
-def _judge(made: SessionReport, fail_on: Collection[str]) -> None:
-    """Leave with the code that the verdicts ask for.
+def leave(made: SessionReport, error: DgxlabError | None, fail_on: Collection[str] = ()) -> None:
+    """Leave with the code that a session's verdicts ask for; the user's question comes before the job's own error.
 
     Raises:
-        CheckFailed: if one is what the user fails on.
-        ConditionsError: if one is invalid.
+        CheckFailed: if a verdict is what the user fails on; the job's error is then shown only.
+        DgxlabError: the job's own error.
+        ConditionsError: if a verdict is invalid.
     """
-    count = sum(made.counts.values())
+    count, of = sum(made.counts.values()), "screen: " if made.kind == "screen" else ""
     if failed := [word for word in fail_on if word in made.counts or word == made.verdict]:
         number = sum(made.counts.get(word, 0) for word in set(failed)) or count
-        raise CheckFailed(f"{plural(number, 'verdict')} of {count} {_is(number)} {' or '.join(dict.fromkeys(failed))}, "
-                          "on which to fail")  # fmt: skip
+        words = " or ".join(dict.fromkeys(failed))
+        if error:
+            show_error(error)
+        raise CheckFailed(
+            f"{of}{plural(number, 'verdict')} of {count} {_is(number)} {words}, on which to fail",
+            next=f"dgxlab report {made.session}",
+        )
+    if error:
+        raise error
     if invalid := made.counts.get("invalid", 0):
-        raise ConditionsError(f"{plural(invalid, 'verdict')} of {count} {_is(invalid)} invalid", next=AGAIN)
+        raise ConditionsError(f"{of}{plural(invalid, 'verdict')} of {count} {_is(invalid)} invalid", next=AGAIN)
 
 
 def _is(number: int) -> str:

@@ -12,7 +12,9 @@ import typer
 from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host, project
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out, clean, table
+from dgxlab.cli.ab import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost
+from dgxlab.model import SESSIONS
 
 if TYPE_CHECKING:
     from dgxlab.store import Job
@@ -78,9 +80,14 @@ def attach(
         again = _again(opened.store.job(found))
         made = report.collect(opened.store, job_id=found)
         out.result(made, lambda: report.render(made))
-    if error:
+    try:
+        if isinstance(made, report.SessionReport):
+            leave(made, error)
+        elif error:
+            raise error
+    except DgxlabError as error:
         error.next = again if error.next == AGAIN else error.next
-        raise error
+        raise
 
 
 def cancel(
@@ -113,7 +120,7 @@ def _again(job: Job) -> str:
     from dgxlab.spec.resolve import label
 
     names = [job.name]
-    if job.kind in ("ab", "screen", "noise"):
+    if job.kind in SESSIONS:
         chain = next(job.plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
     paths = [project() / "experiments" / f"{name}.yaml" for name in names]

@@ -151,7 +151,7 @@ def _specs(root: Path, out: Out) -> list[Experiment]:
     specs = []
     for path in sorted((root / "experiments").glob("*.yaml")):
         try:
-            specs.append(experiment(path))
+            specs.append(experiment(str(path)))
         except SpecError as error:
             out.note(f"left out: {error.message}")
     return specs

@@ -23,7 +23,7 @@ from dgxlab.cli._options import (
     WaitOption,
 )
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import UsageError
+from dgxlab.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
     from dgxlab.lab import Outcome
@@ -37,7 +37,7 @@ TreeOption = Annotated[
 ]
 
 
-CandidateArgument = Annotated[Path | None, typer.Argument(help="The YAML file of what would be compared with it.")]
+CandidateArgument = Annotated[str | None, typer.Argument(help="What would be compared with it, as a file or a name.")]
 EffectOption = Annotated[
     str | None,
     typer.Option("--effect", metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),
@@ -160,14 +160,19 @@ def _show_outlook(experiment: Experiment, effect: float, tree: Path | None, out:
     Raises:
         SpecError: if that is less than the spec itself asks for.
     """
-    from dgxlab.cli._outlook import blind, describe
+    from dgxlab.cli._outlook import describe, short
     from dgxlab.lab import outlook
+    from dgxlab.lab.outlook import command
 
+    if not database(db).exists():
+        raise SpecError(
+            f"there is no {database(db)} yet, so no noise floor is known", next=command("noise", experiment)
+        )
     source = _source(experiment, tree, out)
     with store(db) as opened:
         made = outlook(opened, experiment, source, effect)
     out.result(made, lambda: describe(made, experiment))
-    if error := blind(made, experiment):
+    if error := short(made, experiment):
         raise error
 
 

@@ -31,6 +31,7 @@ class Run:
         model_id: None where it read no model.
         failed: Why it failed as a process, "" where it did not.
         slot: Its place, and what it gave.
+        unsettled: That it was the last of a burn-in that had not settled, "" where it was not.
         clock: Median of the SM clock of the one GPU that it had, in MHz; None where there were more, or none was told.
     """
 
@@ -38,6 +39,7 @@ class Run:
     model_id: str | None
     failed: str
     slot: Slot
+    unsettled: str
     clock: float | None
 
 
@@ -84,6 +86,10 @@ class Evidence:
         """Return what ran last of a chain; None where it was not begun."""
         return next((run for run in reversed(self.runs) if run.chain == step.id), None)
 
+    def unsettled(self, step: ChainStep) -> str:
+        """Return that a chain began before its baseline had settled, "" where it had."""
+        return next((run.unsettled for run in self.runs if run.chain == step.id and run.unsettled), "")
+
     def model_id(self, step: ChainStep) -> str | None:
         """Return what the baseline of a chain read; None for nothing, or where it never ran."""
         return next((run.model_id for run in self.runs if run.chain == step.id and run.slot.role == BASELINE), None)
@@ -100,6 +106,7 @@ def _runs(store: Store, job_id: str) -> Iterator[Run]:
     for row in _about_runs(store, job_id, "cell, metric, value FROM samples", "discarded IS NULL"):
         values[row["run_id"]][row["cell"], row["metric"]].append(row["value"])
     hard = _grouped(_about_runs(store, job_id, "flags.reason AS value FROM flags", "hard", order="device, kind"))
+    unsettled = _grouped(_about_runs(store, job_id, "flags.reason AS value FROM flags", "kind = 'unsettled'"))
     clocks = _grouped(_about_runs(store, job_id, "median AS value FROM telemetry", "name = 'clocks.sm'"))
     places = "chain, role, cycle, status, reason, model_id FROM chain_runs"
     for row in _about_runs(store, job_id, places, order="position"):
@@ -109,7 +116,8 @@ def _runs(store: Store, job_id: str) -> Iterator[Run]:
         wrong = flaw(row["status"], row["reason"], hard[run_id])
         clock = clocks[run_id][0] if len(clocks[run_id]) == 1 else None
         failed = row["reason"] if row["status"] == "failed" else ""
-        yield Run(row["chain"], row["model_id"], failed, Slot(row["role"], row["cycle"], medians, wrong), clock)
+        slot = Slot(row["role"], row["cycle"], medians, wrong)
+        yield Run(row["chain"], row["model_id"], failed, slot, "".join(unsettled[run_id]), clock)
 
 
 def _about_runs(

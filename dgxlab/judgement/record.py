@@ -58,18 +58,24 @@ def check(store: Store) -> list[str]:
     return [sentence for row in jobs for sentence in _check_job(store, row["job_id"])]
 
 
-def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
-    """Return how much metrics of these cells differ from run to run on a host, each from the latest A/A session.
+def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: str, *, cuda: bool) -> list[NoiseFloor]:
+    """Return how much metrics of these cells differ from run to run on a host.
+
+    Each is of the latest A/A session with at least as many cycles as a whole chain needs; of a shorter one where there
+    is none.
 
     Args:
         cells: Cell.key.
         model_id: "" for cells that read no model.
+        cuda: Whether they are measured with CUDA: the same cell on the processor has another noise.
     """
     found = store.rows(
         """SELECT v.* FROM verdicts AS v JOIN jobs USING (job_id)
            WHERE baseline_arm = candidate_arm AND NOT screen AND spread > 0
-           AND v.host_id = ? AND coalesce(model_id, '') = ? ORDER BY intent_at, job_id""",
-        (host_id, model_id),
+           AND v.host_id = ? AND coalesce(model_id, '') = ?
+           AND (coalesce(json_extract(plan, '$.arms[0].cmake.GGML_CUDA'), '') = 'ON') = ?
+           ORDER BY valid_cycles >= ?, intent_at, job_id""",
+        (host_id, model_id, cuda, stats.cycles_needed(stats.CYCLES)),
     )
     floors = {}
     for row in found:

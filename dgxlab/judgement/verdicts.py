@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ class Judged:
         verdict: With reasons that speak of gates, builds and clocks too.
         noise: The noise floor that the plan had for it.
         promoted: Whether the change is worth keeping.
-        baseline: Median of its runs in cycles that count; None where the verdict is invalid.
+        baseline: Geometric mean over the cycles that count, of the two runs of each; None where the verdict is invalid.
         candidate: The same of the candidate's.
         model_id: What both read, None for nothing, or where the chain was not begun.
     """
@@ -80,7 +81,8 @@ def judge(store: Store, job_id: str) -> list[Judged]:
     evidence = Evidence(store, job)
     cases = [case for step in evidence.plan.chains for case in _cases(evidence, step)]
     together = iter(stats.judge_session(case.chain for case in cases if not case.faults and not case.step.screen))
-    return [_judged(evidence, case, _verdict(case) or next(together)) for case in cases]
+    screens = sum(case.step.screen for case in cases)
+    return [_judged(evidence, case, _verdict(case, screens) or next(together)) for case in cases]
 
 
 def whole(words: Sequence[str]) -> str:
@@ -138,8 +140,12 @@ def _cut(step: ChainStep, chains: Sequence[Chain]) -> str:
     return f"the chain was cut after {done} of {step.cycles} cycles{another}: nothing is glued across a gap"
 
 
-def _verdict(case: Case) -> Verdict | None:
-    """Return the verdict of a claim that is not judged together with the session's others."""
+def _verdict(case: Case, screens: int) -> Verdict | None:
+    """Return the verdict of a claim that is not judged together with the session's others.
+
+    Args:
+        screens: How many claims of the session are screened.
+    """
     if case.faults:
         done = whole_cycles(case.chain)
         flaws = {cycle: flaw for cycle, flaw in case.chain.invalid_cycles().items() if cycle <= done}
@@ -148,15 +154,18 @@ def _verdict(case: Case) -> Verdict | None:
     if not case.step.screen:
         return None
     noise = case.noise
-    return stats.screen(case.chain, noise.sigma, noise.cycles) if noise else stats.screen(case.chain, None)
+    found = stats.screen(case.chain, noise.sigma, noise.cycles) if noise else stats.screen(case.chain, None)
+    alone = f"one of {screens} screens, each of which errs by itself"
+    return replace(found, reasons=(*found.reasons, alone)) if screens > 1 else found
 
 
 def _judged(evidence: Evidence, case: Case, verdict: Verdict) -> Judged:
     verdict = replace(verdict, better=case.chain.better)
     held = tuple(_held_back(evidence, case, verdict))
-    verdict = replace(verdict, reasons=(*verdict.reasons, *_clock_says(case, verdict), *held))
+    more = (evidence.unsettled(case.step), *_clock_says(case, verdict), *held)
+    verdict = replace(verdict, reasons=(*verdict.reasons, *filter(None, more)))
     promoted = not held and case.noise is not None and stats.promoted(verdict, case.noise.sigma)
-    baseline, candidate = _medians(case.chain, verdict)
+    baseline, candidate = _means(case.chain, verdict)
     return Judged(
         case.step.id,
         case.claim,
@@ -189,13 +198,14 @@ def _held_back(evidence: Evidence, case: Case, verdict: Verdict) -> Iterator[str
         yield f"not promoted: the interval does not clear 2 % and 3 noise floors of {100 * case.noise.sigma:.2g} %"
 
 
-def _medians(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
+def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
+    """Return the geometric means of both arms over the cycles that count: their quotient is 1 + effect."""
     if verdict.verdict == "invalid":
         return None, None
     counted = [cycle for cycle in range(1, len(chain.b) + 1) if cycle not in verdict.flaws]
-    beside = sorted({place for cycle in counted for place in (cycle - 1, cycle)})
-    values = [chain.a[place] for place in beside], [chain.b[cycle - 1] for cycle in counted]
-    baseline, candidate = (stats.median([value for value in side if value is not None]) for side in values)
+    beside = [chain.a[place] for cycle in counted for place in (cycle - 1, cycle)]
+    values = beside, [chain.b[cycle - 1] for cycle in counted]
+    baseline, candidate = (statistics.geometric_mean([v for v in side if v is not None]) for side in values)
     return baseline, candidate
 
 

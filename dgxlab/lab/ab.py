@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dgxlab import judgement, plan, stats
+from dgxlab.agent.devices import uses_cuda
 from dgxlab.agent.slots import claims
 from dgxlab.compare import Difference, differences, refuse
-from dgxlab.errors import ConditionsError, DgxlabError, SpecError
+from dgxlab.errors import ConditionsError, DgxlabError
 from dgxlab.lab.base import Lab, Side, Watch, noted
 from dgxlab.lab.jobs import carry_out, join, settle
-from dgxlab.lab.outlook import percent
+from dgxlab.lab.outlook import blind, command
 from dgxlab.lab.provision import prepare
 from dgxlab.lab.run import resolve
 from dgxlab.lab.todo import identity, with_expectations
@@ -28,12 +27,10 @@ class Session:
 
     Attributes:
         job_id: The job that held it: this command's own, or one of the same subject that ran already.
-        host_id: The machine that it was held on.
         error: What went wrong, None when nothing did.
     """
 
     job_id: str
-    host_id: str
     error: DgxlabError | None = None
 
 
@@ -78,9 +75,9 @@ def ab(
     left = left or join(lab, host, about, [arm.source for arm in job.arms], probe, watch, of=of)
     if left and _answers(lab.store.job(left), job):
         tell(f"session {left} of the same arms went on without this command: its result stands")
-        return Session(left, probe.facts.host_id)
+        return Session(left)
     error = carry_out(lab, host, job, probe, watch, of=of)
-    return Session(job.job_id, probe.facts.host_id, error)
+    return Session(job.job_id, error)
 
 
 def _answers(job: Job, made: Plan) -> bool:
@@ -91,7 +88,9 @@ def _answers(job: Job, made: Plan) -> bool:
 def _compared(baseline: Experiment, candidate: Experiment, found: Sequence[Difference]) -> str:
     if found:
         return f"{candidate.name} against {baseline.name}, which differ in"
-    return f"{candidate.name} against {baseline.name}: nothing differs, an A/A session"
+    if candidate.digest == baseline.digest:
+        return f"{candidate.name} against {baseline.name}: nothing differs, an A/A session"
+    return f"{candidate.name} against {baseline.name}: their specs differ in nothing but the name"
 
 
 def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: float) -> Plan:
@@ -110,7 +109,10 @@ def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: 
         kind=kind,
         wait_s=wait_s,
     )
-    steps = tuple(_with_noise(store, one, step, probe) if isinstance(step, ChainStep) else step for step in made.steps)
+    cuda = uses_cuda(made)
+    steps = tuple(
+        _with_noise(store, one, step, probe, cuda=cuda) if isinstance(step, ChainStep) else step for step in made.steps
+    )
     made = with_expectations(store, replace(made, steps=steps))
     if kind == "ab":
         _sees(made, one.experiment)
@@ -119,10 +121,10 @@ def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: 
     return made
 
 
-def _with_noise(store: Store, side: Side, step: ChainStep, probe: Probe) -> ChainStep:
+def _with_noise(store: Store, side: Side, step: ChainStep, probe: Probe, *, cuda: bool) -> ChainStep:
     model = identity(side.experiment, step.baseline.model, probe)
     cells = [cell.key for cell in step.baseline.cells]
-    return replace(step, noise=tuple(judgement.noise_floors(store, probe.facts.host_id, cells, model)))
+    return replace(step, noise=tuple(judgement.noise_floors(store, probe.facts.host_id, cells, model, cuda=cuda)))
 
 
 def _knows(made: Plan, experiment: Experiment) -> None:
@@ -134,7 +136,7 @@ def _knows(made: Plan, experiment: Experiment) -> None:
                 raise ConditionsError(
                     f"a screen needs the noise floor of host {experiment.host} for {_label(chain, claim.baseline)}, and"
                     " no A/A session has measured it",
-                    next=shlex.join(["dgxlab", "noise", _spec(experiment), "--host", experiment.host]),
+                    next=command("noise", experiment),
                 )
 
 
@@ -142,24 +144,13 @@ def _label(chain: ChainStep, key: str) -> str:
     return next(cell.label for cell in chain.baseline.cells if cell.key == key)
 
 
-def _spec(experiment: Experiment) -> str:
-    """Return an experiment's file as one would type it here."""
-    from dgxlab.spec.resolve import label  # where no spec is read, reading this would be the slower half of a command
-
-    return label(Path(experiment.path))
-
-
 def _sees(made: Plan, experiment: Experiment) -> None:
     wanted = experiment.session.min_effect
     if wanted is None:
         return
     count = sum(len(claims(chain)) for chain in made.chains)
-    floors = [(floor, chain) for chain in made.chains for floor in chain.noise]
-    for floor, chain in floors:
-        seen = stats.mde(floor.sigma, chain.cycles, count)
-        if seen > wanted:
-            raise SpecError(
-                f"{chain.cycles} cycles could not see the spec's min_effect of {percent(wanted)}: with a noise floor of"
-                f" {percent(floor.sigma)}, {_label(chain, floor.cell)} shows effects of {percent(seen)} and more",
-                next=shlex.join(["dgxlab", "plan", _spec(experiment), "--effect", percent(wanted).replace(" ", "")]),
-            )
+    for chain in made.chains:
+        for floor in chain.noise:
+            seen = stats.mde(floor.sigma, chain.cycles, count)
+            if seen > wanted:
+                raise blind(experiment, _label(chain, floor.cell), seen, stats.to_see(wanted, floor.sigma, count))

@@ -90,6 +90,8 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
         return _ending(host, job)
     status = None
     with interruptible(lab.store, job_id):
+        if job.state == "lost" and retry.first(host, partial(host.status, job_id), noted(watch)).state == "running":
+            _runs_again(lab.store, job_id)
         while status is None or status.state == "running":  # as it is when it started after it was followed
             for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
                 for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
@@ -245,7 +247,6 @@ def join(
             for experiment in of:
                 lab.store.know(experiment)
             lab.store.intend(plan, of[-1], host.name, __version__, found=True)
-            _runs_again(lab.store, job_id)
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dgxlab import judgement, plan, stats
+from dgxlab.agent.devices import uses_cuda
 from dgxlab.agent.slots import claims
+from dgxlab.errors import SpecError
 from dgxlab.model import ChainStep, Experiment, FileModel, GateStep, NoiseFloor, Plan, Source, model_id
 from dgxlab.store import Store
 
@@ -44,6 +48,7 @@ class Outlook:
 
     Attributes:
         effect: The wanted one, a share.
+        family: Claims of the session, known or not.
         cycles: As the spec has it.
         needed: Cycles that find the effect in every cell that is known, None if 100 do not.
         seconds: Of the session as the spec has it, without builds; None where something in it was never run there.
@@ -53,6 +58,7 @@ class Outlook:
     """
 
     effect: float
+    family: int
     cycles: int
     needed: int | None
     seconds: float | None
@@ -78,7 +84,7 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     known: list[Expected] = []
     unknown: list[str] = []
     for chain in chains:
-        floors = {(floor.cell, floor.metric): floor for floor in _floors(store, experiment, chain, host_id)}
+        floors = {(floor.cell, floor.metric): floor for floor in _floors(store, experiment, made, chain, host_id)}
         for claim in claims(chain):
             label = next(cell.label for cell in chain.baseline.cells if cell.key == claim.baseline)
             if floor := floors.get((claim.baseline, claim.metric)):
@@ -90,13 +96,44 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     enough = None if None in needed else max((each for each in needed if each), default=None)
     times = _Times(store, made, host_id)
     return Outlook(
-        effect, cycles, enough, times.session(cycles), enough and times.session(enough), tuple(known), tuple(unknown)
+        effect=effect,
+        family=count,
+        cycles=cycles,
+        needed=enough,
+        seconds=times.session(cycles),
+        seconds_needed=enough and times.session(enough),
+        claims=tuple(known),
+        unknown=tuple(unknown),
     )
 
 
+def blind(experiment: Experiment, label: str, seen: float, needed: int | None) -> SpecError:
+    """Return that a spec's own min_effect cannot be seen.
+
+    Args:
+        label: Of the cell in which it cannot.
+        seen: Smallest effect that is seen there, a share.
+        needed: Cycles that would do, None if 100 do not.
+    """
+    cycles, wanted = experiment.session.cycles, experiment.session.min_effect or 0.0
+    enough = f"; {needed} cycles would" if needed else ""
+    return SpecError(
+        f"{cycles} cycles cannot see the spec's min_effect of {percent(wanted)}: {label} shows effects of "
+        f"{percent(seen)} and more{enough}",
+        next=command("plan", experiment, "--effect", f"{100 * wanted:.4g}%"),
+    )
+
+
+def command(name: str, experiment: Experiment, *words: str) -> str:
+    """Return a command on an experiment's own host, as one would type it here."""
+    from dgxlab.spec.resolve import label  # where no spec is read, reading this would be the slower half of a command
+
+    return shlex.join(["dgxlab", name, label(Path(experiment.path)), "--host", experiment.host, *words])
+
+
 def percent(share: float) -> str:
-    """Format a share: 0.013 is `1.3 %`."""
-    return f"{100 * share:.2g} %"
+    """Format a share: 0.013 is `1.3 %`, 3.456 is `346 %`."""
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, count: int) -> Expected:
@@ -118,10 +155,11 @@ def _host_id(store: Store, name: str) -> str:
     return str(found[0]["host_id"]) if found else ""
 
 
-def _floors(store: Store, experiment: Experiment, chain: ChainStep, host_id: str) -> Sequence[NoiseFloor]:
+def _floors(store: Store, experiment: Experiment, made: Plan, chain: ChainStep, host_id: str) -> Sequence[NoiseFloor]:
     name = chain.baseline.model
     model = _model(store, experiment, name, host_id) if name else ""
-    return judgement.noise_floors(store, host_id, [cell.key for cell in chain.baseline.cells], model)
+    cells = [cell.key for cell in chain.baseline.cells]
+    return judgement.noise_floors(store, host_id, cells, model, cuda=uses_cuda(made))
 
 
 def _model(store: Store, experiment: Experiment, name: str, host_id: str) -> str:

@@ -15,6 +15,9 @@ PROTOCOL = 1
 WAIT_S = 3600.0
 """How long a job waits for its devices unless it is told otherwise."""
 
+SESSIONS = ("ab", "screen", "noise")
+"""Kinds of plan that hold chains."""
+
 UNIDENTIFYING = ("job_id", "wait_s")
 """Fields of a plan that are no part of the work."""
 

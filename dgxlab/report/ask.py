@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 
-CHAINS = ("ab", "screen", "noise")
-"""Kinds of sessions that hold chains, and so give verdicts."""
-
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
 
 
@@ -148,7 +145,7 @@ def newest_job(store: Store, name: str) -> Job:
     """Return the newest session of an experiment.
 
     Raises:
-        UsageError: if there is none; with the nearest name that there is.
+        UsageError: if there is none; with the newest session of two arms that it is one of, or the nearest name.
     """
     found = store.rows(
         # gates alone, perhaps of another tree, do not hide what was measured
@@ -157,6 +154,16 @@ def newest_job(store: Store, name: str) -> Job:
     )
     if found:
         return store.job(found[0]["job_id"])
+    compared = store.rows(
+        "SELECT name FROM arms JOIN jobs USING (job_id) WHERE arm = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
+        (name,),
+    )
+    if compared:
+        session = compared[0]["name"]
+        raise UsageError(
+            f"{store.path} has no session of {name!r} alone; it is an arm of {session!r}",
+            next=f"dgxlab report {session}",
+        )
     names = [row["name"] for row in store.rows("SELECT DISTINCT name FROM jobs ORDER BY name")]
     near = difflib.get_close_matches(name, names, n=1)
     raise UsageError(

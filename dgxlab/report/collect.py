@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
-from dgxlab.model import Experiment, Source
+from dgxlab.model import SESSIONS, Experiment, Source
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
 from dgxlab.report.evidence import Evidence, Key, Lost, find
@@ -39,7 +39,7 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
     if (experiment is None) == (job_id is None):
         raise UsageError("a report is about one experiment or one session", next="dgxlab jobs")
     job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
-    if job.kind in asking.CHAINS:
+    if job.kind in SESSIONS:
         return verdicts(store, job)
     return _collect(store, asking.of_newest(store, job) if job_id is None else asking.of_session(store, job))
 

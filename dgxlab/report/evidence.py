@@ -12,6 +12,7 @@ from dgxlab import stats
 from dgxlab.model import Model, RunStep, SyntheticModel, model_id
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk, label
 from dgxlab.report.records import Quantity
+from dgxlab.store import OPEN_CHAINS
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -96,13 +97,11 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 
 # -- queries ----------------------------------------------------------------------------------------------------------
 
-RUNS = """SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
+RUNS = f"""SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
                  started AS at, status, reason
-          FROM runs WHERE build_id IN ({marks})
-            AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.job_id = runs.job_id AND kind IN ('ab', 'screen', 'noise')
-                            AND state IN ('intended', 'running'))
-          ORDER BY started, run_id"""
-"""Oldest first: in a dict by cell the newest wins. A chain that goes on shows none of its values to anybody."""
+          FROM runs WHERE build_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})
+          ORDER BY started, run_id"""  # noqa: S608 - both are our own
+"""Oldest first: in a dict by cell the newest wins."""
 
 GATES = """SELECT gates.*, expectations.job_id AS recorded_by
            FROM gates JOIN arms USING (job_id, arm, build_id)

@@ -6,11 +6,11 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dgxlab import units
 from dgxlab.report.failures import some
-from dgxlab.report.records import Column, Provenance, Quantity, Report, SessionReport, SessionTable, Table, Value
+from dgxlab.report.records import Column, Mean, Provenance, Quantity, Report, SessionReport, SessionTable, Table, Value
 
 if TYPE_CHECKING:
     import jinja2
@@ -53,8 +53,12 @@ def layout(table: Table) -> tuple[list[str], list[str], list[list[str]]]:
 
 def _style(table: Table, column: Column) -> units.Style:
     cells = [row.get(column.key) for row in table.rows]
-    medians = [cell.median for cell in cells if isinstance(cell, Quantity)]
-    return units.style(units.metric(column.metric), medians)
+    middles = [cell.median if isinstance(cell, Quantity) else cell.mean for cell in cells if _is_measured(cell)]
+    return units.style(units.metric(column.metric), middles)
+
+
+def _is_measured(value: Value) -> TypeGuard[Quantity | Mean]:
+    return isinstance(value, (Quantity, Mean))
 
 
 def _header(column: Column, style: units.Style | None) -> str:
@@ -69,6 +73,9 @@ def _text(value: Value, style: units.Style | None = None) -> str:
     if isinstance(value, Quantity):
         style = style or units.style(units.metric(value.metric), [value.median])
         return style.quantity(value.median, value.spread)
+    if isinstance(value, Mean):
+        style = style or units.style(units.metric(value.metric), [value.mean])
+        return style.value(value.mean)
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
@@ -90,6 +97,11 @@ def _labels(labels: Sequence[str], every: str = "every row") -> str:
 def _spreads(table: Table) -> bool:
     """Tell whether any number in the table has a spread, which then is explained beneath it."""
     return any(isinstance(v, Quantity) and v.spread is not None for row in table.rows for v in row.values())
+
+
+def _means(table: Table) -> bool:
+    """Tell whether any number in the table is a mean, which then is explained beneath it."""
+    return any(isinstance(v, Mean) for row in table.rows for v in row.values())
 
 
 def _render(template: str, **values: Any) -> str:
@@ -122,6 +134,7 @@ def _environment() -> jinja2.Environment:
         settings=_settings,
         series=_series,
         labels=_labels,
+        means=_means,
         spreads=_spreads,
         conditions=units.conditions,
     )

@@ -29,7 +29,24 @@ class Quantity:
     spread: float | None = None
 
 
-Value = Union[Quantity, str, int, float, bool, None]
+@dataclass(frozen=True)
+class Mean:
+    """One metric of one cell in one arm of a session.
+
+    Attributes:
+        metric: Name in `units`.
+        unit: Unit of `mean`, the metric's stored one.
+        mean: Geometric, over the cycles that count.
+        n: How many runs that are.
+    """
+
+    metric: str
+    unit: str
+    mean: float
+    n: int
+
+
+Value = Union[Quantity, Mean, str, int, float, bool, None]
 """What a table's cell holds; None is missing, shown as a dash and never as 0."""
 
 

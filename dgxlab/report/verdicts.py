@@ -21,7 +21,7 @@ from dgxlab.report.records import (
     Column,
     Discard,
     Flag,
-    Quantity,
+    Mean,
     SessionReport,
     SessionTable,
     Value,
@@ -62,7 +62,7 @@ def verdicts(store: Store, job: Job) -> SessionReport:
         ended=session.ended,
         verdict=whole,
         counts={word: words.count(word) for word in VERDICTS if word in words},
-        summary=_summary(job.kind, whole, words) if session.ended else "",
+        summary=_summary(job.kind, whole, words) + _floors(job.kind, found) if session.ended else "",
         differences=tuple(differences(session.plan)),
         progress=() if session.ended else tuple(session.progress()),
     )
@@ -76,6 +76,15 @@ def _summary(kind: str, whole: str, words: Sequence[str]) -> str:
     first, *others = (f"{words.count(word)} {word}" for word in order)
     number, _, word = first.partition(" ")
     return f"{PREFIX[kind]}{whole}: {', '.join([f'{number} of {len(words)} {word}', *others])}"
+
+
+def _floors(kind: str, found: Sequence[Judged]) -> str:
+    """Say what an A/A session was held for."""
+    floors = sorted(floor for one in found if (floor := noise_floor(one.verdict)))
+    if kind != "noise" or not floors:
+        return ""
+    ends = dict.fromkeys((_percent(floors[0]), _percent(floors[-1])))
+    return f"; noise floor {' to '.join(ends)} %"
 
 
 # -- chains -----------------------------------------------------------------------------------------------------------
@@ -161,8 +170,8 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
         "chain": row.chain.id,
         "metric": metric.name,
         "label": metric.label,
-        "baseline": judged.baseline and Quantity(metric.name, metric.unit, judged.baseline, baselines),
-        "candidate": judged.candidate and Quantity(metric.name, metric.unit, judged.candidate, len(counted)),
+        "baseline": judged.baseline and Mean(metric.name, metric.unit, judged.baseline, baselines),
+        "candidate": judged.candidate and Mean(metric.name, metric.unit, judged.candidate, len(counted)),
         "effect": None if found.effect is None else _percent(found.effect, "+"),
         "interval": found.ci and f"{_percent(found.ci[0], '+')} to {_percent(found.ci[1], '+')}",
         "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,

@@ -7,6 +7,6 @@ wrong with a database, `merge` adds another one to it. Only this package imports
 from dgxlab.store.check import check
 from dgxlab.store.merge import merge
 from dgxlab.store.records import Job, gate_digest, the_one
-from dgxlab.store.store import Store
+from dgxlab.store.store import OPEN_CHAINS, Store
 
-__all__ = ["Job", "Store", "check", "gate_digest", "merge", "the_one"]
+__all__ = ["OPEN_CHAINS", "Job", "Store", "check", "gate_digest", "merge", "the_one"]

@@ -12,10 +12,13 @@ from types import TracebackType
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import PROTOCOL, Expectation, Experiment, Plan, canonical
+from dgxlab.model import PROTOCOL, SESSIONS, Expectation, Experiment, Plan, canonical
 from dgxlab.store.connect import connect, named_errors
 from dgxlab.store.records import RANK, Job, experiment_row, job_row
 from dgxlab.store.schema import UPSERT
+
+OPEN_CHAINS = f"SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')"
+"""The sessions whose chains go on: nobody is shown what they measured, so for nobody does it count yet."""
 
 Wanted = tuple[str, str, str]
 """What a cell is up to date for: Cell.key, model_id ("" for none), env_digest."""
@@ -244,9 +247,10 @@ class Store:
     def up_to_date(self, build_id: str, host_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL) -> set[Wanted]:
         """Return those of `cells` for which a valid run with counted samples exists."""
         found = self.rows(
-            """SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
+            f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
                FROM runs JOIN jobs USING (job_id) JOIN rows USING (run_id)
                WHERE runs.build_id = ? AND runs.host_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
+               AND job_id NOT IN ({OPEN_CHAINS})
                AND EXISTS (SELECT 1 FROM samples AS s
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
             (build_id, host_id, protocol),

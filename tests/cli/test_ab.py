@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from dgxlab.cli._display import Lines
+from dgxlab.cli._options import Same
+from dgxlab.compare import MUST_AGREE
 from tests.cli.conftest import Project
 
 BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 4}\n"
@@ -49,22 +53,30 @@ def test_a_slower_candidate_is_called_slower(two: Project) -> None:
     assert "  env TOY: - -> half" in ran.err.splitlines()
     assert ran.err.endswith(f"\nslower: 3 of 3 slower; recorded in {two.folder}/results.db\n")
     assert two.run("report").out == two.run("report", "stream-vs-half").out == ran.out
+    alone = two.run("report", "half")
+    assert (alone.rc, alone.next) == (2, "dgxlab report stream-vs-half")
+    assert alone.error.endswith("has no session of 'half' alone; it is an arm of 'stream-vs-half'")
     assert two.run("db", "check").out == "ok\n"
 
 
 def test_no_value_of_a_chain_is_shown_while_it_runs(two: Project) -> None:
-    """A line a run: which, in what place, how long, how the baselines agree, what counts; nothing that was measured."""
+    """A line a run: which, in what place, how the baselines agree, what counts; nothing that was measured.
+
+    How long a run took is what was measured too, as soon as there are two arms.
+    """
     ran = two.run("ab", "experiments/stream.yaml", "half")
     runs = [line for line in ran.err.splitlines() if line.startswith("chain:0")]
     assert len(runs) == 2 + 1 + 2 * 4
     assert runs[0].startswith("chain:0 llama-bench burn-in 1 (")
-    assert runs[2].startswith("chain:0 llama-bench first baseline (")
-    assert re.match(r"chain:0 llama-bench cycle 3 of 4, candidate \(.*\): .* left$", runs[7])
-    assert re.search(r"cycle 4 of 4, baseline \(.*\): baselines 0\.00 % apart, 4 of 4 count, done$", runs[-1])
+    assert runs[2].startswith("chain:0 llama-bench first baseline")
+    assert re.match(r"chain:0 llama-bench cycle 3 of 4, candidate.*: [\w. ]+ left$", runs[7])
+    assert [line for line in runs[2:] if re.search(r"\d m?s\b", line.rpartition(": ")[0])] == []
+    assert re.search(r"cycle 4 of 4, baseline.*: baselines 0\.00 % apart, 4 of 4 count, done$", runs[-1])
     assert [line for line in ran.err.splitlines() if VALUES.search(line)] == []
     assert VALUES.search(ran.out)
     gates = [line for line in ran.err.splitlines() if line.startswith("gate ")]
-    assert [line.split(":")[0] for line in gates] == [f"gate MUL_MAT on CPU of {arm}" for arm in ("stream", "half")] * 2
+    before = [f"gate MUL_MAT on CPU of {arm}" for arm in ("stream", "half")]
+    assert [line.split(":")[0] for line in gates] == [*before, *(f"{line}, after the chains" for line in before)]
 
 
 def test_a_terminal_gets_the_same_lines_above_a_bar(two: Project) -> None:
@@ -82,8 +94,9 @@ def test_a_terminal_gets_the_same_lines_above_a_bar(two: Project) -> None:
     out, _ = child.communicate(timeout=60)
     assert (child.returncode, "**slower: 3 of 3 slower**" in out) == (0, True)
     text = seen.decode()
-    assert "chain:0 llama-bench cycle 4 of 4, baseline (" in text
+    assert "chain:0 llama-bench cycle 4 of 4, baseline" in text
     assert "/11" in text
+    assert " 0/11 " not in text  # the gates after the chain have no such count
     assert not VALUES.search(text)
 
 
@@ -107,6 +120,8 @@ def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     blind = two.run("plan", "experiments/noisy.yaml", "--effect", "0.01%", "--set", "session.min_effect=0.0001")
     assert (blind.rc, "needed for 0.01 %" in blind.out) == (9, True)
     assert blind.error.startswith("4 cycles cannot see the spec's min_effect of 0.01 %: ")
+    judged = two.run("ab", "noisy", "half", "--screen", "--fail-on", "inconclusive", "--fail-on", "slower", "-q")
+    assert (judged.rc, judged.error) == (11, "screen: 3 verdicts of 3 are slower, on which to fail")
     screen = two.run("ab", "noisy", "half", "--screen", "--set", "env.TOY=noisy")
     assert screen.rc == 0
     assert ": screen of half against noisy" in screen.out.splitlines()[0]
@@ -127,6 +142,17 @@ def test_what_no_session_has_measured_is_listed(two: Project) -> None:
     assert two.run("plan", "experiments/stream.yaml", "--effect", "2").rc == 2
 
 
+def test_a_session_that_could_not_see_its_own_min_effect_is_refused(two: Project) -> None:
+    """Before anything is built or measured, with the command that says how many cycles would do."""
+    assert two.run("noise", "noisy", "-q").rc == 0
+    ran = two.run("ab", "noisy", "noisy", "--set", "session.min_effect=0.000125")
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.error.startswith("4 cycles cannot see the spec's min_effect of 0.013 %: ")
+    assert ran.next == "dgxlab plan experiments/noisy.yaml --host local --effect 0.0125%"
+    recorded = [row["recorded"] for row in json.loads(two.run("jobs", "--format", "json").out)]
+    assert [state for state in recorded if state != "not here"] == ["done"]
+
+
 def test_fail_on_makes_a_verdict_an_exit_code(two: Project) -> None:
     """11 after the report, also where --format json prints it; other words change nothing."""
     assert two.run("ab", "stream", "half", "--fail-on", "faster", "-q").rc == 0
@@ -137,10 +163,14 @@ def test_fail_on_makes_a_verdict_an_exit_code(two: Project) -> None:
 
 
 def test_a_job_that_fails_has_its_own_exit_code(two: Project) -> None:
-    """The candidate crashes: its error, after a report in which the verdicts are invalid."""
+    """The candidate crashes: its error, after a report in which the verdicts are invalid; 11 where that was asked."""
     two.spec("crash", "extends: stream.yaml\nenv: {TOY: crash}\n")
-    ran = two.run("ab", "stream", "crash", "--fail-on", "invalid")
+    ran = two.run("ab", "stream", "crash", "--fail-on", "slower")
     assert ran.rc == 8
+    asked = two.run("ab", "stream", "crash", "--fail-on", "invalid")
+    assert asked.rc == 11
+    assert f"error: {ran.error}" in asked.err
+    assert "error: 3 verdicts of 3 are invalid, on which to fail" in asked.err
     assert "**invalid: 3 of 3 invalid**" in ran.out
     assert "candidate 1 failed: llama-bench was killed by SIGSEGV" in ran.out
 
@@ -151,6 +181,8 @@ def test_an_unknown_name_is_told_the_nearest(two: Project) -> None:
     assert (ran.rc, ran.out) == (9, "")
     assert ran.error == "experiments has no experiment 'halff'; there is 'half'"
     assert ran.next == "ls experiments"
+    assert two.run("plan", "halff").error == ran.error
+    assert two.run("plan", "stream", "half").out == two.run("plan", "stream", "experiments/half.yaml").out != ""
     assert two.run("noise", "experiments/nope.yaml").rc == 9
 
 
@@ -162,6 +194,15 @@ def test_arms_that_measure_something_else_are_refused(two: Project) -> None:
     allowed = two.run("ab", "stream", "more", "--allow", "matrix")
     assert allowed.rc == 0
     assert "**same: 2 of 2 same**" in allowed.out
+    assert tuple(Same) == MUST_AGREE
+
+
+def test_an_arm_by_another_name_is_no_aa_session(two: Project) -> None:
+    """Two arms, as far as anybody knows: only an experiment against itself is called that."""
+    two.spec("renamed", "extends: stream.yaml\n")
+    first = two.run("ab", "stream", "renamed").err.splitlines()[0]
+    assert first == "renamed against stream: their specs differ in nothing but the name"
+    assert two.run("ab", "stream", "stream").err.startswith("stream against stream: nothing differs, an A/A session\n")
 
 
 def test_plan_shows_what_ab_would_do(two: Project) -> None:
@@ -191,6 +232,7 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     assert "The session has not ended, and nothing that its chains measured is shown before." in shown.out
     assert "- chain:0 llama-bench m: " in shown.out
     assert not VALUES.search(shown.out)
+    assert two.run("logs", job).error == f"job {job} has not ended in this record"
     (row,) = [row for row in json.loads(two.run("jobs", "--format", "json").out) if row["job"] == job]
     assert (row["on_host"], row["kind"], row["name"]) == ("running", "ab", "slow-vs-slow")
     assert two.run("cancel", job).rc == 0
@@ -198,6 +240,39 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     assert attached.rc == 130
     assert attached.next == "dgxlab ab experiments/slow.yaml experiments/slow.yaml --host local"
     assert "**invalid: 2 of 2 invalid**" in attached.out
+
+
+def test_a_session_whose_agent_is_killed_is_invalid_and_held_anew(two: Project) -> None:
+    """What ran of it is told and judged nothing of; the next session begins at its first run, on the same builds."""
+    two.spec("slow", SLOW)
+    child = two.spawn("ab", "slow", "slow")
+    assert child.stderr
+    job = ""
+    while "chain:0 llama-bench cycle 1 of 4, candidate" not in (line := child.stderr.readline()):
+        assert line
+        job = line.split()[1] if line.endswith("runs on local\n") else job
+    os.kill(_agent(job), signal.SIGKILL)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 12
+    assert "**invalid: 2 of 2 invalid**" in out
+    assert "the chain was cut after 0 of 4 cycles: nothing is glued across a gap" in out
+    assert f"job {job} was lost" in err
+    assert "| m | pp16 | \N{EN DASH} | \N{EN DASH} | \N{EN DASH} |" in out
+    two.spec("slow", SLOW.replace(", env: {TOY: slow}", ""))
+    again = two.run("ab", "slow", "slow")
+    assert (again.rc, ": reused" in again.err, job in again.out) == (0, True, False)
+    assert "chain:0 llama-bench burn-in 1" in again.err
+    assert two.run("db", "check").out == "ok\n"
+
+
+def _agent(job: str) -> int:
+    """Return the process that carries out a job: the one whose last argument is its folder."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            if any(word.rstrip("/").endswith(f"/jobs/{job}") for word in words):
+                return int(folder.name)
+    raise AssertionError(f"nobody carries out {job}")
 
 
 def _interrupt(child: subprocess.Popen[str]) -> str:
@@ -222,9 +297,12 @@ def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
     run = {"event": "run", "id": "chain:1:baseline", "chain": "chain:1", "tool": "llama-bench", "seconds": 12.34}
     assert said.of(run) == []
     assert said.of(event) == [
-        "chain:1 llama-bench cycle 2 of 8, baseline (12.3 s, SM 1965 to 1980 MHz): baselines 1.23 % apart, 1 of 2 "
+        "chain:1 llama-bench cycle 2 of 8, baseline (SM 1965 to 1980 MHz): baselines 1.23 % apart, 1 of 2 "
         "count, 1 min 30 s left; cycle 2 does not count: baseline 2 failed: killed by SIGKILL"
     ]
+    burn_in = {**event, "state": "burn-in", "role": "burn-in", "drift": None, "note": ""}
+    assert said.of(run) == []
+    assert said.of(burn_in) == ["chain:1 llama-bench burn-in 2 (12.3 s, SM 1965 to 1980 MHz): 1 min 30 s left"]
     warm = {"temperature.gpu": [70.0, 70.0]}
     assert said.of({**event, "state": "cooling", "conditions": warm, "note": "cooling from 70.0 °C to 50.0 °C"}) == [
         "chain:1 cooling from 70.0 °C to 50.0 °C, 70 °C"

@@ -16,7 +16,7 @@ from dgxlab.agent.journal import read
 from dgxlab.agent.lock import FOLDERS
 from dgxlab.lab import Side, ask, resolve
 from dgxlab.lab.provision import send
-from dgxlab.model import EngagedGate, Experiment, Plan, Session
+from dgxlab.model import EngagedGate, Experiment, FileModel, Plan, Session
 from dgxlab.transport.host import JobStatus
 from tests import machines, toy
 from tests.lab.conftest import ToyLab
@@ -94,6 +94,20 @@ def test_a_session_against_itself(toy_lab: ToyLab) -> None:
     assert steps[-3:] == ["chain:0", "chain:1", "gate:0:after"]
 
 
+def test_a_model_of_one_name_that_is_another_in_each_arm(toy_lab: ToyLab) -> None:
+    """Each arm reads its own, and its runs say which."""
+    files = {name: toy_lab.folder / f"{name}.gguf" for name in ("stock", "other")}
+    for number, path in enumerate(files.values()):
+        path.write_bytes(b"GGUF" + bytes(60 + number))
+    events, end = hold(toy_lab, *(arm(toy_lab, name, models={"m": FileModel(str(files[name]))}) for name in files))
+    assert end["exit_code"] == 0
+    known = {event["path"]: event["model_id"] for event in of(events, "model")}
+    for run in of(events, "run"):
+        path = str(files[run["arm"]])
+        assert (run["argv"][run["argv"].index("-m") + 1], run["model_id"]) == (path, known[path])
+    assert len(set(known.values())) == 2
+
+
 def test_a_candidate_that_always_crashes(toy_lab: ToyLab) -> None:
     """The chain is given up, the next one is held, and the gates after them run."""
     entries = (toy.llama_bench(n_prompt=(16,), n_gen=(0,)), toy.backend_ops())
@@ -132,13 +146,13 @@ def test_a_baseline_that_crashes_is_told_at_once(toy_lab: ToyLab) -> None:
 
 
 def test_an_arm_whose_gate_fails_is_not_compared(toy_lab: ToyLab) -> None:
-    """Neither arm is measured; the other one's gate is still asked."""
+    """Neither arm is measured; the other one's gate is still asked, and none again after nothing."""
     wrong = (toy.parity(env={"TOY": "wrong"}),)
     events, end = hold(toy_lab, arm(toy_lab, "stock"), arm(toy_lab, "wrong", gates=wrong))
     assert end["exit_code"] == 5
     assert places(events) == []
     states = {event["id"]: event["state"] for event in of(events, "step")}
-    assert [states[step] for step in ("chain:0", "gate:0:after", "gate:1:after")] == ["skipped", "done", "skipped"]
+    assert [states[step] for step in ("gate:0", "chain:0", "gate:0:after")] == ["done", "skipped", "skipped"]
 
 
 def test_a_path_under_test_that_ran_in_the_baseline(toy_lab: ToyLab) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_config import Limits
+from tests.conftest import CACHE, PROJECT
+from tests.proxy import Proxy
 from tests.sshd import Sshd, make_key, sshd
 
 QUICK = Limits(connect_s=5.0, auth_s=5.0, ask_s=0.3, silent_s=1.5)
@@ -102,3 +104,22 @@ def box(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> Ssh
     client.host("box", server.port)
     client.knows(server.known_hosts_line())
     return reach()
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path, client: Client, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, Proxy]]:
+    """A project with the quickstart, and a host `far` behind a proxy that has llama.cpp built already."""
+    folder = tmp_path / "project"
+    (folder / "patches").mkdir(parents=True)
+    shutil.copy(PROJECT / "experiments" / "quickstart.yaml", folder)
+    (folder / "hosts.yaml").write_text("far: {ssh: far}\n")
+    (tmp_path / "cache" / "dgxlab").mkdir(parents=True)
+    (tmp_path / "cache" / "dgxlab" / "llama.cpp.git").symlink_to(CACHE / "llama.cpp.git")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with sshd(tmp_path / "far", keys.authorized) as server, Proxy(server.port) as proxy:
+        (server.home / ".dgxlab").symlink_to(CACHE / "host")
+        client.host("far", proxy.port, "HostKeyAlias far")
+        client.knows(server.known_hosts_line(name="far"))
+        yield folder, proxy

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dgxlab.store import Store, check
-from tests.conftest import CACHE, PROJECT, Quickstart
+from tests.conftest import CACHE, Quickstart
 from tests.proxy import Proxy
-from tests.sshd import sshd
-from tests.transport.conftest import Client, Keys
 
 pytestmark = pytest.mark.llama
 
@@ -27,25 +23,6 @@ LIMIT_S = 300.0
 
 ROWS = """SELECT label, cells.tool, params, fixed, metric, ordinal, unit, samples.discarded, build_id, model_id
           FROM samples JOIN runs USING (run_id) JOIN cells USING (cell) WHERE job_id = ? AND status = 'valid'"""
-
-
-@pytest.fixture
-def project(
-    tmp_path: Path, client: Client, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Path, Proxy]]:
-    """A project with the quickstart, and a host `far` behind a proxy that has llama.cpp built already."""
-    folder = tmp_path / "project"
-    (folder / "patches").mkdir(parents=True)
-    shutil.copy(PROJECT / "experiments" / "quickstart.yaml", folder)
-    (folder / "hosts.yaml").write_text("far: {ssh: far}\n")
-    (tmp_path / "cache" / "dgxlab").mkdir(parents=True)
-    (tmp_path / "cache" / "dgxlab" / "llama.cpp.git").symlink_to(CACHE / "llama.cpp.git")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with sshd(tmp_path / "far", keys.authorized) as server, Proxy(server.port) as proxy:
-        (server.home / ".dgxlab").symlink_to(CACHE / "host")
-        client.host("far", proxy.port, "HostKeyAlias far")
-        client.knows(server.known_hosts_line(name="far"))
-        yield folder, proxy
 
 
 def start(project: Path) -> subprocess.Popen[str]:
