@@ -14,7 +14,6 @@ from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, Qui
 from dgxlab.cli._out import Out, clean, table
 from dgxlab.cli.ab import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost
-from dgxlab.model import SESSIONS
 
 if TYPE_CHECKING:
     from dgxlab.store import Job
@@ -120,6 +119,8 @@ def _again(job: Job) -> str:
     from dgxlab.spec.resolve import label
 
     names = [job.name]
+    from dgxlab.model import SESSIONS
+
     if job.kind in SESSIONS:
         chain = next(job.plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
