@@ -14,10 +14,13 @@ from bench.distance import over_distance, over_ssh, stage
 from bench.figure import Figure
 from bench.folding import ingest
 from bench.following import followed, memory
+from bench.importing import adopt
 from bench.machine import Others, described
 from bench.overhead import agent
 from bench.rebuild import edit
+from bench.reporting import living, report
 from bench.simulated import coverage, false_verdicts, family, power, power_wandering, screens, wrong_sign
+from bench.size import size
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "help": help_page,
@@ -26,6 +29,10 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "edit": edit,
     "agent": agent,
     "ingest": ingest,
+    "import": adopt,
+    "size": size,
+    "report": report,
+    "living": living,
     "ssh": over_ssh,
     "distance": over_distance,
     "stage": stage,

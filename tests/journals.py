@@ -360,15 +360,19 @@ TABLES = (
     *("hosts", "experiments", "jobs", "arms", "inputs", "cells"),
     *("gates", "expectations", "runs", "rows", "samples", "telemetry", "flags", "chain_runs", "verdicts"),
 )
+"""What journals fill."""
+
+FROM_ELSEWHERE = ("published", "published_gates", "imports", "imported_rows", "imported")
+"""What other hands measured."""
 
 
 def dump(store: Store, *, intent_times: bool = True) -> dict[str, list[dict[str, Any]]]:
     """Return all that a store holds, in an order that does not depend on how it came in."""
     tables = {}
-    for table in TABLES:
+    for table in (*TABLES, *FROM_ELSEWHERE):
         rows = store.rows(f"SELECT * FROM {table}")  # noqa: S608
         for row in rows:
             if not intent_times:
                 row.pop("intent_at", None)
-        tables[table] = sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+        tables[table] = sorted(rows, key=lambda row: json.dumps(row, sort_keys=True, default=repr))
     return tables

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from dgxlab.cli import ab, db, doctor, host, jobs, logs, patch, report, run, schema, verdict
+from dgxlab.cli import ab, db, doctor, exchange, host, jobs, logs, patch, report, run, schema, verdict
 from dgxlab.cli._out import show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted
 
@@ -30,6 +30,8 @@ app.command("cancel")(jobs.cancel)
 app.command("logs")(logs.logs)
 app.add_typer(patch.app, name="patch")
 app.add_typer(host.app, name="host")
+app.command("import")(exchange.import_)
+app.command("export")(exchange.export)
 app.add_typer(db.app, name="db")
 app.command("verdict")(verdict.verdict)
 app.command("doctor")(doctor.doctor)

@@ -20,7 +20,7 @@ CONTROL = (
 compiled when first something is printed."""
 
 
-OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs")
+OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs", "import", "export")
 """Commands that take --db."""
 
 
@@ -67,7 +67,7 @@ def write_bytes(chunk: bytes) -> None:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        _mute(sys.stdout)
+        mute(sys.stdout)
 
 
 def agreed(question: str) -> bool:
@@ -147,8 +147,9 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
-        _mute(stream)
+        mute(stream)
 
 
-def _mute(stream: TextIO) -> None:
+def mute(stream: TextIO) -> None:
+    """Let whatever is still written to a stream whose reader left go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -36,6 +36,22 @@ def check(
         raise CheckFailed(f"{opened.path} has {plural(len(problems), 'problem')}", next=f"ls {opened.path}.backups")
 
 
+@app.command("text")
+def text(
+    path: Annotated[Path, typer.Argument(help="The database.", show_default=False)],
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Print every row as a line, for git diff.
+
+    Example: dgxlab db text results.db
+    """
+    from dgxlab import store as stores
+
+    found = list(stores.text(path))
+    Out(format, quiet).lines(found, lambda: "\n".join(found))
+
+
 @app.command("merge")
 def merge(
     current: Annotated[Path, typer.Argument(help="The database that receives.", show_default=False)],

@@ -6,7 +6,8 @@ wrong with a database, `merge` adds another one to it. Only this package imports
 
 from dgxlab.store.check import check
 from dgxlab.store.merge import merge
-from dgxlab.store.records import Job, gate_digest, the_one
+from dgxlab.store.records import Job, figure_digest, gate_digest, the_one
 from dgxlab.store.store import OPEN_CHAINS, Store
+from dgxlab.store.text import text
 
-__all__ = ["OPEN_CHAINS", "Job", "Store", "check", "gate_digest", "merge", "the_one"]
+__all__ = ["OPEN_CHAINS", "Job", "Store", "check", "figure_digest", "gate_digest", "merge", "text", "the_one"]

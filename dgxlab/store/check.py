@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from dgxlab.model import digest, plan_digest
 from dgxlab.store.connect import named_errors
+from dgxlab.store.records import figure_digest
+from dgxlab.store.schema import PUBLISHED
 from dgxlab.store.store import Store
 
 EVIDENCE = {
@@ -46,6 +51,25 @@ EVIDENCE = {
             SELECT 1 FROM json_each(jobs.plan, '$.steps') AS step
             WHERE json_extract(step.value, '$.kind') = 'chain' AND json_extract(step.value, '$.id') = c.chain
             AND json_extract(step.value, iif(role = 'candidate', '$.candidate.arm', '$.baseline.arm')) = runs.arm)""",
+    "imported file {key} has no value": """
+        SELECT import_id AS key FROM imports WHERE NOT EXISTS (
+            SELECT 1 FROM imported AS i WHERE i.import_id = imports.import_id)""",
+    "imported row {key} has no value": """
+        SELECT import_id || ' ' || position AS key FROM imported_rows AS r WHERE NOT EXISTS (
+            SELECT 1 FROM imported AS i WHERE i.import_id = r.import_id AND i.position = r.position)""",
+    "the rows of imported file {key} are not numbered from 0 without a gap": """
+        SELECT import_id AS key FROM imported_rows GROUP BY import_id HAVING max(position) <> count(*) - 1""",
+    "imported value {key} is not a finite number": """
+        SELECT import_id || ' ' || position || ' ' || metric || ' ' || ordinal AS key FROM imported
+        WHERE value IS NULL OR abs(value) = 9e999""",
+    "the imported values of {key} have different units": """
+        SELECT import_id || ' ' || position || ' ' || metric AS key FROM imported
+        GROUP BY import_id, position, metric HAVING count(DISTINCT unit) > 1""",
+    "the imported values of {key} are not numbered from 0 without a gap": """
+        SELECT import_id || ' ' || position || ' ' || metric AS key FROM imported
+        GROUP BY import_id, position, metric HAVING max(ordinal) <> count(*) - 1""",
+    "published figure {key} is not a finite number": """
+        SELECT figure AS key FROM published WHERE value IS NULL OR abs(value) = 9e999""",
     "job {key} is done and has no exit code": """
         SELECT job_id AS key FROM jobs WHERE state = 'done' AND exit_code IS NULL""",
 }
@@ -90,7 +114,25 @@ def _identities(store: Store) -> list[str]:
     for row in store.rows("SELECT job_id, plan, plan_digest FROM jobs ORDER BY job_id"):
         if plan_digest(_load(row["plan"])) != row["plan_digest"]:
             wrong.append(f"the plan of job {row['job_id']} is not what its digest says")
-    return wrong
+    return [*wrong, *_figures(store), *_imports(store)]
+
+
+def _figures(store: Store) -> Iterator[str]:
+    for table in PUBLISHED:
+        for row in store.rows(f"SELECT * FROM {table} ORDER BY figure"):  # noqa: S608 - names of our own
+            if figure_digest(row) != row["figure"]:
+                yield f"figure {row['figure']} of {table} is not the digest of what it says"
+
+
+def _imports(store: Store) -> Iterator[str]:
+    for row in store.rows("SELECT import_id, sha256, size, content FROM imports ORDER BY import_id"):
+        try:
+            content = zlib.decompress(row["content"])
+        except zlib.error:
+            yield f"the copy of imported file {row['import_id']} cannot be unpacked"
+            continue
+        if (len(content), hashlib.sha256(content).hexdigest()) != (row["size"], row["sha256"]):
+            yield f"the copy of imported file {row['import_id']} is not the file that was imported"
 
 
 def _load(text: str) -> Any:

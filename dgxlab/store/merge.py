@@ -32,14 +32,14 @@ class Table:
     Attributes:
         key: Its primary key.
         may_differ: Columns that a rule settles; every other one must be equal under the same key. None: all may.
-        of_run: Whether it holds parts of runs: of a run that both have, both must have the same parts, for half a
-            run of one and half of the other would look like a run.
+        part_of: The table whose parts it holds and its key, () for none: of a run that both have, both must have the
+            same parts, for half a run of one and half of the other would look like a run.
     """
 
     name: str
     key: tuple[str, ...]
     may_differ: tuple[str, ...] | None = ()
-    of_run: bool = False
+    part_of: tuple[str, str] | tuple[()] = ()
 
 
 INTENT = ("intent_at", "host", "dgxlab_version")
@@ -61,13 +61,18 @@ TABLES = (  # parents before children
     Table("gates", ("gate_id",)),
     Table("expectations", ("pin", "tree", "gate_digest"), may_differ=("job_id",)),
     Table("runs", ("run_id",)),
-    Table("rows", ("run_id", "cell"), of_run=True),
-    Table("samples", ("run_id", "cell", "metric", "ordinal"), of_run=True),
-    # not of_run: a dgxlab that knew no telemetry read the same journal without it
+    Table("rows", ("run_id", "cell"), part_of=("runs", "run_id")),
+    Table("samples", ("run_id", "cell", "metric", "ordinal"), part_of=("runs", "run_id")),
+    # no parts: a dgxlab that knew no telemetry read the same journal without it
     Table("telemetry", ("run_id", "device", "name")),
     Table("flags", ("run_id", "device", "kind")),
     Table("chain_runs", ("run_id",)),
     Table("verdicts", ("job_id", "chain", "cell", "metric"), may_differ=None),
+    Table("published", ("figure",), may_differ=("line",)),
+    Table("published_gates", ("figure",), may_differ=("line",)),
+    Table("imports", ("import_id",), may_differ=("name", "at", "content")),
+    Table("imported_rows", ("import_id", "position"), part_of=("imports", "import_id")),
+    Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=("imports", "import_id")),
 )
 
 
@@ -157,11 +162,14 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
 
 
 def _torn(table: Table) -> Iterator[str]:
-    """Yield SQL for a part that only one side has, of a run that both have."""
-    for one, two in (("main", "theirs"), ("theirs", "main")) if table.of_run else ():
+    """Yield SQL for a part that only one side has, of a run or import that both have."""
+    if not table.part_of:
+        return
+    whole, key = table.part_of
+    for one, two in (("main", "theirs"), ("theirs", "main")):
         yield (
             f"SELECT {_list('a', table.key)} FROM {one}.{table.name} AS a"
-            f" WHERE EXISTS (SELECT 1 FROM {two}.runs AS r WHERE r.run_id = a.run_id)"
+            f" WHERE EXISTS (SELECT 1 FROM {two}.{whole} AS r WHERE r.{key} = a.{key})"
             f" AND NOT EXISTS (SELECT 1 FROM {two}.{table.name} AS b WHERE {_same('a', 'b', table.key)}) LIMIT 1"
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,10 @@ from dgxlab.store.schema import (
     APPLICATION_ID,
     CHAIN_RUNS,
     EVIDENCE,
+    IMPORTED,
+    IMPORTS,
     JOBS,
+    PUBLISHED,
     TELEMETRY,
     VERDICTS,
     VERSION,
@@ -61,6 +64,15 @@ def m005_chains(db: Database) -> None:
     """The places of runs in A/B chains, and what the chains say."""
     _run(db, (CHAIN_RUNS, VERDICTS))
     _make_append_only(db, ("chain_runs",))
+
+
+@MIGRATIONS()
+def m006_from_elsewhere(db: Database) -> None:
+    """What documents publish, and the output of tools that dgxlab did not start."""
+    _run(db, (*PUBLISHED.values(), IMPORTS, *IMPORTED.values()))
+    _make_append_only(db, IMPORTED)
+    _make_append_only(db, PUBLISHED, settled=("line",))
+    _make_append_only(db, ("imports",), settled=("name", "at", "content"))
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
@@ -132,12 +144,15 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _make_append_only(db: Database, tables: Iterable[str]) -> None:
+def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str] = ()) -> None:
+    """Refuse every change; of columns that `schema.UPSERT` settles, only the deletion."""
     for table in tables:
+        fixed = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] not in settled]
         for action in ("UPDATE", "DELETE"):
             sentence = f"{table} is append-only: a correction is a new row"
+            of = f" OF {','.join(fixed)}" if settled and action == "UPDATE" else ""
             db.execute(
-                f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action} ON {table} "
+                f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action}{of} ON {table} "
                 f"BEGIN SELECT RAISE(ABORT, '{sentence}'); END"
             )
 

@@ -104,6 +104,18 @@ def gate_digest(gate: ParityGate | Mapping[str, Any], env: Mapping[str, str]) ->
     return digest([asked, env], 16)
 
 
+FIGURE = (
+    *("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test"),
+    *("metric", "value", "unit", "stddev", "notes"),
+)
+"""What a published figure says; its place in the file is beside it."""
+
+
+def figure_digest(row: Mapping[str, Any]) -> str:
+    """Return the identity of a published figure, 16 hex digits; value and stddev are floats, a gate's value text."""
+    return digest([row[name] for name in FIGURE], 16)
+
+
 def experiment_row(experiment: Experiment) -> dict[str, Any]:
     """Return an experiment's row; where its file lies is left out, it is no part of its identity."""
     spec = {k: v for k, v in to_json(experiment).items() if k not in ("path", "root")}

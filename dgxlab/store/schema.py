@@ -11,7 +11,7 @@ from __future__ import annotations
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 5
+VERSION = 6
 """PRAGMA user_version of a database to which every migration was applied."""
 
 JOBS = (
@@ -265,6 +265,72 @@ VERDICTS = """CREATE TABLE verdicts (
     ) STRICT"""
 """What chains say, computed from the evidence: may be replaced by computing it again, by nothing else."""
 
+_FIGURE = """
+        figure TEXT NOT NULL PRIMARY KEY,
+        source_doc TEXT NOT NULL CHECK (source_doc <> ''),
+        host TEXT NOT NULL,
+        engine TEXT NOT NULL,
+        pin TEXT NOT NULL,
+        model TEXT NOT NULL,
+        quant TEXT NOT NULL,
+        tool TEXT NOT NULL,
+        test TEXT NOT NULL,
+        metric TEXT NOT NULL,
+        value {value},
+        unit TEXT NOT NULL,
+        stddev REAL CHECK (stddev > -9e999 AND stddev < 9e999),
+        notes TEXT NOT NULL,
+        line INTEGER NOT NULL CHECK (line > 0)
+"""
+
+PUBLISHED = {
+    "published": f"""CREATE TABLE published (
+        {_FIGURE.format(value="REAL NOT NULL CHECK (value > -9e999 AND value < 9e999)").strip()}
+    ) STRICT""",
+    "published_gates": f"""CREATE TABLE published_gates (
+        {_FIGURE.format(value="TEXT NOT NULL").strip()}
+    ) STRICT""",
+}
+"""By table, each append-only: what documents say, never mixed with what was measured. `records.figure_digest` makes the
+key, of everything but the line."""
+
+IMPORTS = """CREATE TABLE imports (
+        import_id TEXT NOT NULL PRIMARY KEY CHECK (import_id = substr(sha256, 1, 16)),
+        sha256 TEXT NOT NULL CHECK (length(sha256) = 64),
+        size INTEGER NOT NULL CHECK (size > 0),
+        tool TEXT NOT NULL,
+        format TEXT NOT NULL,
+        provenance TEXT NOT NULL CHECK (iif(json_valid(provenance), json_type(provenance) = 'object', 0)),
+        notes TEXT NOT NULL CHECK (iif(json_valid(notes), json_type(notes) = 'array', 0)),
+        content BLOB NOT NULL,
+        name TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT"""
+"""Files of raw output that other hands made: `content` is the whole file, deflated, `sha256` and `size` those of the
+file itself. What it says never changes; who brought it first under what name is settled like a job's intent."""
+
+IMPORTED = {
+    "imported_rows": """CREATE TABLE imported_rows (
+        import_id TEXT NOT NULL REFERENCES imports (import_id) ON DELETE RESTRICT,
+        position INTEGER NOT NULL CHECK (position >= 0),
+        label TEXT NOT NULL CHECK (label <> ''),
+        params TEXT NOT NULL CHECK (iif(json_valid(params), json_type(params) = 'object', 0)),
+        PRIMARY KEY (import_id, position)
+    ) STRICT, WITHOUT ROWID""",
+    "imported": """CREATE TABLE imported (
+        import_id TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        metric TEXT NOT NULL,
+        ordinal INTEGER NOT NULL CHECK (ordinal >= 0),
+        value REAL NOT NULL CHECK (value > -9e999 AND value < 9e999),
+        unit TEXT NOT NULL,
+        discarded TEXT CHECK (discarded <> ''),
+        PRIMARY KEY (import_id, position, metric, ordinal),
+        FOREIGN KEY (import_id, position) REFERENCES imported_rows (import_id, position) ON DELETE RESTRICT
+    ) STRICT, WITHOUT ROWID""",
+}
+"""By table, each append-only: the rows of an imported file in its order, and the values in them as printed."""
+
 UPSERT = {
     # the newest look at a host wins, whatever the order in which looks arrive
     "hosts": """ON CONFLICT (host_id) DO UPDATE
@@ -279,5 +345,13 @@ UPSERT = {
     "expectations": """ON CONFLICT (pin, tree, gate_digest) DO UPDATE SET job_id = excluded.job_id
         WHERE excluded.total = expectations.total AND excluded.unsupported IS expectations.unsupported
               AND excluded.job_id < expectations.job_id""",
+    # where a figure stands in the file is no part of it, and lines are added to the file
+    "published": "ON CONFLICT (figure) DO UPDATE SET line = excluded.line WHERE excluded.line < published.line",
+    "published_gates": """ON CONFLICT (figure) DO UPDATE SET line = excluded.line
+        WHERE excluded.line < published_gates.line""",
+    # who imported it first; with it goes the copy, which another zlib may have packed into other bytes
+    "imports": """ON CONFLICT (import_id) DO UPDATE
+        SET name = excluded.name, at = excluded.at, content = excluded.content
+        WHERE (excluded.at, excluded.name, excluded.content) < (imports.at, imports.name, imports.content)""",
 }
 """What to do with a key that is there already; a table that is not named here must not be given one."""

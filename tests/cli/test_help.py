@@ -47,9 +47,9 @@ def test_every_command_is_there() -> None:
     """A command more or less is a decision, and in the README."""
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
-        *("verdict", "doctor", "schema"),
+        *("import", "export", "verdict", "doctor", "schema"),
         *("patch list", "patch check", "patch refresh", "patch export", "host add", "host list", "host check"),
-        *("host clean", "db check", "db merge"),
+        *("host clean", "db check", "db text", "db merge"),
     ]
 
 

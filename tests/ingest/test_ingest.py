@@ -14,6 +14,7 @@ from dgxlab.store import Store, check
 from tests.journals import (
     CAPPED,
     CLOCK,
+    FROM_ELSEWHERE,
     T0,
     TABLES,
     THROTTLED,
@@ -60,7 +61,8 @@ def test_a_whole_job(store: Store) -> None:
     counts = {table: len(rows) for table, rows in dump(store).items()}
     of_runs = dict.fromkeys(("runs", "rows", "telemetry", "flags"), 2)
     of_chains = dict.fromkeys(("chain_runs", "verdicts"), 0)
-    assert counts == {**dict.fromkeys(TABLES, 1), **of_runs, **of_chains, "samples": 8}
+    none = dict.fromkeys(FROM_ELSEWHERE, 0)
+    assert counts == {**dict.fromkeys(TABLES, 1), **of_runs, **of_chains, **none, "samples": 8}
     assert check(store) == []
     job = store.job(JOB)
     assert (job.state, job.exit_code, job.finished_at, job.journal_bytes) == ("done", 0, T0 + 6, len(journal.text()))

@@ -7,6 +7,7 @@ import pytest
 from dgxlab.errors import SpecError
 from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
+from tests.elsewhere import figure, from_elsewhere
 from tests.journals import Journal, cell, compared, intend, plan, whole
 
 
@@ -16,6 +17,7 @@ def damaged(store: Store) -> Store:
     journal = whole("job-1", runs=1, samples=2)
     intend(store, journal)
     ingest(store, "job-1", journal.lines())
+    from_elsewhere(store)
     assert check(store) == []
     store.connection.execute("PRAGMA foreign_keys = OFF")
     store.connection.execute("PRAGMA ignore_check_constraints = ON")
@@ -45,6 +47,19 @@ def damaged(store: Store) -> Store:
         ("UPDATE gates SET total = 0, passed = 0", "gate job-1/3 passed without passing all of a positive number"),
         ("UPDATE gates SET expected = 1104", "gate job-1/3 passed without passing all of a positive number"),
         ("UPDATE gates SET passed = NULL", "gate job-1/3 passed without passing all of a positive number"),
+        ("UPDATE published SET value = 818", f"figure {figure()['figure']} of published is not the digest"),
+        ("UPDATE published SET value = 9e999", f"published figure {figure()['figure']} is not a finite number"),
+        ("UPDATE published_gates SET unit = 'md5'", "of published_gates is not the digest of what it says"),
+        ("UPDATE imports SET content = zeroblob(9)", "cannot be unpacked"),
+        ("UPDATE imports SET size = size + 1", "is not the file that was imported"),
+        ("DELETE FROM imported", "has no value"),
+        ("UPDATE imported_rows SET position = 1", "are not numbered from 0 without a gap"),
+        ("UPDATE imported SET ordinal = 1", "are not numbered from 0 without a gap"),
+        ("UPDATE imported SET value = 9e999", "time_us 0 is not a finite number"),
+        (
+            "INSERT INTO imported SELECT import_id, 0, 'time_us', 1, 3, 'ms', NULL FROM imports",
+            "0 time_us have different units",
+        ),
         (
             "INSERT INTO arms SELECT job_id, 'b', build_id, pin, 'other', commit_id, series, dirty, cmake, toolchain,"
             " binaries, libraries, cmake_cache, log, seconds, reused FROM arms",

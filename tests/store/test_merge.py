@@ -18,8 +18,23 @@ from dgxlab.ingest import ingest
 from dgxlab.model import Expectation
 from dgxlab.store import Store, check, merge, migrations
 from dgxlab.store.merge import TABLES, merge_jobs
-from tests.journals import CAPPED, CLOCK, Journal, arm, compared, dump, experiment, facts, intend, plan, source, whole
-from tests.journals import TABLES as ALL_TABLES
+from tests.elsewhere import figure, from_elsewhere
+from tests.journals import (
+    CAPPED,
+    CLOCK,
+    FROM_ELSEWHERE,
+    Journal,
+    arm,
+    compared,
+    dump,
+    experiment,
+    facts,
+    intend,
+    plan,
+    source,
+    whole,
+)
+from tests.journals import TABLES as JOURNALLED
 
 
 def known() -> list[Journal]:
@@ -103,7 +118,7 @@ def test_merging_commutes_and_is_idempotent(empty: Path, first: Share, second: S
 
 def test_every_table_is_merged(store: Store) -> None:
     """A table that a migration adds must be named with its primary key, or its rows would be lost."""
-    assert [table.name for table in TABLES] == list(ALL_TABLES)
+    assert [table.name for table in TABLES] == [*JOURNALLED, *FROM_ELSEWHERE]
     for table in TABLES:
         info = store.rows("SELECT name, pk FROM pragma_table_info(?) WHERE pk ORDER BY pk", (table.name,))
         assert tuple(row["name"] for row in info) == table.key
@@ -225,6 +240,47 @@ def test_of_two_versions_words_on_the_same_evidence_one_is_kept(folder: Path) ->
     connection.commit()
     connection.close()
     assert merged(path, other) == merged(other, path)
+
+
+def test_what_came_from_elsewhere_is_merged(folder: Path) -> None:
+    """A figure and a file that both have are one; who had the file first has it under their name, from both sides."""
+    paths = folder / "a.db", folder / "b.db"
+    for path, line, name, at in zip(paths, (7, 3), ("mine.txt", "theirs.txt"), (5.0, 4.0), strict=True):
+        with Store.open(path) as store:
+            from_elsewhere(store, line=line, name=name, at=at)
+    with Store.open(paths[1]) as store:
+        store.put("published", figure(8, notes="another"))
+    both = merged(*paths)
+    assert both == merged(*paths[::-1]) == merged(*paths, times=2)
+    assert [(row["name"], row["at"]) for row in both["imports"]] == [("theirs.txt", 4.0)]
+    assert sorted(row["line"] for row in both["published"]) == [3, 8]
+    assert [len(both[table]) for table in FROM_ELSEWHERE] == [2, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("UPDATE imported SET value = 3", "imported import_id .*, position 0, metric time_us, ordinal 0"),
+        ("INSERT INTO imported SELECT import_id, 0, 'flops', 0, 1, 'FLOPS', NULL FROM imports", "imported .*flops"),
+        ("UPDATE imports SET tool = 'another'", "imports import_id"),
+        ("UPDATE published SET value = 3", "published figure"),
+    ],
+)
+def test_what_came_from_elsewhere_must_agree(folder: Path, change: str, sentence: str) -> None:
+    """Two readings of one file, or two contents of one figure, are refused from both sides."""
+    paths = folder / "a.db", folder / "b.db"
+    for path in paths:
+        with Store.open(path) as store:
+            from_elsewhere(store)
+    connection = sqlite3.connect(paths[1])
+    for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER {name}")
+    connection.execute(change)
+    connection.commit()
+    connection.close()
+    for into, other in (paths, paths[::-1]):
+        with Store.open(into) as store, pytest.raises(CheckFailed, match=f"disagree on {sentence}"):
+            merge(store, other)
 
 
 def test_a_database_merges_with_itself(folder: Path) -> None:

@@ -11,7 +11,8 @@ from dgxlab.ingest import ingest
 from dgxlab.store import Store
 from dgxlab.store.migrations import MIGRATIONS
 from dgxlab.store.schema import APPEND_ONLY, TELEMETRY, VERSION
-from tests.journals import TABLES, compared, intend, whole
+from tests.elsewhere import from_elsewhere
+from tests.journals import FROM_ELSEWHERE, TABLES, compared, intend, whole
 
 EXPECTED = {
     "hosts": "host_id name hostname facts seen",
@@ -35,6 +36,11 @@ EXPECTED = {
     "verdicts": "job_id chain cell metric position host_id model_id baseline_arm candidate_arm candidate_cell screen"
     " better verdict promoted effect ci_low ci_high confidence mde p spread k_to_settle cycles valid_cycles baseline"
     " candidate noise_sigma noise_cycles noise_session flaws reasons",
+    "published": "figure source_doc host engine pin model quant tool test metric value unit stddev notes line",
+    "published_gates": "figure source_doc host engine pin model quant tool test metric value unit stddev notes line",
+    "imports": "import_id sha256 size tool format provenance notes content name at",
+    "imported_rows": "import_id position label params",
+    "imported": "import_id position metric ordinal value unit discarded",
     "builds": "build_id pin tree commit_id series dirty cmake toolchain binaries libraries cmake_cache seconds job_id",
     "models": "model_id name path size digest recipe job_id",
 }
@@ -62,7 +68,7 @@ def test_every_table_is_strict(store: Store) -> None:
 
 def test_every_reference_restricts(store: Store) -> None:
     """No foreign key deletes or forgets rows that refer to one."""
-    for table in TABLES:
+    for table in (*TABLES, *FROM_ELSEWHERE):
         actions = {row["on_delete"] for row in store.rows(f"PRAGMA foreign_key_list({table})")}
         assert actions <= {"RESTRICT"}, table
 
@@ -74,7 +80,7 @@ def test_version_counts_the_migrations() -> None:
     assert [name.split("_")[0] for name in names] == [f"m{number:03}" for number in range(1, VERSION + 1)]
 
 
-@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY, "chain_runs"])
+@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY, "chain_runs", *FROM_ELSEWHERE])
 def test_evidence_is_append_only(folder: Path, table: str) -> None:
     """Evidence can neither be changed, nor deleted, nor replaced."""
     journal = compared("job-1")
@@ -83,6 +89,7 @@ def test_evidence_is_append_only(folder: Path, table: str) -> None:
     with Store.open(folder / "results.db") as store:
         intend(store, journal)
         ingest(store, "job-1", journal.lines())
+        from_elsewhere(store)
     (column, *_) = EXPECTED[table].split()
     with Store.open(folder / "results.db") as store:  # one that had nothing to migrate
         before = store.rows(f"SELECT * FROM {table}")

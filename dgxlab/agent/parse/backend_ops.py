@@ -29,9 +29,9 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     before, *statements = stdout.split(INSERT)
     line = before.count("\n") + 1
     for statement in statements:
-        row = _row(statement.partition("\n")[0])
-        if row:
-            rows.append(row)
+        printed = columns(statement.partition("\n")[0])
+        if printed:
+            rows.append(Row(printed, {**case_params(printed.get("op_params", "")), **printed}))
         else:
             problems.append(f"line {line} of test-backend-ops's output is a broken row")
         line += statement.count("\n")
@@ -43,15 +43,15 @@ def case_params(op_params: str) -> dict[str, str]:
     return dict(PARAM.findall(op_params))
 
 
-def _row(statement: str) -> Row | None:
+def columns(statement: str) -> dict[str, str] | None:
+    """Return the columns of a statement, given from its list of names on; None where it is not whole."""
     match = STATEMENT.fullmatch(statement)
     if not match:
         return None
-    columns, values = match[1].split(", "), match[2].split("', '")
-    if len(columns) != len(values) or len(set(columns)) != len(columns):
+    names, values = match[1].split(", "), match[2].split("', '")
+    if len(names) != len(values) or len(set(names)) != len(names):
         return None
-    printed = dict(zip(columns, values, strict=True))
-    return Row(printed, {**case_params(printed.get("op_params", "")), **printed})
+    return dict(zip(names, values, strict=True))
 
 
 def _read(cell: Cell, row: Row) -> CellResult:

@@ -31,20 +31,21 @@ def json_rows(text: str, tool: str) -> tuple[list[dict[str, Any] | None], list[s
     # Only \n ends a line: str.splitlines would also cut at characters that a file name may hold.
     for number, line in enumerate(text.split("\n"), 1):
         if line.startswith("{"):
-            row, why = _decode(line)
+            row, why = decode(line)
             rows.append(row)
             problems += [f"line {number} of {tool}'s output is a broken row: {why}"] if why else []
     return rows, problems
 
 
-def _decode(line: str) -> tuple[dict[str, Any] | None, str]:
+def decode(text: str) -> tuple[Any, str]:
+    """Decode JSON strictly: return its value and "", or None and why not."""
     try:
-        row: dict[str, Any] = json.loads(line, parse_constant=_refuse, object_pairs_hook=_unique)
+        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
     except RecursionError:
         return None, "nested too deeply"
     except ValueError as error:
         return None, str(error)
-    return row, ""
+    return value, ""
 
 
 def _refuse(token: str) -> NoReturn:

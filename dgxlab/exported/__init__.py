@@ -1,0 +1,10 @@
+"""What was measured, handed on as the tools themselves would have printed it: JSON lines, csv, SQLite.
+
+llama.cpp's scripts/compare-llama-bench.py reads each of them. Rows carry the columns of llama.cpp, and after them where
+they come from, which that script passes over. `build_commit` is ours: llama.cpp's own is the same for a patched build.
+"""
+
+from dgxlab.exported.rows import TABLES, Exported, collect
+from dgxlab.exported.write import SUFFIXES, write
+
+__all__ = ["SUFFIXES", "TABLES", "Exported", "collect", "write"]

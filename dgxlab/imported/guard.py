@@ -1,0 +1,39 @@
+"""Which values of a file cannot be true on the GPU that it names: they are kept, and said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dgxlab.imported.reading import Reading, Row
+from dgxlab.roofline import excess, peaks, weights_of
+from dgxlab.units import METRICS
+
+NAMED = 10
+"""Values that are named one by one; of more only the number is said."""
+
+
+def impossible(reading: Reading) -> Iterator[str]:
+    """Yield a sentence for each value that exceeds the GPU's peaks; none where the file names no known GPU."""
+    provenance = reading.provenance
+    gpu = peaks(" ".join(str(provenance.get(name, "")) for name in ("device_description", "gpu_info")))
+    if gpu is None:
+        return
+    model = " ".join(str(provenance.get(name, "")) for name in ("model_filename", "model_type"))
+    weights = weights_of(model, str(provenance.get("model_type", ""))) if model.strip() else None
+    count = 0
+    for row in reading.rows:
+        for each in (each for each in row.values if each.metric in METRICS):
+            found = filter(
+                None, (excess(each.metric, row.params, v, gpu, weights=weights, moved=_moved(row)) for v in each.values)
+            )
+            for why in found:
+                count += 1
+                if count <= NAMED:
+                    yield f"{row.label} cannot be true: {why}"
+    if count > NAMED:
+        yield f"{count - NAMED} more values cannot be true either"
+
+
+def _moved(row: Row) -> float | None:
+    """Return the bytes of one call, where the row says them."""
+    return next((each.values[0] * 1024 for each in row.values if each.metric == "memory_kb"), None)

@@ -1,0 +1,201 @@
+"""The guard against numbers that no machine can reach: peaks of known GPUs, and what a figure implies.
+
+A figure is flagged only where it cannot be true. Everything unknown is read in its favour: a GPU without an entry has
+no peaks, weights of an unknown type take the GPU's fastest path, and bytes that fit in the cache may move faster than
+memory does. What it cannot tell is whether a possible number was measured well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dgxlab.model import Param
+
+BOOST = 1.1
+"""Documented FLOPS are at a nominal clock, which a cool GPU leaves behind (H200: 1.83 against 1.98 GHz); and a model's
+name rounds, and counts embeddings that a prompt only looks up."""
+
+ROUNDING = 1.01
+"""Memory has one clock; only what is written down of its bandwidth is rounded."""
+
+GIB_IN_GB = 2**30 / 1e9
+"""test-backend-ops divides by 2^30 and prints GB/s."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a GPU can do at most, as documented.
+
+    Attributes:
+        gpu: Its name in sentences.
+        bandwidth: Of its memory, in bytes a second.
+        cache: Its L2, in bytes.
+        flops: Dense, a second, by path: bf16, fp8, int8, fp4; a path that it lacks is left out.
+    """
+
+    gpu: str
+    bandwidth: float
+    cache: float
+    flops: Mapping[str, float]
+
+    def path(self, wanted: str) -> tuple[str, float]:
+        """Return a path and its FLOPS: the wanted one, or the fastest where it is not known or there is none."""
+        name = wanted if wanted in self.flops else max(self.flops, key=self.flops.__getitem__)
+        return name, self.flops[name]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The part of a model that every token passes through.
+
+    Attributes:
+        parameters: How many; of a mixture of experts those that are active.
+        bits: What one takes in memory at least, 0 where that is not known.
+        path: The fastest way to multiply with it, "" where that is not known.
+    """
+
+    parameters: float
+    bits: int
+    path: str
+
+
+_HOPPER = {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}
+
+GPUS = {
+    r"\bGB10\b": Peaks("GB10", 273e9, 24 * 2**20, {"bf16": 107e12, "fp8": 213e12, "int8": 213e12, "fp4": 427e12}),
+    r"\bH200\b": Peaks("H200", 4.8e12, 60 * 2**20, _HOPPER),
+    r"\bH100 NVL\b": Peaks("H100 NVL", 3.94e12, 50 * 2**20, _HOPPER),
+    r"\bH100\b": Peaks("H100", 3.35e12, 50 * 2**20, _HOPPER),
+}
+"""By what a GPU's name contains. The 1 PFLOPS of a GB10 and the doubled figures of others are for sparse matrices."""
+
+ACTIVE = {r"gpt-oss-20b": 3.6e9, r"gpt-oss-120b": 5.1e9, r"deepseek-(v3|r1)": 37e9, r"qwen3-coder-next": 3e9}
+"""Active parameters of mixtures of experts whose names tell only how many there are."""
+
+
+def peaks(text: str) -> Peaks | None:
+    """Return the peaks of the GPU that a text names: nvidia-smi's name for it, or a line about a host."""
+    return next((found for pattern, found in GPUS.items() if re.search(pattern, text)), None)
+
+
+# -- what a name tells ------------------------------------------------------------------------------------------------
+
+_PATHS = (
+    (r"a16|marlin", "bf16"),  # weights of 4 bits, activations of 16
+    (r"fp4", "fp4"),
+    (r"fp8|e4m3|e5m2", "fp8"),
+    (r"q\d|int8", "int8"),
+    (r"f16|fp16|f32|kbit", "bf16"),
+)
+_BITS = ((r"fp4", 4), (r"fp8|int8|e4m3|e5m2", 8), (r"q\d", 0), (r"f16|fp16", 16), (r"f32", 32))
+_SIZE = re.compile(r"(?<![a-z0-9.])(a?)(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
+
+
+def path_of(type: str) -> str:
+    """Return the fastest path for weights of a type, as ggml or a document calls it; "" for an unknown one."""
+    name = type.lower()
+    return next((path for pattern, path in _PATHS if re.search(pattern, name)), "")
+
+
+def weights_of(model: str, type: str) -> Weights | None:
+    """Return what the names of a model and of its weights' type tell; None where no size is in them."""
+    parameters = _parameters(model.lower())
+    return None if parameters is None else Weights(parameters, _bits_of(type.lower()), path_of(type))
+
+
+def _parameters(name: str) -> float | None:
+    for pattern, active in ACTIVE.items():
+        if re.search(pattern, name):
+            return active
+    sizes = {a: float(number) * (1e9 if unit == "b" else 1e6) for a, number, unit in _SIZE.findall(name)}
+    if "a" not in sizes and "moe" in name:
+        return None
+    return sizes.get("a", sizes.get(""))
+
+
+def _bits_of(type: str) -> int:
+    """A type of n bits has scales beside them; n is what it takes at least."""
+    found = next((bits for pattern, bits in _BITS if re.search(pattern, type)), 0)
+    quantised = re.search(r"q(\d)", type)
+    return found or (int(quantised[1]) if quantised else 0)
+
+
+# -- what a figure implies --------------------------------------------------------------------------------------------
+
+
+def compute(flops: float, path: str, peaks: Peaks) -> str:
+    """Say by how much FLOPS exceed what the GPU reaches on a path; "" where they do not."""
+    name, most = peaks.path(path)
+    if flops <= BOOST * most:
+        return ""
+    sentence = f"{_tera(flops)} are {flops / most:.1f} times the {_tera(most)} of {peaks.gpu} in {name}"
+    fastest, best = peaks.path("")
+    return f"{sentence}, and more than the {_tera(best)} of {fastest}" if name != fastest and flops > best else sentence
+
+
+def memory(rate: float, peaks: Peaks, moved: float | None = None) -> str:
+    """Say by how much bytes a second exceed the GPU's memory; "" where they do not.
+
+    Args:
+        moved: Bytes of one call: of those that fit in the cache, memory need not see any; None where it is not known.
+    """
+    if rate <= ROUNDING * peaks.bandwidth or (moved is not None and moved <= peaks.cache):
+        return ""
+    times = rate / peaks.bandwidth
+    return f"{rate / 1e9:.0f} GB/s are {times:.1f} times the {peaks.bandwidth / 1e9:.0f} GB/s of {peaks.gpu}"
+
+
+def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = None) -> str:
+    """Say by how much tokens a second exceed what the GPU can multiply, or, one at a time, what it can read.
+
+    Args:
+        streams: How many sequences get one token in each pass over the weights; None for a prompt, whose tokens share
+            a pass, and where it is not known.
+    """
+    size = f"{rate:g} t/s with {weights.parameters / 1e9:g}B parameters"
+    if found := compute(rate * 2 * weights.parameters, weights.path, peaks):
+        return f"{size}: {found}"
+    if streams is None:
+        return ""
+    found = memory(rate / streams * weights.parameters * weights.bits / 8, peaks)
+    shared = f", read once for {streams} sequences" if streams > 1 else ""
+    return f"{size} of {weights.bits} bits{shared}: {found}" if found else ""
+
+
+def _tera(flops: float) -> str:
+    return f"{flops / 1e12:.4g} TFLOPS"
+
+
+def excess(
+    metric: str,
+    params: Mapping[str, Param],
+    value: float,
+    peaks: Peaks,
+    *,
+    weights: Weights | None = None,
+    moved: float | None = None,
+) -> str:
+    """Say why a number of one of llama.cpp's tools cannot be true on a GPU; "" where nothing speaks against it.
+
+    Args:
+        metric: Its name in `units`; for one that this knows nothing about the answer is "".
+        params: The cell's: type_a, n_prompt and n_gen, or pl.
+        value: In the metric's unit.
+        weights: For tokens a second, see `weights_of`; without them nothing is known.
+        moved: For bandwidth, bytes of one call.
+    """
+    if metric == "flops":
+        return compute(value, path_of(str(params.get("type_a", ""))), peaks)
+    if metric == "bandwidth_gb_s":
+        return memory(value * GIB_IN_GB * 1e9, peaks, moved)
+    if weights is None or metric not in ("avg_ts", "speed_pp", "speed_tg", "speed"):
+        return ""
+    return tokens(value, weights, peaks, _streams(metric, params))
+
+
+def _streams(metric: str, params: Mapping[str, Param]) -> int | None:
+    if metric == "avg_ts" and params.get("n_gen") and not params.get("n_prompt"):
+        return 1
+    return int(params["pl"]) if metric == "speed_tg" and "pl" in params else None

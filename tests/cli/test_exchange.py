@@ -1,0 +1,87 @@
+"""`dgxlab import` and `dgxlab export`, as people type them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+from tests.cli.conftest import Project
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+LOG = GOLDEN / "h200" / "tbo-perf-mmid.txt"
+
+
+def test_import_prints_what_it_read(project: Project) -> None:
+    """Into a database that it makes; as JSON with all values, for people as a table; notes on stderr."""
+    ran = project.run("import", "--tool", "test-backend-ops", LOG, "--db", "x.db", "--format", "json")
+    assert ran.rc == 0
+    read = json.loads(ran.out)
+    assert (read["tool"], read["format"], read["file"], read["new"]) == (
+        *("test-backend-ops", "console", "tbo-perf-mmid.txt"),
+        True,
+    )
+    assert read["provenance"] == {"device_description": "NVIDIA H200"}
+    assert read["rows"][0]["params"]["type_a"] == "q4_0"
+    assert read["rows"][0]["values"][0] == {"metric": "time_us", "unit": "us", "values": [6.98], "discarded": ""}
+    again = project.run("import", LOG, "--db", "x.db")
+    assert again.out.startswith(f"{read['import_id']}  test-backend-ops (console), 20 rows: in the record already\n")
+    assert "MUL_MAT_ID type_a=q4_0 n_mats=128 n_used=8 m=768 n=1 " in again.out
+    assert again.err.startswith("note: it was cut short after MUL_MAT_ID(")
+    assert project.run("db", "check", "x.db").out == "ok\n"
+
+
+def test_import_refuses_with_line_reason_and_command(project: Project) -> None:
+    """Exit 9, no database, and what to type to look at the line."""
+    broken = project.folder / "cut here.txt"
+    broken.write_bytes(LOG.read_bytes()[:1200])
+    ran = project.run("import", "cut here.txt", "--db", "x.db")
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.error.startswith("cut here.txt, line 17: ")
+    assert ran.next == "sed -n 17p 'cut here.txt'"
+    assert not (project.folder / "x.db").exists()
+
+
+def test_import_adopts_the_published_record_once(project: Project) -> None:
+    """All of it, then nothing more; the tables of the documents come out of it."""
+    assert project.run("import", "--published", "--db", "x.db").out == (
+        "1072 rows of published added, 26 rows of published_gates added\n"
+    )
+    again = project.run("import", "--published", "--db", "x.db", "--format", "json")
+    assert json.loads(again.out) == {"published": 0, "published_gates": 0}
+    assert "8.5" in project.run("report", "--form", "published", "steps", "--db", "x.db").out
+    assert project.run("import").rc == project.run("import", LOG, "--published").rc == 2
+
+
+def test_import_says_what_there_is(project: Project) -> None:
+    """An unknown tool or format is a usage error."""
+    assert project.run("import", LOG, "--tool", "nvidia-smi").rc == 2
+    assert (
+        "there are console, sql, csv" in project.run("import", LOG, "--tool=test-backend-ops", "--format-of=md").error
+    )
+
+
+def test_export_of_a_measured_project(measured: Project) -> None:
+    """All tools into SQLite, one into csv; which commit stands for which arm is said."""
+    ran = measured.run("export", "runs.sqlite")
+    assert ran.rc == 0
+    assert ran.out.splitlines()[0] == "3 rows of llama-bench in runs.sqlite"
+    assert ran.out.splitlines()[1] == f"  {measured.machine.pin[:8]}  toy"
+    connection = sqlite3.connect(measured.folder / "runs.sqlite")
+    sql = "SELECT (SELECT count(*) FROM llama_bench), (SELECT count(*) FROM test_backend_ops)"
+    counts = connection.execute(sql).fetchone()
+    connection.close()
+    assert counts == (3, 2)
+    told = json.loads(measured.run("export", "ops.csv", "--tool", "test-backend-ops", "--format", "json").out)
+    assert told == {
+        "file": "ops.csv",
+        "tools": [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}],
+    }
+
+
+def test_export_of_nothing(measured: Project) -> None:
+    """A name that no job has, a job that there is not, a file of many tools: said, and nothing written."""
+    assert "has no valid run" in measured.run("export", "x.sqlite", "--name", "other").error
+    assert "no job begins with 'zz'" in measured.run("export", "x.sqlite", "--job", "zz").error
+    assert "name one with --tool" in measured.run("export", "x.csv").error
+    assert [path.name for path in measured.folder.glob("x.*")] == []

@@ -1,0 +1,1 @@
+"""Tests of handing on what was measured."""

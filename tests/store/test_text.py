@@ -1,0 +1,73 @@
+"""The record as text: what git shows of a commit that added to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import SpecError
+from dgxlab.ingest import ingest
+from dgxlab.store import Store, text
+from tests.journals import compared, intend
+
+
+def measured(path: Path, *jobs: str) -> Path:
+    """Make a record with these sessions."""
+    with Store.open(path) as store:
+        for job in jobs:
+            journal = compared(job)
+            intend(store, journal)
+            ingest(store, job, journal.lines())
+    return path
+
+
+def test_more_rows_are_more_lines(tmp_path: Path) -> None:
+    """Each line of the smaller record but the hosts' is in the larger one, in the same order; long values are cut."""
+    small = list(text(measured(tmp_path / "one.db", "job-1")))
+    large = list(text(measured(tmp_path / "two.db", "job-1", "job-2")))
+    kept = [line for line in small if not line.startswith(("hosts ", "jobs ", "_sqlite", "sqlite"))]
+    assert [line for line in large if line in set(kept)] == kept
+    assert any(line.startswith("verdicts ") and '"faster"' in line for line in small)
+    assert max(map(len, large)) < 4000
+    assert small[0].startswith("schema ")
+
+
+def test_nothing_is_written(tmp_path: Path) -> None:
+    """Neither the file nor anything beside it, of a record that nobody may change either."""
+    (tmp_path / "record").mkdir()
+    path = measured(tmp_path / "record" / "x.db", "job-1")
+    before = (path.read_bytes(), sorted(path.parent.iterdir()))
+    assert list(text(path))
+    assert (path.read_bytes(), sorted(path.parent.iterdir())) == before
+
+
+def test_git_shows_rows(tmp_path: Path) -> None:
+    """With the textconv of the README, a diff of two versions is of lines."""
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        return subprocess.run(
+            ["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    git("init", "-q")
+    (tmp_path / ".gitattributes").write_text("results.db diff=dgxlab-db -text\n")
+    git("config", "diff.dgxlab-db.textconv", f"{sys.executable} -m dgxlab db text")
+    measured(tmp_path / "results.db", "job-1")
+    git("add", "results.db", ".gitattributes")
+    git("commit", "-qm", "one")
+    measured(tmp_path / "results.db", "job-2")
+    shown = git("diff")
+    assert "+runs {" in shown
+    assert "job-2" in shown
+    assert not [line for line in shown.splitlines() if line.startswith("-samples")]
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    """One sentence, as everywhere."""
+    (tmp_path / "x.db").write_text("no database\n")
+    with pytest.raises(SpecError):
+        list(text(tmp_path / "x.db"))
