@@ -21,6 +21,7 @@ from dgxlab.cli._options import (
     WaitOption,
 )
 from dgxlab.cli._out import Out, plural, show_error
+from dgxlab.cli._tables import show
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _carry_out(
         from dgxlab import report  # only now: until here it would delay the measuring
 
         made = report.collect_session(opened.store, session.job_id)
-        out.result(made, lambda: report.render(made))
+        show(out, made, lambda: report.render(made))
     out.note(f"{made.summary}; recorded in {database(db)}")
     leave(made, session.error, fail_on)
 

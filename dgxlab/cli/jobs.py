@@ -12,6 +12,7 @@ import typer
 from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host, project
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out, clean, table
+from dgxlab.cli._tables import show
 from dgxlab.cli.ab import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost
 
@@ -78,7 +79,7 @@ def attach(
             error = lost
         again = _again(opened.store.job(found))
         made = report.collect(opened.store, job_id=found)
-        out.result(made, lambda: report.render(made))
+        show(out, made, lambda: report.render(made))
     try:
         if isinstance(made, report.SessionReport):
             leave(made, error)

@@ -23,6 +23,7 @@ from dgxlab.cli._options import (
     WaitOption,
 )
 from dgxlab.cli._out import Out, plural
+from dgxlab.cli._tables import show
 from dgxlab.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool
             made = report.collect_experiment(opened.store, experiment, outcome.source, outcome.host_id)
         else:
             made = report.collect(opened.store, job_id=outcome.job_id)
-        out.result(made, lambda: report.render(made))
+        show(out, made, lambda: report.render(made))
     out.note(f"{_cells(outcome) if bench else _gates(gates)}; recorded in {database(db)}")
     if outcome.error:
         raise outcome.error

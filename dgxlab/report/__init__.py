@@ -1,19 +1,29 @@
 """From results.db to tables: `collect` reads, `render` writes markdown, `model.to_json` gives the JSON twin.
 
+`page` gives the tables of one form, `overview` the latest of everything.
+
 It talks to no host. A table shows the newest valid run of each cell, from one build on one host, with the session, pin,
 series, tree, build and host beneath it. What was asked for and is not there is listed. Builds are compared nowhere but
 in the report of a session of two arms, which shows its verdicts, and nothing of its chains before its end.
 """
 
+from dgxlab.report.asked import KEYS, Asked, asked
 from dgxlab.report.collect import collect, collect_experiment, collect_session
-from dgxlab.report.markdown import render, render_table
+from dgxlab.report.forms import page
+from dgxlab.report.markdown import render, render_overview, render_page, render_table
+from dgxlab.report.overview import overview
 from dgxlab.report.records import (
+    ArmsTable,
     Because,
     Column,
     Discard,
     Failure,
+    Glance,
     Mean,
     Missing,
+    Origin,
+    Overview,
+    Page,
     Provenance,
     Quantity,
     Report,
@@ -23,21 +33,33 @@ from dgxlab.report.records import (
 )
 
 __all__ = [
+    "KEYS",
+    "ArmsTable",
+    "Asked",
     "Because",
     "Column",
     "Discard",
     "Failure",
+    "Glance",
     "Mean",
     "Missing",
+    "Origin",
+    "Overview",
+    "Page",
     "Provenance",
     "Quantity",
     "Report",
     "SessionReport",
     "SessionTable",
     "Table",
+    "asked",
     "collect",
     "collect_experiment",
     "collect_session",
+    "overview",
+    "page",
     "render",
+    "render_overview",
+    "render_page",
     "render_table",
 ]

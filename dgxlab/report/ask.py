@@ -12,6 +12,7 @@ from dgxlab import matrix, plan
 from dgxlab.errors import DgxlabError, UsageError
 from dgxlab.model import (
     PROTOCOL,
+    SESSIONS,
     Arm,
     Cell,
     Experiment,
@@ -27,7 +28,7 @@ from dgxlab.model import (
     digest,
     from_json,
 )
-from dgxlab.store import gate_digest
+from dgxlab.store import OPEN_CHAINS, gate_digest
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -96,14 +97,18 @@ def of_session(store: Store, job: Job) -> Ask:
     return Ask(title, hypothesis(store, job), job.host, job.host_id, arms, job.protocol, job, job.job_id)
 
 
-def of_newest(store: Store, job: Job) -> Ask:
-    """Return what the experiment of its newest session asks for, on the tree that this session had."""
-    name = job.name
+def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
+    """Return what the experiment of its newest session asks for, on the tree that this session had.
+
+    Args:
+        arm_name: Which experiment, where the session has two.
+    """
+    name = arm_name or job.name
     whole = plan_of(job)
     experiment = _experiment(store, job)
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
     asked = _arm_of_plan(whole, arm) if experiment is None else _arm_of_experiment(experiment, arm)
-    why = experiment.hypothesis if experiment else ""
+    why = experiment.hypothesis if experiment else _hypothesis_of(store, name) if arm_name else ""
     return Ask(f"Experiment {name}", why, job.host, job.host_id, (asked,), job.protocol, job)
 
 
@@ -138,6 +143,16 @@ def hypothesis(store: Store, job: Job) -> str:
     return str(found[0]["hypothesis"]) if found else ""
 
 
+def _hypothesis_of(store: Store, name: str) -> str:
+    """Return the hypothesis of the newest experiment of a name that was the subject of a session."""
+    found = store.rows(
+        """SELECT hypothesis FROM experiments JOIN jobs ON jobs.experiment = digest WHERE experiments.name = ?
+           ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+        (name,),
+    )
+    return str(found[0]["hypothesis"]) if found else ""
+
+
 # -- experiments and plans --------------------------------------------------------------------------------------------
 
 
@@ -147,13 +162,9 @@ def newest_job(store: Store, name: str) -> Job:
     Raises:
         UsageError: if there is none; with the newest session of two arms that it is one of, or the nearest name.
     """
-    found = store.rows(
-        # gates alone, perhaps of another tree, do not hide what was measured
-        "SELECT job_id FROM jobs WHERE name = ? ORDER BY kind = 'gate', intent_at DESC, job_id DESC LIMIT 1",
-        (name,),
-    )
-    if found:
-        return store.job(found[0]["job_id"])
+    # gates alone, perhaps of another tree, do not hide what was measured
+    if found := _first(store, "name = :name", "kind = 'gate'", name):
+        return found
     compared = store.rows(
         "SELECT name FROM arms JOIN jobs USING (job_id) WHERE arm = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
         (name,),
@@ -164,9 +175,49 @@ def newest_job(store: Store, name: str) -> Job:
             f"{store.path} has no session of {name!r} alone; it is an arm of {session!r}",
             next=f"dgxlab report {session}",
         )
-    names = [row["name"] for row in store.rows("SELECT DISTINCT name FROM jobs ORDER BY name")]
+    raise _no_session(store, name)
+
+
+UNMEASURED = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name AND status = 'valid')
+                 OR job_id IN ({OPEN_CHAINS})"""  # noqa: S608 - our own
+"""Whether a session has no numbers of an arm, or shows none yet."""
+
+
+def of_arm(store: Store, name: str, host: str = "") -> Ask:
+    """Return what an experiment's newest session asks for, alone or beside another; one that measured it, if any did.
+
+    Args:
+        host: Only sessions there.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
+    job = _first(store, own, UNMEASURED, name, host)
+    if job is None and host and _first(store, own, UNMEASURED, name):
+        raise UsageError(f"{store.path} has no session of {name!r} on {host!r}", next="dgxlab jobs")
+    if job is None:
+        raise _no_session(store, name)
+    if job.kind in SESSIONS and job.name == name:
+        raise UsageError(f"{name!r} compares two experiments; its numbers are in form=verdicts", next="dgxlab jobs")
+    return of_newest(store, job, name)
+
+
+def _first(store: Store, where: str, rank: str, name: str, host: str = "") -> Job | None:
+    """Return the newest session of the lowest rank."""
+    found = store.rows(
+        f"""SELECT job_id FROM jobs WHERE {where} AND (:host = '' OR host = :host)
+            ORDER BY {rank}, intent_at DESC, job_id DESC LIMIT 1""",  # noqa: S608 - our own
+        {"name": name, "host": host},
+    )
+    return store.job(found[0]["job_id"]) if found else None
+
+
+def _no_session(store: Store, name: str) -> UsageError:
+    """Say that an experiment was never measured, with the nearest name that was."""
+    names = [row["name"] for row in store.rows("SELECT name FROM jobs UNION SELECT arm FROM arms ORDER BY 1")]
     near = difflib.get_close_matches(name, names, n=1)
-    raise UsageError(
+    return UsageError(
         f"{store.path} has no session of an experiment {name!r}" + (f"; there is {near[0]!r}" if near else ""),
         next=f"dgxlab report {near[0]}" if near else "dgxlab jobs",
     )

@@ -74,10 +74,12 @@ class Evidence:
 def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     """Look for what `arm` asks. Runs of different builds or hosts are never mixed: the newest pair is taken whole."""
     arms = _arms(store, ask, arm)
-    builds = sorted({row["build_id"] for row in arms})
+    jobs, builds = (sorted({row[key] for row in arms}) for key in ("job_id", "build_id"))
     mine = {(row["job_id"], row["arm"]) for row in arms}
-    runs = [row for row in rows_of(store, RUNS, builds) if (row["job_id"], row["arm"]) in mine]
+    runs = [row for row in rows_of(store, RUNS, jobs) if (row["job_id"], row["arm"]) in mine]
     gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
+    runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the newest wins
+    gates.sort(key=lambda row: (row["at"], row["gate_id"]))
     if not runs and not gates:
         return Evidence(arms[-1]["build_id"] if arms else None, machine(store, ask.host, ask.host_id))
     newest = max(runs + gates, key=lambda row: float(row["at"]))
@@ -99,9 +101,7 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 
 RUNS = f"""SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
                  started AS at, status, reason
-          FROM runs WHERE build_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})
-          ORDER BY started, run_id"""  # noqa: S608 - both are our own
-"""Oldest first: in a dict by cell the newest wins."""
+          FROM runs WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
 
 GATES = """SELECT gates.*, expectations.job_id AS recorded_by
            FROM gates JOIN arms USING (job_id, arm, build_id)

@@ -9,8 +9,24 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dgxlab import units
+from dgxlab.published import Figure
 from dgxlab.report.failures import some
-from dgxlab.report.records import Column, Mean, Provenance, Quantity, Report, SessionReport, SessionTable, Table, Value
+from dgxlab.report.published import PublishedTable
+from dgxlab.report.records import (
+    ArmsTable,
+    Column,
+    Glance,
+    Mean,
+    Overview,
+    Page,
+    Provenance,
+    Quantity,
+    Report,
+    SessionReport,
+    SessionTable,
+    Table,
+    Value,
+)
 
 if TYPE_CHECKING:
     import jinja2
@@ -26,6 +42,14 @@ LABELS = 3
 """Rows or runs that a sentence beneath a table names; the rest are counted."""
 
 
+TEMPLATES = (
+    (PublishedTable, "published_table.md.j2"),
+    (ArmsTable, "arms_table.md.j2"),
+    (SessionTable, "session_table.md.j2"),
+)
+"""By kind of table, its template."""
+
+
 def render(report: Report) -> str:
     """Return the whole report as markdown, one newline at its end."""
     return _render("session.md.j2" if isinstance(report, SessionReport) else "report.md.j2", report=report)
@@ -33,7 +57,22 @@ def render(report: Report) -> str:
 
 def render_table(table: Table) -> str:
     """Return one table with its provenance, without a heading."""
-    return _render("session_table.md.j2" if isinstance(table, SessionTable) else "table.md.j2", table=table)
+    return _render(_template(table), table=table)
+
+
+def render_page(page: Page) -> str:
+    """Return the tables of a form; a heading stands above each where there are several."""
+    return _render("form.md.j2", page=page)
+
+
+def render_overview(overview: Overview) -> str:
+    """Return the latest of everything."""
+    return _render("overview.md.j2", overview=overview)
+
+
+def _template(table: Table) -> str:
+    """Return what renders a table of its kind."""
+    return next((name for kind, name in TEMPLATES if isinstance(table, kind)), "table.md.j2")
 
 
 def escape(text: str) -> str:
@@ -42,7 +81,7 @@ def escape(text: str) -> str:
     return SPECIAL.sub(r"\\\g<0>", flat.strip())
 
 
-def layout(table: Table) -> tuple[list[str], list[str], list[list[str]]]:
+def layout(table: Table | Glance) -> tuple[list[str], list[str], list[list[str]]]:
     """Return header texts, delimiter cells and body texts, in one unit and one number of decimals a column."""
     styles = {column.key: _style(table, column) for column in table.columns if column.metric}
     headers = [_header(column, styles.get(column.key)) for column in table.columns]
@@ -51,7 +90,7 @@ def layout(table: Table) -> tuple[list[str], list[str], list[list[str]]]:
     return headers, rules, body
 
 
-def _style(table: Table, column: Column) -> units.Style:
+def _style(table: Table | Glance, column: Column) -> units.Style:
     cells = [row.get(column.key) for row in table.rows]
     middles = [cell.median if isinstance(cell, Quantity) else cell.mean for cell in cells if _is_measured(cell)]
     return units.style(units.metric(column.metric), middles)
@@ -76,6 +115,8 @@ def _text(value: Value, style: units.Style | None = None) -> str:
     if isinstance(value, Mean):
         style = style or units.style(units.metric(value.metric), [value.mean])
         return style.value(value.mean)
+    if isinstance(value, Figure):
+        return f"{value.text} †" if value.excess else value.text
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
@@ -92,6 +133,13 @@ def _series(origin: Provenance) -> str:
 def _labels(labels: Sequence[str], every: str = "every row") -> str:
     """Name the first of them; none are all."""
     return ", ".join(some(labels, LABELS)) if labels else every
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write whole numbers in order: `13, 15 to 18`."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _spreads(table: Table) -> bool:
@@ -134,8 +182,11 @@ def _environment() -> jinja2.Environment:
         settings=_settings,
         series=_series,
         labels=_labels,
+        counted=lambda count, name: f"{count} {name.removesuffix('s') if count == 1 else name}",
+        ranges=_ranges,
         means=_means,
         spreads=_spreads,
+        template=_template,
         conditions=units.conditions,
     )
     return environment

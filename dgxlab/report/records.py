@@ -8,6 +8,7 @@ from typing import Union
 
 from dgxlab.compare import Difference
 from dgxlab.model import SeriesRef
+from dgxlab.published import Figure
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Mean:
     n: int
 
 
-Value = Union[Quantity, Mean, str, int, float, bool, None]
+Value = Union[Quantity, Mean, Figure, str, int, float, bool, None]
 """What a table's cell holds; None is missing, shown as a dash and never as 0."""
 
 
@@ -174,6 +175,85 @@ class Report:
     tables: tuple[Table, ...]
     missing: tuple[Missing, ...]
     failures: tuple[Failure, ...]
+
+
+# -- forms ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the numbers of one arm of a table come from.
+
+    Attributes:
+        label: What the table calls it.
+        provenance: Of all its numbers.
+        conditions: Range of what was sampled, as in `Table`.
+    """
+
+    label: str
+    provenance: Provenance
+    conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ArmsTable(Table):
+    """A table in which experiments stand beside each other, each with a provenance of its own.
+
+    Attributes:
+        provenance: The first one's.
+        origins: All of them.
+        notes: What else a reader must know, in sentences.
+    """
+
+    origins: tuple[Origin, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What was asked for by the name of a form.
+
+    Attributes:
+        form: Its name.
+        tables: At least one.
+        summary: What stands above them, or "".
+    """
+
+    form: str
+    tables: tuple[Table, ...]
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The latest of everything.
+
+    Attributes:
+        record: The database.
+        tables: Sessions, gates and verdicts, the newest first; those that are empty are left out.
+        counts: What the record holds in all, by name.
+    """
+
+    record: str
+    tables: tuple[Glance, ...]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A table of an overview: a line for each of the newest, with the session that has the rest.
+
+    Attributes:
+        title: What stands above it.
+        columns: As in `Table`.
+        rows: As in `Table`.
+        more: How many older ones there are.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Value], ...]
+    more: int = 0
 
 
 # -- sessions of two arms ---------------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ class Session:
     def gates(self) -> list[tuple[GateStep, Row | None]]:
         """Return every gate step with what came of it, None where it was not run."""
         steps = [step for step in self.plan.steps if isinstance(step, GateStep)]
-        mine = [row for row in rows_of(self.store, GATES, sorted(set(self.builds.values()))) if self._mine(row)]
+        of_builds = rows_of(self.store, GATES, sorted(set(self.builds.values())))
+        mine = [row for row in of_builds if row["job_id"] == self.job.job_id]
         found: list[tuple[GateStep, Row | None]] = []
         for step in steps:  # a gate and its repetition after the chains are told apart by their order
             wanted = (step.arm, gate_digest(step.gate, step.env))
@@ -93,9 +94,6 @@ class Session:
                 mine.remove(row)
             found.append((step, row))
         return found
-
-    def _mine(self, row: Row) -> bool:
-        return bool(row["job_id"] == self.job.job_id)
 
     def gate_tables(self) -> list[SessionTable]:
         """Return the table of all gates, none where there are none."""

@@ -87,7 +87,7 @@ def tables(name: str, arm: ArmAsk, evidence: Evidence) -> tuple[Table, ...]:
 def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
     """Return where cells come from; all have one build and host, see `evidence`."""
     models = {cell.ask.model for cell in cells if isinstance(arm.models.get(cell.ask.model), SyntheticModel)}
-    return _origin(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
+    return origin_of(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
 
 
 def stream_test(params: Mapping[str, Param]) -> str:
@@ -117,7 +117,7 @@ def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
     if any(row.get("env") for row in rows):
         columns.insert(2, Column("env", "env"))
     jobs = (str(row["job_id"]) for row in found if row is not None)
-    return Table("gates", "Gates", tuple(columns), tuple(rows), _origin(name, arm, evidence, jobs))
+    return Table("gates", "Gates", tuple(columns), tuple(rows), origin_of(name, arm, evidence, jobs))
 
 
 def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:
@@ -160,22 +160,24 @@ def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: P
     settings = {key: value for key, value in others[0].items() if key not in varying}
     # not called n: that is a matrix's width in the same table
     columns.append(Column("samples", "samples", numeric=True))
-    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, _conditions(cells), _flags(cells))
+    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, conditions(cells), flags(cells))
 
 
-def _conditions(cells: Sequence[Measured]) -> dict[str, tuple[float, float]]:
+def conditions(cells: Sequence[Measured]) -> dict[str, tuple[float, float]]:
+    """Return `Table.conditions` of these cells."""
     names = _keys(cell.conditions for cell in cells)
     known = {name: [cell.conditions[name] for cell in cells if name in cell.conditions] for name in names}
     return {name: (min(low for low, _ in ranges), max(high for _, high in ranges)) for name, ranges in known.items()}
 
 
-def _flags(cells: Sequence[Measured]) -> tuple[Flag, ...]:
+def flags(cells: Sequence[Measured]) -> tuple[Flag, ...]:
+    """Return what speaks against the runs of these cells, the hard ones first."""
     found: dict[tuple[bool, str], list[str]] = {}
     for cell in cells:
         for flag in cell.flags:
             found.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
-    flags = [Flag(_whose(labels, cells), hard, reason) for (hard, reason), labels in found.items()]
-    return tuple(sorted(flags, key=lambda flag: not flag.hard))
+    made = [Flag(_whose(labels, cells), hard, reason) for (hard, reason), labels in found.items()]
+    return tuple(sorted(made, key=lambda flag: not flag.hard))
 
 
 def _whose(labels: Sequence[str], cells: Sequence[Measured]) -> tuple[str, ...]:
@@ -236,9 +238,10 @@ def env_text(env: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in sorted(env.items()))
 
 
-def _origin(
+def origin_of(
     name: str, arm: ArmAsk, evidence: Evidence, jobs: Iterable[str], synthetic: tuple[str, ...] = ()
 ) -> Provenance:
+    """Return where what these jobs measured for an arm comes from."""
     source = arm.arm.source
     return Provenance(
         experiment=name,

@@ -62,13 +62,13 @@ def verdicts(store: Store, job: Job) -> SessionReport:
         ended=session.ended,
         verdict=whole,
         counts={word: words.count(word) for word in VERDICTS if word in words},
-        summary=_summary(job.kind, whole, words) + _floors(job.kind, found) if session.ended else "",
+        summary=summary(job.kind, whole, words) + _floors(job.kind, found) if session.ended else "",
         differences=tuple(differences(session.plan)),
         progress=() if session.ended else tuple(session.progress()),
     )
 
 
-def _summary(kind: str, whole: str, words: Sequence[str]) -> str:
+def summary(kind: str, whole: str, words: Sequence[str]) -> str:
     """Say how many claims came out how: `faster: 2 of 6 faster, 4 inconclusive`."""
     if not words:
         return f"{PREFIX[kind]}no verdict: the session ended before there was one"

@@ -124,6 +124,7 @@ def session_of_two(
     noise: float | None = None,
     dirty: bool = False,
     candidate: Mapping[str, Any] | None = None,
+    host: Facts = H200,
     **changes: Any,
 ) -> Session:
     """Begin a session of w4a16, a series with its own flags and environment, against stock h200; or of h200 alone.
@@ -132,6 +133,7 @@ def session_of_two(
         noise: The noise floor of every cell, where it is known.
         dirty: The candidate is somebody's checkout.
         candidate: What else differs in it.
+        host: The machine.
     """
     one = h200(**{"session": SessionSpec(cycles=4), **changes})
     two, trees = one, (source(), source())
@@ -141,7 +143,7 @@ def session_of_two(
         two, trees = replace(two, **(candidate or {})), (source(), source(["w4a16"], dirty=dirty))
     plan = planning.make_ab(one, two, trees, job_id=job_id, kind=kind)
     steps = tuple(_known(step, noise) if isinstance(step, ChainStep) and noise else step for step in plan.steps)
-    return Session(store, two, job_id, plan=replace(plan, steps=steps))
+    return Session(store, two, job_id, host=host, plan=replace(plan, steps=steps))
 
 
 def _known(step: ChainStep, sigma: float) -> ChainStep:

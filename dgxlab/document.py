@@ -1,0 +1,201 @@
+"""Blocks of a markdown document that a program keeps: found between two markers, replaced, and nothing else touched.
+
+    <!-- dgxlab:report form=ops experiment=stock,w4a16 cells="q4_K n=512" -->
+    ...
+    <!-- /dgxlab -->
+
+Each marker is a line of its own. In a fenced code block and between backticks they are text like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dgxlab.errors import SpecError, edit
+
+BEGIN = re.compile(r"<!--\s*dgxlab:report((?:\s[^<>]*)?)-->")
+END = re.compile(r"<!--\s*/dgxlab\s*-->")
+HINT = re.compile(r"(?<!\\)<!-*\s*/?\s*dgxlab\b", re.IGNORECASE)
+"""What somebody meant for a marker; behind a backslash it is text in a table."""
+
+WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
+"""A key with its value, which needs quotes only where it has blanks."""
+
+FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
+CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
+
+BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block.
+
+    Attributes:
+        line: Of its first marker, from 1.
+        words: What the marker says, as it is written there.
+        text: Between the markers, with newlines as the document has them.
+    """
+
+    line: int
+    words: Mapping[str, str]
+    text: str
+
+
+class Document:
+    """A document and its blocks.
+
+    Attributes:
+        path: The file.
+        blocks: In order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read a document.
+
+        Raises:
+            SpecError: if it cannot be read, is not UTF-8, or has a marker that is not as it must be, with the line.
+        """
+        self.path = path
+        try:
+            self._bytes = path.read_bytes()
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read: {error.strerror}", next=f"ls -l {path}") from error
+        self._lines = _decoded(path, self._bytes).split("\n")
+        self._spans = list(_spans(path, self._lines))
+        self.blocks = tuple(
+            Block(begin + 1, words, "\n".join(self._lines[begin + 1 : end])) for begin, end, words in self._spans
+        )
+
+    def with_texts(self, texts: Sequence[str]) -> bytes:
+        """Return the document with these texts in its blocks, one each; lines end as the block's first marker does."""
+        made: list[str] = []
+        after = 0
+        for (begin, end, _), text in zip(self._spans, texts, strict=True):
+            made += self._lines[after : begin + 1]
+            made += _between(text, "\r" if self._lines[begin].endswith("\r") else "")
+            after = end
+        return "\n".join([*made, *self._lines[after:]]).encode()
+
+    def is_stale(self, block: Block, text: str) -> bool:
+        """Tell whether a block of it does not hold this text."""
+        carriage = "\r" if self._lines[block.line - 1].endswith("\r") else ""
+        return block.text != "\n".join(_between(text, carriage))
+
+    def write(self, content: bytes) -> bool:
+        """Replace the file by this content, all of it or nothing; returns whether that changed it.
+
+        A link stays a link, and the file keeps its permissions.
+
+        Raises:
+            SpecError: if it cannot be written, or somebody else changed it since it was read.
+        """
+        if content == self._bytes:
+            return False
+        target = self.path.resolve()
+        beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            if target.read_bytes() != self._bytes:
+                raise SpecError(f"{self.path} was changed by another program meanwhile and is left as it is")
+            _write_beside(beside, content, target.stat())
+            beside.replace(target)
+        except OSError as error:
+            said = f"{self.path} cannot be written: {error.strerror}"
+            raise SpecError(said, next=f"ls -ld {target.parent}") from error
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+        return True
+
+
+def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:
+    """Make a file that is on the disk when this returns, with permissions and owner like another's."""
+    with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        with contextlib.suppress(PermissionError):  # of somebody else's file in a shared folder
+            os.fchown(file.fileno(), like.st_uid, like.st_gid)
+        os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
+        os.fsync(file.fileno())
+
+
+def _decoded(path: Path, content: bytes) -> str:
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content:
+        raise SpecError(f"{path} is not UTF-8 text", next=f"file {path}")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8", next=edit(path)) from error
+
+
+def _between(text: str, carriage: str) -> list[str]:
+    """Return the lines between two markers: the text with a blank line before and after it."""
+    return [line + carriage for line in ["", *text.strip("\n").split("\n"), ""]]
+
+
+def _spans(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, Mapping[str, str]]]:
+    """Yield the first and last line of each block, and what its marker says."""
+    begun: tuple[int, Mapping[str, str]] | None = None
+    for number, line in _outside_fences(lines):
+        shown = line.removeprefix(BOM).removesuffix("\r").rstrip(" \t")
+        if found := BEGIN.fullmatch(shown):
+            if begun is not None:
+                raise _refused(path, number, f"a block begins inside the one of line {begun[0] + 1}")
+            begun = number, _words(path, number, found[1])
+        elif END.fullmatch(shown):
+            if begun is None:
+                raise _refused(path, number, "the end of a block that did not begin")
+            yield begun[0], number, begun[1]
+            begun = None
+        elif HINT.search(CODE.sub("", shown)):
+            raise _refused(path, number, _why_not(shown))
+    if begun is not None:
+        raise _refused(path, begun[0], "the block has no end: a line <!-- /dgxlab --> is missing")
+
+
+def _outside_fences(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield lines with their indices, those of fenced code blocks left out."""
+    fence = ""
+    for number, line in enumerate(lines):
+        text = line.strip(" \t\r")
+        found = FENCE.match(text)
+        if fence:
+            closes = found and found["mark"].startswith(fence) and text == found["mark"]
+            fence = "" if closes else fence
+        elif found and not re.match(r"(?: {4}| {0,3}\t)", line):
+            fence = found["mark"]
+        else:
+            yield number, line
+
+
+def _words(path: Path, number: int, text: str) -> Mapping[str, str]:
+    words: dict[str, str] = {}
+    rest = text.strip()
+    while rest:
+        found = WORD.match(rest)
+        if found is None:
+            raise _refused(path, number, f'{rest.split()[0]!r} is not key=value or key="several words"')
+        key, value = found[1], found[3] if found[2] is None else found[2]
+        if key in words:
+            raise _refused(path, number, f"{key} is given twice")
+        words[key] = value
+        rest = rest[found.end() :].lstrip()
+    return words
+
+
+def _why_not(shown: str) -> str:
+    if BEGIN.search(shown) or END.search(shown):
+        return "a marker stands alone on its line, without blanks before it"
+    return "neither <!-- dgxlab:report form=... --> nor <!-- /dgxlab -->"
+
+
+def _refused(path: Path, number: int, why: str) -> SpecError:
+    return SpecError(f"{path}:{number + 1}: {why}", next=edit(path))

@@ -1,0 +1,171 @@
+"""The ledger of a kernel's steps: what each reached on its shapes and prompts, and how that stands to a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dgxlab import units
+from dgxlab.report import levers
+from dgxlab.report.arms import ArmCells, common, find_arms, in_order, of_tools, samples, side_by_side
+from dgxlab.report.ask import CellAsk, op_params
+from dgxlab.report.asked import Asked
+from dgxlab.report.levers import Found
+from dgxlab.report.records import ArmsTable, Column, Quantity, Value
+from dgxlab.report.session import WORDS
+from dgxlab.report.streams import environments
+from dgxlab.report.tables import OPS, SINGLE_STREAM, others_of, rank, stream_test
+
+if TYPE_CHECKING:
+    from dgxlab.store import Store
+
+TOOLS = ("backend-ops", "llama-bench")
+OP_METRICS = ("flops", "bandwidth_gb_s", "time_us")
+"""What a column of an operation shows: the first of these that its rows have."""
+
+OTHER_HOST = "of another host"
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """One column: the cell that every step may have.
+
+    Attributes:
+        key: Identity, whatever the step's environment.
+        label: What is said above it.
+        metric: What it shows of the cell.
+        op: It is of an operation.
+    """
+
+    key: tuple[str, str]
+    label: str
+    metric: str
+    op: bool = False
+
+
+def steps(store: Store, wanted: Asked) -> ArmsTable:
+    """Return a row for each experiment, in the order given, the baseline first where it is not among them.
+
+    Raises:
+        UsageError: if one was never measured, or nothing fits.
+    """
+    names = wanted.experiment
+    if wanted.baseline and wanted.baseline not in names:
+        names = (wanted.baseline, *names)
+    every = find_arms(store, Asked("steps", names, host=wanted.host))
+    found = of_tools(every, TOOLS, wanted)
+    shown, settings = _columns(found)
+    base = next((one for one in found if one.experiment == wanted.baseline), None)
+    rows = [_row(store, one, base, shown) for one in found]
+    columns = [Column("step", "step"), *(Column(_name(cell), cell.label, cell.metric) for cell in shown)]
+    columns.append(Column("samples", "samples", numeric=True))
+    if base is not None:
+        columns.append(Column("ratio", f"vs {base.name}", numeric=True))
+    if any(row["verdict"] for row in rows):
+        columns.append(Column("verdict", "A/B verdict"))
+    columns.append(Column("notes", "notes"))
+    notes = [*environments(found), *_caveats(base, rows)]
+    return side_by_side("steps", "Steps", found, columns, rows, settings=settings, notes=notes)
+
+
+def _caveats(base: ArmCells | None, rows: Sequence[Mapping[str, Value]]) -> Iterator[str]:
+    if base is None:
+        return
+    yield f"vs {base.name} is how many times as fast, over a row's columns from the lowest to the highest"
+    ratios = [str(row["ratio"]) for row in rows]
+    for row in rows:
+        if row["verdict"]:
+            yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of session {row['verdict_session']}"
+    if any(text.endswith("x") for text in ratios):
+        yield "a ratio alone is of the medians above, of sessions apart: no verdict"
+    if OTHER_HOST in ratios:
+        yield f"no ratio is taken between hosts: {base.name} was measured on {base.evidence.host}"
+
+
+def _row(store: Store, one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells]) -> dict[str, Value]:
+    mine = _quantities(one, shown)
+    verdict = levers.newest(store, one.experiment, base.experiment if base else "")
+    return {
+        "step": one.name,
+        **mine,
+        "samples": samples(mine.values()),
+        "ratio": None if base is None else _ratio(one, base, shown, verdict),
+        "verdict": None if verdict is None else verdict.word,
+        "verdict_session": None if verdict is None else verdict.session,
+        "notes": one.ask.hypothesis,
+    }
+
+
+def _ratio(one: ArmCells, base: ArmCells, shown: Sequence[_Cells], verdict: Found | None) -> str | None:
+    """Say how many times as fast as the baseline a step is, over the columns that both have."""
+    if one is base:
+        return "baseline"
+    claimed = {(cell.key[0], "time_us" if cell.op else cell.metric) for cell in shown}
+    if verdict and (gains := [gain for claim, gain in verdict.gains.items() if claim in claimed]):
+        return f"{_ends(gains)} ({WORDS[verdict.kind]})"
+    if one.evidence.host != base.evidence.host:
+        return OTHER_HOST
+    mine, others = _quantities(one, shown), _quantities(base, shown)
+    ratios = []
+    for cell in shown:
+        new, old = mine.get(_name(cell)), others.get(_name(cell))
+        if new is not None and old is not None:
+            share = new.median / old.median
+            ratios.append(share if units.metric(cell.metric).better == "higher" else 1 / share)
+    return _ends(ratios) if ratios else None
+
+
+def _ends(ratios: Sequence[float]) -> str:
+    return " to ".join(dict.fromkeys(f"{share:.2f}x" for share in (min(ratios), max(ratios))))
+
+
+def _quantities(one: ArmCells, shown: Sequence[_Cells]) -> dict[str, Quantity]:
+    by_key = {_key(cell.ask): cell for cell in one.cells}
+    found = ((_name(c), by_key[c.key].quantities.get(c.metric)) for c in shown if c.key in by_key)
+    return {name: quantity for name, quantity in found if quantity is not None}
+
+
+def _columns(found: Sequence[ArmCells]) -> tuple[list[_Cells], dict[str, Value]]:
+    """Return the columns, operations before prompts, and what shapes them all alike."""
+    cells = [cell for one in found for cell in one.cells]
+    asks = in_order(cells, _key)
+    ops = sorted((ask for ask in asks if ask.cell.tool == "backend-ops"), key=lambda ask: rank(OPS, ask))
+    streams = sorted((ask for ask in asks if ask.cell.tool == "llama-bench"), key=lambda ask: rank(SINGLE_STREAM, ask))
+    alike = common([_op_words(ask) for ask in ops])
+    if len(ops) == 1:  # nothing tells it apart, and it still needs a name
+        alike = {key: value for key, value in alike.items() if key not in ("type_a", "n")}
+    shown = []
+    for ask in ops:
+        have = {metric for cell in cells if _key(cell.ask) == _key(ask) for metric in cell.quantities}
+        metric = next((metric for metric in OP_METRICS if metric in have), "")
+        shown.append(_Cells(_key(ask), _op_label(ask, alike), metric, op=True))
+    settings = [_stream_words(ask) for ask in streams]
+    shared = common(settings)
+    for ask, words in zip(streams, settings, strict=True):
+        more = [f"{key}={value}" for key, value in words.items() if key not in shared]
+        label = " ".join([stream_test(ask.cell.params), *more])
+        shown.append(_Cells(_key(ask), label, "avg_ts"))
+    return [cell for cell in shown if cell.metric], {**alike, **shared}
+
+
+def _op_words(ask: CellAsk) -> dict[str, Value]:
+    return {"op": ask.cell.params.get("op_name"), "backend": ask.cell.params.get("backend_name"), **op_params(ask.cell)}
+
+
+def _op_label(ask: CellAsk, alike: Mapping[str, Value]) -> str:
+    words = {key: value for key, value in _op_words(ask).items() if key not in alike}
+    return " ".join(str(value) if isinstance(value, str) else f"{key}={value}" for key, value in words.items())
+
+
+def _stream_words(ask: CellAsk) -> dict[str, Value]:
+    others = {key: value for key, value in others_of(SINGLE_STREAM, ask).items() if key != "env"}
+    return {"model": ask.model, **others}
+
+
+def _key(ask: CellAsk) -> tuple[str, str]:
+    return ask.key, ask.model
+
+
+def _name(cell: _Cells) -> str:
+    return " ".join(filter(None, cell.key))

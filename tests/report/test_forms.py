@@ -1,0 +1,331 @@
+"""Every form against a golden file, and what each of them may be asked; `python -m tests.report.test_forms` writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab import published
+from dgxlab.cli.report import Form
+from dgxlab.errors import UsageError
+from dgxlab.model import CANDIDATE, BackendOpsBench, ChainStep, to_json
+from dgxlab.report import KEYS, ArmsTable, Page, asked, overview, page, render_overview, render_page
+from dgxlab.report.forms import FORMS
+from dgxlab.store import Store
+from tests.journals import CAPPED, CLOCK, THROTTLED, source
+from tests.report.test_markdown import EVIL, tokens
+from tests.report.worlds import H200, Session, h200, numbers, session_of_two
+
+GOLDEN = Path(__file__).resolve().parent / "golden" / "forms"
+MACHINE = dataclasses.replace(
+    H200,
+    details={
+        "cpu": "Xeon",
+        "gpus": [{"name": "NVIDIA H200", "compute_cap": "9.0"}],
+        "driver": {"version": "580.159.04", "cuda": "13.0"},
+        "memory_mib": 131072,
+        "os": "Ubuntu 24.04.3 LTS",
+        "kernel": "6.18",
+    },
+)
+OPS = BackendOpsBench(
+    "MUL_MAT", "CUDA0", {"type_a": ("q4_0", "q4_K"), "type_b": ("f32",), "m": (4096,), "n": (1, 8, 512), "k": (14336,)}
+)
+BENCH = (OPS, *h200().bench[1:])
+
+
+def by(effect: float) -> Any:
+    """Return what runs give whose candidate is so many times as fast."""
+
+    def value(step: ChainStep, role: str, cycle: int) -> float:
+        faster = 1 / effect if step.baseline.tool == "backend-ops" else effect
+        return 1000 * (1 + 0.001 * (2 * cycle % 5)) * (faster if role == CANDIDATE else 1)
+
+    return value
+
+
+def step(store: Store, name: str, job_id: str, **changes: Any) -> Session:
+    """Begin a session of one step of the kernel, a series of its own."""
+    experiment = h200(name=name, series=(name,), bench=BENCH, **changes)
+    return Session(store, experiment, job_id, tree=source([name]), host=MACHINE)
+
+
+def compared(store: Store, name: str, job_id: str, effect: float, hypothesis: str, kind: str = "ab") -> Session:
+    """Hold a session of one step against stock."""
+    changes = {"name": name, "hypothesis": hypothesis}
+    session = session_of_two(store, job_id, kind=kind, noise=0.004, candidate=changes, host=MACHINE, bench=BENCH)
+    session = session.build().gates().chains(by(effect))
+    return session.gates(after=True).end() if kind == "ab" else session.end()
+
+
+def world(store: Store) -> None:
+    """Play the first days of a kernel: stock, steps that help, one that fails, dead ends."""
+    compared(store, "w4a16", "20261110-100000-forms", 1.1, "tiles beat MMQ")
+    compared(store, "swizzle", "20261110-101000-forms", 0.43, "XOR swizzling frees the banks")
+    compared(store, "wide", "20261110-102000-forms", 1.0001, "BN=256 halves the decoding")
+    compared(store, "hint", "20261110-103000-forms", 0.9, "an L2 hint helps", kind="screen")
+    Session(store, h200(bench=BENCH), "20261120-140000-forms", host=MACHINE).build().gates().runs().end()
+    one = step(store, "tiles", "20261120-150000-forms", hypothesis="block tiling beats one warp a tile").build().gates()
+    one.runs(
+        only=["backend-ops"],
+        telemetry=[CLOCK, {**CLOCK, "name": "power.draw", "unit": "W", "min": 90.0, "median": 340.0, "max": 351.0}],
+        flags=[THROTTLED],
+    )
+    one.runs(numbers(17000, 4), only=["llama-bench"], telemetry=[CLOCK], flags=[CAPPED])
+    one.runs(numbers(15000), only=["batched-bench"]).end()
+    two = step(store, "skew", "20261120-160000-forms", hypothesis="a skewed pad frees the banks", env={"PAD": "12"})
+    two.build().gates().runs(numbers(150, 3), only=["backend-ops"]).runs(numbers(36000, 4), only=["llama-bench"]).end()
+    gate = {"passed": 1101, "status": "failed", "rc": 1, "failed": ["type_a=q4_0,n=1"]}
+    three = step(store, "prepack", "20261120-170000-forms", hypothesis="decoding once | is enough").build()
+    three.gates(**gate, reasons=["passed 1101 of 1103"])
+    three.journal.add("error", exit_code=5, message="gate MUL_MAT on CUDA0 failed", next="", details="")
+    three.end("failed", 5)
+    store.know(h200(name="stream-k", hypothesis="stream-k fills the last wave"))
+    last = session_of_two(
+        store, "20261120-180000-forms", host=MACHINE, bench=BENCH, candidate={"name": "async", "hypothesis": "cp.async"}
+    )
+    first = next(last.build().gates().plan.chains)
+    last.place(first, "burn-in", 1, 4242.0)
+    last.save()
+
+
+ASKED = {
+    "steps": {"experiment": "tiles,skew,w4a16", "baseline": "h200", "cells": "q4_0 n=512, q4_K n=512, pp512, pp2048"},
+    "single-stream": {"experiment": "h200,tiles,skew"},
+    "concurrency": {"experiment": "h200,tiles"},
+    "ops": {"session": "20261120-140000-forms"},
+    "gates": {"session": "20261120-140000-forms,20261120-170000-forms,20261110-100000-forms"},
+    "verdicts": {"experiment": "swizzle", "baseline": "h200"},
+    "levers": {},
+    "provenance": {"experiment": "h200,w4a16"},
+}
+"""What each golden file shows; those of the published record have their own."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Give a record that the tests of this module only read."""
+    with Store.open(tmp_path_factory.mktemp("forms") / "results.db") as opened:
+        world(opened)
+        yield opened
+
+
+def shown(store: Store, **words: str) -> str:
+    """Return a form as markdown."""
+    return render_page(page(store, asked(words)))
+
+
+def table(store: Store, **words: str) -> ArmsTable:
+    """Return a form's only table."""
+    (only,) = page(store, asked(words)).tables
+    assert isinstance(only, ArmsTable)
+    return only
+
+
+def refused(store: Store, **words: str) -> str:
+    """Return why a form is not shown."""
+    with pytest.raises(UsageError) as error:
+        page(store, asked(words))
+    return error.value.message.replace(str(store.path), "DB")
+
+
+def test_the_command_line_has_every_form() -> None:
+    """And the program makes each of them."""
+    assert [form.value for form in Form] == list(KEYS) == list(FORMS) == [*ASKED, "published"]
+
+
+@pytest.mark.parametrize("form", ASKED)
+def test_golden(store: Store, form: str) -> None:
+    """The tables are what somebody read and agreed to."""
+    assert shown(store, form=form, **ASKED[form]) == (GOLDEN / f"{form}.md").read_text()
+
+
+def test_golden_overview(store: Store) -> None:
+    """The latest of everything, in a screen."""
+    text = render_overview(overview(store))
+    assert text == (GOLDEN / "overview.md").read_text()
+    assert text.count("\n") <= 32
+
+
+def test_nothing_of_a_session_that_goes_on(store: Store) -> None:
+    """Not even in an overview or a ledger."""
+    every = [shown(store, form=form, **words) for form, words in ASKED.items()]
+    assert "4242" not in "".join([*every, render_overview(overview(store))])
+    assert refused(store, form="verdicts", session="20261120-180000-forms") == (
+        "session 20261120-180000-forms has not ended and shows nothing before"
+    )
+
+
+def test_a_table_names_its_source(store: Store) -> None:
+    """Session, pin, series digest and host stand beneath every form, and there are samples for every number."""
+    for form, words in ASKED.items():
+        made = page(store, asked({"form": form, **words}))
+        for each in made.tables:
+            text = render_page(Page(form, (each,)))
+            assert all(f"{word} " in text for word in ("session", "pin", "series", "host", "tree", "build")), form
+            if form in ("steps", "single-stream", "concurrency", "ops"):
+                assert all(row["samples"] for row in each.rows)
+
+
+def test_the_twin_has_the_numbers(store: Store) -> None:
+    """What is a text in the table is a number beside it in JSON."""
+    twin = json.loads(json.dumps(to_json(page(store, asked({"form": "ops", **ASKED["ops"]})))))
+    row = twin["tables"][0]["rows"][0]
+    assert (row["roofline"], twin["tables"][0]["rows"][0]["type_a"]) == (f"{row['roofline_pct']:.1f}", "q4_0")
+    moved = (4096 * 14336 * 4.5 / 8 + 14336 * 4 + 4096 * 4) / 1e9
+    assert row["rate"]["median"] == pytest.approx(moved / (row["time_us"]["median"] / 1e6))
+    assert row["roofline_pct"] == pytest.approx(100 * row["rate"]["median"] / 4800)
+
+
+def test_the_roofline_of_many_columns_is_their_flops(store: Store) -> None:
+    """At n=512 the H200's integer path is the bound, not its memory."""
+    (only,) = page(store, asked({"form": "ops", **ASKED["ops"], "cells": "q4_K n=512"})).tables
+    (row,) = only.rows
+    assert row["roofline_pct"] == pytest.approx(100 * row["flops"].median / 1979e12, rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_cells_by_words(store: Store) -> None:
+    """A value, a key with its value, a test's name; each pattern must find something."""
+    ops = page(store, asked({"form": "ops", "experiment": "h200", "cells": "type_a=q4_K n=8, q4_0 n=1"})).tables[0]
+    assert [(row["type_a"], row["n"]) for row in ops.rows] == [("q4_0", 1), ("q4_K", 8)]
+    streams = table(store, form="single-stream", experiment="h200", cells="tg32")
+    assert [column.label for column in streams.columns] == ["experiment", "tg32", "samples"]
+    assert refused(store, form="ops", experiment="h200", cells="q4_K, q9_K") == "no cell of form=ops has all of 'q9_K'"
+    assert refused(store, form="single-stream", experiment="h200", model="big") == (
+        "h200 has nothing measured of model big for form=single-stream"
+    )
+
+
+def test_a_ratio_is_better_above_1_and_never_between_hosts(store: Store, tmp_path: Path) -> None:
+    """Also of times; another machine's numbers stand there without one."""
+    with Store.open(tmp_path / "other.db") as other:
+        Session(other, h200(bench=(OPS,)), "20261120-140000-forms").build().runs(numbers(200)).end()
+        step(other, "tiles", "20261120-150000-forms").build().runs(numbers(100), only=["backend-ops"]).end()
+        elsewhere = dataclasses.replace(MACHINE, host_id="other", hostname="other")
+        tree = source(["skew"])
+        far = Session(other, h200(name="skew", bench=(OPS,)), "20261120-160000-forms", tree=tree, host=elsewhere)
+        far.build().runs(numbers(100)).end()
+        words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
+        made = page(other, asked(words)).tables[0]
+    assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another host"]
+
+
+def test_a_step_of_an_ab_session_alone(store: Store) -> None:
+    """An experiment that was only ever a candidate has its numbers and its verdict too."""
+    made = table(store, form="steps", experiment="w4a16", baseline="h200", cells="pp512")
+    told = [(row["step"], row["verdict"], row["ratio"]) for row in made.rows]
+    assert told == [("h200", None, "baseline"), ("w4a16", "faster", "1.10x (A/B)")]
+    assert made.rows[1]["verdict_session"] == "20261110-100000-forms"
+    assert made.rows[1]["notes"] == "tiles beat MMQ"
+
+
+def test_levers_say_how_each_stands(store: Store) -> None:
+    """Dead ends too, and what nobody measured yet; in the order in which they were tried."""
+    rows = table(store, form="levers").rows
+    assert [(row["lever"], row["status"], row.get("verdict")) for row in rows] == [
+        ("w4a16", "promoted", "faster"),
+        ("swizzle", "dead end", "slower"),
+        ("wide", "dead end", "same"),
+        ("hint", "dead end", "screen: slower"),
+        ("h200", "measured", None),
+        ("tiles", "measured", None),
+        ("skew", "measured", None),
+        ("prepack", "failed", None),
+        ("async", "being measured", None),
+        ("stream-k", "not measured", None),
+    ]
+    assert [row["lever"] for row in table(store, form="levers", experiment="wide,tiles").rows] == ["wide", "tiles"]
+    assert refused(store, form="levers", experiment="nosuch") == "DB has no experiment 'nosuch' with a hypothesis"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, f"form is missing; there are {', '.join(KEYS)}"),
+        ({"form": "step", "experiment": "h200"}, "form 'step'; there is 'steps'"),
+        ({"form": "xyz"}, f"form 'xyz'; there are {', '.join(KEYS)}"),
+        ({"form": "ops", "experiments": "h200"}, "form=ops takes no key 'experiments'; there is 'experiment'"),
+        ({"form": "gates", "experiment": "h200", "model": "x"}, "form=gates takes no key 'model'; there are form, "),
+        ({"form": "ops", "experiment": ""}, "experiment has an empty value between its commas"),
+        ({"form": "ops", "experiment": "h200,,x"}, "experiment has an empty value between its commas"),
+        ({"form": "ops", "experiment": "h200,x,h200"}, "experiment names 'h200' twice"),
+        ({"form": "ops", "experiment": "h200", "host": ""}, "host has no value"),
+        ({"form": "ops"}, "form=ops needs experiment or session"),
+        ({"form": "steps"}, "form=steps needs experiment"),
+        ({"form": "published"}, "form=published needs table"),
+        ({"form": "ops", "experiment": "a", "session": "b"}, "experiment and session exclude each other"),
+        ({"form": "ops", "session": "b", "host": "h"}, "a session has its own host"),
+        ({"form": "verdicts", "session": "b", "baseline": "h"}, "a session has its own baseline"),
+    ],
+)
+def test_what_cannot_be_asked(store: Store, words: dict[str, str], said: str) -> None:
+    """Said before the record is looked at."""
+    assert refused(store, **words).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"form": "ops", "experiment": "h2000"}, "DB has no session of an experiment 'h2000'; there is 'h200'"),
+        ({"form": "ops", "experiment": "h200", "host": "dgx"}, "DB has no session of 'h200' on 'dgx'"),
+        ({"form": "ops", "session": "nosuch"}, "DB knows no job nosuch"),
+        ({"form": "ops", "session": "20261110-100000-forms"}, "session 20261110-100000-forms compares"),
+        ({"form": "ops", "experiment": "h200-vs-w4a16"}, "'h200-vs-w4a16' compares two experiments"),
+        ({"form": "verdicts", "experiment": "tiles"}, "DB has no verdict on 'tiles'"),
+        ({"form": "verdicts", "experiment": "w4a16", "baseline": "x"}, "DB has no verdict on 'w4a16' against 'x'"),
+        ({"form": "verdicts", "session": "20261120-140000-forms"}, "session 20261120-140000-forms compares nothing"),
+        ({"form": "concurrency", "experiment": "skew"}, "skew has nothing measured for form=concurrency"),
+        ({"form": "published", "table": "nosuch"}, "there is no published table 'nosuch'; there are steps, "),
+        ({"form": "published", "table": "steps"}, "DB does not hold the published record"),
+    ],
+)
+def test_what_is_not_there(store: Store, words: dict[str, str], said: str) -> None:
+    """One sentence, the nearest name where there is one."""
+    assert refused(store, **words).startswith(said)
+
+
+def test_published_tables_stand_in_a_form(tmp_path: Path) -> None:
+    """Each under its own heading, labelled as nobody's measurement here."""
+    with Store.open(tmp_path / "results.db") as store:
+        published.load(store)
+        text = shown(store, form="published", table="steps,concurrency")
+    assert text.startswith("**W4A16 steps**\n")
+    assert text.count("**published**, not measured here") == 2
+
+
+def test_no_text_of_the_record_can_forge_a_row(tmp_path: Path) -> None:
+    """Hostile hypotheses and errors in a ledger and an overview are text."""
+    with Store.open(tmp_path / "results.db") as store:
+        session = step(store, "tiles", "20261120-150000-forms", hypothesis=EVIL).build()
+        session.journal.add("error", exit_code=4, message=EVIL, next="", details="")
+        session.end("failed", 4)
+        pages = [shown(store, form="levers"), render_overview(overview(store))]
+    for text, rows in zip(pages, (2, 2), strict=True):
+        found = tokens(text)
+        assert sum(token.type == "tr_open" for token in found) == rows
+        inline = {child.type for token in found for child in token.children or []}
+        assert inline <= {"text", "text_special", "code_inline", "softbreak"}
+    assert "h2" not in {token.tag for token in tokens(pages[0])}
+
+
+def test_an_empty_record_has_an_overview(tmp_path: Path) -> None:
+    """Which says so."""
+    with Store.open(tmp_path / "results.db") as store:
+        assert render_overview(overview(store)) == (
+            "# results.db: 0 sessions, 0 experiments, 0 builds, 0 runs, 0 samples\n\nNothing is recorded yet.\n"
+        )
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as made:
+        world(made)
+        for name, words in ASKED.items():
+            (GOLDEN / f"{name}.md").write_text(shown(made, form=name, **words))
+        (GOLDEN / "overview.md").write_text(render_overview(overview(made)))
