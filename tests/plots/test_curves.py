@@ -1,0 +1,162 @@
+"""The pictures of a report: concurrency and operations, from the real output of an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+
+from dgxlab.model import CANDIDATE, BatchedBench, ChainStep
+from dgxlab.plots import curves
+from dgxlab.plots.curves import MOST, Chart
+from dgxlab.report import Quantity, Report, Table, collect
+from dgxlab.store import Store
+from tests.report.worlds import session_of_two, whole
+
+A = "20261120-103000-h200-a"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Give an empty record."""
+    with Store.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def made(store: Store) -> Report:
+    """Give the report of the whole H200 session."""
+    whole(store)
+    return collect(store, "h200")
+
+
+def chart(report: Report, form: str) -> Chart:
+    """Return the only picture of a form."""
+    (found,) = (one for one in curves.charts(report) if one.form == form)
+    return found
+
+
+def table(report: Report, form: str) -> Table:
+    """Return the only table of a form."""
+    (found,) = (one for one in report.tables if one.form == form)
+    return found
+
+
+def lines(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
+    """Return what is drawn, by label."""
+    found = {}
+    for container in axes.containers:
+        assert isinstance(container, ErrorbarContainer)
+        data = container.lines[0]
+        found[str(container.get_label())] = ([float(x) for x in data.get_xdata()], [float(y) for y in data.get_ydata()])
+    return found
+
+
+def test_concurrency_has_both_speeds_against_b(made: Report) -> None:
+    """The numbers are those of the table, in its unit."""
+    figure = curves.figure(chart(made, "concurrency"))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["Prompt, S_PP", "Generation, S_TG"]
+    rows = table(made, "concurrency").rows
+    for axes, metric in zip(figure.axes, ("speed_pp", "speed_tg"), strict=True):
+        ((xs, ys),) = lines(axes).values()
+        values = [row[metric] for row in rows]
+        assert xs == [row["B"] for row in rows] == [8, 32, 64]
+        assert ys == [value.median for value in values if isinstance(value, Quantity)]
+        assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "B, sequences at once", "t/s")
+        assert [float(tick) for tick in axes.get_xticks()] == xs
+        assert axes.get_ylim()[0] == 0
+
+
+def test_operations_have_a_line_for_each_type_against_n(made: Report) -> None:
+    """In TFLOPS, as the table shows them; n is logarithmic."""
+    one = chart(made, "ops")
+    assert [curve.identity for curve in one.curves] == [{"type_a": "q4_0"}, {"type_a": "q4_K"}]
+    (axes,) = curves.figure(one).axes
+    assert (axes.get_xscale(), axes.get_ylabel(), axes.get_xlabel()) == ("log", "TFLOPS", "n, columns")
+    rows = [row for row in table(made, "ops").rows if row["type_a"] == "q4_K"]
+    xs, ys = lines(axes)["type_a q4_K"]
+    assert xs == [1, 8, 512]
+    flops = [row["flops"] for row in rows]
+    assert ys == pytest.approx([value.median / 1e12 for value in flops if isinstance(value, Quantity)])
+
+
+def test_what_all_lines_share_is_said_once(made: Report) -> None:
+    """Above the panels, with session, pin, series and host; a single line needs no legend."""
+    figure = curves.figure(chart(made, "ops"))
+    said = " ".join(text.get_text() for text in figure.texts)
+    assert "experiment h200 · m 4096 · k 14336" in said
+    assert f"session {A} · host h200 (h200-7" in said
+    assert "pin e3a74b299085 · series none" in said
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["type_a q4_0", "type_a q4_K"]
+    assert curves.figure(chart(made, "concurrency")).legends == []
+
+
+def test_lines_differ_in_colour_marker_and_dashes(made: Report) -> None:
+    """No reader depends on colour alone."""
+    (axes,) = curves.figure(chart(made, "ops")).axes
+    drawn = [container.lines[0] for container in axes.containers if isinstance(container, ErrorbarContainer)]
+    looks = [(line.get_color(), line.get_marker(), line.get_linestyle()) for line in drawn]
+    assert all(len(set(kind)) == len(drawn) for kind in zip(*looks, strict=True))
+
+
+def test_a_spread_is_drawn_and_explained(made: Report) -> None:
+    """As bars of that length on both sides; a single sample has none."""
+    plain = table(made, "ops")
+    rows = [{**row, "flops": Quantity("flops", "FLOPS", 2e12, 5, 1e11)} for row in plain.rows]
+    figure = curves.figure(chart(replace(made, tables=(replace(plain, rows=tuple(rows)),)), "ops"))
+    (bars,) = {tuple(float(y) for y in seg[:, 1]) for c in figure.axes[0].collections for seg in c.get_segments()}
+    assert bars == pytest.approx((1.9, 2.1))
+    assert any("bars: their scaled MAD" in text.get_text() for text in figure.texts)
+    assert not any("MAD" in text.get_text() for text in curves.figure(chart(made, "ops")).texts)
+
+
+def test_experiments_of_one_report_are_lines_of_one_picture(made: Report) -> None:
+    """Tables with the same title belong together; each has its own pin and series beneath."""
+    one = table(made, "concurrency")
+    other = replace(one, provenance=replace(one.provenance, experiment="w4a16", dirty=True))
+    found = chart(replace(made, tables=(one, other)), "concurrency")
+    assert [curve.identity for curve in found.curves] == [{"experiment": "h200"}, {"experiment": "w4a16"}]
+    said = " ".join(text.get_text() for text in curves.figure(found).texts)
+    assert "w4a16: pin e3a74b299085 · series none · dirty tree" in said
+
+
+def test_many_lines_are_spread_over_pictures(made: Report) -> None:
+    """No picture has more than can be told apart."""
+    one = table(made, "ops")
+    many = [{**row, "type_a": f"t{i}"} for i in range(MOST + 1) for row in one.rows if row["type_a"] == "q4_0"]
+    found = curves.charts(replace(made, tables=(replace(one, rows=tuple(many)),)))
+    assert [len(each.curves) for each in found] == [MOST, 1]
+    assert len(curves.figure(found[1]).legends) == 1
+    figure = curves.figure(found[0])
+    figure.canvas.draw()
+    assert figure.legends[0].get_window_extent().x1 < figure.bbox.x1
+
+
+def test_one_number_is_no_curve(made: Report) -> None:
+    """Nor is single stream, nor a table whose rows have no n."""
+    one, ops = table(made, "concurrency"), table(made, "ops")
+    nameless = tuple({key: value for key, value in row.items() if key != "n"} for row in ops.rows)
+    few = (replace(one, rows=one.rows[:1]), replace(ops, rows=nameless), table(made, "single-stream"))
+    assert curves.charts(replace(made, tables=few)) == []
+
+
+def test_verdicts_on_concurrency_are_two_lines(store: Store) -> None:
+    """The means of both arms, over the cycles that count; nothing before the session has ended."""
+    session = session_of_two(store, A, bench=(BatchedBench("q4k", (128,), (64,), (8, 32), {"n_ubatch": (2048,)}),))
+
+    def value(step: ChainStep, role: str, cycle: int) -> float:
+        return 1100.0 if role == CANDIDATE else 1000.0
+
+    session.build().gates().chains(value).save()
+    assert curves.charts(collect(store, job_id=A)) == []
+    session.gates(after=True).end()
+    figure = curves.figure(chart(collect(store, job_id=A), "concurrency"))
+    for axes in figure.axes:
+        (one, (_, a)), (two, (_, b)) = lines(axes).items()
+        assert (one, two) == ("baseline h200", "candidate w4a16")
+        assert a == pytest.approx([1000, 1000])
+        assert b == pytest.approx([1100, 1100])
