@@ -150,7 +150,7 @@ def test_a_session_over_ssh(far: Far) -> None:
     assert (verdict["verdict"], verdict["promoted"], verdict["metric"]) == ("slower", 0, "avg_ts")
     assert verdict["effect"] < -0.3
     assert far.run("db", "check").out == "ok\n"
-    assert far.run("report").out == held.out
+    assert far.run("report", verdict["job_id"]).out == held.out
 
 
 def test_killed_and_cut_the_session_is_followed(far: Far) -> None:
