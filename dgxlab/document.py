@@ -13,12 +13,13 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgxlab.errors import SpecError, edit
+from dgxlab.errors import AGAIN, SpecError, edit
 
 BEGIN = re.compile(r"<!--\s*dgxlab:report((?:\s[^<>]*)?)-->")
 END = re.compile(r"<!--\s*/dgxlab\s*-->")
@@ -30,6 +31,9 @@ WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
 
 FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
 CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
+
+ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+"""Without any of these a file is meant to stay as it is, also to root, who may write it."""
 
 BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
@@ -67,7 +71,7 @@ class Document:
         try:
             self._bytes = path.read_bytes()
         except OSError as error:
-            raise SpecError(f"{path} cannot be read: {error.strerror}", next=f"ls -l {path}") from error
+            raise SpecError(f"{path} cannot be read: {error.strerror}", next=_look(path)) from error
         self._lines = _decoded(path, self._bytes).split("\n")
         self._spans = list(_spans(path, self._lines))
         self.blocks = tuple(
@@ -92,10 +96,11 @@ class Document:
     def write(self, content: bytes) -> bool:
         """Replace the file by this content, all of it or nothing; returns whether that changed it.
 
-        A link stays a link, and the file keeps its permissions.
+        A link stays a link, and the file keeps its permissions; one that is read-only is left alone, though its folder
+        would let a new file take its place.
 
         Raises:
-            SpecError: if it cannot be written, or somebody else changed it since it was read.
+            SpecError: if it cannot be written or is not to be, or somebody else changed it since it was read.
         """
         if content == self._bytes:
             return False
@@ -103,16 +108,24 @@ class Document:
         beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             if target.read_bytes() != self._bytes:
-                raise SpecError(f"{self.path} was changed by another program meanwhile and is left as it is")
-            _write_beside(beside, content, target.stat())
+                said = f"{self.path} was changed by another program meanwhile and is left as it is"
+                raise SpecError(said, next=AGAIN)
+            like = target.stat()
+            if not (like.st_mode & ANYBODY_WRITES and os.access(target, os.W_OK)):
+                raise SpecError(f"{self.path} is read-only and is left as it is", next=_look(target))
+            _write_beside(beside, content, like)
             beside.replace(target)
         except OSError as error:
             said = f"{self.path} cannot be written: {error.strerror}"
-            raise SpecError(said, next=f"ls -ld {target.parent}") from error
+            raise SpecError(said, next=f"ls -ld {shlex.quote(str(target.parent))}") from error
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
         return True
+
+
+def _look(path: Path) -> str:
+    return f"ls -l {shlex.quote(str(path))}"
 
 
 def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:
@@ -128,7 +141,7 @@ def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:
 
 def _decoded(path: Path, content: bytes) -> str:
     if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content:
-        raise SpecError(f"{path} is not UTF-8 text", next=f"file {path}")
+        raise SpecError(f"{path} is not UTF-8 text", next=f"file {shlex.quote(str(path))}")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

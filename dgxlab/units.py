@@ -62,10 +62,13 @@ METRICS = {
         _plain("speed", "t/s", "higher", "S"),
         _plain("time_us", "us", "lower", "time"),
         Metric("flops", "FLOPS", "higher", "", _FLOPS),
-        _plain("bandwidth_gb_s", "GB/s", "higher", ""),
+        Metric("bandwidth_gb_s", "GB/s", "higher", "", (Scale("GiB/s", 1.0),)),  # llama.cpp divides by 2^30
     )
 }
 """Every metric that is stored, by name."""
+
+COMPUTED = {metric.name: metric for metric in (_plain("rate", "GB/s", "higher", ""),)}
+"""Those that reports compute: bytes a second, by 10^9."""
 
 
 def metric(name: str) -> Metric:
@@ -75,7 +78,7 @@ def metric(name: str) -> Metric:
         ValueError: if there is none.
     """
     try:
-        return METRICS[name]
+        return METRICS[name] if name in METRICS else COMPUTED[name]
     except KeyError:
         raise ValueError(f"{name!r} is no metric; there are {', '.join(METRICS)}") from None
 

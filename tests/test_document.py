@@ -168,3 +168,15 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(path: Path) -> 
         document.write(document.with_texts(["new"]))
     assert path.read_text() == f"{BLOCK}\nmine"
     assert [file.name for file in path.parent.iterdir()] == ["plan.md"]
+
+
+def test_a_read_only_file_is_not_replaced(path: Path) -> None:
+    """Its folder would allow it, and to root the file would too."""
+    path.write_text(BLOCK)
+    path.chmod(0o444)
+    document = Document(path)
+    with pytest.raises(SpecError, match="is read-only and is left as it is") as error:
+        document.write(document.with_texts(["new"]))
+    assert error.value.next == f"ls -l {path}"
+    assert path.read_text() == BLOCK
+    assert [file.name for file in path.parent.iterdir()] == ["plan.md"]

@@ -37,7 +37,8 @@ def test_registry_is_llama_cpps_own_columns() -> None:
         ("avg_ts", [1.2345, 36503.9], "t/s", ["1.2", "36503.9"]),
         ("speed_tg", [60.1, None, 2064.0], "t/s", ["60.1", units.MISSING, "2064.0"]),
         ("time_us", [143.7, 1214.0], "us", ["143.7", "1214.0"]),
-        ("bandwidth_gb_s", [0.0531], "GB/s", ["0.0531"]),
+        ("bandwidth_gb_s", [0.0531], "GiB/s", ["0.0531"]),
+        ("rate", [0.0531], "GB/s", ["0.0531"]),
         ("avg_ts", [None], "t/s", [units.MISSING]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +34,10 @@ class Form(StrEnum):
     levers = "levers"
     provenance = "provenance"
     published = "published"
+
+
+TOOLS = {Form.ops: "backend-ops", Form.single_stream: "llama-bench", Form.concurrency: "batched-bench"}
+"""Whose numbers a form shows, where it is one tool's."""
 
 
 def report(  # noqa: PLR0913, PLR0917 - each is an option
@@ -88,7 +93,8 @@ def _documents(opened: Store, named: Sequence[str], out: Out, *, update: bool, a
 
     word = "--update" if update else "--check"
     if not alone:
-        raise UsageError(f"{word} takes documents and nothing else; what they show is in them")
+        documents = shlex.join(["dgxlab", "report", word, *(named or ["plans/w4a16.md"])])
+        raise UsageError(f"{word} takes documents and nothing else; what they show is in them", next=documents)
     if not named:
         raise UsageError(f"{word} needs a document", next=f"dgxlab report {word} plans/w4a16.md")
     (_living.update if update else _living.check)(opened, [Path(name) for name in named], out)
@@ -98,8 +104,13 @@ def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, s
     from dgxlab import report as reports
 
     words = {"form": form.value, **_subject(opened, form, named), **given}
+    try:
+        wanted = reports.asked(words)
+    except UsageError as error:
+        error.next = error.next or "dgxlab report --help"
+        raise
     with naming_a_host(instead="dgxlab jobs"):
-        made = reports.page(opened, reports.asked(words))
+        made = reports.page(opened, wanted)
     show(out, made, lambda: reports.render_page(made))
 
 
@@ -112,7 +123,7 @@ def _subject(opened: Store, form: Form, named: Sequence[str]) -> dict[str, str]:
     if not named and form is Form.verdicts:
         return {"session": _newest_verdict(opened)}
     if not named and form is not Form.levers:
-        named = _newest(opened)
+        named = _newest(opened, TOOLS.get(form))
     sessions = [_session(opened, name) for name in named]
     pairs = {
         "session": ",".join(session for session in sessions if session),
@@ -167,9 +178,14 @@ def _session(opened: Store, name: str) -> str | None:
     return the_one(found, name)
 
 
-def _newest(opened: Store) -> list[str]:
-    """Return the names of the experiments that ran last: one, or both arms of a session."""
-    job = opened.latest_job()
+def _newest(opened: Store, tool: str | None) -> list[str]:
+    """Return the names of the experiments that ran last, those with numbers of the tool first: one, or both arms."""
+    measured = opened.rows(
+        """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM runs WHERE tool = ? AND status = 'valid')
+           ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+        (tool,),
+    )
+    job = opened.job(measured[0]["job_id"]) if measured else opened.latest_job()
     if job is None:
         raise UsageError("nothing is recorded yet", next="dgxlab run experiments/quickstart.yaml")
     arms = opened.rows("SELECT arm FROM arms WHERE job_id = ? ORDER BY rowid", (job.job_id,))

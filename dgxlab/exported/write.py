@@ -25,7 +25,8 @@ def write(path: Path, tools: Sequence[Exported]) -> None:
     """
     encode = SUFFIXES.get(path.suffix)
     if not encode:
-        raise UsageError(f"{path.name} says no format: name it {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")
+        names = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+        raise UsageError(f"{path.name} says no format: name it {names}", next="dgxlab export --help")
     if path.exists():
         raise UsageError(
             f"{path} is there already, and nothing is written over", next=f"ls -l {shlex.quote(str(path))}"
@@ -33,7 +34,8 @@ def write(path: Path, tools: Sequence[Exported]) -> None:
     if len(tools) > 1 and encode is not _sqlite:
         names = " and ".join(each.tool for each in tools)
         raise UsageError(
-            f"one {path.suffix} file holds the rows of one tool, and there are {names}: name one with --tool"
+            f"one {path.suffix} file holds the rows of one tool, and there are {names}: name one with --tool",
+            next="dgxlab export --help",
         )
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-export-") as folder:

@@ -38,7 +38,7 @@ def lines(text: str) -> Reading:
     Values of a row that says `"passed": false` are discarded.
 
     Raises:
-        Refused: if a row is broken, has no value, or one that is no finite number.
+        Refused: if a row is broken, has no value, or one that is no finite number or cannot be below 0 and is.
     """
     return Reading(tuple(_row(line) for line in json_lines(text)), {})
 
@@ -60,7 +60,10 @@ def _samples(name: str, said: Any, number: int) -> tuple[float, ...]:
     samples = said if isinstance(said, list) else [said]
     if not samples:
         raise Refused(f"{name} is an empty list", number)
-    return tuple(finite_at(name, sample, number) for sample in samples)
+    found = tuple(finite_at(name, sample, number) for sample in samples)
+    if name in METRICS and min(found) < 0:
+        raise Refused(f"{name} is {min(found):g}, below 0", number)
+    return found
 
 
 def _label(params: Mapping[str, Any]) -> str:

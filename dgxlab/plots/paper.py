@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 import sys
 import textwrap
 import warnings
@@ -237,5 +238,7 @@ def write(figure: Figure, path: Path) -> Path:
         part.write_bytes(content)
         part.replace(path)
     except OSError as error:
-        raise UsageError(f"the picture {path} cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"the picture {path} cannot be written: {error.strerror}", next=f"ls -ld {shlex.quote(str(path.parent))}"
+        ) from error
     return path

@@ -78,7 +78,7 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     mine = {(row["job_id"], row["arm"]) for row in arms}
     runs = [row for row in rows_of(store, RUNS, jobs) if (row["job_id"], row["arm"]) in mine]
     gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
-    runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the newest wins
+    runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the last wins
     gates.sort(key=lambda row: (row["at"], row["gate_id"]))
     if not runs and not gates:
         return Evidence(arms[-1]["build_id"] if arms else None, machine(store, ask.host, ask.host_id))
@@ -86,7 +86,9 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     context = (newest["build_id"], newest["host_id"])
     runs = [row for row in runs if (row["build_id"], row["host_id"]) == context]
     gates = [row for row in gates if (row["build_id"], row["host_id"]) == context]
-    valid = [row for row in runs if row["status"] == "valid"]
+    # one run of many in a chain counts where nothing else gave the cell: beside those of an ordinary session it would
+    # be another day's, and the last of a session that may have drifted
+    valid = sorted((row for row in runs if row["status"] == "valid"), key=lambda row: not row["in_chain"])
     return Evidence(
         newest["build_id"],
         machine(store, ask.host, newest["host_id"]),
@@ -100,7 +102,7 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 # -- queries ----------------------------------------------------------------------------------------------------------
 
 RUNS = f"""SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
-                 started AS at, status, reason
+                 started AS at, status, reason, run_id IN (SELECT run_id FROM chain_runs) AS in_chain
           FROM runs WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
 
 GATES = """SELECT gates.*, expectations.job_id AS recorded_by

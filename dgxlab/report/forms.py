@@ -130,7 +130,10 @@ def _published(store: Store, wanted: Asked) -> Page:
     tables = {make.__name__: make for make in published.TABLES}
     absent = [name for name in wanted.table if name not in tables]
     if absent:
-        raise UsageError(f"there is no published table {absent[0]!r}; there are {', '.join(tables)}")
+        raise UsageError(
+            f"there is no published table {absent[0]!r}; there are {', '.join(tables)}",
+            next="dgxlab report --form published",
+        )
     return Page(wanted.form, tuple(tables[name](store) for name in wanted.table))
 
 

@@ -32,6 +32,7 @@ LATEST_GATES = """WITH ranked AS (
 def overview(store: Store) -> Overview:
     """Return the newest sessions, gates and verdicts, and how many there are."""
     counts = {name: _count(store, sql) for name, sql in COUNTS.items()}
+    counts |= {name: count for name, sql in ELSEWHERE.items() if (count := _count(store, sql))}
     tables = (_sessions(store, counts["sessions"]), _gates(store), _verdicts(store))
     return Overview(store.path.name, tuple(table for table in tables if table.rows), counts)
 
@@ -43,6 +44,12 @@ COUNTS: Mapping[str, str] = {
     "runs": "SELECT count(*) AS n FROM runs",
     "samples": "SELECT count(*) AS n FROM samples",
 }
+
+ELSEWHERE: Mapping[str, str] = {
+    "imported files": "SELECT count(*) AS n FROM imports",
+    "published figures": "SELECT (SELECT count(*) FROM published) + (SELECT count(*) FROM published_gates) AS n",
+}
+"""What was not measured here; left out where there is none."""
 
 
 def _count(store: Store, sql: str) -> int:

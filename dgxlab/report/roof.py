@@ -29,7 +29,7 @@ _TYPES = {
 BITS: Mapping[str, float] = {name: bits for bits, names in _TYPES.items() for name in names.split()}
 """What a weight takes in ggml's blocks, their scales among it."""
 
-RATE = Column("rate", "", "bandwidth_gb_s")
+RATE = Column("rate", "", "rate")
 SHARE = Column("roofline", "% of roofline", numeric=True)
 
 
@@ -67,7 +67,7 @@ def _row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
         return {}
     flops, moved = shape
     seconds = time.median / 1e6
-    row: dict[str, Value] = {"rate": Quantity("bandwidth_gb_s", "GB/s", moved / seconds / 1e9, time.n)}
+    row: dict[str, Value] = {"rate": Quantity("rate", "GB/s", moved / seconds / 1e9, time.n)}
     if peaks is not None:
         _, most = peaks.path(roofline.path_of(str(params.get("type_a"))))
         share = 100 * max(flops / most, moved / peaks.bandwidth) / seconds

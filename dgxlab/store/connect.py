@@ -108,6 +108,7 @@ def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return HostBusy(f"{path} was locked by another program for {BUSY_S:.0f} s", next=f"fuser {path}")
+    copies = path.with_name(f"{path.name}.backups")
     sentence = {
         sqlite3.SQLITE_FULL: f"the disk that holds {path} is full",
         sqlite3.SQLITE_READONLY: f"{path} cannot be written",
@@ -115,7 +116,7 @@ def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
         sqlite3.SQLITE_PERM: f"{path} cannot be opened",
         sqlite3.SQLITE_IOERR: f"the disk that holds {path} does not read or write",
         sqlite3.SQLITE_NOTADB: f"{path} is not an SQLite database",
-        sqlite3.SQLITE_CORRUPT: f"{path} is damaged, copies are in {path.name}.backups",
+        sqlite3.SQLITE_CORRUPT: f"{path} is damaged" + f", copies are in {copies.name}" * copies.is_dir(),
     }.get(code)
     nexts = {
         sqlite3.SQLITE_FULL: f"df {path.parent}",

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import shutil
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -82,6 +83,37 @@ def test_what_does_not_go_together(measured: Project, args: tuple[str, ...], sai
     ran = measured.run("report", *args)
     assert (ran.rc, ran.out) == (2, "")
     assert ran.error.startswith(said)
+    assert "\nnext: dgxlab " in ran.err
+
+
+def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:
+    """A newer session without operations does not hide the older one that has them."""
+    ops = measured.run("report", "--form", "ops").out
+    newer = tmp_path / "newer.db"
+    newer.write_bytes((measured.folder / "results.db").read_bytes())
+    changed = {
+        "job_id": "'20991231-000000-idle-aaaaaa'",
+        "run_id": "run_id || 'x'",
+        "name": "'idle'",
+        "arm": "'idle'",
+        "intent_at": "intent_at + 9",
+    }
+    with sqlite3.connect(newer) as db:
+        for table, where in (("jobs", "1"), ("arms", "1"), ("runs", "tool = 'batched-bench'")):
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            chosen = ", ".join(changed.get(column, column) for column in columns)
+            db.execute(f"INSERT INTO {table} SELECT {chosen} FROM {table} WHERE {where}")  # noqa: S608 - our own
+    assert "| 20991231-000000-idle-aaaaaa | run |" in measured.run("report", "--db", str(newer)).out
+    assert measured.run("report", "--form", "ops", "--db", str(newer)).out == ops
+
+
+def test_alone_it_counts_what_was_not_measured_here(measured: Project, tmp_path: Path) -> None:
+    """A record of published figures alone is not an empty one."""
+    path = str(tmp_path / "published.db")
+    assert measured.run("import", "--published", "--db", path).rc == 0
+    ran = measured.run("report", "--db", path)
+    assert ran.out.splitlines()[0].endswith(", 0 samples, 1098 published figures")
+    assert ran.out.endswith("\nNothing was measured yet.\n")
 
 
 def test_pictures_are_linked_below(measured: Project) -> None:

@@ -114,7 +114,8 @@ def test_what_the_file_cannot_be(store: Store, tmp_path: Path) -> None:
         (folder / "rows.csv", ["llama-bench", "test-backend-ops"], "name one with --tool"),
         (folder / "no" / "rows.csv", ["llama-bench"], "cannot write"),
     ):
-        with pytest.raises(UsageError, match=sentence):
+        with pytest.raises(UsageError, match=sentence) as error:
             written(store, path, *tools)
+        assert error.value.next
     assert there.read_text() == "mine"
     assert list(folder.iterdir()) == [there]

@@ -293,6 +293,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, sentence: st
         ('{"a": 1\n', "line 1: a broken row: Expecting ',' delimiter"),
         ('{"time_us": []}\n', "line 1: time_us is an empty list"),
         ('{"time_us": "fast"}\n', "line 1: time_us is 'fast', not a number"),
+        ('{"time_us": [2, -3]}\n', "line 1: time_us is -3, below 0"),
         ('{"time_us": 1, "time_us": 2}\n', "line 1: a broken row: time_us is there twice"),
         ('x{"time_us": 1}\n{"time_us": 1}\n', "line 1: a broken row: something stands before its {"),
         ('{"n_prompt": 512, "avg_ts": 3}\n', "line 1: a row without n_gen"),

@@ -86,8 +86,9 @@ def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> N
     plots.chain(store, A, path)
     chunks(path.read_bytes())
     assert list(path.parent.iterdir()) == [path]
-    with pytest.raises(UsageError, match="cannot be written: "):
+    with pytest.raises(UsageError, match="cannot be written: ") as error:
         plots.chain(store, A, path / "below-a-file.png")
+    assert error.value.next == f"ls -ld {path}"
 
 
 def test_strange_letters_do_not_stop_it(store: Store, tmp_path: Path) -> None:

@@ -124,7 +124,10 @@ def test_each_op_backend_and_model_has_its_table(store: Store) -> None:
 
 
 def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
-    """FLOPS for one shape, bandwidth for the other: two columns with a dash each, no zero."""
+    """FLOPS for one shape, bandwidth for the other: two columns with a dash each, no zero.
+
+    What llama.cpp calls GB/s are GiB/s.
+    """
 
     def tool(step: RunStep) -> tuple[CellResult, ...]:
         metrics = [("flops", "FLOPS", 5.77e12), ("bandwidth_gb_s", "GB/s", 273.0)]
@@ -137,7 +140,7 @@ def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
     Session(store, experiment, JOB).build().runs(tool).end()
     (table,) = collect(store, "h200").tables
     headers, _, body = layout(table)
-    assert headers == ["n", "TFLOPS", "GB/s", "samples"]
+    assert headers == ["n", "TFLOPS", "GiB/s", "samples"]
     assert body == [["1", "5.77", DASH, "1"], ["512", DASH, "273", "1"]]
 
 

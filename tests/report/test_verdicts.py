@@ -12,7 +12,7 @@ from dgxlab.model import CANDIDATE, ChainStep, LlamaBench, to_json
 from dgxlab.report import SessionReport, SessionTable, collect, collect_session, render
 from dgxlab.report.markdown import layout
 from dgxlab.store import Store
-from tests.report.worlds import Session, h200, places, session_of_two
+from tests.report.worlds import Session, h200, numbers, places, session_of_two
 
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
 STREAM = (LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048,)}),)
@@ -135,6 +135,15 @@ def test_nobody_is_shown_a_value_before_the_end(store: Store) -> None:
     assert "4242" in render(collect_session(store, A))
     assert "| q4k | pp512 | 4242 | 1 |" in render(collect(store, "h200"))
     assert ordinary.plan.kind == "run"
+
+
+def test_a_run_of_a_chain_does_not_replace_one_of_an_ordinary_session(store: Store) -> None:
+    """One of many, perhaps of another day: beside the other cells of that session it would bend a curve."""
+    Session(store, h200(bench=STREAM), A).build().gates().runs(numbers(77.0)).end()
+    held(store, job_id=B)
+    table = next(table for table in collect(store, "h200").tables if table.form == "single-stream")
+    assert table.provenance.sessions == (A,)
+    assert {row["avg_ts"].median for row in table.rows} == {77.0}  # type: ignore[union-attr]
 
 
 def test_settings_that_differ_are_named(store: Store) -> None:

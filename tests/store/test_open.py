@@ -226,3 +226,15 @@ def test_a_full_disk_keeps_what_was_there(folder: Path) -> None:
         store.connection.execute("PRAGMA max_page_count = 1000000")
         assert len(ingest(store, "job-1", journal.lines())) == 2
         assert store.rows("SELECT count(*) AS n FROM samples") == [{"n": 2001}]
+
+
+def test_a_truncated_file_is_damaged_and_copies_are_named_where_there_are_any(folder: Path) -> None:
+    """Nobody is sent to a folder that is not there."""
+    path = folder / "results.db"
+    Store.open(path, create=True).close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    for said in (r"is damaged: ", r"is damaged, copies are in results\.db\.backups: "):
+        with pytest.raises(SpecError, match=said), Store.open(path) as store:
+            store.rows("SELECT * FROM jobs JOIN runs USING (job_id) JOIN published")
+        (folder / "results.db.backups").mkdir(exist_ok=True)
