@@ -108,7 +108,7 @@ def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return HostBusy(f"{path} was locked by another program for {BUSY_S:.0f} s", next=f"fuser {path}")
-    copies = path.with_name(f"{path.name}.backups")
+    copies = path.parent / f"{path.name}.backups"
     sentence = {
         sqlite3.SQLITE_FULL: f"the disk that holds {path} is full",
         sqlite3.SQLITE_READONLY: f"{path} cannot be written",
