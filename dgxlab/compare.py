@@ -44,15 +44,15 @@ class Difference:
 def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]:
     """Return everything in which a candidate differs from its baseline, its name and hypothesis aside."""
     return [
-        *_fields("pin", {"": baseline.pin[:12]}, {"": candidate.pin[:12]}),
-        *_fields("series", {"": " ".join(baseline.series)}, {"": " ".join(candidate.series)}),
-        *_fields("cmake", baseline.cmake, candidate.cmake),
-        *_fields("env", baseline.env, candidate.env),
-        *_fields("gates", _gates(baseline), _gates(candidate)),
+        *differing("pin", {"": baseline.pin[:12]}, {"": candidate.pin[:12]}),
+        *differing("series", {"": " ".join(baseline.series)}, {"": " ".join(candidate.series)}),
+        *differing("cmake", baseline.cmake, candidate.cmake),
+        *differing("env", baseline.env, candidate.env),
+        *differing("gates", _gates(baseline), _gates(candidate)),
         *_of_bench(baseline.bench, candidate.bench),
         *_of_models(baseline, candidate),
-        *_fields("session", to_json(baseline.session), to_json(candidate.session)),
-        *_fields("host", {"": baseline.host}, {"": candidate.host}),
+        *differing("session", to_json(baseline.session), to_json(candidate.session)),
+        *differing("host", {"": baseline.host}, {"": candidate.host}),
     ]
 
 
@@ -97,11 +97,12 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 # -- what differs -----------------------------------------------------------------------------------------------------
 
 
-def _fields(what: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[Difference]:
+def differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
+    """Yield in which names two sides differ, what only one has too; `where` stands before each name."""
     for name in dict.fromkeys((*one, *two)):
         before, after = (_shown(side.get(name)) for side in (one, two))
         if before != after:
-            yield Difference(what, name, before, after)
+            yield Difference(what, " ".join(filter(None, (where, name))), before, after)
 
 
 def _shown(value: Any) -> str:
@@ -126,9 +127,9 @@ def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
     shared: dict[str, None] = {}
     for number, (before, after) in enumerate(zip(one.bench, two.bench, strict=False)):
         if tool_of(before) == tool_of(after) and (names := (_model(before), _model(after))) != ("", ""):
-            yield from _fields("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
+            yield from differing("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
             shared |= dict.fromkeys(name for name in names if name in one.models and name in two.models)
-    yield from _fields("models", *({name: to_json(side.models[name]) for name in shared} for side in (one, two)))
+    yield from differing("models", *({name: to_json(side.models[name]) for name in shared} for side in (one, two)))
 
 
 def _model(entry: Bench) -> str:
@@ -141,16 +142,12 @@ def _of_bench(one: Sequence[Bench], two: Sequence[Bench]) -> Iterator[Difference
         if tool_of(before) != tool_of(after):
             yield Difference("matrix", where, tool_of(before), tool_of(after))
         else:
-            yield from _named(where, _fields("matrix", *_matrices(before, after)))
-            yield from _named(where, _fields("arguments", *_arguments(before, after)))
-            yield from _named(where, _fields("env", before.env, after.env))
+            yield from differing("matrix", *_matrices(before, after), where=where)
+            yield from differing("arguments", *_arguments(before, after), where=where)
+            yield from differing("env", before.env, after.env, where=where)
     for number in range(min(len(one), len(two)), max(len(one), len(two))):
         tools = (tool_of(side[number]) if number < len(side) else ABSENT for side in (one, two))
         yield Difference("matrix", f"bench[{number}]", *tools)
-
-
-def _named(where: str, found: Iterable[Difference]) -> Iterator[Difference]:
-    return (replace(one, name=f"{where} {one.name}") for one in found)
 
 
 def _sizes(entry: Bench) -> dict[str, Any]:

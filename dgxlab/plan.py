@@ -190,12 +190,13 @@ def _probes(arm: Arm, runs: Sequence[RunStep], of: str = "") -> Iterator[ProbeSt
     """Check each program's flags once, all of its runs together."""
     flags: dict[str, dict[str, None]] = {}
     for run in runs:
-        flags.setdefault(run.argv[0], {}).update(dict.fromkeys(word for word in run.argv[1:] if _is_flag(word)))
+        flags.setdefault(run.argv[0], {}).update(dict.fromkeys(word for word in run.argv[1:] if is_flag(word)))
     for program, words in flags.items():
         yield ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(words))
 
 
-def _is_flag(word: str) -> bool:
+def is_flag(word: str) -> bool:
+    """Tell whether an argument is a flag; a negative number is a value."""
     return word.startswith("-") and not word[1:2].isdigit()
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from dgxlab.compare import ABSENT, Difference
+from dgxlab.compare import Difference, differing
 from dgxlab.model import Arm, ChainStep, ModelStep, Plan
+from dgxlab.plan import is_flag
 
 
 def differences(plan: Plan) -> Iterator[Difference]:
@@ -15,11 +16,11 @@ def differences(plan: Plan) -> Iterator[Difference]:
     """
     chain = next(plan.chains)
     one, two = plan.arm(chain.baseline.arm), plan.arm(chain.candidate.arm)
-    yield from _differ("pin", {"": one.source.pin[:12]}, {"": two.source.pin[:12]})
-    yield from _differ("series", {"": _series(one)}, {"": _series(two)})
-    yield from _differ("cmake", one.cmake, two.cmake)
-    yield from _differ("env", one.env, two.env)
-    yield from _differ("models", _models(plan, one), _models(plan, two))
+    yield from differing("pin", {"": one.source.pin[:12]}, {"": two.source.pin[:12]})
+    yield from differing("series", {"": _series(one)}, {"": _series(two)})
+    yield from differing("cmake", one.cmake, two.cmake)
+    yield from differing("env", one.env, two.env)
+    yield from differing("models", _models(plan, one), _models(plan, two))
     for each in plan.chains:
         yield from _of_runs(each, one, two)
 
@@ -29,18 +30,11 @@ def _of_runs(chain: ChainStep, one: Arm, two: Arm) -> Iterator[Difference]:
     name = f"{chain.id} {chain.baseline.tool}"
     before = {key: value for key, value in chain.baseline.env.items() if one.env.get(key) != value}
     after = {key: value for key, value in chain.candidate.env.items() if two.env.get(key) != value}
-    yield from _differ("env", before, after, name)
+    yield from differing("env", before, after, name)
     flags, others = _flags(chain.baseline.argv), _flags(chain.candidate.argv)
     mine = " ".join(flag for flag in flags if flag not in others)
     theirs = " ".join(flag for flag in others if flag not in flags)
-    yield from _differ("arguments", {name: mine}, {name: theirs})
-
-
-def _differ(what: str, one: Mapping[str, str], two: Mapping[str, str], where: str = "") -> Iterator[Difference]:
-    for name in dict.fromkeys((*one, *two)):
-        before, after = one.get(name) or ABSENT, two.get(name) or ABSENT
-        if before != after:
-            yield Difference(what, " ".join(filter(None, (where, name))), before, after)
+    yield from differing("arguments", {name: mine}, {name: theirs})
 
 
 def _series(arm: Arm) -> str:
@@ -55,8 +49,7 @@ def _flags(argv: Sequence[str]) -> list[str]:
     """Return a program's arguments, each flag with its values; its own path is no argument."""
     found: list[str] = []
     for word in argv[1:]:
-        is_flag = word.startswith("-") and not word[1:2].isdigit()
-        if is_flag or not found:
+        if is_flag(word) or not found:
             found.append(word)
         else:
             found[-1] += f" {word}"

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement
 from dgxlab.errors import UsageError
-from dgxlab.model import SeriesRef
-from dgxlab.report import ask as asking
 from dgxlab.report.asked import Asked
-from dgxlab.report.evidence import machine
+from dgxlab.report.lineage import origin
 from dgxlab.report.records import ArmsTable, Column, Origin, Provenance, Value
 from dgxlab.stats import VERDICTS
 
@@ -115,12 +113,12 @@ def _lever(store: Store, experiment: Mapping[str, Any]) -> tuple[dict[str, Value
     latest = _latest(store, name)
     if judged is not None and (latest is None or latest["state"] not in ("failed", "lost")):
         about = {"verdict": judged.word, "why": judged.why, "session": judged.session}
-        return {**row, **about, "status": _status(judged, latest)}, _origin(store, name, judged.session)
+        return {**row, **about, "status": _status(judged, latest)}, origin(store, store.job(judged.session), name)
     if latest is None:
         return {**row, "status": "not measured"}, None
     row |= {"session": latest["job_id"], "verdict": judged.word if judged else None}
     status, why = _without(latest)
-    return {**row, "status": status, "why": why}, _origin(store, name, latest["job_id"])
+    return {**row, "status": status, "why": why}, origin(store, store.job(latest["job_id"]), name)
 
 
 def _status(judged: Found, latest: Mapping[str, Any] | None) -> str:
@@ -151,23 +149,6 @@ def _latest(store: Store, name: str) -> Mapping[str, Any] | None:
         (name,),
     )
     return found[0] if found else None
-
-
-def _origin(store: Store, name: str, session: str) -> Provenance:
-    """Return an experiment's side of a session, from its plan; a build that never was has no id."""
-    job = store.job(session)
-    source = next(arm for arm in asking.plan_of(job).arms if arm.name == name).source
-    built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (session, name))
-    return Provenance(
-        name,
-        (session,),
-        source.pin,
-        tuple(SeriesRef(ref.name, ref.digest) for ref in source.series),
-        source.tree,
-        built[0]["build_id"] if built else None,
-        machine(store, job.host, job.host_id),
-        source.dirty,
-    )
 
 
 def _because(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

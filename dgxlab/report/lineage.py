@@ -45,7 +45,7 @@ def lineage(store: Store, wanted: Asked) -> ArmsTable:
         for name, (job, _) in zip(names, found, strict=True)
     ]
     origins = tuple(
-        Origin(label, _provenance(store, job, row)) for label, (job, row) in zip(labels, found, strict=True)
+        Origin(label, origin(store, job, row["arm"])) for label, (job, row) in zip(labels, found, strict=True)
     )
     facts = [dict(_facts(store, job, row)) for job, row in found]
     rows: list[dict[str, Value]] = []
@@ -64,17 +64,19 @@ def _built(store: Store, job: Job, name: str = "") -> list[dict[str, Any]]:
     return found
 
 
-def _provenance(store: Store, job: Job, row: Mapping[str, Any]) -> Provenance:
-    source = asking.plan_of(job).arm(row["arm"]).source
+def origin(store: Store, job: Job, name: str) -> Provenance:
+    """Return one arm's side of a session, from its plan; a build that never was has no id."""
+    source = asking.plan_of(job).arm(name).source
+    built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (job.job_id, name))
     return Provenance(
-        row["arm"],
+        name,
         (job.job_id,),
-        row["pin"],
+        source.pin,
         source.series,
-        row["tree"],
-        row["build_id"],
+        source.tree,
+        built[0]["build_id"] if built else None,
         machine(store, job.host, job.host_id),
-        bool(row["dirty"]),
+        source.dirty,
     )
 
 

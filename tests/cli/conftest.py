@@ -174,3 +174,15 @@ def measured(project: Project, record: Path) -> Project:
     """A project whose toy experiment has been run."""
     shutil.copyfile(record, project.folder / "results.db")
     return project
+
+
+def shown_on(terminal: int) -> bytes:
+    """Return all that a program writes to a pseudo-terminal until it has ended, and close it."""
+    seen = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            seen += chunk
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(terminal)
+    return seen

@@ -16,7 +16,7 @@ import pytest
 from dgxlab.cli._display import Lines
 from dgxlab.cli._options import Same
 from dgxlab.compare import MUST_AGREE
-from tests.cli.conftest import Project
+from tests.cli.conftest import Project, shown_on
 
 BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 4}\n"
 STREAM = f"extends: toy.yaml\n{BENCH}"
@@ -84,13 +84,7 @@ def test_a_terminal_gets_the_same_lines_above_a_bar(two: Project) -> None:
     terminal, end = pty.openpty()
     child = two.spawn("ab", "stream", "half", stderr=end, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"})
     os.close(end)
-    seen = b""
-    try:
-        while chunk := os.read(terminal, 1 << 16):
-            seen += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(terminal)
+    seen = shown_on(terminal)
     out, _ = child.communicate(timeout=60)
     assert (child.returncode, "**slower: 3 of 3 slower**" in out) == (0, True)
     text = seen.decode()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Project
+from tests.cli.conftest import Project, shown_on
 
 RUN = ("run", "experiments/toy.yaml", "--again", "-q")
 
@@ -83,13 +83,7 @@ def test_terminal_gets_no_control_sequences(project: Project, session: str) -> N
     terminal, end = pty.openpty()
     child = project.spawn("logs", session, "gate-0.out", stdout=end)
     os.close(end)
-    seen = b""
-    try:
-        while chunk := os.read(terminal, 1 << 16):
-            seen += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(terminal)
+    seen = shown_on(terminal)
     child.communicate(timeout=60)
     assert b"Backend CPU: OK" in seen
     assert b"\x1b" not in seen

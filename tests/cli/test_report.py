@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.document import Document
-from tests.cli.conftest import Project
+from tests.cli.conftest import Project, shown_on
 from tests.conftest import PROJECT
 from tests.report.test_markdown import tokens
 
@@ -246,16 +246,7 @@ def on_a_terminal(project: Project, columns: int, *args: str) -> str:
     command = [sys.executable, "-m", "dgxlab", *args]
     child = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, cwd=project.folder, env=env)
     os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:  # the other end was closed
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(ours)
+    shown = shown_on(ours)
     _, err = child.communicate()
     assert (child.returncode, err) == (0, b"")
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")

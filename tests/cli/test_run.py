@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.model import Plan, from_json
-from tests.cli.conftest import Project
+from tests.cli.conftest import Project, shown_on
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 TOY = "experiments/toy.yaml"
@@ -172,13 +172,7 @@ def test_terminal_gets_a_bar_and_the_same_lines(project: Project) -> None:
     terminal, end = pty.openpty()
     child = project.spawn("run", TOY, stderr=end, env={**os.environ, "TERM": "xterm"})
     os.close(end)
-    seen = b""
-    try:
-        while chunk := os.read(terminal, 1 << 16):
-            seen += chunk
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    os.close(terminal)
+    seen = shown_on(terminal)
     assert child.stdout
     assert child.stdout.read().startswith("# Experiment toy\n")
     child.stdout.close()

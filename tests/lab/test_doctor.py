@@ -34,8 +34,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fa
     return gather
 
 
-DGX = HostEntry("dgx", "me@dgx", file="/home/me/hosts.yaml")
-EDIT = "${EDITOR:-vi} /home/me/hosts.yaml"
+DGX = HostEntry("dgx", "me@dgx", file="/etc/lab/hosts.yaml")
+EDIT = "${EDITOR:-vi} /etc/lab/hosts.yaml"
 
 
 def found(machine: Facts, host: HostEntry = DGX, *absent: tuple[str, str]) -> dict[str, Found]:
@@ -86,7 +86,7 @@ def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
     name, state, text, mend = found(gathered)["nvcc"]
     assert (name, state) == ("nvcc", "missing")
     assert text.startswith("neither on PATH nor in /usr/local/cuda*/bin; ")
-    assert text.endswith("path_prepend: of dgx in /home/me/hosts.yaml can name its folder")
+    assert text.endswith("path_prepend: of dgx in /etc/lab/hosts.yaml can name its folder")
     assert mend == "ssh -t me@dgx sudo apt-get install cuda-toolkit"
     told = found(gathered, HostEntry("local"))["nvcc"]
     assert (told[2].endswith("PATH can name it"), told[3]) == (True, "sudo apt-get install cuda-toolkit")
@@ -151,14 +151,14 @@ def test_others_on_the_gpu_are_named(machine: Callable[..., Facts]) -> None:
 def test_what_hosts_yaml_names_in_vain(machine: Callable[..., Facts]) -> None:
     """A compiler that is not there is no missing package; the file, its key and what it says are named."""
     told = found(machine("git", "c++"), DGX, ("CC", "gcc-99"))
-    assert told["cc"] == ("cc", "missing", "gcc-99, the CC of env: of dgx in /home/me/hosts.yaml, is not there", EDIT)
+    assert told["cc"] == ("cc", "missing", "gcc-99, the CC of env: of dgx in /etc/lab/hosts.yaml, is not there", EDIT)
     assert told["c++"][1] == "ok"
 
 
 def test_folder_of_path_that_is_not_there(machine: Callable[..., Facts]) -> None:
     """What is then not found may be in it: hosts.yaml comes before any installing."""
     told = found(machine("git", "c++"), DGX, ("path_prepend", "/opt/cuda/bin"))
-    text = "/opt/cuda/bin, a path_prepend: of dgx in /home/me/hosts.yaml, is no folder there"
+    text = "/opt/cuda/bin, a path_prepend: of dgx in /etc/lab/hosts.yaml, is no folder there"
     assert told["path"] == ("path", "missing", text, EDIT)
     assert told["cc"] == ("cc", "missing", "not found on PATH", EDIT)
 
