@@ -129,7 +129,8 @@ def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
         if tool_of(before) == tool_of(after) and (names := (_model(before), _model(after))) != ("", ""):
             yield from differing("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
             shared |= dict.fromkeys(name for name in names if name in one.models and name in two.models)
-    yield from differing("models", *({name: to_json(side.models[name]) for name in shared} for side in (one, two)))
+    mine, theirs = ({name: to_json(side.models[name]) for name in shared} for side in (one, two))
+    yield from differing("models", mine, theirs)
 
 
 def _model(entry: Bench) -> str:
