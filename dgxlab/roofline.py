@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dgxlab.model import Param
 
@@ -32,13 +32,23 @@ class Peaks:
         gpu: Its name in sentences.
         bandwidth: Of its memory, in bytes a second.
         cache: Its L2, in bytes.
+        cached: What its multiprocessors can take from the L2, in bytes a second: 64 a clock and multiprocessor.
         flops: Dense, a second, by path: bf16, fp8, int8, fp4; a path that it lacks is left out.
     """
 
     gpu: str
     bandwidth: float
     cache: float
+    cached: float
     flops: Mapping[str, float]
+
+    def times(self, count: int) -> Peaks:
+        """Return what so many of them reach together."""
+        if count == 1:
+            return self
+        sums = {name: count * getattr(self, name) for name in ("bandwidth", "cache", "cached")}
+        flops = {path: count * most for path, most in self.flops.items()}
+        return replace(self, gpu=f"{count} {self.gpu}", flops=flops, **sums)
 
     def path(self, wanted: str) -> tuple[str, float]:
         """Return a path and its FLOPS: the wanted one, or the fastest where it is not known or there is none."""
@@ -63,11 +73,14 @@ class Weights:
 
 _HOPPER = {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}
 
+_GB10 = {"bf16": 107e12, "fp8": 213e12, "int8": 213e12, "fp4": 427e12}
+_PER_CLOCK = 64.0
+
 GPUS = {
-    r"\bGB10\b": Peaks("GB10", 273e9, 24 * 2**20, {"bf16": 107e12, "fp8": 213e12, "int8": 213e12, "fp4": 427e12}),
-    r"\bH200\b": Peaks("H200", 4.8e12, 60 * 2**20, _HOPPER),
-    r"\bH100 NVL\b": Peaks("H100 NVL", 3.94e12, 50 * 2**20, _HOPPER),
-    r"\bH100\b": Peaks("H100", 3.35e12, 50 * 2**20, _HOPPER),
+    r"\bGB10\b": Peaks("GB10", 273e9, 24 * 2**20, 48 * _PER_CLOCK * 3.0e9, _GB10),
+    r"\bH200\b": Peaks("H200", 4.8e12, 60 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
+    r"\bH100 NVL\b": Peaks("H100 NVL", 3.94e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
+    r"\bH100\b": Peaks("H100", 3.35e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
 }
 """By what a GPU's name contains. The 1 PFLOPS of a GB10 and the doubled figures of others are for sparse matrices."""
 
@@ -102,23 +115,27 @@ def path_of(type: str) -> str:
 def weights_of(model: str, type: str) -> Weights | None:
     """Return what the names of a model and of its weights' type tell; None where no size is in them."""
     parameters = _parameters(model.lower())
-    return None if parameters is None else Weights(parameters, _bits_of(type.lower()), path_of(type))
+    return None if parameters is None else Weights(parameters, bits_of(type), path_of(type))
 
 
 def _parameters(name: str) -> float | None:
     for pattern, active in ACTIVE.items():
         if re.search(pattern, name):
             return active
-    sizes = {a: float(number) * (1e9 if unit == "b" else 1e6) for a, number, unit in _SIZE.findall(name)}
+    sizes: dict[str, float] = {}
+    for a, number, unit in _SIZE.findall(name):
+        size = float(number) * (1e9 if unit == "b" else 1e6)
+        sizes[a] = min(size, sizes.get(a, size))
     if "a" not in sizes and "moe" in name:
         return None
     return sizes.get("a", sizes.get(""))
 
 
-def _bits_of(type: str) -> int:
-    """A type of n bits has scales beside them; n is what it takes at least."""
-    found = next((bits for pattern, bits in _BITS if re.search(pattern, type)), 0)
-    quantised = re.search(r"q(\d)", type)
+def bits_of(type: str) -> int:
+    """Return the bits that a weight of a type takes at least, its scales not counted; 0 for an unknown type."""
+    name = type.lower()
+    found = next((bits for pattern, bits in _BITS if re.search(pattern, name)), 0)
+    quantised = re.search(r"q(\d)", name)
     return found or (int(quantised[1]) if quantised else 0)
 
 
@@ -132,19 +149,25 @@ def compute(flops: float, path: str, peaks: Peaks) -> str:
         return ""
     sentence = f"{_tera(flops)} are {flops / most:.1f} times the {_tera(most)} of {peaks.gpu} in {name}"
     fastest, best = peaks.path("")
-    return f"{sentence}, and more than the {_tera(best)} of {fastest}" if name != fastest and flops > best else sentence
+    return f"{sentence}, and more than the {_tera(best)} of {fastest}" if most < best < flops else sentence
 
 
 def memory(rate: float, peaks: Peaks, moved: float | None = None) -> str:
-    """Say by how much bytes a second exceed the GPU's memory; "" where they do not.
+    """Say by how much bytes a second exceed what the GPU's memory, or its cache, can deliver; "" where they do not.
 
     Args:
-        moved: Bytes of one call: of those that fit in the cache, memory need not see any; None where it is not known.
+        moved: Bytes of one call, which is repeated: those that fit in the cache stay there; None where none does.
     """
-    if rate <= ROUNDING * peaks.bandwidth or (moved is not None and moved <= peaks.cache):
-        return ""
-    times = rate / peaks.bandwidth
-    return f"{rate / 1e9:.0f} GB/s are {times:.1f} times the {peaks.bandwidth / 1e9:.0f} GB/s of {peaks.gpu}"
+    kept = 0.0 if moved is None else min(1.0, peaks.cache / max(moved, 1.0))
+    said, needed = f"{rate / 1e9:.0f} GB/s", rate * (1 - kept)
+    if needed > ROUNDING * peaks.bandwidth:
+        aside = f", {kept:.0%} of it from the cache," if kept >= 0.01 else ""
+        return f"{said}{aside} are {_times(needed, peaks.bandwidth)} of {peaks.gpu}"
+    return f"{said} are {_times(rate, peaks.cached)} of {peaks.gpu}'s cache" if rate > BOOST * peaks.cached else ""
+
+
+def _times(rate: float, most: float) -> str:
+    return f"{rate / most:.1f} times the {most / 1e9:.0f} GB/s"
 
 
 def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = None) -> str:
@@ -159,7 +182,8 @@ def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = No
         return f"{size}: {found}"
     if streams is None:
         return ""
-    found = memory(rate / streams * weights.parameters * weights.bits / 8, peaks)
+    size_bytes = weights.parameters * weights.bits / 8
+    found = memory(rate / streams * size_bytes, peaks, size_bytes)
     shared = f", read once for {streams} sequences" if streams > 1 else ""
     return f"{size} of {weights.bits} bits{shared}: {found}" if found else ""
 
@@ -184,15 +208,34 @@ def excess(
         params: The cell's: type_a, n_prompt and n_gen, or pl.
         value: In the metric's unit.
         weights: For tokens a second, see `weights_of`; without them nothing is known.
-        moved: For bandwidth, bytes of one call.
+        moved: For the time of a matrix multiplication and for bandwidth, bytes of one call, as test-backend-ops counts
+            them.
     """
     if metric == "flops":
         return compute(value, path_of(str(params.get("type_a", ""))), peaks)
-    if metric == "bandwidth_gb_s":
+    if metric == "bandwidth_gb_s" and _counts_what_it_moves(params):
         return memory(value * GIB_IN_GB * 1e9, peaks, moved)
+    if metric == "time_us" and params.get("op_name") == "MUL_MAT" and moved and _counts_what_it_moves(params):
+        return memory(moved / value * 1e6, peaks, moved)
     if weights is None or metric not in ("avg_ts", "speed_pp", "speed_tg", "speed"):
         return ""
     return tokens(value, weights, peaks, _streams(metric, params))
+
+
+INFLATED = frozenset(
+    (
+        *("ADD", "SUB", "MUL", "DIV", "ADD_ID", "ACC", "SET", "REPEAT", "REPEAT_BACK"),
+        *("GET_ROWS", "GET_ROWS_BACK", "SET_ROWS"),
+    )
+)
+"""Operations of which test-backend-ops counts more bytes than they touch: whole tables of which they take some rows, a
+broadcast operand with the size of its result."""
+
+
+def _counts_what_it_moves(params: Mapping[str, Param]) -> bool:
+    """Tell whether the bytes of a case are those that it touches; the size of a view counts the gaps in it."""
+    view = any(str(params.get(name, 0)) != "0" for name in ("v", "k_v"))
+    return params.get("op_name") not in INFLATED and not view
 
 
 def _streams(metric: str, params: Mapping[str, Param]) -> int | None:

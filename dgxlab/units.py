@@ -16,7 +16,7 @@ MISSING = "\N{EN DASH}"
 RESOLUTION = 0.005
 """A column's last digit is worth at most this share of its smallest value: half the smallest effect worth showing."""
 
-MAX_DIGITS = 6
+MAX_DIGITS = 5
 """Digits of a column's largest value beyond which decimals are dropped."""
 
 
@@ -62,7 +62,7 @@ METRICS = {
         _plain("speed", "t/s", "higher", "S"),
         _plain("time_us", "us", "lower", "time"),
         Metric("flops", "FLOPS", "higher", "", _FLOPS),
-        Metric("bandwidth_gb_s", "GB/s", "higher", "", (Scale("GiB/s", 1.0),)),  # llama.cpp divides by 2^30
+        _plain("bandwidth_gb_s", "GiB/s", "higher", ""),  # llama.cpp prints GB/s and divides by 2^30
     )
 }
 """Every metric that is stored, by name."""

@@ -112,7 +112,40 @@ def test_the_bandwidth_of_test_backend_ops_is_in_gib() -> None:
 def test_bytes_that_fit_in_the_cache_may_be_faster_than_memory() -> None:
     """A recurrent state of 4 MB never leaves it."""
     assert roofline.excess("bandwidth_gb_s", {}, 1724.59, GB10, moved=4160 * 1024) == ""
-    assert roofline.excess("bandwidth_gb_s", {}, 1724.59, GB10, moved=64e6) != ""
+    assert roofline.excess("bandwidth_gb_s", {}, 1724.59, GB10, moved=64e6) == (
+        "1852 GB/s, 39% of it from the cache, are 4.1 times the 273 GB/s of GB10"
+    )
+
+
+def test_not_even_the_cache_is_without_limits() -> None:
+    """Its multiprocessors take 64 bytes a clock each from it: 8 TB/s are believed on a GB10, 12 are not."""
+    assert roofline.excess("bandwidth_gb_s", {}, 7500.0, GB10, moved=4e6) == ""
+    assert roofline.excess("bandwidth_gb_s", {}, 11200.0, GB10, moved=0.0) == (
+        "12026 GB/s are 1.3 times the 9216 GB/s of GB10's cache"
+    )
+
+
+def test_the_time_of_a_multiplication_implies_bytes() -> None:
+    """33 MB of weights in 14 us on an H200 and its L2 of 60 MiB; in a tenth of that on nothing."""
+    case, moved = {"op_name": "MUL_MAT", "type_a": "q4_0", "k_v": "0"}, 32328 * 1024.0
+    assert roofline.excess("time_us", case, 14.39, H200, moved=moved) == ""
+    assert "16727 GB/s of H200's cache" in roofline.excess("time_us", case, 1.439, H200, moved=moved)
+    assert roofline.excess("time_us", {**case, "k_v": "4096"}, 1.439, H200, moved=moved) == ""
+    assert roofline.excess("time_us", {**case, "op_name": "MUL_MAT_ID"}, 1.439, H200, moved=moved) == ""
+
+
+@pytest.mark.parametrize("case", [{"op_name": "GET_ROWS"}, {"op_name": "ADD"}, {"op_name": "ROPE", "v": 1}])
+def test_bytes_that_are_counted_and_not_touched_imply_nothing(case: dict[str, str | int]) -> None:
+    """Rows of a table, a broadcast operand, the gaps of a view."""
+    assert roofline.excess("bandwidth_gb_s", case, 1e6, GB10, moved=1e9) == ""
+    assert roofline.excess("bandwidth_gb_s", {"op_name": "ROPE", "v": 0}, 1e6, GB10, moved=1e9) != ""
+
+
+def test_several_gpus_reach_so_many_times_as_much() -> None:
+    """Of everything; one is itself."""
+    two = H200.times(2)
+    assert (two.gpu, two.bandwidth, two.cache, two.flops["bf16"]) == ("2 H200", 9.6e12, 120 * 2**20, 1978e12)
+    assert H200.times(1) is H200
 
 
 def test_a_prompt_is_compared_with_what_can_be_multiplied() -> None:
@@ -135,6 +168,11 @@ def test_tokens_one_by_one_are_compared_with_what_can_be_read() -> None:
     assert roofline.excess("speed_tg", {"pl": 32}, 235, GB10, weights=dense) == ""
     assert "read once for 8 sequences" in roofline.excess("speed_tg", {"pl": 8}, 160, GB10, weights=dense)
     assert roofline.excess("avg_ts", {"n_prompt": 512, "n_gen": 128}, 20, GB10, weights=dense) == ""
+
+
+def test_a_model_that_fits_in_the_cache_is_read_from_there() -> None:
+    """8 MB of weights at 50,000 passes a second are 400 GB/s that no memory sees."""
+    assert roofline.excess("avg_ts", {"n_gen": 128}, 5e4, GB10, weights=Weights(16e6, 4, "int8")) == ""
 
 
 def test_without_weights_or_for_another_metric_nothing_is_said() -> None:

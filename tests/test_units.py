@@ -39,6 +39,7 @@ def test_registry_is_llama_cpps_own_columns() -> None:
         ("time_us", [143.7, 1214.0], "us", ["143.7", "1214.0"]),
         ("bandwidth_gb_s", [0.0531], "GiB/s", ["0.0531"]),
         ("rate", [0.0531], "GB/s", ["0.0531"]),
+        ("rate", [0.1503, 12.2304], "GB/s", ["0.150", "12.230"]),
         ("avg_ts", [None], "t/s", [units.MISSING]),
     ],
 )
@@ -56,6 +57,12 @@ def test_no_value_is_shown_as_zero_or_loses_a_percent_step(values: list[float]) 
         column = style(units.metric(name), values)
         for value in values:
             assert float(column.value(value)) * column.factor == pytest.approx(value, rel=0.051)
+
+
+def test_what_llama_cpp_calls_gb_s_has_one_name() -> None:
+    """2^30 bytes a second: stored and shown as GiB/s, beside the GB/s that reports compute."""
+    metric = units.metric("bandwidth_gb_s")
+    assert (metric.unit, [scale.unit for scale in metric.scales]) == ("GiB/s", ["GiB/s"])
 
 
 def test_spread_is_never_rounded_to_zero() -> None:

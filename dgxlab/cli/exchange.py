@@ -98,6 +98,9 @@ def export(
         str | None, typer.Option("--job", metavar="JOB", help="Only this job's; the beginning of its id is enough.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Only jobs of this experiment or session.")] = None,
+    imported: Annotated[
+        str | None, typer.Option("--imported", metavar="FILE", help="An imported file's rows, by name or id, alone.")
+    ] = None,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -109,10 +112,16 @@ def export(
     from dgxlab import exported
     from dgxlab.store import the_one
 
+    if imported and (tool or job or name):
+        raise UsageError("--imported hands on one file and nothing else", next="dgxlab export --help")
     with store(db) as opened:
         job_id = the_one(opened.job_ids(job), job, next="dgxlab jobs") if job else None
         tools = [tool.value] if tool else list(exported.TABLES)
-        found = [exported.collect(opened, each, job=job_id, name=name) for each in tools]
+        found = (
+            [exported.collect_imported(opened, imported)]
+            if imported
+            else [exported.collect(opened, each, job=job_id, name=name) for each in tools]
+        )
     found = [each for each in found if each.rows]
     if not found:
         raise UsageError(f"{opened.path} has no valid run of that kind", next="dgxlab jobs")
@@ -163,4 +172,4 @@ def _text(values: Values | None) -> str:
         return ""
     first = f"{values.values[0]:.10g}"
     more = f" and {len(values.values) - 1} more" if len(values.values) > 1 else ""
-    return f"{first}{more} {values.unit}" + (" (discarded)" if values.discarded else "")
+    return f"{first}{more} {values.unit}".rstrip() + (" (discarded)" if values.discarded else "")

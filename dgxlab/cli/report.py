@@ -34,6 +34,7 @@ class Form(StrEnum):
     levers = "levers"
     provenance = "provenance"
     published = "published"
+    imported = "imported"
 
 
 TOOLS = {Form.ops: "backend-ops", Form.single_stream: "llama-bench", Form.concurrency: "batched-bench"}
@@ -56,6 +57,10 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     cells: Annotated[
         str | None, typer.Option(help="Only cells with these words, of a form: 'q4_K n=512,pp512'.")
     ] = None,
+    published: Annotated[
+        str | None,
+        typer.Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."),
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Draw it too: PNG files in this folder, linked below it.")
     ] = None,
@@ -73,6 +78,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     """
     out, named = Out(format, quiet), names or []
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
+    words["source" if form is Form.published else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
     with store(db) as opened:
         if update or check:
@@ -103,7 +109,7 @@ def _documents(opened: Store, named: Sequence[str], out: Out, *, update: bool, a
 def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str], out: Out) -> None:
     from dgxlab import report as reports
 
-    words = {"form": form.value, **_subject(opened, form, named), **given}
+    words = {"form": form.value, **_subject(opened, form, named, given), **given}
     try:
         wanted = reports.asked(words)
     except UsageError as error:
@@ -114,12 +120,21 @@ def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, s
     show(out, made, lambda: reports.render_page(made))
 
 
-def _subject(opened: Store, form: Form, named: Sequence[str]) -> dict[str, str]:
+def _published_tables(named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return which tables are meant: all of them, unless some or other figures are named."""
+    from dgxlab.report import published
+
+    every = () if "source" in given else (make.__name__ for make in published.TABLES)
+    tables = ",".join(named or every)
+    return {"table": tables} if tables else {}
+
+
+def _subject(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Return what names on the command line are to a form; without any, what ran last."""
     if form is Form.published:
-        from dgxlab.report import published
-
-        return {"table": ",".join(named or (make.__name__ for make in published.TABLES))}
+        return _published_tables(named, given)
+    if form is Form.imported:
+        return {"file": ",".join(named)} if named else {}
     if not named and form is Form.verdicts:
         return {"session": _newest_verdict(opened)}
     if not named and form is not Form.levers:

@@ -86,7 +86,7 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
         commit = commits[row["commit_id"], row["build_id"], row["env_digest"]]
         builds.setdefault(commit, {})[row["arm"]] = None
         values = table.values(json.loads(row["raw"]), _counted(store, row))
-        rows.append({**{k: _plain(v) for k, v in values.items()}, "build_commit": commit, **_origin(row)})
+        rows.append({**{k: plain(v) for k, v in values.items()}, "build_commit": commit, **_origin(row)})
     return Exported(tool, tuple(rows), {commit: tuple(arms) for commit, arms in builds.items()})
 
 
@@ -106,7 +106,7 @@ def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as all three encodings hold it: a truth is 1 or 0."""
     return int(value) if isinstance(value, bool) else value
 

@@ -2,7 +2,7 @@
 
 `open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` keeps what was
 read, and the file itself with it. Values are as printed, in the units of `units.METRICS` where the metric is one of
-those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and what it calls GB/s, and are GiB/s, stays GB/s.
+those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and its GB/s are called what they are, GiB/s.
 """
 
 from dgxlab.imported.file import FORMATS, Imported, open_file

@@ -1,4 +1,4 @@
-"""test-backend-ops: kernel times of `perf` and counts of `test`, from the console or as SQL."""
+"""test-backend-ops: kernel times of `perf` and counts of `test`, from the console, as SQL, or as dgxlab exports it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from dgxlab.agent.parse.backend_ops import OPTIONAL, case_params
 from dgxlab.agent.parse.gate import CASE, SECTION, STATUS, read_gate
 from dgxlab.agent.parse.parsed import equal
+from dgxlab.imported import agreement
+from dgxlab.imported.agreement import SCALE
 from dgxlab.imported.reading import (
     Reading,
     Refused,
@@ -22,22 +24,20 @@ from dgxlab.imported.reading import (
     span,
     value,
 )
-from dgxlab.imported.tables import Line, csv_rows, sql
+from dgxlab.imported.tables import Line, csv_rows, json_lines, sql
 
 TABLE = "test_backend_ops"
 
 RUNS = r"(?<= {4})([0-9]{1,10}) runs - +([0-9]{1,12}\.[0-9]{2}) us/run - +"
 FLOPS = re.compile(RUNS + r"([0-9]{1,12}\.[0-9]{2}) ([kMGT])FLOP/run - +([0-9]{1,12}\.[0-9]{2}) ([kMGT])FLOPS")
 BYTES = re.compile(RUNS + r"([0-9]{1,15}) kB/run - +([0-9]{1,12}\.[0-9]{2}) GB/s")
-SCALE = {"k": "e3", "M": "e6", "G": "e9", "T": "e12"}
-FACTOR = {scale: float(f"1{exponent}") for scale, exponent in SCALE.items()}
-HALF = 0.0050001
-"""Half of a second decimal, and what binary fractions make of it."""
 
 DESCRIPTION = re.compile(r"  Device description: (.+)")
 NO_SUPPORT = re.compile(r"(?:^|: )not supported(?: \[[^\]]*\])? *$")
 
 OF_THE_FILE = ("build_commit", "device_description", "backend_reg_name")
+HANDED_ON = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "host_id")
+"""What `dgxlab export` adds of where a row comes from."""
 
 
 @dataclass
@@ -84,12 +84,24 @@ def statements(text: str) -> Reading:
     Raises:
         Refused: if a statement is broken or a value no finite number.
     """
-    lines = list(sql(text, TABLE))
+    return _reading(list(sql(text, TABLE)), OF_THE_FILE)
+
+
+def lines(text: str) -> Reading:
+    """Read the rows that `dgxlab export` writes as JSON lines: the same columns, and where each comes from.
+
+    Raises:
+        Refused: if a row is broken or a value no finite number.
+    """
+    return _reading(list(json_lines(text)), (*OF_THE_FILE, *HANDED_ON))
+
+
+def _reading(lines: Sequence[Line], of_the_file: Sequence[str]) -> Reading:
     if not lines:
         return Reading((), {})
     rows: list[Row] = []
     unsupported: Counter[str] = Counter()
-    same = shared([line.columns for line in lines], OF_THE_FILE)
+    same = shared([line.columns for line in lines], of_the_file)
     for line in lines:
         mode = line.text("test_mode")
         if mode not in ("perf", "test"):
@@ -97,7 +109,7 @@ def statements(text: str) -> Reading:
         if mode == "perf" and not _is(line, "supported"):
             unsupported[line.text("backend_name")] += 1
         elif mode == "perf":
-            rows.append(_of_statement(line, [name for name in OF_THE_FILE if name not in same]))
+            rows.append(_of_statement(line, [name for name in of_the_file if name not in same]))
     rows = [*_labelled(rows)]
     rows += _counted([line for line in lines if line.columns["test_mode"] == "test"])
     times = [str(line.columns["test_time"]) for line in lines if line.columns.get("test_time")]
@@ -174,11 +186,11 @@ def _of_case(case: str, backend: str, found: re.Match[str], number: int) -> Row:
     runs, time = found[1], found[2]
     values = [_above_0("time_us", "us", time, number), _above_0("n_runs", "runs", runs, number)]
     if found.re is FLOPS:
-        _agree(time, (found[3], found[4]), (found[5], found[6]), number)
+        agreement.printed(time, (found[3], found[4]), (found[5], found[6]), number)
         values.append(_above_0("flops", "FLOPS", found[5] + SCALE[found[6]], number))
     else:
         values.append(Values("memory_kb", "kB", (float(found[3]),)))
-        values += [Values("bandwidth_gb_s", "GB/s", (rate,))] if (rate := float(found[4])) else []
+        values += [Values("bandwidth_gb_s", "GiB/s", (rate,))] if (rate := float(found[4])) else []
     op, _, op_params = case[:-1].partition("(")
     return _row(op, backend, op_params, values)
 
@@ -188,24 +200,6 @@ def _above_0(metric: str, unit: str, digits: str, number: int) -> Values:
     if (found := float(digits)) <= 0:
         raise Refused(f"{metric} is {digits}, not above 0", number)
     return Values(metric, unit, (found,))
-
-
-def _agree(time_us: str, per_run: tuple[str, str], per_second: tuple[str, str], number: int) -> None:
-    """Refuse a line whose three rounded numbers cannot come from one measurement: two lines became one.
-
-    Raises:
-        Refused: if they cannot.
-    """
-    (least, most), (low, high), time = _rounded(*per_run), _rounded(*per_second), float(time_us)
-    shortest = time - HALF
-    if least / (time + HALF) * 1e6 > high or (shortest > 0 and most / shortest * 1e6 < low):
-        raise Refused(f"{' '.join(per_run)}FLOP in {time_us} us are not {' '.join(per_second)}FLOPS", number)
-
-
-def _rounded(digits: str, scale: str) -> tuple[float, float]:
-    """Return between what values a number with two decimals and a scale was rounded; FLOPs a run are cut to whole."""
-    factor = FACTOR[scale]
-    return (float(digits) - HALF) * factor - 1, (float(digits) + HALF) * factor + 1
 
 
 def _test(text: str, section: _Section, notes: list[str]) -> Row:
@@ -264,11 +258,13 @@ def _of_statement(line: Line, differing: Sequence[str]) -> Row:
             if amount < 0:
                 raise Refused(f"{metric} is {found[metric]}, below 0", number)
             values.append(Values(metric, unit, (amount,)))
+    op, op_params = line.text("op_name"), line.text("op_params")
+    agreement.columns(op, case_params(op_params), {each.metric: each.values[0] for each in values}, number)
     if not _is(line, "passed"):
         why = f"it did not pass ({found.get('error_message') or 'no reason given'})"
         values = [Values(each.metric, each.unit, each.values, why) for each in values]
     more = {name: found[name] for name in differing if found.get(name)}
-    return _row(line.text("op_name"), line.text("backend_name"), line.text("op_params"), values, **more)
+    return _row(op, line.text("backend_name"), op_params, values, **more)
 
 
 def _counted(lines: Sequence[Line]) -> Iterator[Row]:

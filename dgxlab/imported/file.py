@@ -51,6 +51,7 @@ READERS: Mapping[str, Mapping[str, Kind]] = {
             backend_ops.statements, "test_backend_ops", r"INSERT INTO test_backend_ops |CREATE TABLE .*test_backend_ops"
         ),
         "csv": _kind(backend_ops.without_values, '"op_name"', r'^"backend_name","op_name"'),
+        "jsonl": _kind(backend_ops.lines, '"op_name"', r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)'),
     },
     "llama-bench": {
         "json": _kind(llama_bench.array, '"n_prompt": ', r'^    "n_prompt": '),
@@ -67,9 +68,12 @@ READERS: Mapping[str, Mapping[str, Kind]] = {
         "console": _kind(perplexity.console, "PPL", r"Final estimate: PPL|^====== KL divergence statistics"),
     },
     "harness": {
-        "jsonl": _kind(harness.lines, "{", r'^\{(?!.*"(?:n_prompt|speed_pp)": )'),
+        "jsonl": _kind(harness.lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)'),
     },
 }
+
+OTHER_ROWS = re.compile(r"^\{", re.MULTILINE)
+"""JSON lines without a tool's signs."""
 
 FORMATS = {tool: tuple(kinds) for tool, kinds in READERS.items()}
 """The formats of each tool that can be read."""
@@ -151,7 +155,7 @@ def _bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(LARGEST + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", next=f"ls -l {shlex.quote(str(path))}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", next=f"ls -l {_typed(path)}") from error
 
 
 def _unprofiled(text: str) -> None:
@@ -169,10 +173,15 @@ def _unprofiled(text: str) -> None:
 
 def _look(path: Path, raw: bytes, line: int | None) -> str:
     """Return the command that shows the line."""
-    name, zipped = shlex.quote(str(path)), raw.startswith(GZIP)
+    name, zipped = _typed(path), raw.startswith(GZIP)
     if not line:
         return f"{'zcat' if zipped else 'head'} {name}" + (" | head" if zipped else "")
     return f"zcat {name} | sed -n {line}p" if zipped else f"sed -n {line}p {name}"
+
+
+def _typed(path: Path) -> str:
+    """Return a path as a shell takes it behind a program's options."""
+    return ("-- " if str(path).startswith("-") else "") + shlex.quote(str(path))
 
 
 def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
@@ -191,4 +200,6 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     asked = " ".join(filter(None, (tool, format and f"({format})")))
     if seen:
         raise Refused(f"it is output of {names}, not of {asked}")
+    if OTHER_ROWS.search(text) and tool in ("", "harness") and format in ("", "jsonl"):
+        return "harness", "jsonl"  # whose reader says which row lacks what
     raise Refused(f"it is not output of {asked}" if asked else "it is not output of any tool that can be imported")

@@ -15,7 +15,7 @@ NAMED = 10
 def impossible(reading: Reading) -> Iterator[str]:
     """Yield a sentence for each value that exceeds the GPU's peaks; none where the file names no known GPU."""
     provenance = reading.provenance
-    gpu = peaks(" ".join(str(provenance.get(name, "")) for name in ("device_description", "gpu_info")))
+    gpu = peaks(" ".join(str(provenance.get(name, "")) for name in ("device_description", "gpu_info", "gpu")))
     if gpu is None:
         return
     model = " ".join(str(provenance.get(name, "")) for name in ("model_filename", "model_type"))
@@ -35,5 +35,10 @@ def impossible(reading: Reading) -> Iterator[str]:
 
 
 def _moved(row: Row) -> float | None:
-    """Return the bytes of one call, where the row says them."""
-    return next((each.values[0] * 1024 for each in row.values if each.metric == "memory_kb"), None)
+    """Return the bytes of one call: where the row says them, or from its bandwidth and time, as of a harness."""
+    first = {each.metric: each.values[0] for each in row.values}
+    if "memory_kb" in first:
+        return first["memory_kb"] * 1024
+    if "bandwidth_gb_s" in first and "time_us" in first:
+        return first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
+    return None

@@ -6,7 +6,7 @@ import re
 
 from dgxlab.imported.reading import Reading, Refused, Row, Values, number_or_text
 
-FINAL = re.compile(r"Final estimate: PPL = ([0-9]+\.[0-9]{4}) \+/- ([0-9]+\.[0-9]{5})(?![0-9])")
+FINAL = re.compile(r"Final estimate: PPL = ([0-9]+\.[0-9]{4}) \+/- ([0-9]+\.[0-9]{5})(?![\w.])")
 PPL = r"(?:ln\()?PPL\((?:Q|base)\)(?:[-/]PPL\(base\))?\)?"
 QUANTILE = r"(?:99\.9|99\.0|95\.0|90\.0|75\.0|25\.0|10\.0|5\.0|1\.0|0\.1)%"
 NAME = rf"((?:Mean|Maximum|Median|Minimum|RMS|{QUANTILE}) +(?:{PPL}|KLD|Δp)|Cor\({PPL}, {PPL}\)|Same top p) *: +"
@@ -30,12 +30,12 @@ def console(text: str) -> Reading:
         if "Final estimate" in line:
             if not (found := FINAL.search(line)):
                 raise Refused("the final estimate cannot be read", number)
-            _keep(values, "PPL", found[1], found[2], "1", number)
+            _keep(values, "PPL", found[1], found[2], "", number)
         elif in_block and re.search(r"(?:PPL|KLD|Δp|top p).*:", line):
             share = bool(re.search(r"Δp|top p|^Cor", line))
             if not (found := (SHARE if share else RATIO).fullmatch(line.strip())):
                 raise Refused("a statistic that cannot be read", number)
-            _keep(values, re.sub(r" +", " ", found[1]), found[2], found[3], "%" if share else "1", number)
+            _keep(values, re.sub(r" +", " ", found[1]), found[2], found[3], "%" if share else "", number)
     if in_block and LAST not in values:
         raise Refused(f"the statistics do not end with {LAST!r}: the file was cut short", text.count("\n") + 1)
     over = OVER.search(text)

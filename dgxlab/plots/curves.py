@@ -47,7 +47,7 @@ NAMES = {
 }
 """What stands above a panel, by metric."""
 
-OTHER = ("samples", "label", "baseline", "candidate")
+OTHER = ("label", "baseline", "candidate")
 """Columns without a metric that tell no rows apart, and the first of those that only verdicts have."""
 
 MOST = 8
@@ -216,7 +216,7 @@ def _about(chart: Chart) -> list[str]:
     """Say what all numbers have in common, and what they and their bars are."""
     said = [f"{name} {value}" for name, value in chart.shared.items()]
     if any(mark.spread for curve in chart.curves for marks in curve.marks.values() for mark in marks):
-        said.append("median of the samples of a run, bars: their scaled MAD")
+        said.append("median of a run's samples or of a chain's runs, bars: their scaled MAD")
     return said
 
 

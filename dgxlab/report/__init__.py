@@ -2,15 +2,18 @@
 
 `page` gives the tables of one form, `overview` the latest of everything.
 
-It talks to no host. A table shows the newest valid run of each cell, from one build on one host, with the session, pin,
-series, tree, build and host beneath it. What was asked for and is not there is listed. Builds are compared nowhere but
-in the report of a session of two arms, which shows its verdicts, and nothing of its chains before its end.
+It talks to no host. A table shows the newest valid run of each cell, or all runs of an arm in a chain, from one build
+on one host. Each number has its spread and how many values stand behind it; session, pin, series, tree, build and
+host are beneath. What was asked for and is not there is listed. Published figures stand beside measured ones, in rows
+and columns of their own, and imported files in tables of their own. Builds are compared nowhere but in the report of
+a session of two arms, which shows its verdicts, and nothing of its chains before its end.
 """
 
 from dgxlab.report.asked import KEYS, Asked, asked
 from dgxlab.report.collect import collect, collect_experiment, collect_session
 from dgxlab.report.forms import page
 from dgxlab.report.markdown import render, render_overview, render_page, render_table
+from dgxlab.report.numbers import Mean, Printed, Quantity
 from dgxlab.report.overview import overview
 from dgxlab.report.records import (
     ArmsTable,
@@ -19,13 +22,11 @@ from dgxlab.report.records import (
     Discard,
     Failure,
     Glance,
-    Mean,
     Missing,
     Origin,
     Overview,
     Page,
     Provenance,
-    Quantity,
     Report,
     SessionReport,
     SessionTable,
@@ -46,6 +47,7 @@ __all__ = [
     "Origin",
     "Overview",
     "Page",
+    "Printed",
     "Provenance",
     "Quantity",
     "Report",

@@ -12,7 +12,8 @@ from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
 from dgxlab.report.asked import Asked
 from dgxlab.report.evidence import Evidence, Measured, find
-from dgxlab.report.records import ArmsTable, Column, Flag, Mean, Origin, Provenance, Quantity, Value
+from dgxlab.report.numbers import Value
+from dgxlab.report.records import ArmsTable, Column, Flag, Origin, Provenance
 from dgxlab.report.tables import conditions, flags, origin_of, provenance, stream_test
 
 if TYPE_CHECKING:
@@ -145,12 +146,6 @@ def side_by_side(
 def _flags(one: ArmCells) -> list[Flag]:
     said = flags(one.cells)
     return [replace(f, labels=tuple(f"{one.name} {label}" for label in f.labels) or (one.name,)) for f in said]
-
-
-def samples(values: Iterable[Value]) -> Value:
-    """Return how many samples stand behind the numbers of a row, every count that there is."""
-    counts = sorted({value.n for value in values if isinstance(value, (Quantity, Mean))})
-    return counts[0] if len(counts) == 1 else "/".join(map(str, counts))
 
 
 def common(settings: Sequence[Mapping[str, Value]]) -> dict[str, Value]:

@@ -12,19 +12,20 @@ ARMS = ("experiment", "session", "host")
 """Keys of the forms that show what was measured for experiments, or in one session."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "steps": ("experiment", "baseline", "host", "model", "cells"),
-    "single-stream": (*ARMS, "model", "cells"),
-    "concurrency": (*ARMS, "model", "cells"),
-    "ops": (*ARMS, "cells"),
-    "gates": ARMS,
+    "steps": ("experiment", "baseline", "host", "model", "cells", "published"),
+    "single-stream": (*ARMS, "model", "cells", "published"),
+    "concurrency": (*ARMS, "model", "cells", "published"),
+    "ops": (*ARMS, "cells", "published"),
+    "gates": (*ARMS, "published"),
     "verdicts": ("experiment", "baseline", "session", "host"),
     "levers": ("experiment",),
     "provenance": ARMS,
-    "published": ("table",),
+    "published": ("table", "source"),
+    "imported": ("file", "cells"),
 }
 """By form, what it may be asked about."""
 
-LISTS = ("experiment", "session", "cells", "table")
+LISTS = ("experiment", "session", "cells", "table", "source", "published", "file")
 """Keys that take several values with commas between them."""
 
 
@@ -40,7 +41,10 @@ class Asked:
         host: Only what was measured there; wherever was newest when "".
         model: Only cells that read it.
         cells: Only cells that have all words of one of these, such as `q4_K n=512` or `pp512`.
+        published: Figures to set beside: those that have all words of one of these, such as `seed000 MMQ`.
         table: Names of published tables.
+        source: Published figures, by words as in `published`.
+        file: Imported files, by their name or the beginning of their id; a list of all when ().
     """
 
     form: str
@@ -50,7 +54,10 @@ class Asked:
     host: str = ""
     model: str = ""
     cells: tuple[str, ...] = ()
+    published: tuple[str, ...] = ()
     table: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    file: tuple[str, ...] = ()
 
 
 def asked(words: Mapping[str, str]) -> Asked:
@@ -92,9 +99,11 @@ def _complete(made: Asked) -> None:
     """
     if made.experiment and made.session:
         raise UsageError("experiment and session exclude each other")
-    if made.form == "published" and not made.table:
-        raise UsageError("form=published needs table")
-    if not (made.experiment or made.session or made.form in ("levers", "published")):
+    if made.form == "published" and not (made.table or made.source):
+        raise UsageError("form=published needs table or source")
+    if made.cells and made.form == "imported" and not made.file:
+        raise UsageError("cells are of a file")
+    if not (made.experiment or made.session or made.form in ("levers", "published", "imported")):
         either = " or session" if "session" in KEYS[made.form] else ""
         raise UsageError(f"form={made.form} needs experiment{either}")
     if made.session and made.baseline:

@@ -1,4 +1,7 @@
-"""What the store has on one arm, of one build on one host: the newest valid run of each cell, gates, what failed."""
+"""What the store has on one arm, of one build on one host: the newest valid run of each cell, gates, what failed.
+
+Of a session's chain it is all valid runs of the arm, which count as one.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats
-from dgxlab.model import Model, RunStep, SyntheticModel, model_id
+from dgxlab.model import BURN_IN, Model, RunStep, SyntheticModel, model_id
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk, label
-from dgxlab.report.records import Quantity
+from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of, rows_of, together
+from dgxlab.report.numbers import Quantity
 from dgxlab.store import OPEN_CHAINS
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
-
-BATCH = 500
-"""Parameters in one statement; SQLite's own limit is far higher, but was 999 for long."""
-
-Row = Mapping[str, Any]
 
 Key = tuple[str, str, str]
 """Cell.key, model name, env_digest: what tells one asked cell from another."""
@@ -32,12 +31,13 @@ class Measured:
 
     ask: CellAsk
     run: Row
+    """Of a chain the last of its arm's."""
     quantities: Mapping[str, Quantity]
     """By metric."""
     conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Lowest and highest median over the devices of each quantity that was sampled during the run, by name."""
+    """Lowest and highest median over devices and runs of each quantity that was sampled during them, by name."""
     flags: tuple[Row, ...] = ()
-    """What speaks against the run."""
+    """What speaks against the runs."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     context = (newest["build_id"], newest["host_id"])
     runs = [row for row in runs if (row["build_id"], row["host_id"]) == context]
     gates = [row for row in gates if (row["build_id"], row["host_id"]) == context]
-    # one run of many in a chain counts where nothing else gave the cell: beside those of an ordinary session it would
-    # be another day's, and the last of a session that may have drifted
-    valid = sorted((row for row in runs if row["status"] == "valid"), key=lambda row: not row["in_chain"])
+    # a chain's runs count where nothing else gave the cell: beside those of an ordinary session they would be another
+    # day's, of a session that may have drifted; a burn-in warms up and never counts
+    valid = [row for row in runs if row["status"] == "valid" and row["role"] != BURN_IN]
+    valid.sort(key=lambda row: row["role"] is None)
     return Evidence(
         newest["build_id"],
         machine(store, ask.host, newest["host_id"]),
@@ -102,8 +103,8 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 # -- queries ----------------------------------------------------------------------------------------------------------
 
 RUNS = f"""SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
-                 started AS at, status, reason, run_id IN (SELECT run_id FROM chain_runs) AS in_chain
-          FROM runs WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
+                 started AS at, status, reason, role
+          FROM runs LEFT JOIN chain_runs USING (run_id) WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
 
 GATES = """SELECT gates.*, expectations.job_id AS recorded_by
            FROM gates JOIN arms USING (job_id, arm, build_id)
@@ -112,13 +113,6 @@ GATES = """SELECT gates.*, expectations.job_id AS recorded_by
 
 SAMPLES = """SELECT run_id, cell, metric, value, unit FROM samples
              WHERE run_id IN ({marks}) AND discarded IS NULL ORDER BY run_id, cell, metric, ordinal"""
-
-TELEMETRY = """SELECT run_id, name, min(median) AS low, max(median) AS high FROM telemetry
-               WHERE run_id IN ({marks}) GROUP BY run_id, name"""
-
-FLAGS = (
-    "SELECT run_id, kind, hard, reason FROM flags WHERE run_id IN ({marks}) ORDER BY run_id, hard DESC, device, kind"
-)
 
 
 def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
@@ -145,15 +139,6 @@ def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
     return [row for row in found if json.loads(row["cmake"]) == dict(arm.arm.cmake)]
 
 
-def rows_of(store: Store, sql: str, values: Sequence[str]) -> list[dict[str, Any]]:
-    """Run a query with `IN ({marks})` over any number of values."""
-    found: list[dict[str, Any]] = []
-    for start in range(0, len(values), BATCH):
-        batch = values[start : start + BATCH]
-        found += store.rows(sql.format(marks=",".join("?" * len(batch))), batch)
-    return found
-
-
 def machine(store: Store, name: str, host_id: str | None) -> str:
     """Say which machine it is: its name here, its own, and what computes in it."""
     found = store.rows("SELECT hostname, facts FROM hosts WHERE host_id = ?", (host_id,))
@@ -173,27 +158,44 @@ def _measured(store: Store, arm: ArmAsk, valid: Sequence[Row]) -> tuple[Measured
     newest = _newest(store, valid)
     inputs = _inputs(store, valid)
     accepted = {name: _accepted(model, inputs, valid) for name, model in arm.models.items()}
-    chosen: list[tuple[CellAsk, Row]] = []
+    chosen: list[tuple[CellAsk, list[Row]]] = []
     for ask in arm.cells:
         found = newest.get((ask.key, accepted.get(ask.model, ""), ask.env_digest))
-        if found is not None and found["tool"] == ask.cell.tool:
+        if found is not None and found[-1]["tool"] == ask.cell.tool:
             chosen.append((ask, found))
-    runs = sorted({run["run_id"] for _, run in chosen})
-    quantities, conditions, flags = _quantities(store, runs), conditions_of(store, runs), flags_of(store, runs)
+    runs = sorted({run["run_id"] for _, found in chosen for run in found})
+    samples, conditions, flags = samples_of(store, runs), conditions_of(store, runs), flags_of(store, runs)
     return tuple(
-        Measured(ask, run, quantities[run_id, ask.key], conditions[run_id], tuple(flags[run_id]))
-        for ask, run in chosen
-        if ((run_id := run["run_id"]), ask.key) in quantities
+        Measured(
+            ask,
+            found[-1],
+            quantities,
+            range_of(conditions[run["run_id"]] for run in found),
+            tuple(together([flags[run["run_id"]] for run in found])),
+        )
+        for ask, found in chosen
+        if (quantities := _quantities([samples[run["run_id"], ask.key] for run in found]))
     )
 
 
-def _newest(store: Store, valid: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
-    """Return the newest valid run by (Cell.key, model_id, env_digest)."""
+def _newest(store: Store, valid: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
+    """Return the newest valid run by (Cell.key, model_id, env_digest); of a chain all of its arm, the last one last."""
     by_id = {row["run_id"]: row for row in valid}
+    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     cells = defaultdict(list)
     for row in rows_of(store, "SELECT run_id, cell FROM rows WHERE run_id IN ({marks})", list(by_id)):
         cells[row["run_id"]].append(row["cell"])
-    return {(cell, run["model_id"], run["env_digest"]): run for run_id, run in by_id.items() for cell in cells[run_id]}
+    for run_id, run in by_id.items():
+        for cell in cells[run_id]:
+            found[cell, run["model_id"], run["env_digest"]].append(run)
+    return {key: _of_one_session(runs) for key, runs in found.items()}
+
+
+def _of_one_session(runs: Sequence[Row]) -> list[Row]:
+    last = runs[-1]
+    if last["role"] is None:
+        return [last]
+    return [run for run in runs if run["role"] and (run["job_id"], run["arm"]) == (last["job_id"], last["arm"])]
 
 
 def _inputs(store: Store, runs: Sequence[Row]) -> dict[tuple[str, str], str]:
@@ -219,30 +221,24 @@ def _same_path(asked: str, found: str) -> bool:
     return found == asked or (asked.startswith("~/") and found.endswith(asked[1:]))
 
 
-def _quantities(store: Store, runs: Sequence[str]) -> dict[tuple[str, str], dict[str, Quantity]]:
-    values: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+def samples_of(store: Store, runs: Sequence[str]) -> dict[tuple[str, str], dict[tuple[str, str], list[float]]]:
+    """Return the samples that count by run and cell, then by metric and unit."""
+    values: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows_of(store, SAMPLES, runs):
-        values[row["run_id"], row["cell"], row["metric"], row["unit"]].append(row["value"])
-    found: dict[tuple[str, str], dict[str, Quantity]] = defaultdict(dict)
-    for (run, cell, metric, unit), samples in values.items():
-        spread = stats.mad(samples) if len(samples) > 1 else None
-        found[run, cell][metric] = Quantity(metric, unit, stats.median(samples), len(samples), spread)
-    return found
+        values[row["run_id"], row["cell"]][row["metric"], row["unit"]].append(row["value"])
+    return values
 
 
-def conditions_of(store: Store, runs: Sequence[str]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return Measured.conditions of each run."""
-    found: dict[str, dict[str, tuple[float, float]]] = {run: {} for run in runs}
-    for row in rows_of(store, TELEMETRY, runs):
-        found[row["run_id"]][row["name"]] = (row["low"], row["high"])
-    return found
-
-
-def flags_of(store: Store, runs: Sequence[str]) -> dict[str, list[Row]]:
-    """Return what speaks against each run."""
-    found: dict[str, list[Row]] = {run: [] for run in runs}
-    for row in rows_of(store, FLAGS, runs):
-        found[row["run_id"]].append(row)
+def _quantities(runs: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> dict[str, Quantity]:
+    """Return by metric what a run gave, or what several did: each counts once, by its median."""
+    found = {}
+    for metric, unit in dict.fromkeys(key for run in runs for key in run):
+        told = [run[metric, unit] for run in runs if (metric, unit) in run]
+        alone = len(told) == 1
+        values = told[0] if alone else [stats.median(samples) for samples in told]
+        spread = stats.mad(values) if len(values) > 1 else None
+        of = "samples" if alone else "runs"
+        found[metric] = Quantity(metric, unit, stats.median(values), len(values), spread, of)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
@@ -12,10 +13,13 @@ from dgxlab.report import ask as asking
 from dgxlab.report import published
 from dgxlab.report.arms import ArmCells, find_arms, of_tools
 from dgxlab.report.asked import Asked
+from dgxlab.report.beside import columns_beside, gates_beside, op_lead, rows_beside
+from dgxlab.report.imports import imports
 from dgxlab.report.levers import levers
 from dgxlab.report.lineage import lineage
 from dgxlab.report.records import Page, SessionTable, Table
 from dgxlab.report.roof import with_roof
+from dgxlab.report.series import selected
 from dgxlab.report.session import Session
 from dgxlab.report.steps import steps
 from dgxlab.report.streams import concurrency, single_stream
@@ -40,20 +44,29 @@ def page(store: Store, wanted: Asked) -> Page:
 
 
 def _single_stream(store: Store, wanted: Asked) -> Page:
-    return Page(wanted.form, (single_stream(of_tools(find_arms(store, wanted), ("llama-bench",), wanted)),))
+    table = single_stream(of_tools(find_arms(store, wanted), ("llama-bench",), wanted))
+    tests = {column.key for column in table.columns if column.metric}
+    made = rows_beside(store, wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
+    return Page(wanted.form, (made,))
 
 
 def _concurrency(store: Store, wanted: Asked) -> Page:
-    return Page(wanted.form, (concurrency(of_tools(find_arms(store, wanted), ("batched-bench",), wanted)),))
+    table = concurrency(of_tools(find_arms(store, wanted), ("batched-bench",), wanted))
+    found = selected(store, wanted.form, wanted.published)
+    made = columns_beside(found, table, lambda cell: dict(zip(("PP", "TG", "B"), cell, strict=True)))
+    return Page(wanted.form, (made,))
 
 
 def _ops(store: Store, wanted: Asked) -> Page:
     found = of_tools(find_arms(store, wanted), ("backend-ops",), wanted)
+    said = selected(store, wanted.form, wanted.published)
     made: list[Table] = []
     for one in found:
         for table in _tables(one, "ops"):
             cells = [cell for cell in one.cells if OP_TITLE(cell.ask) == table.title]
-            made.append(_titled(with_roof(table, cells), one, len(found)))
+            roofed = with_roof(table, cells)
+            both = columns_beside(said, roofed, partial(op_lead, cells[0].ask.cell.params.get("op_name")))
+            made.append(_titled(both, one, len(found)))
     return Page(wanted.form, tuple(made))
 
 
@@ -70,7 +83,7 @@ def _gates(store: Store, wanted: Asked) -> Page:
         made += _gates_alone(store, wanted)
     if not made:
         raise UsageError("no parity gate was asked for there", next="dgxlab report")
-    return Page(wanted.form, tuple(made))
+    return Page(wanted.form, (gates_beside(store, wanted, made[0]), *made[1:]))
 
 
 def _gates_alone(store: Store, wanted: Asked) -> list[Table]:
@@ -134,7 +147,8 @@ def _published(store: Store, wanted: Asked) -> Page:
             f"there is no published table {absent[0]!r}; there are {', '.join(tables)}",
             next="dgxlab report --form published",
         )
-    return Page(wanted.form, tuple(tables[name](store) for name in wanted.table))
+    made = [tables[name](store) for name in wanted.table]
+    return Page(wanted.form, (*made, *(published.series(store, pattern) for pattern in wanted.source)))
 
 
 FORMS: Mapping[str, Callable[[Store, Asked], Page]] = {
@@ -147,5 +161,6 @@ FORMS: Mapping[str, Callable[[Store, Asked], Page]] = {
     "levers": lambda store, wanted: Page(wanted.form, (levers(store, wanted),)),
     "provenance": lambda store, wanted: Page(wanted.form, (lineage(store, wanted),)),
     "published": _published,
+    "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),
 }
 """By name, each of `asked.KEYS`."""

@@ -11,7 +11,8 @@ from dgxlab import judgement
 from dgxlab.errors import UsageError
 from dgxlab.report.asked import Asked
 from dgxlab.report.lineage import origin
-from dgxlab.report.records import ArmsTable, Column, Origin, Provenance, Value
+from dgxlab.report.numbers import Value
+from dgxlab.report.records import ArmsTable, Column, Origin, Provenance
 from dgxlab.stats import VERDICTS
 
 if TYPE_CHECKING:

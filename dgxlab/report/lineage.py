@@ -12,7 +12,8 @@ from dgxlab.model import SESSIONS
 from dgxlab.report import ask as asking
 from dgxlab.report.asked import Asked
 from dgxlab.report.evidence import machine
-from dgxlab.report.records import ArmsTable, Column, Origin, Provenance, Value
+from dgxlab.report.numbers import Value
+from dgxlab.report.records import ArmsTable, Column, Origin, Provenance
 from dgxlab.report.session import WORDS
 
 if TYPE_CHECKING:

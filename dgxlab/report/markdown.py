@@ -5,27 +5,28 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dgxlab import units
 from dgxlab.published import Figure
 from dgxlab.report.failures import some
+from dgxlab.report.imports import ImportedTable
+from dgxlab.report.numbers import Mean, Printed, Quantity, Value
 from dgxlab.report.published import PublishedTable
 from dgxlab.report.records import (
     ArmsTable,
     Column,
     Glance,
-    Mean,
     Overview,
     Page,
     Provenance,
-    Quantity,
     Report,
     SessionReport,
     SessionTable,
     Table,
-    Value,
 )
 
 if TYPE_CHECKING:
@@ -38,12 +39,16 @@ All are ASCII punctuation, which a backslash makes literal in CommonMark.
 """
 
 
+SCALED = {scale.unit: Decimal(repr(scale.factor)) for metric in units.METRICS.values() for scale in metric.scales}
+"""How many of a metric's own unit make one of each that a column may be in."""
+
 LABELS = 3
 """Rows or runs that a sentence beneath a table names; the rest are counted."""
 
 
 TEMPLATES = (
     (PublishedTable, "published_table.md.j2"),
+    (ImportedTable, "imported_table.md.j2"),
     (ArmsTable, "arms_table.md.j2"),
     (SessionTable, "session_table.md.j2"),
 )
@@ -92,31 +97,58 @@ def layout(table: Table | Glance) -> tuple[list[str], list[str], list[list[str]]
 
 def _style(table: Table | Glance, column: Column) -> units.Style:
     cells = [row.get(column.key) for row in table.rows]
-    middles = [cell.median if isinstance(cell, Quantity) else cell.mean for cell in cells if _is_measured(cell)]
-    return units.style(units.metric(column.metric), middles)
+    measured = [_middle(cell) for cell in cells if _is_measured(cell)]
+    published = [cell.value * float(SCALED[cell.unit]) for cell in cells if isinstance(cell, Figure)]
+    return units.style(_metric(column.metric, column.unit), measured or published)
 
 
-def _is_measured(value: Value) -> TypeGuard[Quantity | Mean]:
-    return isinstance(value, (Quantity, Mean))
+def _metric(name: str, unit: str) -> units.Metric:
+    """Return a metric; one of an imported file that dgxlab does not measure is shown in the unit that it has there."""
+    known = name in units.METRICS or name in units.COMPUTED
+    return units.metric(name) if known else units.Metric(name, unit, "", name, (units.Scale(unit, 1.0),))
+
+
+def _is_measured(value: Value) -> TypeGuard[Quantity | Mean | Printed]:
+    return isinstance(value, (Quantity, Mean, Printed))
+
+
+def _in_unit(figure: Figure, unit: str) -> Figure:
+    """Return a figure in a column's unit, every digit of it: 817 GFLOPS are 0.817 TFLOPS."""
+    factor = SCALED[figure.unit] / SCALED[unit] if figure.unit != unit else Decimal(1)
+    stddev = None if figure.stddev is None else float(Decimal(repr(figure.stddev)) * factor)
+    return replace(figure, unit=unit, value=float(Decimal(repr(figure.value)) * factor), stddev=stddev)
+
+
+def _middle(value: Quantity | Mean | Printed) -> float:
+    if isinstance(value, Printed):
+        return value.value
+    return value.median if isinstance(value, Quantity) else value.mean
+
+
+def _number(value: Quantity | Mean | Printed, style: units.Style) -> str:
+    """Write a number with its spread and how many stand behind it; of a single one no spread is known."""
+    of_runs = isinstance(value, Mean) or (isinstance(value, Quantity) and value.of == "runs")
+    runs = " run" + "s" * (value.n != 1) if of_runs else ""
+    spread = units.MISSING if value.spread is None else style.spread(value.spread)
+    count = units.MISSING if value.n is None else value.n
+    return f"{style.value(_middle(value))} ± {spread} ({count}{runs})"
 
 
 def _header(column: Column, style: units.Style | None) -> str:
     if style is None:
         return column.label
-    return f"{column.label} ({style.unit})" if column.label else style.unit
+    unit = f"({style.unit})" if column.label and style.unit else style.unit
+    return " ".join(filter(None, (column.label, unit)))
 
 
 def _text(value: Value, style: units.Style | None = None) -> str:
     if value is None or value == "":
         return units.MISSING
-    if isinstance(value, Quantity):
-        style = style or units.style(units.metric(value.metric), [value.median])
-        return style.quantity(value.median, value.spread)
-    if isinstance(value, Mean):
-        style = style or units.style(units.metric(value.metric), [value.mean])
-        return style.value(value.mean)
+    if isinstance(value, (Quantity, Mean, Printed)):
+        return _number(value, style or units.style(_metric(value.metric, value.unit), [_middle(value)]))
     if isinstance(value, Figure):
-        return f"{value.text} †" if value.excess else value.text
+        text = value.text if style is None else _in_unit(value, style.unit).text
+        return f"{text} †" if value.excess else text
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
@@ -142,14 +174,25 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
-def _spreads(table: Table) -> bool:
-    """Tell whether any number in the table has a spread, which then is explained beneath it."""
-    return any(isinstance(v, Quantity) and v.spread is not None for row in table.rows for v in row.values())
-
-
-def _means(table: Table) -> bool:
-    """Tell whether any number in the table is a mean, which then is explained beneath it."""
-    return any(isinstance(v, Mean) for row in table.rows for v in row.values())
+def _numbers(table: Table) -> str:
+    """Explain the numbers of a table: what they are, what ± is and what is counted in the brackets; "" without any."""
+    numbers = [value for row in table.rows for value in row.values() if _is_measured(value)]
+    if any(isinstance(value, Mean) for value in numbers):
+        return (
+            "baseline and candidate are geometric means of the runs in cycles that count ± their scaled MAD (how many)"
+        )
+    of = {value.of for value in numbers if isinstance(value, Quantity)}
+    alone = any(value.spread is None for value in numbers)
+    printed = [value for value in numbers if isinstance(value, Printed)]
+    parts = [
+        f"as the tool printed it ± its own spread (how many values; {units.MISSING} where the file does not say)"
+        * bool(printed),
+        "median of a run's samples ± their scaled MAD (how many samples)" * ("samples" in of),
+        "median of the values that the tool printed ± their scaled MAD (how many values)" * ("values" in of),
+        "median of the runs of a session's chain ± their scaled MAD (how many runs)" * ("runs" in of),
+        f"{units.MISSING} where there is one, of which no spread is known" * alone,
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _render(template: str, **values: Any) -> str:
@@ -184,8 +227,7 @@ def _environment() -> jinja2.Environment:
         labels=_labels,
         counted=lambda count, name: f"{count} {name.removesuffix('s') if count == 1 else name}",
         ranges=_ranges,
-        means=_means,
-        spreads=_spreads,
+        numbers=_numbers,
         template=_template,
         conditions=units.conditions,
     )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement
-from dgxlab.report.records import Column, Glance, Overview, Value
+from dgxlab.report.numbers import Value
+from dgxlab.report.records import Column, Glance, Overview
 from dgxlab.report.session import WORDS
 from dgxlab.report.verdicts import summary
 

@@ -6,43 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dgxlab import published
-from dgxlab.errors import UsageError
 from dgxlab.published import Figure, GateResult
-from dgxlab.report.records import Column, Flag, Provenance, Table, Value
+from dgxlab.report.citation import Remark, Source, absent, by_notes, fitting, sources
+from dgxlab.report.numbers import Value
+from dgxlab.report.records import Column, Flag, Provenance, Table
 from dgxlab.store import Store
 
 W4A16 = "seed000:W4A16_MARLIN_KERNEL_PLAN.md@fc589b3fad"
 GDN = "seed002:BYTEGATE_PROGRESS.md@fd4332e8f0"
 BLACKWELL = "seed004:DGX_BLACKWELL_PLAN.md"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where some of a table's figures were published, and where they stand in the record.
-
-    Attributes:
-        doc: The document.
-        host: The machine, in its words.
-        engine: With its version.
-        tools: What measured them.
-        file: Of the record.
-        lines: Of that file.
-    """
-
-    doc: str
-    host: str
-    engine: str
-    tools: tuple[str, ...]
-    file: str
-    lines: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Remark:
-    """What the record says about figures of a table beside their numbers, or how one was computed here."""
-
-    labels: tuple[str, ...]
-    text: str
 
 
 @dataclass(frozen=True)
@@ -143,7 +115,7 @@ def concurrency(store: Store) -> PublishedTable:
                 columns[name] = Column(name, f"{name} (t/s)", numeric=True)
                 rows.setdefault(int(batch.removeprefix("B=")), {})[name] = figure
     if not rows:
-        raise _absent(store, BLACKWELL)
+        raise absent(store, BLACKWELL)
     made = [{"B": batch, **rows[batch]} for batch in sorted(rows)]
     model = _figures(made)[0].model
     every = (Column("B", "B", numeric=True), *columns.values())
@@ -204,7 +176,7 @@ def gates(store: Store) -> PublishedTable:
     """Return every gate that a document reports."""
     found = published.gates(store)
     if not found:
-        raise _absent(store, "gates")
+        raise absent(store, "gates")
     rows: list[dict[str, Value]] = []
     for gate in found:
         about = {"gate": f"{_GATES[gate.metric]}: {gate.test}", "result": gate.value, "pin": gate.pin}
@@ -215,6 +187,32 @@ def gates(store: Store) -> PublishedTable:
 
 _GATES = {"tests_passed": "parity", "greedy_md5": "greedy"}
 
+# -- any series -------------------------------------------------------------------------------------------------------
+
+ABOUT = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric")
+"""What tells figures apart, in the order of its columns."""
+
+
+def series(store: Store, pattern: str) -> PublishedTable:
+    """Return every figure that has all words of a pattern, one a row; what is alike in all of them has no column.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    found = fitting(store, published.figures(store), pattern, "figure")
+    alike = {name: getattr(found[0], name) for name in ABOUT if len({getattr(one, name) for one in found}) == 1}
+    leads = [name for name in ABOUT if name not in alike] or ["metric"]
+    rows: list[dict[str, Value]] = [
+        {**{name: getattr(one, name) for name in leads}, "value": one, "unit": one.unit, "notes": one.notes}
+        for one in found
+    ]
+    columns = [Column(name, name.removesuffix("_doc")) for name in leads]
+    columns += [Column("value", "value", numeric=True), Column("unit", "unit"), Column("notes", "notes")]
+    settings = {name: said for name, said in alike.items() if name in ("model", "quant", "test", "metric") and said}
+    title = f"Published figures: {pattern}"
+    return _table("published", title, columns, rows, settings, leads=len(leads), remark=False)
+
+
 TABLES: tuple[Callable[[Store], PublishedTable], ...] = (steps, concurrency, kernel_bytes, gates)
 
 
@@ -224,20 +222,14 @@ TABLES: tuple[Callable[[Store], PublishedTable], ...] = (steps, concurrency, ker
 def _document(store: Store, doc: str) -> list[Figure]:
     if found := published.figures(store, source_doc=doc):
         return found
-    raise _absent(store, doc)
+    raise absent(store, doc)
 
 
 def _one(store: Store, figures: Iterable[Figure], wanted: Callable[[Figure], bool]) -> Figure:
     found = [figure for figure in figures if wanted(figure)]
     if len(found) == 1:
         return found[0]
-    raise _absent(store, "all of it")
-
-
-def _absent(store: Store, what: str) -> UsageError:
-    return UsageError(
-        f"{store.path} does not hold the published record: {what} is missing", next="dgxlab import --published"
-    )
+    raise absent(store, "all of it")
 
 
 def _table(
@@ -260,14 +252,14 @@ def _table(
         also: What is published, is not a number in it and stands behind it.
         remark: Whether notes of the figures stand beneath it.
     """
-    figures: dict[str, Figure] = {}
+    figures: list[tuple[str, Figure]] = []
     for row in rows:
         of_row = ", ".join(_lead(column.key, row[column.key]) for column in columns[:leads])
         for column in columns:
             if isinstance(value := row.get(column.key), Figure):
-                figures[f"{column.label.partition(' (')[0]} at {of_row}"] = value
-    notes = [Remark(labels, text) for text, labels in _by_notes(figures).items()] if remark else []
-    every = (*figures.values(), *also)
+                figures.append((f"{column.label.partition(' (')[0]} at {of_row}", value))
+    notes = [Remark(labels, text) for text, labels in by_notes(figures).items()] if remark else []
+    every = (*(figure for _, figure in figures), *also)
     host = ", ".join(dict.fromkeys(entry.host for entry in every))
     return PublishedTable(
         form,
@@ -276,8 +268,8 @@ def _table(
         tuple(rows),
         Provenance("published", (), "", (), "", None, host),
         settings,
-        flags=tuple(Flag((label,), True, figure.excess) for label, figure in figures.items() if figure.excess),
-        sources=_sources(every),
+        flags=tuple(Flag((label,), True, figure.excess) for label, figure in figures if figure.excess),
+        sources=sources(every),
         remarks=(*notes, *extra),
     )
 
@@ -286,26 +278,5 @@ def _lead(key: str, value: Value) -> str:
     return f"{key} {value}" if isinstance(value, int) else str(value)
 
 
-def _by_notes(figures: Mapping[str, Figure]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for label, figure in figures.items():
-        if figure.notes not in ("", "approx"):
-            found[figure.notes] = (*found.get(figure.notes, ()), label)
-    return found
-
-
 def _figures(rows: Iterable[Mapping[str, Value]]) -> list[Figure]:
     return [value for row in rows for value in row.values() if isinstance(value, Figure)]
-
-
-def _sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
-    groups: dict[tuple[str, str, str], list[Figure | GateResult]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.line):
-        engine = f"{entry.engine}, pin {entry.pin}" if entry.pin else entry.engine
-        groups.setdefault((entry.source_doc, entry.host, engine), []).append(entry)
-    return tuple(_source(origin, found) for origin, found in groups.items())
-
-
-def _source(origin: tuple[str, str, str], found: Sequence[Figure | GateResult]) -> Source:
-    file = "published_gates.csv" if isinstance(found[0], GateResult) else "published.csv"
-    return Source(*origin, tuple(dict.fromkeys(e.tool for e in found)), file, tuple(e.line for e in found))

@@ -4,61 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
 
 from dgxlab.compare import Difference
 from dgxlab.model import SeriesRef
-from dgxlab.published import Figure
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """One metric of one cell in one run.
-
-    Attributes:
-        metric: Name in `units`.
-        unit: Unit of `median` and `spread`, the metric's stored one.
-        median: Of the counted samples.
-        n: How many there are.
-        spread: Their scaled MAD; None for a single sample, which has none.
-    """
-
-    metric: str
-    unit: str
-    median: float
-    n: int
-    spread: float | None = None
-
-
-@dataclass(frozen=True)
-class Mean:
-    """One metric of one cell in one arm of a session.
-
-    Attributes:
-        metric: Name in `units`.
-        unit: Unit of `mean`, the metric's stored one.
-        mean: Geometric, over the cycles that count.
-        n: How many runs that are.
-    """
-
-    metric: str
-    unit: str
-    mean: float
-    n: int
-
-
-Value = Union[Quantity, Mean, Figure, str, int, float, bool, None]
-"""What a table's cell holds; None is missing, shown as a dash and never as 0."""
+from dgxlab.report.citation import Beside
+from dgxlab.report.numbers import Value
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `key` in each row, `label` in the header; with a metric its unit is chosen when it is shown."""
+    """One column: `key` in each row, `label` in the header; with a metric its unit is chosen when it is shown.
+
+    Attributes:
+        unit: Of a metric that `units` does not know.
+    """
 
     key: str
     label: str
     metric: str = ""
     numeric: bool = False
+    unit: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +81,8 @@ class Table:
         provenance: Beneath it.
         conditions: Range of what was sampled, from the lowest to the highest median of a run, by name.
         flags: The hard ones first.
+        beside: The sources of the published figures in it; None where all of it was measured. A row of its own for
+            such figures says `published`; what provenance, settings and conditions say is about the other rows.
     """
 
     form: str
@@ -126,6 +93,7 @@ class Table:
     settings: Mapping[str, Value] = field(default_factory=dict)
     conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,16 @@
-"""How near operations come to what their GPU can do: bytes a second, and the share of the roofline."""
+"""How near operations come to what their GPU can do: bytes a second, and shares of two named peaks.
+
+Which of a GPU's paths a kernel multiplies on is the kernel's choice and not the weights' type: of 4 bits a W4A16 kernel
+makes bf16, as cuBLAS after a dequantisation does, MMQ makes int8, a Blackwell GPU takes fp4 as it is, and a matrix
+times a vector waits for memory whatever it multiplies with. No row says which it was. A share of "the" roofline would
+therefore guess, and guess differently for two rivals on one shape, so that the slower could have the larger share.
+Every row is set against the same peak instead, bf16's, which every rival could use: shares then compare as times do. A
+kernel on a faster path may exceed 100 %, and that is what it gains.
+
+Where the operands once at memory's bandwidth take longer than the FLOPS at that peak, memory is the nearer bound, and
+the row has its share of the bandwidth too. In a warm loop that may exceed 100 % as well, of operands that stay in the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +20,8 @@ from dataclasses import replace
 from dgxlab import roofline
 from dgxlab.model import Param
 from dgxlab.report.evidence import Measured
-from dgxlab.report.records import Column, Quantity, Table, Value
+from dgxlab.report.numbers import Quantity, Value
+from dgxlab.report.records import Column, Table
 from dgxlab.report.tables import OPS, rank
 from dgxlab.roofline import Peaks
 
@@ -30,15 +43,17 @@ BITS: Mapping[str, float] = {name: bits for bits, names in _TYPES.items() for na
 """What a weight takes in ggml's blocks, their scales among it."""
 
 RATE = Column("rate", "", "rate")
-SHARE = Column("roofline", "% of roofline", numeric=True)
+PATH = "bf16"
+"""The path whose peak rows are set against."""
+
+OF_FLOPS = Column("of_flops", f"% of {PATH} peak", numeric=True)
+OF_BANDWIDTH = Column("of_bandwidth", "% of bandwidth", numeric=True)
 
 
 def with_roof(table: Table, cells: Sequence[Measured]) -> Table:
-    """Return a table of operations with what they moved a second and their share of the roofline.
+    """Return a table of operations with what they moved a second and their shares of the GPU's peaks.
 
-    The share is of the least time in which the GPU could do it: its FLOPS on the path that the weights' type allows, or
-    its memory's bandwidth with every operand moved once, whichever takes longer. Columns that nothing is known for are
-    left out.
+    Columns that nothing is known for are left out.
 
     Args:
         cells: Of the table.
@@ -47,17 +62,14 @@ def with_roof(table: Table, cells: Sequence[Measured]) -> Table:
     cells = sorted(cells, key=lambda cell: rank(OPS, cell.ask))  # as its rows are
     found = [_row(cell, peaks) for cell in cells]
     rows = tuple({**row, **more} for row, more in zip(table.rows, found, strict=True))
-    new = tuple(column for column in (RATE, SHARE) if any(row.get(column.key) for row in found))
+    new = tuple(column for column in (RATE, OF_FLOPS, OF_BANDWIDTH) if any(row.get(column.key) for row in found))
     settings = dict(table.settings)
-    if peaks is not None and SHARE in new:
-        paths = {roofline.path_of(str(cell.ask.cell.params.get("type_a"))) for cell in cells}
-        flops = dict(peaks.path(path) for path in sorted(paths))
-        said = ", ".join(f"{most / 1e12:.4g} TFLOPS {path}" for path, most in flops.items())
-        settings["roofline"] = f"{peaks.gpu}'s {said} and {peaks.bandwidth / 1e9:.4g} GB/s"
+    if peaks is not None and OF_FLOPS in new:
+        bandwidth = f" and {peaks.bandwidth / 1e9:.4g} GB/s" if OF_BANDWIDTH in new else ""
+        settings["peaks"] = f"{peaks.gpu}'s {peaks.flops[PATH] / 1e12:.4g} TFLOPS {PATH}{bandwidth}"
     if RATE in new:
         settings["GB/s"] = "of every operand once, as if none came from a cache"
-    *columns, samples = table.columns
-    return replace(table, columns=(*columns, *new, samples), rows=rows, settings=settings)
+    return replace(table, columns=(*table.columns, *new), rows=rows, settings=settings)
 
 
 def _row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
@@ -67,11 +79,18 @@ def _row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
         return {}
     flops, moved = shape
     seconds = time.median / 1e6
-    row: dict[str, Value] = {"rate": Quantity("rate", "GB/s", moved / seconds / 1e9, time.n)}
-    if peaks is not None:
-        _, most = peaks.path(roofline.path_of(str(params.get("type_a"))))
-        share = 100 * max(flops / most, moved / peaks.bandwidth) / seconds
-        row |= {"roofline_pct": share, "roofline": f"{share:.1f}"}
+    rate = moved / seconds / 1e9
+    spread = None if time.spread is None else rate * time.spread / time.median
+    row: dict[str, Value] = {"rate": Quantity("rate", "GB/s", rate, time.n, spread, time.of)}
+    return row if peaks is None else {**row, **_shares(flops / seconds, moved / seconds, peaks)}
+
+
+def _shares(flops: float, moved: float, peaks: Peaks) -> dict[str, Value]:
+    """Return a row's shares as text and as numbers, given its FLOPS and bytes a second."""
+    of_flops, of_bandwidth = 100 * flops / peaks.flops[PATH], 100 * moved / peaks.bandwidth
+    row: dict[str, Value] = {"of_flops": f"{of_flops:.1f}", "of_flops_pct": of_flops}
+    if of_bandwidth >= of_flops:
+        row |= {"of_bandwidth": f"{of_bandwidth:.1f}", "of_bandwidth_pct": of_bandwidth}
     return row
 
 

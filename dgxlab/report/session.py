@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dgxlab.model import BASELINE, BURN_IN, Arm, ChainStep, GateStep, ModelStep, Plan, SyntheticModel
-from dgxlab.report.evidence import GATES, Row, machine, rows_of
+from dgxlab import stats, units
+from dgxlab.judgement import Judged
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, Arm, ChainStep, GateStep, ModelStep, Plan, SyntheticModel
+from dgxlab.report.conditions import Row, rows_of
+from dgxlab.report.evidence import GATES, machine, samples_of
 from dgxlab.report.failures import failed_gate
+from dgxlab.report.numbers import Mean
 from dgxlab.report.records import Column, Failure, Provenance, SessionTable
 from dgxlab.report.tables import GATE_COLUMNS, env_text, gate_row
 from dgxlab.store import gate_digest
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
+
+Medians = Mapping[tuple[str, str, int, str, str], float]
+"""What each run of a chain gave, by chain, role, cycle, Cell.key and metric."""
 
 WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
 """What a session of a kind is called."""
@@ -67,6 +74,17 @@ class Session:
         ids = {chain.id for chain in chains}
         last = {(run["chain"], run["role"], run["cycle"]): run for run in self.runs if run["role"] != BURN_IN}
         return [run for (chain, _, _), run in last.items() if chain in ids]
+
+    def medians(self, chains: Sequence[ChainStep]) -> Medians:
+        """Return what the runs that made the chains gave."""
+        runs = [run for run in self.of_chains(chains) if run["status"] == "valid"]
+        places = {run["run_id"]: (run["chain"], run["role"], run["cycle"]) for run in runs}
+        found = samples_of(self.store, list(places)).items()
+        return {
+            (*places[run_id], cell, metric): stats.median(samples)
+            for (run_id, cell), told in found
+            for (metric, _), samples in told.items()
+        }
 
     def progress(self) -> list[str]:
         """Say how far each chain is."""
@@ -153,3 +171,20 @@ def _when(step: GateStep) -> str:
 
 def _named(chain: ChainStep) -> str:
     return " ".join(filter(None, (chain.baseline.tool, chain.baseline.model)))
+
+
+def means_of(judged: Judged, medians: Medians) -> tuple[Mean | None, Mean | None]:
+    """Return the means of both arms over the cycles that count, each with the spread of the runs behind it."""
+    claim, found = judged.claim, judged.verdict
+    counted = [cycle for cycle in range(1, found.cycles + 1) if cycle not in found.flaws]
+    baselines = sorted({place for cycle in counted for place in (cycle - 1, cycle)})
+
+    def mean(value: float | None, role: str, cell: str, cycles: Sequence[int]) -> Mean | None:
+        if value is None:
+            return None
+        runs = [medians[judged.chain, role, cycle, cell, claim.metric] for cycle in cycles]
+        spread = stats.mad(runs) if len(runs) > 1 else None
+        return Mean(claim.metric, units.metric(claim.metric).unit, value, len(runs), spread)
+
+    candidate = mean(judged.candidate, CANDIDATE, claim.candidate, counted)
+    return mean(judged.baseline, BASELINE, claim.baseline, baselines), candidate

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from dgxlab import units
 from dgxlab.report import levers
-from dgxlab.report.arms import ArmCells, common, find_arms, in_order, of_tools, samples, side_by_side
+from dgxlab.report.arms import ArmCells, common, find_arms, in_order, of_tools, side_by_side
 from dgxlab.report.ask import CellAsk, op_params
 from dgxlab.report.asked import Asked
+from dgxlab.report.beside import is_of_op, rows_beside
 from dgxlab.report.levers import Found
-from dgxlab.report.records import ArmsTable, Column, Quantity, Value
+from dgxlab.report.numbers import Quantity, Value
+from dgxlab.report.records import ArmsTable, Column
+from dgxlab.report.series import Cell
 from dgxlab.report.session import WORDS
 from dgxlab.report.streams import environments
 from dgxlab.report.tables import OPS, SINGLE_STREAM, others_of, rank, stream_test
@@ -35,13 +38,18 @@ class _Cells:
         key: Identity, whatever the step's environment.
         label: What is said above it.
         metric: What it shows of the cell.
-        op: It is of an operation.
+        ask: One step's cell of it.
     """
 
     key: tuple[str, str]
     label: str
     metric: str
-    op: bool = False
+    ask: CellAsk
+
+    @property
+    def op(self) -> bool:
+        """It is of an operation."""
+        return self.ask.cell.tool == "backend-ops"
 
 
 def steps(store: Store, wanted: Asked) -> ArmsTable:
@@ -59,14 +67,27 @@ def steps(store: Store, wanted: Asked) -> ArmsTable:
     base = next((one for one in found if one.experiment == wanted.baseline), None)
     rows = [_row(store, one, base, shown) for one in found]
     columns = [Column("step", "step"), *(Column(_name(cell), cell.label, cell.metric) for cell in shown)]
-    columns.append(Column("samples", "samples", numeric=True))
     if base is not None:
         columns.append(Column("ratio", f"vs {base.name}", numeric=True))
     if any(row["verdict"] for row in rows):
         columns.append(Column("verdict", "A/B verdict"))
     columns.append(Column("notes", "notes"))
     notes = [*environments(found), *_caveats(base, rows)]
-    return side_by_side("steps", "Steps", found, columns, rows, settings=settings, notes=notes)
+    table = side_by_side("steps", "Steps", found, columns, rows, settings=settings, notes=notes)
+    return rows_beside(store, wanted, table, lambda cell: _column_of(cell, shown))
+
+
+def _column_of(published: Cell, shown: Sequence[_Cells]) -> str | None:
+    """Return the only column that a published cell belongs into."""
+    fitting = [cell for cell in shown if cell.metric in ("flops", "avg_ts") and _is(published, cell.ask)]
+    return _name(fitting[0]) if len(fitting) == 1 else None
+
+
+def _is(published: Cell, ask: CellAsk) -> bool:
+    params = ask.cell.params
+    if ask.cell.tool == "llama-bench":
+        return published == (stream_test(params),)
+    return is_of_op(published, params.get("op_name"), params)
 
 
 def _caveats(base: ArmCells | None, rows: Sequence[Mapping[str, Value]]) -> Iterator[str]:
@@ -89,7 +110,6 @@ def _row(store: Store, one: ArmCells, base: ArmCells | None, shown: Sequence[_Ce
     return {
         "step": one.name,
         **mine,
-        "samples": samples(mine.values()),
         "ratio": None if base is None else _ratio(one, base, shown, verdict),
         "verdict": None if verdict is None else verdict.word,
         "verdict_session": None if verdict is None else verdict.session,
@@ -139,13 +159,13 @@ def _columns(found: Sequence[ArmCells]) -> tuple[list[_Cells], dict[str, Value]]
     for ask in ops:
         have = {metric for cell in cells if _key(cell.ask) == _key(ask) for metric in cell.quantities}
         metric = next((metric for metric in OP_METRICS if metric in have), "")
-        shown.append(_Cells(_key(ask), _op_label(ask, alike), metric, op=True))
+        shown.append(_Cells(_key(ask), _op_label(ask, alike), metric, ask))
     settings = [_stream_words(ask) for ask in streams]
     shared = common(settings)
     for ask, words in zip(streams, settings, strict=True):
         more = [f"{key}={value}" for key, value in words.items() if key not in shared]
         label = " ".join([stream_test(ask.cell.params), *more])
-        shown.append(_Cells(_key(ask), label, "avg_ts"))
+        shown.append(_Cells(_key(ask), label, "avg_ts", ask))
     return [cell for cell in shown if cell.metric], {**alike, **shared}
 
 

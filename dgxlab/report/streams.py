@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dgxlab import units
-from dgxlab.report.arms import ArmCells, common, in_order, samples, side_by_side
+from dgxlab.report.arms import ArmCells, common, in_order, side_by_side
 from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import Measured
-from dgxlab.report.records import ArmsTable, Column, Value
+from dgxlab.report.numbers import Value
+from dgxlab.report.records import ArmsTable, Column
 from dgxlab.report.tables import CONCURRENCY, SINGLE_STREAM, Form, env_text, leading, others_of, rank, stream_test
 
 SPEEDS = ("speed_pp", "speed_tg")
@@ -28,13 +29,12 @@ def single_stream(found: Sequence[ArmCells]) -> ArmsTable:
         values = {stream_test(cell.ask.cell.params): cell.quantities.get("avg_ts") for cell in cells}
         others = _others(SINGLE_STREAM, cells[0].ask)
         lead = {"arm": name, "model": cells[0].ask.model, **{key: others.get(key) for key in varying}}
-        rows.append({**lead, **values, "samples": samples(values.values())})
+        rows.append({**lead, **values})
     asks = in_order(_cells(found), lambda ask: stream_test(ask.cell.params))
     asks.sort(key=lambda ask: (not ask.cell.params.get("n_prompt"), rank(SINGLE_STREAM, ask)))
     tests = [stream_test(ask.cell.params) for ask in asks]
     columns = [Column("arm", "experiment"), *leading(rows, ["model"] * models + varying)]
     columns += [Column(test, test, "avg_ts") for test in tests]
-    columns.append(Column("samples", "samples", numeric=True))
     settings = {**({} if models else {"model": found[0].cells[0].ask.model}), **shared}
     notes = environments(found)
     return side_by_side("single-stream", "Single stream", found, columns, rows, settings=settings, notes=notes)
@@ -57,9 +57,6 @@ def concurrency(found: Sequence[ArmCells]) -> ArmsTable:
                 rows[repr(_place(cell.ask))][key] = cell.quantities.get(metric)
             label = units.metric(metric).label
             columns.append(Column(key, f"{one.name} {label}" if len(found) > 1 else label, metric))
-    for row in rows.values():
-        row["samples"] = samples(row.values())
-    columns.append(Column("samples", "samples", numeric=True))
     settings = {**({} if models else {"model": found[0].cells[0].ask.model}), **shared}
     notes = environments(found)
     return side_by_side("concurrency", "Concurrency", found, columns, rows.values(), settings=settings, notes=notes)

@@ -10,8 +10,10 @@ from typing import Any
 from dgxlab import units
 from dgxlab.model import Param, SyntheticModel
 from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
+from dgxlab.report.conditions import range_of
 from dgxlab.report.evidence import Evidence, Measured
-from dgxlab.report.records import Column, Flag, Provenance, Quantity, Table, Value
+from dgxlab.report.numbers import Quantity, Value
+from dgxlab.report.records import Column, Flag, Provenance, Table
 
 Lead = Callable[[CellAsk], dict[str, Value]]
 
@@ -154,20 +156,16 @@ def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: P
     rows = []
     for cell, lead, other in zip(cells, leads, others, strict=True):
         extra = {key: other.get(key) for key in varying}
-        rows.append({**lead, **extra, **{m: cell.quantities.get(m) for m in metrics}, "samples": _count(cell, metrics)})
+        rows.append({**lead, **extra, **{m: cell.quantities.get(m) for m in metrics}})
     columns = leading(rows, [*_keys(leads), *varying])
     columns += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
     settings = {key: value for key, value in others[0].items() if key not in varying}
-    # not called n: that is a matrix's width in the same table
-    columns.append(Column("samples", "samples", numeric=True))
     return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, conditions(cells), flags(cells))
 
 
 def conditions(cells: Sequence[Measured]) -> dict[str, tuple[float, float]]:
     """Return `Table.conditions` of these cells."""
-    names = _keys(cell.conditions for cell in cells)
-    known = {name: [cell.conditions[name] for cell in cells if name in cell.conditions] for name in names}
-    return {name: (min(low for low, _ in ranges), max(high for _, high in ranges)) for name, ranges in known.items()}
+    return range_of(cell.conditions for cell in cells)
 
 
 def flags(cells: Sequence[Measured]) -> tuple[Flag, ...]:
@@ -204,12 +202,6 @@ def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
     lead = form.lead(ask)
     every = {**ask.cell.params, **ask.cell.fixed, "env": env_text(ask.env)}
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
-
-
-def _count(cell: Measured, metrics: Iterable[str]) -> Value:
-    """Return how many samples stand behind a row; they differ between its metrics only where the tool left one out."""
-    counts = sorted({cell.quantities[metric].n for metric in metrics if metric in cell.quantities})
-    return counts[0] if len(counts) == 1 else "/".join(map(str, counts))
 
 
 def _grouped(cells: Sequence[Measured], title: Callable[[CellAsk], str]) -> dict[str, list[Measured]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
@@ -14,19 +14,11 @@ from dgxlab.model import ChainStep
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk, cell_ask
 from dgxlab.report.between import differences
-from dgxlab.report.evidence import Row, conditions_of, flags_of
+from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of
 from dgxlab.report.failures import failed_session
-from dgxlab.report.records import (
-    Because,
-    Column,
-    Discard,
-    Flag,
-    Mean,
-    SessionReport,
-    SessionTable,
-    Value,
-)
-from dgxlab.report.session import Session
+from dgxlab.report.numbers import Mean, Value
+from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable
+from dgxlab.report.session import Session, means_of
 from dgxlab.report.tables import FORMS, Form, leading, others_of, rank, varying_of
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, VERDICTS, Verdict, noise_floor
 
@@ -97,12 +89,15 @@ class _Row:
     Attributes:
         chain: It is one of this chain's.
         ask: The baseline's cell.
+        baseline, candidate: Means of the runs in the cycles that count; None where there is no verdict.
         label: Names the row in sentences.
     """
 
     chain: ChainStep
     ask: CellAsk
     judged: Judged
+    baseline: Mean | None
+    candidate: Mean | None
     label: str = ""
 
     @property
@@ -114,11 +109,14 @@ def _chain_tables(session: Session, found: Sequence[Judged]) -> list[SessionTabl
     """Return a table for each tool and model, as in other reports."""
     chains = {chain.id: chain for chain in session.plan.chains}
     groups: dict[tuple[str, str], list[_Row]] = {}
+    medians = session.medians(list(chains.values())) if found else {}
     for one in found:
         chain = chains[one.chain]
         cell = next(cell for cell in chain.baseline.cells if cell.key == one.claim.baseline)
         ask = cell_ask(cell, chain.baseline.model, chain.baseline.env)
-        groups.setdefault((cell.tool, FORMS[cell.tool][1](ask)), []).append(_Row(chain, ask, one))
+        groups.setdefault((cell.tool, FORMS[cell.tool][1](ask)), []).append(
+            _Row(chain, ask, one, *means_of(one, medians))
+        )
     return [_table(session, FORMS[tool][0], title, rows) for (tool, title), rows in groups.items()]
 
 
@@ -142,10 +140,12 @@ def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> S
         tuple(values),
         session.origin(session.baseline, models),
         {key: value for key, value in others[0].items() if key not in varying},
-        _range(conditions[run["run_id"]] for run in runs if run["arm"] == session.baseline.name),
+        range_of(conditions[run["run_id"]] for run in runs if run["arm"] == session.baseline.name),
         _flags(session.store, runs, several=len(chains) > 1),
         candidate=session.origin(candidate, models) if candidate else None,
-        candidate_conditions=_range(conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name),
+        candidate_conditions=range_of(
+            conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name
+        ),
         protocol=_protocol(chains, rows),
         discards=tuple(_discards(rows)),
         because=tuple(_because(rows, session.plan.kind)),
@@ -155,7 +155,7 @@ def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> S
 def _with_label(row: _Row, varying: Mapping[str, Value], metrics: Sequence[str]) -> _Row:
     metric = units.metric(row.judged.claim.metric).label if len(metrics) > 1 else ""
     words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in varying.items() if v is not None), metric)
-    return _Row(row.chain, row.ask, row.judged, " ".join(filter(None, words)))
+    return replace(row, label=" ".join(filter(None, words)))
 
 
 def _values(kind: str, row: _Row) -> dict[str, Value]:
@@ -164,14 +164,12 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
     floor = (noise_floor(found) or None) if kind == "noise" else judged.noise.sigma if judged.noise else None
     low, high = found.ci or (None, None)
     pairs = {"effect": found.effect, "ci_low": low, "ci_high": high, "mde": found.mde, "noise_floor": floor}
-    counted = [cycle for cycle in range(1, found.cycles + 1) if cycle not in found.flaws]
-    baselines = len({place for cycle in counted for place in (cycle - 1, cycle)})
     return {
         "chain": row.chain.id,
         "metric": metric.name,
         "label": metric.label,
-        "baseline": judged.baseline and Mean(metric.name, metric.unit, judged.baseline, baselines),
-        "candidate": judged.candidate and Mean(metric.name, metric.unit, judged.candidate, len(counted)),
+        "baseline": row.baseline,
+        "candidate": row.candidate,
         "effect": None if found.effect is None else _percent(found.effect, "+"),
         "interval": found.ci and f"{_percent(found.ci[0], '+')} to {_percent(found.ci[1], '+')}",
         "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,
@@ -225,15 +223,6 @@ def _protocol(chains: Sequence[ChainStep], rows: Sequence[_Row]) -> dict[str, Va
         "drift limit": f"{100 * limit:g} %",
     }
     return {**said, "noise floors of": ", ".join(floors)} if floors else said
-
-
-def _range(seen: Iterable[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
-    for one in seen:
-        for name, (low, high) in one.items():
-            before = found.get(name, (low, high))
-            found[name] = (min(before[0], low), max(before[1], high))
-    return found
 
 
 def _flags(store: Store, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dgxlab.exported import collect, write
+from dgxlab.exported import collect, collect_imported, write
+from dgxlab.imported import open_file, record
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from tests.journals import PIN, source
+from tests.report.worlds import GOLDEN
 
 pytestmark = pytest.mark.llama
 
@@ -46,6 +49,29 @@ def test_of_llama_bench(script: Path, store: Store, tmp_path: Path, suffix: str)
     found = {row["n_prompt"]: row["avg_ts"] for row in collect(store, "llama-bench", name="h200").rows}
     assert [(row[1], row[-1]) for row in rows] == [("pp512", "1.50"), ("pp2048", "1.50"), ("tg32", "1.50")]
     assert [row[2] for row in rows] == [f"{found[n]:.2f}" for n in (512, 2048, 0)]
+
+
+@pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])
+def test_of_an_imported_file(script: Path, store: Store, tmp_path: Path, suffix: str) -> None:
+    """Two builds whose output came from elsewhere, one of them twice as fast."""
+    printed = [json.loads(line) for line in (GOLDEN / "llama-bench-q4_k.jsonl").read_text().splitlines()]
+    rows = [{**row, "build_commit": PIN[:8]} for row in printed]
+    rows += [
+        {
+            **row,
+            "build_commit": CANDIDATE,
+            "avg_ts": row["avg_ts"] * 2,
+            "samples_ns": [ns / 2 for ns in row["samples_ns"]],
+        }
+        for row in printed
+    ]
+    made = tmp_path / "two.jsonl"
+    made.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record(store, open_file(made, "", ""))
+    file = tmp_path / f"runs{suffix}"
+    write(file, [collect_imported(store, "two.jsonl")])
+    _, *found = table(script, file, "llama-bench")
+    assert [(row[1], row[-1]) for row in found] == [("pp512", "2.00"), ("pp2048", "2.00"), ("tg32", "2.00")]
 
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])

@@ -131,6 +131,9 @@ def test_what_is_no_number_is_refused(file: Path, name: str, number: bytes, word
     ("name", "number", "another", "sentence"),
     [
         ("h200/tbo-perf-mmid.txt", b" 6.98 us", b"16.98 us", "are not"),
+        ("h200/tbo-perf-mul_mat.sql", b"14.388455", b"14.388465", "not the 117440512 of its shape"),
+        ("h200/tbo-perf-mul_mat.sql", b"8162135152842.867188", b"8162145152842.867188", "not the 117440512 of its"),
+        ("cpu/tbo-perf-soft_max.sql", b"5.908684", b"5.608684", "KiB, less than the 655360 it says"),
         ("h200/llama-bench-q4_k.json", b"36377.077234", b"36477.077234", "its tokens and time give"),
         ("h200/batched-bench-q4_k.txt", b"34174.34", b"43174.34", "1024 tokens took 0.03 s"),
         ("h200/batched-bench-q4_k.jsonl", b'"t_pp": 0.028893', b'"t_pp": 0.082893', "its tokens and time give"),
@@ -152,4 +155,13 @@ def test_a_crash_in_a_case_is_refused_where_more_follows(file: Path) -> None:
     lines = [line for line in content.split(b"\n") if b"6.98 us/run" not in line]
     file.write_bytes(b"\n".join(lines))
     with pytest.raises(SpecError, match=r"line \d+: the case MUL_MAT_ID\(.*\) has no result"):
+        open_file(file)
+
+
+def test_a_final_estimate_that_ran_into_the_next_line(file: Path) -> None:
+    """Where a line's end was lost, nobody knows where its last number ends."""
+    content, _ = truth("cpu/perplexity.txt")
+    at = content.index(b"\n", content.index(b"Final estimate"))
+    file.write_bytes(content[:at] + b".00.002 I next" + content[at:])
+    with pytest.raises(SpecError, match="the final estimate cannot be read"):
         open_file(file)

@@ -55,7 +55,7 @@ def test_every_format_is_known_by_its_looks(name: str, tool: str, format: str, r
 
 
 def test_times_of_kernels_from_the_console() -> None:
-    """As printed, diagnostics between a case and its result; GB/s as the tool calls it; FLOPS in full."""
+    """As printed, diagnostics between a case and its result; GiB/s as what they are; FLOPS in full."""
     first, *_ = golden("h200/tbo-perf-gdn.txt", "test-backend-ops").reading.rows
     assert first.label == "GATED_DELTA_NET head_count=32 head_size=128 n_seq_tokens=1 kda=0"
     assert (first.params["op_name"], first.params["backend_name"], first.params["head_size"]) == (
@@ -66,7 +66,7 @@ def test_times_of_kernels_from_the_console() -> None:
         "time_us": ("us", (2.30,)),
         "n_runs": ("runs", (435564.0,)),
         "memory_kb": ("kB", (4160.0,)),
-        "bandwidth_gb_s": ("GB/s", (1724.59,)),
+        "bandwidth_gb_s": ("GiB/s", (1724.59,)),
     }
     cut = golden("h200/tbo-perf-mmid.txt").reading
     assert values(cut.rows[0])["flops"] == ("FLOPS", (3.61e12,))
@@ -177,15 +177,15 @@ def test_many_sequences_at_once() -> None:
 def test_perplexity_and_divergence() -> None:
     """The final estimate with its error; every statistic of a divergence under its own name."""
     (row,) = golden("cpu/perplexity.txt").reading.rows
-    assert values(row) == {"PPL": ("1", (652167.4787,)), "PPL error": ("1", (68426.30882,))}
+    assert values(row) == {"PPL": ("", (652167.4787,)), "PPL error": ("", (68426.30882,))}
     assert row.params == {"n_chunk": 8, "n_ctx": 128, "n_batch": 128, "n_seq": 1}
     (row,) = golden("cpu/perplexity-kld.txt").reading.rows
     found = values(row)
     assert len(found) == 43
-    assert found["Mean KLD"] == ("1", (0.159924,))
-    assert found["Mean KLD error"] == ("1", (0.007902,))
-    assert found["99.9% KLD"] == ("1", (1.165946,))
-    assert found["Mean PPL(Q)-PPL(base)"] == ("1", (-871.802599,))
+    assert found["Mean KLD"] == ("", (0.159924,))
+    assert found["Mean KLD error"] == ("", (0.007902,))
+    assert found["99.9% KLD"] == ("", (1.165946,))
+    assert found["Mean PPL(Q)-PPL(base)"] == ("", (-871.802599,))
     assert found["Cor(ln(PPL(Q)), ln(PPL(base)))"] == ("%", (97.09,))
     assert found["Minimum Δp"] == ("%", (-0.090,))
     assert found["Same top p error"] == ("%", (2.210,))
@@ -209,6 +209,85 @@ def test_a_harness_of_a_kernel(tmp_path: Path) -> None:
         "sm_mhz": ("MHz", (1980.0,)),
     }
     assert [each.discarded for each in (*good.values, *bad.values)] == ["", "", "", "it did not pass"]
+
+
+def harness(tmp_path: Path, *rows: dict[str, object]) -> Imported:
+    """Write rows as a harness does, and read them."""
+    path = tmp_path / "harness.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return open_file(path)
+
+
+def test_a_harness_has_names_of_its_own_for_units(tmp_path: Path) -> None:
+    """TFLOPS become FLOPS exactly, GB/s of 10^9 the record's GiB/s, a clock MHz."""
+    row = {"kernel": "dequant", "rows": 4096, "cols": 14336, "time_us": [31.5], "tflops": 3.61, "clock": 1980}
+    one, two = harness(tmp_path, {**row, "gbps": 1073.741824}, {**row, "bandwidth_gb_s": 4300}).reading.rows
+    assert values(one) == {
+        "time_us": ("us", (31.5,)),
+        "flops": ("FLOPS", (3.61e12,)),
+        "clock_mhz": ("MHz", (1980.0,)),
+        "bandwidth_gb_s": ("GiB/s", (1000.0,)),
+    }
+    assert values(two)["bandwidth_gb_s"] == ("GiB/s", (4300e9 / 2**30,))
+    assert one.params == {"kernel": "dequant", "rows": 4096, "cols": 14336}
+
+
+def test_cold_and_warm_rows_of_a_harness(tmp_path: Path) -> None:
+    """A truth is said by its name; what all rows were made on is provenance and no part of a label."""
+    row = {"kernel": "gemm", "case": "down", "m": 1, "n": 4096, "k": 14336, "gpu": "NVIDIA H200", "passed": True}
+    reading = harness(tmp_path, {**row, "cold": True, "time_us": 9}, {**row, "cold": False, "time_us": 5}).reading
+    labels = [each.label for each in reading.rows]
+    assert labels == ["kernel=gemm case=down m=1 n=4096 k=14336 cold", "kernel=gemm case=down m=1 n=4096 k=14336"]
+    assert reading.provenance == {"gpu": "NVIDIA H200"}
+
+
+def test_a_harness_too_is_compared_with_the_peaks_of_its_gpu(tmp_path: Path) -> None:
+    """Of the GPU that it names; 30 MB may come from an L2 of 60 MiB, 3 GB may not."""
+    warm = {
+        "kernel": "dequant",
+        "case": "small",
+        "gpu": "NVIDIA H200",
+        "time_us": [5, 5],
+        "bandwidth_gb_s": [6442, 6442],
+    }
+    assert harness(tmp_path, warm).reading.notes == ()
+    (note,) = harness(tmp_path, {**warm, "time_us": [500]}).reading.notes[:1]
+    assert "6442 GB/s, 2% of it from the cache, are 1.3 times the 4800 GB/s of H200" in note
+    row = {"kernel": "gemm", "case": "down", "time_us": 1, "tflops": 9000}
+    assert harness(tmp_path, row).reading.notes == ()
+    (note,) = harness(tmp_path, {**row, "gpu": "NVIDIA H200"}).reading.notes
+    assert note == "kernel=gemm case=down cannot be true: 9000 TFLOPS are 4.5 times the 1979 TFLOPS of H200 in fp8"
+
+
+def test_what_dgxlab_exports_of_operations_comes_back(tmp_path: Path) -> None:
+    """As test-backend-ops's, not a harness's: the same values, and where each came from."""
+    sql = golden("h200/tbo-perf-mul_mat.sql").reading
+    names = ("time_us", "flops", "memory_kb", "n_runs")
+    shared = {"test_mode": "perf", "supported": 1, "passed": 1, "pin": "e3a7", "job_id": "20261120-103506-h200-1"}
+    params = "type_a={type_a},type_b=f32,m={m},n={n},k={k},bs=[1,1],nr=[1,1]"
+    rows = [
+        {"op_name": "MUL_MAT", "backend_name": "CUDA0", "op_params": params.format(**row.params), **shared}
+        | {name: values(row)[name][1][0] for name in names}
+        for row in sql.rows
+    ]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = open_file(path)
+    assert (found.tool, found.format) == ("test-backend-ops", "jsonl")
+    assert [row.values for row in found.reading.rows] == [row.values for row in sql.rows]
+    assert found.reading.provenance == {"job_id": "20261120-103506-h200-1", "pin": "e3a7"}
+
+
+def test_the_command_for_a_path_that_looks_like_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind `--` it is a path."""
+    monkeypatch.chdir(tmp_path)
+    Path("-log").write_text('{"a": 1}\n')
+    with pytest.raises(SpecError) as caught:
+        open_file(Path("-log"))
+    assert caught.value.next == "sed -n 1p -- -log"
+    with pytest.raises(UsageError) as missing:
+        open_file(Path("-gone"))
+    assert missing.value.next == "ls -l -- -gone"
 
 
 def test_the_same_file_packed_or_with_other_line_ends(tmp_path: Path) -> None:
@@ -289,11 +368,17 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, sentence: st
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('{"a": 1}\n', "line 1: a row without a value"),
+        ('{"a": 1}\n', "line 1: a row without kernel and time_us and any of case, m, n, k, rows, cols: no harness's"),
+        ('{"kernel": "x", "case": "a"}\n', "line 1: a row without time_us: no harness's"),
+        ('{"kernel": "x", "time_us": 1}\n', "line 1: a row without any of case, m, n, k, rows, cols"),
+        ('{"kernel": "x", "case": "a", "time_us": 1}\n\n{"time_us": 1, "m": 2}\n', "line 3: a row without kernel"),
         ('{"a": 1\n', "line 1: a broken row: Expecting ',' delimiter"),
-        ('{"time_us": []}\n', "line 1: time_us is an empty list"),
-        ('{"time_us": "fast"}\n', "line 1: time_us is 'fast', not a number"),
-        ('{"time_us": [2, -3]}\n', "line 1: time_us is -3, below 0"),
+        ('{"kernel": "x", "m": 1, "time_us": []}\n', "line 1: time_us is an empty list"),
+        ('{"kernel": "x", "m": 1, "time_us": "fast"}\n', "line 1: time_us is 'fast', not a number"),
+        ('{"kernel": "x", "m": 1, "time_us": [2, -3]}\n', "line 1: time_us is -3, below 0"),
+        ('{"kernel": "x", "m": 1, "time_us": 1, "tflops": -3}\n', "line 1: tflops is -3, below 0"),
+        ('{"kernel": "x", "m": 1, "time_us": 1, "tflops": 1e300}\n', "line 1: tflops is 1e+300, too large"),
+        ('{"kernel": "x", "m": 1, "time_us": 1, "flops": 1, "tflops": 1}\n', "flops is there twice, once as tflops"),
         ('{"time_us": 1, "time_us": 2}\n', "line 1: a broken row: time_us is there twice"),
         ('x{"time_us": 1}\n{"time_us": 1}\n', "line 1: a broken row: something stands before its {"),
         ('{"n_prompt": 512, "avg_ts": 3}\n', "line 1: a row without n_gen"),

@@ -46,7 +46,7 @@ def test_everything_that_was_read_is_kept(store: Store) -> None:
         ("time_us", 37.57, "us"),
         ("n_runs", 28623.0, "runs"),
         ("memory_kb", 8208.0, "kB"),
-        ("bandwidth_gb_s", 208.4, "GB/s"),
+        ("bandwidth_gb_s", 208.4, "GiB/s"),
     }
     assert check(store) == []
 

@@ -28,7 +28,7 @@ ORIGIN = Provenance(
     build_id="2152cea1b7b715ae",
     host="dgx",
 )
-COLUMNS = (Column("model", "model"), Column("avg_ts", "", "avg_ts"), Column("samples", "samples", numeric=True))
+COLUMNS = (Column("model", "model"), Column("avg_ts", "", "avg_ts"))
 
 
 def table(*rows: dict[str, Any], columns: tuple[Column, ...] = COLUMNS, **changes: Any) -> Table:
@@ -125,28 +125,31 @@ def test_missing_values_are_dashes() -> None:
     columns = (*COLUMNS, Column("x", "x"), Column("y", "y"))
     _, _, body = layout(
         table(
-            {"model": None, "avg_ts": speed(54.8), "samples": 1, "x": 0, "y": False},
-            {"model": "", "samples": None},
+            {"model": None, "avg_ts": speed(54.8), "x": 0, "y": False},
+            {"model": ""},
             columns=columns,
         )
     )
-    assert body == [[DASH, "54.8", "1", "0", "no"], [DASH, DASH, DASH, DASH, DASH]]
+    assert body == [[DASH, f"54.8 ± {DASH} (1)", "0", "no"], [DASH, DASH, DASH, DASH]]
 
 
 def test_a_table_without_any_value_still_renders() -> None:
     """A column of dashes, in the metric's unit."""
     headers, _, body = layout(table({"model": "m"}))
-    assert (headers, body) == (["model", "t/s", "samples"], [["m", DASH, DASH]])
+    assert (headers, body) == (["model", "t/s"], [["m", DASH]])
 
 
-def test_one_sample_has_no_spread() -> None:
-    """And then nothing explains one."""
-    page = render_table(table({"model": "m", "avg_ts": speed(54.8), "samples": 1}))
-    assert "| m | 54.8 | 1 |" in page
-    assert "±" not in page
-    page = render_table(table({"model": "m", "avg_ts": speed(54.8, 0.25, 5), "samples": 5}))
-    assert "| m | 54.8 ± 0.2 | 5 |" in page
-    assert "± is the scaled MAD of the samples, all of one run" in page
+def test_every_number_says_its_spread_and_how_many_stand_behind_it() -> None:
+    """A dash where there is one, whose spread nobody knows; samples of one run, or runs; beneath it what is what."""
+    page = render_table(table({"model": "m", "avg_ts": speed(54.8)}))
+    assert f"| m | 54.8 ± {DASH} (1) |" in page
+    assert f"{DASH} where there is one, of which no spread is known" in page
+    page = render_table(table({"model": "m", "avg_ts": speed(54.8, 0.25, 5)}))
+    assert "| m | 54.8 ± 0.2 (5) |" in page
+    assert page.endswith("median of a run's samples ± their scaled MAD (how many samples)\n")
+    page = render_table(table({"model": "m", "avg_ts": dataclasses.replace(speed(54.8, 0.0, 9), of="runs")}))
+    assert "| m | 54.8 ± 0 (9 runs) |" in page
+    assert page.endswith("median of the runs of a session's chain ± their scaled MAD (how many runs)\n")
 
 
 def test_provenance_stands_beneath() -> None:

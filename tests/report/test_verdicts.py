@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.model import CANDIDATE, ChainStep, LlamaBench, to_json
-from dgxlab.report import SessionReport, SessionTable, collect, collect_session, render
+from dgxlab.model import BASELINE, CANDIDATE, ChainStep, LlamaBench, to_json
+from dgxlab.report import (
+    ArmsTable,
+    Quantity,
+    SessionReport,
+    SessionTable,
+    asked,
+    collect,
+    collect_session,
+    page,
+    render,
+)
 from dgxlab.report.markdown import layout
 from dgxlab.store import Store
+from tests.journals import CAPPED, CLOCK
 from tests.report.worlds import Session, h200, numbers, places, session_of_two
 
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
@@ -59,7 +70,8 @@ def test_numbers_are_in_the_json_twin(store: Store) -> None:
         *("q4k", "pp512", "avg_ts", "faster"),
         True,
     )
-    assert row["baseline"] == {"metric": "avg_ts", "unit": "t/s", "mean": pytest.approx(1002.12, abs=0.01), "n": 5}
+    baseline = {"mean": pytest.approx(1002.12, abs=0.01), "n": 5, "spread": pytest.approx(1.4826)}
+    assert row["baseline"] == {"metric": "avg_ts", "unit": "t/s", **baseline}
     assert row["candidate"]["n"] == row["valid_cycles"] == row["run_cycles"] == 4
     assert row["effect"] == f"{row['effect_pct']:+.2f}"
     assert row["interval"] == f"{row['ci_low_pct']:+.2f} to {row['ci_high_pct']:+.2f}"
@@ -133,7 +145,7 @@ def test_nobody_is_shown_a_value_before_the_end(store: Store) -> None:
     assert collect_session(store, A).summary == ""
     session.gates(after=True).end()
     assert "4242" in render(collect_session(store, A))
-    assert "| q4k | pp512 | 4242 | 1 |" in render(collect(store, "h200"))
+    assert "| q4k | pp512 | 4242 ± 0 (5 runs) |" in render(collect(store, "h200"))
     assert ordinary.plan.kind == "run"
 
 
@@ -144,6 +156,51 @@ def test_a_run_of_a_chain_does_not_replace_one_of_an_ordinary_session(store: Sto
     table = next(table for table in collect(store, "h200").tables if table.form == "single-stream")
     assert table.provenance.sessions == (A,)
     assert {row["avg_ts"].median for row in table.rows} == {77.0}  # type: ignore[union-attr]
+
+
+def of_h200(store: Store) -> ArmsTable:
+    """Return what single stream shows of the baseline."""
+    (table,) = page(store, asked({"form": "single-stream", "experiment": "h200"})).tables
+    assert isinstance(table, ArmsTable)
+    return table
+
+
+def test_all_valid_runs_of_a_chains_arm_count_as_one(store: Store) -> None:
+    """Each by its median; no burn-in, no failed run, none of another session or of the other arm."""
+    held(store, effect=0.5, job_id=A)
+    session = session_of_two(store, B, bench=STREAM).build().gates()
+    (chain,) = session.plan.chains
+    for role, cycle in places(4):
+        session.place(
+            chain, role, cycle, 5.0 if role == "burn-in" else 1000.0 + 10 * cycle + 5000 * (role == CANDIDATE)
+        )
+    session.place(chain, BASELINE, 4, None)
+    session.gates(after=True).end()
+    table = of_h200(store)
+    assert table.rows[0]["pp512"] == Quantity("avg_ts", "t/s", 1020.0, 5, pytest.approx(14.826), "runs")
+    assert table.provenance.sessions == (B,)
+
+
+def test_both_arms_of_an_aa_session_are_one(store: Store) -> None:
+    """They are the same build, so that all of its runs count."""
+    session = session_of_two(store, A, kind="noise", bench=STREAM).build().gates()
+    session.chains(lambda step, role, cycle: 1000.0 + cycle).gates(after=True).end()
+    numbers = [of_h200(store).rows[0][test] for test in ("pp512", "tg32")]
+    assert {(number.n, number.of) for number in numbers} == {(9, "runs")}  # type: ignore[union-attr]
+
+
+def test_what_speaks_against_runs_of_a_chain_is_said_once(store: Store) -> None:
+    """With how many of them it was; temperatures are of all of them."""
+    session = session_of_two(store, A, bench=STREAM).build().gates()
+    (chain,) = session.plan.chains
+    for role, cycle in places(4):
+        capped = [{**CAPPED, "reason": f"SW power cap for {100 + cycle} ms"}] if cycle in (1, 3) else []
+        clock = {**CLOCK, "median": 1900.0 + cycle}
+        session.place(chain, role, cycle, 1000.0, telemetry=[clock], flags=capped)
+    session.gates(after=True).end()
+    table = of_h200(store)
+    assert [flag.reason for flag in table.flags] == ["in 2 of 5 runs SW power cap for 101 ms, and 1 like it"]
+    assert table.origins[0].conditions["clocks.sm"] == (1900.0, 1904.0)
 
 
 def test_settings_that_differ_are_named(store: Store) -> None:

@@ -13,12 +13,12 @@ INSERT = "INSERT INTO test_backend_ops ("
 STATEMENT = re.compile(r"([a-z0-9_, ]+)\) VALUES \('(.*)'\);\s*")
 PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
 
-OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GB/s"))
+OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GiB/s"))
 """A case has one of the two; the other is printed as 0 and means that there is none."""
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read time_us (us), flops (FLOPS) and bandwidth_gb_s (GB/s) of each cell, one sample each.
+    """Read time_us (us), flops (FLOPS) and bandwidth_gb_s (GiB/s) of each cell, one sample each.
 
     Args:
         stdout: As printed; diagnostics may stand before a statement on its line.

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dgxlab import judgement
+from dgxlab.agent.conditions import HOST
 from dgxlab.errors import RemoteError
+from dgxlab.ingest.guard import ROOFLINE, Guard
 from dgxlab.model import CANDIDATE, Cell, canonical
 from dgxlab.store import Job, Store, gate_digest
 
@@ -128,6 +130,7 @@ class _Fold:
         self.bytes = job.journal_bytes
         self.lines = store.rows("SELECT journal_lines FROM jobs WHERE job_id = ?", (job.job_id,))[0]["journal_lines"]
         self.cells: set[str] = set()
+        self.guard = Guard(store)
         plan = json.loads(job.plan_json)
         self.sources = {arm["name"]: arm["source"] for arm in plan["arms"]}
         self.chains = {step["id"]: step for step in plan["steps"] if step["kind"] == "chain"}
@@ -238,6 +241,7 @@ class _Fold:
         for table, columns in CONDITIONS.items():
             told = [(run_id, *(seen[name] for name in columns)) for seen in event.get(table, ())]
             self.store.put_many(table, ("run_id", *columns), told)
+        self._flag_excess({**row, "run_id": run_id, "job_id": self.job.job_id})
         if "chain" in event:
             place = {name: event[name] for name in ("chain", "role", "cycle")}
             self._look_up(**place, arm=event["arm"])
@@ -257,6 +261,11 @@ class _Fold:
         step = self.chains.get(chain)
         if step is None or step["candidate" if role == CANDIDATE else "baseline"]["arm"] != arm:
             raise ValueError(f"the plan has no {role} {cycle} of {chain} with arm {arm}")
+
+    def _flag_excess(self, run: Mapping[str, Any]) -> None:
+        if reason := self.guard.excess(run):
+            flag = {"device": HOST, "kind": ROOFLINE, "hard": 0, "reason": reason}
+            self.store.put("flags", {"run_id": run["run_id"], **flag})
 
     def _key(self, event: Event) -> str:
         return f"{self.job.job_id}/{event['seq']}"

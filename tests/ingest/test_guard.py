@@ -1,0 +1,200 @@
+"""Measured values that no GPU reaches: kept, flagged, and said by `db check`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab.agent.conditions import HOST
+from dgxlab.ingest import ROOFLINE, beyond, ingest
+from dgxlab.model import Arm, Cell, CellResult, Measurement, SyntheticModel, digest, model_id
+from dgxlab.store import Store, check
+from tests.journals import Journal, arm, cell, facts, intend, plan, result
+
+JOB = "20261120-120000-cuda-1"
+H200 = "NVIDIA H200"
+WIDE = SyntheticModel(n_layer=8, n_embd=4096, n_ff=14336, n_head=32, n_head_kv=8, n_vocab=32000, quant="Q4_K_M")
+"""1.745e9 weights in its layers."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store."""
+    with Store.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
+def begun(*gpus: str, cuda: str = "ON", **model: Any) -> Journal:
+    """Return the beginning of a journal on a host with these GPUs."""
+    made: Arm = dataclasses.replace(arm(), cmake={"GGML_CUDA": cuda})
+    details = {"gpus": [{"name": name, "uuid": f"GPU-{number}"} for number, name in enumerate(gpus)]}
+    host = dataclasses.replace(facts(), details=details)
+    fields = {"recipe": WIDE, "model_id": model_id(WIDE), **model}
+    return Journal(plan(JOB, [made]), host).job().build().model(**fields)
+
+
+def run_of(journal: Journal, *results: tuple[Cell, CellResult], **changes: Any) -> Journal:
+    """Add a run of these cells."""
+    cells = {one.key: one for one, _ in results}
+    found = [made for _, made in results]
+    return journal.run(
+        cells=cells, results=found, **{"tool": results[0][0].tool, "model_id": model_id(WIDE), **changes}
+    )
+
+
+def op(metrics: Mapping[str, float], **raw: Any) -> tuple[Cell, CellResult]:
+    """Return an operation and what a run said of it."""
+    params = {"op_name": "MUL_MAT", "backend_name": "CUDA0", "type_a": "q4_0", "m": 4096, "n": 1, "k": 14336}
+    params |= {name: raw.pop(name) for name in list(raw) if name in params}
+    one = Cell("backend-ops", f"{params['op_name']} n={params['n']}", params)
+    said = {"memory_kb": "32328", "op_params": "type_a=q4_0,k_v=0", **raw}
+    return one, CellResult(one.key, tuple(Measurement(one.key, m, "x", (v,)) for m, v in metrics.items()), said)
+
+
+def speeds(value: float, n: int = 512, n_gen: int = 0) -> tuple[Cell, CellResult]:
+    """Return a test of llama-bench and what a run said of it, its cold repetition left out."""
+    one = Cell("llama-bench", f"pp{n}" if n else f"tg{n_gen}", {"n_prompt": n, "n_gen": n_gen})
+    return one, CellResult(one.key, (Measurement(one.key, "avg_ts", "t/s", (value / 2, value)),), {})
+
+
+def told(store: Store, journal: Journal) -> list[str]:
+    """Fold a journal and return the flags; whatever they say, every sample is there and the record is sound."""
+    intend(store, journal)
+    ingest(store, JOB, journal.lines())
+    results = [one for event in journal.events for one in event.get("results", ())]
+    expected = sum(len(each["samples"]) + len(each["discarded"]) for one in results for each in one["measurements"])
+    assert store.rows("SELECT count(*) AS n FROM samples") == [{"n": expected}]
+    assert {row["status"] for row in store.rows("SELECT status FROM runs")} == {"valid"}
+    assert check(store) == []
+    flags = store.rows("SELECT device, kind, hard, reason FROM flags ORDER BY run_id")
+    assert {(row["device"], row["kind"], row["hard"]) for row in flags} <= {(HOST, ROOFLINE, 0)}
+    reasons = [row["reason"] for row in flags]
+    assert [said.partition(": ")[2] for said in beyond(store)] == reasons
+    return reasons
+
+
+def test_what_was_measured_on_an_h200_is_believed(store: Store) -> None:
+    """33 MB of weights in 14 us from an L2 of 60 MB, 192 TFLOPS, and 36,000 t/s of a model of 1.7B."""
+    journal = run_of(
+        begun(H200), op({"time_us": 14.37, "flops": 8.17e12}), op({"time_us": 310.6, "flops": 1.9e14}, n=512)
+    )
+    assert told(store, run_of(journal, speeds(36504.0), speeds(912.2, 0, 32))) == []
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"flops": 3.606e15}, "3606 TFLOPS are 1.8 times the 1979 TFLOPS of H200 in int8"),
+        ({"time_us": 1.437}, "23037 GB/s are 1.4 times the 16727 GB/s of H200's cache"),
+        ({"bandwidth_gb_s": 20000.0}, "21475 GB/s are 1.3 times the 16727 GB/s of H200's cache"),
+    ],
+)
+def test_what_no_h200_reaches_is_flagged(store: Store, metrics: dict[str, float], reason: str) -> None:
+    """FLOPS beyond its fastest path, and operands in the cache that come ten times too fast."""
+    assert told(store, run_of(begun(H200), op(metrics))) == [f"MUL_MAT n=1: {reason}"]
+
+
+def test_what_exceeds_the_cache_comes_from_memory(store: Store) -> None:
+    """Of 512 MiB an H200 keeps 60: the rest would need twice its bandwidth."""
+    journal = run_of(begun(H200), op({"time_us": 50.0}, memory_kb=str(512 << 10)))
+    assert told(store, journal) == [
+        "MUL_MAT n=1: 10737 GB/s, 12% of it from the cache, are 2.0 times the 4800 GB/s of H200"
+    ]
+
+
+@pytest.mark.parametrize("raw", [{"op_name": "GET_ROWS"}, {"op_params": "type=f32,v=1"}, {"memory_kb": "?"}])
+def test_bytes_that_an_operation_does_not_touch_say_nothing(store: Store, raw: dict[str, str]) -> None:
+    """A table of which it takes some rows, a view with gaps, a size that cannot be read."""
+    metrics = {"bandwidth_gb_s": 4000.0} if raw.get("memory_kb") else {"bandwidth_gb_s": 40000.0}
+    assert told(store, run_of(begun(H200), op(metrics, **raw))) == []
+
+
+def test_prompts_and_tokens_of_a_recipe(store: Store) -> None:
+    """By the weights of its layers; several such values of one run are one flag."""
+    journal = run_of(begun(H200), speeds(700e3), speeds(6000.0, 0, 32))
+    (reason,) = told(store, journal)
+    assert reason == (
+        "pp512: 700000 t/s with 1.74483B parameters: 2443 TFLOPS are 1.2 times the 1979 TFLOPS of H200 in int8; "
+        "and 1 more of this run"
+    )
+
+
+def test_tokens_of_a_file_by_its_name(store: Store) -> None:
+    """32B at 4 bits, one token at a time: 400 t/s would be 6.4 TB/s, 200 could be."""
+    file = {"recipe": None, "path": "/models/Qwen3-32B-Q4_K_M.gguf", "model_id": f"file-{digest('a file', 16)}"}
+    journal = begun(H200, **file)
+    for speed in (200.0, 400.0):
+        run_of(journal, speeds(speed, 0, 32), model_id=file["model_id"])
+    assert told(store, journal) == [
+        "tg32: 400 t/s with 32B parameters of 4 bits: 6400 GB/s are 1.3 times the 4800 GB/s of H200"
+    ]
+
+
+def test_a_small_model_may_stay_in_the_cache(store: Store) -> None:
+    """44 MB of weights at 150,000 passes a second come from an L2 of 60 MiB."""
+    small = SyntheticModel(n_layer=4, n_embd=1024, n_ff=4096, n_head=16, n_head_kv=8, n_vocab=8000)
+    journal = begun(H200, recipe=small, model_id=model_id(small))
+    assert told(store, run_of(journal, speeds(300e3, 0, 32), model_id=model_id(small))) == []
+
+
+def test_several_gpus_reach_more_together(store: Store) -> None:
+    """A model may have been spread over all of them, an operation has one."""
+    journal = run_of(begun(H200, H200), speeds(900e3), op({"flops": 3.0e15}), tool="llama-bench")
+    assert told(store, run_of(journal, op({"flops": 3.0e15}))) == [
+        "MUL_MAT n=1: 3000 TFLOPS are 1.5 times the 1979 TFLOPS of H200 in int8"
+    ]
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        begun("NVIDIA RTX 9090"),
+        begun(H200, "NVIDIA RTX 9090"),
+        begun(H200, "NVIDIA GB10"),
+        begun(),
+        begun(H200, cuda="OFF"),
+    ],
+)
+def test_what_has_no_known_peak_is_believed(store: Store, journal: Journal) -> None:
+    """An unknown GPU, different ones, none, and a build that does not use it."""
+    assert told(store, run_of(journal, speeds(1e9))) == []
+
+
+def test_the_processor_has_no_known_peak(store: Store) -> None:
+    """Its operations may be of a build with CUDA; a metric of a newer agent says nothing either."""
+    journal = run_of(begun(H200), op({"flops": 1e18}, backend_name="CPU"))
+    assert told(store, run_of(journal, op({"watts": 1e18}))) == []
+
+
+def test_a_recipe_of_a_newer_dgxlab_is_no_known_model(store: Store) -> None:
+    """Its run is kept, as every run is."""
+    journal = begun(H200)
+    journal.events[-1]["recipe"]["n_expert"] = 8
+    assert told(store, run_of(journal, speeds(1e9))) == []
+
+
+def test_a_sample_that_does_not_count_is_not_judged(store: Store) -> None:
+    """The cold repetition is no number that anybody is shown."""
+    one = cell()
+    made = dataclasses.replace(result(one, [9.0]).measurements[0], discarded=(1e9,))
+    assert told(store, run_of(begun(H200), (one, CellResult(one.key, (made,), {})))) == []
+
+
+def test_db_check_says_it_of_a_sound_record(store: Store) -> None:
+    """As a note, for nothing is damaged; with the flag or, as an older dgxlab left it, without."""
+    (reason,) = told(store, run_of(begun(H200), op({"flops": 3.606e15})))
+    command = [sys.executable, "-m", "dgxlab", "db", "check", str(store.path)]
+    text, twin = (
+        subprocess.run([*command, "--format", form], capture_output=True, text=True, check=True).stdout
+        for form in ("human", "json")
+    )
+    sentence = f"run {JOB}/3 is kept, and cannot be true: {reason}"
+    assert text == f"ok\nnote: {sentence}\n"
+    assert json.loads(twin) == {"problems": [], "beyond": [sentence]}

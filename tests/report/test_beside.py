@@ -1,0 +1,228 @@
+"""Published figures beside measured ones, against golden files; `python -m tests.report.test_beside` writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dgxlab import published
+from dgxlab.errors import UsageError
+from dgxlab.model import to_json
+from dgxlab.published import Figure
+from dgxlab.report import Quantity, asked, page, render_page
+from dgxlab.report.series import batch, op, selected, stream
+from dgxlab.store import Store
+from tests.report.test_forms import BENCH, MACHINE, compared, step
+from tests.report.worlds import Session, h200, numbers
+
+GOLDEN = Path(__file__).resolve().parent / "golden" / "beside"
+
+ASKED = {
+    "ops": {"form": "ops", "experiment": "h200", "published": "seed000 MMQ"},
+    "steps": {
+        "form": "steps",
+        "experiment": "w4a16,tiles",
+        "baseline": "h200",
+        "cells": "q4_0 n=512, q4_K n=512, pp512, pp2048",
+        "published": "seed000 Step1, seed000 P3b-2",
+    },
+    "single-stream": {"form": "single-stream", "experiment": "h200", "published": "seed004 MXFP4_MOE"},
+    "concurrency": {
+        "form": "concurrency",
+        "experiment": "h200",
+        "published": "seed004 vLLM, BF16_SSM_STATE_RESULTS.md f32",
+    },
+    "gates": {"form": "gates", "experiment": "h200", "published": "W4A16 tests_passed, canonical"},
+    "published": {"form": "published", "source": "seed004 Q8_0 B=8, seed001 H100"},
+}
+"""What each golden file shows."""
+
+
+def world(store: Store) -> None:
+    """Play an A/B session, stock and one step; the published record is there too."""
+    published.load(store)
+    compared(store, "w4a16", "20261110-100000-beside", 1.1, "tiles beat MMQ")
+    Session(store, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
+    one = step(store, "tiles", "20261120-150000-beside", hypothesis="block tiling beats one warp a tile").build()
+    one.gates().runs(only=["backend-ops"]).runs(numbers(17000, 4), only=["llama-bench"]).end()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Give a record that the tests of this module only read."""
+    with Store.open(tmp_path_factory.mktemp("beside") / "results.db") as opened:
+        world(opened)
+        yield opened
+
+
+def shown(store: Store, name: str) -> str:
+    """Return a golden file's page."""
+    return render_page(page(store, asked(ASKED[name])))
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_golden(store: Store, name: str) -> None:
+    """The tables are what somebody read and agreed to."""
+    assert shown(store, name) == (GOLDEN / f"{name}.md").read_text()
+
+
+def test_what_was_measured_is_as_without(store: Store) -> None:
+    """The measured rows have the same numbers, ratios and verdicts; published rows have none of them."""
+    for form in ("ops", "steps", "single-stream", "concurrency"):
+        words = dict(ASKED[form])
+        (both,) = page(store, asked(words)).tables
+        del words["published"]
+        (alone,) = page(store, asked(words)).tables
+        keys = [column.key for column in alone.columns]
+        measured = [row for row in both.rows if "published" not in row]
+        assert [[row.get(key) for key in keys] for row in measured] == [
+            [row.get(key) for key in keys] for row in alone.rows
+        ]
+        others = [value for row in both.rows if "published" in row for key, value in row.items() if key not in keys[:1]]
+        assert not any(isinstance(value, Quantity) for value in others)
+        assert not any(
+            row.get(key) for row in both.rows if "published" in row for key in ("ratio", "verdict", "roofline")
+        )
+
+
+def test_the_twin_has_the_figures_as_they_were_published(store: Store) -> None:
+    """In their own unit, with their document and machine, under keys that say so."""
+    twin = json.loads(json.dumps(to_json(page(store, asked(ASKED["ops"])))))
+    row = twin["tables"][0]["rows"][0]
+    figure = row["published.0.flops"]
+    assert (figure["value"], figure["unit"], figure["host"]) == (817.0, "GFLOPS", "dgx.casa GB10 sm_121")
+    assert twin["tables"][0]["beside"]["sources"][0]["lines"] == [2, 3, 4, 5, 6, 7]
+    assert row["flops"]["of"] == "samples"
+
+
+def test_every_figure_of_a_kind_has_its_place_once(store: Store) -> None:
+    """No figure is dropped and none stands twice, however many are of the same cell."""
+    every = published.figures(store)
+    for form, readers in (
+        ("ops", (op,)),
+        ("single-stream", (stream,)),
+        ("concurrency", (batch,)),
+        ("steps", (op, stream)),
+    ):
+        sources = sorted({figure.source_doc for figure in every if any(reader(figure) for reader in readers)})
+        for doc in sources:
+            mine = [one for one in every if one.source_doc == doc and any(reader(one) for reader in readers)]
+            series = selected(store, form, [doc])
+            placed = [figure.figure for one in series for figure in one.figures.values()]
+            assert sorted(placed) == sorted(figure.figure for figure in mine), (form, doc)
+            assert len({one.label for one in series}) == len(series), (form, doc)
+
+
+def figure(**changes: object) -> Figure:
+    """Return a figure that says nothing in particular."""
+    texts = dict.fromkeys(("figure", "source_doc", "host", "engine", "pin", "model", "quant", "test", "notes"), "")
+    fields = {
+        **texts,
+        "tool": "llama-bench",
+        "metric": "prefill",
+        "unit": "t/s",
+        "stddev": None,
+        "line": 1,
+        "value": 1.0,
+    }
+    return Figure(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("test", "metric", "cell", "more"),
+    [
+        ("pp512", "prefill", "pp512", ""),
+        ("pp2048 ub512", "prefill", "pp2048", "ub512"),
+        ("-p 512 -n 16 -ub 2048", "pp512", "pp512", "-p 512 -n 16 -ub 2048"),
+        ("tg128 @ d4096", "decode", "tg128 @ d4096", ""),
+        ("pp512+tg128", "both", "pp512+tg128", ""),
+    ],
+)
+def test_the_test_of_llama_bench_is_read_where_it_stands(test: str, metric: str, cell: str, more: str) -> None:
+    """In the metric or first in the test; the rest tells series apart."""
+    about = stream(figure(test=test, metric=metric))
+    assert about is not None
+    assert (about.cell, about.metric, about.more) == ((cell,), "avg_ts", more)
+
+
+@pytest.mark.parametrize("test", ["prefill today", "ppl", "GGML_CUDA_FORCE_CUBLAS env off", "", "512"])
+def test_what_names_no_test_is_of_none(test: str) -> None:
+    """It stands in form=published only."""
+    assert stream(figure(test=test)) is None
+
+
+def test_sizes_that_are_not_said_are_not_guessed(store: Store) -> None:
+    """A figure for B alone is not set beside a measured prompt length; one that says all three is."""
+    assert batch(figure(test="B=8", metric="S_TG")).cell == (None, None, 8)  # type: ignore[union-attr]
+    assert batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (128, 64, 8)  # type: ignore[union-attr]
+    assert batch(figure(test="npp128", metric="S_PP")) is None
+    (table,) = page(store, asked(ASKED["concurrency"])).tables
+    unsaid = [row for row in table.rows if row["B"] == 8 and row["PP"] is None]
+    assert [row.get("speed_pp.0") for row in unsaid] == [None]
+
+
+def test_a_figure_beside_the_very_cell_stands_in_its_row(store: Store) -> None:
+    """817 GFLOPS are 0.817 TFLOPS in a column of those, with every digit and none more."""
+    line = next(line for line in shown(store, "ops").splitlines() if line.startswith("| q4_0 | f32 | 4096 | 1 |"))
+    assert line.endswith("| 0.817 |")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            {"form": "ops", "experiment": "h200", "published": "seed9"},
+            "no published figure of form=ops has all of 'seed9'; ",
+        ),
+        (
+            {"form": "ops", "experiment": "h200", "published": "seed004"},
+            "no published figure of form=ops has all of 'seed",
+        ),
+        (
+            {"form": "gates", "experiment": "h200", "published": "nosuch"},
+            "no published gate has all of 'nosuch'; there are 0017 patch",
+        ),
+        (
+            {"form": "published", "source": "seed000 nosuch"},
+            "no published figure has all of 'seed000 nosuch'; there are ",
+        ),
+        ({"form": "verdicts", "experiment": "h200", "published": "x"}, "form=verdicts takes no key 'published'; "),
+        ({"form": "ops", "experiment": "h200", "published": "a,,b"}, "published has an empty value between its commas"),
+    ],
+)
+def test_what_was_not_published(store: Store, words: dict[str, str], said: str) -> None:
+    """One sentence, with the documents that have something of the kind."""
+    with pytest.raises(UsageError) as error:
+        page(store, asked(words))
+    assert error.value.message.startswith(said)
+
+
+def test_a_record_without_figures_says_how_to_get_them(tmp_path: Path) -> None:
+    """The next command brings them in."""
+    with Store.open(tmp_path / "results.db") as empty:
+        Session(empty, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
+        with pytest.raises(UsageError, match="does not hold the published record") as error:
+            page(empty, asked({"form": "ops", "experiment": "h200", "published": "seed000"}))
+    assert error.value.next == "dgxlab import --published"
+
+
+def test_figures_without_a_column_are_counted(store: Store) -> None:
+    """The note names some of them."""
+    (table,) = page(store, asked({**ASKED["single-stream"], "cells": "pp512"})).tables
+    assert table.beside is not None
+    (note,) = table.beside.left
+    assert note.startswith("12 published figures asked for are of none of these columns: pp2048 ub512 prefill, ")
+    assert dataclasses.replace(table.beside, left=()).sources == table.beside.sources
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as made:
+        world(made)
+        for each in ASKED:
+            (GOLDEN / f"{each}.md").write_text(shown(made, each))

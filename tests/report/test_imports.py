@@ -1,0 +1,123 @@
+"""Imported files in tables of their own, from real captures; `python -m tests.report.test_imports` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dgxlab import imported
+from dgxlab.errors import UsageError
+from dgxlab.model import to_json
+from dgxlab.report import Printed, Quantity, asked, page, render_page
+from dgxlab.store import Store
+from tests.report.worlds import GOLDEN as CAPTURES
+from tests.report.worlds import whole
+
+GOLDEN = Path(__file__).resolve().parent / "golden" / "imported"
+FILES = {
+    "llama-bench": "llama-bench-q4_k.jsonl",
+    "llama-bench-md": "llama-bench-q4_k.md",
+    "test-backend-ops": "tbo-perf-mul_mat.sql",
+    "parity": "tbo-test-SSM_CONV.txt",
+    "llama-batched-bench": "batched-bench-q4_k.txt",
+    "llama-perplexity": "perplexity-kld.txt",
+    "harness": "harness.jsonl",
+}
+"""By golden file, the capture that it shows."""
+
+HARNESS = (
+    '{"kernel": "w4a16", "n": 512, "time_us": [310.5, 311.5, 309.0], "passed": true}\n'
+    '{"kernel": "swizzle|x", "n": 512, "time_us": [200.0], "passed": false}\n'
+)
+
+
+def world(store: Store, folder: Path) -> None:
+    """Import every file, and measure something too."""
+    whole(store)
+    (folder / "harness.jsonl").write_text(HARNESS)
+    for name in FILES.values():
+        path = next(path for path in (folder / name, CAPTURES / name, CAPTURES.parent / "cpu" / name) if path.exists())
+        imported.record(store, imported.open_file(path, "", ""))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Give a record that the tests of this module only read."""
+    folder = tmp_path_factory.mktemp("imports")
+    with Store.open(folder / "results.db") as opened:
+        world(opened, folder)
+        yield opened
+
+
+def shown(store: Store, **words: str) -> str:
+    """Return the form as markdown, as if imported on some day."""
+    text = render_page(page(store, asked({"form": "imported", **words})))
+    return re.sub(r"\d{4}-\d\d-\d\d(?![\dT])", "2025-11-20", text)
+
+
+def refused(store: Store, **words: str) -> str:
+    """Return why the form is not shown."""
+    with pytest.raises(UsageError) as error:
+        page(store, asked({"form": "imported", **words}))
+    return error.value.message.replace(str(store.path), "DB")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_golden(store: Store, name: str) -> None:
+    """What a file says, and that nobody here measured it."""
+    text = shown(store, file=FILES[name])
+    assert text == (GOLDEN / f"{name}.md").read_text()
+    assert "**imported**, not measured by dgxlab" in text
+
+
+def test_golden_of_all_files(store: Store) -> None:
+    """A line a file."""
+    assert shown(store) == (GOLDEN / "files.md").read_text()
+
+
+def test_a_mean_has_the_spread_and_the_count_of_its_file(store: Store) -> None:
+    """What llama-bench computed stays what it is; a table for people does not say of how many."""
+    (rows, abridged) = (table.rows for table in page(store, asked({"form": "imported", "file": BOTH})).tables)
+    assert rows[0]["avg_ts"] == Printed("avg_ts", "t/s", 36503.901762, pytest.approx(2555.63088), 5)
+    assert abridged[0]["avg_ts"] == Printed("avg_ts", "t/s", 36563.16, 2486.79, None)
+    (harness,) = page(store, asked({"form": "imported", "file": "harness.jsonl"})).tables
+    assert harness.rows[0]["time_us"] == Quantity("time_us", "us", 310.5, 3, pytest.approx(1.4826), "values")
+    assert "time_us" not in harness.rows[1]  # it did not pass
+
+
+BOTH = "llama-bench-q4_k.jsonl, llama-bench-q4_k.md"
+
+
+def test_a_file_is_found_by_the_beginning_of_its_sha256(store: Store) -> None:
+    """As `dgxlab import` prints it."""
+    (table,) = page(store, asked({"form": "imported", "file": "d48c8e67", "cells": "tg32"})).tables
+    twin = json.loads(json.dumps(to_json(table)))
+    assert (twin["file"], twin["tool"].partition(",")[0]) == ("llama-bench-q4_k.jsonl", "llama-bench (jsonl)")
+    assert twin["sha256"].startswith("d48c8e6786cf5847")
+    assert [row["row"] for row in table.rows] == ["tg32"]
+
+
+def test_what_was_not_imported(store: Store, tmp_path: Path) -> None:
+    """One sentence with the names that are there."""
+    assert refused(store, file="nosuch").startswith(
+        "DB has no imported file 'nosuch'; there are llama-bench-q4_k.jsonl (d4"
+    )
+    assert refused(store, file="llama-bench-q4_k.md", cells="pp9") == "no row of llama-bench-q4_k.md has all of 'pp9'"
+    assert refused(store, cells="pp512") == "cells are of a file"
+    with Store.open(tmp_path / "results.db") as empty:
+        assert refused(empty) == "DB has no imported file"
+        assert refused(empty, file="x") == "DB has no imported file 'x'"
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "results.db") as made:
+        world(made, Path(scratch))
+        for each, file in FILES.items():
+            (GOLDEN / f"{each}.md").write_text(shown(made, file=file))
+        (GOLDEN / "files.md").write_text(shown(made))
