@@ -3,6 +3,7 @@
 # make test-fast   all but whole jobs, sshd and llama.cpp, under a minute
 # make lint        ruff, mypy, import-linter
 # make bench       this program's own speed, as JSON and a table
+# make faults      the fault campaign: crashes, cuts, full disks, hostile files; two hours at most
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 # cmake and ninja from PyPI where the system has none
 BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,[build])
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast lint bench faults clean
 
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
@@ -29,6 +30,9 @@ lint: .make/lint
 
 bench: .make/test
 	$(BIN)/python -m bench
+
+faults: .make/test .make/packages
+	$(BIN)/python -m faults
 
 clean:
 	rm -rf $(VENV) .make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +52,14 @@ class Far:
 
 
 @contextmanager
-def far(files: Mapping[str, str] = toy.FILES) -> Iterator[Far]:
-    """Give a place and an sshd."""
+def far(files: Mapping[str, str] = toy.FILES, within: Sequence[str] = ()) -> Iterator[Far]:
+    """Give a place and an sshd, `within` what `tests.sshd.sshd` says."""
     with place(files) as here:
         keys = here.folder / "home" / ".ssh"
         keys.mkdir(mode=0o700)
         (keys / "authorized_keys").write_text(make_key(keys / "id_ed25519"))
         (here.project / "hosts.yaml").write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
-        with sshd(here.folder / "sshd", keys / "authorized_keys") as server:
+        with sshd(here.folder / "sshd", keys / "authorized_keys", within=within) as server:
             made = Far(here, server)
             made.reach(server.port)
             yield made

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests import toy
 
-SEALED = ("DGXLAB_", "GIT_", "XDG_", "GGML_", "CCACHE_")
+SEALED = ("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "CCACHE_")
 """What the caller's environment may not decide."""
 
 TOY_BENCH: Sequence[Mapping[str, Any]] = (
@@ -63,8 +63,10 @@ class Place:
             "COLUMNS": "120",
         }
 
-    def spec(self, name: str, bench: Sequence[Mapping[str, Any]] = TOY_BENCH, series: Sequence[str] = ()) -> Path:
-        """Write an experiment on the toy; JSON is YAML too."""
+    def spec(
+        self, name: str, bench: Sequence[Mapping[str, Any]] = TOY_BENCH, series: Sequence[str] = (), **fields: Any
+    ) -> Path:
+        """Write an experiment on the toy; JSON is YAML too. `fields` are further ones of the spec."""
         gate = {"op": "MUL_MAT", "backend": "CPU", "expect": "4/4", "unsupported": 1}
         spec = {
             "llama_cpp": {"pin": self.pin, "sources": [str(self.folder / "repository")]},
@@ -72,6 +74,7 @@ class Place:
             "models": {"m": {"path": str(self.project / "toy.gguf")}},
             "gates": [{"backend-ops": gate}],
             "bench": list(bench),
+            **fields,
         }
         path = self.project / f"{name}.yaml"
         path.write_text(json.dumps(spec))

@@ -17,6 +17,15 @@ def edit(path: object) -> str:
     return f"${{EDITOR:-vi}} {shlex.quote(str(path))}"
 
 
+def command(*words: object) -> str:
+    """Return a command to type: whatever a word holds, a shell takes it for one; ~/ stays the home."""
+    return " ".join(_quoted(str(word)) for word in words)
+
+
+def _quoted(word: str) -> str:
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
+
+
 class DgxlabError(Exception):
     """Anything that ends a command on purpose.
 

@@ -78,7 +78,16 @@ def make(
     steps += [_gate(experiment, arm, gate, number) for number, gate in enumerate(parity)]
     steps += runs
     kind = "run" if bench else "gate"
-    return Plan(job_id, experiment.name, experiment.digest, (arm,), tuple(steps), kind, wait_s=wait_s)
+    return Plan(
+        job_id,
+        experiment.name,
+        experiment.digest,
+        (arm,),
+        tuple(steps),
+        kind,
+        wait_s=wait_s,
+        specs=(experiment.spec,),
+    )
 
 
 def make_ab(
@@ -129,6 +138,7 @@ def make_ab(
         kind,
         wait_s=wait_s,
         baseline=baseline.digest,
+        specs=tuple({side.digest: side.spec for side in (baseline, candidate)}.values()),
     )
 
 

@@ -80,9 +80,10 @@ GPUS = {
     r"\bGB10\b": Peaks("GB10", 273e9, 24 * 2**20, 48 * _PER_CLOCK * 3.0e9, _GB10),
     r"\bH200\b": Peaks("H200", 4.8e12, 60 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
     r"\bH100 NVL\b": Peaks("H100 NVL", 3.94e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
-    r"\bH100\b": Peaks("H100", 3.35e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
+    r"\bH100\b(?! PCIe)": Peaks("H100", 3.35e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
 }
-"""By what a GPU's name contains. The 1 PFLOPS of a GB10 and the doubled figures of others are for sparse matrices."""
+"""By what a GPU's name contains; an H100 for PCIe is another, slower one. The 1 PFLOPS of a GB10 and the doubled
+figures of others are for sparse matrices."""
 
 ACTIVE = {r"gpt-oss-20b": 3.6e9, r"gpt-oss-120b": 5.1e9, r"deepseek-(v3|r1)": 37e9, r"qwen3-coder-next": 3e9}
 """Active parameters of mixtures of experts whose names tell only how many there are."""

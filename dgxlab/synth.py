@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from dgxlab.errors import RemoteError, SpecError
+from dgxlab.errors import RemoteError, SpecError, command
 from dgxlab.model import SyntheticModel
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def write(recipe: SyntheticModel, out: Path) -> None:
     except OSError as error:
         raise RemoteError(
             f"could not write the synthetic model {out} ({size(recipe) / 1e9:.1f} GB): {error.strerror}",
-            next=f"df -h {out.parent}",
+            next=command("df", "-h", out.parent),
         ) from error
     finally:
         partial.unlink(missing_ok=True)

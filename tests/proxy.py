@@ -10,6 +10,8 @@ import asyncio
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -21,9 +23,14 @@ class Proxy:
     """Forwards connections to 127.0.0.1:`target` from `port`, a port of its own.
 
     Attributes:
+        target: Where the next connection goes.
         delay_s: Added to every byte, each way: half of the added round trip.
         cut_after: Bytes that may still travel from the server to the client; then every connection is reset. None
             for any number. Counted down as they travel.
+        cut_after_up: The same for bytes from the client to the server.
+        silent_after: Bytes that may still travel from the server to the client before a blackhole; None for any number.
+        silent_since: Since when it is one, on the monotonic clock; None while it carries.
+        resets: How often connections that stood were reset.
         refuse: Reset new connections at once.
         connections: How many were accepted so far.
         down_bytes: Bytes carried to clients so far; up_bytes: to the server.
@@ -33,10 +40,14 @@ class Proxy:
     def __init__(self, target: int, *, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s
         self.cut_after: int | None = None
+        self.cut_after_up: int | None = None
+        self.silent_after: int | None = None
+        self.silent_since: float | None = None
+        self.resets = 0
         self.refuse = False
         self.connections = self.down_bytes = self.up_bytes = self.turns = 0
         self.port = 0
-        self._target = target
+        self.target = target
         self._server_spoke = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -61,16 +72,25 @@ class Proxy:
 
     def blackhole(self) -> None:
         """Carry nothing more, and tell nobody."""
-        self._call(self._gate.clear)
+        self._call(self._be_silent)
 
     def heal(self) -> None:
         """Carry again, beginning with what was held back."""
-        self._call(self._gate.set)
+        self._call(self._carry_again)
 
-    def _call(self, work: object) -> None:
+    def _call(self, work: Callable[[], None]) -> None:
         done = threading.Event()
-        self._loop.call_soon_threadsafe(lambda: (work(), done.set()))  # type: ignore[operator]
+        self._loop.call_soon_threadsafe(work)
+        self._loop.call_soon_threadsafe(done.set)
         done.wait()
+
+    def _be_silent(self) -> None:
+        self._gate.clear()
+        self.silent_since = self.silent_since or time.monotonic()
+
+    def _carry_again(self) -> None:
+        self._gate.set()
+        self.silent_after = self.silent_since = None
 
     async def _listen(self) -> None:
         self._gate = asyncio.Event()
@@ -91,7 +111,7 @@ class Proxy:
             self._reset(writer)
             return
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             self._reset(writer)
             return
@@ -130,15 +150,21 @@ class Proxy:
                 writer.write_eof()
                 return
             self._count(len(chunk), down=down)
-            if down and self.cut_after is not None:
-                writer.write(chunk[: self.cut_after])
-                self.cut_after -= min(len(chunk), self.cut_after)
-                if self.cut_after == 0:
-                    self.cut_after = None
-                    self._reset_all()
-                    return
-            else:
-                writer.write(chunk)
+            if down and self.silent_after is not None:
+                self.silent_after -= len(chunk)
+                if self.silent_after <= 0:
+                    self.silent_after = None
+                    self._be_silent()
+                    await self._gate.wait()
+            name = "cut_after" if down else "cut_after_up"
+            left: int | None = getattr(self, name)
+            writer.write(chunk[:left])
+            if left is not None and left <= len(chunk):
+                setattr(self, name, None)
+                self._reset_all()
+                return
+            if left is not None:
+                setattr(self, name, left - len(chunk))
             await writer.drain()
 
     def _count(self, size: int, *, down: bool) -> None:
@@ -151,6 +177,7 @@ class Proxy:
             self._server_spoke = False
 
     def _reset_all(self) -> None:
+        self.resets += bool(self._writers)
         for writer in list(self._writers):
             self._reset(writer)
 

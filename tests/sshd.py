@@ -101,6 +101,7 @@ def sshd(
     config: str = "",
     port: int = 0,
     ordinary: bool = False,
+    within: Sequence[str] = (),
 ) -> Iterator[Sshd]:
     """Run a server until the block ends.
 
@@ -111,11 +112,10 @@ def sshd(
         config: Lines that come first in its configuration, so that they win.
         port: The one to listen on, where it must be a certain one.
         ordinary: As root, run it as the user ORDINARY, who must be able to reach `folder`.
+        within: The beginning of a command line that runs a program in namespaces of its own.
     """
     if not Path(PROGRAM).exists():
         pytest.skip("there is no sshd here: apt-get install openssh-server")
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
     (folder / "home").mkdir(parents=True)
     (folder / "locks").mkdir()
     (folder / "locks").chmod(0o1777)
@@ -126,16 +126,25 @@ def sshd(
     text = config + CONFIG.format(port=port, folder=folder, authorized=authorized, path=path)
     text += "".join(f"HostKey {folder}/host_{keytype}\n" for keytype in keytypes)
     (folder / "config").write_text(text)
-    with (folder / "log").open("w") as log:
-        argv = [PROGRAM, "-D", "-e", "-f", str(folder / "config")]
-        if ordinary and os.getuid() == 0:
-            argv = [*_become_ordinary(folder), *argv]
+    if ordinary and os.getuid() == 0:
+        within = [*within, *_become_ordinary(folder)]
+    with serving(folder, port, within) as server:
+        yield server
+
+
+@contextmanager
+def serving(folder: Path, port: int, within: Sequence[str] = ()) -> Iterator[Sshd]:
+    """Run a server in a folder that `sshd` made, until the block ends; again, where one has ended there before."""
+    if os.getuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    with (folder / "log").open("a") as log:
+        argv = [*within, PROGRAM, "-D", "-e", "-f", str(folder / "config")]
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=log)
     try:
         _wait(folder, port, child)
-        yield Sshd(folder, port, int((folder / "pid").read_text()))
+        yield Sshd(folder, port, child.pid)
     finally:
-        for pid in _descendants(child.pid):
+        for pid in descendants(child.pid):
             _end(pid)
         child.terminate()
         child.wait()
@@ -143,7 +152,7 @@ def sshd(
 
 def end_sessions(server: Sshd) -> None:
     """Kill the processes that serve connections, and what runs in them; the server itself stays."""
-    for pid in _descendants(server.pid):
+    for pid in descendants(server.pid):
         _end(pid)
 
 
@@ -194,7 +203,7 @@ def _wait(folder: Path, port: int, child: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"sshd did not start: {(folder / 'log').read_text()}")
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """Return a process's descendants, nearest first."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

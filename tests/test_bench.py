@@ -24,7 +24,7 @@ def test_one_quick_figure_as_json_and_a_row() -> None:
     assert (only["name"], only["unit"], only["reach"], only["n"]) == ("ingest", "s", 2.0, 2)
     assert only["value"] > 0
     assert math.isfinite(only["spread"])
-    assert set(only["parts"]) == {"one_run", "small_runs", "small_runs_in_pieces"}
+    assert set(only["parts"]) == {"one_run", "small_runs", "small_runs_in_pieces", "small_runs_of_a_gpu"}
     assert only["reached"] is (only["value"] <= only["reach"])
     assert only["others_cpus"] >= 0
     assert told["quick"] is True

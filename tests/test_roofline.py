@@ -31,7 +31,9 @@ def test_a_gpu_is_found_by_its_name(text: str, gpu: str) -> None:
     assert _peaks(text).gpu == gpu
 
 
-@pytest.mark.parametrize("text", ["", "NVIDIA GB100", "NVIDIA GH200 480GB", "Apple M4 16GB", "AMD EPYC 9654"])
+@pytest.mark.parametrize(
+    "text", ["", "NVIDIA GB100", "NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "Apple M4 16GB", "AMD EPYC 9654"]
+)
 def test_an_unknown_gpu_has_no_peaks(text: str) -> None:
     """A name that contains another one is another GPU."""
     assert roofline.peaks(text) is None

@@ -1,7 +1,13 @@
 """A small project that builds like llama.cpp and prints what llama.cpp printed, or misbehaves on request.
 
 Real git, cmake, ninja and a compiler; only the programs are small. The faults of a benchmark (hang, crash, garbage)
-cannot be asked of the real ones. TOY in an entry's env chooses the behaviour, TOY_COUNT is a file to count calls in.
+cannot be asked of the real ones. TOY in an entry's env chooses the behaviour, TOY_COUNT is a file to count calls in,
+TOY_MS makes every launch take so much longer. TOY_LEDGER is a file in which each launch writes down, a line each and
+with tabs between the words, what it really was and printed; with it no two launches print the same values:
+
+    begin LAUNCH SECONDS PID STDOUT ARGV      SECONDS of the monotonic clock, STDOUT the file that it goes to
+    said LAUNCH LINE                          a line of stdout
+    end LAUNCH SECONDS                        missing where a signal ended it
 """
 
 from __future__ import annotations
@@ -34,11 +40,59 @@ foreach(tool test-backend-ops llama-bench llama-batched-bench)
 endforeach()
 """
 
-GGML = """#include <signal.h>
+GGML = """#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
+static int ledger = -1;
+static long number_of_launch = 0;
+long launch(void) { return number_of_launch; }
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+static void note(const char * format, ...) {  /* in one write: others append to the ledger too */
+    static char line[1 << 16];
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (ledger >= 0 && write(ledger, line, length) != length) { abort(); }
+}
+static void end(void) { fflush(stdout); note("end\\t%ld\\t%.6f\\n", launch(), now()); }
+void begin(int argc, char ** argv) {
+    char out[4096] = "", words[1 << 14] = "";
+    const char * path = getenv("TOY_LEDGER"), * ms = getenv("TOY_MS");
+    if (path && (ledger = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600)) >= 0) {
+        if (readlink("/proc/self/fd/1", out, sizeof out - 1) < 0) { abort(); }
+        for (int i = 0; i < argc; i++) { strcat(strcat(words, i ? " " : ""), argv[i]); }
+        flock(ledger, LOCK_EX);
+        number_of_launch = lseek(ledger, 0, SEEK_END) + 1;  /* no other launch has it */
+        note("begin\\t%ld\\t%.6f\\t%d\\t%s\\t%s\\n", launch(), now(), getpid(), out, words);
+        flock(ledger, LOCK_UN);
+        atexit(end);
+    }
+    if (ms) { usleep(1000 * atoi(ms)); }
+}
+void say(const char * format, ...) {  /* printf, and every whole line into the ledger */
+    static char line[1 << 14];
+    static int length = 0;
+    va_list args;
+    va_start(args, format);
+    length += vsnprintf(line + length, sizeof line - length, format, args);
+    va_end(args);
+    for (char * stop; (stop = strchr(line, '\\n')); memmove(line, stop, length -= stop - line), line[length] = 0) {
+        *stop++ = 0;
+        puts(line);
+        note("said\\t%ld\\t%s\\n", launch(), line);
+    }
+}
 const char * toy(void) { const char * how = getenv("TOY"); return how ? how : ""; }
 int misbehave(void) {
     if (!strcmp(toy(), "hang")) { sleep(600); }
@@ -66,6 +120,9 @@ HEAD = """#include <stdio.h>
 #include <string.h>
 #include <stdlib.h>
 #include <unistd.h>
+void begin(int argc, char ** argv);
+long launch(void);
+void say(const char * format, ...);
 const char * toy(void);
 int misbehave(void);
 int count(const char * list);
@@ -78,34 +135,35 @@ int main(int argc, char ** argv) {
     const char * op = option(argc, argv, "-o", "");
     const char * backend = option(argc, argv, "-b", "");
     if (argc == 2) { printf("Usage: test-backend-ops [mode] [-o <op>] [-b <backend>] [-p <regex>] [--output <o>]\\n"); return 1; }
+    begin(argc, argv);
     fprintf(stderr, "toy-marker: here\\n");
     if (!strcmp(argv[1], "perf")) {
         misbehave();
         for (int n = 1; n <= 512; n *= 8) {
-            printf("INSERT INTO test_backend_ops (test_time, build_commit, backend_name, op_name, op_params, test_mode, "
-                   "supported, passed, error_message, time_us, flops, bandwidth_gb_s, memory_kb, n_runs, "
-                   "device_description, backend_reg_name) VALUES ('2026-11-20T10:35:06Z', 'unknown', '%s', '%s', "
-                   "'type_a=q4_0,type_b=f32,m=4096,n=%d,k=14336', 'perf', '1', '1', '', '%d.5', '%d000000.25', "
-                   "'0.000000', '32328', '69864', '', '');\\n", backend, op, n, 100 + n, 1000 + n);
+            say("INSERT INTO test_backend_ops (test_time, build_commit, backend_name, op_name, op_params, test_mode, "
+                "supported, passed, error_message, time_us, flops, bandwidth_gb_s, memory_kb, n_runs, "
+                "device_description, backend_reg_name) VALUES ('2026-11-20T10:35:06Z', 'unknown', '%s', '%s', "
+                "'type_a=q4_0,type_b=f32,m=4096,n=%d,k=14336', 'perf', '1', '1', '', '%ld.5', '%ld000000.25', "
+                "'0.000000', '32328', '69864', '', '');\\n", backend, op, n, 100 + n + launch(), 1000 + n + launch());
         }
         return 0;
     }
     int alone = strchr(op, '(') != NULL, failing = !strcmp(toy(), "wrong");
     if (!strcmp(toy(), "flaky")) { failing = !alone; }
-    printf("Testing 1 devices\\n\\nBackend 1/1: CPU\\n");
-    if (strcmp(backend, "CPU")) { printf("  Skipping\\n1/1 backends passed\\n\\033[1;32mOK\\033[0m\\n"); return 0; }
-    printf("  Device description: toy\\n  Device memory: 1 MB (1 MB free)\\n\\n");
+    say("Testing 1 devices\\n\\nBackend 1/1: CPU\\n");
+    if (strcmp(backend, "CPU")) { say("  Skipping\\n1/1 backends passed\\n\\033[1;32mOK\\033[0m\\n"); return 0; }
+    say("  Device description: toy\\n  Device memory: 1 MB (1 MB free)\\n\\n");
     for (int n = 1; n <= 3 && !alone; n++) {
-        printf("  MUL_MAT(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", n);
+        say("  MUL_MAT(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", n);
     }
-    printf("  MUL_MAT(type_a=f16,n=1): not supported [CPU] \\n");
-    if (failing) { printf("[MUL_MAT] ERR = 0.01 > 0.0005   "); } else { printf("  "); }
-    printf("MUL_MAT(type_a=q4_0,n=9): %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    say("  MUL_MAT(type_a=f16,n=1): not supported [CPU] \\n");
+    if (failing) { say("[MUL_MAT] ERR = 0.01 > 0.0005   "); } else { say("  "); }
+    say("MUL_MAT(type_a=q4_0,n=9): %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
     int total = alone ? 1 : 4;
-    printf("  %d/%d tests passed\\n", total - failing, total);
-    if (failing) { printf("\\nFailing tests:\\n  MUL_MAT(type_a=q4_0,n=9)\\n"); }
-    printf("  Backend CPU: %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
-    printf("%d/1 backends passed\\n%s\\n", 1 - failing, failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    say("  %d/%d tests passed\\n", total - failing, total);
+    if (failing) { say("\\nFailing tests:\\n  MUL_MAT(type_a=q4_0,n=9)\\n"); }
+    say("  Backend CPU: %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
+    say("%d/1 backends passed\\n%s\\n", 1 - failing, failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
     return failing;
 }
 """
@@ -113,26 +171,27 @@ int main(int argc, char ** argv) {
 LLAMA_BENCH = """
 static long ns(int i) {
     long noise = strcmp(toy(), "noisy") ? 0 : 1000 * ((getpid() * 2654435761u >> 16) % 97);  /* at most 1 % from run to run */
-    return (i ? 10000000 + 1000 * i + noise : 20000000) * (strcmp(toy(), "half") ? 1 : 2);
+    return (i ? 10000000 + 1000 * i + noise + launch() : 20000000) * (strcmp(toy(), "half") ? 1 : 2);
 }
 static void row(int pp, int tg, int r) {
-    printf("{\\"build_commit\\": \\"unknown\\", \\"model_filename\\": \\"m\\", \\"n_prompt\\": %d, \\"n_gen\\": %d, "
+    say("{\\"build_commit\\": \\"unknown\\", \\"model_filename\\": \\"m\\", \\"n_prompt\\": %d, \\"n_gen\\": %d, "
            "\\"n_depth\\": 0, \\"n_ubatch\\": 512, \\"avg_ts\\": 1.0, \\"samples_ns\\": [ ", pp, tg);
-    for (int i = 0; i < r; i++) { printf("%s%ld", i ? ", " : "", ns(i)); }
-    printf(" ],\\"samples_ts\\": [ ");
-    for (int i = 0; i < r; i++) { printf("%s%g", i ? ", " : "", 1e9 * (pp + tg) / ns(i)); }
-    printf(" ]}\\n");
+    for (int i = 0; i < r; i++) { say("%s%ld", i ? ", " : "", ns(i)); }
+    say(" ],\\"samples_ts\\": [ ");
+    for (int i = 0; i < r; i++) { say("%s%g", i ? ", " : "", 1e9 * (pp + tg) / ns(i)); }
+    say(" ]}\\n");
     fflush(stdout);
 }
 int main(int argc, char ** argv) {
     if (argc == 2) { printf("  -m -p -n -r -o -ub --output\\n"); return 0; }
+    begin(argc, argv);
     const char * p = option(argc, argv, "-p", "0"), * n = option(argc, argv, "-n", "0");
     int r = atoi(option(argc, argv, "-r", "5")), rows = 0;
     fprintf(stderr, "toy-marker: here\\n");
     for (int i = 0; i < count(p); i++) {
         if (number(p, i)) { row(number(p, i), 0, r); rows++; }
         if (!strcmp(toy(), "backtrace") && rows == 1) {
-            printf("{\\"build_commit\\": \\"unk#0  0x00007f in ggml_abort ()\\n#1  main\\n");
+            say("{\\"build_commit\\": \\"unk#0  0x00007f in ggml_abort ()\\n#1  main\\n");
         }
         if (!strcmp(toy(), "slow")) { sleep(3); }
         misbehave();
@@ -145,14 +204,16 @@ int main(int argc, char ** argv) {
 BATCHED_BENCH = """
 int main(int argc, char ** argv) {
     if (argc == 2) { printf("  -m -c -npp -ntg -npl -b -ub --output-format\\n"); return 0; }
+    begin(argc, argv);
     const char * l = option(argc, argv, "-npl", "1");
     int pp = atoi(option(argc, argv, "-npp", "0")), tg = atoi(option(argc, argv, "-ntg", "0"));
+    double t_pp = 0.5 + 1e-6 * launch(), t_tg = 0.25 + 1e-6 * launch();
     misbehave();
     for (int i = 0; i < count(l) - 2 * !strcmp(toy(), "short"); i++) {
         int pl = number(l, i);
-        printf("{\\"n_kv_max\\": 1, \\"pp\\": %d, \\"tg\\": %d, \\"pl\\": %d, \\"n_kv\\": 1, \\"t_pp\\": 0.5, \\"speed_pp\\": %f, "
-               "\\"t_tg\\": 0.25, \\"speed_tg\\": %f, \\"t\\": 0.75, \\"speed\\": %f}\\n", pp, tg, pl, pl * pp / 0.5,
-               pl * tg / 0.25, pl * (pp + tg) / 0.75);
+        say("{\\"n_kv_max\\": 1, \\"pp\\": %d, \\"tg\\": %d, \\"pl\\": %d, \\"n_kv\\": 1, \\"t_pp\\": %.9g, "
+            "\\"speed_pp\\": %f, \\"t_tg\\": %.9g, \\"speed_tg\\": %f, \\"t\\": %.9g, \\"speed\\": %f}\\n", pp, tg, pl,
+            t_pp, pl * pp / t_pp, t_tg, pl * tg / t_tg, t_pp + t_tg, pl * (pp + tg) / (t_pp + t_tg));
     }
     return 0;
 }

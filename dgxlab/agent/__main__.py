@@ -103,12 +103,17 @@ def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
 
     Raises:
         RemoteError: if the plan is not whole; a cut connection looks like its end.
+        JobLost: if it was here, and was removed.
     """
+    from dgxlab.agent.inventory import was_removed
     from dgxlab.agent.job import Job
+    from dgxlab.agent.jobs import gone
 
     plan = sys.stdin.buffer.read()
     if hashlib.sha256(plan).hexdigest() != sha256:
         raise RemoteError(f"the plan of job {job_id} did not arrive whole", next=AGAIN)
+    if was_removed(_root(root), job_id):
+        raise gone(job_id)
     job = Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0]))
     return vars(job.start())
 
@@ -144,14 +149,18 @@ def raw(root: str, job_id: str, limit: str) -> None:
 
 
 def follow(root: str, job_id: str, offset: str) -> None:
-    """Copy the journal's whole lines to stdout from `offset` on, until the job no longer runs."""
+    """Copy the journal's whole lines to stdout from `offset` on, until the job no longer runs.
+
+    Nothing is copied of a journal that is not what the job wrote.
+    """
     from dgxlab.agent.job import Job
     from dgxlab.agent.journal import whole_lines
 
     job, at = Job(_root(root).jobs / job_id), int(offset)
     while True:
-        running = job.status().state == "running"  # looked at first: what comes after its end is then read below
-        lines = whole_lines(job.journal, at) if job.journal.exists() else b""
+        now = job.status()
+        running = now.state == "running"  # looked at first: what comes after its end is then read below
+        lines = whole_lines(job.journal, at) if job.journal.exists() and not now.cause else b""
         at += len(lines)
         if lines:
             sys.stdout.buffer.write(lines)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from dgxlab.agent.job import Job
+from dgxlab.agent.job import Job, sha256
 from dgxlab.agent.jobs import gone
 from dgxlab.errors import UsageError
 
@@ -39,6 +39,17 @@ def send(job: Job, limit: int, out: BinaryIO) -> None:
     if size <= limit:
         _pack(job.folder, sizes, out)
     out.flush()
+
+
+def digests(job: Job) -> dict[str, str]:
+    """Return the sha256 of every raw file by its path in the job's folder; of those that still grow, of none."""
+    return {
+        str(path.relative_to(job.folder)): sha256(path) for path in _files(job) if path not in (job.rc, *_open(job))
+    }
+
+
+def _open(job: Job) -> tuple[Path, Path]:
+    return job.journal, job.folder / "agent.err"
 
 
 def _files(job: Job) -> list[Path]:

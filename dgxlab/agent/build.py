@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -75,10 +76,11 @@ class Builder:
             os.utime(folder / "stamp.json")  # its last use, for those who clean
             return {**stamp, "reused": True, "seconds": time.monotonic() - begin}
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
+        others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
         with _exclusive(work, self.keep):
-            self._compile(arm, step, work)
-            targets = sorted({*arm.targets, *(stamp["binaries"] if stamp else ())})
-            made = self._install(arm, work / "cmake", folder, targets)
+            # the others too: what lies in the work folder of them may be another arm's, who used it last
+            self._compile(arm, replace(step, compile=(*step.compile, *others)), work)
+            made = self._install(arm, work / "cmake", folder, sorted([*arm.targets, *others]))
         return {**made, "reused": False, "seconds": time.monotonic() - begin}
 
     def _compile(self, arm: Arm, step: BuildStep, work: Path) -> None:

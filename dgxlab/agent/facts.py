@@ -22,6 +22,7 @@ from dgxlab.agent.lock import FOLDERS
 from dgxlab.agent.occupancy import QUERY, compute_processes, parse_processes
 from dgxlab.agent.sensors import read
 from dgxlab.agent.smi import parse_gpus
+from dgxlab.errors import RemoteError
 
 if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary would be loaded
     from dgxlab.model import Facts, Toolchain
@@ -42,6 +43,9 @@ def gather() -> Facts:
     """Return what is true of this host now.
 
     Every program is asked at the same time: this is a part of each command's first round trip.
+
+    Raises:
+        RemoteError: if a compiler that is here cannot be asked for its version.
     """
     from dgxlab.model import Facts
 
@@ -49,14 +53,14 @@ def gather() -> Facts:
     compilers = (env.get("CC", "cc"), env.get("CXX", "c++"), "cmake", "nvcc")
     # --version and not the table whose header says the same: that takes 100 ms on an H200, this 18 ms
     asked = [smi.query(GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
-    told = outputs([*([tool, "--version"] for tool in (*compilers, *OTHERS)), *asked])
-    versions, others, (rows, smi_version, processes) = told[:4], told[4:-3], told[-3:]
+    told = _answers([*(_version(tool) for tool in (*compilers, *OTHERS)), *asked])
+    others, (rows, smi_version, processes) = ([said or "" for said in part] for part in (told[4:-3], told[-3:]))
     gpus = parse_gpus(GPU_FIELDS, rows)
     return Facts(
         host_id=host_id(),
         hostname=socket.gethostname(),
         boot_id=boot_id(),
-        toolchain=_toolchain(versions),
+        toolchain=_toolchain(_certain(compilers, told[:4])),
         details={
             "user": user(),
             "kernel": platform.release(),
@@ -174,10 +178,34 @@ def _disk(folder: Path) -> dict[str, Any]:
 
 def outputs(commands: Sequence[Sequence[str]]) -> list[str]:
     """Run short programs side by side and return what each prints, "" for one that is not there or does not end."""
+    return [said or "" for said in _answers(commands)]
+
+
+def _answers(commands: Sequence[Sequence[str]]) -> list[str | None]:
+    """As `outputs`, but None for a program that is there and was killed, or did not end."""
     env = {**base_env(), "LC_ALL": "C"}
     started = [_start(shutil.which(program, path=env["PATH"]), args, env) for program, *args in commands]
     deadline = time.monotonic() + PATIENCE_S  # for all of them: two that hang take no longer than one
     return [_output(child, deadline) if child else "" for child in started]
+
+
+def _version(tool: str) -> list[str]:
+    return [tool, "--version"]
+
+
+def _certain(tools: Sequence[str], told: Sequence[str | None]) -> list[str]:
+    """Return what tools say of their versions, asked again where one was killed: builds are known by it.
+
+    Raises:
+        RemoteError: if one cannot be asked; without its version all would be built, and measured, as something else.
+    """
+    said = [_answers([_version(tool)])[0] if one is None else one for tool, one in zip(tools, told, strict=True)]
+    silent = [tool for tool, one in zip(tools, said, strict=True) if one is None]
+    if silent:
+        here = settings().name
+        how = f"it was killed, or did not end within {PATIENCE_S:g} s"
+        raise RemoteError(f"{silent[0]} on {here} does not say its version: {how}", next=f"dgxlab doctor {here}")
+    return [one or "" for one in said]
 
 
 def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str] | None:
@@ -192,13 +220,14 @@ def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> 
         return None
 
 
-def _output(child: subprocess.Popen[str], deadline: float) -> str:
+def _output(child: subprocess.Popen[str], deadline: float) -> str | None:
     with child:
         try:
-            return child.communicate(timeout=max(LAST_S, deadline - time.monotonic()))[0]
+            said = child.communicate(timeout=max(LAST_S, deadline - time.monotonic()))[0]
         except subprocess.TimeoutExpired:
             child.kill()
-            return ""
+            return None
+    return None if child.returncode < 0 else said
 
 
 def _os_name() -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from dgxlab.errors import AGAIN, RemoteError
+from dgxlab.errors import AGAIN, RemoteError, command
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def incoming(stream: IO[bytes], sha256: str, beside: Path, what: str) -> Iterato
             yield file
     except OSError as error:
         raise RemoteError(
-            f"{what} cannot be written on the host: {error.strerror or error}", next=f"df -h {beside}"
+            f"{what} cannot be written on the host: {error.strerror or error}", next=command("df", "-h", beside)
         ) from error
 
 

@@ -1,7 +1,8 @@
 """What lies under the root, when it was last used, and taking away what is asked for while nothing runs.
 
 A job holds `in-use.lock` shared for its life, so what jobs share (builds, work folders, models, tools) goes only while
-no job runs. What goes is renamed into `trash/` first: an interrupted removal leaves no half of anything.
+no job runs. What goes is renamed into `trash/` first: an interrupted removal leaves no half of anything. The ids of
+jobs that went stand in `jobs.removed`, so that a client that never heard of a job's end does not start it again.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class Removal:
     busy: bool
 
 
+def was_removed(root: Root, job_id: str) -> bool:
+    """Tell whether a job was here and was removed: it ran, and runs at most once."""
+    return _removed(root).exists() and job_id in _removed(root).read_text().splitlines()
+
+
 def hold(root: Root) -> int:
     """Return a descriptor that keeps what jobs share from being removed until it, and every copy of it, is closed."""
     fd = _open(root)
@@ -88,6 +94,8 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
             if reason := _objection(thing, used, alone=alone):
                 kept.append((kind, name, reason))
             else:
+                if kind == "jobs":
+                    _note_removal(root, name)
                 _into_trash(root, thing.paths)
                 removed.append((kind, name))
     for path in _children(root.path / "trash"):  # the lock is free again: this may take long
@@ -190,6 +198,19 @@ def _blocks(path: Path) -> int:
         return path.lstat().st_blocks * 512
     except FileNotFoundError:
         return 0
+
+
+def _removed(root: Root) -> Path:
+    return root.path / "jobs.removed"
+
+
+def _note_removal(root: Root, job_id: str) -> None:
+    fd = os.open(_removed(root), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(fd, f"{job_id}\n".encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _into_trash(root: Root, paths: Sequence[Path]) -> None:

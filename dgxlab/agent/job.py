@@ -24,7 +24,9 @@ from typing import Any
 from dgxlab.agent.facts import boot_id
 
 RESERVE = 4096
-"""Bytes set aside for the final status, so that a full disk cannot keep a job from saying that the disk is full."""
+"""Bytes set aside for each word that a job must be able to say on a full disk: that it started, and how it ended."""
+UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
+"""What the final status of an older agent says, without a digest of its own."""
 START_S = 20.0
 """How long a start may take to show itself."""
 
@@ -36,13 +38,15 @@ class Status:
     Attributes:
         state: absent, staged, running, done or lost.
         journal_bytes: Length of its journal.
-        rc: The final status it wrote, {} before.
+        rc: The final status it wrote, None before.
+        cause: Why a job that wrote one is lost nevertheless: what lies there is not what it wrote.
     """
 
     job_id: str
     state: str
     journal_bytes: int = 0
     rc: dict[str, Any] | None = None
+    cause: str = ""
 
 
 class Job:
@@ -57,7 +61,6 @@ class Job:
         self._lock = folder / "run.lock"
         self._started = folder / "started"
         self.rc = folder / "rc"
-        self._reserve = folder / "rc.reserved"
 
     @classmethod
     def stage(cls, jobs: Path, job_id: str, plan: bytes, agent: Path) -> Job:
@@ -66,18 +69,15 @@ class Job:
         if job.folder.exists():
             return job
         incoming = jobs / f".in-{job_id}-{os.getpid()}"
-        incoming.mkdir(parents=True)
-        (incoming / "plan.json").write_bytes(plan)
-        shutil.copyfile(agent, incoming / "agent.pyz")
-        (incoming / "rc.reserved").write_bytes(b" " * RESERVE)
-        (incoming / "raw").mkdir()
-        names = ("plan.json", "agent.pyz")
-        sums = {name: hashlib.sha256((incoming / name).read_bytes()).hexdigest() for name in names}
-        (incoming / "MANIFEST").write_text(json.dumps(sums))
         try:
+            _fill(incoming, plan, agent)
             incoming.rename(job.folder)
-        except OSError:  # another client staged the same job first
-            shutil.rmtree(incoming)
+        except (
+            OSError
+        ):  # a full disk, of which nothing more shall be taken, or another client staged the same job first
+            shutil.rmtree(incoming, ignore_errors=True)
+            if not job.plan.exists():
+                raise
         _sync_folder(jobs)
         return job
 
@@ -111,20 +111,14 @@ class Job:
         if self._started.exists():
             os.close(fd)
             return None
-        self._put(self._started, {"sid": os.getsid(0), "pid": os.getpid(), "boot_id": boot_id(), "t": time.time()})
+        _put(self._started, {"sid": os.getsid(0), "pid": os.getpid(), "boot_id": boot_id(), "t": time.time()})
         return fd
 
     def finish(self, **fields: Any) -> None:
         """Write the final status, last of all, into the space that was set aside for it."""
         size = self.journal.stat().st_size if self.journal.exists() else 0
         rc = {**fields, "t": time.time(), "journal_bytes": size, "journal_sha256": sha256(self.journal)}
-        blob = json.dumps(rc).encode().ljust(RESERVE)
-        fd = os.open(self._reserve, os.O_WRONLY)
-        os.pwrite(fd, blob, 0)
-        os.fsync(fd)
-        os.close(fd)
-        self._reserve.rename(self.rc)
-        _sync_folder(self.folder)
+        _put(self.rc, {**rc, "sha256": _sealed(rc)})
 
     def status(self) -> Status:
         """Tell the job's state. The lock is tried before rc is looked at: in that order there is no race."""
@@ -135,8 +129,17 @@ class Job:
         if running:
             return Status(self.job_id, "running", size)
         if self.rc.exists():
-            return Status(self.job_id, "done", size, json.loads(self.rc.read_text()))
+            return self._final(size)
         return Status(self.job_id, "lost" if self._started.exists() else "staged", size)
+
+    def _final(self, size: int) -> Status:
+        """Return the status of a job that left a final one; nothing is believed of one that contradicts its journal."""
+        rc = final_status(self.rc.read_bytes())
+        if rc is None:
+            return Status(self.job_id, "lost", size, cause="its final status was damaged")
+        if rc["journal_sha256"] != sha256(self.journal):
+            return Status(self.job_id, "lost", size, cause="its journal is not what its agent wrote")
+        return Status(self.job_id, "done", size, rc)
 
     def cancel(self, patience_s: float = 15.0) -> Status:
         """End the job's own session of processes and nothing else, and see that its lock comes free."""
@@ -165,15 +168,6 @@ class Job:
         finally:
             os.close(fd)
 
-    def _put(self, path: Path, value: dict[str, Any]) -> None:
-        part = path.with_name(path.name + ".part")
-        with part.open("w") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
-        _sync_folder(self.folder)
-
 
 def sha256(path: Path) -> str:
     """Return a file's sha256 in hex, "" when it is not there."""
@@ -184,6 +178,47 @@ def sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             total.update(chunk)
     return total.hexdigest()
+
+
+def final_status(content: bytes) -> dict[str, Any] | None:
+    """Return what an rc says, None where that is not what an agent wrote."""
+    try:
+        rc = json.loads(content)
+        seal = rc.pop("sha256", None)
+        whole = seal == _sealed(rc) if seal else rc.keys() <= UNSEALED
+        return rc if whole and isinstance(rc["journal_sha256"], str) else None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _sealed(rc: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(rc, sort_keys=True).encode()).hexdigest()
+
+
+def _fill(folder: Path, plan: bytes, agent: Path) -> None:
+    """Make a job's folder as it is before its start."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_bytes(plan)
+    shutil.copyfile(agent, folder / "agent.pyz")
+    for word in ("started", "rc"):
+        (folder / f"{word}.reserved").write_bytes(b" " * RESERVE)
+    (folder / "raw").mkdir()
+    names = ("plan.json", "agent.pyz")
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    (folder / "MANIFEST").write_text(json.dumps(sums))
+
+
+def _put(path: Path, value: dict[str, Any]) -> None:
+    """Write a word into the space that was set aside for it, whole or not at all."""
+    reserved = path.with_name(f"{path.name}.reserved")
+    fd = os.open(reserved, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, json.dumps(value).encode().ljust(RESERVE), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    reserved.rename(path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -28,13 +28,17 @@ class Journal:
         """Append one event.
 
         Raises:
-            OSError: if the disk is full; the line may then be torn, and readers ignore a torn last line.
+            OSError: if the disk is full; nothing of the event is there then, and a later one that fits comes whole.
         """
         body = {"seq": self._seq, "t": time.time(), "event": event, **fields}
         line = json.dumps(body, separators=(",", ":"), allow_nan=False)  # NaN is no JSON: readers would refuse the line
-        blob = line.encode() + b"\n"
-        while blob:
-            blob = blob[os.write(self._fd, blob) :]
+        blob, end = line.encode() + b"\n", os.fstat(self._fd).st_size
+        try:
+            while blob:
+                blob = blob[os.write(self._fd, blob) :]
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
         if event in DURABLE:
             os.fsync(self._fd)
         self._seq += 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab.agent.environment import settings
-from dgxlab.errors import RemoteError
+from dgxlab.errors import RemoteError, command
 
 FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is closed, /tmp is the one place all users share
 TRIES, PAUSE_S = 5, 0.002
@@ -193,7 +193,7 @@ def _open(path: Path) -> int | None:
             return None
         raise RemoteError(
             f"the benchmark lock {path} cannot be opened: {refusal.strerror}",
-            next=f"ls -l {path}",
+            next=command("ls", "-l", path),
         ) from refusal
 
 

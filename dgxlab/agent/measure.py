@@ -106,6 +106,8 @@ class Bench:
         reasons = judge(reading, rc, flaky, step.gate)
         if not launched.ended.ok and not reading.failed:
             reasons = (launched.ended.sentence("test-backend-ops", step.limit_s), *reasons)
+        if reasons and not reading.failed:
+            reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(self.raw)}")
         return {
             "gate": to_json(step.gate),
             "env": dict(step.env),

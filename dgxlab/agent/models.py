@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from dgxlab.agent.environment import measured_env
 from dgxlab.agent.job import sha256
 from dgxlab.agent.root import Root
-from dgxlab.errors import RemoteError, SpecError
+from dgxlab.errors import RemoteError, SpecError, command
 from dgxlab.model import ModelStep, to_json
 
 if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
@@ -52,7 +52,7 @@ def find(step: ModelStep) -> dict[str, Any]:
         raise SpecError(
             f"model {step.model} is not on the host: there is no file {step.path}; put it there, or change "
             f"models.{step.model}.path",
-            next=f"ls -l {step.path.rpartition('/')[0]}",
+            next=command("ls", "-l", step.path.rpartition("/")[0]),
         )
     return {**found, "recipe": None, "reused": True}
 

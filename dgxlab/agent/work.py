@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 from dgxlab import __version__
 from dgxlab.agent import facts, models
+from dgxlab.agent.archive import digests
 from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import Alternation
 from dgxlab.agent.claim import Claim
 from dgxlab.agent.devices import devices
-from dgxlab.agent.failure import refused
+from dgxlab.agent.failure import clean, full_disk, refused
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
@@ -189,8 +190,10 @@ class Worker:
         launched = self.bench.launch(step.id, self.fill(step.argv, step.arm), {}, step.limit_s)
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
         unknown = [flag for flag in step.flags if flag not in known]
+        program = Path(step.argv[0]).name
+        if unknown and (full := full_disk(self.job.raw)):
+            raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean())
         if unknown:
-            program = Path(step.argv[0]).name
             raise UsageError(
                 f"{program} of this build does not know {', '.join(unknown)}, which the spec asks for",
                 next=f"dgxlab logs {self.job.job_id} raw/{launched.stdout.name}",
@@ -292,7 +295,7 @@ def _carry_out(job: Job, root: Root, keep: int) -> End:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
         worker.claim.release()
-    worker.journal.emit("end", exit_code=end.exit_code, status=end.status)
+    worker.journal.emit("end", exit_code=end.exit_code, status=end.status, raw=digests(job))
     worker.journal.close()
     return end
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dgxlab.errors import SpecError, UsageError
+from dgxlab.errors import SpecError, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -68,7 +68,7 @@ def _spec_file(spec: str) -> Path:
     near = difflib.get_close_matches(spec, known, n=1)
     raise SpecError(
         f"{label(folder)} has no experiment {spec!r}" + (f"; there is {near[0]!r}" if near else ""),
-        next=f"ls {label(folder)}",
+        next=command("ls", label(folder)),
     )
 
 

@@ -1,4 +1,4 @@
-"""dgxlab db: the record's own health, and merging two of them."""
+"""dgxlab db: the record's own health, merging two of them, and making one again."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from dgxlab.cli._lab import store
+from dgxlab.cli._lab import connect, lab, store
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed
+from dgxlab.errors import CheckFailed, command
 
-app = typer.Typer(help="Check and merge the record.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Check, merge and rebuild the record.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("check")
@@ -26,14 +26,18 @@ def check(
 
     Example: dgxlab db check
     """
-    from dgxlab import judgement
+    from dgxlab import ingest, judgement
     from dgxlab import store as stores
 
     with store(path or db) as opened:
         problems = stores.check(opened) or judgement.check(opened)  # unsound evidence says nothing of verdicts
-    Out(format, quiet).result({"problems": problems}, "\n".join(problems) or "ok")
+        beyond = [] if problems else list(ingest.beyond(opened))  # sound evidence of what cannot be: no damage
+    said = [*(problems or ["ok"]), *(f"note: {each}" for each in beyond)]
+    Out(format, quiet).result({"problems": problems, "beyond": beyond}, "\n".join(said))
     if problems:
-        raise CheckFailed(f"{opened.path} has {plural(len(problems), 'problem')}", next=f"ls {opened.path}.backups")
+        raise CheckFailed(
+            f"{opened.path} has {plural(len(problems), 'problem')}", next=command("ls", f"{opened.path}.backups")
+        )
 
 
 @app.command("text")
@@ -69,3 +73,33 @@ def merge(
         counts = stores.merge(opened, other)
     added = sum(counts.values())
     Out(format, quiet).result(counts, f"{added} rows added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
+
+
+@app.command("rebuild")
+def rebuild(
+    path: Annotated[Path | None, typer.Argument(help="The database; --db by default.", show_default=False)] = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A host with jobs of the record; may be given again.")
+    ] = None,
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Record anew what jobs left on hosts, and here.
+
+    Their folders there and their raw files here hold all of it. What the database has already stays; what was imported
+    is in neither.
+
+    Example: dgxlab db rebuild new.db --host local
+    """
+    from dgxlab.lab.rebuild import rebuild as use_case
+
+    out = Out(format, quiet)
+    with lab(path or db, create=True) as opened:
+        done = use_case(opened, [connect(name) for name in host or ()], lambda event: out.note(event.get("note", "")))
+    reasons = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]
+    out.result(done, "\n".join([*reasons, f"{plural(len(done.added), 'job')} recorded"]))
+    if done.left:
+        raise CheckFailed(
+            f"{plural(len(done.left), 'job')} could not be recorded", next=command("ls", "-l", opened.raw)
+        )

@@ -24,7 +24,7 @@ from dgxlab.cli._options import (
 )
 from dgxlab.cli._out import Out, plural
 from dgxlab.cli._tables import show
-from dgxlab.errors import SpecError, UsageError
+from dgxlab.errors import SpecError, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.lab import Outcome
@@ -105,7 +105,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option
     from dgxlab.cli._plan import describe
 
     if candidate and (tree or effect):
-        raise UsageError("--tree and --effect are about one experiment", next=f"dgxlab plan {spec}")
+        raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
     experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
     if effect:
         _show_outlook(experiment, _share(effect), tree, out, db)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dgxlab.cli._out import Out
-from dgxlab.errors import UsageError
+from dgxlab.errors import UsageError, command
 
 
 def schema(
@@ -29,4 +29,6 @@ def schema(
     try:
         output.write_text(text)
     except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}", next=f"ls -ld {output.parent}") from error
+        raise UsageError(
+            f"{output} cannot be written: {error.strerror}", next=command("ls", "-ld", output.parent)
+        ) from error

@@ -12,7 +12,7 @@ import typer
 
 from dgxlab.cli._options import FailOnOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, UsageError
+from dgxlab.errors import CheckFailed, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.stats import Chain, Verdict
@@ -93,7 +93,7 @@ def _read(file: Path) -> list[str]:
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", next=f"ls -ld {file.parent}") from error
+        raise UsageError(f"{file} cannot be read: {error.strerror}", next=command("ls", "-ld", file.parent)) from error
     return data.decode("utf-8-sig", errors="replace").split("\n")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
-import shlex
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import UsageError
+from dgxlab.errors import UsageError, command
 from dgxlab.exported.rows import TABLES, Exported
 
 
@@ -28,14 +27,12 @@ def write(path: Path, tools: Sequence[Exported]) -> None:
         names = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
         raise UsageError(f"{path.name} says no format: name it {names}", next="dgxlab export --help")
     if path.exists():
-        raise UsageError(
-            f"{path} is there already, and nothing is written over", next=f"ls -l {shlex.quote(str(path))}"
-        )
+        raise UsageError(f"{path} is there already, and nothing is written over", next=command("ls", "-l", path))
     if len(tools) > 1 and encode is not _sqlite:
         names = " and ".join(each.tool for each in tools)
         raise UsageError(
             f"one {path.suffix} file holds the rows of one tool, and there are {names}: name one with --tool",
-            next="dgxlab export --help",
+            next=command("dgxlab", "export", path, "--tool", tools[0].tool),
         )
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-export-") as folder:
@@ -43,9 +40,7 @@ def write(path: Path, tools: Sequence[Exported]) -> None:
             encode(made, tools)
             os.link(made, path)  # unlike a rename it fails where another program made the file meanwhile
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", next=f"ls -ld {shlex.quote(str(path.parent))}"
-        ) from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", next=command("ls", "-ld", path.parent)) from error
 
 
 def _jsonl(path: Path, tools: Sequence[Exported]) -> None:

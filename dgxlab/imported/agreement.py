@@ -55,9 +55,9 @@ def columns(op: str, params: Mapping[str, Any], values: Mapping[str, float], num
     time, wanted = values["time_us"], flops_of(op, params)
     if "flops" in values:
         flop, off = _product(values["flops"], time)
-        whole = round(flop) if wanted is None else wanted
-        if abs(flop - whole) > off:
-            what = "no whole number" if wanted is None else f"not the {wanted} of its shape"
+        away = abs((flop + 0.5) % 1 - 0.5 if wanted is None else flop - wanted)
+        if not away <= off:  # damaged sizes and rates can make inf and nan, which are no more than off either
+            what = "no whole number" if wanted is None else f"not the {wanted:.15g} of its shape"
             raise Refused(f"{values['flops']:.6g} FLOPS for {time:g} us are {flop:.10g} FLOP, {what}", number)
     if "bandwidth_gb_s" in values and "memory_kb" in values:
         gib, off = _product(values["bandwidth_gb_s"], time)
@@ -72,10 +72,10 @@ def _product(rate: float, time_us: float) -> tuple[float, float]:
     return made, made * (EXACT / time_us + EXACT / rate + 1e-12)
 
 
-def flops_of(op: str, params: Mapping[str, Any]) -> int | None:
+def flops_of(op: str, params: Mapping[str, Any]) -> float | None:
     """Return the FLOPs of one run of a case; None where its parameters do not tell them."""
     sizes = [str(params.get(name, "")) for name in SIZES.get(op, ())]
     numbers = [re.findall(r"[0-9]+", size) for size in sizes]
     if not numbers or not all(numbers):
         return None
-    return 2 * math.prod(int(digits) for found in numbers for digits in found)
+    return 2 * math.prod(float(digits) for found in numbers for digits in found)

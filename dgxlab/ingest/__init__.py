@@ -5,6 +5,6 @@
 """
 
 from dgxlab.ingest.fold import COLD, ingest
-from dgxlab.ingest.guard import ROOFLINE, beyond
+from dgxlab.ingest.guard import beyond
 
-__all__ = ["COLD", "ROOFLINE", "beyond", "ingest"]
+__all__ = ["COLD", "beyond", "ingest"]

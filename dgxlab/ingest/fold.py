@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dgxlab import judgement
 from dgxlab.agent.conditions import HOST
 from dgxlab.errors import RemoteError
-from dgxlab.ingest.guard import ROOFLINE, Guard
+from dgxlab.ingest.guard import Extremes, Guard
 from dgxlab.model import CANDIDATE, Cell, canonical
-from dgxlab.store import Job, Store, gate_digest
+from dgxlab.store import ROOFLINE, Job, Store, gate_digest
 
 Event = dict[str, Any]
 
@@ -241,7 +241,7 @@ class _Fold:
         for table, columns in CONDITIONS.items():
             told = [(run_id, *(seen[name] for name in columns)) for seen in event.get(table, ())]
             self.store.put_many(table, ("run_id", *columns), told)
-        self._flag_excess({**row, "run_id": run_id, "job_id": self.job.job_id})
+        self._flag_excess(run_id, row, results)
         if "chain" in event:
             place = {name: event[name] for name in ("chain", "role", "cycle")}
             self._look_up(**place, arm=event["arm"])
@@ -262,10 +262,10 @@ class _Fold:
         if step is None or step["candidate" if role == CANDIDATE else "baseline"]["arm"] != arm:
             raise ValueError(f"the plan has no {role} {cycle} of {chain} with arm {arm}")
 
-    def _flag_excess(self, run: Mapping[str, Any]) -> None:
-        if reason := self.guard.excess(run):
+    def _flag_excess(self, run_id: str, row: Event, results: Iterable[Event]) -> None:
+        if reason := self.guard.excess({**row, "job_id": self.job.job_id}, _extremes(results)):
             flag = {"device": HOST, "kind": ROOFLINE, "hard": 0, "reason": reason}
-            self.store.put("flags", {"run_id": run["run_id"], **flag})
+            self.store.put("flags", {"run_id": run_id, **flag})
 
     def _key(self, event: Event) -> str:
         return f"{self.job.job_id}/{event['seq']}"
@@ -305,3 +305,10 @@ def _samples(run_id: str, results: Iterable[Event]) -> list[tuple[Any, ...]]:
                 reason = COLD if ordinal < len(cold) else None
                 rows.append((run_id, result["cell"], metric, ordinal, value, unit, reason))
     return rows
+
+
+def _extremes(results: Iterable[Event]) -> Iterator[Extremes]:
+    for result in results:
+        for measured in sorted(result["measurements"], key=lambda one: str(one["metric"])):
+            if counted := measured["samples"]:
+                yield Extremes(result["cell"], measured["metric"], min(counted), max(counted), result["raw"])

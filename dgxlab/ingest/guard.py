@@ -8,7 +8,9 @@ condition of the machine either; it is a mistake somewhere between the kernel an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,18 +23,35 @@ from dgxlab.store import Store
 
 Row = Mapping[str, Any]
 
-ROOFLINE = "roofline"
-"""The flag's kind."""
-
 RUNS = "SELECT run_id, job_id, arm, tool, model_id FROM runs ORDER BY started, run_id"
 
 MACHINE = "SELECT jobs.facts, arms.cmake FROM jobs JOIN arms USING (job_id) WHERE job_id = ? AND arm = ?"
 
 MODEL = "SELECT path, recipe FROM inputs WHERE job_id = ? AND model_id = ?"
 
-EXTREMES = """SELECT cells.label, cells.params, rows.raw, metric, min(value) AS least, max(value) AS most
-              FROM samples JOIN rows USING (run_id, cell) JOIN cells USING (cell)
+CELL = "SELECT label, params FROM cells WHERE cell = ?"
+
+EXTREMES = """SELECT cell, metric, min(value) AS least, max(value) AS most, rows.raw
+              FROM samples JOIN rows USING (run_id, cell)
               WHERE run_id = ? AND discarded IS NULL GROUP BY cell, metric ORDER BY rows.rowid, metric"""
+
+SAID = ("op_params", "memory_kb", "model_type")
+"""What of a tool's own row the judgement looks at."""
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The ends of the samples that count, of one metric of a cell in a run.
+
+    Attributes:
+        raw: The tool's own row.
+    """
+
+    cell: str
+    metric: str
+    least: float
+    most: float
+    raw: Row
 
 
 class Guard:
@@ -42,34 +61,53 @@ class Guard:
         self._store = store
         self._peaks: dict[tuple[str, ...], Peaks | None] = {}
         self._models: dict[tuple[str, str], Row] = {}
+        self._cells: dict[str, tuple[str, Row]] = {}
+        self._possible: dict[tuple[str, ...], float] = {}
 
-    def excess(self, run: Row) -> str:
+    def excess(self, run: Row, extremes: Iterable[Extremes]) -> str:
         """Say why numbers of a run cannot be true; "" where nothing speaks against them.
 
         Args:
-            run: Its run_id, job_id, arm, tool and model_id; it is in the store already.
+            run: Its job_id, arm, tool and model_id; job, arm, model and cells are in the store already.
+            extremes: Of all its numbers, in the order of its rows and then of their metrics' names.
         """
         peaks = self._peaks_of(run)
         if peaks is None:
             return ""
-        rows = self._store.rows(EXTREMES, (run["run_id"],))
-        found = [why for row in rows if (why := self._of_cell(run, row, peaks))]
+        found = [why for one in extremes if (why := self._of_cell(run, one, peaks))]
         more = f"; and {len(found) - 1} more of this run" if len(found) > 1 else ""
         return found[0] + more if found else ""
 
-    def _of_cell(self, run: Row, row: Row, peaks: Peaks) -> str:
-        """Judge the sample of a cell that asks most of the GPU; a metric or a column of a newer agent says nothing."""
-        metric, raw = units.METRICS.get(row["metric"]), json.loads(row["raw"])
-        params = {**case_params(str(raw.get("op_params", ""))), **json.loads(row["params"])}
-        elsewhere = run["tool"] == "backend-ops" and not str(params.get("backend_name", "")).startswith("CUDA")
-        if metric is None or elsewhere:
+    def _of_cell(self, run: Row, one: Extremes, peaks: Peaks) -> str:
+        """Judge the sample of a cell that asks most of the GPU; a metric of a newer agent says nothing.
+
+        Runs of a session repeat a cell: whatever asks no more than what was found possible before is so too.
+        """
+        metric = units.METRICS.get(one.metric)
+        if metric is None:
             return ""
-        value = row["least" if metric.better == "lower" else "most"]
-        counted = str(raw.get("memory_kb", ""))
-        moved = int(counted) * 1024 if counted.isdecimal() else None
-        weights = _weights(self._model_of(run), raw)
+        value, sign = (one.least, -1) if metric.better == "lower" else (one.most, 1)
+        said = [str(one.raw.get(name, "")) for name in SAID]
+        alike = (run["job_id"], run["arm"], run["tool"], run["model_id"] or "", one.cell, one.metric, *said)
+        if sign * value <= self._possible.get(alike, -math.inf):
+            return ""
+        label, params = self._cell_of(one.cell)
+        params = {**case_params(said[0]), **params}
+        if run["tool"] == "backend-ops" and not str(params.get("backend_name", "")).startswith("CUDA"):
+            return ""
+        moved = int(said[1]) * 1024 if said[1].isdecimal() else None
+        weights = _weights(self._model_of(run), said[2])
         why = roofline.excess(metric.name, params, value, peaks, weights=weights, moved=moved)
-        return f"{row['label']}: {why}" if why else ""
+        if not why:
+            self._possible[alike] = sign * value
+        return f"{label}: {why}" if why else ""
+
+    def _cell_of(self, key: str) -> tuple[str, Row]:
+        """Return a cell's label and parameters."""
+        if key not in self._cells:
+            (found,) = self._store.rows(CELL, (key,))
+            self._cells[key] = found["label"], json.loads(found["params"])
+        return self._cells[key]
 
     def _peaks_of(self, run: Row) -> Peaks | None:
         key = (run["job_id"], run["arm"], run["tool"])
@@ -89,8 +127,13 @@ def beyond(store: Store) -> Iterator[str]:
     """Yield a sentence for each run in the record whose numbers cannot be true."""
     guard = Guard(store)
     for run in store.rows(RUNS):
-        if reason := guard.excess(run):
+        if reason := guard.excess(run, _recorded(store, run["run_id"])):
             yield f"run {run['run_id']} is kept, and cannot be true: {reason}"
+
+
+def _recorded(store: Store, run_id: str) -> Iterator[Extremes]:
+    for row in store.rows(EXTREMES, (run_id,)):
+        yield Extremes(**{**row, "raw": json.loads(row["raw"])})
 
 
 def _peaks(machine: Row, *, alone: bool) -> Peaks | None:
@@ -109,16 +152,19 @@ def _peaks(machine: Row, *, alone: bool) -> Peaks | None:
     return first if alone else first.times(len(gpus))
 
 
-def _weights(model: Row | None, raw: Row) -> Weights | None:
+def _weights(model: Row | None, said: str) -> Weights | None:
     """Return what every token passes through, as far as it is known: of a recipe exactly, of a file by its names.
 
     Embeddings and output of a recipe are left out: a prompt looks the ones up, and needs the others once.
+
+    Args:
+        said: What the tool calls the model.
     """
     if model is None:
         return None
     if model["recipe"] is not None:
         return _of_recipe(model["recipe"])
-    name, said = PurePosixPath(model["path"]).name, str(raw.get("model_type", ""))
+    name = PurePosixPath(model["path"]).name
     return roofline.weights_of(f"{name} {said}", said or name)
 
 

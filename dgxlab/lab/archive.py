@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from dgxlab.errors import CheckFailed, UsageError
+from dgxlab.errors import CheckFailed, UsageError, command
 from dgxlab.transport.host import JOB_ID
 
 PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")
 """What a raw file may be called; a tar without extensions has no room for more than 256 characters."""
+
+SUFFIX = ".tar.gz"
+"""Of a job's raw files; what stands before it is the job's id."""
 
 CHUNK = 1 << 20
 
@@ -50,7 +53,7 @@ def path_of(folder: Path, job_id: str) -> Path:
     """
     if not JOB_ID.fullmatch(job_id):
         raise UsageError(f"{job_id!r} is no job's id", next="dgxlab jobs")
-    return folder / f"{job_id}.tar.gz"
+    return folder / f"{job_id}{SUFFIX}"
 
 
 @contextlib.contextmanager
@@ -70,7 +73,7 @@ def incoming(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         part.rename(path)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error}", next=f"df {path.parent}") from error
+        raise UsageError(f"{path} cannot be written: {error}", next=command("df", path.parent)) from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -164,4 +167,4 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise CheckFailed(f"{path} is damaged, fetch it again without it: {error}", next=f"rm {path}") from error
+        raise CheckFailed(f"{path} is damaged, fetch it again without it: {error}", next=command("rm", path)) from error

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import AGAIN, DgxlabError, edit
+from dgxlab.errors import AGAIN, DgxlabError, command, edit
 from dgxlab.lab.provision import TOOLS
 from dgxlab.model import Facts, HostEntry
 from dgxlab.source import wheels
@@ -135,7 +135,7 @@ def _record(database: Path) -> Found:
     try:
         Store.open(database, create=False).close()
     except DgxlabError as error:
-        return "record", MISSING, error.message, error.next or f"ls -l {database}"
+        return "record", MISSING, error.message, error.next or command("ls", "-l", database)
     return "record", OK, str(database)
 
 
@@ -208,7 +208,7 @@ def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Fo
             yield "path", MISSING, f"{what}, a path_prepend: {says}, is no folder there", edit(host.file)
         elif key == "lock":
             text = f"{what}, the folder of lock: {says}, is not there: nobody can sign in it who measures"
-            yield "owner", NOTE, text, host.typed(f"mkdir -p {what}")
+            yield "owner", NOTE, text, host.typed(command("mkdir", "-p", what))
         else:
             text = f"{what}, the {key} of env: {says}, is not there"
             yield COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file)

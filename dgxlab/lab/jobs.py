@@ -7,7 +7,7 @@ dies in between, the next command finds the job and goes on from where the store
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -111,14 +111,20 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
         raise _not_yet(host, job_id)
     if status.state != "done" or rc is None:
-        _set_state(lab.store, job_id, "lost")
+        record_end(lab.store, job_id, None)
         if status.state == "lost":
             raw.keep(lab, host, job_id, watch)
         raise _lost(host, status)
-    told = {"exit_code": rc["exit_code"], "error": rc["message"], "next": rc["next"]}
-    job = _set_state(lab.store, job_id, rc["status"], **told)
+    job = record_end(lab.store, job_id, rc)
     raw.keep(lab, host, job_id, watch)
     return _ending(host, job)
+
+
+def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None) -> Job:
+    """Record how a job ended by its final word; one that left none was lost."""
+    if rc is None:
+        return _set_state(store, job_id, "lost")
+    return _set_state(store, job_id, rc["status"], exit_code=rc["exit_code"], error=rc["message"], next=rc["next"])
 
 
 def _set_state(store: Store, job_id: str, state: str, **told: Any) -> Job:
@@ -147,6 +153,8 @@ def _not_yet(host: Host, job_id: str) -> RemoteError:
 
 def _lost(host: Host, status: JobStatus) -> JobLost:
     cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
+    if status.cause:
+        cause = f"on {host.name} {status.cause}"
     if status.state == "absent":
         cause = f"its folder on {host.name} was deleted before its end was recorded"
     return JobLost(
@@ -178,7 +186,12 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
         mine = subject is not None and job.subject == subject
         status = retry.first(host, partial(host.status, job.job_id), noted(watch))
         if mine and status.state in ("absent", "staged"):
-            status = _submit(host, job.plan, watch)
+            try:
+                status = _submit(host, job.plan, watch)
+            except JobLost as lost:  # it ran, and was removed before this record heard of it
+                noted(watch)(lost.message)
+                _set_state(lab.store, job.job_id, "lost")
+                continue
         if mine and status.state == "running":
             watch({"event": "note", "note": f"job {job.job_id} of this experiment still runs: following it"})
         if status.state == "absent":
@@ -216,7 +229,8 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
         RemoteError: if its plan cannot be used.
     """
     if lab.store.find_job(job_id) is None:
-        lab.store.intend(_plan(host, job_id, watch), None, host.name, __version__, found=True)
+        plan, text = _plan(host, job_id, watch)
+        lab.store.intend(plan, None, host.name, __version__, found=text)
 
 
 def join(
@@ -242,18 +256,18 @@ def join(
         known = lab.store.find_job(job_id)
         if asked != subject or (known and known.ended):
             continue
-        plan = known.plan if known else _plan(host, job_id, watch)
+        plan, text = (known.plan, known.plan_json) if known else _plan(host, job_id, watch)
         if [arm.source for arm in plan.arms] == list(sources):
             for experiment in of:
                 lab.store.know(experiment)
-            lab.store.intend(plan, of[-1], host.name, __version__, found=True)
+            lab.store.intend(plan, of[-1], host.name, __version__, found=text)
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id
     return ""
 
 
-def _plan(host: Host, job_id: str, watch: Watch) -> Plan:
+def _plan(host: Host, job_id: str, watch: Watch) -> tuple[Plan, str]:
     return retry.again(host, lambda: host.plan(job_id), noted(watch))
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dgxlab.errors import CheckFailed, DgxlabError, UsageError
+from dgxlab.agent.job import final_status
+from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
 from dgxlab.lab.archive import RawFile, copy, incoming, listing, path_of
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.store import Job, Store
@@ -61,7 +62,7 @@ def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dic
     """
     path = path_of(lab.raw, job.job_id)
     if path.exists():
-        return path, _checked(lab.store, job, path, f"rm {path}")
+        return path, _checked(lab.store, job, path, command("rm", path))
     if not job.ended and job.state != "lost":
         raise UsageError(f"job {job.job_id} has not ended in this record", next=f"dgxlab attach {job.job_id}")
     host = lab.connect(where or job.host)
@@ -96,7 +97,7 @@ def _fetch(lab: Lab, host: Host, job: Job, watch: Watch, limit: int = sys.maxsiz
             if told.size > limit:
                 raise UsageError(f"they are {size(told.size)}")
             part.flush()
-            why = host.entry.typed(f"ls -lR {host.transport.root}/jobs/{job.job_id}")
+            why = host.entry.typed(command("ls", "-lR", f"{host.transport.root}/jobs/{job.job_id}"))
             return _checked(lab.store, job, Path(part.name), why, told.at_most)
 
     return retry.again(host, attempt, noted(watch), PAUSES_S)
@@ -109,14 +110,23 @@ def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.m
         CheckFailed: if one is not what was recorded, or missing; names it.
     """
     files = listing(path, at_most)
-    for name, sha256 in {**_recorded(store, job), **_final(path, files)}.items():
+    _compare(job, files, _recorded(store, job), next)
+    if "rc" in files:
+        _compare(job, files, _final(path), next)
+        _compare(job, files, _ending(path), next)
+    elif job.ended:
+        raise CheckFailed(f"rc of job {job.job_id} is missing", next=next)
+    return files
+
+
+def _compare(job: Job, files: Mapping[str, RawFile], known: Mapping[str, str], next: str) -> None:
+    for name, sha256 in known.items():
         found = files[name].sha256 if name in files else "missing"
         if found != sha256:
             raise CheckFailed(
                 f"{name} of job {job.job_id} is not what was recorded: its sha256 is {found[:16]}, not {sha256[:16]}",
                 next=next,
             )
-    return files
 
 
 def _recorded(store: Store, job: Job) -> dict[str, str]:
@@ -130,13 +140,22 @@ def _recorded(store: Store, job: Job) -> dict[str, str]:
     return {"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}}
 
 
-def _final(path: Path, files: Mapping[str, RawFile]) -> dict[str, str]:
-    """Return the journal's sha256 as the job's last word has it; a job that was lost had none."""
-    if "rc" not in files:
-        return {}
-    text: list[bytes] = []
-    copy(path, "rc", text.append)
-    try:
-        return {"journal.jsonl": str(json.loads(b"".join(text))["journal_sha256"])}
-    except (ValueError, LookupError, TypeError) as error:
-        raise CheckFailed(f"rc in {path.name} is no final status: {error}") from error
+def _final(path: Path) -> dict[str, str]:
+    """Return the journal's sha256 as the job's last word has it."""
+    rc = final_status(_content(path, "rc"))
+    if rc is None:
+        raise CheckFailed(f"rc in {path.name} is no final status, or was damaged")
+    return {"journal.jsonl": rc["journal_sha256"]} if rc["journal_sha256"] else {}
+
+
+def _ending(path: Path) -> dict[str, str]:
+    """Return the sha256 of each raw file as the last line of the journal has it; older agents wrote none."""
+    whole, _, _ = _content(path, "journal.jsonl").rpartition(b"\n")  # a full disk tore the last line of older agents
+    *_, last = whole.splitlines() or [b"{}"]
+    return {str(name): str(sha256) for name, sha256 in json.loads(last).get("raw", {}).items()}
+
+
+def _content(path: Path, name: str) -> bytes:
+    pieces: list[bytes] = []
+    copy(path, name, pieces.append)
+    return b"".join(pieces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from dgxlab.model.wire import digest, to_json
 
@@ -175,7 +175,11 @@ class Experiment:
     session: Session = field(default_factory=Session)
 
     @property
+    def spec(self) -> dict[str, Any]:
+        """What is asked for, as plain JSON; where the file lies is left out, it is no part of it."""
+        return {k: v for k, v in to_json(self).items() if k not in ("path", "root")}
+
+    @property
     def digest(self) -> str:
         """Identity of what is asked for: the same spec at another path has the same digest."""
-        body = to_json(self)
-        return digest({k: v for k, v in body.items() if k not in ("path", "root")})
+        return digest(self.spec)

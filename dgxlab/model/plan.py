@@ -18,7 +18,7 @@ WAIT_S = 3600.0
 SESSIONS = ("ab", "screen", "noise")
 """Kinds of plan that hold chains."""
 
-UNIDENTIFYING = ("job_id", "wait_s")
+UNIDENTIFYING = ("job_id", "wait_s", "specs")
 """Fields of a plan that are no part of the work."""
 
 
@@ -240,6 +240,8 @@ class Plan:
     """How long the job may wait for its devices, all of its waits together."""
     baseline: str = ""
     """Experiment.digest of the baseline of an A/B session."""
+    specs: tuple[Mapping[str, Any], ...] = ()
+    """Experiment.spec of its experiments, the candidate's last: a job's folder alone says what it was for."""
 
     @property
     def subject(self) -> str:

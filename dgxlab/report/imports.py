@@ -72,19 +72,19 @@ def imports(store: Store, wanted: Asked) -> tuple[ImportedTable, ...]:
 
 
 def find_import(store: Store, name: str) -> Row:
-    """Return the imported file of a name, or of an id that begins so.
+    """Return the imported file of a name, whose blanks are alike in `Asked`, or of an id that begins so.
 
     Raises:
         UsageError: if there is none, or more than one.
     """
     known = store.rows(FILES)
-    found = [row for row in known if row["name"] == name or row["import_id"].startswith(name)]
+    found = [row for row in known if row["name"].split() == name.split() or row["import_id"].startswith(name)]
     if len(found) == 1:
         return found[0]
     if found:
         ids = ", ".join(row["import_id"] for row in found)
         raise UsageError(f"{len(found)} imported files are {name!r}: {ids}", next="dgxlab report --form imported")
-    there = ", ".join(f"{row['name']} ({row['import_id']})" for row in known)
+    there = ", ".join(f"{row['name']!r} ({row['import_id']})" for row in known)
     said = f"; there are {there}" if there else ""
     raise UsageError(f"{store.path} has no imported file {name!r}{said}", next="dgxlab report --form imported")
 

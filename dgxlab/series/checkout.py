@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path, PurePosixPath
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, command
 from dgxlab.model import Source
 from dgxlab.series.stack import changed_files
 from dgxlab.source.cache import LLAMA_FILES, PinCache
@@ -60,7 +60,7 @@ def check_based(checkout: Path, pin: str) -> Git:
         head = own.attempt("rev-parse", "--short=12", "HEAD").text
         raise SpecError(
             f"{checkout}, at {head}, is not based on pin {pin[:12]}: its results would be booked under the wrong pin",
-            next=f"git -C {checkout} rebase --onto {pin[:12]} BASE, or set llama_cpp.pin to what it is based on",
+            next=f"{command('git', '-C', checkout)} rebase --onto {pin[:12]} BASE, or set llama_cpp.pin to its base",
         )
     return own
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, command
 from dgxlab.model import NAME
 from dgxlab.series.checkout import check_based, snapshot
 from dgxlab.series.lines import Line, parse, render, write_whole
@@ -102,7 +102,9 @@ def _borrowing(cache: PinCache, own: Git, folder: Path) -> Git:
 def _commits(git: Git, own: Git, pin: str, tree: str, dests: Sequence[str], message: str) -> Iterator[str]:
     """Yield a commit for each of the checkout's, without the overlays, and one for what is not committed."""
     if own.run("rev-list", "--min-parents=2", f"{pin}..HEAD"):
-        raise SpecError(f"{own.dir} has merges over pin {pin[:12]}", next=f"git -C {own.dir} rebase {pin[:12]}")
+        raise SpecError(
+            f"{own.dir} has merges over pin {pin[:12]}", next=command("git", "-C", own.dir, "rebase", pin[:12])
+        )
     last, before = pin, _without(git, pin, dests)
     for commit in own.run("rev-list", "--reverse", f"{pin}..HEAD").split():
         after = _without(git, commit, dests)

@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from dgxlab.errors import command
 from dgxlab.model import Experiment
 from dgxlab.spec import checks, explain, overrides, resolve
 from dgxlab.spec.models import ExperimentSpec
@@ -41,7 +42,7 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
         SpecError: naming file, line and key of the first thing that is wrong; its details list all of them.
     """
     tree = _tree(path, overrides, host)
-    next_command = f"dgxlab plan {resolve.label(path)}"
+    next_command = command("dgxlab", "plan", resolve.label(path))
     try:
         spec = ExperimentSpec.model_validate(plain(tree))
     except ValidationError as error:

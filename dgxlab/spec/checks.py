@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,15 @@ from dgxlab import synth
 from dgxlab.errors import SpecError
 from dgxlab.spec import flags
 from dgxlab.spec.entries import BenchSpec, LlamaBenchSpec
+from dgxlab.spec.fields import shell_text
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
 
 MAX_CELLS = 100_000
 """Cells of one experiment; ten times what a plan has to stand."""
+
+SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
+"""Names of variables whose values are nobody's business: what a spec says is recorded, printed and kept in git."""
 
 Finding = tuple[Loc, str]
 """Where, and what is wrong."""
@@ -25,12 +30,20 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from _something_to_do(spec)
     yield from _recipes(spec)
     yield from _engaged(spec)
+    yield from _secrets(spec)
+    yield from _compiler_flags(spec)
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
         for rule in _ENTRY_RULES:
             for loc, text in rule(spec, tool, body):
                 yield ("bench", place, tool, *loc), text
     yield from _size(spec.bench or [])
+
+
+def _compiler_flags(spec: ExperimentSpec) -> Iterator[Finding]:
+    for name, value in spec.cmake.items():
+        if wrong := shell_text(name, value):
+            yield ("cmake", name), wrong
 
 
 def _something_to_do(spec: ExperimentSpec) -> Iterator[Finding]:
@@ -53,6 +66,15 @@ def _engaged(spec: ExperimentSpec) -> Iterator[Finding]:
         if gate.engaged and not measured.intersection(gate.engaged.tools):
             text = f"none of its tools is in bench, which has {', '.join(sorted(measured)) or 'nothing'}"
             yield ("gates", place, "engaged"), f"{text}: a gate without evidence"
+
+
+def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
+    gates = (("gates", place, *gate.kind) for place, gate in enumerate(spec.gates) if gate.backend_ops)
+    bench = (("bench", place, *entry.kind) for place, entry in enumerate(spec.bench or []))
+    text = "looks like a secret, and a spec is recorded: it belongs to the host's env in hosts.yaml"
+    yield from ((("env", name), text) for name in filter(SECRET.fullmatch, spec.env))
+    for part, place, kind, body in (*gates, *bench):
+        yield from (((part, place, kind, "env", name), text) for name in filter(SECRET.fullmatch, body.env))
 
 
 # -- one bench entry --------------------------------------------------------------------------------------------------

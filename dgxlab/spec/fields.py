@@ -49,6 +49,9 @@ _OWNED_ENV: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"LLAMA_ARG_.*"), "sets a flag behind the bench entry's back: say it as a key or in args"),
 )
 
+_COMPILER_FLAGS = re.compile(r"\w*FLAGS\w*|CMAKE_\w*STANDARD_LIBRARIES\w*")
+_SHELL = re.compile(r"[`$;&|<>()\\\n]")
+
 _FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
 
 
@@ -82,6 +85,12 @@ def _cmake_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "ON" if value else "OFF"
     return str(value) if isinstance(value, int) else value
+
+
+def shell_text(name: str, value: str) -> str:
+    """Return what is wrong with flags of a compiler or linker: cmake hands them to a shell as they are; else ""."""
+    found = _SHELL.search(value) if _COMPILER_FLAGS.fullmatch(name) else None
+    return f"holds {found[0]!r}: flags are read by a shell, and may not be more than flags" if found else ""
 
 
 def _env_key(key: str) -> str:

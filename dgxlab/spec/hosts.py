@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, RootModel, ValidationError, model_validator
+from pydantic import Field, RootModel, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import SpecError, edit
 from dgxlab.model import HostEntry
 from dgxlab.spec import explain
-from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching
+from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching, shell_text
 from dgxlab.spec.nodes import locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
@@ -47,6 +47,14 @@ class HostSpec(Strict):
         if bool(self.ssh) == self.local:
             raise ValueError("must have exactly one of ssh: and local: true")
         return self
+
+    @field_validator("env")
+    @classmethod
+    def _flags_alone(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if wrong := shell_text(name, value):
+                raise ValueError(f"{name} {wrong}")
+        return env
 
 
 class HostsSpec(RootModel[dict[Name, HostSpec]]):

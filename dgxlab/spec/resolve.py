@@ -77,27 +77,13 @@ def _read_chain(path: Path) -> list[Node]:
             circle = [*names[list(seen).index(identity) :], name]
             fail(mark, ("extends",), f"goes round in a circle: {' -> '.join(circle)}")
         seen[identity] = name
-        entries = dict(_entries(_read_parent(path, name, mark)))
+        entries = dict(_entries(read_file(path, name, named_at=mark if mark.source else None)))
         parent = entries.pop("extends", None)
         chain.append(Node(entries, Mark(name, 1)))
         if parent is None:
             return chain
         mark = parent.mark
         path = absolute_path(path.parent / _parent_name(parent))
-
-
-def _read_parent(path: Path, name: str, mark: Mark) -> Node:
-    """Read one file of the chain; one that is not there is the fault of the line that extends it."""
-    if mark.source and not _exists(path):
-        fail(mark, ("extends",), f"no such file: {name}")
-    return read_file(path, name)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def _parent_name(node: Node) -> str:

@@ -7,7 +7,19 @@ wrong with a database, `merge` adds another one to it. Only this package imports
 from dgxlab.store.check import check
 from dgxlab.store.merge import merge
 from dgxlab.store.records import Job, figure_digest, gate_digest, the_one
+from dgxlab.store.schema import ROOFLINE
 from dgxlab.store.store import OPEN_CHAINS, Store
 from dgxlab.store.text import text
 
-__all__ = ["OPEN_CHAINS", "Job", "Store", "check", "figure_digest", "gate_digest", "merge", "text", "the_one"]
+__all__ = [
+    "OPEN_CHAINS",
+    "ROOFLINE",
+    "Job",
+    "Store",
+    "check",
+    "figure_digest",
+    "gate_digest",
+    "merge",
+    "text",
+    "the_one",
+]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dgxlab.errors import DgxlabError, HostBusy, SpecError
+from dgxlab.errors import DgxlabError, HostBusy, SpecError, command
 from dgxlab.store.mounts import on_network
 from dgxlab.store.schema import APPLICATION_ID, VERSION
 
@@ -107,7 +107,7 @@ def named_errors(path: Path) -> Iterator[None]:
 def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return HostBusy(f"{path} was locked by another program for {BUSY_S:.0f} s", next=f"fuser {path}")
+        return HostBusy(f"{path} was locked by another program for {BUSY_S:.0f} s", next=command("fuser", path))
     copies = path.parent / f"{path.name}.backups"
     sentence = {
         sqlite3.SQLITE_FULL: f"the disk that holds {path} is full",
@@ -119,11 +119,11 @@ def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
         sqlite3.SQLITE_CORRUPT: f"{path} is damaged" + f", copies are in {copies.name}" * copies.is_dir(),
     }.get(code)
     nexts = {
-        sqlite3.SQLITE_FULL: f"df {path.parent}",
+        sqlite3.SQLITE_FULL: command("df", path.parent),
         sqlite3.SQLITE_NOTADB: "dgxlab doctor",
-        sqlite3.SQLITE_CORRUPT: f"dgxlab db check {path}",
+        sqlite3.SQLITE_CORRUPT: command("dgxlab", "db", "check", path),
     }
-    return SpecError(f"{sentence}: {error}", next=nexts.get(code, f"ls -l {path}")) if sentence else None
+    return SpecError(f"{sentence}: {error}", next=nexts.get(code, command("ls", "-l", path))) if sentence else None
 
 
 def _make(path: Path) -> None:
@@ -133,12 +133,15 @@ def _make(path: Path) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise SpecError(f"cannot make the database {path}: {error.strerror}", next=f"ls -ld {path.parent}") from error
+        raise SpecError(
+            f"cannot make the database {path}: {error.strerror}", next=command("ls", "-ld", path.parent)
+        ) from error
 
 
 def _tune(connection: sqlite3.Connection) -> None:
     _use_wal(connection)
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA cache_size = -65536")  # KiB; with the usual 2 MiB a report reads the same pages again
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA recursive_triggers = ON")  # else REPLACE deletes past the append-only triggers
 

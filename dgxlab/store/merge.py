@@ -3,6 +3,8 @@
 git calls it when two branches both measured. What both have must say the same. Only what is known to change with
 time may differ, and then a rule that looks at both decides: `schema.UPSERT` for hosts, labels and expectations,
 `merge_jobs` for jobs. Verdicts are a word on all that a job left, so they come from the side that has read more of it.
+One thing is not the same in either order: where two versions flagged a run at ingest in other words, those that are
+here stay, for a flag is never changed.
 """
 
 # ruff: noqa: S608 - names of tables and columns are our own, values are always bound
@@ -17,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dgxlab.errors import CheckFailed, SpecError
+from dgxlab.errors import CheckFailed, SpecError, command
 from dgxlab.model import canonical
 from dgxlab.store.connect import named_errors, plain, version
 from dgxlab.store.records import RANK
-from dgxlab.store.schema import UPSERT
+from dgxlab.store.schema import ROOFLINE, UPSERT
 from dgxlab.store.store import Store
 
 
@@ -34,12 +36,14 @@ class Table:
         may_differ: Columns that a rule settles; every other one must be equal under the same key. None: all may.
         part_of: The table whose parts it holds and its key, () for none: of a run that both have, both must have the
             same parts, for half a run of one and half of the other would look like a run.
+        unless: SQL of a row `m` that may differ whole.
     """
 
     name: str
     key: tuple[str, ...]
     may_differ: tuple[str, ...] | None = ()
     part_of: tuple[str, str] | tuple[()] = ()
+    unless: str = "false"
 
 
 INTENT = ("intent_at", "host", "dgxlab_version")
@@ -65,7 +69,7 @@ TABLES = (  # parents before children
     Table("samples", ("run_id", "cell", "metric", "ordinal"), part_of=("runs", "run_id")),
     # no parts: a dgxlab that knew no telemetry read the same journal without it
     Table("telemetry", ("run_id", "device", "name")),
-    Table("flags", ("run_id", "device", "kind")),
+    Table("flags", ("run_id", "device", "kind"), unless=f"m.kind = '{ROOFLINE}'"),
     Table("chain_runs", ("run_id",)),
     Table("verdicts", ("job_id", "chain", "cell", "metric"), may_differ=None),
     Table("published", ("figure",), may_differ=("line",)),
@@ -142,7 +146,7 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
             key = ", ".join(f"{name} {value}" for name, value in zip(table.key, found, strict=True))
             raise CheckFailed(
                 f"{ours} and {theirs} disagree on {table.name} {key}: nothing was merged",
-                next=f"dgxlab db check {theirs}",
+                next=command("dgxlab", "db", "check", theirs),
             )
 
 
@@ -157,7 +161,8 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
         tests.append("m.experiment <> t.experiment")
     return (
         f"SELECT {_list('t', table.key)} FROM theirs.{table.name} AS t JOIN main.{table.name} AS m"
-        f" USING ({','.join(table.key)}) WHERE {' OR '.join(tests)} ORDER BY {_list('t', table.key)} LIMIT 1"
+        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests)}) AND NOT ({table.unless})"
+        f" ORDER BY {_list('t', table.key)} LIMIT 1"
     )
 
 

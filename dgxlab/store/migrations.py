@@ -6,15 +6,17 @@ A migration that was released is never edited; a later one changes what it made,
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, command
 from dgxlab.store.schema import (
     APPEND_ONLY,
     APPLICATION_ID,
@@ -30,6 +32,8 @@ from dgxlab.store.schema import (
 )
 
 KEEP_BACKUPS = 7
+ABANDONED_S = 3600.0
+"""A backup that is not whole after an hour was killed."""
 
 MIGRATIONS = Migrations("dgxlab")
 
@@ -104,6 +108,8 @@ def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | No
 def backup(connection: sqlite3.Connection, path: Path) -> Path:
     """Copy the database to <name>.backups/ beside it, look whether the copy is sound, keep the newest seven.
 
+    A copy has its name once it is whole: one that was killed halfway would be taken for what there was.
+
     Raises:
         SpecError: if the copy cannot be read back.
     """
@@ -111,15 +117,19 @@ def backup(connection: sqlite3.Connection, path: Path) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     copy = folder / f"{stamp}-v{_version(connection)}.db"
-    copy.touch(mode=0o600)  # VACUUM INTO takes an empty file as it is, and with it the mode
-    connection.execute("VACUUM INTO ?", (str(copy),))
-    reader = sqlite3.connect(copy)
+    part = folder / f"{copy.stem}-{os.getpid()}.part"
+    part.touch(mode=0o600)  # VACUUM INTO takes an empty file as it is, and with it the mode
+    connection.execute("VACUUM INTO ?", (str(part),))
+    reader = sqlite3.connect(part)
     try:
         verdict = reader.execute("PRAGMA integrity_check").fetchone()[0]
     finally:
         reader.close()
     if verdict != "ok":
-        raise SpecError(f"the backup {copy} of {path} is not sound: {verdict}", next=f"dgxlab db check {path}")
+        raise SpecError(
+            f"the backup {part} of {path} is not sound: {verdict}", next=command("dgxlab", "db", "check", path)
+        )
+    part.rename(copy)
     _prune(folder)
     return copy
 
@@ -136,7 +146,8 @@ def _apply(connection: sqlite3.Connection, path: Path, stop_before: str | None) 
 
 def _prune(folder: Path) -> None:
     ours = sorted(file for file in folder.iterdir() if re.fullmatch(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db", file.name))
-    for old in ours[:-KEEP_BACKUPS]:
+    parts = [file for file in folder.glob("*.part*") if time.time() - file.stat().st_mtime > ABANDONED_S]
+    for old in (*ours[:-KEEP_BACKUPS], *parts):
         old.unlink(missing_ok=True)
 
 

@@ -116,28 +116,23 @@ def figure_digest(row: Mapping[str, Any]) -> str:
     return digest([row[name] for name in FIGURE], 16)
 
 
-def experiment_row(experiment: Experiment) -> dict[str, Any]:
-    """Return an experiment's row; where its file lies is left out, it is no part of its identity."""
-    spec = {k: v for k, v in to_json(experiment).items() if k not in ("path", "root")}
-    return {
-        "digest": experiment.digest,
-        "name": experiment.name,
-        "hypothesis": experiment.hypothesis,
-        "spec": canonical(spec),
-    }
+def experiment_row(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of an experiment, given its Experiment.spec."""
+    said = {name: spec[name] for name in ("name", "hypothesis")}
+    return {"digest": digest(spec), **said, "spec": canonical(spec)}
 
 
 def job_row(
-    plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: bool
+    plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: str
 ) -> dict[str, Any]:
-    """Return the row of a job that is about to be started, or was found on a host."""
+    """Return the row of a job that is about to be started, or whose plan was found as this text."""
     return {
         "job_id": plan.job_id,
         "kind": plan.kind,
         "name": plan.name,
         "experiment": experiment.digest if experiment else None,
         "host": host_name,
-        "plan": canonical(plan),
+        "plan": found or canonical(plan),  # an older dgxlab's has other fields, and the files are checked by this text
         "plan_digest": plan.digest,
         "intent_at": _begun(plan.job_id) if found else time.time(),
         "state": "running" if found else "intended",

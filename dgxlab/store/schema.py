@@ -219,6 +219,9 @@ TELEMETRY = {
 }
 """By table, each append-only: under which conditions a run took place, and what speaks against it."""
 
+ROOFLINE = "roofline"
+"""The one kind of flag that no host gives: ingest judges a run by what it knows of its GPU, in its own words."""
+
 CHAIN_RUNS = """CREATE TABLE chain_runs (
         run_id TEXT NOT NULL PRIMARY KEY REFERENCES runs (run_id) ON DELETE RESTRICT,
         chain TEXT NOT NULL,

@@ -122,20 +122,21 @@ class Store:
 
     def know(self, experiment: Experiment) -> None:
         """Record what an experiment says, unless it is known."""
-        self.put("experiments", experiment_row(experiment))
+        self.put("experiments", experiment_row(experiment.spec))
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def intend(
-        self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: bool = False
+        self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: str = ""
     ) -> Job:
         """Record that a job is about to be started; call it before the first network call.
 
         Doing it again changes nothing.
 
         Args:
-            experiment: None for the one that the plan names, where that is known here.
-            found: Whether the job was found on a host, started by another client: what it measured is as old as it is.
+            experiment: None for the one that the plan names, where the plan or the record says what it is.
+            found: The plan as canonical text where the job was found, started by another client or forgotten by this
+                one: what it measured is as old as it is.
 
         Raises:
             UsageError: if the id belongs to another plan.
@@ -146,6 +147,8 @@ class Store:
         with self.transaction():
             if experiment is not None:
                 self.know(experiment)
+            for spec in plan.specs:
+                self.put("experiments", experiment_row(spec))
             if known := self.find_job(plan.job_id):
                 return self._intended_again(known, plan, experiment)
             self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version, found=found))

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from dgxlab.agent.inventory import Item, Removal
 from dgxlab.errors import DgxlabError, RemoteError, by_exit_code, edit
-from dgxlab.model import Facts, HostEntry, Plan, Step, canonical, from_json
+from dgxlab.model import Experiment, Facts, HostEntry, Plan, Step, canonical, digest, from_json
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import OLD_PYTHON, bundle
 from dgxlab.transport.reply import WRONG, T, first_line, need, plain, understood, whole, whole_lines
@@ -61,12 +61,16 @@ def nothing() -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job's state on the host, one of STATES; `rc` is its final word: its `status` is one of ENDS."""
+    """A job's state on the host, one of STATES; `rc` is its final word: its `status` is one of ENDS.
+
+    `cause` says why a job that left one is lost nevertheless.
+    """
 
     job_id: str
     state: str
     journal_bytes: int = 0
     rc: Mapping[str, Any] | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,8 +168,8 @@ class Host:
         """Ask for every job on the host, oldest first; a folder whose name cannot be a job's is passed over."""
         return self._ask(lambda reply: [_listed(job) for job in reply if JOB_ID.fullmatch(job["job_id"])], "jobs")
 
-    def plan(self, job_id: str) -> Plan:
-        """Ask for the plan of a job, whoever started it.
+    def plan(self, job_id: str) -> tuple[Plan, str]:
+        """Ask for the plan of a job, whoever started it, and for the text that it was staged as.
 
         Raises:
             JobLost: if it is not there.
@@ -173,9 +177,7 @@ class Host:
         """
         reply = self._ask(lambda reply: reply, "plan", job_id)
         try:
-            plan = plain(from_json(Plan, reply))
-            if not all(isinstance(step, get_args(Step)) for step in plan.steps):
-                raise ValueError("its steps are none")
+            plan = read_plan(reply)
         except WRONG as error:
             raise RemoteError(
                 f"the plan of job {job_id} on host {self.name} cannot be read, follow it with the dgxlab that started "
@@ -184,7 +186,7 @@ class Host:
             ) from error
         if plan.job_id != job_id or not JOB_ID.fullmatch(job_id):
             raise RemoteError(f"host {self.name} gave the plan of {plan.job_id!r} for job {job_id!r}")
-        return plan
+        return plan, canonical(reply)
 
     def raw(self, job_id: str, limit: int, write: Callable[[bytes], object]) -> RawSize:
         """Pass a job's raw files to `write` as a gzipped tar, unless they are larger than `limit` bytes.
@@ -297,6 +299,22 @@ class Host:
         )
 
 
+def read_plan(found: Any) -> Plan:
+    """Return the plan that a job's folder holds; nothing in it is believed.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError, RecursionError: if it is none that this dgxlab can read.
+    """
+    plan = plain(from_json(Plan, found))
+    if not all(isinstance(step, get_args(Step)) for step in plan.steps):
+        raise ValueError("its steps are none")
+    for spec in plan.specs:
+        plain(from_json(Experiment, {**spec, "path": "", "root": ""}))
+    if not {digest(spec) for spec in plan.specs} <= {plan.experiment, plan.baseline}:
+        raise ValueError("it holds the spec of another experiment")
+    return plan
+
+
 def _probe(reply: Any, models: Sequence[str]) -> Probe:
     facts = plain(from_json(Facts, reply["facts"]))
     plain(facts.toolchain)
@@ -317,7 +335,8 @@ def _status_of(job_id: str) -> Callable[[Any], JobStatus]:
     def read(reply: Any) -> JobStatus:
         if reply["job_id"] != job_id:
             raise ValueError(f"it is about job {reply['job_id']!r}")
-        return JobStatus(job_id, *_state(reply), None if reply["rc"] is None else _rc(reply["rc"]))
+        rc, cause = None if reply["rc"] is None else read_rc(reply["rc"]), need(reply.get("cause", ""), str)
+        return JobStatus(job_id, *_state(reply), rc, cause)
 
     return read
 
@@ -335,7 +354,12 @@ def _state(reply: Any) -> tuple[str, int]:
     return reply["state"], need(reply["journal_bytes"], int)
 
 
-def _rc(told: Any) -> dict[str, Any]:
+def read_rc(told: Any) -> dict[str, Any]:
+    """Return the fields of a job's final word that are used.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: if it is none.
+    """
     if told["status"] not in ENDS:
         raise ValueError(f"no job ends as {told['status']!r}")
     texts = {name: str(told.get(name, "")) for name in ("message", "next")}

@@ -10,3 +10,7 @@ class HostLost(HostError):
 
     What the command did on the host is unknown, never failed.
     """
+
+
+class HostSilent(HostLost):
+    """Nobody answered for as long as is waited: more time has gone by than with any other loss."""

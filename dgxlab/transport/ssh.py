@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.errors import UsageError
-from dgxlab.transport.lost import HostLost
+from dgxlab.transport.lost import HostLost, HostSilent
 from dgxlab.transport.ssh_config import Limits, route
 from dgxlab.transport.ssh_trust import HostKey
 
@@ -105,9 +105,12 @@ class SshTransport:
     def close(self) -> None:
         """Close the connection; a later command opens a new one."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._end()
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _open(self) -> tuple[Connection, Any]:
         """Return a new channel, on the connection at hand where it still stands."""
@@ -117,9 +120,11 @@ class SshTransport:
             if self._connection is not None and self._connection.alive:
                 try:
                     return self._connection, self._connection.session()
+                except HostSilent:  # which took its time: whoever waits is told before it takes more
+                    self._end()
+                    raise
                 except HostLost:  # it had died unnoticed, and nothing ran on it yet
                     pass
-            if self._connection is not None:
-                self._connection.close()
+            self._end()
             self._connection = Connection(self.name, route(self.destination), self._limits)
             return self._connection, self._connection.session()

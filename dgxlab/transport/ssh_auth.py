@@ -17,8 +17,9 @@ from typing import Any
 import paramiko
 
 from dgxlab.errors import HostError
-from dgxlab.transport.lost import HostLost
+from dgxlab.transport.lost import HostLost, HostSilent
 from dgxlab.transport.ssh_config import Hop
+from dgxlab.transport.ssh_pulse import Pulse
 from dgxlab.transport.ssh_trust import fingerprint_of
 
 AGENT_S = 5.0
@@ -26,10 +27,16 @@ AGENT_S = 5.0
 
 
 class KeysOnly:
-    """Signs in on one hop; what fabric and paramiko call an authentication strategy."""
+    """Signs in on one hop; what fabric and paramiko call an authentication strategy.
 
-    def __init__(self, hop: Hop) -> None:
+    Args:
+        pulse: Ends the connection where the hop falls silent meanwhile; not while a key is signing, which may wait for
+            a person.
+    """
+
+    def __init__(self, hop: Hop, pulse: Pulse) -> None:
         self._hop = hop
+        self._pulse = pulse
         self._tried: list[str] = []
         """What was tried and why it did not work, in words."""
 
@@ -38,9 +45,12 @@ class KeysOnly:
 
         Raises:
             HostError: if it takes none; it names what was tried.
+            HostSilent: if it falls silent.
             HostLost: if the connection ended meanwhile.
         """
-        agent = _Agent(self._hop.agent)
+        self._pulse.watch(transport)
+        with self._pulse.ours():
+            agent = _Agent(self._hop.agent)
         try:
             for label, key in self._keys(agent):
                 if self._accepted(transport, label, key):
@@ -51,7 +61,7 @@ class KeysOnly:
 
     def _accepted(self, transport: Any, label: str, key: Any) -> bool:
         try:
-            more = transport.auth_publickey(self._hop.user, key)
+            more = transport.auth_publickey(self._hop.user, _Signing(key, self._pulse))
         except (paramiko.SSHException, EOFError, OSError) as error:
             self._check_alive(transport, error)
             refused = isinstance(error, paramiko.AuthenticationException)
@@ -74,9 +84,13 @@ class KeysOnly:
     def _check_alive(self, transport: Any, error: Exception) -> None:
         if transport.is_active():
             return
+        if self._pulse.lost:
+            raise HostSilent(f"{self._hop.destination} {self._pulse.lost}", next=self._by_hand) from error
         if self._tried:  # most likely: too many keys in the agent
             raise self._error(f"it ended the connection ({error})") from error
-        raise HostLost(f"{self._hop.destination} ended the connection during authentication: {error}") from error
+        raise HostLost(
+            f"{self._hop.destination} ended the connection during authentication: {error}", next=self._by_hand
+        ) from error
 
     def _error(self, why: str) -> HostError:
         files = ", ".join(str(path) for path in self._hop.identities)
@@ -84,8 +98,13 @@ class KeysOnly:
         tried = "; ".join(self._tried) or nothing
         return HostError(
             f"{self._hop.destination} does not let {self._hop.user} in{f': {why}' if why else ''} (tried {tried})",
-            next=f"ssh -o BatchMode=yes {shlex.quote(self._hop.destination)} true",
+            next=self._by_hand,
         )
+
+    @property
+    def _by_hand(self) -> str:
+        """The command that shows whether ssh itself gets in without a prompt."""
+        return f"ssh -o BatchMode=yes {shlex.quote(self._hop.destination)} true"
 
     def _keys(self, agent: _Agent) -> Iterator[tuple[str, Any]]:
         """Yield keys with a label; a file that cannot be used is noted on the way."""
@@ -115,6 +134,21 @@ class KeysOnly:
         except Exception as error:  # whatever is wrong with this file, the next one may be good
             self._tried.append(f"{path}: {error}")
         return None
+
+
+class _Signing:
+    """A key that tells a pulse when it is signing."""
+
+    def __init__(self, key: Any, pulse: Pulse) -> None:
+        self._key, self._pulse = key, pulse
+
+    def sign_ssh_data(self, *args: Any, **options: Any) -> Any:
+        """Sign as the key does."""
+        with self._pulse.ours():
+            return self._key.sign_ssh_data(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._key, name)
 
 
 class _Agent:

@@ -35,6 +35,11 @@ TICK_S = 0.25
 """How often stderr is looked at while stdout is silent."""
 
 
+def framed(line: bytes, nonce: str) -> bytes:
+    """Return what the login shell is given to run a quoted command line: the mark first, then the command."""
+    return b"exec " + quote(["sh", "-c", SCRIPT, "sh", MARK, nonce]) + b" " + line
+
+
 class Command:
     """A command to run once, on a channel that is open for it."""
 
@@ -50,7 +55,7 @@ class Command:
 
     def run(self, line: bytes, patience_s: float | None) -> Iterator[bytes]:
         """Run a quoted command line and yield its stdout; see SshTransport.stream."""
-        self._start(b"exec " + quote(["sh", "-c", SCRIPT, "sh", MARK, self._nonce]) + b" " + line)
+        self._start(framed(line, self._nonce))
         try:
             begun = yield from self._after_mark(self._chunks(patience_s))
             self._wait(patience_s)

@@ -21,6 +21,8 @@ from pathlib import Path
 from dgxlab.errors import HostError, edit
 
 MAX_HOPS = 8
+UNSAFE = re.compile(r"^-|[\s'\"`$;&<>|(){}]")
+"""What no name in a ProxyCommand may hold."""
 ASK_S = 30.0
 """How long ssh may take to read its configuration; a Match may run a program."""
 
@@ -163,8 +165,22 @@ def _hop(destination: str, said: Mapping[str, list[str]]) -> Hop:
         identities=tuple(Path(_expand(path, tokens)).expanduser() for path in identities),
         identities_only=one("identitiesonly", "no") == "yes",
         agent=_agent(said.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
-        proxy_command=_expand(one("proxycommand"), tokens),
+        proxy_command=_expand(_safely(one("proxycommand"), destination, tokens), tokens),
     )
+
+
+def _safely(proxy: str, destination: str, tokens: Mapping[str, str]) -> str:
+    """Return a ProxyCommand, which a shell reads with the host's names in it; a newer ssh refuses such names itself.
+
+    Raises:
+        HostError: if a name holds what a shell would take for its own.
+    """
+    if proxy and any(UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
+        raise HostError(
+            f"{destination!r} holds characters that a shell would read in the ProxyCommand",
+            next=f"ssh -G {shlex.quote(destination)}",
+        )
+    return proxy
 
 
 def _own(path: Path) -> Path:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import fabric
 import paramiko
 
 from dgxlab.errors import HostError
-from dgxlab.transport.lost import HostLost
+from dgxlab.transport.lost import HostLost, HostSilent
 from dgxlab.transport.ssh_auth import KeysOnly
 from dgxlab.transport.ssh_config import Hop, Limits
 from dgxlab.transport.ssh_pulse import CUT, Heard, Pulse
@@ -63,24 +64,28 @@ class Connection:
         """Open a paramiko channel for one command.
 
         Raises:
+            HostSilent: if nobody answers.
             HostLost: if the connection is gone.
             HostError: if the host refuses.
         """
+        began, most_s = time.monotonic(), self._limits.connect_s
         try:
-            return self._opened[-1].transport.open_session(timeout=self._limits.connect_s)
+            return self._opened[-1].transport.open_session(timeout=most_s)
         except paramiko.ChannelException as error:
             raise HostError(f"host {self.host} refuses another session: {error.text}") from error
         except CUT as error:
+            if self.alive and time.monotonic() - began >= most_s:
+                silence = f"host {self.host} did not answer for {most_s:g} s"
+                raise HostSilent(silence, next=_try(self.destination)) from error
             raise self.lost(error) from error
 
     def lost(self, error: object = "") -> HostLost:
         """Return the error that says how the connection ended."""
         silent = next((pulse.lost for pulse in self._pulses if pulse.lost), "")
+        if silent:
+            return HostSilent(f"host {self.host} {silent}", next=_try(self.destination))
         why = f": {error}" if str(error) else ""
-        return HostLost(
-            f"host {self.host} {silent}" if silent else f"the connection to host {self.host} was cut{why}",
-            next=_try(self.destination),
-        )
+        return HostLost(f"the connection to host {self.host} was cut{why}", next=_try(self.destination))
 
     def close(self) -> None:
         """Close every hop, the last one first."""
@@ -106,7 +111,7 @@ class Connection:
             raise self._no_way_on(hop, error) from error
         except CUT as error:
             raise self._unreachable(hop, error) from error
-        pulse.start(opened.transport)
+        pulse.ask(opened.transport)
 
     def _prepare(self, hop: Hop, policy: _Policy, pulse: Pulse) -> Any:
         """Return an unopened fabric connection that is given everything and looks nothing up itself."""
@@ -125,7 +130,7 @@ class Connection:
                 "banner_timeout": self._limits.connect_s,
                 "auth_timeout": self._limits.auth_s,
                 "channel_timeout": self._limits.connect_s,
-                "auth_strategy": KeysOnly(hop),
+                "auth_strategy": KeysOnly(hop, pulse),
                 "transport_factory": partial(_transport, policy=policy, pulse=pulse, limits=self._limits),
             },
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import facts, smi
+from dgxlab.errors import RemoteError
 from dgxlab.model import Facts, from_json, to_json
 from tests import machines
 from tests.conftest import GOLDEN
@@ -128,3 +129,21 @@ def test_programs_that_hang_share_one_patience(monkeypatch: pytest.MonkeyPatch) 
     """What answers is told; what hangs is given up all at once, however many there are."""
     monkeypatch.setattr(facts, "PATIENCE_S", 0.3)
     assert facts.outputs([["sleep", "30"], ["echo", "hello"], *[["sleep", "30"]] * 9]) == ["", "hello\n", *[""] * 9]
+
+
+KILLED_ONCE = """#!/bin/sh
+echo "cmake version 3.31.0"
+[ -e {mark} ] || {{ touch {mark}; kill -KILL $$; }}
+"""
+
+
+def test_a_compiler_that_is_killed_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is part of a build's identity: without it all would be built and measured as something else."""
+    program = tmp_path / "cmake"
+    program.write_text(KILLED_ONCE.format(mark=tmp_path / "mark"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert facts.gather().toolchain.cmake == "cmake version 3.31.0"
+    program.write_text(KILLED_ONCE.format(mark=tmp_path / "never" / "there"))
+    with pytest.raises(RemoteError, match="cmake on local does not say its version: it was killed"):
+        facts.gather()

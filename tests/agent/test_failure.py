@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import failure
+from dgxlab.agent.measure import Bench
+from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import RemoteError
+from dgxlab.model import Expectation, GateStep, ParityGate
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
+from tests.conftest import GOLDEN
 from tests.machines import programs
 
 
@@ -60,3 +64,16 @@ def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(RemoteError, match="receive failed: there is no git on local") as caught:
         host.send_objects("a" * 40, ["a" * 40], lambda: [b"PACK"])
     assert "Traceback" not in caught.value.message + caught.value.details
+
+
+def test_a_gate_on_a_full_disk_blames_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that printed nothing that was kept; not one whose failing cases stand there."""
+    monkeypatch.setattr(failure, "NEARLY_FULL", 1 << 62)
+    bench = Bench(tmp_path, (), Telemetry(tmp_path, tmp_path / "agent.pyz", {}))
+    step = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), ("-o", "MUL_MAT"), {})
+    gate = bench.gate(step, ["echo", "-o", "MUL_MAT"])
+    assert gate["status"] == "failed"
+    assert gate["reasons"][-1].endswith(": the disk of dgx is full")
+    failing = bench.gate(step, ["sh", "-c", f"cat {GOLDEN / 'cpu' / 'tbo-test-failing.txt'}; exit 1", "-o", "MUL_MAT"])
+    assert failing["failed"]
+    assert "disk" not in " ".join(failing["reasons"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent.inventory import Item, hold, inventory, remove
+from dgxlab.agent.job import Job
 from dgxlab.agent.root import Root
 from tests.machines import age
 
@@ -31,8 +32,9 @@ def full(root: Root) -> Root:
     for folder in (root.build("b1"), root.work / "w1", root.tools / "cmake-1", root.jobs / "job1", root.objects):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "program").write_bytes(bytes(9000))
-    for name in ("plan.json", "started", "rc", "journal.jsonl"):
+    for name in ("plan.json", "started", "journal.jsonl", "rc.reserved"):
         (root.jobs / "job1" / name).write_text("{}")
+    Job(root.jobs / "job1").finish(exit_code=0, status="done", message="", next="")
     (root.agents / "a1.pyz").write_bytes(b"PK")
     for name in ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "mine.gguf", "old.json", "old.gguf"):
         (root.models / name).write_bytes(bytes(5000))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,8 @@ def test_final_status_covers_the_journal(job: Job) -> None:
 def test_killed_agent_is_lost(job: Job) -> None:
     """No rc and a free lock after a start: lost, at once and for good, and it is not started again."""
     job.start()
+    while not (job.folder / "executed").exists():
+        time.sleep(0.01)
     os.kill(json.loads((job.folder / "started").read_text())["pid"], 9)
     wait_for(job, "lost")
     assert job.start().state == "lost"
@@ -145,3 +148,64 @@ def test_final_status_needs_no_new_space(job: Job, monkeypatch: pytest.MonkeyPat
     after = (job.folder / "rc").stat()
     assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
     assert json.loads((job.folder / "rc").read_text())["message"] == "the disk is full"
+
+
+def finished(job: Job) -> dict[str, object]:
+    """Let a job end; returns its final status."""
+    job.start()
+    (job.folder / "hold").unlink()
+    wait_for(job, "done")
+    rc = job.status().rc
+    assert rc is not None
+    return rc
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: text + "{}\n", lambda text: text[:-1], lambda text: "", lambda text: f"y{text}"]
+)
+def test_a_journal_that_was_changed_is_no_journal(job: Job, change: Callable[[str], str]) -> None:
+    """A job is lost whose final status tells of another journal, and it says so."""
+    finished(job)
+    job.journal.write_text(change(job.journal.read_text()))
+    status = job.status()
+    assert (status.state, status.rc, status.cause) == ("lost", None, "its journal is not what its agent wrote")
+
+
+@pytest.mark.parametrize(
+    "change", [("done", "gone"), ('"exit_code": 0', '"exit_code": 5'), ("{", ""), ('"sha256"', '"SHA256"')]
+)
+def test_a_final_status_that_was_changed_is_none(job: Job, change: tuple[str, str]) -> None:
+    """Neither read nor able to stop the list of jobs."""
+    finished(job)
+    job.rc.write_text(job.rc.read_text().replace(*change, 1))
+    assert (job.status().state, job.status().cause) == ("lost", "its final status was damaged")
+
+
+def test_a_final_status_of_an_older_agent(job: Job) -> None:
+    """It has no digest of its own."""
+    rc = finished(job)
+    job.rc.write_text(json.dumps({name: said for name, said in rc.items() if name != "sha256"}))
+    assert job.status().state == "done"
+
+
+def test_a_start_needs_no_new_space(job: Job) -> None:
+    """Nor does the word that it was started, without which nobody would know that it was the disk."""
+    before = (job.folder / "started.reserved").stat()
+    assert job.begin() is not None
+    after = (job.folder / "started").stat()
+    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
+    assert json.loads((job.folder / "started").read_text())["pid"] == os.getpid()
+
+
+def test_staging_without_room_leaves_nothing(tmp_path: Path, agent: Path) -> None:
+    """What was written before the disk was full goes again; the job is not there, and can be staged later."""
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from dgxlab.agent.job import Job\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        f"Job.stage(Path({str(tmp_path / 'jobs')!r}), 'one', b'{{}}', Path({str(agent)!r}))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert "File too large" in ran.stderr
+    assert list((tmp_path / "jobs").iterdir()) == []
+    assert Job.stage(tmp_path / "jobs", "one", b"{}", agent).status().state == "staged"

@@ -1,4 +1,4 @@
-"""`dgxlab db check` and `db merge`, and git calling the latter when two branches both measured."""
+"""`dgxlab db check`, `db rebuild` and `db merge`, and git calling the latter when two branches both measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from dgxlab.store import Store, check
 from tests import toy
 from tests.cli.conftest import Project
 from tests.conftest import PROJECT
-from tests.journals import compared, intend
+from tests.journals import compared, dump, intend
 
 TOY = "experiments/toy.yaml"
 
@@ -35,7 +36,7 @@ def test_sound_record_checks_out(measured: Project) -> None:
     """`ok`, by --db, by argument and as JSON."""
     assert measured.run("db", "check").out == "ok\n"
     assert measured.run("db", "check", "results.db").out == "ok\n"
-    assert json.loads(measured.run("db", "check", "--format", "json").out) == {"problems": []}
+    assert json.loads(measured.run("db", "check", "--format", "json").out) == {"problems": [], "beyond": []}
 
 
 def test_tampered_record_exits_with_11(measured: Project) -> None:
@@ -77,6 +78,33 @@ def test_merge_adds_what_is_missing_once(measured: Project) -> None:
     assert measured.run("db", "merge", "results.db", "other.db").out == "0 rows added\n"
     assert Path("other.db").read_bytes() == other
     assert sessions(Path("results.db")) == sessions(Path("other.db"))
+
+
+def everything(database: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return all that a database holds, but for when its jobs were intended."""
+    with Store.open(database) as store:
+        return dump(store, intent_times=False)
+
+
+def test_a_deleted_record_is_made_again(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From the host's folder and from the raw files here alike; what cannot be used is named, exit code 11."""
+    (tmp_path / "lone").mkdir()
+    Path("hosts.yaml").write_text(f"lone: {{local: true, root: {tmp_path / 'lone'}}}\n")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "kept"))
+    assert project.run("run", TOY, "--host", "lone", "-q").rc == 0
+    original = everything(Path("results.db"))
+    Path("results.db").unlink()
+    assert project.run("db", "rebuild", "-q").out == "1 job recorded\n"
+    assert project.run("db", "rebuild", "new.db", "--host", "lone", "-q").out == "1 job recorded\n"
+    assert everything(Path("results.db")) == everything(Path("new.db")) == original
+    again = project.run("db", "rebuild", "--host", "lone", "--format", "json", "-q")
+    assert json.loads(again.out) == {"added": [], "left": []}
+    (archive,) = (tmp_path / "kept" / "dgxlab" / "raw").iterdir()
+    archive.write_bytes(archive.read_bytes()[:100])
+    ran = project.run("db", "rebuild", "third.db")
+    assert (ran.rc, ran.error) == (11, "1 job could not be recorded")
+    assert "is left out: " in ran.out
+    assert ran.out.endswith("no jobs recorded\n")
 
 
 @pytest.fixture

@@ -83,5 +83,7 @@ def test_export_of_nothing(measured: Project) -> None:
     """A name that no job has, a job that there is not, a file of many tools: said, and nothing written."""
     assert "has no valid run" in measured.run("export", "x.sqlite", "--name", "other").error
     assert "no job begins with 'zz'" in measured.run("export", "x.sqlite", "--job", "zz").error
-    assert "name one with --tool" in measured.run("export", "x.csv").error
+    many = measured.run("export", "x.csv")
+    assert "name one with --tool" in many.error
+    assert many.next.startswith("dgxlab export x.csv --tool llama-bench")
     assert [path.name for path in measured.folder.glob("x.*")] == []

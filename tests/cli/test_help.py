@@ -49,7 +49,7 @@ def test_every_command_is_there() -> None:
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
         *("import", "export", "verdict", "doctor", "schema"),
         *("patch list", "patch check", "patch refresh", "patch export", "host add", "host list", "host check"),
-        *("host clean", "db check", "db text", "db merge"),
+        *("host clean", "db check", "db text", "db merge", "db rebuild"),
     ]
 
 

@@ -165,3 +165,13 @@ def test_a_final_estimate_that_ran_into_the_next_line(file: Path) -> None:
     file.write_bytes(content[:at] + b".00.002 I next" + content[at:])
     with pytest.raises(SpecError, match="the final estimate cannot be read"):
         open_file(file)
+
+
+@pytest.mark.parametrize(("words", "damage"), [(b"m=4096", b"m=" + b"9" * 400), (b"k=14336", b"k=" + b"9" * 5000)])
+def test_a_size_of_any_length_is_refused(file: Path, words: bytes, damage: bytes) -> None:
+    """A number of hundreds of digits is no size, and no traceback."""
+    content, _ = truth("h200/tbo-perf-mul_mat.sql")
+    assert words in content
+    file.write_bytes(content.replace(words, damage, 1))
+    with pytest.raises(SpecError, match="not the inf of its shape"):
+        open_file(file)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.conditions import HOST
-from dgxlab.ingest import ROOFLINE, beyond, ingest
+from dgxlab.ingest import beyond, ingest
 from dgxlab.model import Arm, Cell, CellResult, Measurement, SyntheticModel, digest, model_id
-from dgxlab.store import Store, check
+from dgxlab.store import ROOFLINE, Store, check
 from tests.journals import Journal, arm, cell, facts, intend, plan, result
 
 JOB = "20261120-120000-cuda-1"

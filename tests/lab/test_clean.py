@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -11,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.lab import archive
+from dgxlab.lab import adopt, archive, follow
 from dgxlab.lab.clean import Candidate, Cleaned, Policy, clean, survey
+from dgxlab.store import merge
 from dgxlab.transport.bundle import bundle
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, slow, submit, wait_for
@@ -166,3 +169,39 @@ def test_raw_files_that_are_not_what_was_recorded_stay(own: ToyLab) -> None:
     assert f"raw/run-0.out of job {job.job_id} is not what was recorded" in kept.kept
     assert kinds(done) == {"builds", "work"}
     assert (own.root / "jobs" / job.job_id).exists()
+
+
+def test_a_job_that_starts_while_something_is_removed_waits_for_it(own: ToyLab) -> None:
+    """What jobs share is removed under a lock; a job that begins then builds anew what is gone, and ends well."""
+    own.run(own.experiment(bench=(), models={}))
+    with (own.root / "in-use.lock").open() as removing:
+        fcntl.flock(removing, fcntl.LOCK_EX)
+        job = submit(own, own.experiment())
+        time.sleep(0.5)
+        assert own.host.status(job.job_id).state == "running"
+        assert not (own.root / "jobs" / job.job_id / "journal.jsonl").exists()
+        (build,) = (own.root / "builds").iterdir()
+        shutil.rmtree(build)
+    assert follow(own.lab, own.host, job.job_id, quiet) is None
+    assert (build.exists(), len(own.values())) == (True, 8)
+
+
+def test_a_job_that_another_laptop_kept_and_removed_is_not_started_again(
+    make_toy_lab: Callable[..., ToyLab], tmp_path: Path
+) -> None:
+    """The laptop that started it died before it heard a word: it runs at most once, and the next run has a new job."""
+    mine, theirs = (make_toy_lab(name, root=tmp_path / "root") for name in ("mine", "theirs"))
+    job = submit(mine, mine.experiment())
+    adopt(theirs.lab, theirs.host, job.job_id, quiet)
+    assert follow(theirs.lab, theirs.host, job.job_id, quiet) is None
+    age(theirs.root, 31)
+    assert job.job_id in {item.name for item in clean_all(theirs).removed}
+    assert mine.lab.store.job(job.job_id).state == "intended"
+    outcome, events = mine.run()
+    assert outcome.error is None
+    assert outcome.job_id != job.job_id
+    assert [path.name for path in (mine.root / "jobs").iterdir()] == [outcome.job_id]
+    assert mine.lab.store.job(job.job_id).state == "lost"
+    assert [e["note"] for e in events if "has no job" in e.get("note", "")]
+    assert sum(merge(mine.lab.store, theirs.lab.store.path).values()) > 0
+    assert mine.lab.store.job(job.job_id).state == "done"

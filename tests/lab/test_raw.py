@@ -236,3 +236,26 @@ def test_another_name_of_the_host(toy_lab: ToyLab) -> None:
     text: list[bytes] = []
     copy(path, "plan.json", text.append)
     assert b"".join(text).decode() == job.plan_json
+
+
+@pytest.mark.parametrize("name", ["raw/telemetry-host.jsonl", "raw/probe-llama-bench.out", "rc"])
+def test_what_no_number_stands_on_is_checked_too(toy_lab: ToyLab, name: str) -> None:
+    """The journal's last line has the sha256 of every raw file, and the final status its own."""
+    job = forgotten(toy_lab)
+    changed = folder(toy_lab, job.job_id) / name
+    changed.write_bytes(changed.read_bytes().replace(b"0", b"1", 1) + b"\n")
+    with pytest.raises(CheckFailed, match=f"{name} (of job|in)"):
+        kept(toy_lab.lab, job, None, quiet)
+
+
+def test_a_journal_that_was_changed_before_it_was_read(toy_lab: ToyLab, make_toy_lab: Callable[..., ToyLab]) -> None:
+    """Nothing of it is recorded; the job is lost, and the sentence says why."""
+    job = measured(toy_lab)
+    journal = folder(toy_lab, job.job_id) / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"samples":[', b'"samples":[9'))
+    other = make_toy_lab("other")
+    other.lab.store.intend(job.plan, None, "local", "0.1.0", found=job.plan_json)
+    with pytest.raises(JobLost, match="on local its journal is not what its agent wrote"):
+        follow(other.lab, other.host, job.job_id, quiet)
+    assert other.lab.store.job(job.job_id).state == "lost"
+    assert other.lab.store.rows("SELECT * FROM runs") == []

@@ -279,3 +279,19 @@ def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[
     assert os.strerror(27) in outcome.error.message
     assert outcome.error.next == "dgxlab doctor local"
     assert len(lab.values()) == 2
+
+
+def test_a_build_that_grows_keeps_its_own_programs(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
+    """Another tree was compiled in the same folder meanwhile: what an earlier install had is not taken from there."""
+    lab = make_toy_lab(root=tmp_path / "root")
+    _, first = lab.run(lab.experiment(bench=(toy.llama_bench(),), gates=()))
+    checkout = tmp_path / "checkout"
+    toy.git(tmp_path, "clone", "-q", str(lab.repository), str(checkout))
+    changed = checkout / "tools" / "llama-bench.c"
+    changed.write_text(changed.read_text().replace("20000000", "30000000"))
+    _, other = lab.run(lab.experiment(bench=(toy.llama_bench(),), gates=()), tree=checkout)
+    _, grown = lab.run(lab.experiment(bench=(toy.batched_bench(),), gates=()))
+    one, two, three = (kinds(events, "build")[0] for events in (first, other, grown))
+    assert (one["build_id"], three["reused"]) == (three["build_id"], False)
+    assert three["binaries"].keys() == {"llama-bench", "llama-batched-bench"}
+    assert one["binaries"]["llama-bench"] == three["binaries"]["llama-bench"] != two["binaries"]["llama-bench"]

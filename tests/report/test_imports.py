@@ -102,10 +102,21 @@ def test_a_file_is_found_by_the_beginning_of_its_sha256(store: Store) -> None:
     assert [row["row"] for row in table.rows] == ["tg32"]
 
 
+def test_blanks_in_a_name_are_alike(tmp_path: Path) -> None:
+    """A form reads any of them as one; in a table and in a sentence none of them breaks a line."""
+    path = tmp_path / "a  |b\n.jsonl"
+    path.write_text(HARNESS)
+    with Store.open(tmp_path / "results.db") as store:
+        imported.record(store, imported.open_file(path, "", ""))
+        (table,) = page(store, asked({"form": "imported", "file": path.name})).tables
+        assert [row["row"] for row in table.rows] == ["kernel=w4a16 n=512", "kernel=swizzle|x n=512"]
+        assert "\n" not in refused(store, file="nosuch")
+
+
 def test_what_was_not_imported(store: Store, tmp_path: Path) -> None:
     """One sentence with the names that are there."""
     assert refused(store, file="nosuch").startswith(
-        "DB has no imported file 'nosuch'; there are llama-bench-q4_k.jsonl (d4"
+        "DB has no imported file 'nosuch'; there are 'llama-bench-q4_k.jsonl' (d4"
     )
     assert refused(store, file="llama-bench-q4_k.md", cells="pp9") == "no row of llama-bench-q4_k.md has all of 'pp9'"
     assert refused(store, cells="pp512") == "cells are of a file"

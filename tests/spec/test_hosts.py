@@ -131,3 +131,11 @@ def test_what_cannot_take_a_line_stays_as_it_is(tmp_path: Path, text: str) -> No
     assert caught.value.message == f'{path} cannot take another line at its end; add by hand "dgx": {{ssh: "me@dgx"}}'
     assert caught.value.next == f"${{EDITOR:-vi}} {path}"
     assert (path.read_text(), list(tmp_path.glob("*hosts*"))) == (text, [path])
+
+
+def test_flags_for_compilers_are_no_commands(tmp_path: Path) -> None:
+    """CFLAGS go through a shell as they are."""
+    path = tmp_path / "hosts.yaml"
+    path.write_text('dgx: {ssh: dgx, env: {CFLAGS: "-O2; id", X: "-O2; id"}}\n')
+    with pytest.raises(SpecError, match=r"hosts.yaml:1: dgx.env: CFLAGS holds ';'"):
+        load_hosts([path])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,16 @@ def test_yaml_errors_of_a_parent_name_the_parent() -> None:
     """A parent that cannot be read ends the child with the parent's own line."""
     write(BASE + "series: on\n", "base.yaml")
     assert refusal("extends: base.yaml\n").message.startswith("base.yaml:16: series: on is a boolean")
+
+
+def test_a_parent_that_is_no_file_is_the_fault_of_the_line() -> None:
+    """A pipe, a folder and what is too large are named where they are extended."""
+    os.mkfifo("pipe.yaml")
+    Path("large.yaml").write_bytes(b"x" * 1_000_001)
+    for name, why in (
+        ("pipe.yaml", "is not a regular file"),
+        (".", "is not a regular file"),
+        ("large.yaml", "is larger than 1 MB"),
+    ):
+        message = refusal(f"name: x\nextends: {name}\n").message
+        assert message.startswith(f"x.yaml:2: extends: {why}: ")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dgxlab.errors import SpecError
+from dgxlab.spec import load
 from tests.spec.specs import BASE, child_refusal, read, refusal, write
 
 GATE = "op: MUL_MAT, backend: CPU"
@@ -66,6 +68,12 @@ REFUSED = [
     ("env: {GGML_BACKEND_PATH: x}", "env.GGML_BACKEND_PATH: cannot be set: it loads backends"),
     ("env: {GGML_NO_BACKTRACE: '0'}", "env.GGML_NO_BACKTRACE: cannot be set: it is set by dgxlab itself"),
     ("env: {LLAMA_ARG_BATCH: '1'}", "env.LLAMA_ARG_BATCH: cannot be set: it sets a flag behind the bench entry's back"),
+    ("env: {HF_TOKEN: x}", "env.HF_TOKEN: looks like a secret, and a spec is recorded: it belongs to the host's env"),
+    ("env: {LLAMA_API_KEY: x}", "env.LLAMA_API_KEY: looks like a secret"),
+    (
+        "gates: [{backend-ops: {op: MUL_MAT, backend: CPU, env: {DB_PASSWORD: x}}}]",
+        "gates[1].backend-ops.env.DB_PASSWORD: looks like a secret",
+    ),
     # llama_cpp
     (
         "llama_cpp: {pin: e3a74b2}",
@@ -304,6 +312,14 @@ def refusal_of(text: str, name: str) -> str:
     return caught.value.message
 
 
+def test_what_only_sounds_like_a_secret_is_none() -> None:
+    """A name decides, as a whole."""
+    env = {"KV_KEY": "x", "N_TOKENS": "4", "HF_TOKENIZER": "y"}
+    assert (
+        read(f"env: {{{', '.join(f'{name}: {value!r}' for name, value in env.items())}}}\n").env.items() >= env.items()
+    )
+
+
 def test_the_matrix_has_a_limit() -> None:
     """100,000 cells can be asked for, in all entries together; more is refused before anything expands."""
     hundred = ", ".join(str(number) for number in range(1, 101))
@@ -316,6 +332,23 @@ def test_the_matrix_has_a_limit() -> None:
 
 def test_a_matrix_of_astronomic_size_is_refused() -> None:
     """The number of cells may have thousands of digits."""
-    where = ", ".join(f"k{number}: [1, 2]" for number in range(20_000))
+    where = ", ".join(f"k{number}: [1, 2]" for number in range(12_000))
     message = child_refusal(f"bench:\n  - backend-ops: {{op: ADD, backend: CPU, where: {{{where}}}}}\n").message
     assert "makes more than 100,000 cells" in message
+
+
+@pytest.mark.parametrize("flags", ["$(id)", "-O2; id", "`id`", "-O2 | id", "-O2 && id", "-DX=<a>"])
+def test_flags_are_no_commands(flags: str) -> None:
+    """A shell reads what cmake makes of flags, and of nothing else."""
+    text = f'cmake:\n  GGML_X: "{flags}"\n  CMAKE_CUDA_FLAGS: "{flags}"\n'
+    assert child_refusal(text).message.startswith("x.yaml:4: cmake.CMAKE_CUDA_FLAGS: holds ")
+    assert read('cmake: {CMAKE_CUDA_FLAGS: "-O2 -gencode arch=compute_121a,code=[sm_121a]"}\n').cmake[
+        "CMAKE_CUDA_FLAGS"
+    ]
+
+
+def test_the_next_command_is_safe_to_type() -> None:
+    """Whatever a file is called."""
+    with pytest.raises(SpecError) as caught:
+        load(write("nome: x\nllama_cpp: {}\n", "a;id.yaml"))
+    assert caught.value.next == "dgxlab plan 'a;id.yaml'"

@@ -1,46 +1,21 @@
 """Real processes on one database: killed at any moment, and many at once."""
 
 import random
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
 from tests.journals import dump, intend
-from tests.store.writer import SAMPLES, journal
+from tests.store.writer import ENDLESS, SAMPLES, journal, killed, start
 
-PROJECT = Path(__file__).resolve().parents[2]
 KILLS = 20
-ENDLESS = 400
-"""Runs in a journal that a writer has not finished when it is killed."""
-
-
-def writer(path: Path, job_id: str, runs: int, seed: int) -> "subprocess.Popen[str]":
-    """Start a writer."""
-    argv = [sys.executable, "-m", "tests.store.writer", str(path), job_id, str(runs), str(seed)]
-    return subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def killed(path: Path, job_id: str, seed: int) -> int:
-    """Start a writer, kill it 0 to 60 ms after its first commit, return the last line that it acknowledged."""
-    child = writer(path, job_id, ENDLESS, seed)
-    assert child.stdout is not None
-    first = child.stdout.readline()
-    timer = threading.Timer(random.Random(seed).uniform(0, 0.06), child.kill)  # noqa: S311
-    timer.start()
-    rest, errors = child.communicate(timeout=30)
-    timer.cancel()
-    assert (child.returncode, errors) == (-9, "")
-    whole_lines = (first + rest).rpartition("\n")[0]
-    return int(whole_lines.splitlines()[-1])
 
 
 def test_sigkill_leaves_no_partial_run(folder: Path) -> None:
     """Killed in the middle of writing, twenty times: what was acknowledged is there, and nothing is there in part."""
     path = folder / "results.db"
-    acknowledged = {f"job-{n}": killed(path, f"job-{n}", n) for n in range(KILLS)}
+    after_s = [random.Random(n).uniform(0, 0.06) for n in range(KILLS)]  # noqa: S311
+    acknowledged = {f"job-{n}": killed(path, f"job-{n}", n, after_s[n]) for n in range(KILLS)}
     with Store.open(path) as store:
         assert check(store) == []
         partial = store.rows("SELECT run_id FROM samples GROUP BY run_id HAVING count(*) <> ?", (SAMPLES + 1,))
@@ -56,7 +31,7 @@ def test_sigkill_leaves_no_partial_run(folder: Path) -> None:
 def test_a_killed_ingest_is_finished_by_the_next(folder: Path) -> None:
     """Going on after a kill gives what a database has that was never interrupted."""
     written = journal("job-1", ENDLESS)
-    killed(folder / "cut.db", "job-1", seed=7)
+    killed(folder / "cut.db", "job-1", seed=7, after_s=0.03)
     with Store.open(folder / "cut.db") as cut, Store.open(folder / "whole.db") as uncut:
         before = cut.job("job-1").journal_seq
         intend(uncut, written)
@@ -69,7 +44,7 @@ def test_a_killed_ingest_is_finished_by_the_next(folder: Path) -> None:
 def test_four_writers_at_once(folder: Path) -> None:
     """Four processes make and fill one database together: none is told that it is locked, nothing is lost."""
     names = [f"job-{n}" for n in range(4)]
-    children = [writer(folder / "results.db", name, 60, seed) for seed, name in enumerate(names)]
+    children = [start(folder / "results.db", name, 60, seed) for seed, name in enumerate(names)]
     for child in children:
         _, errors = child.communicate(timeout=60)
         assert (child.returncode, errors) == (0, "")

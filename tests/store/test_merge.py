@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgxlab import judgement
+from dgxlab.agent.conditions import HOST
 from dgxlab.errors import CheckFailed, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.model import Expectation
-from dgxlab.store import Store, check, merge, migrations
+from dgxlab.store import ROOFLINE, Store, check, merge, migrations
 from dgxlab.store.merge import TABLES, merge_jobs
 from tests.elsewhere import figure, from_elsewhere
 from tests.journals import (
@@ -176,6 +177,11 @@ def begun(job_id: str = "job-1") -> Journal:
             begun().run(flags=[{**CAPPED, "hard": True}]),
             "flags run_id job-1/3, .*sw_power",
         ),
+        (
+            begun().run(flags=[CAPPED]),
+            begun().run(flags=[{**CAPPED, "reason": "SW power cap for 413 ms"}]),
+            "flags run_id job-1/3, .*sw_power",
+        ),
         (begun().gate(), begun().gate(1102), "gates gate_id job-1/3"),
         (begun(), Journal(plan("job-1")).job().build(seconds=1.0).model(), "arms job_id job-1, arm toy"),
         (begun(), Journal(plan("job-1")).job().build().model(size=1), "inputs job_id job-1, model_id synthetic-"),
@@ -240,6 +246,15 @@ def test_of_two_versions_words_on_the_same_evidence_one_is_kept(folder: Path) ->
     connection.commit()
     connection.close()
     assert merged(path, other) == merged(other, path)
+
+
+def test_of_two_versions_words_on_an_impossible_number_ours_stay(folder: Path) -> None:
+    """The same run flagged at ingest in other words is no contradiction, from either side."""
+    said = ("4.1 times the 4800 GB/s", "more than four times what its memory gives")
+    flags = [{"device": HOST, "kind": ROOFLINE, "hard": False, "reason": words} for words in said]
+    paths = conflicting(folder, (begun().run(flags=flags[:1]), begun().run(flags=flags[1:])))
+    for own, (into, other) in zip(said, (paths, paths[::-1]), strict=True):
+        assert [row["reason"] for row in merged(into, other)["flags"]] == [own]
 
 
 def test_what_came_from_elsewhere_is_merged(folder: Path) -> None:

@@ -1,9 +1,11 @@
 """Opening: new files, old schemas, files that are not ours, disks and locks that fail."""
 
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,7 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
         assert check(store) == []
     (backup,) = (folder / "results.db.backups").iterdir()
     assert backup.stat().st_mode & 0o777 == 0o600
+    assert backup.parent.stat().st_mode & 0o777 == 0o700
     old = sqlite3.connect(backup)
     assert old.execute("SELECT user_version, name FROM pragma_user_version, hosts").fetchone() == (
         int(stop_before[1:4]) - 1,
@@ -238,3 +241,16 @@ def test_a_truncated_file_is_damaged_and_copies_are_named_where_there_are_any(fo
         with pytest.raises(SpecError, match=said), Store.open(path) as store:
             store.rows("SELECT * FROM jobs JOIN runs USING (job_id) JOIN published")
         (folder / "results.db.backups").mkdir(exist_ok=True)
+
+
+def test_a_backup_that_was_killed_is_none(folder: Path) -> None:
+    """What is not whole has another name, and goes once it is an hour old."""
+    path = older(folder / "results.db", "m005_chains")
+    copies = folder / "results.db.backups"
+    copies.mkdir()
+    for name, age_s in (("old.part", 4000), ("new.part", 10)):
+        (copies / name).write_bytes(b"half")
+        os.utime(copies / name, (time.time() - age_s,) * 2)
+    Store.open(path).close()
+    assert sorted(file.suffix for file in copies.iterdir()) == [".db", ".part"]
+    assert (copies / "new.part").exists()

@@ -4,19 +4,44 @@ Prints, after each commit, the sequence number that the journal must be read fro
 """
 
 import random
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from dgxlab.ingest import ingest
 from dgxlab.store import Store
 from tests.journals import Journal, intend, whole
 
+PROJECT = Path(__file__).resolve().parents[2]
 SAMPLES = 40
+ENDLESS = 400
+"""Runs in a journal that a writer has not finished when it is killed."""
 
 
 def journal(job_id: str, runs: int) -> Journal:
     """Return the journal that the writer of a job ingests."""
     return whole(job_id, runs, SAMPLES)
+
+
+def start(path: Path, job_id: str, runs: int, seed: int) -> "subprocess.Popen[str]":
+    """Start a writer."""
+    argv = [sys.executable, "-m", "tests.store.writer", str(path), job_id, str(runs), str(seed)]
+    return subprocess.Popen(argv, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def killed(path: Path, job_id: str, seed: int, after_s: float) -> int:
+    """Start a writer, kill it so long after its first commit, return the last line that it acknowledged."""
+    child = start(path, job_id, ENDLESS, seed)
+    assert child.stdout is not None
+    first = child.stdout.readline()
+    timer = threading.Timer(after_s, child.kill)
+    timer.start()
+    rest, errors = child.communicate(timeout=30)
+    timer.cancel()
+    assert (child.returncode, errors) == (-9, "")
+    whole_lines = (first + rest).rpartition("\n")[0]
+    return int(whole_lines.splitlines()[-1])
 
 
 def main(path: Path, job_id: str, runs: int, seed: int) -> None:

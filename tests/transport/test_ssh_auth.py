@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from dgxlab.errors import HostError
 from dgxlab.transport.lost import HostLost
 from dgxlab.transport.ssh import SshTransport
 from tests.sshd import Sshd, agent, make_key, sshd
-from tests.transport.conftest import Client, Keys
+from tests.transport.conftest import QUICK, Client, Keys
 from tests.transport.test_ssh import run
 
 
@@ -70,6 +74,41 @@ def test_identities_only_keeps_the_agents_other_keys_back(
     with agent(tmp_path, keys.private) as path:
         known.host("box", server.port, f"IdentityAgent {path}", "IdentitiesOnly yes", "IdentityFile ~/.ssh/none")
         assert f"no key file of {known.home}/.ssh/none" in refused(reach()).message
+
+
+SIGN_REQUEST = 13
+
+
+@contextmanager
+def asking(path: Path, agent_socket: Path, seconds: float) -> Iterator[None]:
+    """Stand before an agent as one that asks a person, so long, before it signs."""
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client, socket.socket(socket.AF_UNIX) as behind:
+            behind.connect(str(agent_socket))
+            while request := client.recv(1 << 16):
+                if request[4] == SIGN_REQUEST:
+                    time.sleep(seconds)
+                behind.sendall(request)
+                client.sendall(behind.recv(1 << 16))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        thread.join()
+
+
+def test_key_that_waits_for_a_person(
+    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """The host hears nothing while a key waits for a touch, and has nothing to answer: that is no silence of its."""
+    with agent(tmp_path, keys.private) as path, asking(tmp_path / "asking", path, QUICK.silent_s * 1.6):
+        known.host("box", server.port, f"IdentityAgent {tmp_path}/asking")
+        assert run(reach(), "echo", "in") == b"in\n"
 
 
 def test_agent_is_never_forwarded(

@@ -188,3 +188,20 @@ def test_fields_are_those_of_ssh(client: Client, server: Sshd, reach: Callable[.
     theirs = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
     ours = run(reach(), "sh", "-c", "echo $SSH_CONNECTION").decode().split()
     assert ours[2:] == theirs[2:] == ["127.0.0.1", str(server.port)]
+
+
+@pytest.mark.parametrize("name", ["a;b", "$(b)", "`b`", "-b", "a|b", "a b"])
+def test_no_shell_reads_a_hosts_name(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """An older ssh takes any name, and a ProxyCommand with the name in it is read by a shell."""
+    stub = tmp_path / "bin" / "ssh"
+    stub.parent.mkdir()
+    says = 'echo "hostname $word"; echo "user me"; echo "port 22"; echo "proxycommand nc %h %p"'
+    stub.write_text(f"#!/bin/sh\nfor word; do :; done\n{says}\n")
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(stub.parent), prepend=":")
+    (hop,) = route("box")
+    assert hop.proxy_command == "nc box 22"
+    with pytest.raises(HostError, match="characters that a shell would read"):
+        route(name)

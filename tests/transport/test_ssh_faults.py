@@ -186,6 +186,33 @@ def test_silence_before_anything_runs(proxy: Proxy, reach: Callable[..., SshTran
     proxy.heal()
 
 
+def test_silence_while_connecting_and_signing_in(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """Wherever it begins it is a loss, told in time: also where the host is to say whether it takes a key."""
+    limits = Limits(connect_s=0.8, auth_s=60.0, ask_s=0.3, silent_s=0.8)
+    said = set()
+    for allowed in range(1520, 2000, 40):
+        proxy.silent_after = allowed
+        took, error = lost_in(reach(limits=limits).stream(["true"]))
+        assert took < 4
+        assert error.next == "ssh -o BatchMode=yes box true"
+        said.add(error.message)
+        proxy.heal()
+    assert "box did not answer for 0.8 s" in said
+
+
+def test_silence_is_told_before_the_next_attempt(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
+    """A command on a connection that has fallen silent does not try another one, which may be as silent, unheard."""
+    box = reach(limits=Limits(connect_s=1.0, auth_s=1.0, ask_s=20.0, silent_s=15.0))
+    run(box, "true")
+    proxy.blackhole()
+    took, error = lost_in(box.stream(["true"]))
+    assert took < 1.8
+    assert error.message == "host box did not answer for 1 s"
+    assert proxy.connections == 1
+    proxy.heal()
+    assert run(box, "echo", "back") == b"back\n"
+
+
 def test_short_outage_is_survived(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
     """Below the limit nothing is lost, and nothing is said."""
     stream = reach().stream(["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done"])

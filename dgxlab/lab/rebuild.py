@@ -1,0 +1,134 @@
+"""A record made again from what jobs left: their folders on hosts, and their raw files as they are kept here.
+
+A job's folder holds all that its record holds (its plan, with the specs of its experiments, the journal, the final
+status), and the raw files that are kept here hold the same. Only when a job was intended is known to the record alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgxlab import __version__
+from dgxlab.agent.job import final_status
+from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, command
+from dgxlab.ingest import ingest
+from dgxlab.lab import raw
+from dgxlab.lab.archive import SUFFIX, copy, listing
+from dgxlab.lab.base import Lab, Watch, noted
+from dgxlab.lab.jobs import adopt, follow, record_end
+from dgxlab.transport import retry
+from dgxlab.transport.host import Host, HostJob, read_plan, read_rc
+from dgxlab.transport.reply import WRONG
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What a rebuild did.
+
+    Attributes:
+        added: Ids of the jobs that are in the record now.
+        left: Ids of those that could not be recorded, each with the reason.
+    """
+
+    added: tuple[str, ...]
+    left: tuple[tuple[str, str], ...]
+
+
+def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
+    """Record every job that lies on the hosts, or whose raw files are kept here, and whose end the record lacks.
+
+    What the record holds stays as it is, so a rebuild that was interrupted goes on when it is repeated.
+
+    Raises:
+        HostError: if a host cannot be reached.
+    """
+    left: dict[str, str] = {}
+    added = [job_id for host in hosts for job_id in _on_host(lab, host, left, watch)]
+    for path in sorted(lab.raw.glob(f"*{SUFFIX}")):
+        job_id = path.name.removesuffix(SUFFIX)
+        if _settled(lab, job_id):
+            continue
+        try:
+            _from_archive(lab, job_id, path, watch)
+        except DgxlabError as error:
+            left[job_id] = error.message
+        else:
+            added.append(job_id)
+            left.pop(job_id, None)
+    return Rebuilt(tuple(added), tuple(left.items()))
+
+
+def _settled(lab: Lab, job_id: str) -> bool:
+    job = lab.store.find_job(job_id)
+    return job is not None and (job.ended or job.state == "lost")
+
+
+def _on_host(lab: Lab, host: Host, left: dict[str, str], watch: Watch) -> list[str]:
+    added = []
+    for there in retry.first(host, host.jobs, noted(watch)):
+        if there.state in ("absent", "staged") or _settled(lab, there.job_id):  # nothing was measured, or all is known
+            continue
+        try:
+            _from_host(lab, host, there, watch)
+        except HostError:
+            raise
+        except DgxlabError as error:
+            left[there.job_id] = error.message
+        else:
+            added.append(there.job_id)
+    return added
+
+
+def _from_host(lab: Lab, host: Host, there: HostJob, watch: Watch) -> None:
+    """Record a job that a host has; one that runs is not waited for, `jobs` and `attach` know it from here on."""
+    adopt(lab, host, there.job_id, watch)
+    if there.state != "running":
+        with suppress(JobLost):  # what it wrote before its agent died is in the record now
+            follow(lab, host, there.job_id, watch)
+    _credit(lab, there.job_id)
+
+
+def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
+    """Record a job by its raw files; all of it or nothing.
+
+    Raises:
+        CheckFailed: if they are damaged, are not what the journal says, or hold no job.
+    """
+    files = listing(path)
+    try:
+        found = json.loads(_read(path, "plan.json"))
+        plan, rc = read_plan(found), read_rc(final_status(_read(path, "rc"))) if "rc" in files else None
+        host = str(plan.specs[0]["host"]) if plan.specs else _hostname(path)
+        if plan.job_id != job_id:
+            raise ValueError(f"they are of job {plan.job_id!r}")
+    except WRONG as error:
+        raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
+    with lab.store.transaction():
+        lab.store.intend(plan, None, host, __version__, found=_read(path, "plan.json").decode())
+        ingest(lab.store, job_id, _read(path, "journal.jsonl").splitlines(keepends=True))
+        record_end(lab.store, job_id, rc)
+        _credit(lab, job_id)
+        raw.kept(lab, lab.store.job(job_id), None, watch)
+
+
+def _credit(lab: Lab, job_id: str) -> None:
+    """Say which dgxlab started a job: the one that sent its agent."""
+    if version := lab.store.job(job_id).agent_version:
+        lab.store.update_job(job_id, dgxlab_version=version)
+
+
+def _read(path: Path, name: str) -> bytes:
+    pieces: list[bytes] = []
+    copy(path, name, pieces.append)
+    return b"".join(pieces)
+
+
+def _hostname(path: Path) -> str:
+    """Return what a job's host calls itself, for a plan that does not say what the client called it."""
+    first: dict[str, Any] = json.loads(_read(path, "journal.jsonl").partition(b"\n")[0])
+    return str(first["facts"]["hostname"])

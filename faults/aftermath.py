@@ -1,0 +1,143 @@
+"""What a job leaves that was ended by force, and what the next `run` makes of it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dgxlab.agent import journal
+from dgxlab.agent.job import Job
+from dgxlab.store import Store
+from faults.fault import Broken
+from faults.host import Box, Ran
+from faults.ledger import compare
+
+FREE_S = 10.0
+"""How long a lock may stay held, and a process may live, after their agent is gone."""
+START_S = 60.0
+"""How long a job may take to appear on its host."""
+
+
+def appeared(box: Box, experiment: str) -> Job:
+    """Wait for an experiment's job to have started on the host, and return it.
+
+    Raises:
+        Broken: if it does not.
+    """
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        for job in box.folders(experiment):
+            if (job.folder / "started").exists():
+                return job
+        time.sleep(0.01)
+    raise Broken(f"no job of {experiment} started within {START_S:.0f} s")
+
+
+def last_noted(job: Job) -> str:
+    """Return the kind of event that a job's journal ends with, "" where it has none."""
+    events = [event["event"] for event in journal.read(job.journal)] if job.journal.exists() else []
+    return str(events[-1]) if events else ""
+
+
+def sid(job: Job) -> int:
+    """Return the session of a job's processes, as its agent knows it."""
+    return int(json.loads((job.folder / "started").read_text())["sid"])
+
+
+def members(session: int) -> list[int]:
+    """Return the processes of a session, the agent that leads it first; not what has ended and is not collected."""
+    return sorted(_members(session), key=lambda pid: (pid != session, pid))
+
+
+def _members(session: int) -> Iterator[int]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *rest = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if state != "Z" and int(rest[2]) == session:
+            yield int(stat.parent.name)
+
+
+def freed(box: Box, job: Job, session: int) -> None:
+    """See that nothing of a job whose agent is gone lives on, and that its locks are free.
+
+    Raises:
+        Broken: if something does, or one is not.
+    """
+    deadline = time.monotonic() + FREE_S
+    while held := _held(box, job, session):
+        if time.monotonic() > deadline:
+            raise Broken(f"{FREE_S:.0f} s after the agent of {job.job_id} was gone {held}")
+        time.sleep(0.05)
+
+
+def _held(box: Box, job: Job, session: int) -> str:
+    if pids := members(session):
+        return f"there are orphans: {[Path(f'/proc/{pid}/cmdline').read_bytes() for pid in pids]}"
+    for path in (job.folder / "run.lock", *box.server.locks.glob("dgxlab-*")):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return f"{path.name} is held"
+        finally:
+            os.close(fd)
+    return ""
+
+
+def recovered(box: Box, experiment: str, ran: Ran, cells: int) -> None:
+    """See that a last `run` mended all: every cell has one value, and what had been measured was not measured again.
+
+    Raises:
+        Broken: if it did not, or anything is lost, or wrong.
+    """
+    if ran.rc != 0:
+        raise Broken(f"the run after it ended with {ran.rc}: {ran.err}")
+    measured(box, experiment, cells)
+
+
+def measured(box: Box, experiment: str, cells: int, at_most: int = 1) -> None:
+    """See that every cell has a value, and that the store has what was executed.
+
+    Args:
+        at_most: How many values it may have.
+
+    Raises:
+        Broken: if one has none, or too many, or anything is lost, or wrong.
+    """
+    with box.store() as store:
+        sound(box, store, experiment)
+        sql = """SELECT cell FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
+            WHERE jobs.name = ? AND runs.status = 'valid'"""
+        times = Counter(row["cell"] for row in store.rows(sql, (experiment,)))
+    if len(times) != cells or max(times.values()) > at_most:
+        raise Broken(f"{cells} cells should have a value each, {at_most} at most: {times}")
+
+
+def sound(box: Box, store: Store, experiment: str) -> None:
+    """See that the store has all that the agents noted, and that this is what was executed.
+
+    Raises:
+        Broken: if not.
+    """
+    states = {job["job_id"]: job["state"] for job in box.jobs(experiment)}
+    compare(store, box.ledger, experiment, cut=[job_id for job_id, state in states.items() if state != "done"])
+    for job in box.folders(experiment):
+        _noted(store, job, states)
+
+
+def _noted(store: Store, job: Job, states: dict[str, Any]) -> None:
+    events = Counter(event["event"] for event in journal.read(job.journal)) if job.journal.exists() else {}
+    for kind in ("run", "gate"):
+        (row,) = store.rows(f"SELECT count(*) AS n FROM {kind}s WHERE job_id = ?", (job.job_id,))  # noqa: S608 - from above
+        if row["n"] != events.get(kind, 0):
+            raise Broken(
+                f"lost: job {job.job_id} ({states.get(job.job_id)}) noted {events[kind]} {kind}s, {row['n']} are stored"
+            )

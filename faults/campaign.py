@@ -1,0 +1,119 @@
+"""Trials of faults over worker processes: who runs which, what came of them, and how to see a failure again."""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from types import FrameType
+from typing import Any
+
+from faults.fault import Broken, Fault, seeded
+
+SHARDS = 4
+"""Pieces that a kind's trials are dealt into; each has a place of its own."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial after which something did not hold."""
+
+    fault: str
+    number: int
+    reason: str
+
+
+@dataclass
+class Tally:
+    """What came of a kind's trials.
+
+    Attributes:
+        met: How often the fault met what.
+        seconds: Of all workers together.
+    """
+
+    trials: int = 0
+    met: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        """Take over another worker's."""
+        self.trials += other.trials
+        self.met += other.met
+        self.failures += other.failures
+        self.seconds += other.seconds
+
+    @property
+    def bound(self) -> float:
+        """The 95 % upper bound of the share of trials that fail, where none did (the rule of three)."""
+        return min(1.0, 3 / self.trials)
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    def late(number: int, frame: FrameType | None) -> None:
+        raise Broken(f"it did not end within {seconds:.0f} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def trials(fault: Fault[Any], seed: int, numbers: Iterable[int]) -> Tally:
+    """Run trials of one kind in one place, in this process."""
+    tally, begin = Tally(), time.monotonic()
+    with fault.place() as place:
+        for number in numbers:
+            tally.trials += 1
+            try:
+                with _within(fault.limit_s):
+                    tally.met[fault.trial(place, seeded(seed, fault.name, number))] += 1
+            except Broken as broken:
+                tally.failures.append(Failure(fault.name, number, str(broken)))
+            except Exception:
+                tally.failures.append(Failure(fault.name, number, traceback.format_exc()))
+    tally.seconds = time.monotonic() - begin
+    return tally
+
+
+def campaign(
+    faults: Sequence[Fault[Any]],
+    seed: int,
+    times: Callable[[Fault[Any]], int],
+    workers: int,
+    done: Callable[[Fault[Any], Tally], None],
+) -> dict[str, Tally]:
+    """Run all trials of all kinds, a few at a time.
+
+    Args:
+        faults: The kinds.
+        seed: Decides every trial, together with its kind and number.
+        times: How many trials of a kind.
+        workers: Processes at once.
+        done: Told what came of a piece of a kind's trials, as soon as it is known.
+
+    Returns:
+        What came of each kind, by name.
+    """
+    tallies = {fault.name: Tally() for fault in faults}
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = {}
+        for fault in faults:
+            shards = min(SHARDS, times(fault))
+            for shard in range(shards):
+                piece = pool.submit(trials, fault, seed, range(shard, times(fault), shards))
+                running[piece] = fault
+        for piece in as_completed(running):
+            tallies[running[piece].name].add(piece.result())
+            done(running[piece], piece.result())
+    return tallies

@@ -1,0 +1,39 @@
+"""The kinds of faults, in the order of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from faults.fault import Fault
+from faults.kinds import agent, clock, crowd, disk, reboot
+from faults.kinds.canary import CANARY
+from faults.kinds.client import CLIENT_KILLED
+from faults.kinds.commit import COMMIT
+from faults.kinds.fuzz import FUZZ
+from faults.kinds.machine import MACHINE
+from faults.kinds.network import BLACKHOLE, RESET
+from faults.kinds.raw import RAW
+from faults.kinds.trust import UNTRUSTED
+from faults.kinds.yaml import YAML
+
+_ORDER: tuple[Fault[Any], ...] = (
+    CLIENT_KILLED,
+    RESET,
+    BLACKHOLE,
+    UNTRUSTED,
+    agent.KILLED,
+    reboot.REBOOT,
+    disk.HOST,
+    disk.CLIENT,
+    RAW,
+    FUZZ,
+    YAML,
+    CANARY,
+    COMMIT,
+    crowd.CROWD,
+    clock.SET,
+    MACHINE,
+)
+
+FAULTS: Mapping[str, Fault[Any]] = {fault.name: fault for fault in _ORDER}

@@ -1,0 +1,85 @@
+"""The client is killed, at any moment, again and again: a job is found, finished and recorded once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+from faults import moments
+from faults.fault import Broken, Fault
+from faults.host import CELLS, Box, Ran, box, ended
+
+NOT_YET = 4
+"""Exit code of `attach` for a job that has not started, which its sentence says."""
+SETTLED_SHARE = 0.25
+"""In how many trials the program's own words are compared too: they cost as much as all the rest."""
+
+
+def trial(place: Box, random: Random) -> str:
+    """Kill a run once or more, each time at a random moment, and then do what a user would."""
+    name = f"kill{random.getrandbits(40):x}"
+    spec = place.spec(name, ms=random.choice((0, 100, 300)))
+    place.keep_or_empty(random)
+    met = _kill(place, name, spec, random)
+    for _ in range(random.choice((0, 0, 0, 1, 2))):
+        _kill(place, name, spec, random)
+    _look(place, name, random)
+    ran = place.run("run", spec, "--host", "box")
+    if ran.rc != 0:
+        raise Broken(f"the run after it ended with {ran.rc}: {ran.err}")
+    place.check(name, jobs=1, cells=CELLS)
+    if random.random() < SETTLED_SHARE:
+        _settled(place, name)
+    return met
+
+
+def _kill(place: Box, name: str, spec: Path, random: Random) -> str:
+    """Start a run, kill it, and return what it was at."""
+    child = place.start("run", spec, "--host", "box")
+    moments.wait(place, name, child, random)
+    if child.poll() is not None:
+        if ended(child).rc != 0:
+            raise Broken(f"a run that nobody killed ended with {child.returncode}")
+        return "after"
+    child.kill()
+    child.communicate()
+    return moments.phase(place, name)
+
+
+def _look(place: Box, name: str, random: Random) -> None:
+    """Look at what is left with another command before running again, or not."""
+    recorded = place.jobs(name)
+    command = random.choice(("", "jobs", "attach"))
+    if command == "jobs":
+        _good(place.run("jobs", "--host", "box"))
+    elif command == "attach" and recorded:
+        ran = place.run("attach", recorded[-1]["job_id"])
+        if ran.rc != NOT_YET or "has not started on box yet" not in ran.err:
+            _good(ran)
+
+
+def _settled(place: Box, name: str) -> None:
+    """See that the program itself says that the job is done and that its raw files can be had."""
+    (job,) = place.jobs(name)
+    listed = json.loads(_good(place.run("jobs", "--host", "box", "--format", "json")).out)
+    (said,) = [row for row in listed if row["job"] == job["job_id"]]
+    if (said["on_host"], said["recorded"]) != ("done", "done"):
+        raise Broken(f"jobs says of a finished job that it is {said['on_host']} and recorded as {said['recorded']}")
+    _good(place.run("logs", job["job_id"]))
+
+
+def _good(ran: Ran) -> Ran:
+    if ran.rc != 0:
+        raise Broken(f"a command after it ended with {ran.rc}: {ran.err}")
+    return ran
+
+
+CLIENT_KILLED = Fault(
+    name="client-killed",
+    what="client SIGKILL at random moments of submit, start, follow, ingest, report",
+    times=200,
+    holds="0 lost, 0 wrong, 0 run twice; `jobs` and `run` finish all",
+    place=box,
+    trial=trial,
+)

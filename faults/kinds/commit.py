@@ -1,0 +1,226 @@
+"""SIGKILL while the record is written, made, or brought to a newer schema."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from dgxlab.ingest import ingest
+from dgxlab.store import Store, check
+from dgxlab.store.migrations import MIGRATIONS, upgrade
+from dgxlab.store.schema import VERSION
+from faults.fault import Broken, Fault
+from tests.elsewhere import from_elsewhere
+from tests.journals import FROM_ELSEWHERE, TABLES, compared, dump, intend
+from tests.store.writer import ENDLESS, PROJECT, SAMPLES, journal, killed
+
+WRITING_S = 0.15
+"""A writer is killed within so long after its first commit."""
+OPENING_S = 0.06
+"""Half of those that migrate are killed within so long; making or migrating a database takes about as long."""
+
+Rows = Mapping[str, list[tuple[Any, ...]]]
+
+
+@dataclass(frozen=True)
+class Old:
+    """A database as a dgxlab of an older schema left it.
+
+    Attributes:
+        path: Where it lies; None where there is none yet.
+        version: Of its schema; 0 where there is none.
+        rows: All that it holds.
+        work: How long SQLite works to migrate it, in STEPs of tests.store.opener.
+    """
+
+    path: Path | None
+    version: int
+    rows: Rows
+    work: int
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A folder for one database, and databases of every older schema."""
+
+    folder: Path
+    olds: Sequence[Old]
+
+    def anew(self) -> Path:
+        """Return where the database of this trial goes, in a folder that is empty."""
+        trial = self.folder / "trial"
+        shutil.rmtree(trial, ignore_errors=True)
+        trial.mkdir()
+        return trial / "results.db"
+
+
+@contextmanager
+def shelf() -> Iterator[Shelf]:
+    """Make databases of every older schema, with all the rows that they can hold."""
+    with tempfile.TemporaryDirectory(prefix="dgxlab-faults-") as name:
+        folder = Path(name)
+        with Store.open(folder / "now.db") as store:
+            for number in range(6):
+                of = compared(f"job-{number}")
+                intend(store, of)
+                ingest(store, f"job-{number}", of.lines())
+            from_elsewhere(store)
+        names = [migration.name for migration in MIGRATIONS._migrations]
+        made = Shelf(folder, [])
+        olds = [_old(made, None, 0)]
+        olds += [_old(made, folder / f"v{number}.db", number, names[number]) for number in range(1, VERSION)]
+        yield Shelf(folder, olds)
+
+
+def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "") -> Old:
+    rows: Rows = {}
+    if path is not None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            upgrade(connection, path, stop_before=stop_before)
+            connection.execute("PRAGMA foreign_keys = OFF")
+            connection.execute("ATTACH ? AS now", (str(place.folder / "now.db"),))
+            for table in _tables(connection):
+                connection.execute(f"INSERT INTO {table} SELECT * FROM now.{table}")  # noqa: S608 - our tables
+            rows = _rows(connection)
+    database = place.anew()
+    if path is not None:
+        shutil.copy(path, database)
+    with _opener(database) as child:
+        out, err = child.communicate("now\n")
+    if child.returncode != 0:
+        raise Broken(f"a schema of version {version} cannot be migrated: {err}")
+    return Old(path, version, rows, int(out.split()[-1]))
+
+
+def trial(place: Shelf, random: Random) -> str:
+    """Kill a process that writes, or one that opens an older database or none."""
+    if random.random() < 0.5:
+        return _while_writing(place, random)
+    return _while_opening(place, random)
+
+
+def _while_writing(place: Shelf, random: Random) -> str:
+    path = place.anew()
+    acknowledged = killed(path, "job-1", random.randrange(1000), random.uniform(0, WRITING_S))
+    with Store.open(path) as store, Store.open(path.with_name("whole.db")) as uncut:
+        _sound(store)
+        partial = store.rows("SELECT run_id FROM samples GROUP BY run_id HAVING count(*) <> ?", (SAMPLES + 1,))
+        (runs,) = store.rows("SELECT count(*) AS n FROM runs")
+        reached = store.job("job-1").journal_seq
+        if partial or runs["n"] != max(0, reached - 4):
+            raise Broken(f"there are {runs['n']} runs of {reached} lines, {len(partial)} of them in part")
+        if reached < acknowledged:
+            raise Broken(f"lost: line {acknowledged} was acknowledged, and the record has {reached}")
+        lines = journal("job-1", ENDLESS).lines()[: reached + 10]
+        ingest(store, "job-1", lines)
+        intend(uncut, journal("job-1", ENDLESS))
+        ingest(uncut, "job-1", lines)
+        if dump(store, intent_times=False) != dump(uncut, intent_times=False):
+            raise Broken("going on gave another record than one that was never interrupted")
+    return "commit"
+
+
+def _while_opening(place: Shelf, random: Random) -> str:
+    old, path = random.choice(place.olds), place.anew()
+    if old.path is not None:
+        shutil.copy(old.path, path)
+    step = random.randint(1, old.work) if random.random() < 0.5 else 0
+    with _opener(path, step) as child:
+        timer = threading.Timer(random.uniform(0, OPENING_S), child.kill)
+        if not step:
+            timer.start()
+        _, err = child.communicate("now\n")
+        timer.cancel()
+    if child.returncode not in (0, -9):
+        raise Broken(f"opening ended with {child.returncode}: {err}")
+    _as_it_was_or_whole(path, old)
+    for copy in path.with_name(f"{path.name}.backups").glob("*.db"):
+        with closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True)) as connection:
+            if _integrity(connection) != "ok" or _rows(connection) != old.rows:
+                raise Broken(f"the backup {copy.name} is not what there was")
+    with Store.open(path) as store:
+        _sound(store)
+        if {table: rows for table, rows in _rows(store.connection).items() if table in old.rows} != old.rows:
+            raise Broken(f"migrating again lost rows of schema {old.version}")
+    if child.returncode == 0:
+        return "after"
+    return "migration" if old.version else "creation"
+
+
+def _as_it_was_or_whole(path: Path, old: Old) -> None:
+    """See that a killed migration left the old schema with the old rows, or the new one with them; nothing between."""
+    if not path.exists() and old.path is None:
+        return
+    with closing(sqlite3.connect(path)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        found = {table: rows for table, rows in _rows(connection).items() if table in old.rows}
+        tables = set(_tables(connection))
+        whole = {*TABLES, *FROM_ELSEWHERE} <= tables
+        if version not in (old.version, VERSION) or whole != (version == VERSION):
+            raise Broken(f"a migration from {old.version} was left at {version} with {len(tables)} tables")
+        if version == old.version and tables != set(old.rows):
+            raise Broken(f"a migration from {version} left {sorted(tables ^ set(old.rows))}")
+        if (
+            found != old.rows
+            or _integrity(connection) != "ok"
+            or connection.execute("PRAGMA foreign_key_check").fetchall()
+        ):
+            raise Broken(f"a migration from {old.version} damaged what was there")
+
+
+def _sound(store: Store) -> None:
+    if flaws := check(store):
+        raise Broken(f"the database is not sound: {'; '.join(flaws)}")
+
+
+def _opener(path: Path, step: int = 0) -> subprocess.Popen[str]:
+    """Start what opens a database at the next line; it has imported all that it needs."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.store.opener", str(path), str(step)],
+        cwd=PROJECT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    return child
+
+
+def _integrity(connection: sqlite3.Connection) -> str:
+    return str(connection.execute("PRAGMA integrity_check").fetchone()[0])
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    names = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+    return [name for (name,) in names if name in (*TABLES, *FROM_ELSEWHERE)]
+
+
+def _rows(connection: sqlite3.Connection) -> Rows:
+    return {
+        table: sorted(connection.execute(f"SELECT * FROM {table}"), key=repr)  # noqa: S608 - our tables
+        for table in _tables(connection)
+    }
+
+
+COMMIT = Fault(
+    "commit",
+    "SIGKILL while the record is written, made or migrated",
+    300,
+    "0 partial rows; integrity and foreign keys clean",
+    shelf,
+    trial,
+    limit_s=60.0,
+)

@@ -1,0 +1,197 @@
+"""Damaged tool output for everything that reads it: the agent's parsers, the gate, build logs, `dgxlab import`."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from dgxlab.agent.parse import backend_ops, batched_bench, llama_bench
+from dgxlab.agent.parse.gate import judge_gate, read_gate
+from dgxlab.agent.parse.lines import plain
+from dgxlab.agent.parse.ninja import first_error, progress
+from dgxlab.errors import SpecError
+from dgxlab.imported import open_file
+from dgxlab.imported.reading import Row
+from dgxlab.model import Cell, Expectation
+from faults.damage import Parse, chunks_of, damaged, misread, numbers_in, stands
+from faults.fault import Broken, Fault
+from tests.agent.parse.captures import batched_cell, capture, kernel_cell, llama_cell
+
+PARSED: Sequence[tuple[Parse, str, Sequence[Cell]]] = (
+    (
+        backend_ops.parse,
+        "h200/tbo-perf-mul_mat.sql",
+        [kernel_cell(of, n) for n in (1, 2, 512) for of in ("q4_0", "nvfp4", "q4_K")],
+    ),
+    (llama_bench.parse, "h200/llama-bench-q4_k.jsonl", [llama_cell(512, 0), llama_cell(2048, 0), llama_cell(0, 32)]),
+    (batched_bench.parse, "h200/batched-bench-q4_k.jsonl", [batched_cell(128, 64, pl) for pl in (8, 32, 64)]),
+)
+
+GATES = (
+    ("h200/tbo-test-SSM_CONV.txt", "CUDA0", Expectation(45, 45)),
+    ("cpu/tbo-test-failing.txt", "CPU", Expectation(6, 6)),
+    ("cpu/tbo-test-two-cases.txt", "CPU", Expectation(2, 2)),
+)
+
+LOGS = tuple(f"cpu/build/{name}.log" for name in ("compile", "link", "cuda", "ptxas", "arch", "missing", "colour"))
+
+IMPORTED = (
+    *("h200/tbo-perf-gdn.txt", "h200/tbo-perf-mmid.txt", "h200/tbo-perf-mul_mat.sql", "h200/tbo-perf-mul_mat.csv"),
+    *("h200/tbo-test-SSM_CONV.txt", "cpu/tbo-test-failing.txt", "cpu/tbo-test-failing.sql"),
+    *(f"h200/llama-bench-q4_k.{kind}" for kind in ("json", "jsonl", "sql", "csv", "md")),
+    *("h200/batched-bench-q4_k.txt", "h200/batched-bench-q4_k.jsonl", "cpu/batched-bench-shared.jsonl"),
+    *("cpu/perplexity.txt", "cpu/perplexity-kld.txt"),
+)
+
+HARNESS = "".join(
+    f'{{"kernel": "w4a16", "m": {m}, "n": 4096, "k": 14336, "time_us": [{10.5 + m}, {10.25 + m}], '
+    f'"flops": {1.5e12 + m}, "passed": true}}\n'
+    for m in (1, 8, 512)
+)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something that reads output: damages a capture of it, reads it, and checks what was read."""
+
+    weight: int
+    read: Callable[[Path, Random], str]
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Give a folder for the one file that is imported."""
+    with tempfile.TemporaryDirectory(prefix="dgxlab-faults-") as name:
+        yield Path(name) / "output"
+
+
+def trial(path: Path, random: Random) -> str:
+    """Damage one capture and read it with what reads such a thing."""
+    (reader,) = random.choices(READERS, [each.weight for each in READERS])
+    return reader.read(path, random)
+
+
+def parse(path: Path, random: Random) -> str:
+    """Read a benchmark's output as the agent does."""
+    read, name, cells = random.choice(PARSED)
+    text = damaged(capture(name), random)
+    if wrong := misread(read, text, cells):
+        raise Broken(f"{name}: {wrong}")
+    return _word(len(read(text, cells).results), len(cells))
+
+
+def judge(path: Path, random: Random) -> str:
+    """Read a parity gate's output: it passes on nothing less than all of its evidence."""
+    name, backend, expect = random.choice(GATES)
+    text = damaged(capture(name), random)
+    reading = read_gate(text, backend)
+    for count in (reading.passed, reading.total):
+        if count is not None and not re.search(rf"(?<![0-9]){count}(?![0-9])", plain(text)):
+            raise Broken(f"{name}: the gate counts {count}, which does not stand in the text")
+    if judge_gate(reading, 0, expect, None):
+        return "refused"
+    lacking = _lacking(plain(text), backend, expect)
+    if lacking:
+        raise Broken(f"{name}: the gate passed without {lacking}")
+    return "exact"
+
+
+def _lacking(text: str, backend: str, expect: Expectation) -> str:
+    """Return what a text lacks to be evidence that all cases passed, "" for nothing."""
+    parts = re.split(r"^Backend [0-9]+/[0-9]+: ", text, flags=re.MULTILINE)
+    own = "".join(part for part in parts[1:] if part.partition("\n")[0].rstrip() == backend)
+    own, status, _ = own.partition(f"\n  Backend {backend}: OK")
+    if not status:
+        return f"'Backend {backend}: OK'"
+    if not own.count("tests passed") == own.count(f"  {expect} tests passed") == 1:
+        return f"one summary of {expect}"
+    if len(re.findall(r"OK\s*$", own, re.MULTILINE)) < expect.passed:
+        return f"{expect.passed} cases that say OK"
+    return "no case that says FAIL" if re.search(r"\bFAIL\s*$", own, re.MULTILINE) else ""
+
+
+def quote_log(path: Path, random: Random) -> str:
+    """Read a build log: what is quoted of it stands in it, and progress never counts past its end."""
+    log = damaged(capture(random.choice(LOGS)), random)
+    lines = {line.strip()[:290] for line in plain(log).split("\n")}
+    error = first_error(log)
+    if invented := [line for line in error.split("\n") if line and line.strip()[:290] not in lines]:
+        raise Broken(f"the log does not say {invented[0]!r}")
+    for line in log.split("\n"):
+        counted = progress(line)
+        if counted and (counted[0] > counted[1] or counted[2] not in plain(line)):
+            raise Broken(f"progress {counted} of {line!r}")
+    return "exact" if error else "refused"
+
+
+def import_it(path: Path, random: Random) -> str:
+    """Import a file: every row's values stand together in one piece of it."""
+    name = random.choice([*IMPORTED, "harness"])
+    whole = HARNESS if name == "harness" else capture(name)
+    text = damaged(whole, random)
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    try:
+        found = open_file(path)
+    except SpecError as refusal:
+        if refusal.exit_code != 9 or str(path) not in refusal.message:
+            raise Broken(f"{name}: the refusal does not name the file: {refusal.message}") from refusal
+        return "refused"
+    text = found.content.decode("utf-8-sig").replace("\r\n", "\n")
+    chunks = chunks_of(text)
+    for row in found.reading.rows:
+        if not _printed(row, text, chunks):
+            raise Broken(f"{name}: {row.label} has values that were not printed together: {row.values}")
+    return _word(len(found.reading.rows), _rows(name, whole, path))
+
+
+def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
+    values = [value for each in row.values for value in each.values]
+    if row.params.get("test_mode") == "test":
+        # counted, not printed: each case is a line
+        counts = {each.metric: each.values[0] for each in row.values}
+        return counts["passed"] <= counts["total"] and 0 < counts["total"] + counts["unsupported"] <= len(chunks)
+    if row.label == "perplexity":
+        return set(values) <= numbers_in(plain(text))
+    # on the console a diagnostic may stand between a case and its result, which then are two pieces
+    names = [] if "us/run" in text else [said for said in row.params.values() if said and type(said) in (int, str)]
+    return any(stands(values, chunk) and all(_named(name, chunk) for name in names) for chunk in chunks)
+
+
+def _named(said: int | str, chunk: str) -> bool:
+    return str(said) in chunk or said in numbers_in(chunk)
+
+
+_TRUE_ROWS: dict[str, int] = {}
+
+
+def _rows(name: str, whole: str, path: Path) -> int:
+    """Return how many rows a capture has when nothing is damaged."""
+    if name not in _TRUE_ROWS:
+        path.write_text(whole)
+        try:
+            _TRUE_ROWS[name] = len(open_file(path).reading.rows)
+        except SpecError:  # one without values
+            _TRUE_ROWS[name] = 0
+    return _TRUE_ROWS[name]
+
+
+def _word(read: int, there: int) -> str:
+    return "exact" if read >= there else "in part" if read else "refused"
+
+
+READERS = (Reader(4, parse), Reader(2, judge), Reader(1, quote_log), Reader(6, import_it))
+
+FUZZ = Fault(
+    "fuzz",
+    "fuzzed tool output: captures with lines and keys lost, spliced and cut, NaN, 0, negative, ANSI, debug lines",
+    100_000,
+    "exact or refused; no traceback, no wrong number",
+    folder,
+    trial,
+    limit_s=30.0,
+)

@@ -1,0 +1,105 @@
+"""Parts of this machine that can fail without the rest of it: a small disk, a host that loses its power.
+
+They are namespaces of the kernel, which need no rights of root where users may make their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = os.getuid() == 0
+
+MOUNTED = """set -e
+mkdir -p "$1"
+mount -t tmpfs -o "size=$2,mode=700" tmpfs "$1"
+disk=$1
+shift 2
+n=0
+for folder; do
+    n=$((n + 1))
+    cp -a "$folder" "$disk/$n"
+    mount --bind "$disk/$n" "$folder"
+done
+"""
+BOOTED = 'mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && while :; do "$@"; sleep 0.2; done'
+"""The first of a machine's processes, which collects all others and starts its one service again when that ends."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A small disk that only those see who run `within`.
+
+    Attributes:
+        folder: Where it is mounted.
+        pid: Of the process that keeps it.
+    """
+
+    folder: Path
+    pid: int
+
+    def within(self, folder: Path) -> Sequence[str]:
+        """Return the beginning of the command line of a program that sees the disk and runs in a folder."""
+        own = () if ROOT else ("--user", "--preserve-credentials")
+        return ("nsenter", f"--target={self.pid}", *own, "--mount", "--", "env", f"--chdir={folder}")
+
+    def mount(self, size: int, *folders: Path) -> None:
+        """Give it so many bytes, and let folders with what is in them lie on it from now on."""
+        argv = [*self.within(Path("/")), "sh", "-c", MOUNTED, "sh", str(self.folder), str(size), *map(str, folders)]
+        subprocess.run(argv, check=True)
+
+    def seen(self, path: Path) -> Path:
+        """Return what a path is called here that stands for something else for those who see the disk."""
+        return Path(f"/proc/{self.pid}/root{path}")
+
+    @property
+    def free(self) -> int:
+        """Bytes that are left."""
+        stat = os.statvfs(self.seen(self.folder))
+        return stat.f_bavail * stat.f_frsize
+
+    def fill(self, leave: int = 0) -> None:
+        """Take all room but so many bytes, or a page less."""
+        with self._filler.open("ab") as file:
+            while (size := self.free - leave) > 0:
+                with suppress(OSError):  # somebody else has taken some of it meanwhile
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
+
+    def clear(self) -> None:
+        """Give the room back."""
+        self._filler.unlink(missing_ok=True)
+
+    @property
+    def _filler(self) -> Path:
+        return self.seen(self.folder / "filler")
+
+
+@contextmanager
+def disk(folder: Path) -> Iterator[Disk]:
+    """Give a disk without room as yet."""
+    own = () if ROOT else ("--map-current-user", "--keep-caps")
+    argv = ["unshare", *own, "--mount", "sh", "-c", "echo && exec cat"]
+    keeper = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert keeper.stdout
+        if keeper.stdout.readline() != b"\n":
+            raise RuntimeError("no disk can be had here: that needs root, or namespaces that users may make")
+        yield Disk(folder, keeper.pid)
+    finally:
+        keeper.communicate()
+
+
+def power(boot_id: Path) -> Sequence[str]:
+    """Return the beginning of the command line of a host: whoever kills that program ends all that ran on it.
+
+    Args:
+        boot_id: A file with the id of its next boot.
+    """
+    own = () if ROOT else ("--map-root-user",)
+    user = () if ROOT else ("unshare", "--user", f"--map-user={os.getuid()}", f"--map-group={os.getgid()}")
+    apart = ("unshare", *own, "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    return (*apart, "sh", "-c", BOOTED, "sh", str(boot_id), *user)

@@ -1,0 +1,39 @@
+"""The journal on a disk that is full for a while."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dgxlab.agent.journal import Journal, read, whole_lines
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_event_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    """Half of it would run into the next one, and make a line of both that nobody can read."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.emit("job")
+    size = journal.path.stat().st_size
+    with room_for(size + 100):
+        with pytest.raises(OSError, match="File too large"):
+            journal.emit("run", results="x" * 1000)
+        assert journal.path.stat().st_size == size
+        journal.emit("lock", state="released")
+    journal.emit("end", status="failed")
+    journal.close()
+    assert [(event["seq"], event["event"]) for event in read(journal.path)] == [(0, "job"), (1, "lock"), (2, "end")]
+    assert whole_lines(journal.path, 0) == journal.path.read_bytes()

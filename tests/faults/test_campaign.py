@@ -1,0 +1,80 @@
+"""The campaign itself: a violation is counted and can be seen again, whoever ran it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+from faults.__main__ import table
+from faults.campaign import campaign, trials
+from faults.fault import Broken, Fault
+
+
+@contextmanager
+def nowhere() -> Iterator[list[int]]:
+    """Give a place that counts its trials."""
+    yield []
+
+
+def dice(place: list[int], random: Random) -> str:
+    """Break what must hold on a 6, have a bug on a 1."""
+    place.append(thrown := random.randint(1, 6))
+    if thrown == 6:
+        raise Broken("a six was thrown")
+    if thrown == 1:
+        raise ZeroDivisionError("a one")
+    return f"a {thrown}"
+
+
+def idle(place: list[int], random: Random) -> str:
+    """Take longer than allowed."""
+    time.sleep(5)
+    return "never"
+
+
+DICE = Fault("dice", "a die is thrown", 60, "no six", nowhere, dice)
+
+
+def test_what_breaks_and_what_fails_are_counted() -> None:
+    """Each trial is either a word of what it met or a failure with its number and reason."""
+    tally = trials(DICE, 1, range(60))
+    assert tally.trials == 60 == sum(tally.met.values()) + len(tally.failures)
+    assert set(tally.met) == {"a 2", "a 3", "a 4", "a 5"}
+    reasons = [failure.reason for failure in tally.failures]
+    assert "a six was thrown" in reasons
+    assert any("ZeroDivisionError: a one" in reason for reason in reasons)
+
+
+def test_a_failure_is_seen_again_alone() -> None:
+    """The number and the seed decide a trial, not what ran before it."""
+    broken = {failure.number for failure in trials(DICE, 1, range(60)).failures}
+    assert 0 < len(broken) < 60
+    for number in range(60):
+        assert len(trials(DICE, 1, [number]).failures) == (number in broken)
+
+
+def test_workers_change_nothing() -> None:
+    """Dealt to several processes, the same trials fail."""
+    alone = trials(DICE, 3, range(60))
+    told: list[int] = []
+    dealt = campaign([DICE], 3, lambda fault: fault.times, 2, lambda fault, tally: told.append(tally.trials))
+    assert dealt["dice"].met == alone.met
+    assert sorted(f.number for f in dealt["dice"].failures) == [f.number for f in alone.failures]
+    assert sum(told) == 60
+
+
+def test_a_hang_is_a_failure() -> None:
+    """A trial has a limit."""
+    slow = Fault("slow", "nothing", 1, "ends", nowhere, idle, limit_s=0.05)
+    (failure,) = trials(slow, 1, range(1)).failures
+    assert failure.reason == "it did not end within 0 s"
+
+
+def test_table() -> None:
+    """A kind that failed has no bound; one that did not has 3/N, or 100 % where N says nothing."""
+    failed, held = trials(DICE, 1, range(300)), trials(DICE, 1, range(4, 5))
+    rows = [table([DICE], {"dice": tally}).splitlines()[2] for tally in (failed, held)]
+    assert rows[0].startswith(f"| a die is thrown | 300 | {len(failed.failures)} | - | no six | a ")
+    assert rows[1].startswith("| a die is thrown | 1 | 0 | 100 % | no six | a ")

@@ -1,0 +1,155 @@
+"""A record made again from the jobs' folders on a host, or from their raw files here, equals the one that was lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgxlab import judgement
+from dgxlab import plan as planning
+from dgxlab.agent.job import Job
+from dgxlab.errors import RemoteError
+from dgxlab.lab import Lab, ab, resolve, settle
+from dgxlab.lab.archive import path_of
+from dgxlab.lab.rebuild import Rebuilt, rebuild
+from dgxlab.model import canonical, to_json
+from dgxlab.store import Store, check
+from dgxlab.transport.host import Host
+from tests import toy
+from tests.journals import dump
+from tests.lab.conftest import ToyLab
+from tests.lab.test_chain import arm
+from tests.lab.test_detached import quiet, slow, submit, wait_for
+
+
+@pytest.fixture
+def own(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> ToyLab:
+    """A lab whose host is its own."""
+    return make_toy_lab(root=tmp_path / "root")
+
+
+def cut_short(lab: ToyLab, end: Callable[[str], object]) -> str:
+    """Start a job that measures something new and then takes its time, and end it."""
+    entry = toy.backend_ops(env={"TOY_NOTE": str(time.time())})
+    job = submit(lab, lab.experiment(bench=(entry, toy.llama_bench(n_gen=(0,), env={"TOY": "slow"}))))
+    wait_for(lab, job.job_id, '"event":"run"')
+    end(job.job_id)
+    while lab.host.status(job.job_id).state == "running":
+        time.sleep(0.02)
+    settle(lab.lab, lab.host, None, quiet)
+    return job.job_id
+
+
+def kill(lab: ToyLab, job_id: str) -> None:
+    """Kill a job's agent."""
+    os.kill(json.loads((lab.root / "jobs" / job_id / "started").read_text())["pid"], signal.SIGKILL)
+
+
+def everything(lab: Lab) -> dict[str, list[dict[str, Any]]]:
+    """Return all that a sound record holds, but for when its jobs were intended."""
+    assert check(lab.store) == judgement.check(lab.store) == []
+    return dump(lab.store, intent_times=False)
+
+
+def again(lab: ToyLab, folder: Path, hosts: list[Host], raw: Path) -> tuple[Rebuilt, Lab]:
+    """Rebuild into a new record beside the old one."""
+    folder.mkdir()
+    made = dataclasses.replace(lab.lab, store=Store.open(folder / "results.db"), raw=raw)
+    return rebuild(made, hosts, quiet), made
+
+
+def test_a_rebuilt_record_equals_the_original(own: ToyLab, tmp_path: Path) -> None:
+    """Jobs that went well, failed at a gate, compared two arms, were cancelled or lost: by either way all of it."""
+    own.run()
+    own.run(own.experiment(name="wrong", gates=(toy.parity(env={"TOY": "wrong"}),)))
+    ab(own.lab, arm(own, "one"), arm(own, "two", {"TOY": "half"}), watch=quiet)
+    cancelled, lost = cut_short(own, own.host.cancel), cut_short(own, lambda job_id: kill(own, job_id))
+    original = everything(own.lab)
+    assert [own.lab.store.job(job_id).state for job_id in (cancelled, lost)] == ["cancelled", "lost"]
+    ids = sorted(job["job_id"] for job in original["jobs"])
+    assert len(ids) == 5
+    assert [row["verdict"] for row in original["verdicts"]]
+    from_host, one = again(own, tmp_path / "one", [own.host], tmp_path / "no-raw")
+    from_here, two = again(own, tmp_path / "two", [], own.lab.raw)
+    for done, made in ((from_host, one), (from_here, two)):
+        assert (sorted(done.added), done.left) == (ids, ())
+        assert everything(made) == original
+        assert rebuild(made, [own.host], quiet) == Rebuilt((), ())
+        made.store.close()
+
+
+def test_what_is_damaged_is_left_out_and_named(own: ToyLab, tmp_path: Path) -> None:
+    """Half of an archive, a journal that another job wrote: nothing of it is recorded, and the rest is."""
+    good, half = own.run()[0].job_id, own.run(again=True)[0].job_id
+    path = path_of(own.lab.raw, half)
+    path.write_bytes(path.read_bytes()[:-100])
+    shutil.copyfile(path_of(own.lab.raw, good), path_of(own.lab.raw, "20260101-000000-toy-abcdef"))
+    done, made = again(own, tmp_path / "new", [], own.lab.raw)
+    assert done.added == (good,)
+    assert [job_id for job_id, _ in done.left] == ["20260101-000000-toy-abcdef", half]
+    assert "of job" in done.left[0][1]
+    assert "is damaged" in done.left[1][1]
+    assert [job.job_id for job in made.store.jobs()] == [good]
+    assert rebuild(made, [own.host], quiet).added == (half,)  # the host still has it
+    made.store.close()
+
+
+def test_a_job_that_runs_is_known_and_not_waited_for(own: ToyLab, tmp_path: Path) -> None:
+    """From there on it is one of the record's own: the next command that settles finishes it."""
+    job = submit(own, slow(own))
+    done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
+    assert (done.added, made.store.job(job.job_id).state) == ((job.job_id,), "running")
+    own.host.cancel(job.job_id)
+    settle(made, own.host, None, quiet)
+    assert made.store.job(job.job_id).state == "cancelled"
+    made.store.close()
+
+
+def older(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan as a dgxlab staged it that knew neither sessions nor specs in plans."""
+    return {name: value for name, value in plan.items() if name not in ("baseline", "specs")}
+
+
+def test_an_older_plan_is_kept_as_it_was_staged(own: ToyLab, tmp_path: Path) -> None:
+    """Its text is what the raw files are checked by; which experiment it was for is told by its digest alone."""
+    own.run(own.experiment(bench=(), models={}))
+    experiment = own.experiment()
+    made_now = planning.make(experiment, resolve(own.lab, experiment, None, quiet), job_id=planning.new_job_id("toy"))
+    job, text = made_now.job_id, canonical(older(to_json(made_now)))
+    shutil.rmtree(own.root / "jobs")
+    Job.stage(own.root / "jobs", job, text.encode(), *(own.root / "agent").iterdir())
+    own.host.submit(made_now)
+    list(own.host.follow(job, 0))
+    done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
+    assert done == Rebuilt((job,), ())
+    assert made.store.job(job).plan_json == text
+    assert made.store.job(job).experiment is None
+    assert path_of(tmp_path / "raw", job).exists()
+    done, third = again(own, tmp_path / "third", [], tmp_path / "raw")
+    assert (done, third.store.job(job).host) == (Rebuilt((job,), ()), os.uname().nodename)
+    assert check(made.store) == check(third.store) == []
+    made.store.close()
+    third.store.close()
+
+
+@pytest.mark.parametrize("spec", [{"name": "another"}, {"later": 1}, None])
+def test_a_plan_with_a_spec_that_is_not_its_own_is_refused(own: ToyLab, tmp_path: Path, spec: Any) -> None:
+    """Of another experiment, of a newer dgxlab, or nonsense: a host does not tell this record what was asked for."""
+    job = own.run()[0].job_id
+    path = own.root / "jobs" / job / "plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({**plan, "specs": [spec and {**plan["specs"][0], **spec}]}))
+    with pytest.raises(RemoteError, match="cannot be read"):
+        own.host.plan(job)
+    done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
+    assert (done.added, [job_id for job_id, _ in done.left], made.store.jobs()) == ((), [job], [])
+    made.store.close()
