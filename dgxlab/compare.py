@@ -12,7 +12,19 @@ from typing import Any
 
 from dgxlab.errors import SpecError, edit
 from dgxlab.matrix import Launch, expand, tool_of
-from dgxlab.model import BackendOpsBench, BatchedBench, Bench, Cell, Experiment, LlamaBench, canonical, to_json
+from dgxlab.model import (
+    BackendOpsBench,
+    BatchedBench,
+    Bench,
+    Cell,
+    EngagedGate,
+    Experiment,
+    LlamaBench,
+    ParityGate,
+    about,
+    canonical,
+    to_json,
+)
 
 MUST_AGREE = ("matrix", "models", "session", "host")
 """Kinds of difference that are refused unless they are allowed by name."""
@@ -116,7 +128,8 @@ def _gates(experiment: Experiment) -> dict[str, str]:
     found = {}
     for gate in experiment.gates:
         fields = {name: value for name, value in to_json(gate).items() if value not in (None, {})}
-        name = " ".join(str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields)
+        names = [str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields]
+        name = " ".join(names) if isinstance(gate, (ParityGate, EngagedGate)) else about(gate)
         fields.pop("limit_s", None)
         found[name] = canonical(fields).replace('"', "")
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from dgxlab import checks, synth
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
 from dgxlab.matrix import Launch, Wanted, launches, tool_of
@@ -18,10 +19,15 @@ from dgxlab.model import (
     Arm,
     BuildStep,
     ChainStep,
+    Check,
+    CheckCommand,
+    CheckStep,
+    DerivedModel,
     EngagedGate,
     Experiment,
     FileModel,
     GateStep,
+    Model,
     ModelStep,
     ParityGate,
     Plan,
@@ -54,7 +60,7 @@ def make(
     *,
     job_id: str,
     wanted: Wanted = lambda model, env, cell: True,
-    gates: Sequence[ParityGate] | None = None,
+    gates: Sequence[ParityGate | Check] | None = None,
     bench: bool = True,
     wait_s: float = WAIT_S,
 ) -> Plan:
@@ -62,7 +68,7 @@ def make(
 
     Args:
         wanted: Says which cells still need a number; a launch without such a cell is left out.
-        gates: The parity gates to run; None for all of the experiment's.
+        gates: The gates to run; None for all of the experiment's.
         bench: False for the gates alone.
         wait_s: How long the job may wait for its devices, 0 for not at all.
 
@@ -71,12 +77,8 @@ def make(
     """
     arm = make_arm(experiment, source)
     runs = tuple(_runs(experiment, arm, wanted)) if bench else ()
-    parity = [gate for gate in experiment.gates if isinstance(gate, ParityGate)] if gates is None else gates
-    steps: list[Step] = [_build(arm)]
-    steps += _models(experiment, arm, {run.model for run in runs if run.model})
-    steps += _probes(arm, runs)
-    steps += [_gate(experiment, arm, gate, number) for number, gate in enumerate(parity)]
-    steps += runs
+    asked = [_gate(experiment, arm, gate, n) for n, gate in enumerate(own(experiment) if gates is None else gates)]
+    steps: list[Step] = [_build(arm), *_prepared(experiment, arm, runs, asked), *asked, *runs]
     kind = "run" if bench else "gate"
     return Plan(
         job_id,
@@ -120,14 +122,13 @@ def make_ab(
         arms.append(make_arm(candidate, sources[1]))
         sides.append((candidate, arms[1]))
     chains = tuple(_chains(baseline, candidate, arms, kind))
+    gates = [(side, gate) for side in sides for gate in own(side[0])]
+    before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
     steps: list[Step] = [_build(arm) for arm in arms]
     for experiment, arm in sides:
         runs = [run for chain in chains for run in (chain.baseline, chain.candidate) if run.arm == arm.name]
         of = f":{arm.name}" if len(sides) > 1 else ""
-        steps += _models(experiment, arm, {run.model for run in runs if run.model}, of)
-        steps += _probes(arm, runs, of)
-    gates = [(side, gate) for side in sides for gate in side[0].gates if isinstance(gate, ParityGate)]
-    before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
+        steps += _prepared(experiment, arm, runs, [gate for gate in before if gate.arm == arm.name], of)
     after = [replace(gate, id=f"{gate.id}:after") for gate in before if kind != "screen"]
     return Plan(
         job_id,
@@ -157,18 +158,24 @@ def make_arm(experiment: Experiment, source: Source) -> Arm:
         # an enclosing repository's commit must not be printed as llama.cpp's
         "LLAMA_BUILD_COMMIT": experiment.pin[:9],
     }
-    tools = {tool_of(entry) for entry in experiment.bench}
-    if any(isinstance(gate, ParityGate) for gate in experiment.gates):
-        tools.add("backend-ops")
-    targets = {PROGRAMS[tool] for tool in tools}
-    if any(isinstance(m, SyntheticModel) and m.quant != "F16" for m in experiment.models.values()):
+    targets = {PROGRAMS[tool_of(entry)] for entry in experiment.bench}
+    for gate in own(experiment):
+        program = PROGRAMS["backend-ops"] if isinstance(gate, ParityGate) else checks.PROGRAMS.get(type(gate))
+        targets |= {program} if program else set()
+    if any(_quantised(model) for model in experiment.models.values()):
         targets.add("llama-quantize")
+    targets = targets or {PROGRAMS["backend-ops"]}  # a kernel's own tests need no program, and cmake would build all
     cmake = {**defaults, **experiment.cmake}
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
 
 
-def gate_env(experiment: Experiment, gate: ParityGate) -> dict[str, str]:
-    """Return the environment a parity gate runs in."""
+def own(experiment: Experiment) -> list[ParityGate | Check]:
+    """Return the gates that are runs of their own; an engaged gate is a look at what other runs print."""
+    return [gate for gate in experiment.gates if not isinstance(gate, EngagedGate)]
+
+
+def gate_env(experiment: Experiment, gate: ParityGate | Check) -> dict[str, str]:
+    """Return the environment that a gate runs the arm in."""
     return {**experiment.env, **gate.env}
 
 
@@ -182,21 +189,48 @@ def _build(arm: Arm) -> BuildStep:
     return BuildStep(f"build:{arm.name}", arm.name, configure, build)
 
 
-def _models(experiment: Experiment, arm: Arm, used: set[str], of: str = "") -> Iterator[ModelStep]:
-    for name, model in experiment.models.items():
+def _prepared(
+    experiment: Experiment, arm: Arm, runs: Sequence[RunStep], gates: Sequence[GateStep | CheckStep], of: str = ""
+) -> Iterator[ModelStep | ProbeStep]:
+    """Yield what runs and gates need: their models, and a look at the flags of their programs."""
+    commands = [command for gate in gates if isinstance(gate, CheckStep) for command in gate.commands]
+    launches: list[RunStep | CheckCommand] = [*runs, *commands]
+    used = {launch.model for launch in launches if launch.model}
+    models = experiment.models
+    used |= {_source(models, model) for name in used if isinstance(model := models[name], DerivedModel)}
+    yield from _models(experiment, arm, used, of)
+    yield from _probes(arm, [launch for launch in launches if launch.argv[0].startswith("{bin}/")], of)
+
+
+def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterator[ModelStep]:
+    """Yield a step for each model that is used, what others are made from first."""
+    for name, model in sorted(experiment.models.items(), key=lambda item: isinstance(item[1], DerivedModel)):
         if name not in used:
             continue
         step = f"model:{name}{of}"
         if isinstance(model, FileModel):
             yield ModelStep(step, arm.name, name, model.path)
             continue
-        pure = ("--pure",) if model.pure else ()
-        quantize = ("{bin}/llama-quantize", *pure, "{in}", "{out}", model.quant) if model.quant != "F16" else ()
-        make = ("{python}", "{agent}", "synth", canonical(model), "{out}")
-        yield ModelStep(step, arm.name, name, f"{{models}}/{model_id(model)}.gguf", model, make, quantize)
+        path = f"{{models}}/{model_id(model)}.gguf"
+        if isinstance(model, DerivedModel):
+            source = _source(experiment.models, model)
+            derive = ("{bin}/llama-quantize", "--allow-requantize", "{in}", "{out}", model.quant)
+            yield ModelStep(step, arm.name, name, path, model, (), derive, of=source)
+            continue
+        make = ("{python}", "{agent}", "synth", canonical(model), "{out}", *(("{vocab}",) if model.vocab else ()))
+        yield ModelStep(step, arm.name, name, path, model, make, synth.quantize_argv(model.quant, model.pure))
 
 
-def _probes(arm: Arm, runs: Sequence[RunStep], of: str = "") -> Iterator[ProbeStep]:
+def _quantised(model: Model) -> bool:
+    return isinstance(model, DerivedModel) or (isinstance(model, SyntheticModel) and model.quant != "F16")
+
+
+def _source(models: Mapping[str, Model], derived: DerivedModel) -> str:
+    """Return what the model is called that another is made from."""
+    return next(name for name, model in models.items() if model == derived.source)
+
+
+def _probes(arm: Arm, runs: Sequence[RunStep | CheckCommand], of: str) -> Iterator[ProbeStep]:
     """Check each program's flags once, all of its runs together."""
     flags: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -210,7 +244,9 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and not word[1:2].isdigit()
 
 
-def _gate(experiment: Experiment, arm: Arm, gate: ParityGate, number: int) -> GateStep:
+def _gate(experiment: Experiment, arm: Arm, gate: ParityGate | Check, number: int) -> GateStep | CheckStep:
+    if not isinstance(gate, ParityGate):
+        return checks.check_step(f"gate:{number}", arm.name, gate, experiment)
     argv = ("{bin}/test-backend-ops", "test", "-o", gate.op, "-b", gate.backend)
     return GateStep(f"gate:{number}", arm.name, gate, argv, gate_env(experiment, gate), gate.limit_s)
 

@@ -14,7 +14,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -31,6 +31,16 @@ ARCHITECTURES = ("llama",)
 
 SIGMA = 0.02
 """Standard deviation of a weight, as trained models start out and roughly end."""
+
+VOCABULARIES = {"llama-spm": 32000}
+"""The pin's vocabularies that a model can be given, by name, and how many tokens they have."""
+
+LAYER_SCALE = 0.5
+"""Smallest `.scale` of a matrix; they go up to twice that. Published NVFP4 models have far smaller ones, but larger
+blocks: what is checked is that they are multiplied with."""
+
+NVFP4 = "NVFP4"
+"""The one type that llama-quantize has no name for: matrices of layers get it, embeddings and output stay F16."""
 
 CHUNK = 1 << 23
 """Weights made at a time: 16 MiB of F16, whatever the size of the model."""
@@ -50,8 +60,8 @@ class Tensor:
 
     Attributes:
         name: As llama.cpp calls it.
-        shape: Rows first, as NumPy has it: (out features, in features), or (n,) for a norm.
-        sigma: Standard deviation of its weights; 0 for a norm, which is 1 everywhere and F32.
+        shape: Rows first, as NumPy has it: (out features, in features), or (n,) for a norm, (1,) for a scale.
+        sigma: Standard deviation of its weights; 0 for what is F32: a norm, which is 1 everywhere, or a scale.
     """
 
     name: str
@@ -80,6 +90,13 @@ def check(recipe: SyntheticModel) -> None:
             f"synthetic models of architecture {recipe.arch!r} cannot be made: supported is {', '.join(ARCHITECTURES)}",
             next=f"set arch: {ARCHITECTURES[0]}",
         )
+    known = VOCABULARIES.get(recipe.vocab, recipe.n_vocab)
+    if recipe.vocab and recipe.vocab not in VOCABULARIES:
+        raise SpecError(f"vocab {recipe.vocab!r} cannot be used: supported is {', '.join(VOCABULARIES)}")
+    if recipe.n_vocab != known:
+        raise SpecError(
+            f"n_vocab {recipe.n_vocab} is not what vocab {recipe.vocab} has: {known}", next=f"set n_vocab: {known}"
+        )
     for name in ("n_layer", "n_embd", "n_ff", "n_head", "n_head_kv", "n_vocab", "n_ctx_train"):
         if getattr(recipe, name) < 1:
             raise SpecError(f"{name} of a synthetic model must be at least 1, not {getattr(recipe, name)}")
@@ -105,11 +122,30 @@ def size(recipe: SyntheticModel) -> int:
     return sum(tensor.nbytes for tensor in tensors(recipe))
 
 
-def write(recipe: SyntheticModel, out: Path) -> None:
+def vocabulary_path(recipe: SyntheticModel) -> str:
+    """Return where a recipe's vocabulary lies in llama.cpp's tree."""
+    return f"models/ggml-vocab-{recipe.vocab}.gguf"
+
+
+def quantize_argv(quant: str, pure: bool) -> tuple[str, ...]:
+    """Return how llama-quantize makes a type, {in} and {out} for the files; () where F16 is what is wanted."""
+    if quant == "F16":
+        return ()
+    if quant != NVFP4:
+        return ("{bin}/llama-quantize", *(("--pure",) if pure else ()), "{in}", "{out}", quant)
+    types = ("--tensor-type", "blk=nvfp4", "--output-tensor-type", "f16", "--token-embedding-type", "f16")
+    # a type by tensor's name counts only where the file's own type is quantised; nothing is left that gets Q8_0
+    return ("{bin}/llama-quantize", *types, "{in}", "{out}", "Q8_0")
+
+
+def write(recipe: SyntheticModel, out: Path, vocabulary: Path | None = None) -> None:
     """Write the recipe's F16 GGUF to `out`, whole or not at all.
 
+    Args:
+        vocabulary: llama.cpp's GGUF of the recipe's vocabulary, None where it has none.
+
     Raises:
-        SpecError: if the recipe cannot be made.
+        SpecError: if the recipe cannot be made, or the vocabulary has another number of tokens.
         RemoteError: if the gguf package is missing here, or the disk is full.
     """
     check(recipe)
@@ -122,7 +158,8 @@ def write(recipe: SyntheticModel, out: Path) -> None:
         ) from error
     partial = out.with_name(out.name + ".tmp")
     try:
-        _write(gguf.GGUFWriter(partial, recipe.arch), recipe)
+        tokenizer = _tokenizer(recipe, vocabulary) if vocabulary else {}
+        _write(gguf.GGUFWriter(partial, recipe.arch), recipe, tokenizer)
         partial.replace(out)
         _sync_folder(out.parent)
     except OSError as error:
@@ -156,6 +193,7 @@ def _check_rows(recipe: SyntheticModel) -> None:
 
 
 def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
+    """List a layer's tensors; scales come last, as those of one value each."""
     width, hidden = recipe.n_embd, recipe.n_ff
     # what adds to the residual stream is scaled down, so that its variance does not grow with the number of layers
     residual = SIGMA / math.sqrt(2 * recipe.n_layer)
@@ -170,18 +208,39 @@ def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
         ("ffn_up", (hidden, width), SIGMA),
         ("ffn_down", (width, hidden), residual),
     ]
-    return [Tensor(f"{prefix}.{name}.weight", shape, sigma) for name, shape, sigma in parts]
+    matrices = [name for name, shape, _ in parts if len(shape) == 2] if recipe.scales else []
+    return [
+        *(Tensor(f"{prefix}.{name}.weight", shape, sigma) for name, shape, sigma in parts),
+        *(Tensor(f"{prefix}.{name}.scale", (1,), 0.0) for name in matrices),
+    ]
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel) -> None:
+def _tokenizer(recipe: SyntheticModel, vocabulary: Path) -> dict[str, Any]:
+    """Return what a vocabulary's file says of its tokenizer, as the reader's fields.
+
+    Raises:
+        SpecError: if it has not as many tokens as the recipe says.
+    """
+    import gguf
+
+    fields = gguf.GGUFReader(vocabulary).fields
+    found = {name: field for name, field in fields.items() if name.startswith("tokenizer.")}
+    count = len(found["tokenizer.ggml.tokens"].data) if "tokenizer.ggml.tokens" in found else 0
+    if count != recipe.n_vocab:
+        raise SpecError(f"vocab {recipe.vocab} of the pin has {count} tokens, not {recipe.n_vocab}, which n_vocab says")
+    return found
+
+
+def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
     """Write header and tensors. The writer lays out the file; the weights go past it, a chunk at a time."""
     import numpy as np
 
     wanted = tensors(recipe)
     _add_metadata(writer, recipe)
+    _add_tokenizer(writer, tokenizer)
     for tensor in wanted:
         kind = np.dtype(np.float16 if tensor.sigma else np.float32)
         writer.add_tensor_info(tensor.name, tensor.shape, kind, tensor.nbytes)
@@ -216,18 +275,31 @@ def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel) -> None:
     writer.add_rope_dimension_count(head)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    # the count of dummy tokens comes from <arch>.vocab_size; no tokenizer means no token ever has a text
-    writer.add_tokenizer_model("no_vocab")
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any]) -> None:
+    """Copy the fields of another file; without any the model has no tokenizer."""
+    import gguf
+
+    if not tokenizer:
+        # the count of dummy tokens comes from <arch>.vocab_size; no tokenizer means no token ever has a text
+        writer.add_tokenizer_model("no_vocab")
+    for name, field in tokenizer.items():
+        kind, *of = field.types
+        writer.add_key_value(name, field.contents(), kind, of[0] if kind == gguf.GGUFValueType.ARRAY else None)
 
 
 def _chunks(tensor: Tensor, seed: int) -> Iterator[Any]:
     """Yield the tensor's little-endian values, at most CHUNK of them at a time."""
     import numpy as np
 
+    name = hashlib.sha256(f"{seed}/{tensor.name}".encode()).digest()
+    if tensor.name.endswith(".scale"):
+        yield np.array([LAYER_SCALE * (1 + name[0] / 256)], dtype="<f4")
+        return
     if not tensor.sigma:
         yield np.ones(tensor.size, dtype="<f4")
         return
-    name = hashlib.sha256(f"{seed}/{tensor.name}".encode()).digest()
     stream = np.random.PCG64(int.from_bytes(name, "big"))
     table = np.array([z * tensor.sigma for z in _quantiles()], dtype="<f2")
     for start in range(0, tensor.size, CHUNK):

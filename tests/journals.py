@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dgxlab.agent.parse.judge import judge_check
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
@@ -24,6 +25,7 @@ from dgxlab.model import (
     Measurement,
     NoiseFloor,
     ParityGate,
+    PerplexityGate,
     Plan,
     RunStep,
     SeriesRef,
@@ -40,6 +42,7 @@ from dgxlab.store import Store
 PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
 TOOLCHAIN = Toolchain(cc="gcc 12.2.0", cxx="g++ 12.2.0", cmake="3.25.1", machine="x86_64 0123456789abcdef")
 TINY = SyntheticModel()
+CHECK = PerplexityGate("tiny", "tiny", env={"FAST": "1"}, against={"FAST": None}, kld_ratio_at_most=0.5)
 T0 = 1_763_640_000.0
 """Unix seconds at which journals begin."""
 
@@ -218,6 +221,42 @@ class Journal:
         }
         return self.add("gate", **{**fields, **changes})
 
+    def check(self, kld: float = 0.001, **changes: Any) -> Journal:
+        """A perplexity gate was judged; against the other environment 0.5 times its KLD of 0.004 is allowed."""
+        name = str(changes.pop("arm", "toy"))
+        gate = changes.pop("gate", CHECK)
+        readings = changes.pop(
+            "readings",
+            {
+                "reference": {"ppl": 10.5, "ppl_error": 0.25},
+                "arm": {"kld": kld, "kld_error": 0.0, "ppl_ratio": 1.001, "ppl_ratio_error": 0.0, "same_top_p": 99.5},
+                "against": {
+                    "kld": 0.004,
+                    "kld_error": 0.0,
+                    "ppl_ratio": 1.004,
+                    "ppl_ratio_error": 0.0,
+                    "same_top_p": 98.5,
+                },
+            },
+        )
+        reasons = judge_check(gate, readings)
+        fields: dict[str, Any] = {
+            "id": "gate:1",
+            "arm": name,
+            "build_id": self.build_id(name),
+            "kind": gate.name,
+            "gate": gate,
+            "inputs": {"tiny": model_id(TINY)},
+            "env": {"FAST": "1"},
+            "commands": [{"role": role, "argv": ["llama-perplexity"], "env": {}, "rc": 0} for role in readings],
+            "readings": readings,
+            "status": "failed" if reasons else "passed",
+            "reasons": list(reasons),
+            "raw": {f"{role} stdout": raw(f"gate-1-{role}.out") for role in readings},
+            "seconds": 12.5,
+        }
+        return self.add("check", **{**fields, **changes})
+
     def run(self, values: Mapping[int, Sequence[float]] | Sequence[float] = (9.5, 9.75), **changes: Any) -> Journal:
         """A llama-bench run that gave these values for pp512, or for each pp<n> by its n, after a cold one."""
         of = values if isinstance(values, Mapping) else {512: values}
@@ -358,7 +397,7 @@ def intend(store: Store, journal: Journal, of: Experiment | None = None, host_na
 
 TABLES = (
     *("hosts", "experiments", "jobs", "arms", "inputs", "cells"),
-    *("gates", "expectations", "runs", "rows", "samples", "telemetry", "flags", "chain_runs", "verdicts"),
+    *("gates", "checks", "expectations", "runs", "rows", "samples", "telemetry", "flags", "chain_runs", "verdicts"),
 )
 """What journals fill."""
 

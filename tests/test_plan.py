@@ -11,10 +11,14 @@ from dgxlab import plan
 from dgxlab.errors import SpecError
 from dgxlab.model import (
     ChainStep,
+    CheckStep,
+    DerivedModel,
     EngagedGate,
     Experiment,
     FileModel,
     GateStep,
+    ModelStep,
+    PerplexityGate,
     Plan,
     Session,
     Source,
@@ -144,3 +148,40 @@ def test_the_longest_names_make_an_id_that_can_be_a_file_name(baseline: Experime
     """Both names at their longest."""
     one, two = replace(baseline, name="a" * 64), replace(baseline, name="b" * 64)
     assert JOB_ID.fullmatch(plan.new_job_id(plan.session_name(one, two)))
+
+
+def test_a_gate_on_a_model_brings_its_model_program_and_flags(baseline: Experiment) -> None:
+    """What is derived comes after what it is made of, the reference runs on the processor in the other environment."""
+    recipe = SyntheticModel(n_vocab=32000, vocab="llama-spm", vocab_pin=PIN, quant="NVFP4")
+    gate = PerplexityGate("nv", "exact", against={"FAST": None}, kld_ratio_at_most=0.5)
+    models = {"exact": DerivedModel(recipe, "F32"), "unused": SyntheticModel(), "nv": recipe}
+    gated = replace(baseline, models=models, gates=(gate,), bench=(), env={"FAST": "1", "B": "2"})
+    job = plan.make(gated, STOCK, job_id="j", bench=False)
+    assert [step.id for step in job.steps] == [
+        "build:stock",
+        "model:nv",
+        "model:exact",
+        "probe:llama-perplexity",
+        "gate:0",
+    ]
+    assert job.arms[0].targets == ("llama-perplexity", "llama-quantize")
+    made_of, check = job.steps[2], job.steps[-1]
+    assert isinstance(made_of, ModelStep)
+    assert (made_of.of, made_of.make, made_of.quantize[1]) == ("nv", (), "--allow-requantize")
+    assert isinstance(check, CheckStep)
+    assert [(command.role, command.model, dict(command.env)) for command in check.commands] == [
+        ("reference", "exact", {"B": "2"}),
+        ("arm", "nv", {"FAST": "1", "B": "2"}),
+        ("against", "nv", {"B": "2"}),
+    ]
+    assert check.env == {"FAST": "1", "B": "2"}
+    assert from_json(Plan, to_json(job)) == job
+
+
+def test_what_came_later_changes_no_plan_without_it(baseline: Experiment) -> None:
+    """A model's step of before there were derived ones has the digest that it had."""
+    recipes = replace(baseline, models={"m": SyntheticModel()})
+    steps = to_json(plan.make(recipes, STOCK, job_id="j"))["steps"]
+    (step,) = [step for step in steps if step["kind"] == "model"]
+    assert sorted(step) == ["arm", "id", "kind", "limit_s", "make", "model", "path", "quantize", "recipe"]
+    assert '"vocab"' not in step["make"][3]

@@ -34,7 +34,7 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 file(GLOB SOURCES ggml/*.c)
 add_library(ggml SHARED ${SOURCES})
 set_target_properties(ggml PROPERTIES VERSION 0.1 SOVERSION 0)
-foreach(tool test-backend-ops llama-bench llama-batched-bench)
+foreach(tool test-backend-ops llama-bench llama-batched-bench llama-completion llama-perplexity)
   add_executable(${tool} tools/${tool}.c)
   target_link_libraries(${tool} ggml)
 endforeach()
@@ -219,12 +219,60 @@ int main(int argc, char ** argv) {
 }
 """
 
+COMPLETION = """
+int main(int argc, char ** argv) {
+    if (argc == 2) {
+        printf("-m -f -no-cnv --no-display-prompt --ignore-eos --temp --seed -n -c -b -ub -ngl -fit\\n");
+        return 0;
+    }
+    misbehave();
+    FILE * prompt = fopen(option(argc, argv, "-f", ""), "r");
+    int words = 1, n = atoi(option(argc, argv, "-n", "0")), c;
+    while ((c = fgetc(prompt)) != EOF) { words += c == ' '; }
+    printf("%s\\n", strcmp(toy(), "other") ? "once upon a toy" : "another toy");
+    fprintf(stderr, "prompt eval time = 1.00 ms / %5d tokens (1.0 ms per token)\\n", words + 1);
+    fprintf(stderr, "       eval time = 1.00 ms / %5d runs   (1.0 ms per token)\\n", n - 1 - !strcmp(toy(), "few"));
+    return 0;
+}
+"""
+
+PERPLEXITY = """
+int main(int argc, char ** argv) {
+    if (argc == 2) {
+        printf("-m -f --chunks --kl-divergence --kl-divergence-base -c -b -ub -ngl --device -fit\\n");
+        return 0;
+    }
+    const char * base = option(argc, argv, "--kl-divergence-base", "");
+    int chunks = atoi(option(argc, argv, "--chunks", "0"));
+    if (chunks) {
+        FILE * out = fopen(base, "w");
+        fprintf(out, "%d", chunks);
+        for (int i = 1; i <= chunks; i++) { printf("[%d]10.5000,", i); }
+        fprintf(stderr, "0.01 I Final estimate: PPL = 10.5000 +/- 0.25000\\n");
+        return fclose(out);
+    }
+    misbehave();
+    FILE * in = fopen(base, "r");
+    if (!in || fscanf(in, "%d", &chunks) != 1) { return 0; }
+    const char * kld = !strcmp(toy(), "worse") ? "0.004000" : !strcmp(toy(), "nan") ? "nan" : "0.001000";
+    for (int i = 1; i <= chunks - !strcmp(toy(), "short"); i++) {
+        printf("%4d      10.5000 ±    0.2500       0.00100 ±    0.00010       %.7s ±    0.00010     0.100 ±  0.010 %%    "
+               "99.000 ±  0.100 %%\\n", i, kld);
+    }
+    printf("Mean PPL(Q)/PPL(base)         :   1.001000 ±   0.000100\\nMean    KLD:   %s ±   0.000100\\n", kld);
+    printf("Same top p: 99.000 ± 0.100 %%\\n");
+    return 0;
+}
+"""
+
 FILES = {
     "CMakeLists.txt": CMAKE,
     "ggml/ggml.c": GGML,
     "tools/test-backend-ops.c": HEAD + BACKEND_OPS,
     "tools/llama-bench.c": HEAD + LLAMA_BENCH,
     "tools/llama-batched-bench.c": HEAD + BATCHED_BENCH,
+    "tools/llama-completion.c": HEAD + COMPLETION,
+    "tools/llama-perplexity.c": HEAD + PERPLEXITY,
 }
 
 

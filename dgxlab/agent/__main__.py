@@ -15,7 +15,8 @@ inventory ROOT          what lies there, its size and last use
 clean ROOT              remove the things on stdin
 work FOLDER             carry it out (the detached part)
 sense                   what Linux says of the host, twice a second (beside what is measured)
-synth RECIPE OUT        write a synthetic model
+synth RECIPE OUT [VOCABULARY]
+                        write a synthetic model
 """
 
 from __future__ import annotations
@@ -206,12 +207,12 @@ def sense() -> None:
     look()
 
 
-def synth(recipe: str, out: str) -> None:
-    """Write a synthetic model."""
+def synth(recipe: str, out: str, vocabulary: str = "") -> None:
+    """Write a synthetic model, with the tokenizer of a llama.cpp vocabulary."""
     from dgxlab.model import SyntheticModel, from_json
     from dgxlab.synth import write
 
-    write(from_json(SyntheticModel, json.loads(recipe)), Path(out))
+    write(from_json(SyntheticModel, json.loads(recipe)), Path(out), Path(vocabulary) if vocabulary else None)
 
 
 VERBS: dict[str, Any] = {

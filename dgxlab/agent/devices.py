@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgxlab.agent.environment import settings
-from dgxlab.model import GateStep, Plan
+from dgxlab.model import CheckStep, GateStep, Plan
 
 CPU = "cpu"
 Gpu = Mapping[str, Any]
@@ -27,6 +27,7 @@ def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         return (CPU,)
     every = [gpu for gpu in gpus if gpu["uuid"]]
     envs = [step.env for step in plan.steps if isinstance(step, GateStep)] + [run.env for run in plan.runs]
+    envs += [command.env for step in plan.steps if isinstance(step, CheckStep) for command in step.commands]
     seen = [_visible({**settings().env, **env}, every) for env in envs]
     return tuple(sorted({gpu["uuid"] for gpus in seen for gpu in gpus} or {gpu["uuid"] for gpu in every}))
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
+DURABLE = frozenset({"job", "build", "model", "gate", "check", "run", "error", "end"})
 """Events that are fsynced: losing one would lose or repeat work."""
 
 

@@ -15,7 +15,7 @@ from dgxlab.agent.environment import measured_env
 from dgxlab.agent.job import sha256
 from dgxlab.agent.root import Root
 from dgxlab.errors import RemoteError, SpecError, command
-from dgxlab.model import ModelStep, to_json
+from dgxlab.model import ModelStep, SyntheticModel, to_json
 
 if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
     from dgxlab.agent.measure import Launch
@@ -77,9 +77,18 @@ def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
 
 
 def synthesize(
-    root: Root, step: ModelStep, model_id: str, path: Path, launch: Callable[[str, Sequence[str]], Launch]
+    root: Root,
+    step: ModelStep,
+    model_id: str,
+    path: Path,
+    launch: Callable[[str, Sequence[str]], Launch],
+    *,
+    source: Path | None = None,
 ) -> dict[str, Any]:
     """Return a synthetic model's fields, writing and quantising it first where it is not there yet.
+
+    Args:
+        source: The finished model that it is made from, None where it is written.
 
     Raises:
         RemoteError: if gguf is not at hand, the disk is full, or llama-quantize does not know the type.
@@ -93,10 +102,10 @@ def synthesize(
         have = _linked(sent, written)
         reused = _finished(path)
         if not reused:
-            if not have:
-                _make(launch, f"{step.id}-write", _fill(step.make, out=written))
+            if not have and not source:
+                _write(root, step, written, launch)
             if step.quantize:
-                _make(launch, f"{step.id}-quantize", _fill(step.quantize, source=written, out=part))
+                _make(launch, f"{step.id}-quantize", _fill(step.quantize, source=source or written, out=part))
             else:
                 written.rename(part)
             fields = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}"}
@@ -137,8 +146,23 @@ def _writable() -> bool:
     return subprocess.run(argv, env=measured_env({}), cwd="/", capture_output=True, check=False).returncode == 0
 
 
-def _fill(argv: Sequence[str], *, out: Path, source: Path | None = None) -> list[str]:
-    return [arg.replace("{out}", str(out)).replace("{in}", str(source or "")) for arg in argv]
+def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Launch]) -> None:
+    """Write the f16 file, with the vocabulary of the recipe's pin beside it while it is read."""
+    from dgxlab.agent.objects import Objects  # only here: a probe comes by, which should be quick
+    from dgxlab.synth import vocabulary_path
+
+    recipe, vocabulary = step.recipe, out.with_suffix(".vocab")
+    try:
+        if isinstance(recipe, SyntheticModel) and recipe.vocab:
+            Objects(root.objects).copy(recipe.vocab_pin, vocabulary_path(recipe), vocabulary)
+        _make(launch, f"{step.id}-write", _fill(step.make, out=out, vocabulary=vocabulary))
+    finally:
+        vocabulary.unlink(missing_ok=True)
+
+
+def _fill(argv: Sequence[str], *, out: Path, source: Path | None = None, vocabulary: Path | None = None) -> list[str]:
+    known = {"{out}": out, "{in}": source, "{vocab}": vocabulary}
+    return [str(known.get(arg) or arg) for arg in argv]
 
 
 def _make(launch: Callable[[str, Sequence[str]], Launch], name: str, argv: Sequence[str]) -> None:

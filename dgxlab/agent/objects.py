@@ -93,6 +93,19 @@ class Objects:
         """Return every file name of a commit, a line each: cmake's globs must be run again when they change."""
         return self._git("ls-tree", "-r", "--name-only", commit)
 
+    def copy(self, commit: str, name: str, out: Path) -> None:
+        """Copy a commit's file to another place.
+
+        Raises:
+            RemoteError: if the commit or its file is not here.
+        """
+        with out.open("wb") as file:
+            argv = self._argv("cat-file", "blob", f"{commit}:{name}")
+            ran = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, env=_git_env(), check=False)
+        if ran.returncode != 0:
+            why = ran.stderr.decode(errors="replace").strip()
+            raise RemoteError(f"{name} of {commit[:12]} cannot be read on the host: {why or 'no reason given'}")
+
     def _make(self) -> None:
         """Make the repository, whole or not at all: half of one would be taken for one ever after."""
         if self.path.exists():

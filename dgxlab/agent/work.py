@@ -19,6 +19,7 @@ from dgxlab.agent import facts, models
 from dgxlab.agent.archive import digests
 from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import Alternation
+from dgxlab.agent.check import run_check
 from dgxlab.agent.claim import Claim
 from dgxlab.agent.devices import devices
 from dgxlab.agent.failure import clean, full_disk, refused
@@ -34,13 +35,17 @@ from dgxlab.model import (
     PROTOCOL,
     BuildStep,
     ChainStep,
+    CheckStep,
     GateStep,
+    HarnessGate,
     ModelStep,
     Plan,
     ProbeStep,
     RunStep,
     Step,
+    about,
     arms_of,
+    digest,
     from_json,
     model_id,
     to_json,
@@ -110,7 +115,7 @@ class Worker:
         steps = self.plan.steps[: self.plan.steps.index(step)]
         chains = [other for other in steps if isinstance(other, ChainStep)]
         closed = [other for other in chains if not self.closed_arms.isdisjoint(other.arms)]
-        return isinstance(step, GateStep) and bool(chains) and len(closed) == len(chains)
+        return isinstance(step, (GateStep, CheckStep)) and bool(chains) and len(closed) == len(chains)
 
     def fail(self, error: DgxlabError) -> None:
         """Record a failure that lets other steps go on."""
@@ -182,6 +187,7 @@ class Worker:
                 model_id(step.recipe),
                 path,
                 lambda name, argv: self.bench.launch(name, self.fill(tuple(argv), step.arm), {}, step.limit_s),
+                source=Path(self.models[step.arm, step.of]["path"]) if step.of else None,
             )
         self.models[step.arm, step.model] = fields
         self.journal.emit("model", name=step.model, seconds=time.monotonic() - begin, **fields)
@@ -214,6 +220,28 @@ class Worker:
                 )
             )
 
+    def _check(self, step: CheckStep) -> None:
+        self.runs.hold()
+        self._progress(step.id, 0, 0, about(step.gate))
+        result = run_check(self.bench, step, lambda argv, files: self.fill(argv, step.arm, **files))
+        models = {command.model for command in step.commands if command.model}
+        read = {name: self.models[step.arm, name]["model_id"] for name in sorted(models)}
+        if isinstance(step.gate, HarnessGate):
+            read[f"kernels/{step.gate.kernel}"] = digest(step.files, 16)
+        self.journal.emit(
+            "check", id=step.id, arm=step.arm, build_id=self.builds[step.arm], inputs=read, env=step.env, **result
+        )
+        if result["status"] == "failed":
+            self.closed_arms.add(step.arm)
+            role, said = list(result["readings"].items())[-1]
+            look = f"{role} {'stderr' if 'problem' in said else 'stdout'}"
+            self.fail(
+                GateFailed(
+                    f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(result['reasons'])}",
+                    next=f"dgxlab logs {self.job.job_id} {result['raw'][look]['path']}",
+                )
+            )
+
     def _run(self, step: RunStep) -> None:
         left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
         runs = [other.id for other in self.plan.steps if isinstance(other, RunStep)]
@@ -237,6 +265,7 @@ class Worker:
         ModelStep: _model,
         ProbeStep: _probe,
         GateStep: _gate,
+        CheckStep: _check,
         RunStep: _run,
         ChainStep: _chain,
     }

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from dgxlab.agent.parse.judge import shown
 from dgxlab.cli._out import Out, clean
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, Check, about, from_json
 from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
 
@@ -40,8 +41,9 @@ class Lines:
             return []
         if event["event"] == "build":
             self._arms.add(event["arm"])
-        if event["event"] == "gate" and len(self._arms) > 1:
-            return _gate(event, f" of {event['arm']}")
+        if event["event"] in ("gate", "check") and len(self._arms) > 1:
+            say = _gate if event["event"] == "gate" else _check
+            return say(event, f" of {event['arm']}")
         return lines(event)
 
 
@@ -76,6 +78,14 @@ def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
     words = f"{about}: {event['status']}, {counted} ({duration(event['seconds'])})"
     recorded = gate["expect"] is None and event["status"] == "passed"
     return [words + ("; recorded as what to expect from now on" if recorded else "")]
+
+
+def _check(event: Mapping[str, Any], whose: str = "") -> list[str]:
+    gate: Check = from_json(Check, event["gate"])  # type: ignore[arg-type]
+    again = ", after the chains" if event["id"].endswith(":after") else ""
+    found = "; ".join((*event["reasons"], *shown(gate, event["readings"])))
+    words = f"gate {about(gate)}{' for' + whose[3:] if whose else ''}{again}: {event['status']}"
+    return [f"{words}, {found or 'nothing read'} ({duration(event['seconds'])})"]
 
 
 def _run(event: Mapping[str, Any]) -> list[str]:
@@ -144,6 +154,7 @@ _SAY: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "build": _build,
     "model": _model,
     "gate": _gate,
+    "check": _check,
     "run": _run,
 }
 

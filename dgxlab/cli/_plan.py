@@ -13,12 +13,15 @@ from dgxlab.model import (
     CANDIDATE,
     BuildStep,
     ChainStep,
+    CheckStep,
     GateStep,
     ModelStep,
     Plan,
     ProbeStep,
     RunStep,
     Step,
+    about,
+    limits,
 )
 from dgxlab.stats import SCREEN_DRIFT_LIMIT
 from dgxlab.stats.chain import BURN_IN_RUNS, EXTRA_CYCLES
@@ -58,6 +61,12 @@ def _step(step: Step) -> Iterator[str]:
     elif isinstance(step, GateStep):
         yield _command(step.argv, dict(step.env))
         yield f"  must pass {step.gate.expect or 'every case; the count is recorded'}"
+    elif isinstance(step, CheckStep):
+        text = f"{{text}} is {plural(step.text.words, 'word')} of seed {step.text.seed}" if step.text else ""
+        files = f"{{files}} is a folder with {plural(len(step.files), 'file')}" if step.files else ""
+        yield f"  {'; '.join(filter(None, (about(step.gate), text, files)))}"
+        yield from (_command(command.argv, dict(command.env)) for command in step.commands)
+        yield f"  must hold: {'; '.join(limits(step.gate))}"
     else:
         yield _command(step.argv, dict(step.env))
         yield _cells(step)

@@ -73,7 +73,7 @@ def gate(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Build and run the parity gates alone.
+    """Build and run the gates alone.
 
     Example: dgxlab gate experiments/quickstart.yaml
     """
@@ -202,7 +202,7 @@ def _noting(gates: list[str], watch: Watch) -> Watch:
     """Return a watch that also notes how every gate ended."""
 
     def see(event: Mapping[str, Any]) -> None:
-        if event["event"] == "gate":
+        if event["event"] in ("gate", "check"):
             gates.append(event["status"])
         watch(event)
 

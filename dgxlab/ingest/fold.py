@@ -225,6 +225,15 @@ class _Fold:
             where = {"pin": source["pin"], "tree": source["tree"]}
             self.store.put("expectations", {**where, **identity, **counts})
 
+    def on_check(self, event: Event) -> None:
+        """A gate on a model was judged."""
+        row = {name: event[name] for name in ("arm", "build_id", "kind", "status", "seconds")}
+        texts = ("gate", "inputs", "env", "commands", "readings", "reasons", "raw")
+        row |= {name: canonical(event[name]) for name in texts}
+        row |= {"step": event["id"], "gate_digest": gate_digest(event["gate"], event["env"]), "at": event["t"]}
+        key = {"check_id": self._key(event), "job_id": self.job.job_id, "host_id": self.host_id}
+        self.store.put("checks", {**key, **row})
+
     def on_run(self, event: Event) -> None:
         """One launch of a benchmark, valid or not, with every raw value."""
         run_id = self._key(event)
@@ -286,6 +295,7 @@ EVENTS: dict[str, Callable[[_Fold, Event], None]] = {
     "build": _Fold.on_build,
     "model": _Fold.on_model,
     "gate": _Fold.on_gate,
+    "check": _Fold.on_check,
     "run": _Fold.on_run,
     "error": _Fold.on_error,
     "end": _Fold.on_end,

@@ -10,7 +10,7 @@ from typing import Any
 
 from dgxlab import stats
 from dgxlab.agent.slots import Slot, flaw
-from dgxlab.model import BASELINE, BURN_IN, ChainStep, GateStep, Plan
+from dgxlab.model import BASELINE, BURN_IN, ChainStep, Check, CheckStep, GateStep, Plan, about, from_json
 from dgxlab.store import Job, Store
 
 ENDS = {
@@ -97,7 +97,7 @@ class Evidence:
     def gated_after(self, step: ChainStep) -> bool:
         """Tell whether every gate was asked that the plan has for a chain's arms after its chains."""
         last = max(index for index, other in enumerate(self.plan.steps) if isinstance(other, ChainStep))
-        wanted = [other.arm for other in self.plan.steps[last:] if isinstance(other, GateStep)]
+        wanted = [other.arm for other in self.plan.steps[last:] if isinstance(other, (GateStep, CheckStep))]
         return all(self._asked_after.count(arm) >= wanted.count(arm) for arm in step.arms)
 
 
@@ -144,6 +144,12 @@ def _gates(store: Store, job_id: str) -> Iterator[tuple[Gate, str]]:
         why = "; ".join(json.loads(row["reasons"]))
         sentence = f"gate {row['op']} on {row['backend']} failed for {row['arm']} {when} the chains: {why}"
         yield Gate(row["arm"], after, sentence), row["status"]
+    for row in store.rows("SELECT * FROM checks WHERE job_id = ? ORDER BY at, check_id", (job_id,)):
+        after = first is not None and _line(row["check_id"]) > first
+        when = "after" if after else "before"
+        why = "; ".join(json.loads(row["reasons"]))
+        name = about(from_json(Check, json.loads(row["gate"])))  # type: ignore[arg-type]
+        yield Gate(row["arm"], after, f"gate {name} failed for {row['arm']} {when} the chains: {why}"), row["status"]
 
 
 def _line(key: str) -> int:

@@ -12,8 +12,8 @@ from dgxlab import judgement, plan, stats
 from dgxlab.agent.devices import uses_cuda
 from dgxlab.agent.slots import claims
 from dgxlab.errors import SpecError
-from dgxlab.model import ChainStep, Experiment, FileModel, GateStep, NoiseFloor, Plan, Source, model_id
-from dgxlab.store import Store
+from dgxlab.model import ChainStep, CheckStep, Experiment, FileModel, GateStep, NoiseFloor, Plan, Source, model_id
+from dgxlab.store import Store, gate_digest
 
 BURN_IN = 3
 """Runs of burn-in that a chain usually takes."""
@@ -182,7 +182,7 @@ class _Times:
 
     def __init__(self, store: Store, made: Plan, host_id: str) -> None:
         self._chains = [_seconds_of_runs(store, chain, host_id) for chain in made.chains]
-        gates = [step for step in made.steps if isinstance(step, GateStep)]
+        gates = [step for step in made.steps if isinstance(step, (GateStep, CheckStep))]
         # both arms have about the baseline's gates
         self._gates = [2 * _seconds_of_gate(store, gate, host_id) for gate in gates]
 
@@ -206,7 +206,13 @@ def _seconds_of_runs(store: Store, chain: ChainStep, host_id: str) -> float:
     return stats.median([row["seconds"] for row in found]) if found else math.inf
 
 
-def _seconds_of_gate(store: Store, gate: GateStep, host_id: str) -> float:
+def _seconds_of_gate(store: Store, gate: GateStep | CheckStep, host_id: str) -> float:
+    if isinstance(gate, CheckStep):
+        found = store.rows(
+            "SELECT seconds FROM checks WHERE host_id = ? AND gate_digest = ? ORDER BY at DESC LIMIT 1",
+            (host_id, gate_digest(gate.gate, gate.env)),
+        )
+        return float(found[0]["seconds"]) if found else math.inf
     found = store.rows(
         "SELECT seconds FROM gates WHERE host_id = ? AND op = ? AND backend = ? ORDER BY at DESC LIMIT 1",
         (host_id, gate.gate.op, gate.gate.backend),

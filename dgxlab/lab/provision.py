@@ -55,9 +55,9 @@ def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> 
     for arm in job.arms:
         _send_source(cache, host, arm.source, missing, watch)
         missing -= {arm.source.pin, arm.source.commit}  # the arms of a session have their pin in common
-    models = [(step.model, step.recipe) for step in job.steps if isinstance(step, ModelStep) and step.recipe]
-    for name, recipe in {model_id(recipe): (name, recipe) for name, recipe in models}.values():
-        if model_id(recipe) in probe.to_send:
+    models = {step.recipe: step.model for step in job.steps if isinstance(step, ModelStep)}
+    for recipe, name in models.items():
+        if isinstance(recipe, SyntheticModel) and model_id(recipe) in probe.to_send:
             _send_model(cache, host, name, recipe, watch)
 
 
@@ -110,9 +110,18 @@ def _send_model(cache: PinCache, host: Host, name: str, recipe: SyntheticModel, 
     tell(f"making model {name} here and sending {large} to {host.name}, whose Python has no gguf package")
     with cache.scratch() as folder:
         file = folder / "f16.gguf"
-        synth.write(recipe, file)
+        vocabulary = _vocabulary(cache, recipe, folder) if recipe.vocab else None
+        synth.write(recipe, file, vocabulary)
         digest, body = sha256(file), _reading(file, f"model {name} to {host.name}", watch)
         retry.again(host, lambda: host.send_model(model_id(recipe), digest, body), tell)
+
+
+def _vocabulary(cache: PinCache, recipe: SyntheticModel, folder: Path) -> Path:
+    """Return a copy of llama.cpp's file that holds a recipe's vocabulary."""
+    cache.require(recipe.vocab_pin)
+    file = folder / "vocabulary.gguf"
+    file.write_bytes(cache.git.read("cat-file", "blob", f"{recipe.vocab_pin}:{synth.vocabulary_path(recipe)}"))
+    return file
 
 
 def _reading(file: Path, what: str, watch: Watch) -> Stdin:

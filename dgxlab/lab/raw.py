@@ -13,6 +13,7 @@ from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
 from dgxlab.lab.archive import RawFile, copy, incoming, listing, path_of
 from dgxlab.lab.base import Lab, Watch, noted
+from dgxlab.model import CheckStep, about, from_json
 from dgxlab.store import Job, Store
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host
@@ -32,7 +33,7 @@ WHOLE_JOB = {
     "raw/telemetry-host.jsonl": "the host's condition, twice a second",
     "raw/telemetry-gpu.csv": "the GPUs' condition, twice a second",
 }
-STREAMS = {".out": "stdout", ".err": "stderr", ".log": "output"}
+STREAMS = {".out": "stdout", ".err": "stderr", ".log": "output", ".txt": "text"}
 
 
 def keep(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
@@ -85,6 +86,8 @@ def describe(job: Job, path: str) -> str:
 def _step(step: Mapping[str, Any]) -> tuple[str, ...]:
     if step["kind"] == "gate":
         return step["id"], step["gate"]["op"], step["gate"]["backend"]
+    if step["kind"] == "check":
+        return step["id"], about(from_json(CheckStep, step).gate)
     return step["id"], step.get("tool", "")
 
 
@@ -132,7 +135,8 @@ def _compare(job: Job, files: Mapping[str, RawFile], known: Mapping[str, str], n
 def _recorded(store: Store, job: Job) -> dict[str, str]:
     """Return the sha256 of every file that the record knows: the output of gates and runs, and the plan."""
     found = store.rows(
-        "SELECT raw FROM runs WHERE job_id = :job UNION ALL SELECT raw FROM gates WHERE job_id = :job",
+        "SELECT raw FROM runs WHERE job_id = :job UNION ALL SELECT raw FROM gates WHERE job_id = :job"
+        " UNION ALL SELECT raw FROM checks WHERE job_id = :job",
         {"job": job.job_id},
     )
     streams = [stream for row in found for stream in json.loads(row["raw"]).values()]

@@ -54,7 +54,7 @@ def run(
     Args:
         again: Measure everything, up to date or not.
         tree: A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty.
-        bench: False for the parity gates alone, which then always run.
+        bench: False for the gates alone, which then always run.
         wait_s: How long the job may wait for its devices, 0 for not at all.
 
     Raises:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from dgxlab import matrix, plan
+from dgxlab import checks, matrix, plan
 from dgxlab.errors import SpecError, UsageError, edit
 from dgxlab.lab.base import Side
 from dgxlab.model import (
     PROTOCOL,
     WAIT_S,
     Cell,
+    Check,
     Experiment,
     FileModel,
     GateStep,
+    HarnessGate,
     ParityGate,
     Plan,
+    SyntheticModel,
     build_id,
     digest,
     model_id,
@@ -32,7 +35,7 @@ class Todo:
     cells: frozenset[tuple[str, str, str]]
     """(model name, environment digest, cell key) to measure."""
     planned: int
-    gates: tuple[ParityGate, ...]
+    gates: tuple[ParityGate | Check, ...]
 
     @property
     def nothing(self) -> bool:
@@ -49,7 +52,7 @@ def ask(host: Host, *sides: Side) -> Probe:
     commits = [commit for side in sides for commit in (side.source.pin, side.source.commit)]
     models = [model for side in sides for model in side.experiment.models.values()]
     paths = [model.path for model in models if isinstance(model, FileModel)]
-    recipes = [model_id(model) for model in models if not isinstance(model, FileModel)]
+    recipes = [model_id(model) for model in models if isinstance(model, SyntheticModel)]
     probe = host.probe(*(list(dict.fromkeys(asked)) for asked in (commits, paths, recipes)))
     for side in sides:
         _need_models(side.experiment, host.name, probe)
@@ -73,15 +76,21 @@ def left_to_do(store: Store, side: Side, probe: Probe, *, again: bool = False, b
     host_id = probe.facts.host_id
     done = set() if again else store.up_to_date(build, host_id, list(asked.values()), PROTOCOL)
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
-    parity = [gate for gate in experiment.gates if isinstance(gate, ParityGate)]
-    gates = tuple(gate for gate in parity if again or not bench or not _passed(store, experiment, gate, build, host_id))
+    gates = plan.own(experiment)
+    if bench and not again:
+        gates = [gate for gate in gates if not _passed(store, experiment, gate, build, probe)]
     if not bench and not gates:
-        raise UsageError(f"{experiment.name} has no parity gate under gates:", next=edit(experiment.path))
-    return Todo(cells, len(asked), gates)
+        raise UsageError(f"{experiment.name} has no gate that runs by itself under gates:", next=edit(experiment.path))
+    return Todo(cells, len(asked), tuple(gates))
 
 
-def _passed(store: Store, experiment: Experiment, gate: ParityGate, build: str, host_id: str) -> bool:
-    asked = gate_digest(gate, plan.gate_env(experiment, gate))
+def _passed(store: Store, experiment: Experiment, gate: ParityGate | Check, build: str, probe: Probe) -> bool:
+    asked, host_id = gate_digest(gate, plan.gate_env(experiment, gate)), probe.facts.host_id
+    if not isinstance(gate, ParityGate):
+        read = {name: identity(experiment, name, probe) for name in checks.models_of(gate)}
+        if isinstance(gate, HarnessGate):
+            read[f"kernels/{gate.kernel}"] = digest(checks.kernel_files(experiment.root, gate.kernel), 16)
+        return store.check_passed(build, host_id, asked, read)
     return store.gate_passed(build, host_id, asked, expect=gate.expect, unsupported=gate.unsupported)
 
 

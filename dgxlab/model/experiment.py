@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from dgxlab.model.wire import digest, to_json
+from dgxlab.model.checks import GreedyGate, HarnessGate, PerplexityGate
+from dgxlab.model.wire import LATER, digest, to_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name from a spec may be: it becomes a file name on the host."""
@@ -58,6 +59,20 @@ class SyntheticModel:
     """A type that llama-quantize knows; F16 is written as it is."""
     pure: bool = True
     """Every tensor in `quant` (llama-quantize --pure)."""
+    vocab: str = field(default="", metadata=LATER)
+    """The pin's models/ggml-vocab-NAME.gguf, whose tokenizer it gets; "" for none."""
+    vocab_pin: str = field(default="", metadata=LATER)
+    """The commit that the vocabulary comes from."""
+    scales: bool = field(default=False, metadata=LATER)
+    """Every matrix of a layer has a `.scale` of its own, as models published in NVFP4 have."""
+
+
+@dataclass(frozen=True)
+class DerivedModel:
+    """A synthetic model that was finished, in another type: F32 for exactly the weights that its blocks stand for."""
+
+    source: SyntheticModel
+    quant: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class FileModel:
     path: str
 
 
-Model = Union[SyntheticModel, FileModel]
+Model = Union[SyntheticModel, DerivedModel, FileModel]
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class EngagedGate:
     tools: tuple[str, ...] = ("backend-ops", "llama-bench", "batched-bench")
 
 
-Gate = Union[ParityGate, EngagedGate]
+Gate = Union[ParityGate, EngagedGate, GreedyGate, PerplexityGate, HarnessGate]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from dgxlab.model.experiment import Param, ParityGate, SyntheticModel
-from dgxlab.model.wire import digest
+from dgxlab.model.checks import Check
+from dgxlab.model.experiment import DerivedModel, Param, ParityGate, SyntheticModel
+from dgxlab.model.wire import LATER, digest
 
 PROTOCOL = 1
 """Version of plan, journal and agent taken together; results of another protocol are measured again."""
@@ -100,13 +101,15 @@ class ModelStep:
     """The spec's name for it; argv of later steps says {model:NAME}."""
     path: str
     """Where it is, with placeholders."""
-    recipe: SyntheticModel | None = None
+    recipe: Union[SyntheticModel, DerivedModel, None] = None
     make: tuple[str, ...] = ()
-    """Writes {out}, an f16 GGUF; empty for a file that must be there."""
+    """Writes {out}, an f16 GGUF; empty for a file that must be there, and for one made from another model."""
     quantize: tuple[str, ...] = ()
     """Reads {in}, writes {out}; empty when f16 is what is wanted."""
     limit_s: float = 3600.0
     kind: str = "model"
+    of: str = field(default="", metadata=LATER)
+    """The model that `quantize` reads; "" where it reads what `make` wrote."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,51 @@ class GateStep:
     env: Mapping[str, str]
     limit_s: float = 3600.0
     kind: str = "gate"
+
+
+ARM, AGAINST, REFERENCE = "arm", "against", "reference"
+"""What a command of a check shows: the arm, the same in another environment, the reference of both."""
+
+
+@dataclass(frozen=True)
+class CheckCommand:
+    """One launch of a check."""
+
+    role: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    model: str = ""
+    """The model that it reads, or ""."""
+
+
+@dataclass(frozen=True)
+class CheckText:
+    """Text that the agent writes for a check, made of words that a seed chooses."""
+
+    words: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class CheckStep:
+    """Run a gate's commands in order and judge what they print, all of it together."""
+
+    id: str
+    arm: str
+    gate: Check
+    commands: tuple[CheckCommand, ...]
+    """Their argv may say {text}, {files}, and {logits} for a file; the latter two are gone afterwards."""
+    text: Union[CheckText, None] = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What is put into a folder first, by path below it."""
+    limit_s: float = 3600.0
+    """Longest time of one command."""
+    kind: str = "check"
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment of the arm's command."""
+        return next(command.env for command in self.commands if command.role == ARM)
 
 
 @dataclass(frozen=True)
@@ -210,7 +258,7 @@ class ChainStep:
         return tuple(dict.fromkeys((self.baseline.arm, self.candidate.arm)))
 
 
-Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, RunStep, ChainStep]
+Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, CheckStep, RunStep, ChainStep]
 
 
 def arms_of(step: Step) -> tuple[str, ...]:

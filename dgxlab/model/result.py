@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dgxlab.model.experiment import Model, SyntheticModel
+from dgxlab.model.experiment import FileModel, Model
 from dgxlab.model.plan import Source
 from dgxlab.model.wire import digest
 
@@ -77,5 +77,5 @@ def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> 
 
 def model_id(model: Model) -> str:
     """Return a model's identity: its recipe's digest, or its path until the host has looked at the file."""
-    kind = "synthetic" if isinstance(model, SyntheticModel) else "file"
+    kind = "file" if isinstance(model, FileModel) else "synthetic"
     return f"{kind}-{digest(model, 16)}"

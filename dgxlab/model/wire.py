@@ -8,10 +8,14 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
+
+LATER: Mapping[str, Any] = types.MappingProxyType({"later": True})
+"""Metadata of a field that came later: it is written only where it differs from its default, so that what was recorded
+before keeps its digest."""
 
 
 def canonical(value: Any) -> str:
@@ -23,7 +27,15 @@ def _open(value: Any) -> dict[str, Any]:
     """Return what json has no word for as an object."""
     if isinstance(value, Mapping):
         return dict(value)
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return dict(_written(value))
+
+
+def _written(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a record that stand in its JSON."""
+    for f in dataclasses.fields(value):
+        said = getattr(value, f.name)
+        if not (f.metadata and said == f.default):
+            yield f.name, said
 
 
 def digest(value: Any, length: int = 64) -> str:
@@ -40,7 +52,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): to_json(v) for k, v in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {name: to_json(said) for name, said in _written(value)}
     return value
 
 
@@ -92,7 +104,8 @@ def _decode_union(options: tuple[Any, ...], value: Any) -> Any:
         if "kind" in value and names.get("kind") == value["kind"]:
             return _decode_record(option, value)
     for option in records:
-        if set(value) == {f.name for f in dataclasses.fields(option)}:
+        fields = dataclasses.fields(option)
+        if {f.name for f in fields if not f.metadata} <= set(value) <= {f.name for f in fields}:
             return _decode_record(option, value)
     raise ValueError(f"none of {[record.__name__ for record in records]} has the fields {sorted(value)}")
 

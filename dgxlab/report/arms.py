@@ -51,7 +51,7 @@ class ArmCells:
 
     def gates_origin(self) -> Provenance:
         """Return where its gates come from."""
-        jobs = {str(row["job_id"]) for row in self.evidence.gates.values()}
+        jobs = {str(row["job_id"]) for row in (*self.evidence.gates.values(), *self.evidence.checks.values())}
         return origin_of(self.experiment, self.arm, self.evidence, jobs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from dgxlab.model import (
     SESSIONS,
     Arm,
     Cell,
+    Check,
+    CheckStep,
     Experiment,
     FileModel,
     GateStep,
@@ -58,12 +60,22 @@ class GateAsk:
 
 
 @dataclass(frozen=True)
+class CheckAsk:
+    """A gate on a model that should have been run."""
+
+    gate: Check
+    env: Mapping[str, str]
+    digest: str
+
+
+@dataclass(frozen=True)
 class ArmAsk:
     """All that one arm should have."""
 
     arm: Arm
     cells: tuple[CellAsk, ...]
     gates: tuple[GateAsk, ...]
+    checks: tuple[CheckAsk, ...]
     models: Mapping[str, Model]
 
 
@@ -256,21 +268,29 @@ def _arm_of_experiment(experiment: Experiment, arm: Arm) -> ArmAsk:
     except DgxlabError:  # a rule that came later refuses it; then it has no cells to look for
         launches = []
     cells = [cell_ask(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
-    gates = [
-        GateAsk(gate, gate_digest(gate, plan.gate_env(experiment, gate)))
-        for gate in experiment.gates
-        if isinstance(gate, ParityGate)
-    ]
-    return ArmAsk(arm, _unique(cells), tuple({gate.digest: gate for gate in gates}.values()), experiment.models)
+    asked = [(gate, plan.gate_env(experiment, gate)) for gate in plan.own(experiment)]
+    return ArmAsk(arm, _unique(cells), *_gates(asked), models=experiment.models)
 
 
 def _arm_of_plan(whole: Plan, arm: Arm) -> ArmAsk:
     steps = [step for step in whole.steps if arm.name in arms_of(step)]
     runs = [run for run in whole.runs if run.arm == arm.name]
     cells = [cell_ask(cell, run.model, run.env) for run in runs for cell in run.cells]
-    gates = [GateAsk(step.gate, gate_digest(step.gate, step.env)) for step in steps if isinstance(step, GateStep)]
+    asked = [(step.gate, step.env) for step in steps if isinstance(step, (GateStep, CheckStep))]
     models = {step.model: step.recipe or FileModel(step.path) for step in whole.steps if isinstance(step, ModelStep)}
-    return ArmAsk(arm, _unique(cells), tuple({gate.digest: gate for gate in gates}.values()), models)
+    return ArmAsk(arm, _unique(cells), *_gates(asked), models=models)
+
+
+def _gates(
+    asked: Sequence[tuple[ParityGate | Check, Mapping[str, str]]],
+) -> tuple[tuple[GateAsk, ...], tuple[CheckAsk, ...]]:
+    """Return the gates that are asked for, each once: a session asks before and after."""
+    parity = [GateAsk(gate, gate_digest(gate, env)) for gate, env in asked if isinstance(gate, ParityGate)]
+    others = [CheckAsk(gate, env, gate_digest(gate, env)) for gate, env in asked if not isinstance(gate, ParityGate)]
+    return (
+        tuple({gate.digest: gate for gate in parity}.values()),
+        tuple({check.digest: check for check in others}.values()),
+    )
 
 
 def cell_ask(cell: Cell, model: str, env: Mapping[str, str]) -> CellAsk:

@@ -9,6 +9,7 @@ from dgxlab.errors import UsageError
 from dgxlab.model import SESSIONS, Experiment, Source
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
+from dgxlab.report.checks import failed_check, gate_of
 from dgxlab.report.evidence import Evidence, Key, Lost, find
 from dgxlab.report.failures import failed_gate, failed_session, some
 from dgxlab.report.records import Failure, Missing, Report, SessionReport
@@ -115,6 +116,9 @@ def _failed_gates(found: _Found) -> list[Failure]:
     return [
         failed_gate(gate, again=newest[gate["gate_digest"]]["status"] != "failed")
         for gate in found.evidence.failed_gates
+    ] + [
+        failed_check(gate_of(row), row, again=found.evidence.checks[row["gate_digest"]]["status"] != "failed")
+        for row in found.evidence.failed_checks
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats
-from dgxlab.model import BURN_IN, Model, RunStep, SyntheticModel, model_id
+from dgxlab.model import BURN_IN, FileModel, Model, RunStep, model_id
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk, label
 from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of, rows_of, together
 from dgxlab.report.numbers import Quantity
@@ -60,6 +60,8 @@ class Evidence:
         measured: In the order asked.
         gates: The newest of each gate, by its digest.
         failed_gates: Every gate that failed on this build and host, newest first.
+        checks: The newest of each gate on a model, by its digest.
+        failed_checks: Every gate on a model that failed on this build and host, newest first.
         lost: Every run on this build and host that does not count, newest first.
     """
 
@@ -68,6 +70,8 @@ class Evidence:
     measured: tuple[Measured, ...] = ()
     gates: Mapping[str, Row] = field(default_factory=dict)
     failed_gates: tuple[Row, ...] = ()
+    checks: Mapping[str, Row] = field(default_factory=dict)
+    failed_checks: tuple[Row, ...] = ()
     lost: tuple[Lost, ...] = ()
 
 
@@ -78,14 +82,16 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     mine = {(row["job_id"], row["arm"]) for row in arms}
     runs = [row for row in rows_of(store, RUNS, jobs) if (row["job_id"], row["arm"]) in mine]
     gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
+    checks = [row for row in rows_of(store, CHECKS, builds) if (row["job_id"], row["arm"]) in mine]
     runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the last wins
     gates.sort(key=lambda row: (row["at"], row["gate_id"]))
-    if not runs and not gates:
+    if not runs and not gates and not checks:
         return Evidence(arms[-1]["build_id"] if arms else None, machine(store, ask.host, ask.host_id))
-    newest = max(runs + gates, key=lambda row: float(row["at"]))
+    newest = max(runs + gates + checks, key=lambda row: float(row["at"]))
     context = (newest["build_id"], newest["host_id"])
     runs = [row for row in runs if (row["build_id"], row["host_id"]) == context]
     gates = [row for row in gates if (row["build_id"], row["host_id"]) == context]
+    checks = [row for row in checks if (row["build_id"], row["host_id"]) == context]
     # a chain's runs count where nothing else gave the cell: beside those of an ordinary session they would be another
     # day's, of a session that may have drifted; a burn-in warms up and never counts
     valid = [row for row in runs if row["status"] == "valid" and row["role"] != BURN_IN]
@@ -96,7 +102,9 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
         _measured(store, arm, valid),
         {row["gate_digest"]: row for row in gates},
         tuple(row for row in reversed(gates) if row["status"] == "failed"),
-        _lost(store, [row for row in reversed(runs) if row["status"] != "valid"]),
+        {row["gate_digest"]: row for row in checks},
+        tuple(row for row in reversed(checks) if row["status"] == "failed"),
+        lost=_lost(store, [row for row in reversed(runs) if row["status"] != "valid"]),
     )
 
 
@@ -110,6 +118,8 @@ GATES = """SELECT gates.*, expectations.job_id AS recorded_by
            FROM gates JOIN arms USING (job_id, arm, build_id)
            LEFT JOIN expectations USING (pin, tree, gate_digest)
            WHERE build_id IN ({marks}) ORDER BY at, gate_id"""
+
+CHECKS = """SELECT * FROM checks WHERE build_id IN ({marks}) ORDER BY at, check_id"""
 
 SAMPLES = """SELECT run_id, cell, metric, value, unit FROM samples
              WHERE run_id IN ({marks}) AND discarded IS NULL ORDER BY run_id, cell, metric, ordinal"""
@@ -207,7 +217,7 @@ def _inputs(store: Store, runs: Sequence[Row]) -> dict[tuple[str, str], str]:
 
 def _accepted(model: Model, inputs: Mapping[tuple[str, str], str], valid: Sequence[Row]) -> str:
     """Return the model_id that counts: the recipe's, or of a file what it was in the newest run that read it."""
-    if isinstance(model, SyntheticModel):
+    if not isinstance(model, FileModel):
         return model_id(model)
     ids = [
         str(row["model_id"])

@@ -82,7 +82,7 @@ def _gates(store: Store, wanted: Asked) -> Page:
     if wanted.experiment:
         made += _gates_alone(store, wanted)
     if not made:
-        raise UsageError("no parity gate was asked for there", next="dgxlab report")
+        raise UsageError("no gate was asked for there", next="dgxlab report")
     return Page(wanted.form, (gates_beside(store, wanted, made[0]), *made[1:]))
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement
+from dgxlab.model import about
+from dgxlab.report.checks import gate_of
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import Column, Glance, Overview
 from dgxlab.report.session import WORDS
@@ -23,9 +25,15 @@ NEWEST = """SELECT job_id, kind, name, host, state, error,
                    (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id) AS runs
             FROM jobs ORDER BY intent_at DESC, job_id DESC LIMIT ?"""
 
-LATEST_GATES = """WITH ranked AS (
+LATEST_GATES = """WITH every AS (
+                      SELECT gate_id, build_id, host_id, gate_digest, at, op || ' on ' || backend AS what, NULL AS gate,
+                             arm, passed, total, status, reasons, job_id FROM gates
+                      UNION ALL
+                      SELECT check_id, build_id, host_id, gate_digest, at, '', gate, arm, NULL, NULL, status, reasons,
+                             job_id FROM checks),
+                  ranked AS (
                       SELECT *, row_number() OVER (PARTITION BY build_id, host_id, gate_digest
-                                                   ORDER BY at DESC, gate_id DESC) AS place FROM gates)
+                                                   ORDER BY at DESC, gate_id DESC) AS place FROM every)
                   SELECT * FROM ranked WHERE place = 1 ORDER BY at DESC, gate_id DESC"""
 """The newest of each gate on each build and host."""
 
@@ -85,7 +93,7 @@ def _gates(store: Store) -> Glance:
     found = store.rows(LATEST_GATES)
     rows: list[dict[str, Value]] = [
         {
-            "gate": f"{row['op']} on {row['backend']}",
+            "gate": about(gate_of(row)) if row["gate"] else row["what"],
             "arm": row["arm"],
             "build": row["build_id"],
             "count": None if row["total"] is None else f"{row['passed']}/{row['total']}",

@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING
 
 from dgxlab import stats, units
 from dgxlab.judgement import Judged
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, Arm, ChainStep, GateStep, ModelStep, Plan, SyntheticModel
+from dgxlab.model import (
+    BASELINE,
+    BURN_IN,
+    CANDIDATE,
+    Arm,
+    ChainStep,
+    CheckStep,
+    GateStep,
+    ModelStep,
+    Plan,
+)
+from dgxlab.report.checks import TITLE, check_row, failed_check, used_columns
 from dgxlab.report.conditions import Row, rows_of
 from dgxlab.report.evidence import GATES, machine, samples_of
 from dgxlab.report.failures import failed_gate
 from dgxlab.report.numbers import Mean
 from dgxlab.report.records import Column, Failure, Provenance, SessionTable
-from dgxlab.report.tables import GATE_COLUMNS, env_text, gate_row
+from dgxlab.report.tables import GATE_COLUMNS, env_text, gate_row, synthetic
 from dgxlab.store import gate_digest
 
 if TYPE_CHECKING:
@@ -56,7 +67,7 @@ class Session:
     def origin(self, arm: Arm, models: Iterable[str] = ()) -> Provenance:
         """Return where an arm's numbers come from; `models` are those that they are about."""
         steps = [step for step in self.plan.steps if isinstance(step, ModelStep) and step.arm == arm.name]
-        made = {step.model for step in steps if isinstance(step.recipe, SyntheticModel)}
+        made = {step.model for step in steps if synthetic(step.recipe)}
         return Provenance(
             experiment=arm.name,
             sessions=(self.job.job_id,),
@@ -114,10 +125,10 @@ class Session:
         return found
 
     def gate_tables(self) -> list[SessionTable]:
-        """Return the table of all gates, none where there are none."""
+        """Return the tables of all gates, none where there are none."""
         gates = self.gates()
         if not gates:
-            return []
+            return self._check_tables()
         rows = [
             {
                 "arm": step.arm,
@@ -138,12 +149,35 @@ class Session:
                 tuple(rows),
                 self.origin(self.baseline),
                 candidate=self.origin(self.candidate) if self.candidate else None,
-            )
+            ),
+            *self._check_tables(),
         ]
+
+    def checks(self) -> list[tuple[CheckStep, Row | None]]:
+        """Return every gate on a model with what came of it, None where it was not run."""
+        found = self.store.rows("SELECT * FROM checks WHERE job_id = ?", (self.job.job_id,))
+        rows = {row["step"]: row for row in found}
+        return [(step, rows.get(step.id)) for step in self.plan.steps if isinstance(step, CheckStep)]
+
+    def _check_tables(self) -> list[SessionTable]:
+        checks = self.checks()
+        if not checks:
+            return []
+        rows = [{"arm": step.arm, "when": _when(step), **check_row(step.gate, step.env, row)} for step, row in checks]
+        columns = (Column("arm", "arm"), Column("when", "when"), *used_columns(rows))
+        models = {step.gate.model for step, _ in checks}
+        candidate = self.origin(self.candidate, models) if self.candidate else None
+        origin = self.origin(self.baseline, models)
+        return [SessionTable("gates", TITLE, columns, tuple(rows), origin, candidate=candidate)]
 
     def failed_gates(self) -> list[Failure]:
         """Return the gates that failed, and why."""
-        return [
+        on_models = [
+            failed_check(step.gate, row, f" of {step.arm} {_when(step)} the chains")
+            for step, row in self.checks()
+            if row is not None and row["status"] == "failed"
+        ]
+        return on_models + [
             failed_gate(row, f" of {step.arm} {_when(step)} the chains")
             for step, row in self.gates()
             if row is not None and row["status"] == "failed"
@@ -165,7 +199,7 @@ class Session:
         ]
 
 
-def _when(step: GateStep) -> str:
+def _when(step: GateStep | CheckStep) -> str:
     return "after" if step.id.endswith(":after") else "before"
 
 

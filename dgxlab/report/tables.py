@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgxlab import units
-from dgxlab.model import Param, SyntheticModel
+from dgxlab.model import DerivedModel, Model, Param, SyntheticModel
 from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
+from dgxlab.report.checks import TITLE, check_row, used_columns
 from dgxlab.report.conditions import range_of
 from dgxlab.report.evidence import Evidence, Measured
 from dgxlab.report.numbers import Quantity, Value
@@ -79,6 +80,7 @@ CONCURRENCY = Form(
 def tables(name: str, arm: ArmAsk, evidence: Evidence) -> tuple[Table, ...]:
     """Return every table that an arm has something for; `name` is the experiment that it belongs to."""
     found = [_gates(name, arm, evidence)] if arm.gates else []
+    found += [_checks(name, arm, evidence)] if arm.checks else []
     by_tool = {tool: [m for m in evidence.measured if m.ask.cell.tool == tool] for tool in FORMS}
     for tool, (form, title) in FORMS.items():
         for heading, cells in _grouped(by_tool[tool], title).items():
@@ -88,7 +90,7 @@ def tables(name: str, arm: ArmAsk, evidence: Evidence) -> tuple[Table, ...]:
 
 def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
     """Return where cells come from; all have one build and host, see `evidence`."""
-    models = {cell.ask.model for cell in cells if isinstance(arm.models.get(cell.ask.model), SyntheticModel)}
+    models = {cell.ask.model for cell in cells if synthetic(arm.models.get(cell.ask.model))}
     return origin_of(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
 
 
@@ -120,6 +122,19 @@ def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
         columns.insert(2, Column("env", "env"))
     jobs = (str(row["job_id"]) for row in found if row is not None)
     return Table("gates", "Gates", tuple(columns), tuple(rows), origin_of(name, arm, evidence, jobs))
+
+
+def _checks(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
+    found = [evidence.checks.get(ask.digest) for ask in arm.checks]
+    rows = [check_row(ask.gate, ask.env, row) for ask, row in zip(arm.checks, found, strict=True)]
+    jobs = (str(row["job_id"]) for row in found if row is not None)
+    models = tuple(sorted({ask.gate.model for ask in arm.checks if synthetic(arm.models.get(ask.gate.model))}))
+    return Table("gates", TITLE, used_columns(rows), tuple(rows), origin_of(name, arm, evidence, jobs, models))
+
+
+def synthetic(model: Model | None) -> bool:
+    """Tell whether a model was made from a recipe."""
+    return isinstance(model, (SyntheticModel, DerivedModel))
 
 
 def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from dgxlab import synth
 from dgxlab.errors import SpecError
+from dgxlab.model import DerivedModel, Model, SyntheticModel, environments
 from dgxlab.spec import flags
 from dgxlab.spec.entries import BenchSpec, LlamaBenchSpec
 from dgxlab.spec.fields import shell_text
@@ -20,6 +22,8 @@ MAX_CELLS = 100_000
 
 SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables whose values are nobody's business: what a spec says is recorded, printed and kept in git."""
+FEWEST_TOKENS = 100
+"""Fewer than so many are no statistics for llama-perplexity, which then prints none and exits 0."""
 
 Finding = tuple[Loc, str]
 """Where, and what is wrong."""
@@ -32,6 +36,7 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from _engaged(spec)
     yield from _secrets(spec)
     yield from _compiler_flags(spec)
+    yield from _on_models(spec)
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
         for rule in _ENTRY_RULES:
@@ -47,17 +52,24 @@ def _compiler_flags(spec: ExperimentSpec) -> Iterator[Finding]:
 
 
 def _something_to_do(spec: ExperimentSpec) -> Iterator[Finding]:
-    if not spec.bench and not any(gate.backend_ops for gate in spec.gates):
-        yield ("bench",), "missing: with neither bench nor a parity gate there is nothing to do"
+    if not spec.bench and all(gate.engaged for gate in spec.gates):
+        yield ("bench",), "missing: with neither bench nor a gate that runs by itself there is nothing to do"
 
 
 def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
     for name, model in spec.models.items():
-        if model.synthetic:
+        made = model.derived and spec.models.get(model.derived.of)
+        recipe = model.synthetic or (made.synthetic if made else None)
+        if model.derived and not recipe:
+            known = [other for other, found in spec.models.items() if found.synthetic]
+            text = f"no synthetic model {shown(model.derived.of)} under models{nearest(model.derived.of, known)}"
+            yield ("models", name, "derived", "of"), text
+        if recipe:
             try:
-                synth.check(model.synthetic.record())
+                asked = recipe.record(spec.llama_cpp.pin)
+                synth.check(replace(asked, quant=model.derived.quant) if model.derived else asked)
             except SpecError as error:
-                yield ("models", name, "synthetic"), error.message
+                yield ("models", name, model.kind[0]), error.message
 
 
 def _engaged(spec: ExperimentSpec) -> Iterator[Finding]:
@@ -69,12 +81,58 @@ def _engaged(spec: ExperimentSpec) -> Iterator[Finding]:
 
 
 def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
-    gates = (("gates", place, *gate.kind) for place, gate in enumerate(spec.gates) if gate.backend_ops)
+    gates = (("gates", place, *gate.kind) for place, gate in enumerate(spec.gates) if not gate.engaged)
     bench = (("bench", place, *entry.kind) for place, entry in enumerate(spec.bench or []))
     text = "looks like a secret, and a spec is recorded: it belongs to the host's env in hosts.yaml"
     yield from ((("env", name), text) for name in filter(SECRET.fullmatch, spec.env))
     for part, place, kind, body in (*gates, *bench):
-        yield from (((part, place, kind, "env", name), text) for name in filter(SECRET.fullmatch, body.env))
+        for key in ("env", "against"):
+            names = filter(SECRET.fullmatch, getattr(body, key, {}))
+            yield from (((part, place, kind, key, name), text) for name in names)
+
+
+def _on_models(spec: ExperimentSpec) -> Iterator[Finding]:
+    """Check the gates that run a whole model."""
+    records = spec.model_records()
+    for place, gate in enumerate(spec.gates):
+        kind, body = gate.kind
+        if kind not in ("greedy", "perplexity"):
+            continue
+        for key in ("model", "reference"):
+            name = getattr(body, key, None)
+            if name is None:
+                continue
+            if name not in spec.models:
+                yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
+            elif (found := records.get(name)) and not has_text(found):
+                yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
+        for text in _evidence(spec, kind, body):
+            yield ("gates", place, kind), text
+
+
+def has_text(found: Model) -> bool:
+    """Tell whether a model has a tokenizer, as far as the spec knows."""
+    recipe = found.source if isinstance(found, DerivedModel) else found
+    return not isinstance(recipe, SyntheticModel) or bool(recipe.vocab)
+
+
+def _evidence(spec: ExperimentSpec, kind: str, body: Any) -> Iterator[str]:
+    """Yield why a gate on a model could only pass, or never."""
+    arm, other = environments(body.record(), spec.env)
+    if body.against and arm == other:
+        yield "against changes nothing: the arm's environment is that already"
+    if kind == "greedy":
+        if not body.against and body.expect is None:
+            yield "compares with nothing: give against, expect or both"
+        return
+    if body.kld_ratio_at_most is not None and not body.against:
+        yield "kld_ratio_at_most needs against, the environment that the arm is held against"
+    if body.against and body.kld_ratio_at_most is None:
+        yield "against is of no use without kld_ratio_at_most"
+    if (body.kld_ratio_at_most, body.kld_at_most, body.ppl_ratio_at_most) == (None, None, None):
+        yield "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"
+    if (counted := (body.n_ctx - 1 - body.n_ctx // 2) * body.chunks) < FEWEST_TOKENS:
+        yield f"counts {counted} tokens and llama-perplexity wants {FEWEST_TOKENS}: raise chunks or n_ctx"
 
 
 # -- one bench entry --------------------------------------------------------------------------------------------------

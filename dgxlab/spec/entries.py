@@ -37,6 +37,7 @@ from dgxlab.spec.fields import (
     Tool,
     Whole,
 )
+from dgxlab.spec.gates import GreedyGateSpec, HarnessGateSpec, PerplexityGateSpec
 
 
 class ParityGateSpec(Strict):
@@ -79,6 +80,9 @@ class GateSpec(OneKind):
 
     backend_ops: Maybe[ParityGateSpec] = Field(default=None, alias="backend-ops")
     engaged: Maybe[EngagedGateSpec] = None
+    greedy: Maybe[GreedyGateSpec] = None
+    perplexity: Maybe[PerplexityGateSpec] = None
+    harness: Maybe[HarnessGateSpec] = None
 
     def record(self) -> model.Gate:
         """Return the record of the one kind that is there."""

@@ -28,6 +28,8 @@ OP = re.compile(r"[A-Z][A-Z0-9_]*")
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUANT = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 ARCH = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+GPU_ARCH = re.compile(r"native|sm_[0-9]{2,3}[af]?")
+MD5 = re.compile(r"[0-9a-f]{32}")
 CPU_MASK = re.compile(r"0x[0-9a-fA-F]{1,128}")
 MODEL_PATH = re.compile(r"(/|~/)[^\n]*")
 SOURCE = re.compile(
@@ -202,6 +204,9 @@ Param = Annotated[
     Any, AfterValidator(_param), Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]})
 ]
 CpuMask = Annotated[str, *matching(CPU_MASK, 'a mask in hexadecimal, in quotes: "0xff"')]
+GpuArch = Annotated[str, *matching(GPU_ARCH, "an architecture by nvcc's name, as sm_90, or native")]
+Md5 = Annotated[str, *matching(MD5, "an md5: 32 hex digits, in lower case")]
+Ratio = Annotated[float, Field(gt=0, le=1e6)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Width = Annotated[int, Field(ge=1, le=2**22)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -220,6 +225,9 @@ Tool = Literal["backend-ops", "llama-bench", "batched-bench"]
 
 Env = dict[EnvKey, str]
 """Environment variables; values must be text."""
+
+Against = dict[EnvKey, str | None]
+"""What another environment has instead; null for a variable that it does not have."""
 
 Args = Annotated[list[Argument], OneOrMany()]
 """Raw arguments of a program."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -58,32 +59,45 @@ class SyntheticSpec(Strict):
     n_head_kv: Width = 4
     """Key and value heads."""
     n_vocab: Width = 1000
-    """Size of the vocabulary, which has no text."""
+    """Size of the vocabulary, which has no text unless vocab names one."""
     n_ctx_train: Count = 4096
     """Context length that the model states, in tokens."""
     seed: Whole = 0
     """Seed of the weights."""
     quant: Quant = "Q4_0"
-    """A type that llama-quantize knows, or F16."""
+    """A type that llama-quantize knows, F16, or NVFP4 for the matrices of layers and F16 for the others."""
     pure: bool = True
-    """Every tensor in quant (llama-quantize --pure)."""
+    """Every tensor in quant (llama-quantize --pure); of no meaning for NVFP4 and F16."""
+    vocab: Maybe[Name] = None
+    """Tokenizer of the pin's models/ggml-vocab-NAME.gguf, for gates on text: llama-spm, with n_vocab 32000."""
+    scales: bool = False
+    """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
 
-    def record(self) -> model.SyntheticModel:
-        """Return the recipe."""
-        return model.SyntheticModel(**self.model_dump())
+    def record(self, pin: str) -> model.SyntheticModel:
+        """Return the recipe; a vocabulary is the pin's."""
+        made = model.SyntheticModel(**self.model_dump(exclude={"vocab"}))
+        return replace(made, vocab=self.vocab, vocab_pin=pin) if self.vocab else made
+
+
+class DerivedSpec(Strict):
+    """A synthetic model that was quantised, in another type: the exact values of its blocks as F32."""
+
+    of: Name
+    """The name of a synthetic model."""
+    quant: Quant = "F32"
+    """A type that llama-quantize knows; F32 keeps every value."""
 
 
 class ModelSpec(OneKind):
-    """A model: a GGUF file that is on the host, or a recipe."""
+    """A model: a GGUF file that is on the host, a recipe, or what is made from a model of one."""
 
     path: Maybe[ModelPath] = None
     """A GGUF file on the host, as /... or ~/..."""
     synthetic: Maybe[SyntheticSpec] = None
     """A model to write; every key has a default."""
 
-    def record(self) -> model.Model:
-        """Return the record of the one kind that is there."""
-        return self.synthetic.record() if self.synthetic else model.FileModel(str(self.path))
+    derived: Maybe[DerivedSpec] = None
+    """A model to make from a synthetic one."""
 
 
 class SessionSpec(Strict):
@@ -147,8 +161,22 @@ class ExperimentSpec(Strict):
             series=tuple(self.series),
             cmake=dict(self.cmake),
             env=dict(self.env),
-            models={name: spec.record() for name, spec in self.models.items()},
+            models=self.model_records(),
             gates=tuple(gate.record() for gate in self.gates),
             bench=tuple(entry.record() for entry in self.bench or ()),
             session=model.Session(**self.session.model_dump()),
         )
+
+    def model_records(self) -> dict[str, model.Model]:
+        """Return the models; one that is derived of no synthetic model is left out, and refused elsewhere."""
+        pin = self.llama_cpp.pin
+        recipes = {name: spec.synthetic.record(pin) for name, spec in self.models.items() if spec.synthetic}
+        found: dict[str, model.Model] = {}
+        for name, spec in self.models.items():
+            if spec.path is not None:
+                found[name] = model.FileModel(spec.path)
+            elif spec.derived and spec.derived.of in recipes:
+                found[name] = model.DerivedModel(recipes[spec.derived.of], spec.derived.quant)
+            elif spec.synthetic:
+                found[name] = recipes[name]
+        return found

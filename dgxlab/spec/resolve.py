@@ -1,10 +1,11 @@
 """From spec files to one tree: `extends` chains, and what a child's value does to its parent's.
 
 maps             merge, key by key
-models.NAME      merges with a model of its own kind; of another kind (path, synthetic) it replaces it
+models.NAME      merges with a model of its own kind; of another kind (path, synthetic, derived) it replaces it
 gates            append, and no child can remove one. A gate with the identity of an inherited one refines it where it
                  stands: what the child writes counts (`expect: null` too), the rest is inherited. The identity of a
-                 parity gate is op, backend and env, of an engaged gate its marker and tools
+                 parity gate is op, backend and env, of an engaged gate its marker and tools, of the others all but
+                 what they must reach and their time
 other lists      replace
 name, hypothesis are the file's own and never inherited; a spec without a name is called like its file
 """
@@ -19,8 +20,11 @@ from typing import Any
 from dgxlab.spec.nodes import Loc, Mark, Node, Problem, fail, plain, printable, refuse, shown
 from dgxlab.spec.yaml_file import read_file
 
-MODEL_KINDS = frozenset({"path", "synthetic"})
+MODEL_KINDS = frozenset({"path", "synthetic", "derived"})
 """A model entry has one of these keys."""
+
+LIMITS = ("expect", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
+"""Keys of a gate that say what it must reach, and in which time."""
 
 OWN = ("name", "hypothesis")
 """Keys that say what a file is: a child does not inherit them."""
@@ -155,6 +159,8 @@ def _gate_identity(gate: Node) -> str:
     ((kind, body),) = value.items()
     if not isinstance(body, dict):
         return ""
+    if kind in ("greedy", "perplexity", "harness"):
+        return json.dumps([kind, {k: v for k, v in body.items() if k not in LIMITS}], sort_keys=True)
     if kind == "backend-ops":
         return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)
     tools = body.get("tools")

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from dgxlab.model import digest, plan_digest
+from dgxlab.agent.parse.judge import judge_check
+from dgxlab.model import Check, digest, from_json, plan_digest
 from dgxlab.store.connect import named_errors
 from dgxlab.store.records import figure_digest
 from dgxlab.store.schema import PUBLISHED
@@ -114,7 +115,15 @@ def _identities(store: Store) -> list[str]:
     for row in store.rows("SELECT job_id, plan, plan_digest FROM jobs ORDER BY job_id"):
         if plan_digest(_load(row["plan"])) != row["plan_digest"]:
             wrong.append(f"the plan of job {row['job_id']} is not what its digest says")
-    return [*wrong, *_figures(store), *_imports(store)]
+    return [*wrong, *_checks(store), *_figures(store), *_imports(store)]
+
+
+def _checks(store: Store) -> Iterator[str]:
+    """Judge every gate on a model again."""
+    for row in store.rows("SELECT check_id, gate, readings, reasons FROM checks ORDER BY check_id"):
+        gate: Check = from_json(Check, _load(row["gate"]))  # type: ignore[arg-type]
+        if list(judge_check(gate, _load(row["readings"]))) != _load(row["reasons"]):
+            yield f"gate {row['check_id']} is not what its readings say"
 
 
 def _figures(store: Store) -> Iterator[str]:

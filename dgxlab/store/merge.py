@@ -63,6 +63,7 @@ TABLES = (  # parents before children
     Table("inputs", ("job_id", "model_id")),
     Table("cells", ("cell",), may_differ=("label",)),
     Table("gates", ("gate_id",)),
+    Table("checks", ("check_id",)),
     Table("expectations", ("pin", "tree", "gate_digest"), may_differ=("job_id",)),
     Table("runs", ("run_id",)),
     Table("rows", ("run_id", "cell"), part_of=("runs", "run_id")),

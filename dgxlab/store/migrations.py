@@ -21,6 +21,7 @@ from dgxlab.store.schema import (
     APPEND_ONLY,
     APPLICATION_ID,
     CHAIN_RUNS,
+    CHECKS,
     EVIDENCE,
     IMPORTED,
     IMPORTS,
@@ -77,6 +78,13 @@ def m006_from_elsewhere(db: Database) -> None:
     _make_append_only(db, IMPORTED)
     _make_append_only(db, PUBLISHED, settled=("line",))
     _make_append_only(db, ("imports",), settled=("name", "at", "content"))
+
+
+@MIGRATIONS()
+def m007_checks(db: Database) -> None:
+    """Gates on a whole model."""
+    _run(db, CHECKS)
+    _make_append_only(db, ("checks",))
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:

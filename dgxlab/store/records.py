@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import Experiment, ParityGate, Plan, canonical, digest, from_json, subject, to_json
+from dgxlab.model import Check, Experiment, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
 """How far a job has come. `lost` is below the ends: a journal that turns up later may still tell how it ended."""
@@ -95,11 +95,14 @@ def the_one(found: Sequence[str], text: str, otherwise: str = "", *, next: str =
     raise UsageError(said, next="dgxlab jobs" if found else next)
 
 
-def gate_digest(gate: ParityGate | Mapping[str, Any], env: Mapping[str, str]) -> str:
+def gate_digest(gate: ParityGate | Check | Mapping[str, Any], env: Mapping[str, str]) -> str:
     """Return the identity of what a gate checks, whatever count it must reach: 16 hex digits.
 
+    A gate on a model has its limits in it: what passed one was not asked about another.
     `env` is all that the program gets, the gate's own variables among it.
     """
+    if not isinstance(gate, ParityGate) and "op" not in (gate if isinstance(gate, Mapping) else ()):
+        return digest([{k: v for k, v in to_json(gate).items() if k not in ("limit_s", "env")}, env], 16)
     asked = {k: v for k, v in to_json(gate).items() if k not in ("expect", "unsupported", "limit_s", "env")}
     return digest([asked, env], 16)
 

@@ -202,7 +202,8 @@ class Store:
             """SELECT * FROM jobs WHERE (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name)
                AND (:host IS NULL OR host = :host)
                AND (EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
-                    OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id))
+                    OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id)
+                    OR EXISTS (SELECT 1 FROM checks WHERE checks.job_id = jobs.job_id))
                ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
             {"kind": kind, "name": name, "host": host},
         )
@@ -281,6 +282,18 @@ class Store:
             return False
         counted = expect is None or expect.total == found[0]["total"]
         return counted and unsupported in (None, found[0]["unsupported"])
+
+    def check_passed(
+        self, build_id: str, host_id: str, gate_digest: str, inputs: Mapping[str, str], protocol: int = PROTOCOL
+    ) -> bool:
+        """Tell whether the latest verdict of a gate on these models, this build and host is a pass."""
+        found = self.rows(
+            """SELECT checks.* FROM checks JOIN jobs USING (job_id)
+               WHERE build_id = ? AND checks.host_id = ? AND gate_digest = ? AND inputs = ? AND jobs.protocol = ?
+               ORDER BY at DESC, check_id DESC LIMIT 1""",
+            (build_id, host_id, gate_digest, canonical(inputs), protocol),
+        )
+        return bool(found) and found[0]["status"] == "passed"
 
     def expectation(self, pin: str, tree: str, gate_digest: str) -> tuple[Expectation, int | None] | None:
         """Return the count that the first clean gate recorded, with how many cases were unsupported (None: unknown)."""

@@ -14,7 +14,7 @@ from dgxlab.agent import child, models
 from dgxlab.agent.measure import Launch
 from dgxlab.agent.root import Root
 from dgxlab.errors import RemoteError
-from dgxlab.model import ModelStep, SyntheticModel
+from dgxlab.model import DerivedModel, ModelStep, SyntheticModel
 
 NAME = "synthetic-1"
 F16 = b"GGUF f16"
@@ -83,3 +83,16 @@ def test_neither_sent_nor_at_hand(root: Root, launch: Callable[[str, Sequence[st
     """A host that was believed to have gguf says what failed."""
     with pytest.raises(RemoteError, match="the synthetic model was not made: false ended"):
         models.synthesize(root, STEP, "synthetic-2", root.models / "synthetic-2.gguf", launch)
+
+
+def test_a_derived_model_is_made_from_the_finished_one(
+    root: Root, launch: Callable[[str, Sequence[str]], Launch], tmp_path: Path
+) -> None:
+    """Nothing is written for it, and the model that it is made from stays."""
+    source = tmp_path / "source.gguf"
+    source.write_bytes(b"GGUF quantised")
+    step = ModelStep("model:d", "arm", "d", "", DerivedModel(SyntheticModel(), "F32"), (), STEP.quantize, of="m")
+    path = root.models / "synthetic-2.gguf"
+    fields = models.synthesize(root, step, "synthetic-2", path, launch, source=source)
+    assert path.read_bytes() == source.read_bytes() == b"GGUF quantised"
+    assert fields["recipe"]["source"]["arch"] == "llama"

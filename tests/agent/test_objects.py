@@ -62,3 +62,14 @@ def test_cut_packs_are_forgotten(stream: tuple[str, bytes], tmp_path: Path) -> N
     there.receive(BytesIO(content))
     assert list(packs.glob("tmp_*")) == [young]
     assert there.missing([pin]) == []
+
+
+def test_a_file_of_a_commit_is_copied_byte_for_byte(stream: tuple[str, bytes], tmp_path: Path) -> None:
+    """One that is not there is named, with the commit and git's own reason."""
+    pin, content = stream
+    there = Objects(tmp_path / "root" / "src" / "llama.cpp.git")
+    there.receive(BytesIO(content))
+    there.copy(pin, "ggml/ggml.c", tmp_path / "copy")
+    assert (tmp_path / "copy").read_text() == toy.GGML
+    with pytest.raises(RemoteError, match=rf"^models/v.gguf of {pin[:12]} cannot be read on the host: fatal: .*v.gguf"):
+        there.copy(pin, "models/v.gguf", tmp_path / "copy")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,17 @@ import pytest
 
 from dgxlab.errors import RemoteError, UsageError
 from dgxlab.ingest import COLD, ingest
-from dgxlab.model import Expectation, canonical, digest
+from dgxlab.model import Expectation, canonical, digest, model_id
 from dgxlab.store import Store, check
 from tests.journals import (
     CAPPED,
+    CHECK,
     CLOCK,
     FROM_ELSEWHERE,
     T0,
     TABLES,
     THROTTLED,
+    TINY,
     Journal,
     arm,
     cell,
@@ -60,7 +63,7 @@ def test_a_whole_job(store: Store) -> None:
     assert ingest(store, JOB, journal.lines()) == []
     counts = {table: len(rows) for table, rows in dump(store).items()}
     of_runs = dict.fromkeys(("runs", "rows", "telemetry", "flags"), 2)
-    of_chains = dict.fromkeys(("chain_runs", "verdicts"), 0)
+    of_chains = dict.fromkeys(("chain_runs", "verdicts", "checks"), 0)
     none = dict.fromkeys(FROM_ELSEWHERE, 0)
     assert counts == {**dict.fromkeys(TABLES, 1), **of_runs, **of_chains, **none, "samples": 8}
     assert check(store) == []
@@ -68,6 +71,20 @@ def test_a_whole_job(store: Store) -> None:
     assert (job.state, job.exit_code, job.finished_at, job.journal_bytes) == ("done", 0, T0 + 6, len(journal.text()))
     assert (job.host_id, job.boot_id, job.agent_version) == ("host-a", "boot-of-host-a", "0.1.0")
     assert job.facts == json.loads(canonical(facts()))
+
+
+def test_a_gate_on_a_model_is_kept_as_it_was_judged(store: Store) -> None:
+    """What it asked, what each command showed, and its identity, in which its limits are and its time is not."""
+    measured(store, begun().check(0.003).check(limit_s=1.0).check(gate=replace(CHECK, kld_ratio_at_most=0.75)))
+    failed, again, looser = store.rows("SELECT * FROM checks ORDER BY at")
+    assert (failed["status"], failed["step"], failed["kind"]) == ("failed", "gate:1", "perplexity")
+    assert json.loads(failed["readings"])["arm"]["kld"] == 0.003
+    assert "is 0.75 times that in the environment of against" in json.loads(failed["reasons"])[0]
+    assert (again["status"], again["reasons"]) == ("passed", "[]")
+    assert failed["gate_digest"] == again["gate_digest"] != looser["gate_digest"]
+    assert store.check_passed(failed["build_id"], "host-a", failed["gate_digest"], {"tiny": model_id(TINY)})
+    assert not store.check_passed(failed["build_id"], "host-a", failed["gate_digest"], {"tiny": "another"})
+    assert check(store) == []
 
 
 def test_a_run_keeps_everything(store: Store) -> None:

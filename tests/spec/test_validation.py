@@ -286,7 +286,7 @@ def test_long_values_are_cut() -> None:
         ("llama_cpp:\n", "x.yaml:1: llama_cpp: must be a map, not nothing"),
         (
             f"llama_cpp: {{pin: {'a' * 40}}}\n",
-            "x.yaml:1: bench: missing: with neither bench nor a parity gate there is nothing to do",
+            "x.yaml:1: bench: missing: with neither bench nor a gate that runs by itself there is nothing to do",
         ),
     ],
 )

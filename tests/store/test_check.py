@@ -14,7 +14,7 @@ from tests.journals import Journal, cell, compared, intend, plan, whole
 @pytest.fixture
 def damaged(store: Store) -> Store:
     """A sound store with every guard taken off, as if somebody had edited it with another program."""
-    journal = whole("job-1", runs=1, samples=2)
+    journal = whole("job-1", runs=1, samples=2).check()
     intend(store, journal)
     ingest(store, "job-1", journal.lines())
     from_elsewhere(store)
@@ -47,6 +47,12 @@ def damaged(store: Store) -> Store:
         ("UPDATE gates SET total = 0, passed = 0", "gate job-1/3 passed without passing all of a positive number"),
         ("UPDATE gates SET expected = 1104", "gate job-1/3 passed without passing all of a positive number"),
         ("UPDATE gates SET passed = NULL", "gate job-1/3 passed without passing all of a positive number"),
+        ("UPDATE checks SET reasons = '[\"why\"]'", "gate job-1/6 is not what its readings say"),
+        (
+            "UPDATE checks SET readings = replace(readings, '0.004', '0.001')",
+            "gate job-1/6 is not what its readings say",
+        ),
+        ("UPDATE checks SET build_id = 'B'", "1 rows of checks refer to arms that are not there"),
         ("UPDATE published SET value = 818", f"figure {figure()['figure']} of published is not the digest"),
         ("UPDATE published SET value = 9e999", f"published figure {figure()['figure']} is not a finite number"),
         ("UPDATE published_gates SET unit = 'md5'", "of published_gates is not the digest of what it says"),

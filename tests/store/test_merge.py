@@ -45,7 +45,7 @@ def known() -> list[Journal]:
     again.run({512: [9.0], 1024: [7.0]}).add("error", exit_code=4, message="it crashed", next="", details="")
     dirty = arm("patched", source(["w4a16"], dirty=True))
     third = Journal(plan("job-3", [arm(), dirty]), facts("host-b", "spark"), t=1e9).job().build().build("patched")
-    third.model().gate().run().run({2048: [3.25, 3.5]}, arm="patched")
+    third.model().gate().check().run().run({2048: [3.25, 3.5]}, arm="patched")
     return [whole("job-1"), again.end("failed", 4), third.end(), compared("job-4")]
 
 

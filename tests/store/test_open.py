@@ -123,6 +123,17 @@ def test_a_session_goes_into_a_database_of_version_4(folder: Path) -> None:
         assert check(store) == judgement.check(store) == []
 
 
+def test_a_gate_on_a_model_goes_into_a_database_of_version_6(folder: Path) -> None:
+    """What was recorded before there were such gates stays, and takes one."""
+    path = older(folder / "results.db", "m007_checks")
+    journal = whole("job-1").check().check(0.003)
+    with Store.open(path) as store:
+        intend(store, journal)
+        ingest(store, "job-1", journal.lines())
+        assert [row["status"] for row in store.rows("SELECT status FROM checks ORDER BY at")] == ["passed", "failed"]
+        assert check(store) == []
+
+
 def test_seven_backups_are_kept(folder: Path) -> None:
     """The newest seven stay; files that are not ours are never touched."""
     path = filled(folder / "results.db")

@@ -41,6 +41,8 @@ EXPECTED = {
     "imports": "import_id sha256 size tool format provenance notes content name at",
     "imported_rows": "import_id position label params",
     "imported": "import_id position metric ordinal value unit discarded",
+    "checks": "check_id job_id build_id host_id arm step kind gate gate_digest inputs env commands readings status"
+    " reasons raw seconds at",
     "builds": "build_id pin tree commit_id series dirty cmake toolchain binaries libraries cmake_cache seconds job_id",
     "models": "model_id name path size digest recipe job_id",
 }
@@ -80,12 +82,13 @@ def test_version_counts_the_migrations() -> None:
     assert [name.split("_")[0] for name in names] == [f"m{number:03}" for number in range(1, VERSION + 1)]
 
 
-@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY, "chain_runs", *FROM_ELSEWHERE])
+@pytest.mark.parametrize("table", [*APPEND_ONLY, *TELEMETRY, "chain_runs", "checks", *FROM_ELSEWHERE])
 def test_evidence_is_append_only(folder: Path, table: str) -> None:
     """Evidence can neither be changed, nor deleted, nor replaced."""
     journal = compared("job-1")
     journal.events[-1:] = whole("job-1").events[4:5]  # a run with a flag, outside of the chain
     journal.events[-1]["seq"] = len(journal.events) - 1
+    journal.check(arm=journal.plan.arms[0].name)
     with Store.open(folder / "results.db") as store:
         intend(store, journal)
         ingest(store, "job-1", journal.lines())

@@ -190,3 +190,72 @@ def test_an_older_file_is_replaced_only_by_a_whole_one(folder: Path) -> None:
     synth.write(SMALL, out)
     assert out.read_bytes()[:4] == b"GGUF"
     assert [path.name for path in folder.iterdir()] == ["m.gguf"]
+
+
+# -- vocabularies and scales ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def vocabulary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A vocabulary of 37 tokens, as llama.cpp keeps them: a GGUF file without tensors."""
+    monkeypatch.setitem(synth.VOCABULARIES, "llama-spm", 37)
+    path = folder / "vocabulary.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(11)  # of the model that it was taken from
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([f"▁{number}" for number in range(37)])
+    writer.add_token_scores([-0.5 * number for number in range(37)])
+    writer.add_token_types([1] * 37)
+    writer.add_bos_token_id(1)
+    writer.add_add_bos_token(True)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.close):
+        write()
+    return path
+
+
+def test_the_tokenizer_is_the_vocabularys_and_nothing_else_is(folder: Path, vocabulary: Path) -> None:
+    """Every key of the tokenizer with its type; the weights and the other keys are as without one."""
+    recipe = replace(SMALL, vocab="llama-spm", vocab_pin="a" * 40)
+    synth.write(recipe, folder / "text.gguf", vocabulary)
+    synth.write(SMALL, folder / "mute.gguf")
+    (of_text, weights), (of_mute, others), (wanted, _) = (
+        read(folder / f"{name}.gguf") for name in ("text", "mute", "vocabulary")
+    )
+    tokenizer = {name: value for name, value in wanted.items() if name.startswith("tokenizer.")}
+    assert len(tokenizer) == 6
+    assert {name: value for name, value in of_text.items() if name.startswith("tokenizer.")} == tokenizer
+    assert of_text["llama.context_length"] == of_mute["llama.context_length"] == SMALL.n_ctx_train
+    assert weights.keys() == others.keys()
+    assert all(np.array_equal(weights[name], others[name]) for name in others)
+
+
+def test_another_number_of_tokens_is_refused(folder: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pin whose vocabulary is another one says so, before anything is written."""
+    monkeypatch.setitem(synth.VOCABULARIES, "llama-spm", 38)
+    recipe = replace(SMALL, vocab="llama-spm", n_vocab=38)
+    with pytest.raises(SpecError, match="vocab llama-spm of the pin has 37 tokens, not 38, which n_vocab says"):
+        synth.write(recipe, folder / "text.gguf", vocabulary)
+    assert not (folder / "text.gguf").exists()
+
+
+def test_every_matrix_of_a_layer_has_a_scale(folder: Path) -> None:
+    """One F32 of 0.5 to 1 each, not all the same; the weights are as without them, norms and embeddings have none."""
+    synth.write(replace(SMALL, scales=True), folder / "scaled.gguf")
+    synth.write(SMALL, folder / "plain.gguf")
+    (_, scaled), (_, plain) = (read(folder / f"{name}.gguf") for name in ("scaled", "plain"))
+    scales = {name: value for name, value in scaled.items() if name.endswith(".scale")}
+    assert len(scales) == 7 * SMALL.n_layer
+    assert {(value.dtype.str, value.shape) for value in scales.values()} == {("<f4", (1,))}
+    assert all(0.5 <= value[0] < 1 for value in scales.values())
+    assert len({float(value[0]) for value in scales.values()}) > 7
+    assert {name for name in scaled if name not in scales} == plain.keys()
+    assert all(np.array_equal(scaled[name], plain[name]) for name in plain)
+
+
+def test_nvfp4_has_a_way_of_its_own() -> None:
+    """llama-quantize has no such file type: the layers' matrices are named, the others stay F16."""
+    (program, *words, source, out, kind) = synth.quantize_argv("NVFP4", pure=True)
+    assert (program, source, out, kind) == ("{bin}/llama-quantize", "{in}", "{out}", "Q8_0")
+    assert " ".join(words) == "--tensor-type blk=nvfp4 --output-tensor-type f16 --token-embedding-type f16"
+    assert synth.quantize_argv("Q4_0", pure=True)[1] == "--pure"
+    assert synth.quantize_argv("F16", pure=True) == ()

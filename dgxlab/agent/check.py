@@ -1,0 +1,87 @@
+"""Gates beside test-backend-ops: the commands of one step, run in order and judged together."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dgxlab.agent.failure import full_disk
+from dgxlab.agent.job import sha256
+from dgxlab.agent.measure import Bench, Launch
+from dgxlab.agent.parse.completion import read_greedy
+from dgxlab.agent.parse.harness import read_harness
+from dgxlab.agent.parse.judge import judge_check
+from dgxlab.agent.parse.perplexity import read_divergence, read_reference
+from dgxlab.agent.text import text
+from dgxlab.model import REFERENCE, CheckCommand, CheckStep, GreedyGate, HarnessGate, to_json
+
+Fill = Callable[[Sequence[str], Mapping[str, str]], list[str]]
+"""Replaces a command's placeholders, given those of its step."""
+
+
+def run_check(bench: Bench, step: CheckStep, fill: Fill) -> dict[str, Any]:
+    """Run a step's commands, none after one that failed, and judge them; returns fields of its `check` event."""
+    stem = step.id.replace(":", "-")
+    words, logits, files = bench.raw / f"{stem}.txt", bench.raw.parent / f"{stem}.logits", bench.raw.parent / stem
+    commands: list[dict[str, Any]] = []
+    readings: dict[str, dict[str, Any]] = {}
+    raw: dict[str, Any] = {}
+    if step.text:
+        words.write_text(text(step.text.words, step.text.seed), encoding="utf-8")
+        raw["text"] = _file(words)
+    try:
+        _write(files, step.files)
+        for command in step.commands:
+            argv = fill(command.argv, {"text": str(words), "logits": str(logits), "files": str(files)})
+            launched = bench.launch(f"{step.id}-{command.role}", argv, command.env, step.limit_s)
+            told = {"role": command.role, "argv": argv, "env": dict(command.env), "rc": launched.ended.rc}
+            commands.append({**told, "seconds": launched.ended.seconds})
+            raw |= {f"{command.role} {stream}": file for stream, file in launched.raw().items()}
+            readings[command.role] = _read(step, command, launched)
+            if "problem" in readings[command.role]:
+                break
+    finally:
+        # gigabytes where the model is large; both are made again from what is kept
+        logits.unlink(missing_ok=True)
+        shutil.rmtree(files, ignore_errors=True)
+    reasons = judge_check(step.gate, readings)
+    return {
+        "kind": step.gate.name,
+        "gate": to_json(step.gate),
+        "commands": commands,
+        "readings": readings,
+        "status": "failed" if reasons else "passed",
+        "reasons": list(reasons),
+        "raw": raw,
+        "seconds": sum(command["seconds"] for command in commands),
+    }
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str, Any]:
+    tests = read_harness(launched.errors()) if isinstance(step.gate, HarnessGate) else {}
+    if tests.get("failed"):  # then make fails too, and says less
+        return tests
+    if not launched.ended.ok:
+        program = Path(command.argv[0]).name
+        ended = launched.ended.sentence(program, step.limit_s)
+        return {"problem": f"{ended}: {launched.last_words()}{full_disk(launched.stdout.parent)}"}
+    if isinstance(step.gate, HarnessGate):
+        return tests
+    if isinstance(step.gate, GreedyGate):
+        return read_greedy(launched.stdout.read_bytes(), launched.errors())
+    if command.role == REFERENCE:
+        return read_reference(launched.text(), launched.errors(), step.gate.chunks)
+    return read_divergence(launched.text(), step.gate.chunks)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {"path": f"raw/{path.name}", "sha256": sha256(path), "size": path.stat().st_size}

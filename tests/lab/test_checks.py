@@ -1,0 +1,221 @@
+"""Gates on models and kernels, with toys that misbehave as the real ones do: what passes, what fails and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dgxlab import judgement, report, store
+from dgxlab.errors import SpecError
+from dgxlab.lab import ab, describe
+from dgxlab.model import Experiment, GreedyGate, HarnessGate, PerplexityGate, Session
+from tests import toy
+from tests.lab.conftest import ToyLab
+from tests.lab.test_run import kinds
+
+GREEDY = GreedyGate("m", n_prompt=8, n_gen=4, against={"TOY": "same"})
+PERPLEXITY = PerplexityGate("m", "m", n_ctx=64, chunks=4, against={"TOY": "worse"}, kld_ratio_at_most=0.5)
+
+
+def gated(toy_lab: ToyLab, *gates: Any, **changes: Any) -> Experiment:
+    """Return an experiment with these gates and one quick bench entry."""
+    return toy_lab.experiment(gates=gates, bench=(toy.llama_bench(),), **changes)
+
+
+def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
+    """They are recorded with commands, environments, what was read and what was kept; then they are up to date."""
+    experiment = gated(toy_lab, GREEDY, PERPLEXITY)
+    outcome, events = toy_lab.run(experiment)
+    assert outcome.error is None
+    greedy, perplexity = kinds(events, "check")
+    assert greedy["readings"]["arm"] == greedy["readings"]["against"]
+    assert (greedy["readings"]["arm"]["n_prompt"], greedy["readings"]["arm"]["n_gen"]) == (9, 4)
+    assert [command["role"] for command in perplexity["commands"]] == ["reference", "arm", "against"]
+    assert [command["env"] for command in perplexity["commands"]] == [{"TOY": "worse"}, {}, {"TOY": "worse"}]
+    assert "--device" in perplexity["commands"][0]["argv"]
+    assert [perplexity["readings"][role]["kld"] for role in ("arm", "against")] == [0.001, 0.004]
+    assert [event["event"] for event in events if event["event"] in ("check", "run")] == ["check", "check", "run"]
+    job = toy_lab.root / "jobs" / outcome.job_id
+    assert not list(job.glob("*.logits"))
+    said = describe(toy_lab.lab.store.job(outcome.job_id), "raw/gate-1-against.err")
+    assert said == "gate:1 perplexity of m against m against stderr"
+    assert {file["path"] for file in perplexity["raw"].values()} <= {
+        f"raw/{file.name}" for file in (job / "raw").iterdir()
+    }
+    assert store.check(toy_lab.lab.store) == []
+    again, _ = toy_lab.run(experiment)
+    assert again.job_id == ""
+
+
+def test_the_report_has_a_row_for_each(toy_lab: ToyLab) -> None:
+    """What was asked, what was found, and in which environments."""
+    toy_lab.run(gated(toy_lab, GREEDY, PERPLEXITY))
+    made = report.collect(toy_lab.lab.store, "toy")
+    (table,) = [table for table in made.tables if table.form == "gates"]
+    assert [row["status"] for row in table.rows] == ["passed", "passed"]
+    page = report.render(made)
+    assert "| greedy of m | TOY=same |" in page
+    assert "KLD 0.001000, there 0.004000, 0.25 times" in page
+    assert "KLD at most 0.5 times the other environment's | passed |" in page
+
+
+@pytest.mark.parametrize(
+    ("gate", "reason"),
+    [
+        (
+            GreedyGate("m", n_gen=4, against={"TOY": "other"}),
+            "the text is another one than in the environment of against",
+        ),
+        (GreedyGate("m", n_gen=4, expect="0" * 32), f"expected md5 {'0' * 32}, got "),
+        (GreedyGate("m", n_gen=4, env={"TOY": "few"}, against={"TOY": None}), "the arm generated 3 of 4 tokens"),
+        (GreedyGate("m", n_gen=4, env={"TOY": "nothing"}, against={"TOY": None}), "the arm printed no text"),
+        (
+            GreedyGate("m", n_gen=4, env={"TOY": "crash"}, against={"TOY": None}),
+            "the arm: llama-completion was killed by",
+        ),
+        (PerplexityGate("m", "m", kld_at_most=0.0005), "the KLD is 0.001000, at most 0.0005 is allowed"),
+        (PerplexityGate("m", "m", env={"TOY": "short"}, kld_at_most=1.0), "the arm: it computed 3 of 4 chunks"),
+        (PerplexityGate("m", "m", env={"TOY": "nothing"}, kld_at_most=1.0), "the arm: it computed none of 4 chunks"),
+        (PerplexityGate("m", "m", env={"TOY": "nan"}, kld_at_most=1.0), "the arm: chunk 1 has no finite number: nan"),
+        (
+            PerplexityGate("m", "m", env={"TOY": "worse"}, against={"TOY": None}, kld_ratio_at_most=0.5),
+            "the KLD is 4 times that in the environment of against (0.004000 and 0.001000), at most 0.5 is allowed",
+        ),
+    ],
+)
+def test_what_fails_says_why_and_nothing_is_measured(toy_lab: ToyLab, gate: Any, reason: str) -> None:
+    """The reason is in the error, in the record and in the report; the programs themselves exited 0, but for one."""
+    outcome, events = toy_lab.run(gated(toy_lab, gate))
+    assert outcome.error is not None
+    assert outcome.error.exit_code == 5
+    assert reason in outcome.error.message
+    assert kinds(events, "run") == []
+    (row,) = toy_lab.lab.store.rows("SELECT status, reasons FROM checks")
+    assert row["status"] == "failed"
+    assert reason in row["reasons"]
+    assert reason in report.render(report.collect(toy_lab.lab.store, "toy"))
+    assert store.check(toy_lab.lab.store) == []
+
+
+def test_a_gate_that_changed_is_asked_again(toy_lab: ToyLab) -> None:
+    """Another limit is another question; the same one is not put twice."""
+    toy_lab.run(gated(toy_lab, PERPLEXITY))
+    looser = PerplexityGate(**{**vars(PERPLEXITY), "kld_ratio_at_most": 0.75})
+    outcome, events = toy_lab.run(gated(toy_lab, PERPLEXITY, looser))
+    assert outcome.error is None
+    assert [event["gate"]["kld_ratio_at_most"] for event in kinds(events, "check")] == [0.75]
+
+
+def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
+    """For each arm its own; what only one of them fails makes the verdicts invalid, and says so."""
+    baseline = gated(toy_lab, session=Session(cycles=2, drift_limit=0.5))
+    events: list[dict[str, Any]] = []
+    for name, gate, when in (
+        ("good", GREEDY, ["before", "after"]),
+        ("bad", GreedyGate("m", n_gen=4, expect="0" * 32), []),
+    ):
+        candidate = gated(toy_lab, gate, name=name, env={"TOY": "half"}, session=baseline.session)
+        events.clear()
+        session = ab(toy_lab.lab, baseline, candidate, watch=lambda event: events.append(dict(event)))
+        asked = [event["id"] for event in kinds(events, "check")]
+        assert asked == ["gate:0", "gate:0:after"][: max(1, len(when))]
+        found = judgement.recorded(toy_lab.lab.store, session.job_id)
+        page = report.render(report.collect_session(toy_lab.lab.store, session.job_id))
+        if when:
+            assert {one.verdict.verdict for one in found} == {"slower"}
+            assert [f"| good | {word} | greedy of m |" in page for word in when] == [True, True]
+        else:
+            assert {one.verdict.verdict for one in found} == {"invalid"}
+            assert "gate greedy of m failed for bad before the chains: expected md5" in page
+    assert judgement.check(toy_lab.lab.store) == store.check(toy_lab.lab.store) == []
+
+
+MAKEFILE = """\
+test:
+\tmkdir -p $(OUT)
+\t$(CC) -I.. -DARCH='"$(ARCH)"' -o $(OUT)/harness harness.c
+\t$(OUT)/harness test
+"""
+HARNESS = """
+#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
+#include "common/check.cuh"
+int main(void) {
+    const char * how = getenv("TOY") ? getenv("TOY") : "";
+    if (!strcmp(how, "nothing")) { return 0; }
+    if (!strcmp(how, "crash")) { abort(); }
+    said(1, "the checker fails what is wrong");
+    int right = said(strcmp(how, "wrong"), "every code on " ARCH " is exact");
+    if (strcmp(how, "cut")) { fprintf(stderr, "%s\\n", right ? "passed" : "FAILED"); }
+    return !right;
+}
+"""
+CHECK_CUH = """
+static int said(int right, const char * what) {
+    fprintf(stderr, "%s %s%s\\n", right ? "ok  " : "FAIL", what, right ? "" : ": 3 of 4096 differ");
+    return right;
+}
+"""
+
+
+@pytest.fixture
+def kernel_lab(toy_lab: ToyLab) -> ToyLab:
+    """A lab whose project has a kernel that compiles with the C compiler, and leftovers beside it."""
+    files = {
+        "toy/Makefile": MAKEFILE,
+        "toy/harness.c": HARNESS,
+        "common/check.cuh": CHECK_CUH,
+        "toy/README.md": "# toy",
+    }
+    for name, text in files.items():
+        path = toy_lab.folder / "kernels" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (toy_lab.folder / "kernels" / "toy" / "build").mkdir()
+    (toy_lab.folder / "kernels" / "toy" / "build" / "harness").write_bytes(b"\x7fELF\xff")
+    return toy_lab
+
+
+def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab) -> None:
+    """Its sources travel with the job; unchanged it is up to date, changed it is asked again."""
+    gate = HarnessGate("toy", "sm_90")
+    outcome, events = kernel_lab.run(gated(kernel_lab, gate))
+    assert outcome.error is None
+    (event,) = kinds(events, "check")
+    assert event["readings"]["arm"] == {"passed": 2, "failed": [], "verdict": "passed"}
+    assert event["commands"][0]["argv"][-2] == "ARCH=sm_90"
+    job = kernel_lab.root / "jobs" / outcome.job_id
+    assert not (job / "gate-0").exists()
+    assert "every code on sm_90 is exact" in (job / event["raw"]["arm stderr"]["path"]).read_text()
+    assert store.check(kernel_lab.lab.store) == []
+    assert "| harness of toy |" in report.render(report.collect(kernel_lab.lab.store, "toy"))
+
+    assert kernel_lab.run(gated(kernel_lab, gate))[0].job_id == ""
+    (kernel_lab.folder / "kernels" / "common" / "check.cuh").write_text(CHECK_CUH + "\n")
+    assert len(kinds(kernel_lab.run(gated(kernel_lab, gate))[1], "check")) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("wrong", "failed: every code on native is exact: 3 of 4096 differ"),
+        ("nothing", "no test was run"),
+        ("cut", "the harness does not end with 'passed'"),
+        ("crash", "the arm: make ended with exit status 2"),
+    ],
+)
+def test_a_harness_must_say_that_it_tested(kernel_lab: ToyLab, how: str, reason: str) -> None:
+    """Exit status 0 alone is no evidence."""
+    outcome, _ = kernel_lab.run(gated(kernel_lab, HarnessGate("toy", env={"TOY": how})))
+    assert outcome.error is not None
+    assert outcome.error.exit_code == 5
+    assert reason in outcome.error.message
+    assert store.check(kernel_lab.lab.store) == []
+
+
+def test_a_kernel_that_is_not_there_is_refused_before_anything_is_sent(kernel_lab: ToyLab) -> None:
+    """A typo costs no build."""
+    with pytest.raises(SpecError, match=r"there is no kernel tiles: .*kernels/tiles has no Makefile"):
+        kernel_lab.run(gated(kernel_lab, HarnessGate("tiles")))
