@@ -1,0 +1,80 @@
+# What every kernel's Makefile includes. It sets SRC, the harness, and PROFILE, a regex for the kernel that ncu shows.
+#
+# make test        right or not, exit status 0 or 1
+# make bench       test, then times: JSON lines to $(OUT)/bench.jsonl, a table to the terminal; dgxlab import reads them
+# make ncu         the profiler's view of one launch, on the shape ROWS x COLS
+# make sanitize    test under compute-sanitizer: memcheck, racecheck, initcheck, synccheck
+# make ptx sass    what the compiler made of it
+# make spills      fails on spilled registers or local memory, on every architecture in SPILL_ARCHS; needs no GPU
+# make clean
+#
+# ARCH is the architecture as nvcc names it; native is the GPU that is here.
+
+ARCH        ?= native
+SPILL_ARCHS ?= sm_80 sm_90 sm_121
+OUT         ?= build
+NVCC        ?= nvcc
+# as ggml compiles its kernels
+NVCCFLAGS   ?= -std=c++17 -O3 -use_fast_math -lineinfo -Xcompiler -Wall,-Wextra
+ROWS        ?= 4096
+COLS        ?= 14336
+
+ifndef SRC
+$(error SRC is not set: the Makefile that includes common.mk names its harness)
+endif
+ifndef PROFILE
+$(error PROFILE is not set: the Makefile that includes common.mk names its kernel)
+endif
+
+COMMON  := $(dir $(lastword $(MAKEFILE_LIST)))
+SOURCES := $(SRC) $(wildcard *.cuh) $(wildcard $(COMMON)common/*.cuh)
+HARNESS := $(OUT)/harness-$(ARCH)
+
+.PHONY: test bench ncu sanitize ptx sass spills clean
+.DELETE_ON_ERROR:
+
+test: $(HARNESS)
+	$(HARNESS) test
+
+# a failed bench leaves no file that could be imported
+bench: test
+	$(HARNESS) bench > $(OUT)/bench.part
+	mv $(OUT)/bench.part $(OUT)/bench.jsonl
+
+ncu: $(HARNESS)
+	ncu --clock-control none --set full --kernel-name-base demangled --kernel-name "regex:$(PROFILE)" \
+	    $(HARNESS) one $(ROWS) $(COLS)
+
+sanitize: $(HARNESS)
+	for tool in memcheck racecheck initcheck synccheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $(HARNESS) test || exit 1; \
+	done
+
+ptx: $(OUT)/harness-$(ARCH).ptx
+	@echo $<
+
+sass: $(HARNESS)
+	cuobjdump --dump-sass $< > $(OUT)/harness-$(ARCH).sass
+	@echo $(OUT)/harness-$(ARCH).sass
+
+spills: $(SPILL_ARCHS:%=spills-%)
+
+# every kernel's line, so that a compiler that says nothing does not pass
+spills-%: $(SOURCES) | $(OUT)
+	$(NVCC) $(NVCCFLAGS) -arch=$* -Xptxas -v -cubin -o $(OUT)/spills-$*.cubin $(SRC) 2> $(OUT)/spills-$*.txt \
+	    || { cat $(OUT)/spills-$*.txt; exit 1; }
+	@grep -q 'bytes stack frame' $(OUT)/spills-$*.txt || { echo "$*: ptxas reported no kernel"; exit 1; }
+	@! grep -B1 -E '[1-9][0-9]* bytes (stack frame|spill)' $(OUT)/spills-$*.txt
+	@grep -E 'Compiling|Used' $(OUT)/spills-$*.txt | sed -E "s/ptxas info +: (Compiling entry function )?//"
+
+clean:
+	rm -rf $(OUT)
+
+$(OUT):
+	mkdir -p $@
+
+$(HARNESS): $(SOURCES) $(MAKEFILE_LIST) | $(OUT)
+	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -o $@ $(SRC)
+
+$(OUT)/harness-$(ARCH).ptx: $(SOURCES) | $(OUT)
+	$(NVCC) $(NVCCFLAGS) -arch=$(ARCH) -ptx -o $@ $(SRC)
