@@ -45,7 +45,7 @@ def test_a_patched_arm(quickstart: Quickstart) -> None:
     outcome, events = quickstart.bench.run(experiment)
     assert outcome.error is None
     (gate,) = kinds(events, "gate")
-    assert (gate["passed"], gate["total"], gate["unsupported"]) == (1188, 1188, 306)
+    assert (gate["passed"], gate["total"], gate["unsupported"]) == (1236, 1236, 306)
     (build,) = kinds(events, "build")
     assert [ref["name"] for ref in build["source"]["series"]] == ["backend-ops-shapes"]
     assert {run["status"] for run in kinds(events, "run")} == {"valid"}
