@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import SpecError, command
 from dgxlab.model import (
     AGAINST,
     ARM,
@@ -46,13 +46,17 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
     """
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
-        raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=f"ls {home}")
+        raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
     found = (path for folder in (home, home / "common", home / kernel) if folder.is_dir() for path in folder.iterdir())
+    files = [path for path in found if path.is_file() and path.suffix != ".md" and not path.name.startswith(".")]
+    return {str(path.relative_to(home)): _text(path) for path in sorted(files)}
+
+
+def _text(path: Path) -> str:
     try:
-        files = [path for path in found if path.is_file() and path.suffix != ".md" and not path.name.startswith(".")]
-        return {str(path.relative_to(home)): path.read_text(encoding="utf-8") for path in sorted(files)}
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"a file of kernel {kernel} is no text: {error}", next=f"ls {home / kernel}") from error
+        raise SpecError(f"{path} is no text, as a kernel's sources are", next=command("ls", "-l", path)) from error
 
 
 def check_step(step: str, arm: str, gate: Check, experiment: Experiment) -> CheckStep:

@@ -130,6 +130,8 @@ def _gates(experiment: Experiment) -> dict[str, str]:
         fields = {name: value for name, value in to_json(gate).items() if value not in (None, {})}
         names = [str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields]
         name = " ".join(names) if isinstance(gate, (ParityGate, EngagedGate)) else about(gate)
+        if env := fields.pop("env", None):  # the same check in another environment is another gate
+            name += f" {canonical(env)}".replace('"', "")
         fields.pop("limit_s", None)
         found[name] = canonical(fields).replace('"', "")
     return found

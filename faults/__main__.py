@@ -71,8 +71,10 @@ def _say(fault: Fault[Any], tally: Tally, seed: int) -> None:
     met = ", ".join(f"{word} {count}" for word, count in tally.met.most_common())
     print(f"{fault.name}: {tally.trials} trials in {tally.seconds:.0f} s: {met}", file=sys.stderr, flush=True)
     for failure in tally.failures:
-        again = f"python -m faults --only {fault.name} --seed {seed} --trial {failure.number}"
-        print(f"FAILED {fault.name} {failure.number}: {failure.reason}\n  again: {again}", file=sys.stderr, flush=True)
+        again = f"python -m faults --only {fault.name} --seed {seed}"
+        if failure.number is not None:
+            again += f" --trial {failure.number}"
+        print(f"FAILED {fault.name}: {failure.reason}\n  again: {again}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

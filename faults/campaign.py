@@ -7,7 +7,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -22,10 +22,10 @@ SHARDS = 4
 
 @dataclass(frozen=True)
 class Failure:
-    """A trial after which something did not hold."""
+    """A trial after which something did not hold; without a number, the place of many broke down."""
 
     fault: str
-    number: int
+    number: int | None
     reason: str
 
 
@@ -86,6 +86,14 @@ def trials(fault: Fault[Any], seed: int, numbers: Iterable[int]) -> Tally:
     return tally
 
 
+def _result(piece: Future[Tally], name: str) -> Tally:
+    """Return what came of a piece; where its place broke down, that is a failure and the rest goes on."""
+    try:
+        return piece.result()
+    except Exception:
+        return Tally(failures=[Failure(name, None, traceback.format_exc())])
+
+
 def campaign(
     faults: Sequence[Fault[Any]],
     seed: int,
@@ -114,6 +122,7 @@ def campaign(
                 piece = pool.submit(trials, fault, seed, range(shard, times(fault), shards))
                 running[piece] = fault
         for piece in as_completed(running):
-            tallies[running[piece].name].add(piece.result())
-            done(running[piece], piece.result())
+            tally = _result(piece, running[piece].name)
+            tallies[running[piece].name].add(tally)
+            done(running[piece], tally)
     return tallies

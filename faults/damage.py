@@ -117,7 +117,8 @@ def misread(parse: Parse, text: str, cells: Sequence[Cell]) -> str:
 def rows_of(parse: Parse, text: str) -> list[tuple[Mapping[str, Any], set[float]]]:
     """Return the parameters and the possible values of all that looks like a row."""
     if parse is backend_ops.parse:
-        return [(_names(piece), _quoted(piece)) for piece in text.split(STATEMENT)]
+        statements = [piece.partition("\n")[0] for piece in text.split(STATEMENT)]
+        return [(_names(statement), _quoted(statement)) for statement in statements]
     rows: list[tuple[Mapping[str, Any], set[float]]] = []
     for line in text.split("\n"):
         try:

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skip is a failure, except of a test that needs a GPU")
 
 
-SLOW = ("cli", "lab", "transport")
+SLOW = ("cli", "faults", "lab", "transport")
 """Folders whose tests build something or talk to an sshd."""
 
 

@@ -204,7 +204,7 @@ def _certain(tools: Sequence[str], told: Sequence[str | None]) -> list[str]:
     if silent:
         here = settings().name
         how = f"it was killed, or did not end within {PATIENCE_S:g} s"
-        raise RemoteError(f"{silent[0]} on {here} does not say its version: {how}", next=f"dgxlab doctor {here}")
+        raise RemoteError(f"{silent[0]} on {here} does not say its version: {how}", next=f"{silent[0]} --version")
     return [one or "" for one in said]
 
 

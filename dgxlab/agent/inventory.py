@@ -95,6 +95,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
                 kept.append((kind, name, reason))
             else:
                 if kind == "jobs":
+                    (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
                     _note_removal(root, name)
                 _into_trash(root, thing.paths)
                 removed.append((kind, name))

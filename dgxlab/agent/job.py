@@ -25,6 +25,8 @@ from dgxlab.agent.facts import boot_id
 
 RESERVE = 4096
 """Bytes set aside for each word that a job must be able to say on a full disk: that it started, and how it ended."""
+SEAL = 128
+"""Bytes of that which the digest of a final status takes."""
 UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
 """What the final status of an older agent says, without a digest of its own."""
 START_S = 20.0
@@ -72,9 +74,8 @@ class Job:
         try:
             _fill(incoming, plan, agent)
             incoming.rename(job.folder)
-        except (
-            OSError
-        ):  # a full disk, of which nothing more shall be taken, or another client staged the same job first
+        except OSError:
+            # a full disk, of which nothing more shall be taken, or another client staged the same job first
             shutil.rmtree(incoming, ignore_errors=True)
             if not job.plan.exists():
                 raise
@@ -118,6 +119,8 @@ class Job:
         """Write the final status, last of all, into the space that was set aside for it."""
         size = self.journal.stat().st_size if self.journal.exists() else 0
         rc = {**fields, "t": time.time(), "journal_bytes": size, "journal_sha256": sha256(self.journal)}
+        while len(json.dumps(rc)) > RESERVE - SEAL and rc.get("message"):  # the journal has all of it
+            rc["message"] = rc["message"][: len(rc["message"]) // 2]
         _put(self.rc, {**rc, "sha256": _sealed(rc)})
 
     def status(self) -> Status:

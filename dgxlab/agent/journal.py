@@ -39,9 +39,9 @@ class Journal:
         except OSError:
             os.ftruncate(self._fd, end)
             raise
+        self._seq += 1
         if event in DURABLE:
             os.fsync(self._fd)
-        self._seq += 1
 
     def close(self) -> None:
         """Close the file; the journal is complete."""

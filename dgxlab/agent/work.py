@@ -234,7 +234,8 @@ class Worker:
         if result["status"] == "failed":
             self.closed_arms.add(step.arm)
             role, said = list(result["readings"].items())[-1]
-            look = f"{role} {'stderr' if 'problem' in said else 'stdout'}"
+            failed = "problem" in said or isinstance(step.gate, HarnessGate)  # a harness tells its tests on stderr
+            look = f"{role} {'stderr' if failed else 'stdout'}"
             self.fail(
                 GateFailed(
                     f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(result['reasons'])}",

@@ -153,12 +153,14 @@ def _not_yet(host: Host, job_id: str) -> RemoteError:
 
 def _lost(host: Host, status: JobStatus) -> JobLost:
     cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
+    kept = "what it measured is kept"
     if status.cause:
         cause = f"on {host.name} {status.cause}"
+        kept = "what was read of it before is kept, the rest is not believed"
     if status.state == "absent":
         cause = f"its folder on {host.name} was deleted before its end was recorded"
     return JobLost(
-        f"job {status.job_id} was lost: {cause}; what it measured is kept",
+        f"job {status.job_id} was lost: {cause}; {kept}",
         next=AGAIN,
     )
 

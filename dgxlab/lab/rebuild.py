@@ -48,7 +48,7 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
         HostError: if a host cannot be reached.
     """
     left: dict[str, str] = {}
-    added = [job_id for host in hosts for job_id in _on_host(lab, host, left, watch)]
+    added: list[str] = []
     for path in sorted(lab.raw.glob(f"*{SUFFIX}")):
         job_id = path.name.removesuffix(SUFFIX)
         if _settled(lab, job_id):
@@ -59,7 +59,9 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
             left[job_id] = error.message
         else:
             added.append(job_id)
-            left.pop(job_id, None)
+    # hosts come last: what was checked when it was fetched is not lost to a copy there that was damaged since
+    for host in hosts:
+        added += _on_host(lab, host, left, watch)
     return Rebuilt(tuple(added), tuple(left.items()))
 
 
@@ -81,6 +83,7 @@ def _on_host(lab: Lab, host: Host, left: dict[str, str], watch: Watch) -> list[s
             left[there.job_id] = error.message
         else:
             added.append(there.job_id)
+            left.pop(there.job_id, None)
     return added
 
 

@@ -288,7 +288,7 @@ class Plan:
     """How long the job may wait for its devices, all of its waits together."""
     baseline: str = ""
     """Experiment.digest of the baseline of an A/B session."""
-    specs: tuple[Mapping[str, Any], ...] = ()
+    specs: tuple[Mapping[str, Any], ...] = field(default=(), metadata=LATER)
     """Experiment.spec of its experiments, the candidate's last: a job's folder alone says what it was for."""
 
     @property

@@ -118,15 +118,15 @@ def _lacking(text: str, backend: str, expect: Expectation) -> str:
 def quote_log(path: Path, random: Random) -> str:
     """Read a build log: what is quoted of it stands in it, and progress never counts past its end."""
     log = damaged(capture(random.choice(LOGS)), random)
-    lines = {line.strip()[:290] for line in plain(log).split("\n")}
-    error = first_error(log)
-    if invented := [line for line in error.split("\n") if line and line.strip()[:290] not in lines]:
+    lines = [line.strip() for line in plain(log).split("\n")]
+    quoted = [line.removesuffix("...").strip() for line in first_error(log).split("\n")]
+    if invented := [line for line in quoted if not any(whole.startswith(line) for whole in lines)]:
         raise Broken(f"the log does not say {invented[0]!r}")
     for line in log.split("\n"):
         counted = progress(line)
         if counted and (counted[0] > counted[1] or counted[2] not in plain(line)):
             raise Broken(f"progress {counted} of {line!r}")
-    return "exact" if error else "refused"
+    return "exact" if any(quoted) else "refused"
 
 
 def import_it(path: Path, random: Random) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 from dgxlab.agent.inventory import Item, hold, inventory, remove
 from dgxlab.agent.job import Job
 from dgxlab.agent.root import Root
+from faults import spaces
+from tests.conftest import PROJECT
 from tests.machines import age
 
 DAY = 86400.0
@@ -89,6 +93,27 @@ def test_removal_takes_what_is_named_and_nothing_else(full: Root) -> None:
     assert names(full) == ["sources llama.cpp.git"]
     assert [path.name for path in full.models.iterdir()] == ["mine.gguf", "old.gguf", "old.json"]
     assert list((full.path / "trash").iterdir()) == []
+
+
+REMOVE = """import sys
+from pathlib import Path
+from dgxlab.agent.inventory import inventory, remove
+from dgxlab.agent.root import Root
+root = Root(Path(sys.argv[1]))
+jobs = [(item.kind, item.name, item.used) for item in inventory(root) if item.kind == "jobs"]
+print(len(remove(root, jobs).removed), len(list(root.jobs.iterdir())))
+"""
+
+
+def test_a_full_disk_can_be_cleaned(full: Root, tmp_path: Path) -> None:
+    """What must be noted of a removed job finds room: the command is what a full disk asks for."""
+    (full.jobs / "job1" / "agent.pyz").write_bytes(bytes(5000))
+    with spaces.disk(tmp_path / "disk") as small:
+        small.mount(1 << 20, full.path)
+        small.fill()
+        argv = [*small.within(PROJECT), sys.executable, "-c", REMOVE, str(full.path)]
+        ran = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("1 0\n", "")
 
 
 def test_sources_stay_when_something_else_goes(full: Root) -> None:

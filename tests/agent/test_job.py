@@ -150,6 +150,18 @@ def test_final_status_needs_no_new_space(job: Job, monkeypatch: pytest.MonkeyPat
     assert json.loads((job.folder / "rc").read_text())["message"] == "the disk is full"
 
 
+def test_a_last_word_that_is_too_long_is_cut(job: Job) -> None:
+    """The room that was set aside is all there is; a status cut by it would be taken for damage."""
+    lock = job.begin()
+    assert lock is not None
+    job.finish(exit_code=5, status="failed", message="not equal: \N{GREEK SMALL LETTER PI}" * 1000, next="")
+    os.close(lock)
+    status = job.status()
+    assert status.rc is not None
+    assert (status.state, status.rc["exit_code"]) == ("done", 5)
+    assert str(status.rc["message"]).startswith("not equal: ")
+
+
 def finished(job: Job) -> dict[str, object]:
     """Let a job end; returns its final status."""
     job.start()

@@ -103,6 +103,19 @@ def test_what_is_damaged_is_left_out_and_named(own: ToyLab, tmp_path: Path) -> N
     made.store.close()
 
 
+def test_what_was_kept_here_counts_before_what_a_host_has(own: ToyLab, tmp_path: Path) -> None:
+    """The raw files were checked when they were fetched; the journal that still lies there was damaged since."""
+    own.run()
+    original = everything(own.lab)
+    (job,) = original["jobs"]
+    with (own.root / "jobs" / job["job_id"] / "journal.jsonl").open("a") as journal:
+        journal.write("{}\n")
+    done, made = again(own, tmp_path / "new", [own.host], own.lab.raw)
+    assert (done.added, done.left) == ((job["job_id"],), ())
+    assert everything(made) == original
+    made.store.close()
+
+
 def test_a_job_that_runs_is_known_and_not_waited_for(own: ToyLab, tmp_path: Path) -> None:
     """From there on it is one of the record's own: the next command that settles finishes it."""
     job = submit(own, slow(own))
