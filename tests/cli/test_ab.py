@@ -47,7 +47,7 @@ def test_a_slower_candidate_is_called_slower(two: Project) -> None:
     assert "**slower: 3 of 3 slower**" in rest
     assert "| env TOY | - | half |" in rest
     (row,) = [line for line in rest if line.startswith("| m | pp16 |")]
-    assert "| 1600 | 799.8 | -50.00 | -50.00 to -50.00 |" in row
+    assert "| 1600 ± 0 (5 runs) | 799.8 ± 0 (4 runs) | -50.00 | -50.00 to -50.00 |" in row
     assert row.endswith("| 4 of 4 | \N{EN DASH} | slower | no |")
     assert [line for line in rest if line.startswith(("- baseline", "- candidate"))] != []
     assert "  env TOY: - -> half" in ran.err.splitlines()

@@ -58,11 +58,11 @@ def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
     assert again.rc == 0
     assert f"job {job} of this experiment still runs: following it" in again.err
     assert "2 cells, 0 measured now, 2 up to date" in again.err
-    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in again.out
+    assert "| m | pp16 | 1600 ± 0.2 (5) |" in again.out
     attached = project.run("attach", job)
     assert (attached.rc, attached.err) == (0, "")
     assert attached.out.startswith(f"# Session {job}\n")
-    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in attached.out
+    assert "| m | pp16 | 1600 ± 0.2 (5) |" in attached.out
 
 
 def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> None:
@@ -77,7 +77,7 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     assert (cancelled.rc, cancelled.out, cancelled.err) == (0, f"job {job}: cancelled\n", "")
     out, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "| 16 | 4 | 1 | 32.0 | 16.00 | 26.7 | 1 |" in out
+    assert "| 16 | 4 | 1 | 32.0 ± " in out
     assert f"error: job {job} was cancelled\nnext: dgxlab run experiments/slow.yaml\n" in err
     attached = project.run("attach", job)
     assert (attached.rc, attached.error) == (130, f"job {job} was cancelled")
@@ -117,13 +117,13 @@ def test_attach_records_what_another_laptop_started(project: Project, tmp_path: 
     attached = project.run("attach", job[:-2], "--host", "local")
     assert attached.rc == 0, attached.err
     assert attached.out.startswith(f"# Session {job}\n")
-    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in attached.out
+    assert "| m | pp16 | 1600 ± 0.2 (5) |" in attached.out
     assert project.run("attach", job, "--db", tmp_path / "other.db").out.startswith(f"# Session {job}\n")
     assert listed(project, job)["recorded"] == "done"
     again = project.run("run", "experiments/slow.yaml")
     assert "2 cells, 0 measured now, 2 up to date" in again.err
     merged = json.loads(project.run("db", "merge", "results.db", tmp_path / "other.db", "--format", "json").out)
-    assert {table for table, count in merged.items() if count} == {"experiments"}
+    assert not any(merged.values())  # a job brings its experiment along
     assert project.run("db", "check").out == "ok\n"
     assert project.run("report", "slow").out.startswith("# Experiment slow\n\n> toys can be slow\n")
 
@@ -135,7 +135,7 @@ def test_run_follows_what_another_laptop_started(project: Project, tmp_path: Pat
     assert ran.rc == 0
     assert f"job {job} of this experiment was started elsewhere and still runs: following it" in ran.err
     assert "2 cells, 0 measured now, 2 up to date" in ran.err
-    assert "| m | pp16 | 1600 ± 0.2 | 5 |" in ran.out
+    assert "| m | pp16 | 1600 ± 0.2 (5) |" in ran.out
 
 
 def test_killed_agent_is_lost_and_reported(project: Project) -> None:
