@@ -236,7 +236,8 @@ def test_the_build_loads_its_own_libraries(toy_lab: ToyLab) -> None:
     _, events = toy_lab.run()
     (build,) = kinds(events, "build")
     folder = toy_lab.root / "builds" / build["build_id"] / "bin"
-    assert set(build["binaries"]) == {"test-backend-ops", "llama-bench", "llama-batched-bench"}
+    # more where another test here had the same tree built for a gate
+    assert set(build["binaries"]) >= {"test-backend-ops", "llama-bench", "llama-batched-bench"}
     assert set(build["libraries"]) == {"libggml.so.0"}
     assert {path.name for path in folder.iterdir()} == {*build["binaries"], *build["libraries"]}
 

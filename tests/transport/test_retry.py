@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab import plan
+from dgxlab.agent.job import Job
 from dgxlab.errors import HostError
 from dgxlab.lab import Lab, follow, kept, resolve
 from dgxlab.lab.archive import listing, path_of
@@ -107,6 +108,8 @@ def test_cuts_leave_no_gap_and_no_repeat(far_lab: ToyLab, proxy: Proxy) -> None:
     shutil.copytree(far_lab.root / "jobs" / outcome.job_id, far_lab.root / "jobs" / long)
     with (far_lab.root / "jobs" / long / "journal.jsonl").open("a") as file:
         file.writelines(f'{{"seq":{n},"event":"progress","note":"{"x" * (n % 300)}"}}\n' for n in range(5000))
+    (far_lab.root / "jobs" / long / "rc.reserved").touch()
+    Job(far_lab.root / "jobs" / long).finish(exit_code=0, status="done", message="", next="")
     notes: list[str] = []
 
     def note(sentence: str) -> None:

@@ -107,9 +107,10 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 
 
 def judged(hold: Callable[[], Ended]) -> Ended:
-    """Hold a session, and again while it gave no verdict: other programs use this machine too."""
+    """Hold a session, and again while it gave no verdict or settled nothing: other programs use this machine too."""
     for _ in range(ATTEMPTS):
-        if (held := hold()).rc != INVALID:
+        held = hold()
+        if held.rc != INVALID and "**inconclusive: " not in held.out:
             break
     return held
 

@@ -74,7 +74,8 @@ def test_cut_after_any_number_of_bytes(proxy: Proxy, reach: Callable[..., SshTra
     whole = 0
     for n, allowed in enumerate(range(0, 1100, 37)):
         rc = n % 2 * 5
-        run(box, "true")
+        while outcome(box, "printf 'the answer is 42\\n'") == b"unknown":
+            pass  # the cut came a moment after the answer before, and took this one
         proxy.cut_after = allowed + 1
         said = outcome(box, f"printf 'the answer is 42\\n'; printf why >&2; exit {rc}")
         proxy.cut_after = None
