@@ -13,6 +13,9 @@ from faults.campaign import Tally, campaign, trials
 from faults.fault import Fault
 from faults.kinds import FAULTS
 
+SHOWN = 5
+"""Of all that a kind's faults met, what they met most often stands in the table."""
+
 
 def main() -> int:
     """Run the campaign that is asked for and print its table."""
@@ -41,7 +44,8 @@ def table(faults: list[Fault[Any]], tallies: dict[str, Tally]) -> str:
     for fault in faults:
         tally = tallies[fault.name]
         bound = "-" if tally.failures else f"{100 * tally.bound:.3g} %"
-        met = ", ".join(f"{word} {count:,}" for word, count in tally.met.most_common())
+        met = ", ".join(f"{word} {count:,}" for word, count in tally.met.most_common(SHOWN))
+        met += f", and {others} more" if (others := len(tally.met) - SHOWN) > 0 else ""
         rows.append(f"| {fault.what} | {tally.trials:,} | {len(tally.failures)} | {bound} | {fault.holds} | {met} |")
     return "\n".join(rows)
 
