@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 
 from faults.__main__ import table
-from faults.campaign import campaign, trials
+from faults.campaign import Tally, campaign, trials
 from faults.fault import Broken, Fault
 
 
@@ -78,3 +79,9 @@ def test_table() -> None:
     rows = [table([DICE], {"dice": tally}).splitlines()[2] for tally in (failed, held)]
     assert rows[0].startswith(f"| a die is thrown | 300 | {len(failed.failures)} | - | no six | a ")
     assert rows[1].startswith("| a die is thrown | 1 | 0 | 100 % | no six | a ")
+
+
+def test_table_names_what_was_met_most() -> None:
+    """Five words, the most frequent first, and how many there are besides."""
+    tally = Tally(trials=28, met=Counter({f"m{n}": n for n in range(1, 8)}))
+    assert table([DICE], {"dice": tally}).endswith(" | m7 7, m6 6, m5 5, m4 4, m3 3, and 2 more |")
