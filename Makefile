@@ -16,11 +16,15 @@ BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
 
+# what waits or computes by itself takes both processors; what measures has the machine alone
+FAST := not slow and not llama and not network and not gpu
 test: .make/test .make/packages
-	$(BIN)/pytest --no-skips
+	$(BIN)/pytest --no-skips --numprocesses 2 -m "$(FAST)"
+	$(BIN)/pytest --no-skips --numprocesses 2 --dist loadfile tests/faults
+	$(BIN)/pytest --no-skips -m "not ($(FAST))" --ignore tests/faults
 
 test-fast: .make/test
-	$(BIN)/pytest --numprocesses 2 -m "not slow and not llama and not network and not gpu"
+	$(BIN)/pytest --numprocesses 2 -m "$(FAST)"
 
 lint: .make/lint
 	$(BIN)/ruff check .
