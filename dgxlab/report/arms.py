@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from dgxlab.report.asked import Asked
 from dgxlab.report.evidence import Evidence, Measured, find
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import ArmsTable, Column, Flag, Origin, Provenance
-from dgxlab.report.tables import conditions, flags, origin_of, provenance, stream_test
+from dgxlab.report.tables import conditions, env_text, flags, origin_of, provenance, stream_test
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -103,6 +103,23 @@ def of_tools(found: Sequence[ArmCells], tools: Sequence[str], wanted: Asked) -> 
             of = f" of model {wanted.model}" if wanted.model else ""
             raise UsageError(f"{one.name} has nothing measured{of} for form={wanted.form}", next="dgxlab report")
     return tuple(kept)
+
+
+def by_environment(found: Sequence[ArmCells]) -> tuple[ArmCells, ...]:
+    """Set an experiment beside itself where a cell was measured in several environments, which the names then say."""
+    return tuple(part for one in found for part in _environments(one))
+
+
+def _environments(one: ArmCells) -> Iterator[ArmCells]:
+    cells = [(cell.ask.key, cell.ask.model) for cell in one.cells]
+    if len(set(cells)) == len(cells):
+        yield one
+        return
+    shared = common([cell.ask.env for cell in one.cells])
+    for digest in dict.fromkeys(cell.ask.env_digest for cell in one.cells):
+        cells_of = tuple(cell for cell in one.cells if cell.ask.env_digest == digest)
+        own = {name: value for name, value in cells_of[0].ask.env.items() if name not in shared}
+        yield replace(one, name=" ".join(filter(None, (one.name, env_text(own)))), cells=cells_of)
 
 
 def fits(pattern: str, ask: CellAsk) -> bool:

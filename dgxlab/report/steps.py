@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import units
 from dgxlab.report import levers
-from dgxlab.report.arms import ArmCells, common, find_arms, in_order, of_tools, side_by_side
+from dgxlab.report.arms import ArmCells, by_environment, common, find_arms, in_order, of_tools, side_by_side
 from dgxlab.report.ask import CellAsk, op_params
 from dgxlab.report.asked import Asked
 from dgxlab.report.beside import is_of_op, rows_beside
@@ -62,7 +62,7 @@ def steps(store: Store, wanted: Asked) -> ArmsTable:
     if wanted.baseline and wanted.baseline not in names:
         names = (wanted.baseline, *names)
     every = find_arms(store, Asked("steps", names, host=wanted.host))
-    found = of_tools(every, TOOLS, wanted)
+    found = by_environment(of_tools(every, TOOLS, wanted))
     shown, settings = _columns(found)
     base = next((one for one in found if one.experiment == wanted.baseline), None)
     rows = [_row(store, one, base, shown) for one in found]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from dgxlab import units
-from dgxlab.report.arms import ArmCells, common, in_order, side_by_side
+from dgxlab.report.arms import ArmCells, by_environment, common, in_order, side_by_side
 from dgxlab.report.ask import CellAsk
 from dgxlab.report.evidence import Measured
 from dgxlab.report.numbers import Value
@@ -18,6 +18,7 @@ SPEEDS = ("speed_pp", "speed_tg")
 
 def single_stream(found: Sequence[ArmCells]) -> ArmsTable:
     """Return a row for each experiment and a column for each test."""
+    found = by_environment(found)
     groups: dict[tuple[str, str], list[Measured]] = {}
     for one in found:
         for cell in one.cells:
@@ -42,6 +43,7 @@ def single_stream(found: Sequence[ArmCells]) -> ArmsTable:
 
 def concurrency(found: Sequence[ArmCells]) -> ArmsTable:
     """Return a row for each number of sequences, and the speeds of each experiment beside each other."""
+    found = by_environment(found)
     shared, varying = _settings(CONCURRENCY, found)
     models = len({cell.ask.model for one in found for cell in one.cells}) > 1
     rows: dict[str, dict[str, Value]] = {}
@@ -63,10 +65,10 @@ def concurrency(found: Sequence[ArmCells]) -> ArmsTable:
 
 
 def environments(found: Sequence[ArmCells]) -> Iterator[str]:
-    """Yield with which variables experiments ran, of those that set any."""
+    """Yield with which variables experiments ran, of those that set any; a name may say it already."""
     for one in found:
         for env in dict.fromkeys(env_text(cell.ask.env) for cell in one.cells):
-            if env:
+            if env and not one.name.endswith(f" {env}"):
                 yield f"{one.name} ran with {env}"
 
 
@@ -80,7 +82,7 @@ def _others(form: Form, ask: CellAsk) -> dict[str, Value]:
 
 
 def _row_key(ask: CellAsk) -> tuple[object, ...]:
-    return ask.model, sorted(_others(SINGLE_STREAM, ask).items()), env_text(ask.env)
+    return ask.model, sorted(_others(SINGLE_STREAM, ask).items())
 
 
 def _place(ask: CellAsk) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ import pytest
 from dgxlab import published
 from dgxlab.cli.report import Form
 from dgxlab.errors import UsageError
-from dgxlab.model import CANDIDATE, BackendOpsBench, ChainStep, to_json
+from dgxlab.model import CANDIDATE, BackendOpsBench, CellResult, ChainStep, RunStep, to_json
 from dgxlab.report import KEYS, ArmsTable, Page, Quantity, asked, overview, page, render_overview, render_page
 from dgxlab.report.forms import FORMS
 from dgxlab.store import Store
@@ -218,6 +218,27 @@ def test_a_ratio_is_better_above_1_and_never_between_hosts(store: Store, tmp_pat
         words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
         made = page(other, asked(words)).tables[0]
     assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another host"]
+
+
+def test_one_cell_in_several_environments(tmp_path: Path) -> None:
+    """An experiment that sweeps a variable stands beside itself: no environment hides another's numbers."""
+    stream, many = h200().bench[1:]
+    environments: tuple[dict[str, str], ...] = ({}, {"M": "8"}, {"M": "64"})
+    swept = tuple(dataclasses.replace(entry, env=env) for entry in (stream, many) for env in environments)
+
+    def value(run: RunStep) -> tuple[CellResult, ...]:
+        return numbers(100 + int(run.env.get("M", 0)))(run)
+
+    with Store.open(tmp_path / "swept.db") as store:
+        Session(store, h200(env={"ALL": "1"}, bench=swept), "20261120-140000-swept").build().runs(value).end()
+        made = {form: table(store, form=form, experiment="h200") for form in ("single-stream", "steps", "concurrency")}
+    names = ["h200", "h200 M=8", "h200 M=64"]
+    assert [row["arm"] for row in made["single-stream"].rows] == names
+    assert [row["pp512"].median for row in made["single-stream"].rows] == [100, 108, 164]
+    assert [row["step"] for row in made["steps"].rows] == names
+    first = made["concurrency"].rows[0]
+    assert [first[f"speed_pp.{number}"].median for number in range(3)] == [100, 108, 164]
+    assert [origin.label for origin in made["concurrency"].origins] == names
 
 
 def test_a_step_of_an_ab_session_alone(store: Store) -> None:
