@@ -1,7 +1,8 @@
 # What every kernel's Makefile includes. It sets SRC, the harness, and PROFILE, a regex for the kernel that ncu shows.
 #
 # make test        right or not, exit status 0 or 1
-# make bench       test, then times: JSON lines to $(OUT)/bench.jsonl, a table to the terminal; dgxlab import reads them
+# make bench       test, then times: JSON lines to $(OUT)/bench.jsonl, a table to the terminal; dgxlab import reads them;
+#                  RIVAL=.../libggml-cuda.so adds llama.cpp's own kernel, where the harness knows how to call it
 # make ncu         the profiler's view of one launch, on the shape ROWS x COLS
 # make sanitize    test under compute-sanitizer: memcheck, racecheck, initcheck, synccheck
 # make ptx sass    what the compiler made of it
@@ -38,7 +39,7 @@ test: $(HARNESS)
 
 # a failed bench leaves no file that could be imported
 bench: test
-	$(HARNESS) bench > $(OUT)/bench.part
+	$(HARNESS) bench $(RIVAL) > $(OUT)/bench.part
 	mv $(OUT)/bench.part $(OUT)/bench.jsonl
 
 ncu: $(HARNESS)

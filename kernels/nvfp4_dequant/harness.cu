@@ -1,6 +1,7 @@
-// ./harness test              exit status 0 if everything is right
-// ./harness bench             JSON lines on stdout, a table on stderr; nothing is timed that is not right
-// ./harness one ROWS COLS     one launch, for a profiler
+// ./harness test               exit status 0 if everything is right
+// ./harness bench [LIBRARY]    JSON lines on stdout, a table on stderr; nothing is timed that is not right
+//                              LIBRARY: a built libggml-cuda.so, whose own conversion is timed beside ours
+// ./harness one ROWS COLS      one launch, for a profiler
 
 #include "../common/bench.cuh"
 #include "../common/buffer.cuh"
@@ -11,17 +12,47 @@
 #include "nvfp4_dequant.cuh"
 #include "reference.cuh"
 
+#include <cuda_fp16.h>
+#include <dlfcn.h>
+
 #include <ctime>
 
-using convert_t = cudaError_t (*)(const void *, nv_bfloat16 *, int64_t, cudaStream_t);
+// What a kernel writes, 2 bytes a weight.
+enum class output { BF16, FP16 };
 
 struct kernel_under_test {
-    const char * name;
-    convert_t    launch;
+    const char *                                                                   name;
+    output                                                                         writes;
+    std::function<cudaError_t(const void *, nv_bfloat16 *, int64_t, cudaStream_t)> launch;
 };
 
-static const kernel_under_test OURS     = {"tile", nvfp4_dequant_bf16_cuda};
-static const kernel_under_test BASELINE = {"warp_per_block", warp_per_block_cuda};
+static const kernel_under_test OURS     = {"tile", output::BF16, nvfp4_dequant_bf16_cuda};
+static const kernel_under_test BASELINE = {"warp_per_block", output::BF16, warp_per_block_cuda};
+
+// llama.cpp's own conversion out of its built library: to fp16, as it has none to bf16. A weight is exact in both.
+static kernel_under_test stock_of(const char * library) {
+    using stock_t         = void (*)(const void *, nv_bfloat16 *, int64_t, cudaStream_t);
+    constexpr int NVFP4   = 40;  // enum ggml_type
+    void * const  loaded  = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    void * const  found   = loaded ? dlsym(loaded, "_Z21ggml_get_to_fp16_cuda9ggml_type") : nullptr;
+    const stock_t convert = found ? reinterpret_cast<stock_t (*)(int)>(found)(NVFP4) : nullptr;
+    if (!convert) {
+        fprintf(stderr, "%s has no conversion from NVFP4: %s\n", library, found ? "not of this type" : dlerror());
+        exit(1);
+    }
+    return {"ggml", output::FP16, [convert](const void * x, nv_bfloat16 * y, int64_t k, cudaStream_t stream) {
+        convert(x, y, k, stream);
+        return cudaGetLastError();
+    }};
+}
+
+struct fp16_bits {
+    uint16_t bits;
+};
+
+static double value_of(fp16_bits x) {
+    return __half2float(__ushort_as_half(x.bits));
+}
 
 struct problem {
     int64_t       n;  // weights
@@ -53,13 +84,13 @@ static bool said(bool passed, const std::string & what, const std::string & why 
     return passed;
 }
 
-// Judge rows x cols weights from the first-th on.
-static verdict judge(const problem & p, int64_t first, int64_t rows, int64_t cols) {
-    const int64_t         n = rows * cols;
-    std::vector<uint8_t>  x(n / 64 * 36);
-    std::vector<uint16_t> y(n);
+// Judge rows x cols weights from the first-th on. T is uint16_t for bf16.
+template <typename T> static verdict judge(const problem & p, int64_t first, int64_t rows, int64_t cols) {
+    const int64_t        n = rows * cols;
+    std::vector<uint8_t> x(n / 64 * 36);
+    std::vector<T>       y(n);
     CUDA_CHECK(cudaMemcpy(x.data(), p.x.as<uint8_t>() + first / 64 * 36, x.size(), cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaMemcpy(y.data(), p.y.as<uint16_t>() + first, n * sizeof(uint16_t), cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaMemcpy(y.data(), p.y.as<T>() + first, n * sizeof(T), cudaMemcpyDeviceToHost));
     const auto reference = [&](int64_t row, int64_t col) { return nvfp4_weight(x.data(), row * cols + col); };
     verdict    v         = compare(y.data(), reference, rows, cols, EXACT);
     if (v.passed && !(p.y.guards_intact() && p.x.guards_intact())) {
@@ -71,7 +102,8 @@ static verdict judge(const problem & p, int64_t first, int64_t rows, int64_t col
 
 static bool right(const problem & p, const kernel_under_test & kernel, const std::string & what, int64_t rows) {
     p.run(kernel);
-    const verdict v = judge(p, 0, rows, p.n / rows);
+    const auto    as_written = kernel.writes == output::BF16 ? judge<uint16_t> : judge<fp16_bits>;
+    const verdict v          = as_written(p, 0, rows, p.n / rows);
     return said(v.passed, std::string(kernel.name) + " " + what, v.why);
 }
 
@@ -112,7 +144,7 @@ static bool stress_is_right() {
     p.fill(31);
     p.run(OURS);
     for (const int64_t first : {(int64_t) 0, ((int64_t) 1 << 31) - n / 2, p.n - n}) {
-        const verdict v = judge(p, first, 16, STRESS.cols);
+        const verdict v = judge<uint16_t>(p, first, 16, STRESS.cols);
         all             = said(v.passed, "tile stress from weight " + std::to_string(first), v.why) && all;
     }
     return all;
@@ -214,8 +246,9 @@ static double bench_copy(bench & b) {
     return print_row(bytes, "cold", all[0], b.measure(all, 1, 4)[0]);
 }
 
-// False, and nothing timed, if an output is wrong.
-static bool bench_shape(bench & b, const matrix_shape & shape, double copy_gb_s) {
+// Ours first, then its rivals. False, and nothing timed, if an output is wrong.
+static bool bench_shape(bench & b, const matrix_shape & shape, double copy_gb_s,
+                        const std::vector<kernel_under_test> & kernels) {
     const int64_t              n = shape.rows * shape.cols;
     std::vector<problem>       sets;
     std::vector<device_buffer> from, to;
@@ -226,7 +259,7 @@ static bool bench_shape(bench & b, const matrix_shape & shape, double copy_gb_s)
         to.emplace_back(sets[i].bytes() / 2);
     }
     std::vector<contender> all = {copy_of(from, to)};
-    for (const kernel_under_test & kernel : {OURS, BASELINE}) {
+    for (const kernel_under_test & kernel : kernels) {
         if (!right(sets[0], kernel, shape.name, shape.rows)) {
             return false;
         }
@@ -235,25 +268,33 @@ static bool bench_shape(bench & b, const matrix_shape & shape, double copy_gb_s)
     }
     for (const int n_sets : {(int) sets.size(), 1}) {
         const std::vector<timing> timings = b.measure(all, n_sets, std::max(12, 2 * n_sets));
-        double                    gb_s[3];
-        for (int c = 0; c < 3; ++c) {
-            gb_s[c] = print_row(shape, n_sets == 1 ? "warm" : "cold", all[c], timings[c]);
+        std::vector<double>       gb_s;
+        for (size_t c = 0; c < all.size(); ++c) {
+            gb_s.push_back(print_row(shape, n_sets == 1 ? "warm" : "cold", all[c], timings[c]));
         }
-        fprintf(stderr, "%.1f %% of the 1 GiB copy, %.1f %% of a copy of as many bytes, %.1fx %s\n",
-                100 * gb_s[1] / copy_gb_s, 100 * gb_s[1] / gb_s[0], gb_s[1] / gb_s[2], BASELINE.name);
+        fprintf(stderr, "%.1f %% of the 1 GiB copy, %.1f %% of a copy of as many bytes", 100 * gb_s[1] / copy_gb_s,
+                100 * gb_s[1] / gb_s[0]);
+        for (size_t c = 2; c < all.size(); ++c) {
+            fprintf(stderr, ", %.1fx %s", gb_s[1] / gb_s[c], all[c].name.c_str());
+        }
+        fprintf(stderr, "\n");
     }
     return true;
 }
 
-static int bench_all() {
+static int bench_all(const char * library) {
     if (!checker_is_sound()) {
         return 1;
+    }
+    std::vector<kernel_under_test> kernels = {OURS, BASELINE};
+    if (library) {
+        kernels.push_back(stock_of(library));
     }
     bench        b;
     bool         all       = true;
     const double copy_gb_s = bench_copy(b);
     for (const matrix_shape & shape : LAYERS) {
-        all = bench_shape(b, shape, copy_gb_s) && all;
+        all = bench_shape(b, shape, copy_gb_s, kernels) && all;
     }
     return all ? 0 : 1;
 }
@@ -269,12 +310,12 @@ int main(int argc, char ** argv) {
     if (verb == "test" && argc == 2) {
         return test();
     }
-    if (verb == "bench" && argc == 2) {
-        return bench_all();
+    if (verb == "bench" && argc <= 3) {
+        return bench_all(argc == 3 ? argv[2] : nullptr);
     }
     if (verb == "one" && argc == 4) {
         return one(atoll(argv[2]), atoll(argv[3]));
     }
-    fprintf(stderr, "usage: %s test | bench | one ROWS COLS\n", argv[0]);
+    fprintf(stderr, "usage: %s test | bench [LIBRARY] | one ROWS COLS\n", argv[0]);
     return 2;
 }
