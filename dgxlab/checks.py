@@ -39,7 +39,7 @@ def models_of(gate: Check) -> tuple[str, ...]:
 
 
 def kernel_files(root: str, kernel: str) -> dict[str, str]:
-    """Return a kernel's sources by path below kernels/, with what all kernels share; no folders below theirs.
+    """Return a kernel's sources by path below kernels/, with what all kernels share; no folder below theirs but ladder.
 
     Raises:
         SpecError: if there is no such kernel, or a file of it is no text.
@@ -47,7 +47,8 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
         raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
-    found = (path for folder in (home, home / "common", home / kernel) if folder.is_dir() for path in folder.iterdir())
+    folders = (home, home / "common", home / kernel, home / kernel / "ladder")
+    found = (path for folder in folders if folder.is_dir() for path in folder.iterdir())
     files = [path for path in found if path.is_file() and path.suffix != ".md" and not path.name.startswith(".")]
     return {str(path.relative_to(home)): _text(path) for path in sorted(files)}
 

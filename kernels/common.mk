@@ -3,8 +3,9 @@
 # make test        right or not, exit status 0 or 1
 # make bench       test, then times: JSON lines to $(OUT)/bench.jsonl, a table to the terminal; dgxlab import reads them;
 #                  RIVAL=.../libggml-cuda.so adds llama.cpp's own kernel, where the harness knows how to call it
-# make ncu         the profiler's view of one launch, on the shape ROWS x COLS
-# make sanitize    test under compute-sanitizer: memcheck, racecheck, initcheck, synccheck
+# make ncu         the profiler's view of one launch, of what ONE says, by default ROWS x COLS
+# make sanitize    test, or the part of it that SANITIZED names, under compute-sanitizer: memcheck, racecheck, initcheck,
+#                  synccheck
 # make ptx sass    what the compiler made of it
 # make spills      fails on spilled registers or local memory, on every architecture in SPILL_ARCHS; needs no GPU
 # make clean
@@ -19,6 +20,8 @@ NVCC        ?= nvcc
 NVCCFLAGS   ?= -std=c++17 -O3 -use_fast_math -lineinfo -Xcompiler -Wall,-Wextra
 ROWS        ?= 4096
 COLS        ?= 14336
+ONE         ?= $(ROWS) $(COLS)
+SANITIZED   ?= test
 
 ifndef SRC
 $(error SRC is not set: the Makefile that includes common.mk names its harness)
@@ -28,7 +31,7 @@ $(error PROFILE is not set: the Makefile that includes common.mk names its kerne
 endif
 
 COMMON  := $(dir $(lastword $(MAKEFILE_LIST)))
-SOURCES := $(SRC) $(wildcard *.cuh) $(wildcard $(COMMON)common/*.cuh)
+SOURCES := $(SRC) $(wildcard *.cuh ladder/*.cu) $(wildcard $(COMMON)common/*.cuh)
 HARNESS := $(OUT)/harness-$(ARCH)
 
 .PHONY: test bench ncu sanitize ptx sass spills clean
@@ -44,11 +47,11 @@ bench: test
 
 ncu: $(HARNESS)
 	ncu --clock-control none --set full --kernel-name-base demangled --kernel-name "regex:$(PROFILE)" \
-	    $(HARNESS) one $(ROWS) $(COLS)
+	    $(HARNESS) one $(ONE)
 
 sanitize: $(HARNESS)
 	for tool in memcheck racecheck initcheck synccheck; do \
-	    compute-sanitizer --tool $$tool --error-exitcode 1 $(HARNESS) test || exit 1; \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $(HARNESS) $(SANITIZED) || exit 1; \
 	done
 
 ptx: $(OUT)/harness-$(ARCH).ptx

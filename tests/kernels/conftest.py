@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,15 @@ import pytest
 from tests.conftest import PROJECT
 
 KERNELS = PROJECT / "kernels"
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
+
+
+def make(kernel: str, *args: str, out: Path) -> subprocess.CompletedProcess[str]:
+    """Run make in a kernel's folder, its files elsewhere."""
+    argv = ["make", "-C", str(KERNELS / kernel), f"OUT={out}", *args]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
 def compile_host(kernels: Path, out: Path) -> Path:

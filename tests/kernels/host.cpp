@@ -2,24 +2,42 @@
 //
 // host selftest    exit status 0 if the checker fails what is wrong
 // host nvfp4       NVFP4 blocks on stdin, their weights on stdout as doubles
+// host q4_0        the same of Q4_0 blocks
+// host q4_K        the same of Q4_K blocks
 
 #include "common/check_selftest.cuh"
+#include "common/reference.cuh"
 #include "nvfp4_dequant/reference.cuh"
 
 #include <iostream>
 #include <iterator>
 #include <string>
 
-static int nvfp4() {
+// size weights in blocks of so many bytes
+template <typename F> static int decode(size_t size, size_t bytes, F weight) {
     const std::string blocks{std::istreambuf_iterator<char>(std::cin), {}};
-    for (size_t i = 0; i < blocks.size() / 36 * 64; ++i) {
-        const double weight = nvfp4_weight(reinterpret_cast<const uint8_t *>(blocks.data()), i);
-        std::cout.write(reinterpret_cast<const char *>(&weight), sizeof(weight));
+    for (size_t i = 0; i < blocks.size() / bytes * size; ++i) {
+        const double value = weight(reinterpret_cast<const uint8_t *>(blocks.data()), i);
+        std::cout.write(reinterpret_cast<const char *>(&value), sizeof(value));
     }
     return std::cout.flush() ? 0 : 1;
 }
 
+static int decode_q4(weight_type type) {
+    const auto weight = [=](const uint8_t * blocks, size_t i) { return weight_of(parts_of(type, blocks, i)); };
+    return decode(block_size(type), block_bytes(type), weight);
+}
+
 int main(int argc, char ** argv) {
     const std::string verb = argc == 2 ? argv[1] : "";
-    return verb == "selftest" ? !checker_is_sound() : verb == "nvfp4" ? nvfp4() : 2;
+    if (verb == "selftest") {
+        return checker_is_sound() ? 0 : 1;
+    }
+    if (verb == "nvfp4") {
+        return decode(64, 36, nvfp4_weight);
+    }
+    if (verb == name_of(weight_type::Q4_0)) {
+        return decode_q4(weight_type::Q4_0);
+    }
+    return verb == name_of(weight_type::Q4_K) ? decode_q4(weight_type::Q4_K) : 2;
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,13 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from dgxlab.imported import open_file
-from tests.kernels.conftest import KERNELS
+from tests.kernels.conftest import KERNELS, make, needs_gpu, needs_nvcc
 
 FOLDER = KERNELS / "nvfp4_dequant"
 BENCH = Path(__file__).with_name("nvfp4_dequant.jsonl")
-
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
 
 
 def every_block(scales: int) -> np.ndarray:
@@ -88,16 +84,10 @@ def test_bench_rows_are_read() -> None:
         }
 
 
-def make(*args: str, out: Path) -> subprocess.CompletedProcess[str]:
-    """Run make in the kernel's folder, its files elsewhere."""
-    argv = ["make", "-C", str(FOLDER), f"OUT={out}", *args]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
-
-
 def test_a_makefile_names_its_harness(tmp_path: Path) -> None:
     """An unset variable is an error that names it, not an empty command."""
     for unset in ("SRC", "PROFILE"):
-        ran = make(f"{unset}=", "test", out=tmp_path)
+        ran = make(FOLDER.name, f"{unset}=", "test", out=tmp_path)
         assert ran.returncode == 2
         assert f"{unset} is not set" in ran.stderr
 
@@ -106,7 +96,7 @@ def test_a_makefile_names_its_harness(tmp_path: Path) -> None:
 @needs_nvcc
 def test_no_architecture_spills(tmp_path: Path) -> None:
     """The kernel compiles from sm_80 to sm_121 without a byte of local memory, as `make spills` says."""
-    ran = make("spills", out=tmp_path)
+    ran = make(FOLDER.name, "spills", out=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("nvfp4_dequant_bf16") == 2 * 3
 
@@ -118,7 +108,7 @@ def test_spills_are_found(tmp_path: Path) -> None:
     source = tmp_path / "spills.cu"
     body = "int a[64]; for (int i = 0; i < n; ++i) a[p[i] & 63] = i; p[n] = a[n & 63];"
     source.write_text(f"__global__ void k(int * p, int n) {{ {body} }}\n")
-    ran = make("spills", f"SRC={source}", "SPILL_ARCHS=sm_90", out=tmp_path)
+    ran = make(FOLDER.name, "spills", f"SRC={source}", "SPILL_ARCHS=sm_90", out=tmp_path)
     assert ran.returncode == 2
     assert "256 bytes stack frame" in ran.stdout
 
@@ -128,6 +118,6 @@ def test_spills_are_found(tmp_path: Path) -> None:
 @needs_gpu
 def test_the_harness_passes(tmp_path: Path) -> None:
     """Its own test, on the GPU that is here."""
-    ran = make("test", out=tmp_path)
+    ran = make(FOLDER.name, "test", out=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.endswith("passed\n")

@@ -1,0 +1,157 @@
+// ./harness test            exit status 0 if everything is right
+// ./harness edges           the part of it that a sanitizer can run
+// ./harness bench           JSON lines on stdout, a table on stderr; nothing is timed that is not right
+// ./harness one TYPE M N K  one launch, for a profiler
+
+#include "../common/bench.cuh"
+#include "proof.cuh"
+
+#include <ctime>
+#include <random>
+
+// -- test --
+
+static bool edges() {
+    bool passed = said(checker_is_sound(), "the checker fails what is wrong");
+    passed      = references_agree() && passed;
+    for (const weight_type type : TYPES) {
+        passed = wrong_arguments_are_refused(type) && passed;
+        passed = edges_are_right(NAIVE, type) && passed;
+        passed = edges_are_right(TILED, type) && passed;
+    }
+    return offsets_are_right() && passed;
+}
+
+static bool accuracy() {
+    const uint64_t seed   = std::random_device()();
+    bool           passed = true;
+    fprintf(stderr, "inputs of seed %llu\n", (unsigned long long) seed);
+    for (const weight_type type : TYPES) {
+        for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
+            passed = nearer_than_mmq(NAIVE, {type, 128, 64, 4096}, how, seed) && passed;
+            passed = nearer_than_mmq(TILED, {type, 128, 64, 4096}, how, seed) && passed;
+        }
+    }
+    return passed;
+}
+
+static bool everything() {
+    bool passed = edges();
+    passed      = accuracy() && passed;
+    for (const weight_type type : TYPES) {
+        passed = repeats_agree({type, 1024, 129, 4096}, 100) && passed;
+        passed = layers_are_right(type) && passed;
+        passed = stress_is_right(type) && passed;
+    }
+    return passed;
+}
+
+static int concluded(bool passed) {
+    fprintf(stderr, "%s\n", passed ? "passed" : "FAILED");
+    return passed ? 0 : 1;
+}
+
+// -- bench --
+
+static std::string today() {
+    const time_t now = time(nullptr);
+    char         text[16];
+    strftime(text, sizeof(text), "%Y-%m-%d", gmtime(&now));
+    return text;
+}
+
+static void print_row(
+        const std::string & name, const gemm_shape & s, const char * cache, const contender & c, const timing & t) {
+    cudaDeviceProp gpu;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    std::vector<double> tflops, gb_s;
+    for (const double us : t.time_us) {
+        tflops.push_back(2e-6 * s.m * s.n * s.k / us);
+        gb_s.push_back(1e-3 * c.bytes / us);
+    }
+    json_line()
+        .add("kernel", "w4a16_gemm")
+        .add("variant", c.name)
+        .add("case", name)
+        .add("type", name_of(s.type))
+        .add("m", s.m)
+        .add("n", s.n)
+        .add("k", s.k)
+        .add("cache", cache)
+        .add("time_us", t.time_us)
+        .add("tflops", tflops)
+        .add("bandwidth_gb_s", gb_s)
+        .add("sm_clock_mhz", t.sm_clock_mhz)
+        .add("gpu", gpu.name)
+        .add("arch", "sm_" + std::to_string(10 * gpu.major + gpu.minor))
+        .add("date", today())
+        .print();
+    fprintf(stderr, "%-8s %s n=%-5lld %s %-6s %10.2f us +- %.2f %8.1f TFLOPS %8.1f GB/s %6.0f MHz\n", name.c_str(),
+            name_of(s.type), (long long) s.n, cache, c.name.c_str(), median(t.time_us), median_deviation(t.time_us),
+            median(tflops), median(gb_s), median(t.sm_clock_mhz));
+}
+
+// False, and nothing timed, if the output is wrong.
+static bool bench_shape(bench & b, const std::string & name, const gemm_shape & s, const rung & r, bool cold) {
+    std::vector<problem> sets;
+    for (int i = 0; i == 0 || (cold && i < cold_sets(sets[0].bytes())); ++i) {
+        sets.emplace_back(s);
+        sets[i].fill(i);
+    }
+    if (!right(sets[0], r, " " + name)) {
+        return false;
+    }
+    const contender c = {r.name, sets[0].bytes(),
+                         [&](int set, cudaStream_t stream) { CUDA_CHECK(sets[set].launch(r, stream)); }};
+    if (cold) {
+        print_row(name, s, "cold", c, b.measure({c}, (int) sets.size(), std::max(12, 2 * (int) sets.size()))[0]);
+    }
+    print_row(name, s, "warm", c, b.measure({c}, 1, cold ? 12 : 1)[0]);
+    return true;
+}
+
+static int bench_all() {
+    if (!checker_is_sound()) {
+        return 1;
+    }
+    bench b;
+    bool  all = true;
+    for (const weight_type type : TYPES) {
+        for (const int64_t n : {16, 32, 64, 128, 256, 512, 1024, 2048}) {
+            all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, TILED, true) && all;
+        }
+        for (size_t i = 1; i < LAYERS.size(); ++i) {
+            all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, 512, LAYERS[i].cols}, TILED, true) && all;
+        }
+        all = bench_shape(b, "ffn_down", {type, 4096, 512, 14336}, NAIVE, false) && all;
+    }
+    return all ? 0 : 1;
+}
+
+static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
+    for (const weight_type each : TYPES) {
+        if (type == name_of(each)) {
+            return right({each, m, n, k}, TILED, 1) ? 0 : 1;
+        }
+    }
+    fprintf(stderr, "TYPE is q4_0 or q4_K, not %s\n", type.c_str());
+    return 2;
+}
+
+int main(int argc, char ** argv) {
+    const std::string verb = argc > 1 ? argv[1] : "";
+    if (verb == "test" && argc == 2) {
+        return concluded(everything());
+    }
+    if (verb == "edges" && argc == 2) {
+        return concluded(edges());
+    }
+    if (verb == "bench" && argc == 2) {
+        return bench_all();
+    }
+    if (verb == "one" && argc == 6) {
+        return one(argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]));
+    }
+    fprintf(stderr, "usage: %s test | edges | bench | one TYPE M N K\n", argv[0]);
+    return 2;
+}

@@ -1,0 +1,288 @@
+// What is tested, and when an output is right.
+
+#pragma once
+
+#include "../common/buffer.cuh"
+#include "../common/check_selftest.cuh"
+#include "../common/fill_q4.cuh"
+#include "../common/shapes.cuh"
+#include "accuracy.cuh"
+#include "ladder/01_naive.cu"
+#include "w4a16_gemm.cuh"
+
+#include <string>
+
+using gemm_t = cudaError_t (*)(const void *, const float *, float *, void *, int64_t, int64_t, int64_t, cudaStream_t);
+
+struct rung {
+    const char * name;
+    gemm_t       launch[2];  // by weight_type
+};
+
+static const rung NAIVE = {"naive", {naive_gemm_cuda<w4a16_type::Q4_0>, naive_gemm_cuda<w4a16_type::Q4_K>}};
+static const rung TILED = {"tiled", {w4a16_gemm_cuda<w4a16_type::Q4_0>, w4a16_gemm_cuda<w4a16_type::Q4_K>}};
+
+static const std::vector<weight_type> TYPES = {weight_type::Q4_0, weight_type::Q4_K};
+
+// m, n, k as test-backend-ops counts them: rows of the weights, columns (tokens), what is summed over.
+struct gemm_shape {
+    weight_type type;
+    int64_t     m, n, k;
+
+    std::string text() const {
+        const auto size = [](const char * name, int64_t value) { return name + std::to_string(value); };
+        return name_of(type) + size(" m=", m) + size(" n=", n) + size(" k=", k);
+    }
+};
+
+struct problem {
+    gemm_shape    shape;
+    int64_t       row_bytes;
+    device_buffer w, x, scratch, y;
+
+    explicit problem(const gemm_shape & s, int64_t w_offset = 0)
+        : shape(s), row_bytes(s.k / block_size(s.type) * block_bytes(s.type)), w(s.m * row_bytes, w_offset),
+          x(s.n * s.k * sizeof(float)), scratch(w4a16_gemm_scratch_bytes(s.n, s.k)), y(s.n * s.m * sizeof(float)) {}
+
+    // what a product has to read and write once
+    int64_t bytes() const { return w.size() + x.size() + y.size(); }
+
+    void fill(uint64_t seed, q4_fill how = q4_fill::ORDINARY) const {
+        fill_q4(shape.type, w.as<uint8_t>(), shape.m * shape.k, seed, how);
+        fill_f32(x.as<float>(), shape.n * shape.k, seed, how);
+    }
+
+    void copy_in(const std::vector<uint8_t> & from_w, const std::vector<float> & from_x) const {
+        CUDA_CHECK(cudaMemcpy(w.as<void>(), from_w.data(), w.size(), cudaMemcpyHostToDevice));
+        CUDA_CHECK(cudaMemcpy(x.as<void>(), from_x.data(), x.size(), cudaMemcpyHostToDevice));
+    }
+
+    cudaError_t launch(const rung & r, cudaStream_t stream = nullptr) const {
+        const gemm_t gemm = r.launch[(int) shape.type];
+        return gemm(w.as<void>(), x.as<float>(), y.as<float>(), scratch.as<void>(), shape.m, shape.n, shape.k, stream);
+    }
+
+    void run(const rung & r) const {
+        y.poison();
+        scratch.poison();
+        CUDA_CHECK(launch(r));
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+
+    // Those of some rows of the weights: n times `rows` outputs.
+    std::vector<float> outputs(int64_t first, int64_t rows) const {
+        std::vector<float> part(shape.n * rows);
+        CUDA_CHECK(cudaMemcpy2D(part.data(), rows * sizeof(float), y.as<float>() + first, shape.m * sizeof(float),
+                                rows * sizeof(float), shape.n, cudaMemcpyDeviceToHost));
+        return part;
+    }
+
+    bool guards_intact() const {
+        return w.guards_intact() && x.guards_intact() && scratch.guards_intact() && y.guards_intact();
+    }
+};
+
+static bool said(bool passed, const std::string & what, const std::string & why = "") {
+    fprintf(stderr, "%s %s%s%s\n", passed ? "ok  " : "FAIL", what.c_str(), why.empty() ? "" : ": ", why.c_str());
+    return passed;
+}
+
+// -- when an output is right --
+
+static product reference_of(const problem & p, int64_t first, int64_t rows) {
+    const gemm_shape & s    = p.shape;
+    const uint8_t *    from = p.w.as<uint8_t>() + first * p.row_bytes;
+    if (rows * s.n > 4096) {
+        return multiply_on_device(s.type, from, p.x.as<float>(), rows, s.n, s.k);
+    }
+    std::vector<uint8_t> w(rows * p.row_bytes);
+    CUDA_CHECK(cudaMemcpy(w.data(), from, w.size(), cudaMemcpyDeviceToHost));
+    return multiply_on_cpu(s.type, w.data(), p.x.host<float>().data(), rows, s.n, s.k);
+}
+
+// As a part of an output's magnitude. What is rounded to bf16 is off by up to 2^-8, and by 1.5e-3 in the quadratic
+// mean: for Q4_0 the activation, for Q4_K the step, the centre and their sum as well. No sum can be off by more than
+// its terms. Of k ordinary terms of random signs the errors add up to far less, to eight standard deviations in no test
+// of ours: that limit finds a single term that is wrong, up to some thousand terms.
+static tolerance tolerance_of(const gemm_shape & s, int64_t rows, q4_fill how) {
+    const double roundings = s.type == weight_type::Q4_0 ? 1.0 : 3.0;
+    const double terms     = roundings * std::ldexp(1.1, -8);
+    if (how == q4_fill::WILD) {
+        return {terms, 1e-4};
+    }
+    // 1.45: what the quadratic mean of the terms is to their mean
+    const double deviation = roundings * 1.5e-3 * 1.45 / std::sqrt((double) s.k);
+    // a mean over a few outputs says nothing: a single one may be near 0
+    const double nmse = rows * s.n < 256 ? 1e-3 : s.type == weight_type::Q4_0 ? 5e-6 : 2e-5;
+    return {std::fmin(terms, 8.0 * deviation), nmse};
+}
+
+// Judge some rows of the weights by n columns.
+static verdict judge(const problem & p, int64_t first, int64_t rows, q4_fill how) {
+    const product      r = reference_of(p, first, rows);
+    std::vector<float> y = p.outputs(first, rows);
+
+    const auto part = [&](double value, int64_t i) {
+        return r.magnitude[i] > 0.0 ? value / r.magnitude[i] : value;
+    };
+    for (size_t i = 0; i < y.size(); ++i) {
+        y[i] = (float) part(y[i], i);
+    }
+    const auto reference = [&](int64_t col, int64_t row) { return part(r.y[col * rows + row], col * rows + row); };
+    verdict    v         = compare(y.data(), reference, p.shape.n, rows, tolerance_of(p.shape, rows, how));
+    if (v.passed && !p.guards_intact()) {
+        v.passed = false;
+        v.why    = "it wrote outside its output";
+    }
+    return v;
+}
+
+static bool right(const problem & p, const rung & r, const std::string & what, q4_fill how = q4_fill::ORDINARY) {
+    p.run(r);
+    const verdict v = judge(p, 0, p.shape.m, how);
+    return said(v.passed, std::string(r.name) + " " + p.shape.text() + what, v.why);
+}
+
+static bool right(const gemm_shape & s, const rung & r, uint64_t seed, q4_fill how = q4_fill::ORDINARY) {
+    const problem p(s);
+    p.fill(seed, how);
+    return right(p, r, how == q4_fill::WILD ? ", scales and activations of every size" : "", how);
+}
+
+// -- the tests --
+
+static bool references_agree() {
+    bool all = true;
+    for (const weight_type type : TYPES) {
+        const problem p({type, 37, 21, 512});
+        p.fill(11, q4_fill::WILD);
+        const gemm_shape & s       = p.shape;
+        const product      cpu     = reference_of(p, 0, s.m);
+        const product      gpu     = multiply_on_device(type, p.w.as<uint8_t>(), p.x.as<float>(), s.m, s.n, s.k);
+        double             largest = 0.0;
+        for (size_t i = 0; i < cpu.y.size(); ++i) {
+            largest = std::fmax(largest, std::fabs(gpu.y[i] - cpu.y[i]) / cpu.magnitude[i]);
+            largest = std::fmax(largest, std::fabs(gpu.magnitude[i] / cpu.magnitude[i] - 1.0));
+        }
+        all = said(largest <= 1e-7, std::string("the references agree on ") + name_of(type)) && all;
+    }
+    return all;
+}
+
+static bool wrong_arguments_are_refused(weight_type type) {
+    const problem p({type, 2, 2, 256});
+    const gemm_t  gemm   = TILED.launch[(int) type];
+    const auto    sizes  = [&](int64_t m, int64_t n, int64_t k) {
+        return gemm(p.w.as<void>(), p.x.as<float>(), p.y.as<float>(), p.scratch.as<void>(), m, n, k, nullptr);
+    };
+    const auto moved = [&](int w, int x, int y, int scratch) {
+        return gemm(p.w.as<char>() + w, (float *) (p.x.as<char>() + x), (float *) (p.y.as<char>() + y),
+                    p.scratch.as<char>() + scratch, 1, 1, 256, nullptr);
+    };
+    bool refused = true;
+    p.y.poison();
+    for (const int64_t k : {(int64_t) -256, (int64_t) 0, block_size(type) / 2, block_size(type) + 16}) {
+        refused = sizes(1, 1, k) == cudaErrorInvalidValue && refused;
+    }
+    refused = sizes(-1, 1, 256) == cudaErrorInvalidValue && sizes(1, -1, 256) == cudaErrorInvalidValue && refused;
+    refused = sizes(1, (int64_t) 65535 * 128 + 1, 256) == cudaErrorInvalidValue && refused;
+    refused = moved(type == weight_type::Q4_0 ? 1 : 8, 0, 0, 0) == cudaErrorMisalignedAddress && refused;
+    refused = moved(0, 4, 0, 0) == cudaErrorMisalignedAddress && refused;
+    refused = moved(0, 0, 2, 0) == cudaErrorMisalignedAddress && refused;
+    refused = moved(0, 0, 0, 8) == cudaErrorMisalignedAddress && refused;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const bool empty = sizes(0, 2, 256) == cudaSuccess && sizes(2, 0, 256) == cudaSuccess;
+    const std::vector<uint8_t> untouched(p.y.size(), device_buffer::POISON);
+    return said(refused && empty && p.y.host<uint8_t>() == untouched,
+                std::string("wrong arguments are refused, no outputs are no work, ") + name_of(type));
+}
+
+// Every m beside several n and k, and the other way round: just below, at and just above tiles of 16, of 64 and of 128.
+static bool edges_are_right(const rung & r, weight_type type) {
+    static const std::vector<int64_t> MS = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257};
+    static const std::vector<int64_t> NS = {1,  2,  3,  4,  7,  8,  9,  12,  15,  16,  17,  24, 31,
+                                            32, 33, 48, 64, 65, 96, 118, 127, 128, 129, 152, 257};
+    bool all = true;
+    for (size_t i = 0; i < 2 * NS.size(); ++i) {
+        const int64_t blocks = 1 + i % (type == weight_type::Q4_0 ? 5 : 3);
+        all = right({type, MS[i % MS.size()], NS[i % NS.size()], blocks * block_size(type)}, r, i) && all;
+    }
+    all = right({type, 129, 17, 2560}, r, 1, q4_fill::WILD) && all;
+    all = right({type, 40, 130, 2048}, r, 2, q4_fill::WILD) && all;
+    return all;
+}
+
+// Rows that begin at every even address.
+static bool offsets_are_right() {
+    bool all = true;
+    for (const int64_t offset : {2, 4, 6, 14}) {
+        const problem p({weight_type::Q4_0, 130, 20, 96}, offset);
+        p.fill(offset);
+        all = right(p, TILED, " at offset " + std::to_string(offset)) && all;
+    }
+    return all;
+}
+
+static bool layers_are_right(weight_type type) {
+    bool all = right({type, 4096, 33, 14336}, NAIVE, 5);
+    for (const matrix_shape & layer : LAYERS) {
+        for (const int64_t n : {9, 512}) {
+            all = right({type, layer.rows, n, layer.cols}, TILED, n) && all;
+        }
+    }
+    return right({type, 200, 1024, 2048}, TILED, 6) && all;
+}
+
+// More than 2^31 weights: beginning, the two sides of weight 2^31, end.
+static bool stress_is_right(weight_type type) {
+    const problem p({type, STRESS.rows, 3, STRESS.cols});
+    const int64_t rows = 70;
+    bool          all  = true;
+    p.fill(31);
+    p.run(TILED);
+    for (const int64_t first : {(int64_t) 0, ((int64_t) 1 << 31) / STRESS.cols - rows / 2, STRESS.rows - rows}) {
+        const verdict v = judge(p, first, rows, q4_fill::ORDINARY);
+        all = said(v.passed, "tiled " + p.shape.text() + " from row " + std::to_string(first), v.why) && all;
+    }
+    return all;
+}
+
+static bool repeats_agree(const gemm_shape & s, int times) {
+    const problem p(s);
+    p.fill(7);
+    p.run(TILED);
+    const std::vector<uint32_t> once = p.y.host<uint32_t>();
+    bool                        same = true;
+    for (int i = 1; i < times; ++i) {
+        p.run(TILED);
+        same = p.y.host<uint32_t>() == once && same;
+    }
+    return said(same, std::to_string(times) + " launches are bit-equal, " + s.text());
+}
+
+template <typename T> static double nmse_of(const std::vector<T> & out, const std::vector<double> & reference) {
+    double errors = 0.0, squares = 0.0;
+    for (size_t i = 0; i < out.size(); ++i) {
+        errors  += (out[i] - reference[i]) * (out[i] - reference[i]);
+        squares += reference[i] * reference[i];
+    }
+    return errors / squares;
+}
+
+// The error is at most a part of MMQ's, of inputs drawn from a distribution.
+static bool nearer_than_mmq(const rung & r, const gemm_shape & s, distribution how, uint64_t seed) {
+    const bool                 uniform = how == distribution::UNIFORM;
+    const std::vector<uint8_t> w       = quantise(s.type, random_floats(how, s.m * s.k, 2 * seed));
+    const std::vector<float>   x       = random_floats(how, s.n * s.k, 2 * seed + 1);
+    const problem              p(s);
+    p.copy_in(w, x);
+    p.run(r);
+    const std::vector<double> exact = multiply_on_cpu(s.type, w.data(), x.data(), s.m, s.n, s.k).y;
+    const double              ours  = nmse_of(p.outputs(0, s.m), exact);
+    const double              mmq   = nmse_of(multiply_as_mmq(s.type, w.data(), x.data(), s.m, s.n, s.k), exact);
+    const double              limit = s.type == weight_type::Q4_0 ? 0.2 : uniform ? 0.7 : 0.4;
+    char                      text[160];
+    snprintf(text, sizeof(text), "%.3g, MMQ's %.3g, ratio %.3f, limit %.1f", ours, mmq, ours / mmq, limit);
+    const std::string what = std::string(r.name) + " " + s.text() + (uniform ? " uniform" : " Gaussian");
+    return said(ours / mmq <= limit, what + " nmse", text);
+}
