@@ -16,12 +16,14 @@ BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
 
-# what waits or computes by itself takes both processors; what measures has the machine alone
+# what computes or waits by itself takes both processors; what measures has the machine alone
 FAST := not slow and not llama and not network and not gpu
+WAITS := slow and not llama and not network and not gpu
 test: .make/test .make/packages
 	$(BIN)/pytest --no-skips --numprocesses 2 -m "$(FAST)"
 	$(BIN)/pytest --no-skips --numprocesses 2 --dist loadfile tests/faults
-	$(BIN)/pytest --no-skips -m "not ($(FAST))" --ignore tests/faults
+	$(BIN)/pytest --no-skips --numprocesses 3 --dist loadfile --ignore tests/faults -m "$(WAITS)"
+	$(BIN)/pytest --no-skips --ignore tests/faults -m "llama or network or gpu"
 
 test-fast: .make/test
 	$(BIN)/pytest --numprocesses 2 -m "$(FAST)"

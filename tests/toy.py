@@ -94,18 +94,20 @@ void say(const char * format, ...) {  /* printf, and every whole line into the l
     }
 }
 const char * toy(void) { const char * how = getenv("TOY"); return how ? how : ""; }
+long calls(void) {
+    FILE * file = fopen(getenv("TOY_COUNT"), "a");
+    fputc('x', file);
+    fflush(file);
+    return ftell(file);
+}
+int first_is_cut(void) { return !strcmp(toy(), "first is cut") && calls() == 1; }
 int misbehave(void) {
     if (!strcmp(toy(), "hang")) { sleep(600); }
     if (!strcmp(toy(), "crash")) { raise(SIGSEGV); }
     if (!strcmp(toy(), "killed")) { raise(SIGKILL); }
     if (!strcmp(toy(), "status")) { fprintf(stderr, "error: out of toys\\n"); exit(7); }
     if (!strcmp(toy(), "nothing")) { exit(0); }
-    if (!strcmp(toy(), "every second crashes")) {
-        FILE * calls = fopen(getenv("TOY_COUNT"), "a");
-        fputc('x', calls);
-        fflush(calls);
-        if (ftell(calls) % 2 == 0) { raise(SIGSEGV); }
-    }
+    if (!strcmp(toy(), "every second crashes") && calls() % 2 == 0) { raise(SIGSEGV); }
     return 0;
 }
 int count(const char * list) { int n = 1; for (; *list; list++) { n += *list == ','; } return n; }
@@ -231,6 +233,7 @@ int main(int argc, char ** argv) {
     while ((c = fgetc(prompt)) != EOF) { words += c == ' '; }
     printf("%s\\n", strcmp(toy(), "other") ? "once upon a toy" : "another toy");
     fprintf(stderr, "prompt eval time = 1.00 ms / %5d tokens (1.0 ms per token)\\n", words + 1);
+    if (first_is_cut()) { return 0; }
     fprintf(stderr, "       eval time = 1.00 ms / %5d runs   (1.0 ms per token)\\n", n - 1 - !strcmp(toy(), "few"));
     return 0;
 }
@@ -260,6 +263,7 @@ int main(int argc, char ** argv) {
                "99.000 ±  0.100 %%\\n", i, kld);
     }
     printf("Mean PPL(Q)/PPL(base)         :   1.001000 ±   0.000100\\nMean    KLD:   %s ±   0.000100\\n", kld);
+    if (first_is_cut()) { return 0; }
     printf("Same top p: 99.000 ± 0.100 %%\\n");
     return 0;
 }

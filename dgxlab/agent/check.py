@@ -17,6 +17,9 @@ from dgxlab.agent.parse.perplexity import read_divergence, read_reference
 from dgxlab.agent.text import text
 from dgxlab.model import REFERENCE, CheckCommand, CheckStep, GreedyGate, HarnessGate, to_json
 
+ATTEMPTS = 3
+"""llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
+
 Fill = Callable[[Sequence[str], Mapping[str, str]], list[str]]
 """Replaces a command's placeholders, given those of its step."""
 
@@ -35,11 +38,15 @@ def run_check(bench: Bench, step: CheckStep, fill: Fill) -> dict[str, Any]:
         _write(files, step.files)
         for command in step.commands:
             argv = fill(command.argv, {"text": str(words), "logits": str(logits), "files": str(files)})
-            launched = bench.launch(f"{step.id}-{command.role}", argv, command.env, step.limit_s)
-            told = {"role": command.role, "argv": argv, "env": dict(command.env), "rc": launched.ended.rc}
-            commands.append({**told, "seconds": launched.ended.seconds})
-            raw |= {f"{command.role} {stream}": file for stream, file in launched.raw().items()}
-            readings[command.role] = _read(step, command, launched)
+            for number in range(ATTEMPTS):
+                again = f"-{number}" if number else ""
+                launched = bench.launch(f"{step.id}-{command.role}{again}", argv, command.env, step.limit_s)
+                told = {"role": command.role, "argv": argv, "env": dict(command.env), "rc": launched.ended.rc}
+                commands.append({**told, "seconds": launched.ended.seconds})
+                raw |= {f"{command.role}{again} {stream}": file for stream, file in launched.raw().items()}
+                readings[command.role] = _read(step, command, launched)
+                if not _is_cut(readings[command.role]):
+                    break
             if "problem" in readings[command.role]:
                 break
     finally:
@@ -81,6 +88,11 @@ def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str,
     if command.role == REFERENCE:
         return read_reference(launched.text(), launched.errors(), step.gate.chunks)
     return read_divergence(launched.text(), step.gate.chunks)
+
+
+def _is_cut(reading: Mapping[str, Any]) -> bool:
+    """Tell whether a program that ended well did not print all that it always does."""
+    return bool(reading.get("cut")) or None in reading.values()
 
 
 def _file(path: Path) -> dict[str, Any]:

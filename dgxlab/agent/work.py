@@ -235,7 +235,8 @@ class Worker:
             self.closed_arms.add(step.arm)
             role, said = list(result["readings"].items())[-1]
             failed = "problem" in said or isinstance(step.gate, HarnessGate)  # a harness tells its tests on stderr
-            look = f"{role} {'stderr' if failed else 'stdout'}"
+            stream = "stderr" if failed else "stdout"
+            look = [name for name in result["raw"] if name.startswith(role) and name.endswith(stream)][-1]
             self.fail(
                 GateFailed(
                     f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(result['reasons'])}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +97,19 @@ def test_what_fails_says_why_and_nothing_is_measured(toy_lab: ToyLab, gate: Any,
     assert row["status"] == "failed"
     assert reason in row["reasons"]
     assert reason in report.render(report.collect(toy_lab.lab.store, "toy"))
+    assert store.check(toy_lab.lab.store) == []
+
+
+@pytest.mark.parametrize("gate", [GREEDY, replace(PERPLEXITY, kld_ratio_at_most=1.5)])
+def test_a_last_line_that_was_lost_is_asked_for_again(toy_lab: ToyLab, gate: Any, tmp_path: Path) -> None:
+    """As llama.cpp's logger loses it, with status 0; every attempt is recorded and kept."""
+    env = {"TOY": "first is cut", "TOY_COUNT": str(tmp_path / "calls")}
+    outcome, events = toy_lab.run(gated(toy_lab, replace(gate, env=env, against={"TOY": None})))
+    assert outcome.error is None
+    (asked,) = kinds(events, "check")
+    assert [command["role"] for command in asked["commands"]].count("arm") == 2
+    assert {"arm stdout", "arm-1 stdout"} <= asked["raw"].keys()
+    assert "problem" not in asked["readings"]["arm"]
     assert store.check(toy_lab.lab.store) == []
 
 
