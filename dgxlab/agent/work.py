@@ -45,9 +45,9 @@ from dgxlab.model import (
     Step,
     about,
     arms_of,
-    digest,
     from_json,
     model_id,
+    sources,
     to_json,
 )
 
@@ -227,7 +227,7 @@ class Worker:
         models = {command.model for command in step.commands if command.model}
         read = {name: self.models[step.arm, name]["model_id"] for name in sorted(models)}
         if isinstance(step.gate, HarnessGate):
-            read[f"kernels/{step.gate.kernel}"] = digest(step.files, 16)
+            read |= sources(step.gate.kernel, step.files)
         self.journal.emit(
             "check", id=step.id, arm=step.arm, build_id=self.builds[step.arm], inputs=read, env=step.env, **result
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from dgxlab.agent.parse.judge import shown
 from dgxlab.cli._out import Out, clean
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, Check, about, from_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, about, check_from_json
 from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
 
@@ -81,7 +81,7 @@ def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
 
 
 def _check(event: Mapping[str, Any], whose: str = "") -> list[str]:
-    gate: Check = from_json(Check, event["gate"])  # type: ignore[arg-type]
+    gate = check_from_json(event["gate"])
     again = ", after the chains" if event["id"].endswith(":after") else ""
     found = "; ".join((*event["reasons"], *shown(gate, event["readings"])))
     words = f"gate {about(gate)}{' for' + whose[3:] if whose else ''}{again}: {event['status']}"

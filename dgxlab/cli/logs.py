@@ -57,9 +57,7 @@ def logs(
     if format is Format.human:
         use_cases.copy(archive, path, write_bytes)
     else:
-        chunks: list[bytes] = []
-        use_cases.copy(archive, path, chunks.append)
-        out.result({**rows[path], "text": b"".join(chunks).decode(errors="replace")}, "")
+        out.result({**rows[path], "text": use_cases.content(archive, path).decode(errors="replace")}, "")
 
 
 def _named(name: str, paths: Collection[str], job_id: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dgxlab import stats
 from dgxlab.agent.slots import Slot, flaw
-from dgxlab.model import BASELINE, BURN_IN, ChainStep, Check, CheckStep, GateStep, Plan, about, from_json
+from dgxlab.model import BASELINE, BURN_IN, ChainStep, CheckStep, GateStep, Plan, about, check_from_json
 from dgxlab.store import Job, Store
 
 ENDS = {
@@ -138,18 +138,20 @@ def _gates(store: Store, job_id: str) -> Iterator[tuple[Gate, str]]:
     """Yield the gates of a job with their status; keys end in the number of the journal's line."""
     placed = store.rows("SELECT run_id FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ?", (job_id,))
     first = min((_line(row["run_id"]) for row in placed), default=None)
-    for row in store.rows("SELECT * FROM gates WHERE job_id = ? ORDER BY at, gate_id", (job_id,)):
-        after = first is not None and _line(row["gate_id"]) > first
+    for row in _asked(store, job_id):
+        after = first is not None and _line(row["key"]) > first
         when = "after" if after else "before"
         why = "; ".join(json.loads(row["reasons"]))
-        sentence = f"gate {row['op']} on {row['backend']} failed for {row['arm']} {when} the chains: {why}"
+        sentence = f"gate {row['name']} failed for {row['arm']} {when} the chains: {why}"
         yield Gate(row["arm"], after, sentence), row["status"]
+
+
+def _asked(store: Store, job_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the gates of both kinds, each with its key and what it is called."""
+    for row in store.rows("SELECT * FROM gates WHERE job_id = ? ORDER BY at, gate_id", (job_id,)):
+        yield {**row, "key": row["gate_id"], "name": f"{row['op']} on {row['backend']}"}
     for row in store.rows("SELECT * FROM checks WHERE job_id = ? ORDER BY at, check_id", (job_id,)):
-        after = first is not None and _line(row["check_id"]) > first
-        when = "after" if after else "before"
-        why = "; ".join(json.loads(row["reasons"]))
-        name = about(from_json(Check, json.loads(row["gate"])))  # type: ignore[arg-type]
-        yield Gate(row["arm"], after, f"gate {name} failed for {row['arm']} {when} the chains: {why}"), row["status"]
+        yield {**row, "key": row["check_id"], "name": about(check_from_json(json.loads(row["gate"])))}
 
 
 def _line(key: str) -> int:

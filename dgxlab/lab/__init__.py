@@ -12,7 +12,7 @@ doctor  what is missing, here and on a host
 """
 
 from dgxlab.lab.ab import Session, ab
-from dgxlab.lab.archive import copy, unpack
+from dgxlab.lab.archive import content, copy, unpack
 from dgxlab.lab.base import Lab, Side, Watch
 from dgxlab.lab.jobs import adopt, conclude, find, follow, settle, start
 from dgxlab.lab.outlook import Outlook, outlook
@@ -32,6 +32,7 @@ __all__ = [
     "adopt",
     "ask",
     "conclude",
+    "content",
     "copy",
     "describe",
     "find",

@@ -1,7 +1,7 @@
 """Raw files of jobs as they are kept on this machine: one gzipped tar a job, readable by its owner alone.
 
 What lies in such a tar came from another machine, so nothing in it is believed: plain files with plain names, each
-once, or the whole of it is refused. Files are read as streams and never held in memory.
+once, or the whole of it is refused. Files are read as streams; `content` alone holds one in memory.
 """
 
 from __future__ import annotations
@@ -105,6 +105,13 @@ def copy(path: Path, name: str, write: Callable[[bytes], object]) -> None:
             for chunk in chunks:
                 write(chunk)
             return
+
+
+def content(path: Path, name: str) -> bytes:
+    """Return one file of an archive, b"" where there is none."""
+    chunks: list[bytes] = []
+    copy(path, name, chunks.append)
+    return b"".join(chunks)
 
 
 def unpack(path: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
-from dgxlab.lab.archive import RawFile, copy, incoming, listing, path_of
+from dgxlab.lab.archive import RawFile, content, incoming, listing, path_of
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.model import CheckStep, about, from_json
 from dgxlab.store import Job, Store
@@ -146,7 +146,7 @@ def _recorded(store: Store, job: Job) -> dict[str, str]:
 
 def _final(path: Path) -> dict[str, str]:
     """Return the journal's sha256 as the job's last word has it."""
-    rc = final_status(_content(path, "rc"))
+    rc = final_status(content(path, "rc"))
     if rc is None:
         raise CheckFailed(f"rc in {path.name} is no final status, or was damaged")
     return {"journal.jsonl": rc["journal_sha256"]} if rc["journal_sha256"] else {}
@@ -154,12 +154,6 @@ def _final(path: Path) -> dict[str, str]:
 
 def _ending(path: Path) -> dict[str, str]:
     """Return the sha256 of each raw file as the last line of the journal has it; older agents wrote none."""
-    whole, _, _ = _content(path, "journal.jsonl").rpartition(b"\n")  # a full disk tore the last line of older agents
+    whole, _, _ = content(path, "journal.jsonl").rpartition(b"\n")  # a full disk tore the last line of older agents
     *_, last = whole.splitlines() or [b"{}"]
     return {str(name): str(sha256) for name, sha256 in json.loads(last).get("raw", {}).items()}
-
-
-def _content(path: Path, name: str) -> bytes:
-    pieces: list[bytes] = []
-    copy(path, name, pieces.append)
-    return b"".join(pieces)

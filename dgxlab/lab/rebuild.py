@@ -18,7 +18,7 @@ from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, command
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
-from dgxlab.lab.archive import SUFFIX, copy, listing
+from dgxlab.lab.archive import SUFFIX, content, listing
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.lab.jobs import adopt, follow, record_end
 from dgxlab.transport import retry
@@ -104,16 +104,16 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     """
     files = listing(path)
     try:
-        found = json.loads(_read(path, "plan.json"))
-        plan, rc = read_plan(found), read_rc(final_status(_read(path, "rc"))) if "rc" in files else None
+        found = json.loads(content(path, "plan.json"))
+        plan, rc = read_plan(found), read_rc(final_status(content(path, "rc"))) if "rc" in files else None
         host = str(plan.specs[0]["host"]) if plan.specs else _hostname(path)
         if plan.job_id != job_id:
             raise ValueError(f"they are of job {plan.job_id!r}")
     except WRONG as error:
         raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
     with lab.store.transaction():
-        lab.store.intend(plan, None, host, __version__, found=_read(path, "plan.json").decode())
-        ingest(lab.store, job_id, _read(path, "journal.jsonl").splitlines(keepends=True))
+        lab.store.intend(plan, None, host, __version__, found=content(path, "plan.json").decode())
+        ingest(lab.store, job_id, content(path, "journal.jsonl").splitlines(keepends=True))
         record_end(lab.store, job_id, rc)
         _credit(lab, job_id)
         raw.kept(lab, lab.store.job(job_id), None, watch)
@@ -125,13 +125,7 @@ def _credit(lab: Lab, job_id: str) -> None:
         lab.store.update_job(job_id, dgxlab_version=version)
 
 
-def _read(path: Path, name: str) -> bytes:
-    pieces: list[bytes] = []
-    copy(path, name, pieces.append)
-    return b"".join(pieces)
-
-
 def _hostname(path: Path) -> str:
     """Return what a job's host calls itself, for a plan that does not say what the client called it."""
-    first: dict[str, Any] = json.loads(_read(path, "journal.jsonl").partition(b"\n")[0])
+    first: dict[str, Any] = json.loads(content(path, "journal.jsonl").partition(b"\n")[0])
     return str(first["facts"]["hostname"])

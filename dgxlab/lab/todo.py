@@ -23,6 +23,7 @@ from dgxlab.model import (
     build_id,
     digest,
     model_id,
+    sources,
 )
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
@@ -89,7 +90,7 @@ def _passed(store: Store, experiment: Experiment, gate: ParityGate | Check, buil
     if not isinstance(gate, ParityGate):
         read = {name: identity(experiment, name, probe) for name in checks.models_of(gate)}
         if isinstance(gate, HarnessGate):
-            read[f"kernels/{gate.kernel}"] = digest(checks.kernel_files(experiment.root, gate.kernel), 16)
+            read |= sources(gate.kernel, checks.kernel_files(experiment.root, gate.kernel))
         return store.check_passed(build, host_id, asked, read)
     return store.gate_passed(build, host_id, asked, expect=gate.expect, unsupported=gate.unsupported)
 

@@ -10,8 +10,10 @@ from dgxlab.model.checks import (
     HarnessGate,
     PerplexityGate,
     about,
+    check_from_json,
     environments,
     limits,
+    sources,
 )
 from dgxlab.model.experiment import (
     COMMIT,
@@ -134,12 +136,14 @@ __all__ = [
     "arms_of",
     "build_id",
     "canonical",
+    "check_from_json",
     "digest",
     "environments",
     "from_json",
     "limits",
     "model_id",
     "plan_digest",
+    "sources",
     "subject",
     "to_json",
 ]

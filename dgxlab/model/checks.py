@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Union
+from typing import Any, ClassVar, Union
+
+from dgxlab.model.wire import digest, from_json
 
 Against = Mapping[str, Union[str, None]]
 """Variables that the other environment has instead; None for one that it does not have."""
@@ -75,6 +77,20 @@ class HarnessGate:
 
 
 Check = Union[GreedyGate, PerplexityGate, HarnessGate]
+
+
+def check_from_json(value: Any) -> Check:
+    """Return a gate as it was written.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    return from_json(Check, value)  # type: ignore[arg-type]
+
+
+def sources(kernel: str, files: Mapping[str, str]) -> dict[str, str]:
+    """Return what a harness gate reads of a kernel, by the name under which it is recorded."""
+    return {f"kernels/{kernel}": digest(files, 16)}
 
 
 def about(gate: Check) -> str:

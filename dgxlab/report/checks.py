@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dgxlab.agent.parse.judge import shown
-from dgxlab.model import Check, about, from_json, limits
+from dgxlab.model import Check, about, check_from_json, limits
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import Column, Failure
 
@@ -26,8 +26,7 @@ CHECK_COLUMNS = (
 
 def gate_of(row: Mapping[str, Any]) -> Check:
     """Return the gate that a row of the record is about."""
-    gate: Check = from_json(Check, json.loads(row["gate"]))  # type: ignore[arg-type]
-    return gate
+    return check_from_json(json.loads(row["gate"]))
 
 
 def check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | None) -> dict[str, Value]:

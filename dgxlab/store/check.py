@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dgxlab.agent.parse.judge import judge_check
-from dgxlab.model import Check, digest, from_json, plan_digest
+from dgxlab.model import check_from_json, digest, plan_digest
 from dgxlab.store.connect import named_errors
 from dgxlab.store.records import figure_digest
 from dgxlab.store.schema import PUBLISHED
@@ -121,7 +121,7 @@ def _identities(store: Store) -> list[str]:
 def _checks(store: Store) -> Iterator[str]:
     """Judge every gate on a model again."""
     for row in store.rows("SELECT check_id, gate, readings, reasons FROM checks ORDER BY check_id"):
-        gate: Check = from_json(Check, _load(row["gate"]))  # type: ignore[arg-type]
+        gate = check_from_json(_load(row["gate"]))
         if list(judge_check(gate, _load(row["readings"]))) != _load(row["reasons"]):
             yield f"gate {row['check_id']} is not what its readings say"
 
