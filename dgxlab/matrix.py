@@ -3,8 +3,9 @@
 backend-ops     one launch for all cells of an entry
 llama-bench     one launch for all sizes at one setting of the other axes; one repetition more than asked, the first
                 is thrown away because it is cold
-batched-bench   one launch for all npl at one (npp, ntg, other axes), with a throw-away row first and a spare last,
-                because the tool can lose what it printed just before it exits
+batched-bench   one launch for all npl at one (npp, ntg, other axes), the whole list twice, because the first call of a
+                size pays for buffers and kernels that the second finds; and a spare row last, because the tool can
+                lose what it printed just before it exits
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ def _expand_batched(entry: BatchedBench, env: Mapping[str, str], keep: Keep) -> 
                 *("-m", f"{{model:{entry.model}}}"),
                 *("-c", str(n_ctx)),
                 *("-npp", str(pp), "-ntg", str(tg)),
-                *("-npl", _comma([*list(left)[:1], *left, *list(left)[-1:]])),
+                *("-npl", _comma([*left, *left, *list(left)[-1:]])),
                 *_flags({k: v for k, v in axes.items() if k != "n_ctx"}, BATCHED_FLAGS),
                 *entry.args,
                 *("--output-format", "jsonl"),

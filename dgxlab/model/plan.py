@@ -10,7 +10,7 @@ from dgxlab.model.checks import Check
 from dgxlab.model.experiment import DerivedModel, Param, ParityGate, SyntheticModel
 from dgxlab.model.wire import LATER, digest
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of plan, journal and agent taken together; results of another protocol are measured again."""
 
 WAIT_S = 3600.0

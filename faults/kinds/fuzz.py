@@ -29,7 +29,7 @@ PARSED: Sequence[tuple[Parse, str, Sequence[Cell]]] = (
         [kernel_cell(of, n) for n in (1, 2, 512) for of in ("q4_0", "nvfp4", "q4_K")],
     ),
     (llama_bench.parse, "h200/llama-bench-q4_k.jsonl", [llama_cell(512, 0), llama_cell(2048, 0), llama_cell(0, 32)]),
-    (batched_bench.parse, "h200/batched-bench-q4_k.jsonl", [batched_cell(128, 64, pl) for pl in (8, 32, 64)]),
+    (batched_bench.parse, "cpu/batched-bench-twice.jsonl", [batched_cell(16, 4, pl) for pl in (1, 2, 4)]),
 )
 
 GATES = (

@@ -108,7 +108,7 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
         "{bin}/test-backend-ops perf -o MUL_MAT -b CPU -p '^(?=(.*,)?type_a=(q4_0)(,|$))(?=(.*,)?m=(4096)(,|$))"
         "(?=(.*,)?k=(14336)(,|$))(?=(.*,)?n=(8|512)(,|$))' --output sql",
         "{bin}/llama-bench -m {model:m} -p 16,32 -n 4 -r 6 -o jsonl",
-        "{bin}/llama-batched-bench -m {model:m} -c 1024 -npp 16 -ntg 4 -npl 1,1,2,4,4 --output-format jsonl",
+        "{bin}/llama-batched-bench -m {model:m} -c 1024 -npp 16 -ntg 4 -npl 1,2,4,1,2,4,4 --output-format jsonl",
     ]
     assert ran.out.splitlines()[-1] == "9 steps, 8 cells"
     assert sorted(path.name for path in project.folder.iterdir()) == ["experiments", "patches"]

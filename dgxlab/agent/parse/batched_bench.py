@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dgxlab.agent.parse.lines import json_rows
@@ -13,23 +14,38 @@ TOOL = "llama-batched-bench"
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read speed_pp, speed_tg and speed (t/s) of each cell, one sample each.
+    """Read speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded one.
 
-    The first row is the cold one: it must be there and belongs to no cell. The plan asks for the last row once more,
-    because the tool's logger can lose what was printed just before it exits; that spare row may be there or not. With
-    any other number of rows nothing is read: a row that does not fit the context is left out with status 0.
+    The plan asks for all rows twice: those of the first half are cold. It asks for the last row once more, because the
+    tool's logger can lose what was printed just before it exits; that spare row may be there or not. With any other
+    number of rows nothing is read: a row that does not fit the context is left out with status 0.
 
     Args:
         stdout: As printed; lines that do not start with `{` are ignored.
         cells: With params pp, tg, pl.
     """
     rows, problems = json_rows(stdout, TOOL)
-    if len(rows) == len(cells) + 2 and _same_sizes(rows[-2:]) and rows.pop() is None:
+    if len(rows) == 2 * len(cells) + 1 and _same_sizes(rows[-2:]) and rows.pop() is None:
         problems.pop()  # half a spare row is as good as none
-    if len(rows) != len(cells) + 1:
-        wanted = f"{len(cells) + 1}: {len(cells)} and a first one to throw away"
+    if len(rows) != 2 * len(cells):
+        wanted = f"{2 * len(cells)}: {len(cells)} twice, to throw the first half away"
         return Parsed(problems=(*problems, f"{TOOL} printed {len(rows)} rows, not {wanted}"))
-    return match_rows(cells, [Row(row, row) for row in rows[1:] if row is not None], _read, problems)
+    half = len(cells)
+    cold, warm = ([Row(row, row) for row in part if row is not None] for part in (rows[:half], rows[half:]))
+    first = match_rows(cells, cold, _read)
+    return _with_cold(match_rows(cells, warm, _read, (*problems, *first.problems)), first)
+
+
+def _with_cold(warm: Parsed, cold: Parsed) -> Parsed:
+    """Put what a cell's first call reached beside what counts; a cell needs both."""
+    before = {result.cell: result for result in cold.results}
+    results = []
+    for result in warm.results:
+        if result.cell in before:
+            pairs = zip(result.measurements, before[result.cell].measurements, strict=True)
+            both = tuple(replace(counted, discarded=first.samples) for counted, first in pairs)
+            results.append(replace(result, measurements=both))
+    return Parsed(tuple(results), warm.problems)
 
 
 def _same_sizes(rows: Sequence[Mapping[str, Any] | None]) -> bool:
