@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def _agree(store: Store, launch: Launch, row: Mapping[str, Any]) -> None:
         printed = json.loads(kept["raw"])
         if not any(_is(line, printed) for line in launch.said):
             raise Broken(f"wrong: the row of {row['key']} {kept['cell']} was not printed by {launch.raw}")
-        _same_samples(store, row["key"], kept["cell"], _values(printed))
+        _same_samples(store, row["key"], kept["cell"], _values(printed, launch.said))
 
 
 def _is(line: str, printed: Mapping[str, Any]) -> bool:
@@ -139,15 +139,23 @@ def _is(line: str, printed: Mapping[str, Any]) -> bool:
     return bool(found) and dict(columns) == printed
 
 
-def _values(printed: Mapping[str, Any]) -> dict[tuple[str, int], float]:
-    """Return what a row says by metric and ordinal, by the definition of each, and not by the program's own parsers."""
+def _values(printed: Mapping[str, Any], said: Sequence[str]) -> dict[tuple[str, int], float]:
+    """Return what a row says by metric and ordinal, by the definition of each, and not by the program's own parsers.
+
+    Args:
+        said: All that was printed with it: llama-batched-bench's cold rows belong to the warm ones of their size.
+    """
     if "samples_ns" in printed:
         tokens = printed["n_prompt"] + printed["n_gen"]
         return {("avg_ts", i): 1e9 * tokens / ns for i, ns in enumerate(printed["samples_ns"])}
     if "speed_pp" in printed:
         pl, pp, tg = printed["pl"], printed["pp"], printed["tg"]
         tokens = {"speed_pp": (pl * pp, "t_pp"), "speed_tg": (pl * tg, "t_tg"), "speed": (pl * (pp + tg), "t")}
-        return {(metric, 0): count / printed[time] for metric, (count, time) in tokens.items()}
+        rows = [row for row in map(json.loads, said) if row["pl"] == pl]
+        if printed != rows[1]:
+            raise Broken(f"wrong: of the rows with pl={pl} the second counts, not {printed}")
+        times = enumerate(rows[:2])
+        return {(m, i): count / row[time] for i, row in times for m, (count, time) in tokens.items()}
     values = {(metric, 0): float(printed[metric]) for metric in ("time_us", "flops", "bandwidth_gb_s")}
     return {key: value for key, value in values.items() if value}
 

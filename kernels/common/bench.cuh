@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cuda_runtime.h>
+#include <ctime>
 #include <functional>
 #include <string>
 #include <vector>
@@ -170,3 +171,31 @@ class json_line {
 
     std::string text_;
 };
+
+static inline std::string today() {
+    const time_t now = time(nullptr);
+    char         text[16];
+    strftime(text, sizeof(text), "%Y-%m-%d", gmtime(&now));
+    return text;
+}
+
+// GB/s of each sample.
+static inline std::vector<double> bandwidth(const contender & c, const timing & t) {
+    std::vector<double> gb_s;
+    for (const double us : t.time_us) {
+        gb_s.push_back(1e-3 * c.bytes / us);
+    }
+    return gb_s;
+}
+
+// What every line ends with: the samples, and where and when they were taken.
+static inline json_line & add_samples(json_line & line, const contender & c, const timing & t) {
+    cudaDeviceProp gpu;
+    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
+    return line.add("time_us", t.time_us)
+        .add("bandwidth_gb_s", bandwidth(c, t))
+        .add("sm_clock_mhz", t.sm_clock_mhz)
+        .add("gpu", gpu.name)
+        .add("arch", "sm_" + std::to_string(10 * gpu.major + gpu.minor))
+        .add("date", today());
+}

@@ -15,8 +15,6 @@
 #include <cuda_fp16.h>
 #include <dlfcn.h>
 
-#include <ctime>
-
 // What a kernel writes, 2 bytes a weight.
 enum class output { BF16, FP16 };
 
@@ -195,38 +193,20 @@ static int test() {
 
 // -- bench --
 
-static std::string today() {
-    const time_t now = time(nullptr);
-    char         text[16];
-    strftime(text, sizeof(text), "%Y-%m-%d", gmtime(&now));
-    return text;
-}
-
 // Returns GB/s.
 static double print_row(const matrix_shape & shape, const char * cache, const contender & c, const timing & t) {
-    cudaDeviceProp gpu;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
-    std::vector<double> gb_s;
-    for (const double us : t.time_us) {
-        gb_s.push_back(1e-3 * c.bytes / us);
-    }
-    json_line()
-        .add("kernel", "nvfp4_dequant")
+    const double gb_s = median(bandwidth(c, t));
+    json_line    line;
+    line.add("kernel", "nvfp4_dequant")
         .add("variant", c.name)
         .add("case", shape.name)
         .add("rows", shape.rows)
         .add("cols", shape.cols)
-        .add("cache", cache)
-        .add("time_us", t.time_us)
-        .add("bandwidth_gb_s", gb_s)
-        .add("sm_clock_mhz", t.sm_clock_mhz)
-        .add("gpu", gpu.name)
-        .add("arch", "sm_" + std::to_string(10 * gpu.major + gpu.minor))
-        .add("date", today())
-        .print();
+        .add("cache", cache);
+    add_samples(line, c, t).print();
     fprintf(stderr, "%-8s %s %-15s %9.2f us +- %.2f %8.1f GB/s %6.0f MHz\n", shape.name, cache, c.name.c_str(),
-            median(t.time_us), median_deviation(t.time_us), median(gb_s), median(t.sm_clock_mhz));
-    return median(gb_s);
+            median(t.time_us), median_deviation(t.time_us), gb_s, median(t.sm_clock_mhz));
+    return gb_s;
 }
 
 static contender copy_of(const std::vector<device_buffer> & from, const std::vector<device_buffer> & to) {

@@ -6,7 +6,6 @@
 #include "../common/bench.cuh"
 #include "proof.cuh"
 
-#include <ctime>
 #include <random>
 
 // -- test --
@@ -53,24 +52,14 @@ static int concluded(bool passed) {
 
 // -- bench --
 
-static std::string today() {
-    const time_t now = time(nullptr);
-    char         text[16];
-    strftime(text, sizeof(text), "%Y-%m-%d", gmtime(&now));
-    return text;
-}
-
 static void print_row(
         const std::string & name, const gemm_shape & s, const char * cache, const contender & c, const timing & t) {
-    cudaDeviceProp gpu;
-    CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
-    std::vector<double> tflops, gb_s;
+    std::vector<double> tflops;
     for (const double us : t.time_us) {
         tflops.push_back(2e-6 * s.m * s.n * s.k / us);
-        gb_s.push_back(1e-3 * c.bytes / us);
     }
-    json_line()
-        .add("kernel", "w4a16_gemm")
+    json_line line;
+    line.add("kernel", "w4a16_gemm")
         .add("variant", c.name)
         .add("case", name)
         .add("type", name_of(s.type))
@@ -78,17 +67,11 @@ static void print_row(
         .add("n", s.n)
         .add("k", s.k)
         .add("cache", cache)
-        .add("time_us", t.time_us)
-        .add("tflops", tflops)
-        .add("bandwidth_gb_s", gb_s)
-        .add("sm_clock_mhz", t.sm_clock_mhz)
-        .add("gpu", gpu.name)
-        .add("arch", "sm_" + std::to_string(10 * gpu.major + gpu.minor))
-        .add("date", today())
-        .print();
+        .add("tflops", tflops);
+    add_samples(line, c, t).print();
     fprintf(stderr, "%-8s %s n=%-5lld %s %-6s %10.2f us +- %.2f %8.1f TFLOPS %8.1f GB/s %6.0f MHz\n", name.c_str(),
             name_of(s.type), (long long) s.n, cache, c.name.c_str(), median(t.time_us), median_deviation(t.time_us),
-            median(tflops), median(gb_s), median(t.sm_clock_mhz));
+            median(tflops), median(bandwidth(c, t)), median(t.sm_clock_mhz));
 }
 
 // False, and nothing timed, if the output is wrong.
