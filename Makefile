@@ -16,14 +16,17 @@ BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
 
-# what computes or waits by itself takes both processors; what measures has the machine alone
-FAST := not slow and not llama and not network and not gpu
-WAITS := slow and not llama and not network and not gpu
+# What computes takes both processors. What waits, for jobs and lines, leaves them to the build of llama.cpp, which is slow
+# the first time and which one test of a real gate needs; what measures on it then has the machine alone.
+FAST   := not slow and not llama and not network and not gpu
+WAITS  := slow and not llama and not network and not gpu
+BUILDS := tests/agent/parse/test_gate_real.py
 test: .make/test .make/packages
 	$(BIN)/pytest --no-skips --numprocesses 2 -m "$(FAST)"
-	$(BIN)/pytest --no-skips --numprocesses 2 --dist loadfile tests/faults
-	$(BIN)/pytest --no-skips --numprocesses 3 --dist loadfile --ignore tests/faults -m "$(WAITS)"
-	$(BIN)/pytest --no-skips --ignore tests/faults -m "llama or network or gpu"
+	nice $(BIN)/pytest --no-skips $(BUILDS) > .make/builds.log 2>&1 & builds=$$!; \
+	    $(BIN)/pytest --no-skips --numprocesses 4 --dist loadfile -m "$(WAITS)"; waits=$$?; \
+	    wait $$builds; built=$$?; cat .make/builds.log; exit $$((waits | built))
+	$(BIN)/pytest --no-skips --ignore $(BUILDS) -m "llama or network or gpu"
 
 test-fast: .make/test
 	$(BIN)/pytest --numprocesses 2 -m "$(FAST)"
