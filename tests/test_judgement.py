@@ -14,7 +14,7 @@ import pytest
 from dgxlab import judgement, stats
 from dgxlab.ingest import ingest
 from dgxlab.judgement import Judged, judge, recorded, whole
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, Cell, ChainStep, NoiseFloor
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, NoiseFloor
 from dgxlab.store import Store, check
 from tests import journals
 from tests.journals import (
@@ -500,6 +500,15 @@ def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
     assert judgement.noise_floors(store, "host-a", [cell(1024).key], verdict.model_id or "", cuda=False) == []
     assert judgement.noise_floors(store, "host-a", [key], verdict.model_id or "", cuda=True) == []
     assert judgement.noise_floors(store, "host-c", [key], verdict.model_id or "", cuda=False) == []
+
+
+def test_another_protocol_tells_no_noise(store: Store) -> None:
+    """What was measured otherwise wandered otherwise."""
+    key = session_of_noise(store, "job-1", 0.004, 100.0)
+    model = recorded(store, "job-1")[0].model_id or ""
+    assert len(judgement.noise_floors(store, "host-a", [key], model, cuda=False)) == 1
+    store.update_job("job-1", protocol=PROTOCOL - 1)
+    assert judgement.noise_floors(store, "host-a", [key], model, cuda=False) == []
 
 
 def test_a_short_session_does_not_replace_a_whole_one(store: Store) -> None:

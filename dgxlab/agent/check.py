@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,12 @@ def run_check(bench: Bench, step: CheckStep, fill: Fill) -> dict[str, Any]:
         _write(files, step.files)
         for command in step.commands:
             argv = fill(command.argv, {"text": str(words), "logits": str(logits), "files": str(files)})
-            for number in range(ATTEMPTS):
-                again = f"-{number}" if number else ""
-                launched = bench.launch(f"{step.id}-{command.role}{again}", argv, command.env, step.limit_s)
+            for name, launched in _launches(bench, step, command, argv):
                 told = {"role": command.role, "argv": argv, "env": dict(command.env), "rc": launched.ended.rc}
                 commands.append({**told, "seconds": launched.ended.seconds})
-                raw |= {f"{command.role}{again} {stream}": file for stream, file in launched.raw().items()}
+                raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
                 readings[command.role] = _read(step, command, launched)
-                if not _is_cut(readings[command.role]):
+                if not readings[command.role].get("cut"):
                     break
             if "problem" in readings[command.role]:
                 break
@@ -64,6 +62,15 @@ def run_check(bench: Bench, step: CheckStep, fill: Fill) -> dict[str, Any]:
         "raw": raw,
         "seconds": sum(command["seconds"] for command in commands),
     }
+
+
+def _launches(
+    bench: Bench, step: CheckStep, command: CheckCommand, argv: Sequence[str]
+) -> Iterator[tuple[str, Launch]]:
+    """Launch a command as often as it may be, each time under a name of its own."""
+    for number in range(ATTEMPTS):
+        name = f"{command.role}-{number}" if number else command.role
+        yield name, bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
@@ -88,11 +95,6 @@ def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str,
     if command.role == REFERENCE:
         return read_reference(launched.text(), launched.errors(), step.gate.chunks)
     return read_divergence(launched.text(), step.gate.chunks)
-
-
-def _is_cut(reading: Mapping[str, Any]) -> bool:
-    """Tell whether a program that ended well did not print all that it always does."""
-    return bool(reading.get("cut")) or None in reading.values()
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dgxlab import stats
 from dgxlab.agent.slots import Claim
 from dgxlab.judgement.evidence import ENDS
 from dgxlab.judgement.verdicts import Judged, judge
-from dgxlab.model import NoiseFloor, canonical
+from dgxlab.model import PROTOCOL, NoiseFloor, canonical
 from dgxlab.stats import Verdict
 from dgxlab.store import Store
 
@@ -62,7 +62,7 @@ def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: s
     """Return how much metrics of these cells differ from run to run on a host.
 
     Each is of the latest A/A session with at least as many cycles as a whole chain needs; of a shorter one where there
-    is none.
+    is none. Sessions of another protocol measured otherwise.
 
     Args:
         cells: Cell.key.
@@ -71,11 +71,11 @@ def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: s
     """
     found = store.rows(
         """SELECT v.* FROM verdicts AS v JOIN jobs USING (job_id)
-           WHERE baseline_arm = candidate_arm AND NOT screen AND spread > 0
+           WHERE baseline_arm = candidate_arm AND NOT screen AND spread > 0 AND protocol = ?
            AND v.host_id = ? AND coalesce(model_id, '') = ?
            AND (coalesce(json_extract(plan, '$.arms[0].cmake.GGML_CUDA'), '') = 'ON') = ?
            ORDER BY valid_cycles >= ?, intent_at, job_id""",
-        (host_id, model_id, cuda, stats.cycles_needed(stats.CYCLES)),
+        (PROTOCOL, host_id, model_id, cuda, stats.cycles_needed(stats.CYCLES)),
     )
     floors = {}
     for row in found:

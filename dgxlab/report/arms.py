@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
-from dgxlab.model import SESSIONS
+from dgxlab.model import PROTOCOL, SESSIONS
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
 from dgxlab.report.asked import Asked
@@ -156,8 +156,15 @@ def side_by_side(
         settings or {},
         flags=tuple(sorted((flag for one in found for flag in _flags(one)), key=lambda flag: not flag.hard)),
         origins=origins,
-        notes=tuple(notes),
+        notes=(*notes, *_older(found)),
     )
+
+
+def _older(found: Sequence[ArmCells]) -> Iterator[str]:
+    """Yield which experiments were measured as it is not done any more."""
+    for name, protocol in dict.fromkeys((one.experiment, one.ask.protocol) for one in found):
+        if protocol != PROTOCOL:
+            yield f"{name} was measured by protocol {protocol}, not {PROTOCOL}: dgxlab run measures it again"
 
 
 def _flags(one: ArmCells) -> list[Flag]:

@@ -65,7 +65,7 @@ def steps(store: Store, wanted: Asked) -> ArmsTable:
     found = by_environment(of_tools(every, TOOLS, wanted))
     shown, settings = _columns(found)
     base = next((one for one in found if one.experiment == wanted.baseline), None)
-    rows = [_row(store, one, base, shown) for one in found]
+    rows = [_row(store, one, base, shown, _alone(one, found)) for one in found]
     columns = [Column("step", "step"), *(Column(_name(cell), cell.label, cell.metric) for cell in shown)]
     if base is not None:
         columns.append(Column("ratio", f"vs {base.name}", numeric=True))
@@ -104,9 +104,14 @@ def _caveats(base: ArmCells | None, rows: Sequence[Mapping[str, Value]]) -> Iter
         yield f"no ratio is taken between hosts: {base.name} was measured on {base.evidence.host}"
 
 
-def _row(store: Store, one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells]) -> dict[str, Value]:
+def _alone(one: ArmCells, found: Sequence[ArmCells]) -> bool:
+    """Tell whether an experiment has one row: a verdict is of an experiment, not of one of its environments."""
+    return sum(other.arm is one.arm for other in found) == 1
+
+
+def _row(store: Store, one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells], judged: bool) -> dict[str, Value]:
     mine = _quantities(one, shown)
-    verdict = levers.newest(store, one.experiment, base.experiment if base else "")
+    verdict = levers.newest(store, one.experiment, base.experiment if base else "") if judged else None
     return {
         "step": one.name,
         **mine,

@@ -14,7 +14,7 @@ import pytest
 from dgxlab import published
 from dgxlab.cli.report import Form
 from dgxlab.errors import UsageError
-from dgxlab.model import CANDIDATE, BackendOpsBench, CellResult, ChainStep, RunStep, to_json
+from dgxlab.model import CANDIDATE, PROTOCOL, BackendOpsBench, CellResult, ChainStep, RunStep, to_json
 from dgxlab.report import KEYS, ArmsTable, Page, Quantity, asked, overview, page, render_overview, render_page
 from dgxlab.report.forms import FORMS
 from dgxlab.store import Store
@@ -218,6 +218,41 @@ def test_a_ratio_is_better_above_1_and_never_between_hosts(store: Store, tmp_pat
         words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
         made = page(other, asked(words)).tables[0]
     assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another host"]
+
+
+def test_what_another_protocol_measured_says_so(tmp_path: Path) -> None:
+    """Beside what is measured as it is done now, and alone."""
+    with Store.open(tmp_path / "older.db") as older:
+        Session(older, h200(bench=BENCH), "20261120-140000-older").build().runs().end()
+        step(older, "tiles", "20261120-150000-older").build().runs().end()
+        words = {"form": "single-stream", "experiment": "h200,tiles"}
+        assert "protocol" not in shown(older, **words)
+        older.update_job("20261120-140000-older", protocol=PROTOCOL - 1)
+        said = f"h200 was measured by protocol {PROTOCOL - 1}, not {PROTOCOL}: dgxlab run measures it again"
+        assert shown(older, **words).count(said) == 1
+        assert said in shown(older, form="concurrency", experiment="h200")
+
+
+def test_a_verdict_is_of_no_environment_alone(tmp_path: Path) -> None:
+    """An experiment that stands beside itself has ratios of its own numbers, and not its A/B session's in every row."""
+
+    def value(run: RunStep) -> tuple[CellResult, ...]:
+        return numbers(100 + int(run.env.get("M", 0)))(run)
+
+    with Store.open(tmp_path / "swept.db") as store:
+        compared(store, "swept", "20261110-100000-forms", 1.1, "faster")
+        Session(store, h200(bench=BENCH[1:2]), "20261120-140000-forms", host=MACHINE).build().runs(value).end()
+        entries = tuple(dataclasses.replace(BENCH[1], env=env) for env in ({}, {"M": "100"}))
+        run = Session(
+            store, h200(name="swept", series=("swept",), bench=entries), "20261120-150000-forms", host=MACHINE
+        )
+        run.build().runs(value).end()
+        made = table(store, form="steps", experiment="swept", baseline="h200", cells="pp512")
+    assert [(row["step"], row["ratio"], row["verdict"]) for row in made.rows] == [
+        ("h200", "baseline", None),
+        ("swept", "1.00x", None),
+        ("swept M=100", "2.00x", None),
+    ]
 
 
 def test_one_cell_in_several_environments(tmp_path: Path) -> None:

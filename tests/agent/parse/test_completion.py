@@ -22,3 +22,4 @@ def test_what_is_not_said_is_unknown() -> None:
     for err in ("", ERR + ERR, ERR.replace("tokens", "words").replace("runs", "steps")):
         found = read_greedy(OUT, err)
         assert (found["n_prompt"], found["n_gen"]) == (None, None)
+        assert found.get("cut", False) == (err != ERR + ERR)  # two of them are none that was lost
