@@ -16,17 +16,20 @@ BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
 
+# The tests start Python a thousand times: what it compiled is kept, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What computes takes both processors. What waits, for jobs and lines, leaves them to the build of llama.cpp, which is slow
-# the first time and which one test of a real gate needs; what measures on it then has the machine alone.
+# the first time, and to what only needs it built; what measures on it then has the machine alone.
 FAST   := not slow and not llama and not network and not gpu
-WAITS  := slow and not llama and not network and not gpu
-BUILDS := tests/agent/parse/test_gate_real.py
+WAITS  := (slow or network or gpu) and not llama
+BUILDS := llama and not alone
 test: .make/test .make/packages
 	$(BIN)/pytest --no-skips --numprocesses 2 -m "$(FAST)"
-	nice $(BIN)/pytest --no-skips $(BUILDS) > .make/builds.log 2>&1 & builds=$$!; \
+	nice $(BIN)/pytest --no-skips -m "$(BUILDS)" > .make/builds.log 2>&1 & builds=$$!; \
 	    $(BIN)/pytest --no-skips --numprocesses 4 --dist loadfile -m "$(WAITS)"; waits=$$?; \
 	    wait $$builds; built=$$?; cat .make/builds.log; exit $$((waits | built))
-	$(BIN)/pytest --no-skips --ignore $(BUILDS) -m "llama or network or gpu"
+	$(BIN)/pytest --no-skips -m alone
 
 test-fast: .make/test
 	$(BIN)/pytest --numprocesses 2 -m "$(FAST)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from dgxlab.errors import DgxlabError
 from dgxlab.lab import Lab, Outcome, run
-from dgxlab.model import Experiment
+from dgxlab.model import Experiment, ParityGate
 from dgxlab.source import PinCache
 from dgxlab.spec import load
 from dgxlab.store import Store
@@ -37,10 +37,12 @@ SLOW = ("cli", "faults", "lab", "transport")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-fast` leaves out."""
+    """Mark what `make test-fast` leaves out, and what measures llama.cpp: it stands on the quickstart's run."""
     for item in items:
         if item.path.relative_to(PROJECT / "tests").parts[0] in SLOW:
             item.add_marker("slow")
+        if "quickstart" in getattr(item, "fixturenames", ()):
+            item.add_marker("alone")
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -145,7 +147,11 @@ def quickstart(make_bench: Callable[[], Bench]) -> Quickstart:
 
 
 @pytest.fixture(scope="session")
-def llama_bin(quickstart: Quickstart) -> Path:
-    """Return the folder of the real programs that the quickstart built."""
-    (build,) = (event for event in quickstart.events if event["event"] == "build")
-    return quickstart.bench.root / "builds" / build["build_id"] / "bin"
+def llama_bin(make_bench: Callable[[], Bench]) -> Path:
+    """Return the folder of the quickstart's programs, built and held to a gate of a second, but not measured."""
+    bench = make_bench()
+    experiment = load(PROJECT / "experiments" / "quickstart.yaml")
+    outcome, events = bench.run(replace(experiment, gates=(ParityGate("SQR", "CPU"),)), bench=False)
+    assert outcome.error is None
+    (build,) = (event for event in events if event["event"] == "build")
+    return bench.root / "builds" / build["build_id"] / "bin"

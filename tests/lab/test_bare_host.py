@@ -21,11 +21,12 @@ from dgxlab import synth
 from dgxlab.errors import BuildFailed, RemoteError, SpecError
 from dgxlab.lab import provision, run
 from dgxlab.model import Experiment, LlamaBench, SyntheticModel, model_id
+from dgxlab.spec import load
 from dgxlab.transport.host import Host, Probe
 from dgxlab.transport.local import LocalTransport
 from dgxlab.transport.ssh import SshTransport
 from tests import toy
-from tests.conftest import Bench, Quickstart
+from tests.conftest import PROJECT, Bench
 from tests.lab.conftest import ToyLab
 from tests.lab.test_run import kinds
 from tests.proxy import Proxy
@@ -269,13 +270,12 @@ def test_a_cut_on_the_way_begins_anew(
 
 
 @pytest.mark.llama
-def test_the_real_quantiser_takes_what_was_sent(
-    quickstart: Quickstart, make_bench: Callable[[], Bench], bare_python: str
-) -> None:
+def test_the_real_quantiser_takes_what_was_sent(make_bench: Callable[[], Bench], bare_python: str) -> None:
     """llama.cpp measures a model that came from the client, and its quantised bytes are those of one made there."""
     recipe = replace(RECIPE, quant="Q4_0", seed=7)
-    entry = next(entry for entry in quickstart.experiment.bench if isinstance(entry, LlamaBench))
-    experiment = replace(quickstart.experiment, models={"small": recipe}, gates=(), bench=(entry,))
+    shipped = load(PROJECT / "experiments" / "quickstart.yaml")
+    entry = next(entry for entry in shipped.bench if isinstance(entry, LlamaBench))
+    experiment = replace(shipped, models={"small": recipe}, gates=(), bench=(entry,))
     digests = []
     for python in (bare_python, sys.executable):
         bench = make_bench()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +22,18 @@ pytestmark = pytest.mark.llama
 
 LIMIT_S = 300.0
 
+QUICK_GATE = "gates: [{backend-ops: {op: SOFT_MAX, backend: CPU, expect: 212/212, unsupported: 0}}]\n\nbench:"
+"""Long enough to be cut in, and no half minute: the README's screen has the shipped one."""
+
 ROWS = """SELECT label, cells.tool, params, fixed, metric, ordinal, unit, samples.discarded, build_id, model_id
           FROM samples JOIN runs USING (run_id) JOIN cells USING (cell) WHERE job_id = ? AND status = 'valid'"""
+
+
+def shorten(spec: Path) -> None:
+    """Replace the gate of a spec."""
+    shortened, count = re.subn(r"(?s)gates:.*?bench:", QUICK_GATE, spec.read_text())
+    assert count == 1
+    spec.write_text(shortened)
 
 
 def start(project: Path) -> subprocess.Popen[str]:
@@ -65,6 +76,7 @@ def rows(store: Store, job_id: str) -> list[tuple[Any, ...]]:
 def test_killed_and_cut_it_records_the_same_rows(quickstart: Quickstart, project: tuple[Path, Proxy]) -> None:
     """The line is cut in the gate, the client killed, the line silent and cut again: one job, each row once."""
     folder, proxy = project
+    shorten(folder / "quickstart.yaml")
     before = set((CACHE / "host" / "jobs").glob("2*"))
     first = start(folder)
     job = the_job(before)
@@ -84,7 +96,7 @@ def test_killed_and_cut_it_records_the_same_rows(quickstart: Quickstart, project
     assert second.returncode == 0, said
     assert "was cut" in said
     assert "; trying again in 1 s (1 of" in said
-    assert "MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed" in page
+    assert "SOFT_MAX | CPU | 212/212 | 0 | 212 | passed" in page
     assert {path for path in (CACHE / "host" / "jobs").glob("2*") if path not in before} == {job}
     with Store.open(folder / "results.db", create=False) as store:
         assert check(store) == []
