@@ -12,13 +12,17 @@ EMULATOR = Path(__file__).with_name("emulator")
 LAUNCH = re.compile(r"(\w+(?:<\w+>)?)<<<(.+?)>>>\((.*?)\);", re.DOTALL)
 """A launch: the kernel, how it is launched, its arguments."""
 
-MMA = re.compile(r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32 ".*?\);\n', re.DOTALL)
-"""The instruction, in a function whose parameters are c, a and b."""
+INSTRUCTIONS = {
+    r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32 ".*?\);\n': "emulated_mma(c, a, b);\n",
+    r'asm\("ld\.global\.nc\.L1::no_allocate\.v4\.u32 .*?\);\n': "v = emulated_load(x);\n",
+}
+"""Instructions, in functions whose parameters are named as in the calls, and what stands for them."""
 
 
 def translate(source: str) -> str:
     """Return CUDA source as C++ for the emulator."""
-    source = MMA.sub("emulated_mma(c, a, b);\n", source)
+    for instruction, call in INSTRUCTIONS.items():
+        source = re.sub(instruction, call, source, flags=re.DOTALL)
     return LAUNCH.sub(r"emulate([&] { \1(\3); }, \2);", source)
 
 

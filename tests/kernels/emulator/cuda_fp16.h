@@ -1,4 +1,4 @@
-// f16 as the CPU converts it.
+// f16 as the CPU computes it: exact in double, rounded once.
 
 #pragma once
 
@@ -14,4 +14,41 @@ static inline float __half2float(__half x) {
     const float fraction  = exponent == 0 ? mantissa : 1024 + mantissa;
     const float magnitude = std::ldexp(fraction, std::max(exponent, 1) - 25);
     return x.bits & 0x8000 ? -magnitude : magnitude;
+}
+
+struct __half2 { __half x, y; };
+
+static inline unsigned short __half_as_ushort(__half x) { return x.bits; }
+static inline __half __low2half(__half2 v) { return v.x; }
+static inline __half __high2half(__half2 v) { return v.y; }
+static inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
+static inline __half2 __half2half2(__half x) { return {x, x}; }
+static inline float2 __half22float2(__half2 v) { return {__half2float(v.x), __half2float(v.y)}; }
+
+// Half to even; beyond the largest number infinite.
+static inline __half emulated_half(double x) {
+    const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+    if (std::isnan(x)) {
+        return {0x7FFF};
+    }
+    if (std::fabs(x) >= 65520.0) {
+        return {(uint16_t) (sign | 0x7C00)};
+    }
+    const int      exponent = x == 0.0 ? -14 : std::max(std::ilogb(x), -14);
+    const uint32_t ulps     = (uint32_t) std::nearbyint(std::ldexp(std::fabs(x), 10 - exponent));  // 1024 on: normal
+    return {(uint16_t) (sign | (((uint32_t) (exponent + 14) << 10) + ulps))};
+}
+
+static inline double emulated_double(__half x) { return (x.bits & 0x7C00) == 0x7C00 ? NAN : __half2float(x); }
+
+static inline __half2 __floats2half2_rn(float x, float y) { return {emulated_half(x), emulated_half(y)}; }
+
+static inline __half2 __hsub2(__half2 a, __half2 b) {
+    return {emulated_half(emulated_double(a.x) - emulated_double(b.x)),
+            emulated_half(emulated_double(a.y) - emulated_double(b.y))};
+}
+
+static inline __half2 __hmul2(__half2 a, __half2 b) {
+    return {emulated_half(emulated_double(a.x) * emulated_double(b.x)),
+            emulated_half(emulated_double(a.y) * emulated_double(b.y))};
 }
