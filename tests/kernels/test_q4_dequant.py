@@ -139,16 +139,14 @@ def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_defect_of_the_kernel_is_found(tmp_path: Path, wrong: tuple[str, str]) -> None:
-    """Each, put into a copy, fails or stops the small tests in one of two orders of the threads."""
+    """Each, put into a copy, fails or crashes the small tests in one of two orders of the threads."""
     shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
     path = tmp_path / "kernels" / NAME / KERNEL.name
     text = path.read_text()
     assert text.count(wrong[0]) == 1
     path.write_text(text.replace(*wrong))
     program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O1")
-    rans = [edges(program, reverse=reverse) for reverse in (False, True)]
-    said = "".join(ran.stderr for ran in rans)
-    assert "FAIL q4_" in said or "emulator: " in said
+    assert any(edges(program, reverse=reverse).returncode != 0 for reverse in (False, True))
 
 
 def test_the_kernel_stands_alone() -> None:
