@@ -9,15 +9,18 @@ enum class q4_fill {
     ORDINARY,  // scales of one order of magnitude and both signs, activations in -1 ... 1: every term counts
     WILD,      // of the scales one in 8 is 0, one in 8 the largest, one in 8 a denormal; of the activations one in 8 is
                // 0, one in 64 is 1000 times as large
+    WILD_F16,  // the same, but the largest scales are the largest whose weights are f16 numbers
 };
 
 // An f16, never NaN or Inf.
-static __device__ __forceinline__ uint16_t q4_scale(uint32_t random, q4_fill how) {
+static __device__ __forceinline__ uint16_t q4_scale(weight_type type, uint32_t random, q4_fill how) {
     const uint32_t sign     = random & 0x8000;
     const uint32_t mantissa = random & 0x3FF;
-    const uint32_t kind     = how == q4_fill::WILD ? random >> 16 & 7 : 7;
+    const uint32_t kind     = how != q4_fill::ORDINARY ? random >> 16 & 7 : 7;
     const uint32_t exponent = 7 + (random >> 20 & 1);
-    return sign | (kind == 0 ? 0 : kind == 1 ? 0x7BFF : kind == 2 ? mantissa : exponent << 10 | mantissa);
+    // 65504; 8188, of which Q4_0 takes -8 ... 7 times; 64, of which Q4_K takes 63 x 15 times and the same of a minimum
+    const uint32_t largest  = how == q4_fill::WILD ? 0x7BFF : type == weight_type::Q4_0 ? 0x6FFF : 0x5400;
+    return sign | (kind == 0 ? 0 : kind == 1 ? largest : kind == 2 ? mantissa : exponent << 10 | mantissa);
 }
 
 static __global__ void fill_q4_kernel(weight_type type, uint8_t * w, int64_t n_blocks, uint64_t seed, q4_fill how) {
@@ -30,7 +33,7 @@ static __global__ void fill_q4_kernel(weight_type type, uint8_t * w, int64_t n_b
     uint8_t * bytes    = w + block * n_bytes;
     for (int i = 0; i < n_bytes; ++i) {
         const uint32_t random = hash_at(seed, block * n_bytes + (i < 2 * n_scales ? i / 2 * 2 : i));
-        bytes[i]              = i >= 2 * n_scales ? random >> 8 : q4_scale(random, how) >> i % 2 * 8;
+        bytes[i]              = i >= 2 * n_scales ? random >> 8 : q4_scale(type, random, how) >> i % 2 * 8;
     }
 }
 
@@ -41,7 +44,7 @@ static __global__ void fill_f32_kernel(float * x, int64_t count, uint64_t seed, 
     }
     const uint32_t random = hash_at(~seed, i);
     const float    value  = ((int32_t) (random >> 8) - (1 << 23)) * 0x1p-23f;
-    const uint32_t kind   = how == q4_fill::WILD ? random & 63 : 63;
+    const uint32_t kind   = how != q4_fill::ORDINARY ? random & 63 : 63;
     x[i] = kind % 8 == 0 ? 0.0f : kind == 1 ? 1000.0f * value : value;
 }
 

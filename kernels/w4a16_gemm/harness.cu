@@ -1,10 +1,12 @@
 // ./harness test            exit status 0 if everything is right
 // ./harness edges           the part of it that a sanitizer can run
 // ./harness bench           JSON lines on stdout, a table on stderr; nothing is timed that is not right
-// ./harness one TYPE M N K  one launch, for a profiler
+// ./harness tune            every rung at every size: right or not, and how long
+// ./harness one TYPE M N K  one launch of every variant, for a profiler or a sanitizer
 
 #include "../common/bench.cuh"
 #include "proof.cuh"
+#include "tune.cuh"
 
 #include <random>
 
@@ -14,9 +16,13 @@ static bool edges() {
     bool passed = said(checker_is_sound(), "the checker fails what is wrong");
     passed      = references_agree() && passed;
     for (const weight_type type : TYPES) {
-        passed = wrong_arguments_are_refused(type) && passed;
+        passed = wrong_arguments_are_refused(TILED, type) && passed;
         passed = edges_are_right(NAIVE, type) && passed;
         passed = edges_are_right(TILED, type) && passed;
+        for (const rung & r : fragment_rungs()) {
+            passed = wrong_arguments_are_refused(r, type) && passed;
+            passed = edges_are_right(r, type) && passed;
+        }
     }
     return offsets_are_right() && passed;
 }
@@ -27,8 +33,9 @@ static bool accuracy() {
     fprintf(stderr, "inputs of seed %llu\n", (unsigned long long) seed);
     for (const weight_type type : TYPES) {
         for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
-            passed = nearer_than_mmq(NAIVE, {type, 128, 64, 4096}, how, seed) && passed;
-            passed = nearer_than_mmq(TILED, {type, 128, 64, 4096}, how, seed) && passed;
+            for (const rung & r : {NAIVE, TILED, fragment_rungs()[0]}) {
+                passed = nearer_than_mmq(r, {type, 128, 64, 4096}, how, seed) && passed;
+            }
         }
     }
     return passed;
@@ -38,9 +45,11 @@ static bool everything() {
     bool passed = edges();
     passed      = accuracy() && passed;
     for (const weight_type type : TYPES) {
-        passed = repeats_agree({type, 1024, 129, 4096}, 100) && passed;
-        passed = layers_are_right(type) && passed;
-        passed = stress_is_right(type) && passed;
+        for (const rung & r : fragment_rungs()) {
+            passed = repeats_agree(r, {type, 1024, 129, 4096}, 20) && passed;
+            passed = layers_are_right(r, type) && passed;
+        }
+        passed = stress_is_right(fragment_rungs()[1], type) && passed;
     }
     return passed;
 }
@@ -84,8 +93,10 @@ static bool bench_shape(bench & b, const std::string & name, const gemm_shape & 
     if (!right(sets[0], r, " " + name)) {
         return false;
     }
-    const contender c = {r.name, sets[0].bytes(),
-                         [&](int set, cudaStream_t stream) { CUDA_CHECK(sets[set].launch(r, stream)); }};
+    const device_buffer scratch(sets[0].scratch_bytes(r));
+    const contender     c = {r.name, sets[0].bytes(), [&](int set, cudaStream_t stream) {
+                                 CUDA_CHECK(sets[set].launch(r, scratch, stream));
+                             }};
     if (cold) {
         print_row(name, s, "cold", c, b.measure({c}, (int) sets.size(), std::max(12, 2 * (int) sets.size()))[0]);
     }
@@ -114,7 +125,11 @@ static int bench_all() {
 static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
     for (const weight_type each : TYPES) {
         if (type == name_of(each)) {
-            return right({each, m, n, k}, TILED, 1) ? 0 : 1;
+            bool all = true;
+            for (const rung & r : fragment_rungs()) {
+                all = right({each, m, n, k}, r, 1) && all;
+            }
+            return all ? 0 : 1;
         }
     }
     fprintf(stderr, "TYPE is q4_0 or q4_K, not %s\n", type.c_str());
@@ -132,9 +147,12 @@ int main(int argc, char ** argv) {
     if (verb == "bench" && argc == 2) {
         return bench_all();
     }
+    if (verb == "tune" && argc == 2) {
+        return concluded(tune());
+    }
     if (verb == "one" && argc == 6) {
         return one(argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]));
     }
-    fprintf(stderr, "usage: %s test | edges | bench | one TYPE M N K\n", argv[0]);
+    fprintf(stderr, "usage: %s test | edges | bench | tune | one TYPE M N K\n", argv[0]);
     return 2;
 }

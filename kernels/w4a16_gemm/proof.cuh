@@ -2,47 +2,26 @@
 
 #pragma once
 
-#include "../common/buffer.cuh"
 #include "../common/check_selftest.cuh"
 #include "../common/fill_q4.cuh"
 #include "../common/shapes.cuh"
 #include "accuracy.cuh"
-#include "ladder/01_naive.cu"
-#include "w4a16_gemm.cuh"
-
-#include <string>
-
-using gemm_t = cudaError_t (*)(const void *, const float *, float *, void *, int64_t, int64_t, int64_t, cudaStream_t);
-
-struct rung {
-    const char * name;
-    gemm_t       launch[2];  // by weight_type
-};
-
-static const rung NAIVE = {"naive", {naive_gemm_cuda<w4a16_type::Q4_0>, naive_gemm_cuda<w4a16_type::Q4_K>}};
-static const rung TILED = {"tiled", {w4a16_gemm_cuda<w4a16_type::Q4_0>, w4a16_gemm_cuda<w4a16_type::Q4_K>}};
+#include "variants.cuh"
 
 static const std::vector<weight_type> TYPES = {weight_type::Q4_0, weight_type::Q4_K};
-
-// m, n, k as test-backend-ops counts them: rows of the weights, columns (tokens), what is summed over.
-struct gemm_shape {
-    weight_type type;
-    int64_t     m, n, k;
-
-    std::string text() const {
-        const auto size = [](const char * name, int64_t value) { return name + std::to_string(value); };
-        return name_of(type) + size(" m=", m) + size(" n=", n) + size(" k=", k);
-    }
-};
 
 struct problem {
     gemm_shape    shape;
     int64_t       row_bytes;
-    device_buffer w, x, scratch, y;
+    device_buffer w, x, y;
 
     explicit problem(const gemm_shape & s, int64_t w_offset = 0)
         : shape(s), row_bytes(s.k / block_size(s.type) * block_bytes(s.type)), w(s.m * row_bytes, w_offset),
-          x(s.n * s.k * sizeof(float)), scratch(w4a16_gemm_scratch_bytes(s.n, s.k)), y(s.n * s.m * sizeof(float)) {}
+          x(s.n * s.k * sizeof(float)), y(s.n * s.m * sizeof(float)) {}
+
+    int64_t scratch_bytes(const rung & r) const {
+        return (int64_t) r.of(shape.type).scratch_bytes(shape.m, shape.n, shape.k, blocks_of(r, shape));
+    }
 
     // what a product has to read and write once
     int64_t bytes() const { return w.size() + x.size() + y.size(); }
@@ -57,16 +36,18 @@ struct problem {
         CUDA_CHECK(cudaMemcpy(x.as<void>(), from_x.data(), x.size(), cudaMemcpyHostToDevice));
     }
 
-    cudaError_t launch(const rung & r, cudaStream_t stream = nullptr) const {
-        const gemm_t gemm = r.launch[(int) shape.type];
-        return gemm(w.as<void>(), x.as<float>(), y.as<float>(), scratch.as<void>(), shape.m, shape.n, shape.k, stream);
+    cudaError_t launch(const rung & r, const device_buffer & scratch, cudaStream_t stream = nullptr) const {
+        return r.of(shape.type).launch(w.as<void>(), x.as<float>(), y.as<float>(), scratch.as<void>(), shape.m, shape.n,
+                                       shape.k, blocks_of(r, shape), stream);
     }
 
-    void run(const rung & r) const {
+    // False if it wrote outside its buffers.
+    bool run(const rung & r) const {
+        const device_buffer scratch(scratch_bytes(r));
         y.poison();
-        scratch.poison();
-        CUDA_CHECK(launch(r));
+        CUDA_CHECK(launch(r, scratch));
         CUDA_CHECK(cudaDeviceSynchronize());
+        return w.guards_intact() && x.guards_intact() && scratch.guards_intact() && y.guards_intact();
     }
 
     // Those of some rows of the weights: n times `rows` outputs.
@@ -75,10 +56,6 @@ struct problem {
         CUDA_CHECK(cudaMemcpy2D(part.data(), rows * sizeof(float), y.as<float>() + first, shape.m * sizeof(float),
                                 rows * sizeof(float), shape.n, cudaMemcpyDeviceToHost));
         return part;
-    }
-
-    bool guards_intact() const {
-        return w.guards_intact() && x.guards_intact() && scratch.guards_intact() && y.guards_intact();
     }
 };
 
@@ -101,24 +78,25 @@ static product reference_of(const problem & p, int64_t first, int64_t rows) {
 }
 
 // As a part of an output's magnitude. What is rounded to bf16 is off by up to 2^-8, and by 1.5e-3 in the quadratic
-// mean: for Q4_0 the activation, for Q4_K the step, the centre and their sum as well. No sum can be off by more than
-// its terms. Of k ordinary terms of random signs the errors add up to far less, to eight standard deviations in no test
-// of ours: that limit finds a single term that is wrong, up to some thousand terms.
-static tolerance tolerance_of(const gemm_shape & s, int64_t rows, q4_fill how) {
-    const double roundings = s.type == weight_type::Q4_0 ? 1.0 : 3.0;
-    const double terms     = roundings * std::ldexp(1.1, -8);
-    if (how == q4_fill::WILD) {
+// mean; to f16, by an eighth of it. With bf16 and Q4_0 that is the activation alone; else step, centre and their sum as
+// well. No sum can be off by more than its terms. Of k ordinary terms of random signs the errors add up to far less, to
+// eight standard deviations in no test of ours: that limit finds a single term that is wrong, up to some thousand terms.
+static tolerance tolerance_of(const rung & r, const gemm_shape & s, int64_t rows, q4_fill how) {
+    const double part      = r.f16 ? 0.125 : 1.0;
+    const double roundings = s.type == weight_type::Q4_0 && !r.f16 ? 1.0 : 3.0;
+    const double terms     = roundings * part * std::ldexp(1.1, -8);
+    if (how != q4_fill::ORDINARY) {
         return {terms, 1e-4};
     }
     // 1.45: what the quadratic mean of the terms is to their mean
-    const double deviation = roundings * 1.5e-3 * 1.45 / std::sqrt((double) s.k);
+    const double deviation = roundings * part * 1.5e-3 * 1.45 / std::sqrt((double) s.k);
     // a mean over a few outputs says nothing: a single one may be near 0
-    const double nmse = rows * s.n < 256 ? 1e-3 : s.type == weight_type::Q4_0 ? 5e-6 : 2e-5;
-    return {std::fmin(terms, 8.0 * deviation), nmse};
+    const double nmse = r.f16 ? 1e-6 : s.type == weight_type::Q4_0 ? 5e-6 : 2e-5;
+    return {std::fmin(terms, 8.0 * deviation), rows * s.n < 256 ? 1e-3 : nmse};
 }
 
 // Judge some rows of the weights by n columns.
-static verdict judge(const problem & p, int64_t first, int64_t rows, q4_fill how) {
+static verdict judge(const problem & p, const rung & rung, int64_t first, int64_t rows, q4_fill how) {
     const product      r = reference_of(p, first, rows);
     std::vector<float> y = p.outputs(first, rows);
 
@@ -129,24 +107,20 @@ static verdict judge(const problem & p, int64_t first, int64_t rows, q4_fill how
         y[i] = (float) part(y[i], i);
     }
     const auto reference = [&](int64_t col, int64_t row) { return part(r.y[col * rows + row], col * rows + row); };
-    verdict    v         = compare(y.data(), reference, p.shape.n, rows, tolerance_of(p.shape, rows, how));
-    if (v.passed && !p.guards_intact()) {
-        v.passed = false;
-        v.why    = "it wrote outside its output";
-    }
-    return v;
+    return compare(y.data(), reference, p.shape.n, rows, tolerance_of(rung, p.shape, rows, how));
 }
 
 static bool right(const problem & p, const rung & r, const std::string & what, q4_fill how = q4_fill::ORDINARY) {
-    p.run(r);
-    const verdict v = judge(p, 0, p.shape.m, how);
-    return said(v.passed, std::string(r.name) + " " + p.shape.text() + what, v.why);
+    const bool    inside = p.run(r);
+    const verdict v      = judge(p, r, 0, p.shape.m, how);
+    return said(v.passed && inside, r.name + " " + p.shape.text() + what,
+                inside ? v.why : "it wrote outside its buffers");
 }
 
 static bool right(const gemm_shape & s, const rung & r, uint64_t seed, q4_fill how = q4_fill::ORDINARY) {
     const problem p(s);
     p.fill(seed, how);
-    return right(p, r, how == q4_fill::WILD ? ", scales and activations of every size" : "", how);
+    return right(p, r, how == q4_fill::ORDINARY ? "" : ", scales and activations of every size", how);
 }
 
 // -- the tests --
@@ -169,24 +143,29 @@ static bool references_agree() {
     return all;
 }
 
-static bool wrong_arguments_are_refused(weight_type type) {
-    const problem p({type, 2, 2, 256});
-    const gemm_t  gemm   = TILED.launch[(int) type];
-    const auto    sizes  = [&](int64_t m, int64_t n, int64_t k) {
-        return gemm(p.w.as<void>(), p.x.as<float>(), p.y.as<float>(), p.scratch.as<void>(), m, n, k, nullptr);
+static bool wrong_arguments_are_refused(const rung & r, weight_type type) {
+    const problem       p({type, 2, 2, 256});
+    const device_buffer scratch(1 << 20);
+    const gemm_t        gemm  = r.of(type).launch;
+    const auto          sizes = [&](int64_t m, int64_t n, int64_t k, int64_t blocks = 1) {
+        return gemm(p.w.as<void>(), p.x.as<float>(), p.y.as<float>(), scratch.as<void>(), m, n, k, blocks, nullptr);
     };
-    const auto moved = [&](int w, int x, int y, int scratch) {
+    const auto moved = [&](int w, int x, int y, int to) {
         return gemm(p.w.as<char>() + w, (float *) (p.x.as<char>() + x), (float *) (p.y.as<char>() + y),
-                    p.scratch.as<char>() + scratch, 1, 1, 256, nullptr);
+                    scratch.as<char>() + to, 1, 1, 256, 1, nullptr);
     };
     bool refused = true;
     p.y.poison();
-    for (const int64_t k : {(int64_t) -256, (int64_t) 0, block_size(type) / 2, block_size(type) + 16}) {
+    for (const int64_t k : {(int64_t) -256, (int64_t) 0, (int64_t) 16, (int64_t) 272}) {
         refused = sizes(1, 1, k) == cudaErrorInvalidValue && refused;
     }
     refused = sizes(-1, 1, 256) == cudaErrorInvalidValue && sizes(1, -1, 256) == cudaErrorInvalidValue && refused;
-    refused = sizes(1, (int64_t) 65535 * 128 + 1, 256) == cudaErrorInvalidValue && refused;
-    refused = moved(type == weight_type::Q4_0 ? 1 : 8, 0, 0, 0) == cudaErrorMisalignedAddress && refused;
+    if (r.f16) {
+        refused = sizes(1, 1, 32) == cudaErrorInvalidValue && sizes(1, 1, 256, 0) == cudaErrorInvalidValue && refused;
+        refused = sizes(1, 1, 256, 2) == cudaErrorInvalidValue && refused;  // more blocks than work
+        refused = sizes((int64_t) 1 << 31, 1, 256) == cudaErrorInvalidValue && refused;
+    }
+    refused = moved(type == weight_type::Q4_0 && !r.f16 ? 1 : 8, 0, 0, 0) == cudaErrorMisalignedAddress && refused;
     refused = moved(0, 4, 0, 0) == cudaErrorMisalignedAddress && refused;
     refused = moved(0, 0, 2, 0) == cudaErrorMisalignedAddress && refused;
     refused = moved(0, 0, 0, 8) == cudaErrorMisalignedAddress && refused;
@@ -194,7 +173,7 @@ static bool wrong_arguments_are_refused(weight_type type) {
     const bool empty = sizes(0, 2, 256) == cudaSuccess && sizes(2, 0, 256) == cudaSuccess;
     const std::vector<uint8_t> untouched(p.y.size(), device_buffer::POISON);
     return said(refused && empty && p.y.host<uint8_t>() == untouched,
-                std::string("wrong arguments are refused, no outputs are no work, ") + name_of(type));
+                r.name + ": wrong arguments are refused, no outputs are no work, " + name_of(type));
 }
 
 // Every m beside several n and k, and the other way round: just below, at and just above tiles of 16, of 64 and of 128.
@@ -205,10 +184,11 @@ static bool edges_are_right(const rung & r, weight_type type) {
     bool all = true;
     for (size_t i = 0; i < 2 * NS.size(); ++i) {
         const int64_t blocks = 1 + i % (type == weight_type::Q4_0 ? 5 : 3);
-        all = right({type, MS[i % MS.size()], NS[i % NS.size()], blocks * block_size(type)}, r, i) && all;
+        all = right({type, MS[i % MS.size()], NS[i % NS.size()], blocks * r.k_unit(type)}, r, i) && all;
     }
-    all = right({type, 129, 17, 2560}, r, 1, q4_fill::WILD) && all;
-    all = right({type, 40, 130, 2048}, r, 2, q4_fill::WILD) && all;
+    const q4_fill wild = r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD;
+    all = right({type, 129, 17, 2560}, r, 1, wild) && all;
+    all = right({type, 40, 130, 2048}, r, 2, wild) && all;
     return all;
 }
 
@@ -223,41 +203,41 @@ static bool offsets_are_right() {
     return all;
 }
 
-static bool layers_are_right(weight_type type) {
-    bool all = right({type, 4096, 33, 14336}, NAIVE, 5);
+static bool layers_are_right(const rung & r, weight_type type) {
+    bool all = true;
     for (const matrix_shape & layer : LAYERS) {
         for (const int64_t n : {9, 512}) {
-            all = right({type, layer.rows, n, layer.cols}, TILED, n) && all;
+            all = right({type, layer.rows, n, layer.cols}, r, n) && all;
         }
     }
-    return right({type, 200, 1024, 2048}, TILED, 6) && all;
+    return right({type, 200, 1024, 2048}, r, 6) && all;
 }
 
 // More than 2^31 weights: beginning, the two sides of weight 2^31, end.
-static bool stress_is_right(weight_type type) {
+static bool stress_is_right(const rung & r, weight_type type) {
     const problem p({type, STRESS.rows, 3, STRESS.cols});
     const int64_t rows = 70;
     bool          all  = true;
     p.fill(31);
-    p.run(TILED);
+    all = said(p.run(r), r.name + " " + p.shape.text() + " writes inside its buffers");
     for (const int64_t first : {(int64_t) 0, ((int64_t) 1 << 31) / STRESS.cols - rows / 2, STRESS.rows - rows}) {
-        const verdict v = judge(p, first, rows, q4_fill::ORDINARY);
-        all = said(v.passed, "tiled " + p.shape.text() + " from row " + std::to_string(first), v.why) && all;
+        const verdict v = judge(p, r, first, rows, q4_fill::ORDINARY);
+        all = said(v.passed, r.name + " " + p.shape.text() + " from row " + std::to_string(first), v.why) && all;
     }
     return all;
 }
 
-static bool repeats_agree(const gemm_shape & s, int times) {
+static bool repeats_agree(const rung & r, const gemm_shape & s, int times) {
     const problem p(s);
     p.fill(7);
-    p.run(TILED);
+    p.run(r);
     const std::vector<uint32_t> once = p.y.host<uint32_t>();
     bool                        same = true;
     for (int i = 1; i < times; ++i) {
-        p.run(TILED);
+        p.run(r);
         same = p.y.host<uint32_t>() == once && same;
     }
-    return said(same, std::to_string(times) + " launches are bit-equal, " + s.text());
+    return said(same, r.name + " " + std::to_string(times) + " launches are bit-equal, " + s.text());
 }
 
 template <typename T> static double nmse_of(const std::vector<T> & out, const std::vector<double> & reference) {
@@ -283,6 +263,6 @@ static bool nearer_than_mmq(const rung & r, const gemm_shape & s, distribution h
     const double              limit = s.type == weight_type::Q4_0 ? 0.2 : uniform ? 0.7 : 0.4;
     char                      text[160];
     snprintf(text, sizeof(text), "%.3g, MMQ's %.3g, ratio %.3f, limit %.1f", ours, mmq, ours / mmq, limit);
-    const std::string what = std::string(r.name) + " " + s.text() + (uniform ? " uniform" : " Gaussian");
+    const std::string what = r.name + " " + s.text() + (uniform ? " uniform" : " Gaussian");
     return said(ours / mmq <= limit, what + " nmse", text);
 }

@@ -1,37 +1,38 @@
-// Products of 4-bit weights in ggml's blocks with f32 activations on bf16 tensor cores: y = w x.
+// Products of 4-bit weights in ggml's blocks with f32 activations on f16 tensor cores: y = w x.
 //
-//   w4a16_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream)
+//   w4a16_gemm_cuda<config>(w, x, y, scratch, m, n, k, blocks, stream)
 //
-//   type     w4a16_type::Q4_0 or w4a16_type::Q4_K
-//   w        m rows of k weights in ggml's blocks, contiguous; Q4_0 2-byte aligned, Q4_K 16-byte aligned
+//   config   a w4a16_config: the type and the tiles
+//   w        m rows of k weights in ggml's blocks, contiguous; 16-byte aligned
 //   x        n rows (tokens) of k f32, contiguous; 16-byte aligned
 //   y        n rows of m f32, contiguous: y[j*m + i] is row i of w by row j of x; 4-byte aligned; overlaps none of the
 //            others
-//   scratch  w4a16_gemm_scratch_bytes(n, k) bytes that are written and read; 16-byte aligned
-//   m, n, k  as test-backend-ops counts them: ne01, ne11, ne00; k a multiple of the block (32 or 256), n at most
-//            65535 x 128
-//   stream   two launches, asynchronous, that allocate nothing: they may be captured in a graph
+//   scratch  w4a16_scratch_bytes<config>(m, n, k, blocks) bytes that are written and read; 16-byte aligned
+//   m, n, k  as test-backend-ops counts them: ne01, ne11, ne00; k a multiple of 256 for both types
+//   blocks   thread blocks among which the work is divided: the tiles' number makes each do one tile; any other, each
+//            the same share of tiles times k (Stream-K)
+//   stream   two launches, asynchronous, that allocate nothing: they may be captured in a graph, and replayed
 //   returns  cudaErrorInvalidValue for a size, cudaErrorMisalignedAddress for a pointer that is not as above, else what
 //            the launches returned
 //
-// Limitations: sm_80 or newer. One matrix a call: no batch, no experts, no strides. Rung 2 of the ladder: block-tiled,
-// weights dequantised into shared memory by every column of tiles; no prepack, no asynchronous copy, no split of k.
+// Limitations: sm_80 or newer. One matrix a call: no batch, no experts, no strides. A weight beyond f16's largest number,
+// 65504, becomes infinite, as it does where ggml converts weights to f16.
 //
-// Deterministic: each output is one sum in an order that depends on k alone.
+// Deterministic: an output is a sum in an order that depends on the sizes and on blocks alone.
 //
-// Accuracy. Activations are rounded to bf16, all sums are in f32. Q4_0: the tensor cores get q-8, which is exact, and
-// the block's d scales the block's sum in f32, so that nothing else is rounded; (q-8)*d as a bf16 would double the
-// error. Q4_K: fma(q-8, d, 8d-m) in bf16. With q*d-m the rounding of d is multiplied by up to 15 and not by up to 8,
-// and the rounding of m comes on top.
+// Accuracy. Both operands are rounded to f16, all sums are in f32. A column (token) of activations is scaled by the power
+// of two that brings its largest into 2^14 ... 2^15, and the outputs back: what is rounded to a multiple of f16's least
+// number is then 2^-39 of the largest. Weights need none: d is an f16, what it is multiplied by are integers, so that no
+// product is between two multiples of the least number.
 //
-// A tile of 128 x 128 outputs, 8 warps of 64 x 32 each, k in steps of 32 through two stages of shared memory:
+// No copy of the weights: the order of k within a sum is free as long as both operands have it. Both types have 144 bytes
+// for 256 weights of a row, a unit. Lane 4 g + t takes the 32 bytes of codes of two blocks of 32 of rows g and g + 8, as
+// they are: words i = 0 ... 7, and a word's 4 bytes are two pairs of low nibbles, bytes 0 2 and 1 3, and two of high ones.
+// Low nibbles of all lanes are the fragment of one mma.m16n8k16, the high ones of the next. Activations are written in
+// the order in which this takes the weights apart, 32 of k (a word of every lane) by 8 columns in the 32 x 16 bytes that
+// the lanes of a warp load at once:
 //
-//             n                          one step of one stage, 20 words of 4 bytes a row:
-//         w0 w2 w4 w6
-//      m  w0 w2 w4 w6                      | 16 words: 32 bf16 of k | 4 words unused |
-//         w1 w3 w5 w7
-//         w1 w3 w5 w7                    20 g + t takes each value modulo 32 once for g < 8, t < 4: a fragment's
-//                                        loads meet no bank twice
+//   x16[k/32][columns/8][lane][word], lane = 4 g + t for column g: low 0 2 | low 1 3 | high 0 2 | high 1 3
 //
 // A fragment of mma.m16n8k16, lane = 4 g + t:
 //
@@ -39,356 +40,621 @@
 //   b0 column g, k 2t 2t+1  b1 column g, k 2t+8 2t+9
 //   c0 row g, column 2t     c1 row g, column 2t+1     c2 row g+8, column 2t     c3 row g+8, column 2t+1
 //
-// References: PTX ISA, warp-level matrix fragments for m16n8k16; ggml's block_q4_0 and block_q4_K.
+// Shared memory: rows of 144 bytes, as they lie in w: 36 words, so that 8 rows by 4 lanes meet no bank twice, Q4_K in
+// loads of 16 bytes (16 header, 32 t codes), Q4_0 in loads of 4 (two blocks of 18 bytes are 9 words).
+//
+// References: PTX ISA, warp-level matrix fragments for m16n8k16, cp.async; ggml's block_q4_0 and block_q4_K.
 
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 enum class w4a16_type { Q4_0, Q4_K };
 
-static constexpr int W4A16_WARP   = 32;
-static constexpr int W4A16_WARPS  = 8;
-static constexpr int W4A16_BM     = 128;
-static constexpr int W4A16_BN     = 128;
-static constexpr int W4A16_BK     = 32;  // a block of Q4_0, a sub-block of Q4_K: one scale a row
-static constexpr int W4A16_WM     = 64;  // of a warp
-static constexpr int W4A16_WN     = 32;
-static constexpr int W4A16_STRIDE = W4A16_BK / 2 + 4;  // words of a row in shared memory
-
-static constexpr int W4A16_THREADS  = W4A16_WARP * W4A16_WARPS;
-static constexpr int W4A16_WARPS_M  = W4A16_BM / W4A16_WM;
-static constexpr int W4A16_TILES_M  = W4A16_WM / 16;  // fragments of a warp
-static constexpr int W4A16_TILES_N  = W4A16_WN / 8;
-static constexpr int W4A16_X_ROWS   = W4A16_THREADS / (W4A16_BK / 8);  // of activations, 8 a thread
-static constexpr int W4A16_X_CHUNKS = W4A16_BN / W4A16_X_ROWS;
-
-static_assert(W4A16_WARPS_M * (W4A16_BN / W4A16_WN) == W4A16_WARPS, "the warps must cover the tile");
-static_assert(W4A16_X_CHUNKS * W4A16_X_ROWS == W4A16_BN, "the threads must cover the activations");
-static_assert(W4A16_BM * 2 == W4A16_THREADS, "two threads must dequantise a row");
-
 template <w4a16_type type> static constexpr int w4a16_block_size  = type == w4a16_type::Q4_0 ? 32 : 256;
 template <w4a16_type type> static constexpr int w4a16_block_bytes = type == w4a16_type::Q4_0 ? 18 : 144;
-template <w4a16_type type> static constexpr int w4a16_block_align = type == w4a16_type::Q4_0 ? 2 : 16;
 
-// One step of k. Pairs of bf16 in words.
-struct w4a16_stage {
-    uint32_t w[W4A16_BM][W4A16_STRIDE];
-    uint32_t x[W4A16_BN][W4A16_STRIDE];
-    float    d[W4A16_BM];  // Q4_0: what scales the step's sums
+static constexpr int W4A16_WARP       = 32;
+static constexpr int W4A16_UNIT       = 256;  // of k
+static constexpr int W4A16_UNIT_BYTES = 144;  // of a row
+static constexpr int W4A16_STEP       = 64;   // of k, between two barriers
+static constexpr int W4A16_STEPS      = W4A16_UNIT / W4A16_STEP;
+
+// A tile of tile_m x tile_n outputs by warps of warp_m x warp_n. Units of weights go through w_stages, steps of
+// activations through x_stages of shared memory; blocks of them fit a multiprocessor. ahead: the weights of 32 of k are
+// taken apart while the 32 before are multiplied.
+template <w4a16_type type_, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks,
+          bool ahead>
+struct w4a16_config {
+    static constexpr w4a16_type TYPE = type_;
+
+    static constexpr int  TILE_M   = tile_m;
+    static constexpr int  TILE_N   = tile_n;
+    static constexpr int  WARP_M   = warp_m;
+    static constexpr int  WARP_N   = warp_n;
+    static constexpr int  W_STAGES = w_stages;
+    static constexpr int  X_STAGES = x_stages;
+    static constexpr int  BLOCKS   = blocks;
+    static constexpr bool AHEAD    = ahead;
+
+    static constexpr int WARPS_M = TILE_M / WARP_M;
+    static constexpr int WARPS   = WARPS_M * (TILE_N / WARP_N);
+    static constexpr int THREADS = W4A16_WARP * WARPS;
+    static constexpr int MT      = WARP_M / 16;  // fragments of a warp
+    static constexpr int NT      = WARP_N / 8;
+
+    static constexpr int W_BYTES = TILE_M * W4A16_UNIT_BYTES;  // of a stage
+    static constexpr int X_BYTES = TILE_N * W4A16_STEP * (int) sizeof(__half);
+    static constexpr int SHARED  = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
+
+    static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "the warps must cover the tile");
+    static_assert(TILE_M % (THREADS / 8) == 0, "8 threads copy a row of weights");
+    static_assert(X_BYTES / 16 % THREADS == 0, "the threads must cover the activations");
+    static_assert((X_STAGES & (X_STAGES - 1)) == 0, "stages are counted with a mask");
+    // a unit is waited for with the step x_stages - 1 after the one that it was asked for in
+    static_assert(X_STAGES <= W4A16_STEPS * (W_STAGES - 1) && W_STAGES <= X_STAGES, "weights must come in time");
 };
 
 // -- one instruction --
 
-static __device__ __forceinline__ __nv_bfloat162 w4a16_as_bf162(const uint32_t bits) {
-    return __halves2bfloat162(__ushort_as_bfloat16((unsigned short) bits),
-                              __ushort_as_bfloat16((unsigned short) (bits >> 16)));
+static __device__ __forceinline__ __half2 w4a16_as_half2(const uint32_t bits) {
+    __half2 v;
+    memcpy(&v, &bits, sizeof(v));
+    return v;
 }
 
-static __device__ __forceinline__ uint32_t w4a16_as_u32(const __nv_bfloat162 v) {
-    return (uint32_t) __bfloat16_as_ushort(v.x) | (uint32_t) __bfloat16_as_ushort(v.y) << 16;
-}
-
-static __device__ __forceinline__ float w4a16_half(const uint32_t bits) {
-    return __half2float(__ushort_as_half((unsigned short) bits));
+static __device__ __forceinline__ uint32_t w4a16_as_u32(const __half2 v) {
+    uint32_t bits;
+    memcpy(&bits, &v, sizeof(bits));
+    return bits;
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 // c += a b
-static __device__ __forceinline__ void w4a16_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+static __device__ __forceinline__ void w4a16_mma(
+        float (&c)[4], const uint32_t (&a)[4], const uint32_t b0, const uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// 16 bytes to shared memory, there once their group has been waited for
+static __device__ __forceinline__ void w4a16_copy(void * to, const void * from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 : : "r"((uint32_t) __cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void w4a16_commit() {
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// until all of this thread's groups but the last so many are there
+template <int groups> static __device__ __forceinline__ void w4a16_wait() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory");
+}
+
+// The bits of q in a mask, and those of 1024 as two f16: one instruction, of which the compiler makes two if it is left to it.
+template <uint32_t mask> static __device__ __forceinline__ uint32_t w4a16_codes(const uint32_t q) {
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(bits) : "r"(q), "n"(mask), "r"(0x64006400));
+    return bits;
 }
 
 // -- dequantisation --
 
-// Two codes, bytes 0 and 1 or 2 and 3 of q, less 8. 0x4300 is 128 as a bf16, whose last bit then counts 1.
-static __device__ __forceinline__ __nv_bfloat162 w4a16_less_8(const uint32_t q, const bool high) {
-    const uint32_t bits = __byte_perm(q, 0x43434343, high ? 0x4342 : 0x4140);
-    return __hsub2(w4a16_as_bf162(bits), w4a16_as_bf162(0x43084308));
+// 0x6400 is 1024 as an f16, whose last bit then counts 1: two codes less 8, of nibbles 0 and 4, or 16 times as large of
+// nibbles 1 and 5.
+static __device__ __forceinline__ __half2 w4a16_low(const uint32_t q) {
+    return __hsub2(w4a16_as_half2(w4a16_codes<0x000F000F>(q)), w4a16_as_half2(0x64086408));
 }
 
-// Eight weights of consecutive k from eight codes, one a byte.
-struct w4a16_as_is {
-    __device__ __forceinline__ uint4 operator()(const uint32_t q0, const uint32_t q1) const {
-        return make_uint4(w4a16_as_u32(w4a16_less_8(q0, false)), w4a16_as_u32(w4a16_less_8(q0, true)),
-                          w4a16_as_u32(w4a16_less_8(q1, false)), w4a16_as_u32(w4a16_less_8(q1, true)));
-    }
-};
-
-struct w4a16_scaled {
-    __nv_bfloat162 d, c;  // c is 8d-m
-
-    __device__ __forceinline__ uint32_t pair(const uint32_t q, const bool high) const {
-        return w4a16_as_u32(__hfma2(w4a16_less_8(q, high), d, c));
-    }
-
-    __device__ __forceinline__ uint4 operator()(const uint32_t q0, const uint32_t q1) const {
-        return make_uint4(pair(q0, false), pair(q0, true), pair(q1, false), pair(q1, true));
-    }
-};
-
-// The scale and the minimum of sub-block j from a block's first 16 bytes: d, dmin, then 8 x 2 numbers of 6 bits.
-static __device__ __forceinline__ w4a16_scaled w4a16_q4_K_scale(const uint4 head, const int j) {
-    const uint32_t s0 = head.y >> 8 * (j % 4) & 0xFF;
-    const uint32_t s4 = head.z >> 8 * (j % 4) & 0xFF;
-    const uint32_t s8 = head.w >> 8 * (j % 4) & 0xFF;
-    const uint32_t sc = j < 4 ? s0 & 63 : (s8 & 15) | (s0 >> 6) << 4;
-    const uint32_t mn = j < 4 ? s4 & 63 : (s8 >> 4) | (s4 >> 6) << 4;
-    const float    d  = w4a16_half(head.x) * (float) sc;
-    const float    m  = w4a16_half(head.x >> 16) * (float) mn;
-    const float    c  = fmaf(8.0f, d, -m);
-    return {__floats2bfloat162_rn(d, d), __floats2bfloat162_rn(c, c)};
+static __device__ __forceinline__ __half2 w4a16_high(const uint32_t q) {
+    const __half2 sixteenth = w4a16_as_half2(0x2C002C00);
+    const __half2 less_72   = w4a16_as_half2(0xD480D480);
+    return __hfma2(w4a16_as_half2(w4a16_codes<0x00F000F0>(q)), sixteenth, less_72);
 }
 
-// What a thread holds of the next step, between its loads and its stores: 16 weights of one row. The two threads of a
-// row are half 0 and half 1.
-template <w4a16_type type> struct w4a16_weights;
+// What a lane holds of a row: the codes of one of the four steps of a unit and what scales them.
+template <w4a16_type type> struct w4a16_row;
 
-// 2 bytes d, then 16 bytes: byte i holds weight i in its low nibble, weight i + 16 in its high one. Rows begin at even
-// addresses.
-template <> struct w4a16_weights<w4a16_type::Q4_0> {
-    uint32_t d, q0, q1;
+// d of the 32 weights that the words belong to
+template <> struct w4a16_row<w4a16_type::Q4_0> {
+    uint32_t q[2];
+    __half2  d;
 
-    __device__ __forceinline__ void load(const uint8_t * row, const int step, const int half) {
-        const uint16_t * block = (const uint16_t *) (row + (int64_t) step * w4a16_block_bytes<w4a16_type::Q4_0>);
-        const uint16_t * q     = block + 1 + 4 * half;
-        d  = block[0];
-        q0 = q[0] | (uint32_t) q[1] << 16;
-        q1 = q[2] | (uint32_t) q[3] << 16;
-    }
-
-    __device__ __forceinline__ void clear() { d = q0 = q1 = 0; }
-
-    __device__ __forceinline__ void store(
-            w4a16_stage & stage, const int row, const int /*step*/, const int half) const {
-        const w4a16_as_is dequantise;
-        uint4 *           w = (uint4 *) stage.w[row];
-        w[0 + half] = dequantise(q0 & 0x0F0F0F0F, q1 & 0x0F0F0F0F);
-        w[2 + half] = dequantise(q0 >> 4 & 0x0F0F0F0F, q1 >> 4 & 0x0F0F0F0F);
-        if (half == 0) {
-            stage.d[row] = w4a16_half(d);
+    // Two blocks: d0, 16 bytes, d1, 16 bytes are 9 words. The first half of the steps takes words 0 to 4 without d1, as
+    // bytes 0 1 14 15, 2 ... 5, 6 ... 9, 10 ... 13 of the first block; the second words 4 to 8 without d1, as
+    // 12 ... 15, 0 ... 3, 4 ... 7, 8 ... 11 of the second.
+    template <int odd> __device__ __forceinline__ void load(const uint8_t * row, const int t, const int half) {
+        const uint32_t * v = (const uint32_t *) (row + 36 * t) + 4 * half;
+        if (odd == 0) {
+            const uint32_t a = v[0];
+            q[0] = __byte_perm(a, v[4], half ? 0x7654 : 0x5432);
+            q[1] = v[1];
+            d    = w4a16_as_half2(__byte_perm(a, 0, half ? 0x3232 : 0x1010));
+        } else {
+            q[0] = v[2];
+            q[1] = v[3];
         }
     }
+
+    __device__ __forceinline__ __half2 low(const __half2 v) const { return __hmul2(v, d); }
+    __device__ __forceinline__ __half2 high(const __half2 v) const { return __hmul2(v, d); }
 };
 
-// 16 bytes of scales, then 4 x 32 bytes: byte i of the j-th 32 holds weight 64 j + i and weight 64 j + 32 + i.
-template <> struct w4a16_weights<w4a16_type::Q4_K> {
-    uint4 head, q;
+// Of two sub-blocks of 32, whose codes are the low and the high nibbles: what a code less 8 is multiplied by, and what is
+// added.
+template <> struct w4a16_row<w4a16_type::Q4_K> {
+    uint32_t q[2];
+    __half2  d, c;
 
-    __device__ __forceinline__ void load(const uint8_t * row, const int step, const int half) {
-        const uint4 * block = (const uint4 *) (row + (int64_t) (step / 8) * w4a16_block_bytes<w4a16_type::Q4_K>);
-        head = block[0];
-        q    = block[1 + step % 8 / 2 * 2 + half];
+    template <int odd> __device__ __forceinline__ void load(const uint8_t * row, const int t, const int half) {
+        if (odd == 0 && half == 0) {
+            scales(*(const uint4 *) row, t);
+        }
+        const uint2 v = *(const uint2 *) (row + 16 + 32 * t + 16 * half + 8 * odd);
+        q[0] = v.x;
+        q[1] = v.y;
     }
 
-    __device__ __forceinline__ void clear() { head = q = make_uint4(0, 0, 0, 0); }
+    __device__ __forceinline__ __half2 low(const __half2 v) const {
+        return __hfma2(v, __low2half2(d), __low2half2(c));
+    }
 
-    __device__ __forceinline__ void store(w4a16_stage & stage, const int row, const int step, const int half) const {
-        const w4a16_scaled dequantise = w4a16_q4_K_scale(head, step % 8);
-        const int          shift      = step % 2 * 4;
-        uint4 *            w          = (uint4 *) stage.w[row] + 2 * half;
-        w[0] = dequantise(q.x >> shift & 0x0F0F0F0F, q.y >> shift & 0x0F0F0F0F);
-        w[1] = dequantise(q.z >> shift & 0x0F0F0F0F, q.w >> shift & 0x0F0F0F0F);
+    __device__ __forceinline__ __half2 high(const __half2 v) const {
+        return __hfma2(v, __high2half2(d), __high2half2(c));
+    }
+
+  private:
+    // d, dmin, then 8 scales and 8 minima of 6 bits: the first 4 of each have a byte to themselves, whose two high bits
+    // are those of the 4 others, whose low 4 bits share a byte. Sub-blocks 2t and 2t + 1.
+    __device__ __forceinline__ void scales(const uint4 head, const int t) {
+        const int      shift = t % 2 * 16;
+        const uint32_t s     = head.y >> shift;
+        const uint32_t m     = head.z >> shift;
+        const uint32_t both  = head.w >> shift;
+        const uint32_t sc    = t < 2 ? s & 0x3F3F : (both & 0x0F0F) | (s >> 2 & 0x3030);
+        const uint32_t mn    = t < 2 ? m & 0x3F3F : (both >> 4 & 0x0F0F) | (m >> 2 & 0x3030);
+        const __half2  dm    = w4a16_as_half2(head.x);
+        d = __hmul2(__low2half2(dm), small(sc));
+        c = __hfma2(__hneg2(__high2half2(dm)), small(mn), __hmul2(d, w4a16_as_half2(0x48004800)));
+    }
+
+    // bytes 0 and 1
+    static __device__ __forceinline__ __half2 small(const uint32_t bytes) {
+        return __hsub2(w4a16_as_half2(__byte_perm(bytes, 0x64646464, 0x4140)), w4a16_as_half2(0x64006400));
     }
 };
 
-// -- copy --
+// -- activations --
 
-// Eight f32 a thread to bf16.
-static __global__ void w4a16_to_bf16(const float4 * __restrict__ x, uint4 * __restrict__ y, const int64_t n8) {
-    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n8) {
-        return;
+// The places in 256 of k of the 8 activations that meet word i of lane t: two pairs of low nibbles, two of high ones.
+// Each time, bytes b b+2 and b+1 b+3, but for the word of Q4_0 that has bytes 0 1 14 15.
+template <w4a16_type type>
+static __device__ __forceinline__ uint4 w4a16_gather(const float * x, const int t, const int i, const float scale) {
+    int first, second, high;
+    if (type == w4a16_type::Q4_0) {
+        first  = 64 * t + (i == 0 ? 0 : i < 4 ? 4 * i - 2 : i == 4 ? 44 : 4 * i + 12);
+        second = i == 0 ? first + 14 : first + 2;
+        high   = 16;
+    } else {
+        first  = 64 * t + 4 * i;
+        second = first + 2;
+        high   = 32;
     }
-    const float4 a = x[2 * i];
-    const float4 b = x[2 * i + 1];
-    y[i] = make_uint4(w4a16_as_u32(__floats2bfloat162_rn(a.x, a.y)), w4a16_as_u32(__floats2bfloat162_rn(a.z, a.w)),
-                      w4a16_as_u32(__floats2bfloat162_rn(b.x, b.y)), w4a16_as_u32(__floats2bfloat162_rn(b.z, b.w)));
+    const float2 a = *(const float2 *) (x + first);
+    const float2 b = *(const float2 *) (x + second);
+    const float2 c = *(const float2 *) (x + first + high);
+    const float2 d = *(const float2 *) (x + second + high);
+    return make_uint4(w4a16_as_u32(__floats2half2_rn(a.x * scale, b.x * scale)),
+                      w4a16_as_u32(__floats2half2_rn(a.y * scale, b.y * scale)),
+                      w4a16_as_u32(__floats2half2_rn(c.x * scale, d.x * scale)),
+                      w4a16_as_u32(__floats2half2_rn(c.y * scale, d.y * scale)));
 }
 
-// What a thread holds of the next step of the activations: 8 of one row, and 8 as far on in every 64th row after it.
-// Rows beyond n count as 0.
-struct w4a16_activations {
-    uint4 chunks[W4A16_X_CHUNKS];
+static constexpr int W4A16_X_WARPS = 32;
 
-    __device__ __forceinline__ void load(const uint4 * x, const int64_t k8, const int row, const int n) {
-#pragma unroll
-        for (int l = 0; l < W4A16_X_CHUNKS; ++l) {
-            const bool there = row + l * W4A16_X_ROWS < n;
-            chunks[l]        = there ? x[l * W4A16_X_ROWS * k8] : make_uint4(0, 0, 0, 0);
-        }
+// The exponent, as a float has it, that the largest of a column is taken to have: both factors are normal numbers then.
+static __device__ __forceinline__ uint32_t w4a16_exponent(const float largest) {
+    const uint32_t e = __float_as_uint(largest) >> 23;
+    return e < 15 ? 15 : e > 254 ? 254 : e;
+}
+
+// One block a column, threads (32, 32): a warp a unit of k. Columns from n on are 0. What gets the outputs back goes to
+// undo; the counters of the tiles are set to 0 besides.
+template <w4a16_type type>
+static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
+w4a16_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo,
+             int * __restrict__ counters, const int n_counters, const int n, const int units) {
+    __shared__ float warp_largest[W4A16_X_WARPS];
+
+    const int     col   = blockIdx.x;
+    const int     lane  = threadIdx.x;
+    const int64_t k     = (int64_t) units * W4A16_UNIT;
+    const bool    there = col < n;
+
+    for (int i = col * W4A16_WARP * W4A16_X_WARPS + threadIdx.y * W4A16_WARP + lane; i < n_counters;
+         i += gridDim.x * W4A16_WARP * W4A16_X_WARPS) {
+        counters[i] = 0;
     }
 
-    __device__ __forceinline__ void store(w4a16_stage & stage, const int row, const int chunk) const {
-#pragma unroll
-        for (int l = 0; l < W4A16_X_CHUNKS; ++l) {
-            ((uint4 *) stage.x[row + l * W4A16_X_ROWS])[chunk] = chunks[l];
+    float largest = 0.0f;
+    if (there) {
+        const float4 * x4 = (const float4 *) (x + col * k);
+        for (int i = threadIdx.y * W4A16_WARP + lane; i < units * (W4A16_UNIT / 4); i += W4A16_WARP * W4A16_X_WARPS) {
+            const float4 v = x4[i];
+            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
         }
     }
+    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+    }
+    if (lane == 0) {
+        warp_largest[threadIdx.y] = largest;
+    }
+    __syncthreads();
+    largest = warp_largest[lane];
+    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+    }
+    const uint32_t exponent = w4a16_exponent(largest);
+    const float    scale    = __uint_as_float((268 - exponent) << 23);
+    if (threadIdx.y == 0 && lane == 0) {
+        undo[col] = __uint_as_float((exponent - 14) << 23);
+    }
+
+    const int     t  = lane / 8;
+    const int     i  = lane % 8;
+    const int64_t n8 = gridDim.x / 8;
+    for (int unit = threadIdx.y; unit < units; unit += W4A16_X_WARPS) {
+        const int64_t piece = ((int64_t) unit * 8 + i) * n8 + col / 8;
+        const float * from  = x + col * k + unit * W4A16_UNIT;
+        x16[piece * W4A16_WARP + col % 8 * 4 + t] =
+            there ? w4a16_gather<type>(from, t, i, scale) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+// -- what a block works on --
+
+struct w4a16_problem {
+    const uint8_t * w;
+    const uint4 *   x16;
+    const float *   undo;
+    float *         y;
+    float4 *        partials;
+    int *           counters;
+    int             m, n, units, tiles_n;
+    int             share, more;  // units of a block; so many blocks have one more
 };
 
-// -- multiplication --
+// Where block b begins.
+static __device__ __forceinline__ int w4a16_begin(const w4a16_problem & p, const int b) {
+    return p.share * b + (b < p.more ? b : p.more);
+}
 
-// K16 pieces of 16 of k from the first on, of a warp's tile whose first row and column are row and col. With scale, the
-// piece's sums are scaled by the rows' d before they are added.
-template <int K16, bool scale>
-static __device__ __forceinline__ void w4a16_multiply(
-        const w4a16_stage & stage, float (&acc)[W4A16_TILES_M][W4A16_TILES_N][4],
-        const int row, const int col, const int first) {
-    const int g = threadIdx.x / 4;
-    const int t = threadIdx.x % 4;
+// The block that has a unit.
+static __device__ __forceinline__ int w4a16_block_of(const w4a16_problem & p, const int unit) {
+    const int longer = p.more * (p.share + 1);
+    return unit < longer ? unit / (p.share + 1) : p.more + (unit - longer) / p.share;
+}
 
-    uint32_t b[W4A16_TILES_N][K16][2];
+// -- tile --
+
+template <typename C> class w4a16_tile {
+  public:
+    __device__ __forceinline__ w4a16_tile(const w4a16_problem & p, uint8_t * shared, const int tile)
+        : p_(p), ws_(shared), xs_(shared + C::W_STAGES * C::W_BYTES), tid_(threadIdx.y * W4A16_WARP + threadIdx.x),
+          warp_row_(threadIdx.y % C::WARPS_M * C::WARP_M), warp_col_(threadIdx.y / C::WARPS_M * C::WARP_N),
+          row0_(tile / p.tiles_n * C::TILE_M), col0_(tile % p.tiles_n * C::TILE_N) {}
+
+    // The sums of units first ... last - 1.
+    __device__ __forceinline__ void multiply(const int first, const int last) {
+        const int steps = (last - first) * W4A16_STEPS;
+
 #pragma unroll
-    for (int j = 0; j < W4A16_TILES_N; ++j) {
+        for (int mt = 0; mt < C::MT; ++mt) {
 #pragma unroll
-        for (int p = 0; p < K16; ++p) {
-            const uint32_t * x = stage.x[col + 8 * j + g] + 8 * (first + p) + t;
-            b[j][p][0] = x[0];
-            b[j][p][1] = x[4];
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < W4A16_TILES_M; ++i) {
-        const int top = row + 16 * i + g;
-        uint32_t  a[K16][4];
-#pragma unroll
-        for (int p = 0; p < K16; ++p) {
-            const uint32_t * w = stage.w[top] + 8 * (first + p) + t;
-            a[p][0] = w[0];
-            a[p][1] = w[8 * W4A16_STRIDE];
-            a[p][2] = w[4];
-            a[p][3] = w[8 * W4A16_STRIDE + 4];
-        }
-#pragma unroll
-        for (int j = 0; j < W4A16_TILES_N; ++j) {
-            float   sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            float (&c)[4]   = scale ? sums : acc[i][j];
-#pragma unroll
-            for (int p = 0; p < K16; ++p) {
-                w4a16_mma(c, a[p], b[j][p]);
-            }
-            if (scale) {
+            for (int nt = 0; nt < C::NT; ++nt) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    acc[i][j][e] = fmaf(stage.d[top + e / 2 * 8], sums[e], acc[i][j][e]);
+                    acc_[mt][nt][e] = 0.0f;
+                }
+            }
+        }
+
+        // prologue: all stages but one of each
+        __syncthreads();
+#pragma unroll
+        for (int s = 0; s < C::X_STAGES - 1; ++s) {
+            if (s < C::W_STAGES - 1 && first + s < last) {
+                copy_weights(first + s, s);
+            }
+            if (s < steps) {
+                copy_activations(first * W4A16_STEPS + s, s);
+            }
+            w4a16_commit();
+        }
+        if (C::AHEAD) {
+            w4a16_wait<C::X_STAGES - 2>();
+            __syncthreads();
+            load<0>(0, 0);
+            dequantise_all<0>();
+        }
+
+        int w_stage = 0;
+        for (int half = 0; 2 * half < steps; ++half) {
+            const int odd = half % 2;
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int step = 2 * half + j;
+                w4a16_wait<C::X_STAGES - 2>();
+                // all copies of this step are there for all, and nobody reads what was read in the step before
+                __syncthreads();
+                const int next = step + C::X_STAGES - 1;
+                if (next < steps) {
+                    copy_activations(first * W4A16_STEPS + next, next & (C::X_STAGES - 1));
+                }
+                if (j == 0 && odd == 0) {
+                    const int unit = first + half / 2 + C::W_STAGES - 1;
+                    if (unit < last) {
+                        copy_weights(unit, w_stage == 0 ? C::W_STAGES - 1 : w_stage - 1);
+                    }
+                }
+                w4a16_commit();
+
+                const uint8_t * x = xs_ + (step & (C::X_STAGES - 1)) * C::X_BYTES;
+                if (!C::AHEAD) {
+                    load_step(j, w_stage, odd);
+                }
+                multiply_32<0>(x);
+                if (j == 1 && odd) {
+                    w_stage = w_stage == C::W_STAGES - 1 ? 0 : w_stage + 1;
+                }
+                if (C::AHEAD && step + 1 < steps) {
+                    load_step(1 - j, w_stage, j == 0 ? odd : odd ^ 1);
+                }
+                multiply_32<1>(x);
+            }
+        }
+        w4a16_wait<0>();
+    }
+
+    // To a slot of the partials; each thread reads and writes the same places.
+    __device__ __forceinline__ void store(const int64_t slot) const {
+        float4 * to = p_.partials + slot * (C::TILE_M * C::TILE_N / 4) + tid_;
+#pragma unroll
+        for (int mt = 0; mt < C::MT; ++mt) {
+#pragma unroll
+            for (int nt = 0; nt < C::NT; ++nt) {
+                const float (&c)[4] = acc_[mt][nt];
+                to[(mt * C::NT + nt) * C::THREADS] = make_float4(c[0], c[1], c[2], c[3]);
+            }
+        }
+    }
+
+    // Puts in the place of the sums what is in a slot, or adds it.
+    __device__ __forceinline__ void add(const int64_t slot, const bool first) {
+        const float4 * from = p_.partials + slot * (C::TILE_M * C::TILE_N / 4) + tid_;
+#pragma unroll
+        for (int mt = 0; mt < C::MT; ++mt) {
+#pragma unroll
+            for (int nt = 0; nt < C::NT; ++nt) {
+                const float4 v   = __ldcg(from + (mt * C::NT + nt) * C::THREADS);
+                float (&c)[4]    = acc_[mt][nt];
+                c[0] = first ? v.x : c[0] + v.x;
+                c[1] = first ? v.y : c[1] + v.y;
+                c[2] = first ? v.z : c[2] + v.z;
+                c[3] = first ? v.w : c[3] + v.w;
+            }
+        }
+    }
+
+    // To y, what is there of it.
+    __device__ __forceinline__ void write() const {
+        const int row = row0_ + warp_row_ + threadIdx.x / 4;
+        const int col = col0_ + warp_col_ + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int nt = 0; nt < C::NT; ++nt) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int to_col = col + 8 * nt + e;
+                if (to_col >= p_.n) {
+                    continue;
+                }
+                const float undo = p_.undo[to_col];
+                float *     y    = p_.y + (int64_t) to_col * p_.m + row;
+#pragma unroll
+                for (int mt = 0; mt < C::MT; ++mt) {
+                    if (row + 16 * mt < p_.m) {
+                        y[16 * mt] = undo * acc_[mt][nt][e];
+                    }
+                    if (row + 16 * mt + 8 < p_.m) {
+                        y[16 * mt + 8] = undo * acc_[mt][nt][e + 2];
+                    }
                 }
             }
         }
     }
-}
 
-template <w4a16_type type>
-static __device__ __forceinline__ void w4a16_multiply_step(
-        const w4a16_stage & stage, float (&acc)[W4A16_TILES_M][W4A16_TILES_N][4], const int row, const int col) {
-    if constexpr (type == w4a16_type::Q4_0) {
-        w4a16_multiply<2, true>(stage, acc, row, col, 0);
-    } else {
-        // half the fragments at a time: fewer registers
-        w4a16_multiply<1, false>(stage, acc, row, col, 0);
-        w4a16_multiply<1, false>(stage, acc, row, col, 1);
+  private:
+    // Rows beyond the matrix are read as its last one and not written.
+    __device__ __forceinline__ const uint8_t * source(const int row, const int unit) const {
+        const int there = row0_ + row < p_.m ? row0_ + row : p_.m - 1;
+        return p_.w + (int64_t) there * p_.units * W4A16_UNIT_BYTES + unit * W4A16_UNIT_BYTES;
     }
-}
 
-// A warp's tile to y, of which m x n outputs from its first on are there.
-static __device__ __forceinline__ void w4a16_write(
-        const float (&acc)[W4A16_TILES_M][W4A16_TILES_N][4], float * __restrict__ y,
-        const int64_t stride, const int m, const int n) {
+    // Nine pieces a row: eight by eight threads side by side, then the last ones. Not unrolled: it takes registers for
+    // addresses, and there are none to spare.
+    __device__ __forceinline__ void copy_weights(const int unit, const int stage) const {
+        uint8_t * to = ws_ + stage * C::W_BYTES;
+#pragma unroll 1
+        for (int row = tid_ / 8; row < C::TILE_M; row += C::THREADS / 8) {
+            w4a16_copy(to + row * W4A16_UNIT_BYTES + tid_ % 8 * 16, source(row, unit) + tid_ % 8 * 16);
+        }
+#pragma unroll 1
+        for (int row = tid_; row < C::TILE_M; row += C::THREADS) {
+            w4a16_copy(to + row * W4A16_UNIT_BYTES + 128, source(row, unit) + 128);
+        }
+    }
+
+    // Two pieces of 32 of k, each contiguous in both memories.
+    __device__ __forceinline__ void copy_activations(const int step, const int stage) const {
+        constexpr int PIECE = C::TILE_N * 4;  // of 16 bytes
+
+        const int64_t stride = (int64_t) p_.tiles_n * PIECE;
+        const uint4 * from   = p_.x16 + 2 * step * stride + col0_ * 4;
+        uint8_t *     to     = xs_ + stage * C::X_BYTES + tid_ * 16;
+        if constexpr (PIECE % C::THREADS == 0) {
 #pragma unroll
-    for (int i = 0; i < W4A16_TILES_M; ++i) {
+            for (int i = 0; i < 2 * PIECE; i += C::THREADS) {
+                w4a16_copy(to + i * 16, from + i / PIECE * stride + i % PIECE + tid_);
+            }
+        } else {
 #pragma unroll
-        for (int j = 0; j < W4A16_TILES_N; ++j) {
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                const int row = 16 * i + threadIdx.x / 4 + c / 2 * 8;
-                const int col = 8 * j + threadIdx.x % 4 * 2 + c % 2;
-                if (row < m && col < n) {
-                    y[col * stride + row] = acc[i][j][c];
-                }
+            for (int i = 0; i < 2 * PIECE; i += C::THREADS) {
+                const int at = i + tid_;
+                w4a16_copy(to + i * 16, from + at / PIECE * stride + at % PIECE);
             }
         }
     }
-}
+
+    // A step of the warp's rows from shared memory.
+    template <int odd> __device__ __forceinline__ void load(const int stage, const int half) {
+        const uint8_t * w = ws_ + stage * C::W_BYTES + (warp_row_ + threadIdx.x / 4) * W4A16_UNIT_BYTES;
+#pragma unroll
+        for (int r = 0; r < 2 * C::MT; ++r) {
+            rows_[r].template load<odd>(w + 8 * r * W4A16_UNIT_BYTES, threadIdx.x % 4, half);
+        }
+    }
+
+    __device__ __forceinline__ void load_step(const int odd, const int stage, const int half) {
+        if (odd) {
+            load<1>(stage, half);
+        } else {
+            load<0>(stage, half);
+        }
+    }
+
+    // Word i of row r: two rows of it are a fragment of low nibbles and one of high ones.
+    template <int i> __device__ __forceinline__ void dequantise(const int r) {
+        const auto &   row = rows_[r];
+        const uint32_t q   = row.q[i];
+        auto &         a   = a_[C::AHEAD ? i : 0][r / 2];
+        a[0][r % 2]     = w4a16_as_u32(row.low(w4a16_low(q)));
+        a[0][r % 2 + 2] = w4a16_as_u32(row.low(w4a16_low(q >> 8)));
+        a[1][r % 2]     = w4a16_as_u32(row.high(w4a16_high(q)));
+        a[1][r % 2 + 2] = w4a16_as_u32(row.high(w4a16_high(q >> 8)));
+    }
+
+    template <int i> __device__ __forceinline__ void dequantise_all() {
+#pragma unroll
+        for (int r = 0; r < 2 * C::MT; ++r) {
+            dequantise<i>(r);
+        }
+    }
+
+    // 32 of k, word i of a step. Beside its last word the weights that are taken apart are the next step's.
+    template <int i> __device__ __forceinline__ void multiply_32(const uint8_t * x) {
+        const uint4 * from = (const uint4 *) x + (i * (C::TILE_N / 8) + warp_col_ / 8) * W4A16_WARP + threadIdx.x;
+        if (!C::AHEAD) {
+            dequantise_all<i>();
+        }
+        uint4 b = from[0];
+#pragma unroll
+        for (int nt = 0; nt < C::NT; ++nt) {
+            const uint4 next = nt + 1 < C::NT ? from[(nt + 1) * W4A16_WARP] : b;
+#pragma unroll
+            for (int mt = 0; mt < C::MT; ++mt) {
+                w4a16_mma(acc_[mt][nt], a_[C::AHEAD ? i : 0][mt][0], b.x, b.y);
+            }
+#pragma unroll
+            for (int mt = 0; mt < C::MT; ++mt) {
+                w4a16_mma(acc_[mt][nt], a_[C::AHEAD ? i : 0][mt][1], b.z, b.w);
+            }
+            b = next;
+            if (C::AHEAD) {
+                dequantise_ahead<1 - i>(nt);
+            }
+        }
+    }
+
+    // Its share of the next words beside column nt.
+    template <int i> __device__ __forceinline__ void dequantise_ahead(const int nt) {
+#pragma unroll
+        for (int r = 0; r < 2 * C::MT; ++r) {
+            if (r * C::NT / (2 * C::MT) == nt) {
+                dequantise<i>(r);
+            }
+        }
+    }
+
+    const w4a16_problem & p_;
+    uint8_t * const       ws_;
+    uint8_t * const       xs_;
+    const int             tid_, warp_row_, warp_col_, row0_, col0_;
+
+    w4a16_row<C::TYPE> rows_[2 * C::MT];
+    uint32_t           a_[C::AHEAD ? 2 : 1][C::MT][2][4];
+    float              acc_[C::MT][C::NT][4];
+};
 
 // -- kernel --
 
-// One block a tile, threads (32, 8): threadIdx.x is the lane, threadIdx.y the warp. The loads of a step are under way
-// while the one before it is multiplied.
-template <w4a16_type type>
-static __global__ void __launch_bounds__(W4A16_THREADS)
-w4a16_gemm(const uint8_t * __restrict__ w, const uint4 * __restrict__ x, float * __restrict__ y,
-           const int64_t m, const int64_t n, const int64_t k) {
-    __shared__ __align__(16) w4a16_stage stages[2];
+// Threads (32, warps). Block b works from w4a16_begin(b) to w4a16_begin(b + 1) of tiles x units, units of one tile side by
+// side. A tile that one block has all of is written. Else its parts go to slots, of which a block needs two at most, for
+// its first tile and for its last; the block that adds the last units to the tile's counter adds up the slots, in the
+// order of k, and writes.
+template <typename C>
+static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const w4a16_problem p) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ bool last_of_tile;
 
-    const int64_t row0  = (int64_t) blockIdx.x * W4A16_BM;
-    const int64_t col0  = (int64_t) blockIdx.y * W4A16_BN;
-    const int     rows  = m - row0 < W4A16_BM ? (int) (m - row0) : W4A16_BM;
-    const int     cols  = n - col0 < W4A16_BN ? (int) (n - col0) : W4A16_BN;
-    const int     steps = (int) (k / W4A16_BK);
+    const int end = w4a16_begin(p, blockIdx.x + 1);
+    for (int at = w4a16_begin(p, blockIdx.x); at < end;) {
+        const int tile  = at / p.units;
+        const int begin = tile * p.units;
+        const int first = at - begin;
+        const int last  = end - begin < p.units ? end - begin : p.units;
+        at = begin + last;
 
-    const int tid      = threadIdx.y * W4A16_WARP + threadIdx.x;
-    const int w_row    = tid / 2;
-    const int w_half   = tid % 2;
-    const int x_row    = tid / (W4A16_BK / 8);
-    const int x_chunk  = tid % (W4A16_BK / 8);
-    const int warp_row = threadIdx.y % W4A16_WARPS_M * W4A16_WM;
-    const int warp_col = threadIdx.y / W4A16_WARPS_M * W4A16_WN;
-
-    w += (row0 + w_row) * (k / w4a16_block_size<type> * w4a16_block_bytes<type>);
-    x += (col0 + x_row) * (k / 8) + x_chunk;
-
-    w4a16_weights<type> next_w;
-    w4a16_activations   next_x;
-    float               acc[W4A16_TILES_M][W4A16_TILES_N][4] = {};
-
-    // prologue: step 0 into stage 0
-    next_w.clear();
-    if (w_row < rows) {
-        next_w.load(w, 0, w_half);
-    }
-    next_x.load(x, k / 8, x_row, cols);
-    next_w.store(stages[0], w_row, 0, w_half);
-    next_x.store(stages[0], x_row, x_chunk);
-    __syncthreads();
-
-    for (int step = 0; step < steps; ++step) {
-        const bool more = step + 1 < steps;
-        if (more) {
-            if (w_row < rows) {
-                next_w.load(w, step + 1, w_half);
+        w4a16_tile<C> t(p, shared, tile);
+        t.multiply(first, last);
+        if (last - first < p.units) {
+            t.store(2 * blockIdx.x + (w4a16_begin(p, blockIdx.x) < begin));
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0 && threadIdx.y == 0) {
+                last_of_tile = atomicAdd(p.counters + tile, last - first) + last - first == p.units;
             }
-            x += W4A16_BK / 8;
-            next_x.load(x, k / 8, x_row, cols);
+            __syncthreads();
+            if (!last_of_tile) {
+                continue;
+            }
+            __threadfence();
+            const int from = w4a16_block_of(p, begin);
+            for (int b = from; w4a16_begin(p, b) < begin + p.units; ++b) {
+                t.add(2 * b + (w4a16_begin(p, b) < begin), b == from);
+            }
         }
-        w4a16_multiply_step<type>(stages[step % 2], acc, warp_row, warp_col);
-        // nobody reads that stage: all have passed the barrier after the step that did
-        if (more) {
-            next_w.store(stages[(step + 1) % 2], w_row, step + 1, w_half);
-            next_x.store(stages[(step + 1) % 2], x_row, x_chunk);
-        }
-        __syncthreads();
+        t.write();
     }
-
-    w4a16_write(acc, y + (col0 + warp_col) * m + row0 + warp_row, m, rows - warp_row, cols - warp_col);
 }
 
 #else
 
-static __global__ void w4a16_to_bf16(const float4 *, uint4 *, int64_t) {
+template <w4a16_type type>
+static __global__ void w4a16_to_f16(const float *, uint4 *, float *, int *, int, int, int) {
     __trap();
 }
 
-template <w4a16_type type>
-static __global__ void w4a16_gemm(const uint8_t *, const uint4 *, float *, int64_t, int64_t, int64_t) {
+template <typename C> static __global__ void w4a16_gemm(const w4a16_problem) {
     __trap();
 }
 
@@ -396,39 +662,69 @@ static __global__ void w4a16_gemm(const uint8_t *, const uint4 *, float *, int64
 
 // -- launch --
 
-static inline size_t w4a16_gemm_scratch_bytes(const int64_t n, const int64_t k) {
-    return (size_t) n * k * sizeof(__nv_bfloat16);
+// Where in the scratch memory what begins, in bytes.
+struct w4a16_layout {
+    int64_t tiles_m, tiles_n, undo, counters, partials, size;
+};
+
+template <typename C>
+static inline w4a16_layout w4a16_layout_of(const int64_t m, const int64_t n, const int64_t k, const int64_t blocks) {
+    const auto   aligned = [](int64_t size) { return (size + 255) / 256 * 256; };
+    w4a16_layout l;
+    l.tiles_m  = (m + C::TILE_M - 1) / C::TILE_M;
+    l.tiles_n  = (n + C::TILE_N - 1) / C::TILE_N;
+    l.undo     = l.tiles_n * C::TILE_N * k * (int64_t) sizeof(__half);
+    l.counters = l.undo + aligned(l.tiles_n * C::TILE_N * (int64_t) sizeof(float));
+    l.partials = l.counters + aligned(l.tiles_m * l.tiles_n * (int64_t) sizeof(int));
+    l.size     = l.partials;
+    if (blocks != l.tiles_m * l.tiles_n) {
+        l.size += 2 * blocks * C::TILE_M * C::TILE_N * (int64_t) sizeof(float);
+    }
+    return l;
 }
 
-template <w4a16_type type>
-static cudaError_t w4a16_gemm_cuda(const void * w, const float * x, float * y, void * scratch,
-                                   const int64_t m, const int64_t n, const int64_t k, cudaStream_t stream) {
-    constexpr int TO_BF16_THREADS = 256;
+template <typename C>
+static inline size_t w4a16_scratch_bytes(const int64_t m, const int64_t n, const int64_t k, const int64_t blocks) {
+    return (size_t) w4a16_layout_of<C>(m, n, k, blocks).size;
+}
 
-    const int64_t tiles_m = (m + W4A16_BM - 1) / W4A16_BM;
-    const int64_t tiles_n = (n + W4A16_BN - 1) / W4A16_BN;
-    if (m < 0 || n < 0 || k <= 0 || k % w4a16_block_size<type> != 0 || tiles_m > INT32_MAX || tiles_n > UINT16_MAX) {
+template <typename C>
+static cudaError_t w4a16_gemm_cuda(const void * w, const float * x, float * y, void * scratch, const int64_t m,
+                                   const int64_t n, const int64_t k, const int64_t blocks, cudaStream_t stream) {
+    if (m < 0 || n < 0 || k <= 0 || k % W4A16_UNIT != 0 || k / W4A16_UNIT > INT32_MAX / 8 ||
+        m > INT32_MAX - C::TILE_M || n > INT32_MAX - C::TILE_N || blocks < 1 || blocks > INT32_MAX) {
         return cudaErrorInvalidValue;
     }
-    const int64_t n8          = n * (k / 8);
-    const int64_t n8_in_block = (n8 + TO_BF16_THREADS - 1) / TO_BF16_THREADS;
-    if (k / 8 > INT32_MAX || n8_in_block > INT32_MAX) {
-        return cudaErrorInvalidValue;
-    }
-    if ((uintptr_t) w % w4a16_block_align<type> != 0 || (uintptr_t) x % sizeof(float4) != 0 ||
-        (uintptr_t) y % sizeof(float) != 0 || (uintptr_t) scratch % sizeof(uint4) != 0) {
+    if ((uintptr_t) w % 16 != 0 || (uintptr_t) x % sizeof(float4) != 0 || (uintptr_t) y % sizeof(float) != 0 ||
+        (uintptr_t) scratch % 16 != 0) {
         return cudaErrorMisalignedAddress;
     }
     if (m == 0 || n == 0) {
         return cudaSuccess;
     }
-    w4a16_to_bf16<<<(unsigned) n8_in_block, TO_BF16_THREADS, 0, stream>>>((const float4 *) x, (uint4 *) scratch, n8);
-    const cudaError_t status = cudaGetLastError();
+    const w4a16_layout l     = w4a16_layout_of<C>(m, n, k, blocks);
+    const int64_t      units = k / W4A16_UNIT;
+    const int64_t      work  = l.tiles_m * l.tiles_n * units;
+    if (work > INT32_MAX || blocks > work) {
+        return cudaErrorInvalidValue;
+    }
+
+    uint8_t *           base = (uint8_t *) scratch;
+    const w4a16_problem p    = {(const uint8_t *) w, (const uint4 *) base, (const float *) (base + l.undo), y,
+                                (float4 *) (base + l.partials), (int *) (base + l.counters), (int) m, (int) n, (int) units,
+                                (int) l.tiles_n, (int) (work / blocks), (int) (work % blocks)};
+    cudaError_t status = cudaFuncSetAttribute(w4a16_gemm<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED);
     if (status != cudaSuccess) {
         return status;
     }
-    const dim3 grid((unsigned) tiles_m, (unsigned) tiles_n);
-    const dim3 block(W4A16_WARP, W4A16_WARPS);
-    w4a16_gemm<type><<<grid, block, 0, stream>>>((const uint8_t *) w, (const uint4 *) scratch, y, m, n, k);
+    const dim3 x_block(W4A16_WARP, W4A16_X_WARPS);
+    w4a16_to_f16<C::TYPE><<<(unsigned) (l.tiles_n * C::TILE_N), x_block, 0, stream>>>(
+        x, (uint4 *) base, (float *) (base + l.undo), p.counters, (int) (l.tiles_m * l.tiles_n), (int) n, (int) units);
+    status = cudaGetLastError();
+    if (status != cudaSuccess) {
+        return status;
+    }
+    const dim3 block(W4A16_WARP, C::WARPS);
+    w4a16_gemm<C><<<(unsigned) blocks, block, C::SHARED, stream>>>(p);
     return cudaGetLastError();
 }

@@ -4,6 +4,8 @@
 
 #include "../w4a16_gemm.cuh"
 
+#include <cuda_bf16.h>
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 static __device__ __forceinline__ void naive_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

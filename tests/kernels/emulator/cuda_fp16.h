@@ -24,6 +24,8 @@ static inline __half __high2half(__half2 v) { return v.y; }
 static inline __half2 __halves2half2(__half x, __half y) { return {x, y}; }
 static inline __half2 __half2half2(__half x) { return {x, x}; }
 static inline float2 __half22float2(__half2 v) { return {__half2float(v.x), __half2float(v.y)}; }
+static inline __half2 __low2half2(__half2 v) { return {v.x, v.x}; }
+static inline __half2 __high2half2(__half2 v) { return {v.y, v.y}; }
 
 // Half to even; beyond the largest number infinite.
 static inline __half emulated_half(double x) {
@@ -42,6 +44,12 @@ static inline __half emulated_half(double x) {
 static inline double emulated_double(__half x) { return (x.bits & 0x7C00) == 0x7C00 ? NAN : __half2float(x); }
 
 static inline __half2 __floats2half2_rn(float x, float y) { return {emulated_half(x), emulated_half(y)}; }
+static inline __half2 __hneg2(__half2 a) { return {{(uint16_t) (a.x.bits ^ 0x8000)}, {(uint16_t) (a.y.bits ^ 0x8000)}}; }
+
+static inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    return {emulated_half(emulated_double(a.x) * emulated_double(b.x) + emulated_double(c.x)),
+            emulated_half(emulated_double(a.y) * emulated_double(b.y) + emulated_double(c.y))};
+}
 
 static inline __half2 __hsub2(__half2 a, __half2 b) {
     return {emulated_half(emulated_double(a.x) - emulated_double(b.x)),
@@ -51,4 +59,12 @@ static inline __half2 __hsub2(__half2 a, __half2 b) {
 static inline __half2 __hmul2(__half2 a, __half2 b) {
     return {emulated_half(emulated_double(a.x) * emulated_double(b.x)),
             emulated_half(emulated_double(a.y) * emulated_double(b.y))};
+}
+
+static inline float emulated_f16_value(uint32_t bits) { return (float) emulated_double({(uint16_t) bits}); }
+
+// c += a b by mma.m16n8k16 of f16
+static void emulated_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t b[2] = {b0, b1};
+    emulated_mma(c, a, b, emulated_f16_value);
 }

@@ -41,6 +41,7 @@ struct alignas(16) double2 { double x, y; };
 
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline double2 make_double2(double x, double y) { return {x, y}; }
 
 static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
@@ -52,6 +53,12 @@ static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selecto
     return result;
 }
 
+static inline uint32_t __float_as_uint(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
 static inline float __uint_as_float(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof(x));
@@ -60,13 +67,16 @@ static inline float __uint_as_float(uint32_t bits) {
 
 // -- threads --
 
-static dim3 threadIdx, blockIdx, blockDim;
+static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct emulated_thread {
     enum class at { START, WARP, BLOCK, END } where = at::START;
     ucontext_t              context;
     dim3                    index;
     std::unique_ptr<char[]> stack;
+
+    // copies to shared memory that are under way, by group; the last group is not committed yet
+    std::vector<std::vector<std::pair<void *, const void *>>> copies;
 };
 
 struct emulated_block {
@@ -77,6 +87,9 @@ struct emulated_block {
 
     // of the mma that a warp is at
     struct { uint32_t a[4], b[2]; } fragments[1024];
+    float exchanged[1024];
+
+    std::unique_ptr<uint8_t[]> shared;
 };
 
 static emulated_block emulated;
@@ -96,6 +109,17 @@ static inline void __syncthreads() { emulated_wait(emulated_thread::at::BLOCK); 
 
 template <typename T> static inline T __ldg(const T * p) { return *p; }
 template <typename T> static inline void __stcs(T * p, T value) { *p = value; }
+static inline void __threadfence() {}
+
+static inline uint8_t * emulated_shared() { return emulated.shared.get(); }
+
+static inline int atomicAdd(int * p, int value) {
+    const int before = *p;
+    *p += value;
+    return before;
+}
+
+template <typename T> static inline T __ldcg(const T * p) { return *p; }
 
 static void emulated_resume(emulated_thread & t) {
     emulated.running = &t;
@@ -155,19 +179,53 @@ static void emulated_run_block(bool reversed) {
     }
 }
 
-// body(), a call of a kernel, in every thread; shared memory of a size known at run time there is none.
+static bool emulated_reversed() {
+    static const bool reversed = getenv("EMULATOR_REVERSED") != nullptr;
+    return reversed;
+}
+
+// 16 bytes, as late as a kernel may rely on it, when their group is waited for; or, reversed, at once.
+static void emulated_copy(void * to, const void * from) {
+    if ((uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0) {
+        emulated_abort("a copy that is not aligned");
+    }
+    if (emulated_reversed()) {
+        memcpy(to, from, 16);
+    } else {
+        emulated.running->copies.back().emplace_back(to, from);
+    }
+}
+
+static void emulated_commit() { emulated.running->copies.emplace_back(); }
+
+static void emulated_wait_group(int left) {
+    auto & copies = emulated.running->copies;
+    while ((int) copies.size() - 1 > left) {
+        for (const auto & copy : copies.front()) {
+            memcpy(copy.first, copy.second, 16);
+        }
+        copies.erase(copies.begin());
+    }
+}
+
+// body(), a call of a kernel, in every thread. Shared memory is poisoned before each block.
 static void emulate(
-        const std::function<void()> & body, dim3 grid, dim3 block, int /*shared*/ = 0, void * /*stream*/ = nullptr) {
-    const bool reversed = getenv("EMULATOR_REVERSED") != nullptr;
+        const std::function<void()> & body, dim3 grid, dim3 block, int shared = 0, void * /*stream*/ = nullptr) {
+    const bool reversed = emulated_reversed();
     emulated.body       = body;
     blockDim            = block;
+    gridDim             = grid;
+    emulated.shared.reset(new uint8_t[shared + 1]);
     emulated.threads.resize(block.x * block.y);
     for (unsigned b = 0; b < grid.x * grid.y; ++b) {
-        blockIdx = dim3(b % grid.x, b / grid.x);
+        const unsigned at = reversed ? grid.x * grid.y - 1 - b : b;
+        blockIdx = dim3(at % grid.x, at / grid.x);
+        memset(emulated.shared.get(), 0xFF, shared);
         for (size_t i = 0; i < emulated.threads.size(); ++i) {
             emulated_thread & t = emulated.threads[i];
             t.index             = dim3(i % block.x, i / block.x);
             t.where             = emulated_thread::at::START;
+            t.copies.assign(1, {});
             if (!t.stack) {
                 t.stack.reset(new char[1 << 16]);
             }
@@ -188,8 +246,19 @@ static inline float emulated_bf16_value(uint32_t bits) {
     return x;
 }
 
-// c += a b by mma.m16n8k16 of bf16, with the fragments as the PTX ISA lays them out over the lanes.
-static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+// Of a whole warp.
+static float __shfl_xor_sync(unsigned /*mask*/, float value, int lanes) {
+    const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
+    emulated.exchanged[thread] = value;
+    emulated_wait(emulated_thread::at::WARP);
+    const float other = emulated.exchanged[thread ^ lanes];
+    emulated_wait(emulated_thread::at::WARP);
+    return other;
+}
+
+// c += a b by mma.m16n8k16, with the fragments as the PTX ISA lays them out over the lanes; value reads an element.
+static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                         float (*value)(uint32_t) = emulated_bf16_value) {
     const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
     const unsigned lane   = thread % 32;
     auto *         warp   = emulated.fragments + thread - lane;
@@ -205,7 +274,7 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
             const uint32_t pair_a = warp[row % 8 * 4 + k % 8 / 2].a[(row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)];
             const uint32_t pair_b = warp[col * 4 + k % 8 / 2].b[k >= 8 ? 1 : 0];
             const unsigned shift  = k % 2 * 16;
-            sum += emulated_bf16_value(pair_a >> shift & 0xFFFF) * emulated_bf16_value(pair_b >> shift & 0xFFFF);
+            sum += value(pair_a >> shift & 0xFFFF) * value(pair_b >> shift & 0xFFFF);
         }
         c[e] = sum;
     }
@@ -217,22 +286,27 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
 using cudaStream_t = void *;
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMisalignedAddress };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 
 static inline const char * cudaGetErrorString(cudaError_t status) { return status ? "error" : "success"; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
-enum cudaDeviceAttr { cudaDevAttrL2CacheSize };
+template <typename F> static inline cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int) { return cudaSuccess; }
 
 static inline cudaError_t cudaGetDevice(int * device) {
     *device = 0;
     return cudaSuccess;
 }
 
-// So small that outputs of some tests fit and others do not.
-static inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr, int) {
-    *value = 1 << 16;
+enum cudaDeviceAttr { cudaDevAttrL2CacheSize, cudaDevAttrMultiProcessorCount };
+
+// So small an L2 that outputs of some tests fit and others do not. Few multiprocessors, and no divisor of much: the
+// shares of a product begin and end within tiles.
+static inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
+    static const int values[] = {1 << 16, 3};
+    *value = values[attribute];
     return cudaSuccess;
 }
 

@@ -1,0 +1,223 @@
+// Every rung at every size, one line each: right or not by the reference in double, and how long.
+
+#pragma once
+
+#include "../common/bench.cuh"
+#include "proof.cuh"
+
+// What an output's error is, summed up on the device: the host would take longer than the product.
+struct deviations {
+    double   errors, squares;  // of all outputs
+    unsigned long long largest;  // the bits of the largest error as a part of its output's magnitude
+    unsigned long long not_finite;
+};
+
+static __global__ void deviations_kernel(const float * y, const double2 * reference, int64_t count, deviations * out) {
+    double errors = 0.0, squares = 0.0, largest = 0.0;
+    for (int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t) gridDim.x * blockDim.x) {
+        const double value = y[i];
+        // fast math must not decide what is finite
+        if ((__float_as_uint(y[i]) & 0x7F800000) == 0x7F800000) {
+            atomicAdd(&out->not_finite, 1ULL);
+            continue;
+        }
+        const double error = value - reference[i].x;
+        errors  += error * error;
+        squares += reference[i].x * reference[i].x;
+        largest  = fmax(largest, fabs(error) / reference[i].y);
+    }
+    atomicAdd(&out->errors, errors);
+    atomicAdd(&out->squares, squares);
+    // of numbers that are not negative the bits are in the same order
+    atomicMax(&out->largest, (unsigned long long) __double_as_longlong(largest));
+}
+
+// A problem, its product in double on the device, and copies of the weights to rotate through.
+class tuning {
+  public:
+    explicit tuning(const gemm_shape & s) : problem_(s), reference_(s.m * s.n * sizeof(double2)) {
+        problem_.fill(1);
+        const device_buffer weights(s.m * s.k * sizeof(float2));
+        const dim3          grid((unsigned) ((s.m + 15) / 16), (unsigned) ((s.n + 15) / 16));
+        const int64_t       blocks = (s.m * s.k + 255) / 256;
+        reference_weights<<<(unsigned) blocks, 256>>>(s.type, problem_.w.as<uint8_t>(), weights.as<float2>(), s.m * s.k);
+        CUDA_CHECK(cudaGetLastError());
+        reference_product<<<grid, dim3(16, 16)>>>(weights.as<float2>(), problem_.x.as<float>(), reference_.as<double2>(),
+                                                  s.m, s.n, s.k);
+        CUDA_CHECK(cudaGetLastError());
+        CUDA_CHECK(cudaDeviceSynchronize());
+        for (int i = 1; i < cold_sets(problem_.w.size()); ++i) {
+            copies_.emplace_back(problem_.w.size());
+            CUDA_CHECK(cudaMemcpy(copies_.back().as<void>(), problem_.w.as<void>(), problem_.w.size(),
+                                  cudaMemcpyDeviceToDevice));
+        }
+    }
+
+    bool is_right(const rung & r, const device_buffer & scratch, std::string & error) const {
+        const gemm_shape &  s = problem_.shape;
+        const device_buffer sums(sizeof(deviations));
+        problem_.y.poison();
+        scratch.poison();
+        CUDA_CHECK(problem_.launch(r, scratch));
+        CUDA_CHECK(cudaMemset(sums.as<void>(), 0, sizeof(deviations)));
+        deviations_kernel<<<1024, 256>>>(problem_.y.as<float>(), reference_.as<double2>(), s.m * s.n,
+                                         sums.as<deviations>());
+        CUDA_CHECK(cudaGetLastError());
+        CUDA_CHECK(cudaDeviceSynchronize());
+        const deviations d = sums.host<deviations>()[0];
+        double           largest;
+        memcpy(&largest, &d.largest, sizeof(largest));
+        const double    nmse  = d.errors / d.squares;
+        const tolerance limit = tolerance_of(r, s, s.m, q4_fill::ORDINARY);
+        char            text[80];
+        snprintf(text, sizeof(text), "nmse %.2e", nmse);
+        error = text;
+        return d.not_finite == 0 && nmse <= limit.nmse && largest <= limit.max_abs && scratch.guards_intact();
+    }
+
+    const problem & of() const { return problem_; }
+
+    // set 0 is the problem's own weights
+    void launch(const rung & r, const device_buffer & scratch, int set, cudaStream_t stream) const {
+        const gemm_shape & s = problem_.shape;
+        const void *       w = set == 0 ? problem_.w.as<void>() : copies_[set - 1].as<void>();
+        CUDA_CHECK(r.of(s.type).launch(w, problem_.x.as<float>(), problem_.y.as<float>(), scratch.as<void>(), s.m, s.n,
+                                       s.k, blocks_of(r, s), stream));
+    }
+
+    int sets() const { return (int) copies_.size() + 1; }
+
+  private:
+    problem                    problem_;
+    device_buffer              reference_;
+    std::vector<device_buffer> copies_;
+};
+
+// Microseconds of a launch, the median of samples of several; rotating through all copies of the weights or not.
+static double tuned_us(const tuning & t, const rung & r, const device_buffer & scratch, bool cold, double sample_us) {
+    cudaStream_t stream;
+    cudaEvent_t  start, stop;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    std::vector<double> us;
+    int                 launches = 2;
+    for (int i = -1; i < 7; ++i) {
+        t.launch(r, scratch, 0, stream);  // the first timed one waits in line
+        CUDA_CHECK(cudaEventRecord(start, stream));
+        for (int l = 0; l < launches; ++l) {
+            t.launch(r, scratch, cold ? l % t.sets() : 0, stream);
+        }
+        CUDA_CHECK(cudaEventRecord(stop, stream));
+        CUDA_CHECK(cudaEventSynchronize(stop));
+        float ms = 0.0f;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        if (i >= 0) {
+            us.push_back(1e3 * ms / launches);
+        } else {
+            launches = std::max(2, std::min(40, (int) (sample_us / (1e3 * ms / launches))));
+        }
+    }
+    CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaStreamDestroy(stream));
+    return median(us);
+}
+
+// What the conversion of the activations alone takes.
+static double conversion_us(const tuning & t) {
+    const gemm_shape &  s = t.of().shape;
+    const int64_t       padded = (s.n + 127) / 128 * 128;
+    const device_buffer scratch(padded * s.k * 2 + 4096 * padded);
+    const auto          convert = s.type == weight_type::Q4_0 ? w4a16_to_f16<w4a16_type::Q4_0> : w4a16_to_f16<w4a16_type::Q4_K>;
+    cudaEvent_t         start, stop;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    for (int i = -2; i < 10; ++i) {
+        if (i == 0) {
+            CUDA_CHECK(cudaEventRecord(start));
+        }
+        convert<<<(unsigned) ((s.n + 7) / 8 * 8), dim3(W4A16_WARP, W4A16_X_WARPS)>>>(
+            t.of().x.as<float>(), scratch.as<uint4>(), (float *) (scratch.as<char>() + padded * s.k * 2), nullptr, 0,
+            (int) s.n, (int) (s.k / W4A16_UNIT));
+        CUDA_CHECK(cudaGetLastError());
+    }
+    CUDA_CHECK(cudaEventRecord(stop));
+    CUDA_CHECK(cudaEventSynchronize(stop));
+    float ms = 0.0f;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaEventDestroy(start));
+    return 100.0 * ms;
+}
+
+static void print_resources(const rung & r) {
+    for (const weight_type type : TYPES) {
+        const variant & v = r.of(type);
+        if (v.kernel == nullptr || r.divided == division::SHARES) {
+            continue;
+        }
+        cudaFuncAttributes a;
+        int                blocks = 0;
+        CUDA_CHECK(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.shared));
+        CUDA_CHECK(cudaFuncGetAttributes(&a, v.kernel));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, v.threads, v.shared));
+        printf("%-28s %s regs %3d local %3zu shared %6d threads %3d blocks/SM %d\n", r.name.c_str(), name_of(type),
+               a.numRegs, a.localSizeBytes, v.shared, v.threads, blocks);
+    }
+}
+
+// A rung whose tile is much wider than the product wastes itself; one whose tile is much narrower reads the weights often.
+static bool worth_it(const rung & r, const gemm_shape & s) {
+    const int64_t tile_n = r.of(s.type).tile_n;
+    return tile_n <= std::max<int64_t>(16, s.n) && s.n <= 16 * tile_n && (tile_n >= 64 || s.n <= 4 * tile_n);
+}
+
+static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
+    const tuning t(s);
+    bool         all = true;
+    printf("\n%s  conversion %.1f us\n", s.text().c_str(), conversion_us(t));
+    std::string best;
+    double      least = INFINITY;
+    for (const rung & r : rungs) {
+        if (!worth_it(r, s)) {
+            continue;
+        }
+        const device_buffer scratch(t.of().scratch_bytes(r));
+        std::string         error;
+        const bool          right = t.is_right(r, scratch, error);
+        if (!right) {
+            printf("FAIL %-28s %s n=%-5lld %s\n", r.name.c_str(), name_of(s.type), (long long) s.n, error.c_str());
+            all = false;
+            continue;
+        }
+        const double warm = tuned_us(t, r, scratch, false, 1500.0);
+        const double cold = s.n <= 128 ? tuned_us(t, r, scratch, true, 1500.0) : NAN;
+        printf("ok   %-28s %s n=%-5lld %8.1f us warm %8.1f cold %7.1f TFLOPS blocks %4lld %s\n", r.name.c_str(),
+               name_of(s.type), (long long) s.n, warm, cold, 2e-6 * s.m * s.n * s.k / warm, (long long) blocks_of(r, s),
+               error.c_str());
+        if (warm < least) {
+            least = warm;
+            best  = r.name;
+        }
+    }
+    printf("BEST %-28s %s n=%-5lld %8.1f us\n", best.c_str(), name_of(s.type), (long long) s.n, least);
+    fflush(stdout);
+    return all;
+}
+
+static bool tune() {
+    std::vector<rung> rungs = fragment_rungs();
+    for (const rung & r : rungs) {
+        print_resources(r);
+    }
+    rungs.push_back(TILED);
+    bool all = true;
+    for (const weight_type type : TYPES) {
+        for (const int64_t n : {16, 32, 64, 128, 256, 512, 2048}) {
+            all = tune_shape({type, 4096, n, 14336}, rungs) && all;
+        }
+    }
+    return all;
+}

@@ -1,0 +1,130 @@
+// What there is to be tested and timed: the rungs, and the tiles and divisions of the last of them.
+
+#pragma once
+
+#include "../common/buffer.cuh"
+#include "../common/reference.cuh"
+#include "ladder/01_naive.cu"
+#include "ladder/02_tiled.cu"
+#include "w4a16_gemm.cuh"
+
+#include <functional>
+#include <string>
+
+// m, n, k as test-backend-ops counts them: rows of the weights, columns (tokens), what is summed over.
+struct gemm_shape {
+    weight_type type;
+    int64_t     m, n, k;
+
+    std::string text() const {
+        const auto size = [](const char * name, int64_t value) { return name + std::to_string(value); };
+        return name_of(type) + size(" m=", m) + size(" n=", n) + size(" k=", k);
+    }
+};
+
+using gemm_t = cudaError_t (*)(const void *, const float *, float *, void *, int64_t, int64_t, int64_t, int64_t,
+                               cudaStream_t);
+
+// How the work is divided: a tile a block, or the same share for each of so many blocks as a multiprocessor has room
+// for, times the multiprocessors.
+enum class division { TILES, SHARES };
+
+struct variant {
+    gemm_t       launch;
+    int64_t      tile_m, tile_n;
+    int64_t      blocks;  // of a multiprocessor
+    size_t       (*scratch_bytes)(int64_t, int64_t, int64_t, int64_t);
+    const void * kernel;  // nullptr: not to be divided
+    int          threads, shared;
+};
+
+struct rung {
+    std::string name;
+    bool        f16;       // else bf16
+    variant     by_type[2];
+    division    divided;
+
+    const variant & of(weight_type type) const { return by_type[(int) type]; }
+
+    int64_t k_unit(weight_type type) const { return f16 ? W4A16_UNIT : block_size(type); }
+};
+
+static inline int64_t multiprocessors() {
+    int count = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+    return count;
+}
+
+static inline int64_t blocks_of(const rung & r, const gemm_shape & s) {
+    const variant & v     = r.of(s.type);
+    const int64_t   tiles = (s.m + v.tile_m - 1) / v.tile_m * ((s.n + v.tile_n - 1) / v.tile_n);
+    const int64_t   work  = tiles * (s.k / W4A16_UNIT);
+    return r.divided == division::TILES ? tiles : std::min(work, multiprocessors() * v.blocks);
+}
+
+// -- the rungs before --
+
+template <w4a16_type type>
+static cudaError_t launch_naive(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
+                                int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
+    return naive_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
+}
+
+template <w4a16_type type>
+static cudaError_t launch_tiled(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
+                                int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
+    return tiled_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
+}
+
+static inline size_t bf16_bytes(int64_t /*m*/, int64_t n, int64_t k, int64_t /*blocks*/) {
+    return tiled_gemm_scratch_bytes(n, k);
+}
+
+static const rung NAIVE = {"naive", false,
+    {{launch_naive<w4a16_type::Q4_0>, 16, 8, 1, bf16_bytes, nullptr, 32, 0},
+     {launch_naive<w4a16_type::Q4_K>, 16, 8, 1, bf16_bytes, nullptr, 32, 0}}, division::TILES};
+static const rung TILED = {"tiled", false,
+    {{launch_tiled<w4a16_type::Q4_0>, 128, 128, 1, bf16_bytes, nullptr, 256, 0},
+     {launch_tiled<w4a16_type::Q4_K>, 128, 128, 1, bf16_bytes, nullptr, 256, 0}}, division::TILES};
+
+// -- this one --
+
+template <typename C> static variant variant_of() {
+    return {w4a16_gemm_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
+            reinterpret_cast<const void *>(&w4a16_gemm<C>), C::THREADS, C::SHARED};
+}
+
+// Named by the tile, the warp's, stages of weights and of activations, blocks a multiprocessor; `a`: dequantised ahead.
+template <bool ahead, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks>
+static void add_rungs(std::vector<rung> & rungs) {
+    using w4a16_0 = w4a16_config<w4a16_type::Q4_0, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks, ahead>;
+    using w4a16_K = w4a16_config<w4a16_type::Q4_K, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks, ahead>;
+    char name[64];
+    snprintf(name, sizeof(name), "%dx%d/%dx%d/%d,%d/%d%s", tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks,
+             ahead ? "a" : "");
+    for (const division divided : {division::TILES, division::SHARES}) {
+        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
+                         {variant_of<w4a16_0>(), variant_of<w4a16_K>()}, divided});
+    }
+}
+
+static inline std::vector<rung> fragment_rungs() {
+    std::vector<rung> rungs;
+    add_rungs<true, 128, 128, 32, 128, 2, 4, 2>(rungs);
+    add_rungs<true, 128, 32, 32, 32, 3, 8, 2>(rungs);
+#ifndef W4A16_FEW
+    add_rungs<false, 128, 128, 32, 128, 2, 4, 2>(rungs);
+    add_rungs<false, 128, 128, 64, 64, 2, 4, 2>(rungs);
+    add_rungs<false, 128, 128, 32, 64, 2, 4, 2>(rungs);
+    add_rungs<true, 128, 128, 32, 64, 2, 4, 1>(rungs);
+    add_rungs<true, 256, 128, 32, 128, 2, 4, 1>(rungs);
+    add_rungs<true, 128, 64, 32, 64, 2, 4, 3>(rungs);
+    add_rungs<true, 128, 64, 32, 64, 3, 4, 2>(rungs);
+    add_rungs<true, 128, 32, 32, 32, 2, 4, 4>(rungs);
+    add_rungs<true, 128, 16, 32, 16, 4, 8, 2>(rungs);
+    add_rungs<true, 128, 16, 32, 16, 2, 4, 4>(rungs);
+    add_rungs<true, 64, 16, 16, 16, 4, 8, 4>(rungs);
+    add_rungs<true, 64, 64, 16, 64, 3, 4, 3>(rungs);
+#endif
+    return rungs;
+}
