@@ -1,4 +1,5 @@
-# What every kernel's Makefile includes. It sets SRC, the harness, and PROFILE, a regex for the kernel that ncu shows.
+# What every kernel's Makefile includes. It sets SRC, the harness, and PROFILE, a regex for the kernel that ncu shows;
+# where the harness compiles more than what is used, SPILL_SRC, which compiles just that.
 #
 # make test        right or not, exit status 0 or 1
 # make bench       test, then times: JSON lines to $(OUT)/bench.jsonl, a table to the terminal; dgxlab import reads them;
@@ -22,6 +23,7 @@ ROWS        ?= 4096
 COLS        ?= 14336
 ONE         ?= $(ROWS) $(COLS)
 SANITIZED   ?= test
+SPILL_SRC   ?= $(SRC)
 
 ifndef SRC
 $(error SRC is not set: the Makefile that includes common.mk names its harness)
@@ -64,8 +66,8 @@ sass: $(HARNESS)
 spills: $(SPILL_ARCHS:%=spills-%)
 
 # every kernel's line, so that a compiler that says nothing does not pass
-spills-%: $(SOURCES) | $(OUT)
-	$(NVCC) $(NVCCFLAGS) -arch=$* -Xptxas -v -cubin -o $(OUT)/spills-$*.cubin $(SRC) 2> $(OUT)/spills-$*.txt \
+spills-%: $(SPILL_SRC) $(SOURCES) | $(OUT)
+	$(NVCC) $(NVCCFLAGS) -arch=$* -Xptxas -v -cubin -o $(OUT)/spills-$*.cubin $(SPILL_SRC) 2> $(OUT)/spills-$*.txt \
 	    || { cat $(OUT)/spills-$*.txt; exit 1; }
 	@grep -q 'bytes stack frame' $(OUT)/spills-$*.txt || { echo "$*: ptxas reported no kernel"; exit 1; }
 	@! grep -B1 -E '[1-9][0-9]* bytes (stack frame|spill)' $(OUT)/spills-$*.txt

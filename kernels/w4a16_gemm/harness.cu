@@ -2,7 +2,7 @@
 // ./harness edges           the part of it that a sanitizer can run
 // ./harness bench           JSON lines on stdout, a table on stderr; nothing is timed that is not right
 // ./harness tune            every rung at every size: right or not, and how long
-// ./harness one TYPE M N K  one launch of every variant, for a profiler or a sanitizer
+// ./harness one TYPE M N K  one launch by each table, for a profiler or a sanitizer
 
 #include "../common/bench.cuh"
 #include "proof.cuh"
@@ -23,7 +23,14 @@ static bool edges() {
             passed = wrong_arguments_are_refused(r, type) && passed;
             passed = edges_are_right(r, type) && passed;
         }
+        passed = impossible_plans_are_refused(type) && passed;
+        passed = edges_are_right(PLANNED, type) && passed;
+        passed = edges_are_right(PLANNED_121, type) && passed;
+        passed = switches_are_right(PLANNED, planned_device<true>(), type, 300, 1280) && passed;
+        passed = switches_are_right(PLANNED_121, planned_device<false>(), type, 300, 1280) && passed;
     }
+    passed = columns_are_right() && passed;
+    passed = undoing_is_right() && passed;
     return offsets_are_right() && passed;
 }
 
@@ -33,7 +40,7 @@ static bool accuracy() {
     fprintf(stderr, "inputs of seed %llu\n", (unsigned long long) seed);
     for (const weight_type type : TYPES) {
         for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
-            for (const rung & r : {NAIVE, TILED, fragment_rungs()[0]}) {
+            for (const rung & r : {NAIVE, TILED, PLANNED}) {
                 passed = nearer_than_mmq(r, {type, 128, 64, 4096}, how, seed) && passed;
             }
         }
@@ -45,11 +52,14 @@ static bool everything() {
     bool passed = edges();
     passed      = accuracy() && passed;
     for (const weight_type type : TYPES) {
-        for (const rung & r : fragment_rungs()) {
-            passed = repeats_agree(r, {type, 1024, 129, 4096}, 20) && passed;
+        for (const rung & r : {PLANNED, PLANNED_121}) {
             passed = layers_are_right(r, type) && passed;
+            for (const int64_t n : {9, 129, 512}) {
+                passed = repeats_agree(r, {type, 1024, n, 4096}, 100) && passed;
+            }
         }
-        passed = stress_is_right(fragment_rungs()[1], type) && passed;
+        passed = switches_are_right(PLANNED, planned_device<true>(), type, 4096, 14336) && passed;
+        passed = stress_is_right(PLANNED, type) && passed;
     }
     return passed;
 }
@@ -112,10 +122,13 @@ static int bench_all() {
     bool  all = true;
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 128, 256, 512, 1024, 2048}) {
+            all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, PLANNED, true) && all;
             all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, TILED, true) && all;
         }
         for (size_t i = 1; i < LAYERS.size(); ++i) {
-            all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, 512, LAYERS[i].cols}, TILED, true) && all;
+            for (const int64_t n : {16, 128, 512}) {
+                all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, n, LAYERS[i].cols}, PLANNED, true) && all;
+            }
         }
         all = bench_shape(b, "ffn_down", {type, 4096, 512, 14336}, NAIVE, false) && all;
     }
@@ -126,7 +139,7 @@ static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
     for (const weight_type each : TYPES) {
         if (type == name_of(each)) {
             bool all = true;
-            for (const rung & r : fragment_rungs()) {
+            for (const rung & r : {PLANNED, PLANNED_121}) {
                 all = right({each, m, n, k}, r, 1) && all;
             }
             return all ? 0 : 1;

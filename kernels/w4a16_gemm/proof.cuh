@@ -7,8 +7,17 @@
 #include "../common/shapes.cuh"
 #include "accuracy.cuh"
 #include "variants.cuh"
+#include "w4a16_columns.cuh"
 
 static const std::vector<weight_type> TYPES = {weight_type::Q4_0, weight_type::Q4_K};
+
+// Tokens are of different sizes: times 2^-6 ... 2^6.
+static __global__ void spread_columns(float * x, int64_t count, int64_t k) {
+    const int64_t i = (int64_t) blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) {
+        x[i] *= __uint_as_float((uint32_t) (121 + i / k % 5 * 3) << 23);
+    }
+}
 
 struct problem {
     gemm_shape    shape;
@@ -28,7 +37,11 @@ struct problem {
 
     void fill(uint64_t seed, q4_fill how = q4_fill::ORDINARY) const {
         fill_q4(shape.type, w.as<uint8_t>(), shape.m * shape.k, seed, how);
-        fill_f32(x.as<float>(), shape.n * shape.k, seed, how);
+        const int64_t count = shape.n * shape.k;
+        fill_f32(x.as<float>(), count, seed, how);
+        spread_columns<<<(unsigned) ((count + 255) / 256), 256>>>(x.as<float>(), count, shape.k);
+        CUDA_CHECK(cudaGetLastError());
+        CUDA_CHECK(cudaDeviceSynchronize());
     }
 
     void copy_in(const std::vector<uint8_t> & from_w, const std::vector<float> & from_x) const {
@@ -176,6 +189,48 @@ static bool wrong_arguments_are_refused(const rung & r, weight_type type) {
                 r.name + ": wrong arguments are refused, no outputs are no work, " + name_of(type));
 }
 
+// What there is no plan for, and what a plan's launch refuses.
+static bool impossible_plans_are_refused(weight_type type) {
+    const w4a16_type    w4a16  = type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const w4a16_device  device = {900, 132, 227 * 1024};
+    const auto          none   = [&](int64_t m, int64_t n, int64_t k, const w4a16_device & d) {
+        return w4a16_plan_of(w4a16, m, n, k, d).kernel == nullptr;
+    };
+    bool refused = !none(1, 1, 256, device);
+    for (const int64_t k : {(int64_t) -256, (int64_t) 0, (int64_t) 32, (int64_t) 255, (int64_t) 272, INT64_MAX / 256 * 256}) {
+        refused = none(1, 1, k, device) && refused;
+    }
+    for (const int64_t size : {(int64_t) -1, (int64_t) 0, (int64_t) 1 << 31, INT64_MAX}) {
+        refused = none(size, 1, 256, device) && none(1, size, 256, device) && refused;
+    }
+    refused = none(1 << 29, 1 << 29, 256, device) && refused;
+    refused = none(1, 1, 256, {750, 132, 227 * 1024}) && none(1, 1, 256, {900, 132, 48 * 1024}) && refused;
+
+    const problem       p({type, 2, 2, 256});
+    const w4a16_plan    plan = w4a16_plan_of(w4a16, 1, 1, 256, device_here());
+    const device_buffer scratch(plan.scratch_bytes);
+    p.y.poison();
+    refused = w4a16_mul_mat_cuda(plan, p.w.as<char>() + 8, p.x.as<float>(), p.y.as<float>(), scratch.as<void>(), 1, 1, 256,
+                                 nullptr) == cudaErrorMisalignedAddress && refused;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const std::vector<uint8_t> untouched(p.y.size(), device_buffer::POISON);
+    return said(refused && p.y.host<uint8_t>() == untouched,
+                std::string("planned: what cannot be is refused, ") + name_of(type));
+}
+
+// Every number of columns at which the table changes, and those beside it.
+static bool switches_are_right(const rung & r, const w4a16_device & device, weight_type type, int64_t m, int64_t k) {
+    const w4a16_type    w4a16 = type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const w4a16_table & table = w4a16_table_for(w4a16, device);
+    bool                all   = true;
+    for (int i = 0; i + 1 < table.count; ++i) {
+        for (const int64_t n : {table.rows[i].max_n - 1, table.rows[i].max_n, table.rows[i].max_n + 1}) {
+            all = right({type, m, n, k}, r, n) && all;
+        }
+    }
+    return all;
+}
+
 // Every m beside several n and k, and the other way round: just below, at and just above tiles of 16, of 64 and of 128.
 static bool edges_are_right(const rung & r, weight_type type) {
     static const std::vector<int64_t> MS = {1, 2, 3, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257};
@@ -265,4 +320,59 @@ static bool nearer_than_mmq(const rung & r, const gemm_shape & s, distribution h
     snprintf(text, sizeof(text), "%.3g, MMQ's %.3g, ratio %.3f, limit %.1f", ours, mmq, ours / mmq, limit);
     const std::string what = r.name + " " + s.text() + (uniform ? " uniform" : " Gaussian");
     return said(ours / mmq <= limit, what + " nmse", text);
+}
+
+// -- activations for a library's GEMM --
+
+// Columns of every size: what goes back and forth is off by 2^-11 of an activation, or by what is nothing beside the
+// largest of its column; one that is infinite or NaN changes no other.
+static bool columns_are_right() {
+    const int64_t      n = 9, k = 4104;
+    std::vector<float> x = random_floats(distribution::GAUSSIAN, n * k, 3);
+    const float        scales[n] = {1.0f, 0.0f, 1e-30f, 1e30f, 2e4f, 0.01f, 1e-44f, 1.0f, 1.0f};
+    for (int64_t i = 0; i < n * k; ++i) {
+        x[i] *= scales[i / k];
+    }
+    x[7 * k + 5] = INFINITY;
+    x[8 * k + 6] = NAN;
+    const device_buffer from(n * k * sizeof(float)), to(n * k * sizeof(__half)), undo(n * sizeof(float));
+    CUDA_CHECK(cudaMemcpy(from.as<void>(), x.data(), from.size(), cudaMemcpyHostToDevice));
+    CUDA_CHECK(w4a16_columns_to_f16_cuda(from.as<float>(), to.as<__half>(), undo.as<float>(), n, k, nullptr));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const std::vector<uint16_t> x16  = to.host<uint16_t>();
+    const std::vector<float>    back = undo.host<float>();
+    bool passed = to.guards_intact() && undo.guards_intact() && back[0] == 1.0f && back[3] != 1.0f && back[5] != 1.0f;
+    for (int64_t col = 0; col < 7; ++col) {
+        double largest = 0.0;
+        for (int64_t i = 0; i < k; ++i) {
+            largest = std::fmax(largest, std::fabs((double) x[col * k + i]));
+        }
+        for (int64_t i = 0; i < k; ++i) {
+            const double exact = x[col * k + i];
+            const double value = f16_at((const uint8_t *) &x16[col * k + i]) * (double) back[col];
+            passed = std::fabs(value - exact) <= std::fmax(std::ldexp(std::fabs(exact), -11), std::ldexp(largest, -21)) && passed;
+        }
+    }
+    return said(passed && x16[7 * k + 5] == 0x7C00 && (x16[8 * k + 6] & 0x7FFF) > 0x7C00,
+                "columns of every size become f16");
+}
+
+static bool undoing_is_right() {
+    const int64_t            m = 1500, n = 3;
+    const std::vector<float> undo = {1.0f, 0.25f, 1024.0f};
+    const std::vector<float> y    = random_floats(distribution::GAUSSIAN, m * n, 4);
+    const device_buffer      by(n * sizeof(float)), to(m * n * sizeof(float));
+    CUDA_CHECK(cudaMemcpy(by.as<void>(), undo.data(), by.size(), cudaMemcpyHostToDevice));
+    CUDA_CHECK(cudaMemcpy(to.as<void>(), y.data(), to.size(), cudaMemcpyHostToDevice));
+    CUDA_CHECK(w4a16_columns_undo_cuda(to.as<float>(), by.as<float>(), m, n, nullptr));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const std::vector<float> undone = to.host<float>();
+    bool                     passed = to.guards_intact();
+    for (int64_t i = 0; i < m * n; ++i) {
+        passed = undone[i] == y[i] * undo[i / m] && passed;
+    }
+    const bool refused = w4a16_columns_to_f16_cuda(by.as<float>(), nullptr, nullptr, 1, 12, nullptr) == cudaErrorInvalidValue &&
+                         w4a16_columns_to_f16_cuda(by.as<float>() + 1, nullptr, nullptr, 1, 8, nullptr) == cudaErrorMisalignedAddress &&
+                         w4a16_columns_undo_cuda(to.as<float>(), by.as<float>(), 0, 1, nullptr) == cudaErrorInvalidValue;
+    return said(passed && refused, "columns are undone");
 }

@@ -171,7 +171,8 @@ static void print_resources(const rung & r) {
 // A rung whose tile is much wider than the product wastes itself; one whose tile is much narrower reads the weights often.
 static bool worth_it(const rung & r, const gemm_shape & s) {
     const int64_t tile_n = r.of(s.type).tile_n;
-    return tile_n <= std::max<int64_t>(16, s.n) && s.n <= 16 * tile_n && (tile_n >= 64 || s.n <= 4 * tile_n);
+    return r.of(s.type).plan != nullptr ||
+           (tile_n <= std::max<int64_t>(16, s.n) && s.n <= 16 * tile_n && (tile_n >= 64 || s.n <= 4 * tile_n));
 }
 
 static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
@@ -207,15 +208,32 @@ static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
     return all;
 }
 
-static bool tune() {
+static std::vector<rung> tuned_rungs() {
     std::vector<rung> rungs = fragment_rungs();
+    add_rungs<false, 128, 128, 32, 128, 2, 4, 2>(rungs);
+    add_rungs<false, 128, 128, 64, 64, 2, 4, 2>(rungs);
+    add_rungs<false, 128, 128, 32, 64, 2, 4, 2>(rungs);
+    add_rungs<true, 128, 128, 32, 64, 2, 4, 1>(rungs);
+    add_rungs<true, 256, 128, 32, 128, 2, 4, 1>(rungs);
+    add_rungs<true, 128, 64, 32, 64, 2, 4, 3>(rungs);
+    add_rungs<true, 128, 64, 32, 64, 3, 4, 2>(rungs);
+    add_rungs<true, 128, 32, 32, 32, 2, 4, 4>(rungs);
+    add_rungs<true, 128, 16, 32, 16, 4, 8, 2>(rungs);
+    add_rungs<true, 128, 16, 32, 16, 2, 4, 4>(rungs);
+    add_rungs<true, 64, 16, 16, 16, 4, 8, 4>(rungs);
+    add_rungs<true, 64, 64, 16, 64, 3, 4, 3>(rungs);
+    return rungs;
+}
+
+static bool tune() {
+    std::vector<rung> rungs = tuned_rungs();
     for (const rung & r : rungs) {
         print_resources(r);
     }
-    rungs.push_back(TILED);
+    rungs.insert(rungs.end(), {PLANNED, PLANNED_121, TILED});
     bool all = true;
     for (const weight_type type : TYPES) {
-        for (const int64_t n : {16, 32, 64, 128, 256, 512, 2048}) {
+        for (const int64_t n : {16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048}) {
             all = tune_shape({type, 4096, n, 14336}, rungs) && all;
         }
     }

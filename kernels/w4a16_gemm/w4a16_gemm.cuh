@@ -267,14 +267,45 @@ static __device__ __forceinline__ uint32_t w4a16_exponent(const float largest) {
     return e < 15 ? 15 : e > 254 ? 254 : e;
 }
 
+// What brings a number of that exponent into 2^14 ... 2^15, and what brings it back.
+static __device__ __forceinline__ float w4a16_scale(const uint32_t exponent) {
+    return __uint_as_float((268 - exponent) << 23);
+}
+
+static __device__ __forceinline__ float w4a16_undo(const uint32_t exponent) {
+    return __uint_as_float((exponent - 14) << 23);
+}
+
+// Of a column, by threads (32, 32) that all meet here.
+static __device__ __forceinline__ float w4a16_largest(const float * __restrict__ x, const int64_t k) {
+    __shared__ float warp_largest[W4A16_X_WARPS];
+
+    float          largest = 0.0f;
+    const float4 * x4      = (const float4 *) x;
+    for (int i = threadIdx.y * W4A16_WARP + threadIdx.x; i < k / 4; i += W4A16_WARP * W4A16_X_WARPS) {
+        const float4 v = x4[i];
+        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+    }
+    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+    }
+    if (threadIdx.x == 0) {
+        warp_largest[threadIdx.y] = largest;
+    }
+    __syncthreads();
+    largest = warp_largest[threadIdx.x];
+    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+    }
+    return largest;
+}
+
 // One block a column, threads (32, 32): a warp a unit of k. Columns from n on are 0. What gets the outputs back goes to
 // undo; the counters of the tiles are set to 0 besides.
 template <w4a16_type type>
 static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
 w4a16_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo,
              int * __restrict__ counters, const int n_counters, const int n, const int units) {
-    __shared__ float warp_largest[W4A16_X_WARPS];
-
     const int     col   = blockIdx.x;
     const int     lane  = threadIdx.x;
     const int64_t k     = (int64_t) units * W4A16_UNIT;
@@ -285,29 +316,11 @@ w4a16_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __r
         counters[i] = 0;
     }
 
-    float largest = 0.0f;
-    if (there) {
-        const float4 * x4 = (const float4 *) (x + col * k);
-        for (int i = threadIdx.y * W4A16_WARP + lane; i < units * (W4A16_UNIT / 4); i += W4A16_WARP * W4A16_X_WARPS) {
-            const float4 v = x4[i];
-            largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-        }
-    }
-    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
-    }
-    if (lane == 0) {
-        warp_largest[threadIdx.y] = largest;
-    }
-    __syncthreads();
-    largest = warp_largest[lane];
-    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
-    }
+    const float    largest  = w4a16_largest(x + col * k, there ? k : 0);
     const uint32_t exponent = w4a16_exponent(largest);
-    const float    scale    = __uint_as_float((268 - exponent) << 23);
+    const float    scale    = w4a16_scale(exponent);
     if (threadIdx.y == 0 && lane == 0) {
-        undo[col] = __uint_as_float((exponent - 14) << 23);
+        undo[col] = w4a16_undo(exponent);
     }
 
     const int     t  = lane / 8;
@@ -354,10 +367,7 @@ template <typename C> class w4a16_tile {
           warp_row_(threadIdx.y % C::WARPS_M * C::WARP_M), warp_col_(threadIdx.y / C::WARPS_M * C::WARP_N),
           row0_(tile / p.tiles_n * C::TILE_M), col0_(tile % p.tiles_n * C::TILE_N) {}
 
-    // The sums of units first ... last - 1.
-    __device__ __forceinline__ void multiply(const int first, const int last) {
-        const int steps = (last - first) * W4A16_STEPS;
-
+    __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int mt = 0; mt < C::MT; ++mt) {
 #pragma unroll
@@ -368,10 +378,16 @@ template <typename C> class w4a16_tile {
                 }
             }
         }
+    }
 
-        // prologue: all stages but one of each
+    // The sums of units first ... last - 1.
+    __device__ __forceinline__ void multiply(const int first, const int last) {
+        const int steps = (last - first) * W4A16_STEPS;
+        clear();
+
+        // prologue: all stages but one of each; not unrolled, for the registers of its addresses
         __syncthreads();
-#pragma unroll
+#pragma unroll 1
         for (int s = 0; s < C::X_STAGES - 1; ++s) {
             if (s < C::W_STAGES - 1 && first + s < last) {
                 copy_weights(first + s, s);
@@ -439,19 +455,19 @@ template <typename C> class w4a16_tile {
         }
     }
 
-    // Puts in the place of the sums what is in a slot, or adds it.
-    __device__ __forceinline__ void add(const int64_t slot, const bool first) {
+    // Adds to the sums what is in a slot.
+    __device__ __forceinline__ void add(const int64_t slot) {
         const float4 * from = p_.partials + slot * (C::TILE_M * C::TILE_N / 4) + tid_;
 #pragma unroll
         for (int mt = 0; mt < C::MT; ++mt) {
 #pragma unroll
             for (int nt = 0; nt < C::NT; ++nt) {
-                const float4 v   = __ldcg(from + (mt * C::NT + nt) * C::THREADS);
-                float (&c)[4]    = acc_[mt][nt];
-                c[0] = first ? v.x : c[0] + v.x;
-                c[1] = first ? v.y : c[1] + v.y;
-                c[2] = first ? v.z : c[2] + v.z;
-                c[3] = first ? v.w : c[3] + v.w;
+                const float4 v = __ldcg(from + (mt * C::NT + nt) * C::THREADS);
+                float (&c)[4]  = acc_[mt][nt];
+                c[0] += v.x;
+                c[1] += v.y;
+                c[2] += v.z;
+                c[3] += v.w;
             }
         }
     }
@@ -607,6 +623,17 @@ template <typename C> class w4a16_tile {
 
 // -- kernel --
 
+// The most shared memory that a block can have. A kernel that needs more is not compiled.
+#if !defined(__CUDA_ARCH__)
+static constexpr int W4A16_ARCH_SHARED = INT32_MAX;
+#elif __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870
+static constexpr int W4A16_ARCH_SHARED = 163 * 1024;
+#elif __CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200
+static constexpr int W4A16_ARCH_SHARED = 99 * 1024;
+#else
+static constexpr int W4A16_ARCH_SHARED = 227 * 1024;
+#endif // !defined(__CUDA_ARCH__)
+
 // Threads (32, warps). Block b works from w4a16_begin(b) to w4a16_begin(b + 1) of tiles x units, units of one tile side by
 // side. A tile that one block has all of is written. Else its parts go to slots, of which a block needs two at most, for
 // its first tile and for its last; the block that adds the last units to the tile's counter adds up the slots, in the
@@ -616,6 +643,10 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ bool last_of_tile;
 
+    if (C::SHARED > W4A16_ARCH_SHARED) {
+        __trap();
+        return;
+    }
     const int end = w4a16_begin(p, blockIdx.x + 1);
     for (int at = w4a16_begin(p, blockIdx.x); at < end;) {
         const int tile  = at / p.units;
@@ -638,9 +669,9 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
                 continue;
             }
             __threadfence();
-            const int from = w4a16_block_of(p, begin);
-            for (int b = from; w4a16_begin(p, b) < begin + p.units; ++b) {
-                t.add(2 * b + (w4a16_begin(p, b) < begin), b == from);
+            t.clear();
+            for (int b = w4a16_block_of(p, begin); w4a16_begin(p, b) < begin + p.units; ++b) {
+                t.add(2 * b + (w4a16_begin(p, b) < begin));
             }
         }
         t.write();

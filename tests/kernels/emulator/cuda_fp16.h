@@ -61,10 +61,19 @@ static inline __half2 __hmul2(__half2 a, __half2 b) {
             emulated_half(emulated_double(a.y) * emulated_double(b.y))};
 }
 
-static inline float emulated_f16_value(uint32_t bits) { return (float) emulated_double({(uint16_t) bits}); }
+static float emulated_f16_value(uint32_t bits) {
+    static const std::vector<float> values = [] {
+        std::vector<float> all(1 << 16);
+        for (size_t i = 0; i < all.size(); ++i) {
+            all[i] = (float) emulated_double({(uint16_t) i});
+        }
+        return all;
+    }();
+    return values[bits];
+}
 
 // c += a b by mma.m16n8k16 of f16
 static void emulated_mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t b[2] = {b0, b1};
-    emulated_mma(c, a, b, emulated_f16_value);
+    emulated_mma_of<emulated_f16_value>(c, a, b);
 }

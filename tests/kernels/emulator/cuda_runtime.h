@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -71,9 +72,12 @@ static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct emulated_thread {
     enum class at { START, WARP, BLOCK, END } where = at::START;
-    ucontext_t              context;
+    ucontext_t              context;  // where it starts
+    jmp_buf                 resumed;  // where it goes on: a context would also be switched by two system calls
     dim3                    index;
     std::unique_ptr<char[]> stack;
+
+    int turn;  // which of the two it writes to next
 
     // copies to shared memory that are under way, by group; the last group is not committed yet
     std::vector<std::vector<std::pair<void *, const void *>>> copies;
@@ -81,28 +85,29 @@ struct emulated_thread {
 
 struct emulated_block {
     std::vector<emulated_thread> threads;
-    ucontext_t                   scheduler;
+    jmp_buf                      scheduler;
     emulated_thread *            running = nullptr;
     std::function<void()>        body;
 
-    // of the mma that a warp is at
-    struct { uint32_t a[4], b[2]; } fragments[1024];
-    float exchanged[1024];
+    // of the mma or exchange that a warp is at, and of the one before, which other threads may still read
+    struct { uint32_t a[4], b[2]; } fragments[2][1024];
+    float exchanged[2][1024];
 
     std::unique_ptr<uint8_t[]> shared;
 };
 
 static emulated_block emulated;
 
-static void emulated_entry() {
-    emulated.body();
-    emulated.running->where = emulated_thread::at::END;
-    swapcontext(&emulated.running->context, &emulated.scheduler);
-}
-
 static void emulated_wait(emulated_thread::at where) {
     emulated.running->where = where;
-    swapcontext(&emulated.running->context, &emulated.scheduler);
+    if (_setjmp(emulated.running->resumed) == 0) {
+        _longjmp(emulated.scheduler, 1);
+    }
+}
+
+static void emulated_entry() {
+    emulated.body();
+    emulated_wait(emulated_thread::at::END);
 }
 
 static inline void __syncthreads() { emulated_wait(emulated_thread::at::BLOCK); }
@@ -124,7 +129,13 @@ template <typename T> static inline T __ldcg(const T * p) { return *p; }
 static void emulated_resume(emulated_thread & t) {
     emulated.running = &t;
     threadIdx        = t.index;
-    swapcontext(&emulated.scheduler, &t.context);
+    if (_setjmp(emulated.scheduler) != 0) {
+        return;
+    }
+    if (t.where == emulated_thread::at::START) {
+        setcontext(&t.context);
+    }
+    _longjmp(t.resumed, 1);
 }
 
 [[noreturn]] static void emulated_abort(const char * why) {
@@ -138,6 +149,8 @@ static uint4 emulated_load(const uint4 * x) {
     }
     return *x;
 }
+
+[[noreturn]] static inline void __trap() { emulated_abort("a trap"); }
 
 // Runs the threads first ... last until each has come to a barrier of the block or to its end.
 static void emulated_run_warp(size_t first, size_t last, bool reversed) {
@@ -225,6 +238,7 @@ static void emulate(
             emulated_thread & t = emulated.threads[i];
             t.index             = dim3(i % block.x, i / block.x);
             t.where             = emulated_thread::at::START;
+            t.turn              = 0;
             t.copies.assign(1, {});
             if (!t.stack) {
                 t.stack.reset(new char[1 << 16]);
@@ -249,19 +263,20 @@ static inline float emulated_bf16_value(uint32_t bits) {
 // Of a whole warp.
 static float __shfl_xor_sync(unsigned /*mask*/, float value, int lanes) {
     const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
-    emulated.exchanged[thread] = value;
+    float * const  all    = emulated.exchanged[emulated.running->turn];
+    emulated.running->turn ^= 1;
+    all[thread] = value;
     emulated_wait(emulated_thread::at::WARP);
-    const float other = emulated.exchanged[thread ^ lanes];
-    emulated_wait(emulated_thread::at::WARP);
-    return other;
+    return all[thread ^ lanes];
 }
 
 // c += a b by mma.m16n8k16, with the fragments as the PTX ISA lays them out over the lanes; value reads an element.
-static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                         float (*value)(uint32_t) = emulated_bf16_value) {
+template <float (*value)(uint32_t)>
+static void emulated_mma_of(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
     const unsigned lane   = thread % 32;
-    auto *         warp   = emulated.fragments + thread - lane;
+    auto *         warp   = emulated.fragments[emulated.running->turn] + thread - lane;
+    emulated.running->turn ^= 1;
     memcpy(warp[lane].a, a, sizeof(a));
     memcpy(warp[lane].b, b, sizeof(b));
     emulated_wait(emulated_thread::at::WARP);
@@ -278,7 +293,10 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
         }
         c[e] = sum;
     }
-    emulated_wait(emulated_thread::at::WARP);
+}
+
+static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    emulated_mma_of<emulated_bf16_value>(c, a, b);
 }
 
 // -- the host's calls --
@@ -300,12 +318,18 @@ static inline cudaError_t cudaGetDevice(int * device) {
     return cudaSuccess;
 }
 
-enum cudaDeviceAttr { cudaDevAttrL2CacheSize, cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr {
+    cudaDevAttrL2CacheSize,
+    cudaDevAttrMultiProcessorCount,
+    cudaDevAttrComputeCapabilityMajor,
+    cudaDevAttrComputeCapabilityMinor,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
 
-// So small an L2 that outputs of some tests fit and others do not. Few multiprocessors, and no divisor of much: the
-// shares of a product begin and end within tiles.
+// An sm_90 of so small an L2 that outputs of some tests fit and others do not, and of few multiprocessors, no divisor of
+// much: the shares of a product begin and end within tiles.
 static inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr attribute, int) {
-    static const int values[] = {1 << 16, 3};
+    static const int values[] = {1 << 16, 3, 9, 0, 227 * 1024};
     *value = values[attribute];
     return cudaSuccess;
 }

@@ -1,15 +1,16 @@
 // The proof of w4a16_gemm on the CPU: its kernels' own source, translated by tests/kernels/emulate.py.
 //
 // w4a16 edges                 some of the harness's edges, all of its other small tests
+// w4a16 tables                every configuration of the tables, and what they refuse
 // w4a16 shape TYPE M N K RUNG one product
 // w4a16 nmse                  the error as a part of MMQ's
 
 #include "w4a16_gemm/proof.cuh"
 
+// Of the last rung both ways to divide the work, of its smaller tile; `tables` has all its tiles.
 static std::vector<rung> rungs() {
-    std::vector<rung> all = fragment_rungs();
-    all.insert(all.begin(), {NAIVE, TILED});
-    return all;
+    const std::vector<rung> fragment = fragment_rungs();
+    return {NAIVE, TILED, fragment[2], fragment[3]};
 }
 
 static bool edges() {
@@ -27,7 +28,19 @@ static bool edges() {
             passed = repeats_agree(r, {type, 129, 3, 512}, 2) && passed;
         }
     }
+    passed = columns_are_right() && passed;
+    passed = undoing_is_right() && passed;
     return offsets_are_right() && passed;
+}
+
+static bool tables() {
+    bool passed = true;
+    for (const weight_type type : TYPES) {
+        passed = impossible_plans_are_refused(type) && passed;
+        passed = switches_are_right(PLANNED, planned_device<true>(), type, 65, 512) && passed;
+        passed = switches_are_right(PLANNED_121, planned_device<false>(), type, 65, 512) && passed;
+    }
+    return passed;
 }
 
 static bool nmse() {
@@ -35,7 +48,7 @@ static bool nmse() {
     for (const weight_type type : TYPES) {
         for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
             passed = nearer_than_mmq(TILED, {type, 128, 64, 1024}, how, 20261121) && passed;
-            passed = nearer_than_mmq(fragment_rungs()[0], {type, 128, 64, 1024}, how, 20261121) && passed;
+            passed = nearer_than_mmq(PLANNED, {type, 128, 64, 1024}, how, 20261121) && passed;
         }
     }
     return passed;
@@ -46,14 +59,19 @@ int main(int argc, char ** argv) {
     if (verb == "edges") {
         return edges() ? 0 : 1;
     }
+    if (verb == "tables") {
+        return tables() ? 0 : 1;
+    }
     if (verb == "nmse") {
         return nmse() ? 0 : 1;
     }
     if (verb == "shape" && argc == 7) {
         const weight_type type = argv[2] == std::string("q4_0") ? weight_type::Q4_0 : weight_type::Q4_K;
         bool              all  = true;
-        for (const rung & r : rungs()) {
-            if (r.name.find(argv[6]) != std::string::npos) {
+        std::vector<rung> all_rungs = rungs();
+        all_rungs.insert(all_rungs.end(), {PLANNED, PLANNED_121});
+        for (const rung & r : all_rungs) {
+            if (r.name == argv[6]) {
                 all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1) && all;
             }
         }

@@ -1,0 +1,164 @@
+// Which tiles a product takes on which device, and among how many blocks its work is divided.
+//
+//   const w4a16_plan plan = w4a16_plan_of(type, m, n, k, device);
+//   if (plan.kernel != nullptr) { w4a16_mul_mat_cuda(plan, w, x, y, scratch, m, n, k, stream); }
+//
+//   type, m, n, k  as in w4a16_gemm.cuh, n and m at least 1
+//   device         what w4a16_device says of it
+//   plan           kernel nullptr: there is none. k is no multiple of 256, the product is empty or too large, the device
+//                  is older than sm_80 or has less shared memory than the configuration needs
+//   scratch        plan.scratch_bytes bytes; all pointers as in w4a16_gemm.cuh
+//
+// A table has rows of increasing n: a product takes the first that has as many columns. They are the configurations that
+// were fastest of those that `./harness tune` times; README.md has the times.
+
+#pragma once
+
+#include "w4a16_gemm.cuh"
+
+struct w4a16_device {
+    int    cc;               // compute capability: 900 is 9.0
+    int    multiprocessors;
+    size_t shared;           // bytes of shared memory that a block can have
+};
+
+// A configuration whose template arguments are known.
+struct w4a16_kernel {
+    cudaError_t (*launch)(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n, int64_t k,
+                          int64_t blocks, cudaStream_t stream);
+    size_t (*scratch_bytes)(int64_t m, int64_t n, int64_t k, int64_t blocks);
+
+    int tile_m, tile_n;
+    int blocks;  // of a multiprocessor
+    int shared;  // bytes of a block
+};
+
+struct w4a16_plan {
+    const w4a16_kernel * kernel;
+    int64_t              blocks;
+    size_t               scratch_bytes;
+};
+
+// -- tables --
+
+struct w4a16_table_row {
+    int64_t      max_n;
+    w4a16_kernel kernel;
+};
+
+struct w4a16_table {
+    const w4a16_table_row * rows;
+    int                     count;
+    int64_t                 max_n;  // for more columns it is faster to dequantise and leave the product to a library
+};
+
+template <w4a16_type type, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks>
+static constexpr w4a16_kernel w4a16_kernel_of() {
+    using C = w4a16_config<type, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks, true>;
+    return {w4a16_gemm_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+}
+
+template <int count>
+static constexpr w4a16_table w4a16_table_of(const w4a16_table_row (&rows)[count], const int64_t max_n) {
+    return {rows, count, max_n};
+}
+
+// Whether the blocks that a row counts on fit a multiprocessor: it keeps 1 KB for each of them.
+static constexpr bool w4a16_table_fits(const w4a16_table & table, const int multiprocessor_kb) {
+    for (int i = 0; i < table.count; ++i) {
+        const w4a16_kernel & kernel = table.rows[i].kernel;
+        if (kernel.blocks * (kernel.shared + 1024) > multiprocessor_kb * 1024) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// From sm_80 on, with the 100 KB that a multiprocessor of sm_86, sm_89 and sm_12x has. Not measured on any of them.
+template <w4a16_type type> struct w4a16_sm_80 {
+    static constexpr w4a16_table_row ROWS[] = {
+        {16,        w4a16_kernel_of<type, 128,  16, 32, 16, 2, 4, 2>()},
+        {32,        w4a16_kernel_of<type, 128,  32, 32, 32, 2, 2, 2>()},
+        {64,        w4a16_kernel_of<type,  64,  64, 16, 64, 2, 2, 2>()},
+        {INT64_MAX, w4a16_kernel_of<type, 128, 128, 32, 64, 2, 2, 1>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
+    static_assert(w4a16_table_fits(TABLE, 100), "shared memory is too small");
+};
+
+// Measured on an H200.
+template <w4a16_type type> struct w4a16_sm_90;
+
+template <> struct w4a16_sm_90<w4a16_type::Q4_0> {
+    static constexpr w4a16_type TYPE = w4a16_type::Q4_0;
+
+    static constexpr w4a16_table_row ROWS[] = {
+        {16,        w4a16_kernel_of<TYPE, 128,  16, 32,  16, 4, 8, 2>()},
+        {32,        w4a16_kernel_of<TYPE, 128,  32, 32,  32, 3, 8, 2>()},
+        {192,       w4a16_kernel_of<TYPE, 128,  64, 32,  64, 3, 4, 2>()},
+        {512,       w4a16_kernel_of<TYPE, 256, 128, 32, 128, 2, 4, 1>()},
+        {INT64_MAX, w4a16_kernel_of<TYPE, 128, 128, 32, 128, 2, 4, 2>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, 160);
+    static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
+};
+
+template <> struct w4a16_sm_90<w4a16_type::Q4_K> {
+    static constexpr w4a16_type TYPE = w4a16_type::Q4_K;
+
+    static constexpr w4a16_table_row ROWS[] = {
+        {16,        w4a16_kernel_of<TYPE, 128,  16, 32,  16, 4, 8, 2>()},
+        {32,        w4a16_kernel_of<TYPE, 128,  32, 32,  32, 3, 8, 2>()},
+        {192,       w4a16_kernel_of<TYPE, 128,  64, 32,  64, 3, 4, 2>()},
+        {INT64_MAX, w4a16_kernel_of<TYPE, 128, 128, 32, 128, 2, 4, 2>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, 160);
+    static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
+};
+
+static inline const w4a16_table & w4a16_table_for(const w4a16_type type, const w4a16_device & device) {
+    if (device.cc == 900) {
+        return type == w4a16_type::Q4_0 ? w4a16_sm_90<w4a16_type::Q4_0>::TABLE : w4a16_sm_90<w4a16_type::Q4_K>::TABLE;
+    }
+    return type == w4a16_type::Q4_0 ? w4a16_sm_80<w4a16_type::Q4_0>::TABLE : w4a16_sm_80<w4a16_type::Q4_K>::TABLE;
+}
+
+// -- plan --
+
+// A block a tile where tiles fill 15/16 of the blocks that the multiprocessors take, over as many rounds as it needs:
+// there is nothing to add up then. Else as many blocks as there is room for, of the same share each.
+static inline int64_t w4a16_blocks(const w4a16_kernel & kernel, const int64_t tiles, const int64_t units,
+                                   const int multiprocessors) {
+    const int64_t room   = (int64_t) kernel.blocks * multiprocessors;
+    const int64_t rounds = (tiles + room - 1) / room;
+    if (16 * tiles >= 15 * rounds * room) {
+        return tiles;
+    }
+    return tiles * units < room ? tiles * units : room;
+}
+
+static inline w4a16_plan w4a16_plan_of(const w4a16_type type, const int64_t m, const int64_t n, const int64_t k,
+                                       const w4a16_device & device) {
+    const w4a16_plan none = {nullptr, 0, 0};
+    if (m < 1 || n < 1 || k < 1 || k % W4A16_UNIT != 0 || device.cc < 800 || m > INT32_MAX / 2 || n > INT32_MAX / 2) {
+        return none;
+    }
+    const w4a16_table_row * row = w4a16_table_for(type, device).rows;
+    while (n > row->max_n) {
+        ++row;
+    }
+    const w4a16_kernel & kernel = row->kernel;
+    const int64_t        units  = k / W4A16_UNIT;
+    const int64_t        tiles  = (m + kernel.tile_m - 1) / kernel.tile_m * ((n + kernel.tile_n - 1) / kernel.tile_n);
+    if (units > INT32_MAX / 8 || tiles > INT32_MAX / units || (size_t) kernel.shared > device.shared) {
+        return none;
+    }
+    const int64_t blocks = w4a16_blocks(kernel, tiles, units, device.multiprocessors);
+    return {&kernel, blocks, kernel.scratch_bytes(m, n, k, blocks)};
+}
+
+static inline cudaError_t w4a16_mul_mat_cuda(const w4a16_plan & plan, const void * w, const float * x, float * y,
+                                             void * scratch, const int64_t m, const int64_t n, const int64_t k,
+                                             cudaStream_t stream) {
+    return plan.kernel->launch(w, x, y, scratch, m, n, k, plan.blocks, stream);
+}
