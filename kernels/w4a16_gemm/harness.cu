@@ -23,11 +23,15 @@ static bool edges() {
             passed = wrong_arguments_are_refused(r, type) && passed;
             passed = edges_are_right(r, type) && passed;
         }
+        for (const rung & r : wgmma_rungs()) {
+            passed = wrong_arguments_are_refused(r, type) && passed;
+        }
         passed = impossible_plans_are_refused(type) && passed;
         passed = edges_are_right(PLANNED, type) && passed;
         passed = edges_are_right(PLANNED_121, type) && passed;
-        passed = switches_are_right(PLANNED, planned_device<true>(), type, 300, 1280) && passed;
-        passed = switches_are_right(PLANNED_121, planned_device<false>(), type, 300, 1280) && passed;
+        passed = switches_are_right(PLANNED, planned_device<table_of::HERE>(), type, 300, 1280) && passed;
+        passed = switches_are_right(PLANNED_PLAIN, planned_device<table_of::PLAIN>(), type, 300, 1280) && passed;
+        passed = switches_are_right(PLANNED_121, planned_device<table_of::SM_121>(), type, 300, 1280) && passed;
     }
     passed = columns_are_right() && passed;
     passed = undoing_is_right() && passed;
@@ -52,13 +56,13 @@ static bool everything() {
     bool passed = edges();
     passed      = accuracy() && passed;
     for (const weight_type type : TYPES) {
-        for (const rung & r : {PLANNED, PLANNED_121}) {
+        for (const rung & r : {PLANNED, PLANNED_PLAIN, PLANNED_121}) {
             passed = layers_are_right(r, type) && passed;
             for (const int64_t n : {9, 129, 512}) {
                 passed = repeats_agree(r, {type, 1024, n, 4096}, 100) && passed;
             }
         }
-        passed = switches_are_right(PLANNED, planned_device<true>(), type, 4096, 14336) && passed;
+        passed = switches_are_right(PLANNED, planned_device<table_of::HERE>(), type, 4096, 14336) && passed;
         passed = stress_is_right(PLANNED, type) && passed;
     }
     return passed;
@@ -139,7 +143,7 @@ static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
     for (const weight_type each : TYPES) {
         if (type == name_of(each)) {
             bool all = true;
-            for (const rung & r : {PLANNED, PLANNED_121}) {
+            for (const rung & r : {PLANNED, PLANNED_PLAIN, PLANNED_121}) {
                 all = right({each, m, n, k}, r, 1) && all;
             }
             return all ? 0 : 1;

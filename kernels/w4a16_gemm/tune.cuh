@@ -126,11 +126,14 @@ static double tuned_us(const tuning & t, const rung & r, const device_buffer & s
 }
 
 // What the conversion of the activations alone takes.
-static double conversion_us(const tuning & t) {
+static double conversion_us(const tuning & t, w4a16_order order) {
     const gemm_shape &  s = t.of().shape;
-    const int64_t       padded = (s.n + 127) / 128 * 128;
+    const int64_t       padded = (s.n + 15) / 16 * 16;
     const device_buffer scratch(padded * s.k * 2 + 4096 * padded);
-    const auto          convert = s.type == weight_type::Q4_0 ? w4a16_to_f16<w4a16_type::Q4_0> : w4a16_to_f16<w4a16_type::Q4_K>;
+    const bool          fragments = order == w4a16_order::FRAGMENTS;
+    const auto          convert = s.type == weight_type::Q4_0
+        ? (fragments ? w4a16_to_f16<w4a16_type::Q4_0, w4a16_order::FRAGMENTS> : w4a16_to_f16<w4a16_type::Q4_0, w4a16_order::CORES>)
+        : (fragments ? w4a16_to_f16<w4a16_type::Q4_K, w4a16_order::FRAGMENTS> : w4a16_to_f16<w4a16_type::Q4_K, w4a16_order::CORES>);
     cudaEvent_t         start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
@@ -138,8 +141,8 @@ static double conversion_us(const tuning & t) {
         if (i == 0) {
             CUDA_CHECK(cudaEventRecord(start));
         }
-        convert<<<(unsigned) ((s.n + 7) / 8 * 8), dim3(W4A16_WARP, W4A16_X_WARPS)>>>(
-            t.of().x.as<float>(), scratch.as<uint4>(), (float *) (scratch.as<char>() + padded * s.k * 2), nullptr, 0,
+        convert<<<w4a16_x_grid(padded, s.k / W4A16_UNIT), dim3(W4A16_WARP, W4A16_X_WARPS)>>>(
+            t.of().x.as<float>(), scratch.as<uint32_t>(), (float *) (scratch.as<char>() + padded * s.k * 2), nullptr, 0,
             (int) s.n, (int) (s.k / W4A16_UNIT));
         CUDA_CHECK(cudaGetLastError());
     }
@@ -178,7 +181,8 @@ static bool worth_it(const rung & r, const gemm_shape & s) {
 static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
     const tuning t(s);
     bool         all = true;
-    printf("\n%s  conversion %.1f us\n", s.text().c_str(), conversion_us(t));
+    printf("\n%s  conversion %.1f us to fragments, %.1f to cores\n", s.text().c_str(),
+           conversion_us(t, w4a16_order::FRAGMENTS), conversion_us(t, w4a16_order::CORES));
     std::string best;
     double      least = INFINITY;
     for (const rung & r : rungs) {
@@ -209,7 +213,10 @@ static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
 }
 
 static std::vector<rung> tuned_rungs() {
-    std::vector<rung> rungs = fragment_rungs();
+    std::vector<rung> rungs = wgmma_rungs();
+    for (const rung & r : fragment_rungs()) {
+        rungs.push_back(r);
+    }
     add_rungs<false, 128, 128, 32, 128, 2, 4, 2>(rungs);
     add_rungs<false, 128, 128, 64, 64, 2, 4, 2>(rungs);
     add_rungs<false, 128, 128, 32, 64, 2, 4, 2>(rungs);
@@ -230,7 +237,7 @@ static bool tune() {
     for (const rung & r : rungs) {
         print_resources(r);
     }
-    rungs.insert(rungs.end(), {PLANNED, PLANNED_121, TILED});
+    rungs.insert(rungs.end(), {PLANNED, PLANNED_PLAIN, PLANNED_121, TILED});
     bool all = true;
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048}) {

@@ -56,7 +56,7 @@ static inline w4a16_device device_here() {
     CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
     CUDA_CHECK(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-    return {100 * major + 10 * minor, multiprocessors, (size_t) shared};
+    return {100 * major + 10 * minor, multiprocessors, (size_t) shared, w4a16_has_wgmma()};
 }
 
 static inline int64_t blocks_of(const rung & r, const gemm_shape & s) {
@@ -115,6 +115,41 @@ static void add_rungs(std::vector<rung> & rungs) {
     }
 }
 
+template <typename C> static variant wgmma_variant_of() {
+    return {w4a16_wgmma_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
+            reinterpret_cast<const void *>(&w4a16_wgmma_gemm<C>), C::ALL, C::SHARED, nullptr};
+}
+
+// Named by the tile, its warpgroups, stages of weights and of activations, blocks a multiprocessor.
+template <int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
+static void add_wgmma_rungs(std::vector<rung> & rungs) {
+    using wgmma_0 = w4a16_wgmma_config<w4a16_type::Q4_0, tile_m, tile_n, groups, w_stages, x_stages, blocks>;
+    using wgmma_K = w4a16_wgmma_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_stages, blocks>;
+    char name[64];
+    snprintf(name, sizeof(name), "wgmma %dx%d/%d/%d,%d/%d", tile_m, tile_n, groups, w_stages, x_stages, blocks);
+    for (const division divided : {division::TILES, division::SHARES}) {
+        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
+                         {wgmma_variant_of<wgmma_0>(), wgmma_variant_of<wgmma_K>()}, divided});
+    }
+}
+
+static inline std::vector<rung> wgmma_rungs() {
+    std::vector<rung> rungs;
+    if (!w4a16_has_wgmma()) {
+        return rungs;
+    }
+    add_wgmma_rungs<256, 128, 2, 2, 8, 1>(rungs);
+    add_wgmma_rungs<128, 32, 2, 4, 8, 2>(rungs);
+    add_wgmma_rungs<128, 256, 2, 3, 4, 1>(rungs);
+    add_wgmma_rungs<256, 64, 2, 3, 8, 1>(rungs);
+    add_wgmma_rungs<128, 128, 2, 4, 8, 1>(rungs);
+    add_wgmma_rungs<128, 64, 2, 3, 6, 2>(rungs);
+    add_wgmma_rungs<128, 16, 2, 5, 8, 2>(rungs);
+    add_wgmma_rungs<256, 16, 2, 5, 8, 1>(rungs);
+    add_wgmma_rungs<256, 32, 2, 4, 8, 1>(rungs);
+    return rungs;
+}
+
 // Two in which every part of the kernel is reached.
 static inline std::vector<rung> fragment_rungs() {
     std::vector<rung> rungs;
@@ -125,33 +160,44 @@ static inline std::vector<rung> fragment_rungs() {
 
 // -- as a table has it --
 
-// The table of the device that is here, or the one of an sm_121 of as many multiprocessors.
-template <bool here> static w4a16_device planned_device() {
-    const w4a16_device device = device_here();
-    return here ? device : w4a16_device{1210, device.multiprocessors, 99 * 1024};
+// Whose table: that of the device that is here, of its architecture without wgmma, or of an sm_121.
+enum class table_of { HERE, PLAIN, SM_121 };
+
+template <table_of of> static w4a16_device planned_device() {
+    w4a16_device device = device_here();
+    if (of != table_of::HERE) {
+        device.wgmma = false;
+    }
+    if (of == table_of::SM_121) {
+        device.cc     = 1210;
+        device.shared = 99 * 1024;
+    }
+    return device;
 }
 
-template <w4a16_type type, bool here> static w4a16_plan planned(int64_t m, int64_t n, int64_t k) {
-    return w4a16_plan_of(type, m, n, k, planned_device<here>());
+template <w4a16_type type, table_of of> static w4a16_plan planned(int64_t m, int64_t n, int64_t k) {
+    return w4a16_plan_of(type, m, n, k, planned_device<of>());
 }
 
-template <w4a16_type type, bool here>
+template <w4a16_type type, table_of of>
 static cudaError_t launch_planned(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
                                   int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
-    const w4a16_plan plan = planned<type, here>(m, n, k);
+    const w4a16_plan plan = planned<type, of>(m, n, k);
     return plan.kernel == nullptr ? cudaErrorInvalidValue : w4a16_mul_mat_cuda(plan, w, x, y, scratch, m, n, k, stream);
 }
 
-template <w4a16_type type, bool here>
+template <w4a16_type type, table_of of>
 static size_t planned_scratch_bytes(int64_t m, int64_t n, int64_t k, int64_t /*blocks*/) {
-    return planned<type, here>(m, n, k).scratch_bytes;
+    return planned<type, of>(m, n, k).scratch_bytes;
 }
 
-template <w4a16_type type, bool here> static variant planned_variant() {
-    return {launch_planned<type, here>, 0, 0, 0, planned_scratch_bytes<type, here>, nullptr, 0, 0, planned<type, here>};
+template <w4a16_type type, table_of of> static variant planned_variant() {
+    return {launch_planned<type, of>, 0, 0, 0, planned_scratch_bytes<type, of>, nullptr, 0, 0, planned<type, of>};
 }
 
 static const rung PLANNED = {"planned", true,
-    {planned_variant<w4a16_type::Q4_0, true>(), planned_variant<w4a16_type::Q4_K, true>()}, division::SHARES};
+    {planned_variant<w4a16_type::Q4_0, table_of::HERE>(), planned_variant<w4a16_type::Q4_K, table_of::HERE>()}, division::SHARES};
+static const rung PLANNED_PLAIN = {"planned-plain", true,
+    {planned_variant<w4a16_type::Q4_0, table_of::PLAIN>(), planned_variant<w4a16_type::Q4_K, table_of::PLAIN>()}, division::SHARES};
 static const rung PLANNED_121 = {"planned-121", true,
-    {planned_variant<w4a16_type::Q4_0, false>(), planned_variant<w4a16_type::Q4_K, false>()}, division::SHARES};
+    {planned_variant<w4a16_type::Q4_0, table_of::SM_121>(), planned_variant<w4a16_type::Q4_K, table_of::SM_121>()}, division::SHARES};

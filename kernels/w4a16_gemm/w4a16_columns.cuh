@@ -30,7 +30,7 @@ static __device__ __forceinline__ uint32_t w4a16_pair(const float a, const float
 static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
 w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo, const int64_t k) {
     const int64_t  first    = blockIdx.x * k;
-    const uint32_t exponent = w4a16_exponent(w4a16_largest(x + first, k));
+    const uint32_t exponent = w4a16_exponent(w4a16_largest<1>(x + first, k));
     const uint32_t taken_as = exponent >= 123 && exponent <= 141 ? 141 : exponent;
     const float    scale    = w4a16_scale(taken_as);
 

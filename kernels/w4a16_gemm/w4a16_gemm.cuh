@@ -100,6 +100,29 @@ struct w4a16_config {
     static_assert(X_STAGES <= W4A16_STEPS * (W_STAGES - 1) && W_STAGES <= X_STAGES, "weights must come in time");
 };
 
+// The order of 16-bit activations. Either way 32 of k by 8 columns are 512 bytes, [k/32][columns/8], of four parts: low
+// nibbles 0 2, low 1 3, high 0 2, high 1 3 (w4a16_gather).
+//
+//   FRAGMENTS  [lane][part], lane = 4 (column % 8) + t: what a lane of mma.m16n8k16 loads at once
+//   CORES      [part][column % 8][t]: the core matrices of wgmma, 8 columns by 16 bytes
+enum class w4a16_order { FRAGMENTS, CORES };
+
+static constexpr int W4A16_X_WARPS = 32;
+static constexpr int W4A16_X_COLS  = 2;  // of a block: 32 bytes side by side in memory, which is what it writes at once
+
+// -- what a block works on --
+
+struct w4a16_problem {
+    const uint8_t * w;
+    const uint4 *   x16;
+    const float *   undo;
+    float *         y;
+    float4 *        partials;
+    int *           counters;
+    int             m, n, units, tiles_n;
+    int             share, more;  // units of a block; so many blocks have one more
+};
+
 // -- one instruction --
 
 static __device__ __forceinline__ __half2 w4a16_as_half2(const uint32_t bits) {
@@ -138,6 +161,19 @@ static __device__ __forceinline__ void w4a16_commit() {
 // until all of this thread's groups but the last so many are there
 template <int groups> static __device__ __forceinline__ void w4a16_wait() {
     asm volatile("cp.async.wait_group %0;" : : "n"(groups) : "memory");
+}
+
+// The kernel that was launched to begin before this one has ended may begin, and waits where it needs what this one wrote.
+static __device__ __forceinline__ void w4a16_others_may_begin() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
+static __device__ __forceinline__ void w4a16_wait_for_the_other() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
 }
 
 // The bits of q in a mask, and those of 1024 as two f16: one instruction, of which the compiler makes two if it is left to it.
@@ -259,8 +295,6 @@ static __device__ __forceinline__ uint4 w4a16_gather(const float * x, const int 
                       w4a16_as_u32(__floats2half2_rn(c.y * scale, d.y * scale)));
 }
 
-static constexpr int W4A16_X_WARPS = 32;
-
 // The exponent, as a float has it, that the largest of a column is taken to have: both factors are normal numbers then.
 static __device__ __forceinline__ uint32_t w4a16_exponent(const float largest) {
     const uint32_t e = __float_as_uint(largest) >> 23;
@@ -276,13 +310,17 @@ static __device__ __forceinline__ float w4a16_undo(const uint32_t exponent) {
     return __uint_as_float((exponent - 14) << 23);
 }
 
-// Of a column, by threads (32, 32) that all meet here.
+// Of columns side by side, each by its share of threads (32, 32) that all meet here; x is the thread's own column.
+template <int cols>
 static __device__ __forceinline__ float w4a16_largest(const float * __restrict__ x, const int64_t k) {
+    constexpr int WARPS = W4A16_X_WARPS / cols;
+
     __shared__ float warp_largest[W4A16_X_WARPS];
 
     float          largest = 0.0f;
     const float4 * x4      = (const float4 *) x;
-    for (int i = threadIdx.y * W4A16_WARP + threadIdx.x; i < k / 4; i += W4A16_WARP * W4A16_X_WARPS) {
+#pragma unroll 4
+    for (int i = threadIdx.y % WARPS * W4A16_WARP + threadIdx.x; i < k / 4; i += W4A16_WARP * WARPS) {
         const float4 v = x4[i];
         largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
     }
@@ -293,59 +331,69 @@ static __device__ __forceinline__ float w4a16_largest(const float * __restrict__
         warp_largest[threadIdx.y] = largest;
     }
     __syncthreads();
-    largest = warp_largest[threadIdx.x];
-    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+    largest = warp_largest[threadIdx.y / WARPS * WARPS + threadIdx.x % WARPS];
+    for (int i = WARPS / 2; i > 0; i /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
     }
     return largest;
 }
 
-// One block a column, threads (32, 32): a warp a unit of k. Columns from n on are 0. What gets the outputs back goes to
-// undo; the counters of the tiles are set to 0 besides.
-template <w4a16_type type>
+// Blocks (pairs of columns, shares of k), threads (32, 32): each block finds the largest of both columns for itself, then a
+// warp has half a unit of both: lane bits 0 1 are t, bit 2 the column, bits 3 4 the word. Columns from n on are 0. What
+// gets the outputs back goes to undo; the counters of the tiles are set to 0 besides.
+template <w4a16_type type, w4a16_order order>
 static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
-w4a16_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo,
+w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * __restrict__ undo,
              int * __restrict__ counters, const int n_counters, const int n, const int units) {
-    const int     col   = blockIdx.x;
-    const int     lane  = threadIdx.x;
-    const int64_t k     = (int64_t) units * W4A16_UNIT;
-    const bool    there = col < n;
+    __shared__ float scales[W4A16_X_COLS];
 
-    for (int i = col * W4A16_WARP * W4A16_X_WARPS + threadIdx.y * W4A16_WARP + lane; i < n_counters;
-         i += gridDim.x * W4A16_WARP * W4A16_X_WARPS) {
+    w4a16_others_may_begin();
+    const int     lane = threadIdx.x;
+    const int     warp = threadIdx.y;
+    const int64_t k    = (int64_t) units * W4A16_UNIT;
+
+    const int block = blockIdx.y * gridDim.x + blockIdx.x;
+    for (int i = block * W4A16_WARP * W4A16_X_WARPS + warp * W4A16_WARP + lane; i < n_counters;
+         i += gridDim.x * gridDim.y * W4A16_WARP * W4A16_X_WARPS) {
         counters[i] = 0;
     }
 
-    const float    largest  = w4a16_largest(x + col * k, there ? k : 0);
+    const int      own      = W4A16_X_COLS * blockIdx.x + warp / (W4A16_X_WARPS / W4A16_X_COLS);
+    const float    largest  = w4a16_largest<W4A16_X_COLS>(x + own * k, own < n ? k : 0);
     const uint32_t exponent = w4a16_exponent(largest);
-    const float    scale    = w4a16_scale(exponent);
-    if (threadIdx.y == 0 && lane == 0) {
-        undo[col] = w4a16_undo(exponent);
+    if (warp % (W4A16_X_WARPS / W4A16_X_COLS) == 0 && lane == 0) {
+        scales[own % W4A16_X_COLS] = w4a16_scale(exponent);
+        if (blockIdx.y == 0) {
+            undo[own] = w4a16_undo(exponent);
+        }
     }
+    __syncthreads();
 
-    const int     t  = lane / 8;
-    const int     i  = lane % 8;
-    const int64_t n8 = gridDim.x / 8;
-    for (int unit = threadIdx.y; unit < units; unit += W4A16_X_WARPS) {
-        const int64_t piece = ((int64_t) unit * 8 + i) * n8 + col / 8;
-        const float * from  = x + col * k + unit * W4A16_UNIT;
-        x16[piece * W4A16_WARP + col % 8 * 4 + t] =
-            there ? w4a16_gather<type>(from, t, i, scale) : make_uint4(0, 0, 0, 0);
+    const int     t     = lane % 4;
+    const int     col   = W4A16_X_COLS * blockIdx.x + lane / 4 % 2;
+    const float   scale = scales[col % W4A16_X_COLS];
+    const int64_t n8    = gridDim.x * W4A16_X_COLS / 8;
+    const int     from  = 2 * (int) ((int64_t) units * blockIdx.y / gridDim.y);
+    const int     to    = 2 * (int) ((int64_t) units * (blockIdx.y + 1) / gridDim.y);
+#pragma unroll 2
+    for (int half = from + warp; half < to; half += W4A16_X_WARPS) {
+        const int     i      = lane / 8 + half % 2 * 4;
+        const float * source = x + col * k + half / 2 * W4A16_UNIT;
+        const uint4   v      = col < n ? w4a16_gather<type>(source, t, i, scale) : make_uint4(0, 0, 0, 0);
+        uint32_t *    piece  = x16 + (((int64_t) half / 2 * 8 + i) * n8 + col / 8) * (4 * W4A16_WARP);
+        const int     place  = col % 8 * 4 + t;
+        if (order == w4a16_order::FRAGMENTS) {
+            ((uint4 *) piece)[place] = v;
+        } else {
+            piece[place]      = v.x;
+            piece[place + 32] = v.y;
+            piece[place + 64] = v.z;
+            piece[place + 96] = v.w;
+        }
     }
 }
 
-// -- what a block works on --
-
-struct w4a16_problem {
-    const uint8_t * w;
-    const uint4 *   x16;
-    const float *   undo;
-    float *         y;
-    float4 *        partials;
-    int *           counters;
-    int             m, n, units, tiles_n;
-    int             share, more;  // units of a block; so many blocks have one more
-};
+// -- division --
 
 // Where block b begins.
 static __device__ __forceinline__ int w4a16_begin(const w4a16_problem & p, const int b) {
@@ -362,8 +410,8 @@ static __device__ __forceinline__ int w4a16_block_of(const w4a16_problem & p, co
 
 template <typename C> class w4a16_tile {
   public:
-    __device__ __forceinline__ w4a16_tile(const w4a16_problem & p, uint8_t * shared, const int tile)
-        : p_(p), ws_(shared), xs_(shared + C::W_STAGES * C::W_BYTES), tid_(threadIdx.y * W4A16_WARP + threadIdx.x),
+    __device__ __forceinline__ w4a16_tile(const w4a16_problem & p, uint8_t * ws, uint8_t * xs, const int tile)
+        : p_(p), ws_(ws), xs_(xs), tid_(threadIdx.y * W4A16_WARP + threadIdx.x),
           warp_row_(threadIdx.y % C::WARPS_M * C::WARP_M), warp_col_(threadIdx.y / C::WARPS_M * C::WARP_N),
           row0_(tile / p.tiles_n * C::TILE_M), col0_(tile % p.tiles_n * C::TILE_N) {}
 
@@ -499,7 +547,6 @@ template <typename C> class w4a16_tile {
         }
     }
 
-  private:
     // Rows beyond the matrix are read as its last one and not written.
     __device__ __forceinline__ const uint8_t * source(const int row, const int unit) const {
         const int there = row0_ + row < p_.m ? row0_ + row : p_.m - 1;
@@ -611,6 +658,7 @@ template <typename C> class w4a16_tile {
         }
     }
 
+  protected:
     const w4a16_problem & p_;
     uint8_t * const       ws_;
     uint8_t * const       xs_;
@@ -655,7 +703,7 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
         const int last  = end - begin < p.units ? end - begin : p.units;
         at = begin + last;
 
-        w4a16_tile<C> t(p, shared, tile);
+        w4a16_tile<C> t(p, shared, shared + C::W_STAGES * C::W_BYTES, tile);
         t.multiply(first, last);
         if (last - first < p.units) {
             t.store(2 * blockIdx.x + (w4a16_begin(p, blockIdx.x) < begin));
@@ -680,8 +728,8 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
 
 #else
 
-template <w4a16_type type>
-static __global__ void w4a16_to_f16(const float *, uint4 *, float *, int *, int, int, int) {
+template <w4a16_type type, w4a16_order order>
+static __global__ void w4a16_to_f16(const float *, uint32_t *, float *, int *, int, int, int) {
     __trap();
 }
 
@@ -719,9 +767,25 @@ static inline size_t w4a16_scratch_bytes(const int64_t m, const int64_t n, const
     return (size_t) w4a16_layout_of<C>(m, n, k, blocks).size;
 }
 
+// Few columns are shared among more blocks: some 256 in all.
+static inline dim3 w4a16_x_grid(const int64_t cols, const int64_t units) {
+    const int64_t blocks = cols / W4A16_X_COLS;
+    const int64_t shares = 256 / blocks < 1 ? 1 : 256 / blocks;
+    return dim3((unsigned) blocks, (unsigned) (shares < units ? shares : units));
+}
+
+// A kernel for the products of a configuration, its threads and the order in which it reads the activations.
+struct w4a16_entry {
+    void (*run)(w4a16_problem);
+    int         warps;
+    w4a16_order order;
+    bool        waits;  // itself, for the activations: it begins before
+};
+
 template <typename C>
-static cudaError_t w4a16_gemm_cuda(const void * w, const float * x, float * y, void * scratch, const int64_t m,
-                                   const int64_t n, const int64_t k, const int64_t blocks, cudaStream_t stream) {
+static cudaError_t w4a16_launch(const w4a16_entry & kernel, const void * w, const float * x, float * y, void * scratch,
+                                const int64_t m, const int64_t n, const int64_t k, const int64_t blocks,
+                                cudaStream_t stream) {
     if (m < 0 || n < 0 || k <= 0 || k % W4A16_UNIT != 0 || k / W4A16_UNIT > INT32_MAX / 8 ||
         m > INT32_MAX - C::TILE_M || n > INT32_MAX - C::TILE_N || blocks < 1 || blocks > INT32_MAX) {
         return cudaErrorInvalidValue;
@@ -744,18 +808,36 @@ static cudaError_t w4a16_gemm_cuda(const void * w, const float * x, float * y, v
     const w4a16_problem p    = {(const uint8_t *) w, (const uint4 *) base, (const float *) (base + l.undo), y,
                                 (float4 *) (base + l.partials), (int *) (base + l.counters), (int) m, (int) n, (int) units,
                                 (int) l.tiles_n, (int) (work / blocks), (int) (work % blocks)};
-    cudaError_t status = cudaFuncSetAttribute(w4a16_gemm<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED);
+    cudaError_t status = cudaFuncSetAttribute(kernel.run, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED);
     if (status != cudaSuccess) {
         return status;
     }
-    const dim3 x_block(W4A16_WARP, W4A16_X_WARPS);
-    w4a16_to_f16<C::TYPE><<<(unsigned) (l.tiles_n * C::TILE_N), x_block, 0, stream>>>(
-        x, (uint4 *) base, (float *) (base + l.undo), p.counters, (int) (l.tiles_m * l.tiles_n), (int) n, (int) units);
+    const auto     to_f16 = kernel.order == w4a16_order::FRAGMENTS ? w4a16_to_f16<C::TYPE, w4a16_order::FRAGMENTS>
+                                                                   : w4a16_to_f16<C::TYPE, w4a16_order::CORES>;
+    const unsigned cols   = (unsigned) (l.tiles_n * C::TILE_N);
+    const dim3     x_block(W4A16_WARP, W4A16_X_WARPS);
+    to_f16<<<w4a16_x_grid(cols, units), x_block, 0, stream>>>(
+        x, (uint32_t *) base, (float *) (base + l.undo), p.counters, (int) (l.tiles_m * l.tiles_n), (int) n, (int) units);
     status = cudaGetLastError();
     if (status != cudaSuccess) {
         return status;
     }
-    const dim3 block(W4A16_WARP, C::WARPS);
-    w4a16_gemm<C><<<(unsigned) blocks, block, C::SHARED, stream>>>(p);
-    return cudaGetLastError();
+    cudaLaunchAttribute attribute;
+    attribute.id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim            = dim3((unsigned) blocks);
+    config.blockDim           = dim3(W4A16_WARP, kernel.warps);
+    config.dynamicSmemBytes   = C::SHARED;
+    config.stream             = stream;
+    config.attrs              = &attribute;
+    config.numAttrs           = kernel.waits ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel.run, p);
+}
+
+template <typename C>
+static cudaError_t w4a16_gemm_cuda(const void * w, const float * x, float * y, void * scratch, const int64_t m,
+                                   const int64_t n, const int64_t k, const int64_t blocks, cudaStream_t stream) {
+    const w4a16_entry kernel = {w4a16_gemm<C>, C::WARPS, w4a16_order::FRAGMENTS, false};
+    return w4a16_launch<C>(kernel, w, x, y, scratch, m, n, k, blocks, stream);
 }

@@ -14,12 +14,13 @@
 
 #pragma once
 
-#include "w4a16_gemm.cuh"
+#include "w4a16_wgmma.cuh"
 
 struct w4a16_device {
     int    cc;               // compute capability: 900 is 9.0
     int    multiprocessors;
     size_t shared;           // bytes of shared memory that a block can have
+    bool   wgmma;            // the code that runs was compiled for sm_90a: w4a16_has_wgmma()
 };
 
 // A configuration whose template arguments are known.
@@ -56,6 +57,12 @@ template <w4a16_type type, int tile_m, int tile_n, int warp_m, int warp_n, int w
 static constexpr w4a16_kernel w4a16_kernel_of() {
     using C = w4a16_config<type, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks, true>;
     return {w4a16_gemm_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+}
+
+template <w4a16_type type, int tile_m, int tile_n, int w_stages, int x_stages, int blocks>
+static constexpr w4a16_kernel w4a16_wgmma_kernel_of() {
+    using C = w4a16_wgmma_config<type, tile_m, tile_n, 2, w_stages, x_stages, blocks>;
+    return {w4a16_wgmma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
 }
 
 template <int count>
@@ -116,7 +123,28 @@ template <> struct w4a16_sm_90<w4a16_type::Q4_K> {
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
 };
 
+// Measured on an H200: up to 2048 columns a library is not faster.
+template <w4a16_type type> struct w4a16_sm_90a {
+    static constexpr w4a16_table_row ROWS[] = {
+        {16,        w4a16_wgmma_kernel_of<type, 128,  16, 5, 8, 2>()},
+        {32,        w4a16_wgmma_kernel_of<type, 128,  32, 4, 8, 2>()},
+        {64,        w4a16_wgmma_kernel_of<type, 256,  64, 3, 8, 1>()},
+        {128,       w4a16_wgmma_kernel_of<type, 128, 128, 4, 8, 1>()},
+        {INT64_MAX, w4a16_wgmma_kernel_of<type, 128, 256, 3, 4, 1>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
+    static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
+};
+
+static inline bool w4a16_has_wgmma() {
+    static const bool built = w4a16_wgmma_is_built<w4a16_wgmma_config<w4a16_type::Q4_K, 128, 256, 2, 3, 4, 1>>();
+    return built;
+}
+
 static inline const w4a16_table & w4a16_table_for(const w4a16_type type, const w4a16_device & device) {
+    if (device.cc == 900 && device.wgmma) {
+        return type == w4a16_type::Q4_0 ? w4a16_sm_90a<w4a16_type::Q4_0>::TABLE : w4a16_sm_90a<w4a16_type::Q4_K>::TABLE;
+    }
     if (device.cc == 900) {
         return type == w4a16_type::Q4_0 ? w4a16_sm_90<w4a16_type::Q4_0>::TABLE : w4a16_sm_90<w4a16_type::Q4_K>::TABLE;
     }

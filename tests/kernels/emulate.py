@@ -20,7 +20,19 @@ INSTRUCTIONS = {
     r'asm volatile\("cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;".*?"memory"\);\n': "emulated_copy(to, from);\n",
     r'asm volatile\("cp\.async\.commit_group;".*?"memory"\);\n': "emulated_commit();\n",
     r'asm volatile\("cp\.async\.wait_group %0;".*?"memory"\);\n': "emulated_wait_group(groups);\n",
-    r"extern __shared__ __align__\(16\) uint8_t (\w+)\[\];": r"uint8_t * const \1 = emulated_shared();",
+    r'asm volatile\("mbarrier\.init.*?"memory"\);\n': "emulated_barrier_init(barrier, count);\n",
+    r'asm volatile\("fence\.proxy\.async.*?"memory"\);': "",
+    r'asm volatile\("mbarrier\.arrive\.shared.*?"memory"\);\n': "emulated_arrive(barrier, 0);\n",
+    r'asm volatile\("mbarrier\.arrive\.expect_tx.*?"memory"\);\n': "emulated_arrive(barrier, bytes);\n",
+    r'asm volatile\("\{ \.reg \.pred p; mbarrier\.try_wait.*?"memory"\);\n': "ended = emulated_has_ended(barrier, parity);\n",
+    r'asm volatile\("cp\.async\.mbarrier.*?"memory"\);\n': "emulated_arrive_after_copies(barrier);\n",
+    r'asm volatile\("cp\.async\.bulk\.shared.*?"memory"\);\n': "emulated_bulk_copy(to, from, bytes, barrier);\n",
+    r'asm volatile\("bar\.sync 1, %0;".*?"memory"\);': "emulated_meet(threads);",
+    r'asm volatile\("griddepcontrol.*?"memory"\);': "",
+    r'asm volatile\("setmaxnreg.*?\);': "",
+    r'asm volatile\("wgmma\.(?:fence|commit_group|wait_group).*?"memory"\);': "",
+    r'asm volatile\("\{ \.reg \.pred p; setp\.ne\.b32 p, 1, 0; wgmma\..*?"l"\(b\)\);\n': "emulated_wgmma(c, a, b);\n",
+    r"extern __shared__ __align__\((?:16|128)\) uint8_t (\w+)\[\];": r"uint8_t * const \1 = emulated_shared();",
 }
 """Instructions, in functions whose parameters are named as in the calls, and what stands for them."""
 

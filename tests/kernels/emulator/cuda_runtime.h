@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) double2 { double x, y; };
 
 static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline double2 make_double2(double x, double y) { return {x, y}; }
@@ -71,7 +73,7 @@ static inline float __uint_as_float(uint32_t bits) {
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct emulated_thread {
-    enum class at { START, WARP, BLOCK, END } where = at::START;
+    enum class at { START, WARP, SPIN, BLOCK, END } where = at::START;
     ucontext_t              context;  // where it starts
     jmp_buf                 resumed;  // where it goes on: a context would also be switched by two system calls
     dim3                    index;
@@ -118,6 +120,10 @@ static inline void __threadfence() {}
 
 static inline uint8_t * emulated_shared() { return emulated.shared.get(); }
 
+static inline size_t __cvta_generic_to_shared(const void * p) { return (const uint8_t *) p - emulated_shared(); }
+
+static float emulated_f16_value(uint32_t bits);
+
 static inline int atomicAdd(int * p, int value) {
     const int before = *p;
     *p += value;
@@ -152,42 +158,56 @@ static uint4 emulated_load(const uint4 * x) {
 
 [[noreturn]] static inline void __trap() { emulated_abort("a trap"); }
 
-// Runs the threads first ... last until each has come to a barrier of the block or to its end.
-static void emulated_run_warp(size_t first, size_t last, bool reversed) {
+// What changed so that a thread that waits may go on.
+static long emulated_events = 0;
+
+// Runs the threads first ... last until each waits or has ended; from a barrier of the block only if it is open, and
+// from an instruction of the warp only if all of it is there.
+static void emulated_run_warp(size_t first, size_t last, bool open, bool reversed) {
     using at = emulated_thread::at;
-    for (;;) {
-        int at_warp = 0, at_block = 0, ended = 0;
+    bool whole = false;
+    do {
+        int at_warp = 0, gone = 0;
         for (size_t i = 0; i < last - first; ++i) {
-            emulated_thread & t = emulated.threads[reversed ? last - 1 - i : first + i];
-            if (t.where != at::END) {
+            emulated_thread & t     = emulated.threads[reversed ? last - 1 - i : first + i];
+            const bool        ready = t.where == at::START || t.where == at::SPIN || (t.where == at::BLOCK && open);
+            if (t.where == at::WARP ? whole : ready && !whole) {
+                emulated_events += t.where != at::SPIN;
                 emulated_resume(t);
             }
-            at_warp  += t.where == at::WARP;
-            at_block += t.where == at::BLOCK;
-            ended    += t.where == at::END;
         }
-        if (at_warp == 0) {
-            if (at_block != 0 && ended != 0) {
-                emulated_abort("threads of a warp ended before a barrier");
-            }
-            return;
+        for (size_t i = first; i < last; ++i) {
+            at_warp += emulated.threads[i].where == at::WARP;
+            gone    += emulated.threads[i].where == at::BLOCK || emulated.threads[i].where == at::END;
         }
-        if (at_block + ended != 0 || at_warp != 32) {
-            emulated_abort("an mma without its whole warp");
+        if (at_warp != 0 && gone != 0) {
+            emulated_abort("an instruction of a warp without its whole warp");
         }
-    }
+        whole = at_warp == 32;
+    } while (whole);
 }
 
 static void emulated_run_block(bool reversed) {
     const size_t n = emulated.threads.size();
-    for (bool more = true; more;) {
-        more = false;
+    for (;;) {
+        size_t     ended = 0, at_barrier = 0;
+        const long before = emulated_events;
+        for (const emulated_thread & t : emulated.threads) {
+            ended      += t.where == emulated_thread::at::END;
+            at_barrier += t.where == emulated_thread::at::BLOCK;
+        }
+        if (ended == n) {
+            return;
+        }
+        if (at_barrier != 0 && at_barrier != n && ended != 0) {
+            emulated_abort("threads ended before a barrier of the block");
+        }
         for (size_t w = 0; w < n; w += 32) {
             const size_t first = reversed ? (n - 1 - w) / 32 * 32 : w;
-            emulated_run_warp(first, std::min(first + 32, n), reversed);
+            emulated_run_warp(first, std::min(first + 32, n), at_barrier == n, reversed);
         }
-        for (const emulated_thread & t : emulated.threads) {
-            more = more || t.where != emulated_thread::at::END;
+        if (emulated_events == before) {
+            emulated_abort("every thread waits for another");
         }
     }
 }
@@ -220,6 +240,113 @@ static void emulated_wait_group(int left) {
         copies.erase(copies.begin());
     }
 }
+
+// -- barriers in shared memory --
+
+struct emulated_barrier {
+    int      count = 0, pending = 0, bytes = 0;
+    uint32_t phases = 0;  // ended
+
+    std::vector<std::function<void()>> copies;
+};
+
+static std::map<const uint64_t *, emulated_barrier> emulated_barriers;
+
+static void emulated_settle(emulated_barrier & b) {
+    if (b.pending == 0 && b.bytes == 0) {
+        ++b.phases;
+        b.pending = b.count;
+        ++emulated_events;
+    }
+}
+
+static void emulated_barrier_init(uint64_t * barrier, int count) {
+    emulated_barrier b;
+    b.count = b.pending = count;
+    emulated_barriers[barrier] = b;
+}
+
+static void emulated_arrive(uint64_t * barrier, int bytes) {
+    emulated_barrier & b = emulated_barriers.at(barrier);
+    if (b.pending == 0) {
+        emulated_abort("more arrive at a barrier than it counts");
+    }
+    b.bytes += bytes;
+    --b.pending;
+    ++emulated_events;
+    emulated_settle(b);
+}
+
+// As late as a kernel may rely on it, when somebody asks whether it is there; or, reversed, at once.
+static void emulated_bulk_copy(void * to, const void * from, int bytes, uint64_t * barrier) {
+    if ((uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0 || bytes % 16 != 0) {
+        emulated_abort("a copy that is not aligned");
+    }
+    emulated_barrier & b = emulated_barriers.at(barrier);
+    b.copies.push_back([&b, to, from, bytes] {
+        memcpy(to, from, bytes);
+        b.bytes -= bytes;
+    });
+    if (emulated_reversed()) {
+        b.copies.back()();
+        b.copies.pop_back();
+        emulated_settle(b);
+    }
+}
+
+// Arrives once what the thread copied is there, as late as above.
+static void emulated_arrive_after_copies(uint64_t * barrier) {
+    emulated_barrier & b      = emulated_barriers.at(barrier);
+    const auto         copies = emulated.running->copies.back();
+    emulated.running->copies.back().clear();
+    b.copies.push_back([&b, copies] {
+        for (const auto & copy : copies) {
+            memcpy(copy.first, copy.second, 16);
+        }
+        --b.pending;
+    });
+    if (emulated_reversed()) {
+        b.copies.back()();
+        b.copies.pop_back();
+        emulated_settle(b);
+    }
+}
+
+// Whether the phase of a parity has ended; hands over if not.
+static uint32_t emulated_has_ended(uint64_t * barrier, uint32_t parity) {
+    emulated_barrier & b = emulated_barriers.at(barrier);
+    if (!b.copies.empty()) {
+        for (const auto & copy : b.copies) {
+            copy();
+        }
+        b.copies.clear();
+        emulated_settle(b);
+    }
+    if (b.phases % 2 != parity) {
+        ++emulated_events;
+        return 1;
+    }
+    emulated_wait(emulated_thread::at::SPIN);
+    return 0;
+}
+
+// Of so many threads.
+static void emulated_meet(int threads) {
+    static int  waiting = 0;
+    static long meeting = 0;
+    const long  mine    = meeting;
+    if (++waiting == threads) {
+        waiting = 0;
+        ++meeting;
+        ++emulated_events;
+    }
+    while (meeting == mine) {
+        emulated_wait(emulated_thread::at::SPIN);
+    }
+    ++emulated_events;
+}
+
+static inline void __syncwarp() {}
 
 // body(), a call of a kernel, in every thread. Shared memory is poisoned before each block.
 static void emulate(
@@ -299,6 +426,32 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
     emulated_mma_of<emulated_bf16_value>(c, a, b);
 }
 
+// c += a b by a warp's part of wgmma.m64nNk16, a from registers; b says where its core matrices are.
+template <int n> static void emulated_wgmma(float (&c)[n][4], const uint32_t (&a)[4], uint64_t b) {
+    const unsigned  thread = threadIdx.x + threadIdx.y * blockDim.x;
+    const unsigned  lane   = thread % 32;
+    auto *          warp   = emulated.fragments[emulated.running->turn] + thread - lane;
+    const uint8_t * from   = emulated_shared() + ((b & 0x3FFF) << 4);
+    const unsigned  along_k = (b >> 16 & 0x3FFF) << 4, along_n = (b >> 32 & 0x3FFF) << 4;
+    emulated.running->turn ^= 1;
+    memcpy(warp[lane].a, a, sizeof(a));
+    emulated_wait(emulated_thread::at::WARP);
+    for (int i = 0; i < n; ++i) {
+        for (unsigned e = 0; e < 4; ++e) {
+            const unsigned row = lane / 4 + (e >= 2 ? 8 : 0);
+            const unsigned col = lane % 4 * 2 + (e & 1);
+            float          sum = c[i][e];
+            for (unsigned k = 0; k < 16; ++k) {
+                const uint32_t pair_a = warp[row % 8 * 4 + k % 8 / 2].a[(row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)];
+                uint16_t       value_b;
+                memcpy(&value_b, from + k / 8 * along_k + i * along_n + col * 16 + k % 8 * 2, sizeof(value_b));
+                sum += emulated_f16_value(pair_a >> k % 2 * 16 & 0xFFFF) * emulated_f16_value(value_b);
+            }
+            c[i][e] = sum;
+        }
+    }
+}
+
 // -- the host's calls --
 
 using cudaStream_t = void *;
@@ -310,6 +463,36 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 static inline const char * cudaGetErrorString(cudaError_t status) { return status ? "error" : "success"; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 static inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+struct cudaFuncAttributes { size_t sharedSizeBytes; };
+
+// As of a kernel that is compiled.
+template <typename F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * attributes, F) {
+    attributes->sharedSizeBytes = 1;
+    return cudaSuccess;
+}
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    struct { int programmaticStreamSerializationAllowed; } val;
+};
+
+struct cudaLaunchConfig_t {
+    dim3                  gridDim, blockDim;
+    size_t                dynamicSmemBytes;
+    cudaStream_t          stream;
+    cudaLaunchAttribute * attrs;
+    unsigned              numAttrs;
+};
+
+// After what was launched before, also where it may begin earlier.
+template <typename... P, typename... A>
+static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * config, void (*kernel)(P...), const A &... arguments) {
+    emulate([&] { kernel(arguments...); }, config->gridDim, config->blockDim, (int) config->dynamicSmemBytes);
+    return cudaSuccess;
+}
 
 template <typename F> static inline cudaError_t cudaFuncSetAttribute(F, cudaFuncAttribute, int) { return cudaSuccess; }
 

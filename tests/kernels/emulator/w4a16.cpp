@@ -10,7 +10,8 @@
 // Of the last rung both ways to divide the work, of its smaller tile; `tables` has all its tiles.
 static std::vector<rung> rungs() {
     const std::vector<rung> fragment = fragment_rungs();
-    return {NAIVE, TILED, fragment[2], fragment[3]};
+    const std::vector<rung> wgmma    = wgmma_rungs();
+    return {NAIVE, TILED, fragment[2], fragment[3], wgmma[2], wgmma[3]};
 }
 
 static bool edges() {
@@ -37,8 +38,9 @@ static bool tables() {
     bool passed = true;
     for (const weight_type type : TYPES) {
         passed = impossible_plans_are_refused(type) && passed;
-        passed = switches_are_right(PLANNED, planned_device<true>(), type, 65, 512) && passed;
-        passed = switches_are_right(PLANNED_121, planned_device<false>(), type, 65, 512) && passed;
+        passed = switches_are_right(PLANNED, planned_device<table_of::HERE>(), type, 65, 512) && passed;
+        passed = switches_are_right(PLANNED_PLAIN, planned_device<table_of::PLAIN>(), type, 65, 512) && passed;
+        passed = switches_are_right(PLANNED_121, planned_device<table_of::SM_121>(), type, 65, 512) && passed;
     }
     return passed;
 }
@@ -69,7 +71,7 @@ int main(int argc, char ** argv) {
         const weight_type type = argv[2] == std::string("q4_0") ? weight_type::Q4_0 : weight_type::Q4_K;
         bool              all  = true;
         std::vector<rung> all_rungs = rungs();
-        all_rungs.insert(all_rungs.end(), {PLANNED, PLANNED_121});
+        all_rungs.insert(all_rungs.end(), {PLANNED, PLANNED_PLAIN, PLANNED_121});
         for (const rung & r : all_rungs) {
             if (r.name == argv[6]) {
                 all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1) && all;
