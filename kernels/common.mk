@@ -14,7 +14,7 @@
 # ARCH is the architecture as nvcc names it; native is the GPU that is here.
 
 ARCH        ?= native
-SPILL_ARCHS ?= sm_80 sm_90 sm_90a sm_121
+SPILL_ARCHS ?= sm_80 sm_90 sm_121
 OUT         ?= build
 NVCC        ?= nvcc
 # as ggml compiles its kernels

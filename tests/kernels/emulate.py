@@ -24,7 +24,7 @@ INSTRUCTIONS = {
     r'asm volatile\("fence\.proxy\.async.*?"memory"\);': "",
     r'asm volatile\("mbarrier\.arrive\.shared.*?"memory"\);\n': "emulated_arrive(barrier, 0);\n",
     r'asm volatile\("mbarrier\.arrive\.expect_tx.*?"memory"\);\n': "emulated_arrive(barrier, bytes);\n",
-    r'asm volatile\("\{ \.reg \.pred p; mbarrier\.try_wait.*?"memory"\);\n': "ended = emulated_has_ended(barrier, parity);\n",
+    r'asm volatile\("\{ \.reg \.pred p; mbarrier\..*?"memory"\);\n': "ended = emulated_has_ended(barrier, parity);\n",
     r'asm volatile\("cp\.async\.mbarrier.*?"memory"\);\n': "emulated_arrive_after_copies(barrier);\n",
     r'asm volatile\("cp\.async\.bulk\.shared.*?"memory"\);\n': "emulated_bulk_copy(to, from, bytes, barrier);\n",
     r'asm volatile\("bar\.sync 1, %0;".*?"memory"\);': "emulated_meet(threads);",

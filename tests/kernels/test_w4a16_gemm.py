@@ -18,6 +18,7 @@ from tests.kernels.emulate import EMULATOR, compile_emulated
 
 NAME = "w4a16_gemm"
 KERNEL = KERNELS / NAME / "w4a16_gemm.cuh"
+WGMMA = KERNEL.with_name("w4a16_wgmma.cuh")
 PROGRAM = EMULATOR / "w4a16.cpp"
 
 TYPES = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
@@ -41,7 +42,30 @@ WRONG = {
         f"w4a16_wait<C::X_STAGES - 1>();\n        {BARRIER}",
     ),
 }
-"""Defects of the kernel, as what they put in place of what."""
+"""Defects of the mma.sync kernel and of what both share, as what they put in place of what."""
+
+THERE = "w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n"
+
+WRONG_WGMMA = {
+    "activations not waited for": ("        w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
+    "the first weights not waited for": (f"this->clear();\n        {THERE}", "this->clear();\n"),
+    "a unit's weights not waited for": (f"else if (more) {{\n            {THERE}", "else if (more) {\n"),
+    "weights copied before others were read": (
+        "        w4a16_wait_for(stages_.w_free + w_.stage, w_.parity ^ 1);\n",
+        "",
+    ),
+    "core matrices the other way round": (
+        "(128 >> 4) << 16 | (uint64_t) (512 >> 4) << 32",
+        "(512 >> 4) << 16 | (uint64_t) (128 >> 4) << 32",
+    ),
+    "a part left out": ("w4a16_begin(p, b) < part.begin + p.units;", "w4a16_begin(p, b + 1) < part.begin + p.units;"),
+    "a slot of the other tile": ("t.add(2 * b + (w4a16_begin(p, b) < part.begin))", "t.add(2 * b)"),
+    "the order of the other kernel": ("w4a16_order::CORES", "w4a16_order::FRAGMENTS"),
+}
+"""The same of the wgmma kernel."""
+
+ROUND = 5120
+"""So much of k that a block goes round its stages."""
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +133,7 @@ def test_every_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) ->
     ran = run(emulated, "edges", reverse=reverse)
     assert ran.returncode == 0, ran.stderr
     assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 62
+    assert ran.stderr.count("ok  ") == 90
 
 
 def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
@@ -120,6 +144,8 @@ def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
     for kind in TYPES:
         columns = [int(n) for name, each, n in found if (name, each) == ("planned", kind)]
         assert columns[:6] == [15, 16, 17, 31, 32, 33]
+        plain = [int(n) for name, each, n in found if (name, each) == ("planned-plain", kind)]
+        assert plain[:6] == [15, 16, 17, 31, 32, 33]
         columns_121 = [int(n) for name, each, n in found if (name, each) == ("planned-121", kind)]
         assert columns_121 == [15, 16, 17, 31, 32, 33, 63, 64, 65]
     assert ran.stderr.count("what cannot be is refused") == 2
@@ -129,9 +155,17 @@ def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: int) -> None:
     """Just below, at and just above the tiles; of the table's configuration, its shares of the work as well."""
-    for rung, k in (("tiled", 256), ("planned", 768)):
+    for rung, k in (("tiled", 256), ("planned", 768), ("planned-plain", 768)):
         ran = run(emulated, "shape", kind, str(m), str(n), str(k), rung)
         assert (ran.returncode, ran.stderr) == (0, f"ok   {rung} {kind} m={m} n={n} k={k}\n")
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_stages_are_used_again_on_the_emulator(emulated: Path, kind: str, reverse: bool) -> None:
+    """Blocks that have more units than stages: what is free and what is there is waited for each time."""
+    ran = run(emulated, "shape", kind, "129", "17", str(ROUND), "planned", reverse=reverse)
+    assert (ran.returncode, ran.stderr) == (0, f"ok   planned {kind} m=129 n=17 k={ROUND}\n")
 
 
 def test_the_error_is_a_part_of_mmqs(emulated: Path) -> None:
@@ -150,29 +184,42 @@ def test_the_error_is_a_part_of_mmqs(emulated: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_defect_of_the_kernel_is_found(tmp_path: Path, wrong: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(pytest.param(KERNEL.name, wrong, id=what) for what, wrong in WRONG.items()),
+        *(pytest.param(WGMMA.name, wrong, id=f"wgmma: {what}") for what, wrong in WRONG_WGMMA.items()),
+    ],
+)
+def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, wrong: tuple[str, str]) -> None:
     """Each, put into a copy, fails a product of either type, or crashes, in one of two orders of the threads."""
+    k, rung = (ROUND, "planned") if name == WGMMA.name else (1280, "planned-plain")
     shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
-    path = tmp_path / "kernels" / NAME / KERNEL.name
+    path = tmp_path / "kernels" / NAME / name
     text = path.read_text()
     assert text.count(wrong[0]) == 1
     path.write_text(text.replace(*wrong))
     program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O1")
     rans = [
-        run(program, "shape", kind, "129", "17", "1280", "planned", reverse=reverse)
+        run(program, "shape", kind, "129", "17", str(k), rung, reverse=reverse)
         for kind in TYPES
         for reverse in (False, True)
     ]
     assert any(ran.returncode != 0 for ran in rans)
 
 
-@pytest.mark.parametrize("name", ["w4a16_gemm.cuh", "w4a16_plan.cuh", "w4a16_columns.cuh"])
+INCLUDES = {
+    "w4a16_gemm.cuh": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
+    "w4a16_wgmma.cuh": ['"w4a16_gemm.cuh"'],
+    "w4a16_plan.cuh": ['"w4a16_wgmma.cuh"'],
+    "w4a16_columns.cuh": ['"w4a16_gemm.cuh"'],
+}
+
+
+@pytest.mark.parametrize("name", INCLUDES)
 def test_the_kernel_stands_alone(name: str) -> None:
     """It includes CUDA's headers and the kernel only, so that it can be laid over any tree."""
-    found = re.findall(r"#include (.+)", (KERNEL.parent / name).read_text())
-    own = ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"]
-    assert found == (own if name == KERNEL.name else ['"w4a16_gemm.cuh"'])
+    assert re.findall(r"#include (.+)", (KERNEL.parent / name).read_text()) == INCLUDES[name]
 
 
 @pytest.mark.gpu
@@ -181,8 +228,9 @@ def test_no_architecture_spills(tmp_path: Path) -> None:
     """Every configuration of the tables compiles from sm_80 to sm_121 without a byte of local memory."""
     ran = make(NAME, "spills", out=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("_Z10w4a16_gemm") >= 2 * 8 * 3
-    assert ran.stdout.count("_Z12w4a16_to_f16") == 2 * 3
+    assert ran.stdout.count("_Z10w4a16_gemm") >= 2 * 8 * 4
+    assert ran.stdout.count("_Z16w4a16_wgmma_gemm") == 2 * 5 * 4
+    assert ran.stdout.count("_Z12w4a16_to_f16") == 2 * 2 * 4
 
 
 @pytest.mark.gpu

@@ -303,7 +303,9 @@ static void emulated_arrive_after_copies(uint64_t * barrier) {
         for (const auto & copy : copies) {
             memcpy(copy.first, copy.second, 16);
         }
-        --b.pending;
+        if (b.pending-- == 0) {
+            emulated_abort("more arrive at a barrier than it counts");
+        }
     });
     if (emulated_reversed()) {
         b.copies.back()();
