@@ -124,16 +124,17 @@ class Job:
         _put(self.rc, {**rc, "sha256": _sealed(rc)})
 
     def status(self) -> Status:
-        """Tell the job's state. The lock is tried before rc is looked at: in that order there is no race."""
+        """Tell the job's state: started is looked for, the lock tried, then rc read; in that order there is no race."""
         if not self.plan.exists():
             return Status(self.job_id, "absent")
+        begun = self._started.exists()  # one that began between the two looks would be taken for lost
         running = self._held()
         size = self.journal.stat().st_size if self.journal.exists() else 0
         if running:
             return Status(self.job_id, "running", size)
         if self.rc.exists():
             return self._final(size)
-        return Status(self.job_id, "lost" if self._started.exists() else "staged", size)
+        return Status(self.job_id, "lost" if begun else "staged", size)
 
     def _final(self, size: int) -> Status:
         """Return the status of a job that left a final one; nothing is believed of one that contradicts its journal."""

@@ -103,12 +103,13 @@ def test_final_status_covers_the_journal(job: Job) -> None:
 def test_killed_agent_is_lost(job: Job) -> None:
     """No rc and a free lock after a start: lost, at once and for good, and it is not started again."""
     job.start()
-    while not (job.folder / "executed").exists():
+    executed = job.folder / "executed"
+    while not (executed.exists() and executed.read_text()):
         time.sleep(0.01)
     os.kill(json.loads((job.folder / "started").read_text())["pid"], 9)
     wait_for(job, "lost")
     assert job.start().state == "lost"
-    assert (job.folder / "executed").read_text() == "x"
+    assert executed.read_text() == "x"
 
 
 def test_cancel_ends_a_deaf_agent(job: Job) -> None:
