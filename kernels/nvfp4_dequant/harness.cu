@@ -3,7 +3,7 @@
 //                              LIBRARY: a built libggml-cuda.so, whose own conversion is timed beside ours
 // ./harness one ROWS COLS      one launch, for a profiler
 
-#include "../common/bench.cuh"
+#include "../common/copy.cuh"
 #include "../common/buffer.cuh"
 #include "../common/check_selftest.cuh"
 #include "../common/fill.cuh"
@@ -209,23 +209,6 @@ static double print_row(const matrix_shape & shape, const char * cache, const co
     return gb_s;
 }
 
-static contender copy_of(const std::vector<device_buffer> & from, const std::vector<device_buffer> & to) {
-    const int64_t size = to[0].size();
-    return {"copy", 2 * size, [&, size](int set, cudaStream_t s) {
-        CUDA_CHECK(cudaMemcpyAsync(to[set].as<void>(), from[set].as<void>(), size, cudaMemcpyDeviceToDevice, s));
-    }};
-}
-
-// What memory gives: far more than L2, and so long that launching does not count. Returns GB/s.
-static double bench_copy(bench & b) {
-    static const matrix_shape  bytes = {"1GiB", 1 << 15, 1 << 15};
-    std::vector<device_buffer> from, to;
-    from.emplace_back(bytes.rows * bytes.cols);
-    to.emplace_back(bytes.rows * bytes.cols);
-    const std::vector<contender> all = {copy_of(from, to)};
-    return print_row(bytes, "cold", all[0], b.measure(all, 1, 4)[0]);
-}
-
 // Ours first, then its rivals. False, and nothing timed, if an output is wrong.
 static bool bench_shape(bench & b, const matrix_shape & shape, double copy_gb_s,
                         const std::vector<kernel_under_test> & kernels) {
@@ -272,7 +255,9 @@ static int bench_all(const char * library) {
     }
     bench        b;
     bool         all       = true;
-    const double copy_gb_s = bench_copy(b);
+    const double copy_gb_s = bench_copy(b, [](const matrix_shape & bytes, const contender & c, const timing & t) {
+        return print_row(bytes, "cold", c, t);
+    });
     for (const matrix_shape & shape : LAYERS) {
         all = bench_shape(b, shape, copy_gb_s, kernels) && all;
     }

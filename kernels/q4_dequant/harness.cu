@@ -5,7 +5,7 @@
 // ./harness rival LIBRARY      those products alone
 // ./harness one TYPE ROWS COLS one launch, for a profiler
 
-#include "../common/bench.cuh"
+#include "../common/copy.cuh"
 #include "proof.cuh"
 #include "rival.cuh"
 
@@ -56,23 +56,6 @@ static double print_row(const char * type, const matrix_shape & shape, const cha
     fprintf(stderr, "%-8s %-4s %s %-6s %9.2f us +- %.2f %8.1f GB/s %6.0f MHz\n", shape.name, type, cache,
             c.name.c_str(), median(t.time_us), median_deviation(t.time_us), gb_s, median(t.sm_clock_mhz));
     return gb_s;
-}
-
-static contender copy_of(const std::vector<device_buffer> & from, const std::vector<device_buffer> & to) {
-    const int64_t size = to[0].size();
-    return {"copy", 2 * size, [&, size](int set, cudaStream_t s) {
-        CUDA_CHECK(cudaMemcpyAsync(to[set].as<void>(), from[set].as<void>(), size, cudaMemcpyDeviceToDevice, s));
-    }};
-}
-
-// What memory gives: far more than L2, and so long that launching does not count. Returns GB/s.
-static double bench_copy(bench & b) {
-    static const matrix_shape  bytes = {"1GiB", 1 << 15, 1 << 15};
-    std::vector<device_buffer> from, to;
-    from.emplace_back(bytes.rows * bytes.cols);
-    to.emplace_back(bytes.rows * bytes.cols);
-    const std::vector<contender> all = {copy_of(from, to)};
-    return print_row("u8", bytes, "cold", all[0], b.measure(all, 1, 4)[0]);
 }
 
 // False, and nothing timed, if the output is wrong.
@@ -170,7 +153,9 @@ static int bench_all(const char * library) {
     }
     bench        b;
     bool         all       = true;
-    const double copy_gb_s = bench_copy(b);
+    const double copy_gb_s = bench_copy(b, [](const matrix_shape & bytes, const contender & c, const timing & t) {
+        return print_row("u8", bytes, "cold", c, t);
+    });
     for (const weight_type type : TYPES) {
         for (const matrix_shape & shape : LAYERS) {
             all = bench_shape(b, type, shape, copy_gb_s) && all;

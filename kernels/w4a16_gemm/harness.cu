@@ -17,8 +17,10 @@ static bool edges() {
     passed      = references_agree() && passed;
     for (const weight_type type : TYPES) {
         passed = wrong_arguments_are_refused(TILED, type) && passed;
+        passed = wrong_arguments_are_refused(LDMATRIX, type) && passed;
         passed = edges_are_right(NAIVE, type) && passed;
         passed = edges_are_right(TILED, type) && passed;
+        passed = edges_are_right(LDMATRIX, type) && passed;
         for (const rung & r : fragment_rungs()) {
             passed = wrong_arguments_are_refused(r, type) && passed;
             passed = edges_are_right(r, type) && passed;
@@ -27,11 +29,14 @@ static bool edges() {
             passed = wrong_arguments_are_refused(r, type) && passed;
         }
         passed = impossible_plans_are_refused(type) && passed;
-        passed = edges_are_right(PLANNED, type) && passed;
-        passed = edges_are_right(PLANNED_121, type) && passed;
-        passed = switches_are_right(PLANNED, planned_device<table_of::HERE>(), type, 300, 1280) && passed;
-        passed = switches_are_right(PLANNED_PLAIN, planned_device<table_of::PLAIN>(), type, 300, 1280) && passed;
-        passed = switches_are_right(PLANNED_121, planned_device<table_of::SM_121>(), type, 300, 1280) && passed;
+        passed = wrong_packing_is_refused(type) && passed;
+        for (const rung & r : packed_rungs()) {
+            passed = wrong_arguments_are_refused(r, type) && passed;
+        }
+        for (const rung & r : planned_rungs()) {
+            passed = edges_are_right(r, type) && passed;
+            passed = switches_are_right(r, type, 300, 1280) && passed;
+        }
     }
     passed = columns_are_right() && passed;
     passed = undoing_is_right() && passed;
@@ -44,7 +49,7 @@ static bool accuracy() {
     fprintf(stderr, "inputs of seed %llu\n", (unsigned long long) seed);
     for (const weight_type type : TYPES) {
         for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
-            for (const rung & r : {NAIVE, TILED, PLANNED}) {
+            for (const rung & r : {NAIVE, TILED, LDMATRIX, PLANNED, planned_rungs().back()}) {
                 passed = nearer_than_mmq(r, {type, 128, 64, 4096}, how, seed) && passed;
             }
         }
@@ -56,14 +61,14 @@ static bool everything() {
     bool passed = edges();
     passed      = accuracy() && passed;
     for (const weight_type type : TYPES) {
-        for (const rung & r : {PLANNED, PLANNED_PLAIN, PLANNED_121}) {
+        for (const rung & r : planned_rungs()) {
             passed = layers_are_right(r, type) && passed;
             for (const int64_t n : {9, 129, 512}) {
                 passed = repeats_agree(r, {type, 1024, n, 4096}, 100) && passed;
             }
         }
-        passed = switches_are_right(PLANNED, planned_device<table_of::HERE>(), type, 4096, 14336) && passed;
-        passed = stress_is_right(PLANNED, type) && passed;
+        passed = switches_are_right(planned_rungs().back(), type, 4096, 14336) && passed;
+        passed = stress_is_right(planned_rungs().back(), type) && passed;
     }
     return passed;
 }
@@ -100,16 +105,18 @@ static void print_row(
 // False, and nothing timed, if the output is wrong.
 static bool bench_shape(bench & b, const std::string & name, const gemm_shape & s, const rung & r, bool cold) {
     std::vector<problem> sets;
+    std::vector<operand> weights;
     for (int i = 0; i == 0 || (cold && i < cold_sets(sets[0].bytes())); ++i) {
         sets.emplace_back(s);
         sets[i].fill(i);
+        weights.push_back(sets[i].weights_of(r));
     }
     if (!right(sets[0], r, " " + name)) {
         return false;
     }
     const device_buffer scratch(sets[0].scratch_bytes(r));
     const contender     c = {r.name, sets[0].bytes(), [&](int set, cudaStream_t stream) {
-                                 CUDA_CHECK(sets[set].launch(r, scratch, stream));
+                                 CUDA_CHECK(sets[set].launch(r, weights[set], scratch, stream));
                              }};
     if (cold) {
         print_row(name, s, "cold", c, b.measure({c}, (int) sets.size(), std::max(12, 2 * (int) sets.size()))[0]);
@@ -126,15 +133,18 @@ static int bench_all() {
     bool  all = true;
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 128, 256, 512, 1024, 2048}) {
-            all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, PLANNED, true) && all;
+            for (const rung & r : planned_rungs()) {
+                all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, r, true) && all;
+            }
             all = bench_shape(b, "ffn_down", {type, 4096, n, 14336}, TILED, true) && all;
         }
         for (size_t i = 1; i < LAYERS.size(); ++i) {
             for (const int64_t n : {16, 128, 512}) {
-                all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, n, LAYERS[i].cols}, PLANNED, true) && all;
+                all = bench_shape(b, LAYERS[i].name, {type, LAYERS[i].rows, n, LAYERS[i].cols}, planned_rungs().back(), true) && all;
             }
         }
         all = bench_shape(b, "ffn_down", {type, 4096, 512, 14336}, NAIVE, false) && all;
+        all = bench_shape(b, "ffn_down", {type, 4096, 512, 14336}, LDMATRIX, true) && all;
     }
     return all ? 0 : 1;
 }
@@ -143,7 +153,7 @@ static int one(const std::string & type, int64_t m, int64_t n, int64_t k) {
     for (const weight_type each : TYPES) {
         if (type == name_of(each)) {
             bool all = true;
-            for (const rung & r : {PLANNED, PLANNED_PLAIN, PLANNED_121}) {
+            for (const rung & r : planned_rungs()) {
                 all = right({each, m, n, k}, r, 1) && all;
             }
             return all ? 0 : 1;

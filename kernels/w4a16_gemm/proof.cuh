@@ -9,6 +9,8 @@
 #include "variants.cuh"
 #include "w4a16_columns.cuh"
 
+#include <optional>
+
 static const std::vector<weight_type> TYPES = {weight_type::Q4_0, weight_type::Q4_K};
 
 // Tokens are of different sizes: times 2^-6 ... 2^6.
@@ -18,6 +20,28 @@ static __global__ void spread_columns(float * x, int64_t count, int64_t k) {
         x[i] *= __uint_as_float((uint32_t) (121 + i / k % 5 * 3) << 23);
     }
 }
+
+// Weights where they lie, or packed.
+class operand {
+  public:
+    explicit operand(const void * weights) : at_(weights) {}
+
+    void pack(const gemm_shape & s) {
+        const w4a16_type type = s.type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+        packed_.emplace((int64_t) w4a16_packed_bytes(type, s.m, s.k));
+        CUDA_CHECK(w4a16_pack_cuda(type, at_, packed_->as<void>(), s.m, s.k, nullptr));
+        CUDA_CHECK(cudaDeviceSynchronize());
+        at_ = packed_->as<void>();
+    }
+
+    const void * at() const { return at_; }
+
+    bool guards_intact() const { return !packed_ || packed_->guards_intact(); }
+
+  private:
+    const void *                 at_;
+    std::optional<device_buffer> packed_;
+};
 
 struct problem {
     gemm_shape    shape;
@@ -49,18 +73,29 @@ struct problem {
         CUDA_CHECK(cudaMemcpy(x.as<void>(), from_x.data(), x.size(), cudaMemcpyHostToDevice));
     }
 
-    cudaError_t launch(const rung & r, const device_buffer & scratch, cudaStream_t stream = nullptr) const {
-        return r.of(shape.type).launch(w.as<void>(), x.as<float>(), y.as<float>(), scratch.as<void>(), shape.m, shape.n,
-                                       shape.k, blocks_of(r, shape), stream);
+    // The weights as a rung takes them.
+    operand weights_of(const rung & r) const {
+        operand weights(w.as<void>());
+        if (r.of(shape.type).packed) {
+            weights.pack(shape);
+        }
+        return weights;
+    }
+
+    cudaError_t launch(const rung & r, const operand & weights, const device_buffer & scratch,
+                       cudaStream_t stream = nullptr) const {
+        return r.of(shape.type).launch(weights.at(), x.as<float>(), y.as<float>(), scratch.as<void>(), shape.m,
+                                       shape.n, shape.k, blocks_of(r, shape), stream);
     }
 
     // False if it wrote outside its buffers.
     bool run(const rung & r) const {
         const device_buffer scratch(scratch_bytes(r));
+        const operand       weights = weights_of(r);
         y.poison();
-        CUDA_CHECK(launch(r, scratch));
+        CUDA_CHECK(launch(r, weights, scratch));
         CUDA_CHECK(cudaDeviceSynchronize());
-        return w.guards_intact() && x.guards_intact() && scratch.guards_intact() && y.guards_intact();
+        return weights.guards_intact() && w.guards_intact() && x.guards_intact() && scratch.guards_intact() && y.guards_intact();
     }
 
     // Those of some rows of the weights: n times `rows` outputs.
@@ -174,9 +209,12 @@ static bool wrong_arguments_are_refused(const rung & r, weight_type type) {
     }
     refused = sizes(-1, 1, 256) == cudaErrorInvalidValue && sizes(1, -1, 256) == cudaErrorInvalidValue && refused;
     if (r.f16) {
-        refused = sizes(1, 1, 32) == cudaErrorInvalidValue && sizes(1, 1, 256, 0) == cudaErrorInvalidValue && refused;
-        refused = sizes(1, 1, 256, 2) == cudaErrorInvalidValue && refused;  // more blocks than work
+        refused = sizes(1, 1, 32) == cudaErrorInvalidValue && refused;
         refused = sizes((int64_t) 1 << 31, 1, 256) == cudaErrorInvalidValue && refused;
+    }
+    if (r.of(type).kernel != nullptr) {
+        refused = sizes(1, 1, 256, 0) == cudaErrorInvalidValue && refused;
+        refused = sizes(1, 1, 256, 2) == cudaErrorInvalidValue && refused;  // more blocks than work
     }
     refused = moved(type == weight_type::Q4_0 && !r.f16 ? 1 : 8, 0, 0, 0) == cudaErrorMisalignedAddress && refused;
     refused = moved(0, 4, 0, 0) == cudaErrorMisalignedAddress && refused;
@@ -219,9 +257,8 @@ static bool impossible_plans_are_refused(weight_type type) {
 }
 
 // Every number of columns at which the table changes, and those beside it.
-static bool switches_are_right(const rung & r, const w4a16_device & device, weight_type type, int64_t m, int64_t k) {
-    const w4a16_type    w4a16 = type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
-    const w4a16_table & table = w4a16_table_for(w4a16, device);
+static bool switches_are_right(const rung & r, weight_type type, int64_t m, int64_t k) {
+    const w4a16_table & table = *r.of(type).table();
     bool                all   = true;
     for (int i = 0; i + 1 < table.count; ++i) {
         for (const int64_t n : {table.rows[i].max_n - 1, table.rows[i].max_n, table.rows[i].max_n + 1}) {
@@ -229,6 +266,25 @@ static bool switches_are_right(const rung & r, const w4a16_device & device, weig
         }
     }
     return all;
+}
+
+// What cannot be packed.
+static bool wrong_packing_is_refused(weight_type type) {
+    const w4a16_type    w4a16 = type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const problem       p({type, 2, 1, 256});
+    const device_buffer to((int64_t) w4a16_packed_bytes(w4a16, 2, 256));
+    const auto          packed = [&](int w, int at, int64_t m, int64_t k) {
+        return w4a16_pack_cuda(w4a16, p.w.as<char>() + w, to.as<char>() + at, m, k, nullptr);
+    };
+    bool refused = packed(8, 0, 1, 256) == cudaErrorMisalignedAddress && packed(0, 8, 1, 256) == cudaErrorMisalignedAddress;
+    for (const int64_t k : {(int64_t) -256, (int64_t) 0, (int64_t) 32, (int64_t) 272, INT64_MAX / 256 * 256}) {
+        refused = packed(0, 0, 1, k) == cudaErrorInvalidValue && refused;
+    }
+    refused = packed(0, 0, -1, 256) == cudaErrorInvalidValue && packed(0, 0, (int64_t) 1 << 31, 256) == cudaErrorInvalidValue && refused;
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const std::vector<uint8_t> untouched(to.size(), device_buffer::POISON);
+    return said(refused && packed(0, 0, 0, 256) == cudaSuccess && to.host<uint8_t>() == untouched,
+                std::string("what cannot be packed is refused, ") + name_of(type));
 }
 
 // Every m beside several n and k, and the other way round: just below, at and just above tiles of 16, of 64 and of 128.

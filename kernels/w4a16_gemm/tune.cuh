@@ -47,10 +47,13 @@ class tuning {
                                                   s.m, s.n, s.k);
         CUDA_CHECK(cudaGetLastError());
         CUDA_CHECK(cudaDeviceSynchronize());
-        for (int i = 1; i < cold_sets(problem_.w.size()); ++i) {
+        for (int i = 0; i < cold_sets(problem_.w.size()); ++i) {
             copies_.emplace_back(problem_.w.size());
             CUDA_CHECK(cudaMemcpy(copies_.back().as<void>(), problem_.w.as<void>(), problem_.w.size(),
                                   cudaMemcpyDeviceToDevice));
+            operands_.emplace_back(copies_.back().as<void>());
+            packed_.emplace_back(copies_.back().as<void>());
+            packed_.back().pack(s);
         }
     }
 
@@ -59,7 +62,7 @@ class tuning {
         const device_buffer sums(sizeof(deviations));
         problem_.y.poison();
         scratch.poison();
-        CUDA_CHECK(problem_.launch(r, scratch));
+        launch(r, scratch, 0, nullptr);
         CUDA_CHECK(cudaMemset(sums.as<void>(), 0, sizeof(deviations)));
         deviations_kernel<<<1024, 256>>>(problem_.y.as<float>(), reference_.as<double2>(), s.m * s.n,
                                          sums.as<deviations>());
@@ -78,20 +81,18 @@ class tuning {
 
     const problem & of() const { return problem_; }
 
-    // set 0 is the problem's own weights
     void launch(const rung & r, const device_buffer & scratch, int set, cudaStream_t stream) const {
-        const gemm_shape & s = problem_.shape;
-        const void *       w = set == 0 ? problem_.w.as<void>() : copies_[set - 1].as<void>();
-        CUDA_CHECK(r.of(s.type).launch(w, problem_.x.as<float>(), problem_.y.as<float>(), scratch.as<void>(), s.m, s.n,
-                                       s.k, blocks_of(r, s), stream));
+        const std::vector<operand> & weights = r.of(problem_.shape.type).packed ? packed_ : operands_;
+        CUDA_CHECK(problem_.launch(r, weights[set], scratch, stream));
     }
 
-    int sets() const { return (int) copies_.size() + 1; }
+    int sets() const { return (int) copies_.size(); }
 
   private:
     problem                    problem_;
     device_buffer              reference_;
     std::vector<device_buffer> copies_;
+    std::vector<operand>       operands_, packed_;  // of the copies
 };
 
 // Microseconds of a launch, the median of samples of several; rotating through all copies of the weights or not.
@@ -125,6 +126,28 @@ static double tuned_us(const tuning & t, const rung & r, const device_buffer & s
     return median(us);
 }
 
+// What packing takes, the median of several.
+static double packing_us(const problem & p) {
+    cudaEvent_t         start, stop;
+    std::vector<double> us;
+    const w4a16_type    type = p.shape.type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const device_buffer to((int64_t) w4a16_packed_bytes(type, p.shape.m, p.shape.k));
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    for (int i = 0; i < 5; ++i) {
+        float ms = 0.0f;
+        CUDA_CHECK(cudaEventRecord(start));
+        CUDA_CHECK(w4a16_pack_cuda(type, p.w.as<void>(), to.as<void>(), p.shape.m, p.shape.k, nullptr));
+        CUDA_CHECK(cudaEventRecord(stop));
+        CUDA_CHECK(cudaEventSynchronize(stop));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        us.push_back(1e3 * ms);
+    }
+    CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaEventDestroy(start));
+    return median(us);
+}
+
 // What the conversion of the activations alone takes.
 static double conversion_us(const tuning & t, w4a16_order order) {
     const gemm_shape &  s = t.of().shape;
@@ -132,8 +155,8 @@ static double conversion_us(const tuning & t, w4a16_order order) {
     const device_buffer scratch(padded * s.k * 2 + 4096 * padded);
     const bool          fragments = order == w4a16_order::FRAGMENTS;
     const auto          convert = s.type == weight_type::Q4_0
-        ? (fragments ? w4a16_to_f16<w4a16_type::Q4_0, w4a16_order::FRAGMENTS> : w4a16_to_f16<w4a16_type::Q4_0, w4a16_order::CORES>)
-        : (fragments ? w4a16_to_f16<w4a16_type::Q4_K, w4a16_order::FRAGMENTS> : w4a16_to_f16<w4a16_type::Q4_K, w4a16_order::CORES>);
+        ? (fragments ? w4a16_to_f16_cuda<w4a16_type::Q4_0, w4a16_order::FRAGMENTS> : w4a16_to_f16_cuda<w4a16_type::Q4_0, w4a16_order::CORES>)
+        : (fragments ? w4a16_to_f16_cuda<w4a16_type::Q4_K, w4a16_order::FRAGMENTS> : w4a16_to_f16_cuda<w4a16_type::Q4_K, w4a16_order::CORES>);
     cudaEvent_t         start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
@@ -141,10 +164,8 @@ static double conversion_us(const tuning & t, w4a16_order order) {
         if (i == 0) {
             CUDA_CHECK(cudaEventRecord(start));
         }
-        convert<<<w4a16_x_grid(padded, s.k / W4A16_UNIT), dim3(W4A16_WARP, W4A16_X_WARPS)>>>(
-            t.of().x.as<float>(), scratch.as<uint32_t>(), (float *) (scratch.as<char>() + padded * s.k * 2), nullptr, 0,
-            (int) s.n, (int) (s.k / W4A16_UNIT));
-        CUDA_CHECK(cudaGetLastError());
+        CUDA_CHECK(convert(t.of().x.as<float>(), scratch.as<uint32_t>(), (float *) (scratch.as<char>() + padded * s.k * 2),
+                           nullptr, 0, s.n, padded, s.k / W4A16_UNIT, nullptr));
     }
     CUDA_CHECK(cudaEventRecord(stop));
     CUDA_CHECK(cudaEventSynchronize(stop));
@@ -181,8 +202,8 @@ static bool worth_it(const rung & r, const gemm_shape & s) {
 static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
     const tuning t(s);
     bool         all = true;
-    printf("\n%s  conversion %.1f us to fragments, %.1f to cores\n", s.text().c_str(),
-           conversion_us(t, w4a16_order::FRAGMENTS), conversion_us(t, w4a16_order::CORES));
+    printf("\n%s  conversion %.1f us to fragments, %.1f to cores, packing %.1f\n", s.text().c_str(),
+           conversion_us(t, w4a16_order::FRAGMENTS), conversion_us(t, w4a16_order::CORES), packing_us(t.of()));
     std::string best;
     double      least = INFINITY;
     for (const rung & r : rungs) {
@@ -212,10 +233,29 @@ static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
     return all;
 }
 
+static void add_tuned_packed_rungs(std::vector<rung> & rungs) {
+    add_packed_rungs<256, 16, 4, 4, 256, 4, 1>(rungs);
+    add_packed_rungs<128, 16, 2, 7, 256, 7, 1>(rungs);
+    add_packed_rungs<128, 32, 2, 5, 256, 5, 1>(rungs);
+    add_packed_rungs<128, 64, 2, 4, 256, 3, 1>(rungs);
+    add_packed_rungs<128, 64, 2, 5, 128, 6, 1>(rungs);
+    add_packed_rungs<256, 32, 4, 3, 256, 4, 1>(rungs);
+    add_packed_rungs<256, 32, 4, 4, 128, 6, 1>(rungs);
+    add_packed_rungs<256, 64, 4, 3, 256, 3, 1>(rungs);
+    add_packed_rungs<256, 64, 4, 4,  64, 6, 1>(rungs);
+    add_packed_rungs<128, 128, 2, 4, 64, 8, 1>(rungs);
+    add_packed_rungs<256, 128, 2, 3, 64, 6, 1>(rungs);
+    add_packed_rungs<128, 256, 2, 3, 64, 5, 1>(rungs);
+    add_packed_rungs<128, 256, 2, 4, 64, 4, 1>(rungs);
+}
+
 static std::vector<rung> tuned_rungs() {
-    std::vector<rung> rungs = wgmma_rungs();
-    for (const rung & r : fragment_rungs()) {
-        rungs.push_back(r);
+    std::vector<rung> rungs = packed_rungs();
+    if (w4a16_has_wgmma()) {
+        add_tuned_packed_rungs(rungs);
+    }
+    for (const auto & more : {wgmma_rungs(), fragment_rungs()}) {
+        rungs.insert(rungs.end(), more.begin(), more.end());
     }
     add_rungs<false, 128, 128, 32, 128, 2, 4, 2>(rungs);
     add_rungs<false, 128, 128, 64, 64, 2, 4, 2>(rungs);
@@ -237,7 +277,7 @@ static bool tune() {
     for (const rung & r : rungs) {
         print_resources(r);
     }
-    rungs.insert(rungs.end(), {PLANNED, PLANNED_PLAIN, PLANNED_121, TILED});
+    rungs.insert(rungs.end(), {PLANNED_PACKED, PLANNED, PLANNED_PLAIN, PLANNED_121, TILED, LDMATRIX});
     bool all = true;
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048}) {

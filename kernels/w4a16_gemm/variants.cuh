@@ -6,6 +6,7 @@
 #include "../common/reference.cuh"
 #include "ladder/01_naive.cu"
 #include "ladder/02_tiled.cu"
+#include "ladder/03_ldmatrix.cu"
 #include "w4a16_plan.cuh"
 
 #include <functional>
@@ -37,6 +38,8 @@ struct variant {
     const void * kernel;  // nullptr: there is no choice of blocks
     int          threads, shared;
     w4a16_plan   (*plan)(int64_t, int64_t, int64_t);  // nullptr: the tiles are always the same
+    bool         packed = false;  // the weights
+    const w4a16_table * (*table)() = nullptr;  // that plans
 };
 
 struct rung {
@@ -83,8 +86,18 @@ static cudaError_t launch_tiled(const void * w, const float * x, float * y, void
     return tiled_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
 }
 
+template <w4a16_type type>
+static cudaError_t launch_ldmatrix(const void * w, const float * x, float * y, void * scratch, int64_t m, int64_t n,
+                                   int64_t k, int64_t /*blocks*/, cudaStream_t stream) {
+    return ldmatrix_gemm_cuda<type>(w, x, y, scratch, m, n, k, stream);
+}
+
 static inline size_t bf16_bytes(int64_t /*m*/, int64_t n, int64_t k, int64_t /*blocks*/) {
     return tiled_gemm_scratch_bytes(n, k);
+}
+
+static inline size_t ldmatrix_bytes(int64_t /*m*/, int64_t n, int64_t k, int64_t /*blocks*/) {
+    return ldmatrix_gemm_scratch_bytes(n, k);
 }
 
 static const rung NAIVE = {"naive", false,
@@ -93,6 +106,9 @@ static const rung NAIVE = {"naive", false,
 static const rung TILED = {"tiled", false,
     {{launch_tiled<w4a16_type::Q4_0>, 128, 128, 1, bf16_bytes, nullptr, 256, 0, nullptr},
      {launch_tiled<w4a16_type::Q4_K>, 128, 128, 1, bf16_bytes, nullptr, 256, 0, nullptr}}, division::TILES};
+static const rung LDMATRIX = {"ldmatrix", true,
+    {{launch_ldmatrix<w4a16_type::Q4_0>, 128, 128, 2, ldmatrix_bytes, nullptr, 256, 0, nullptr},
+     {launch_ldmatrix<w4a16_type::Q4_K>, 128, 128, 2, ldmatrix_bytes, nullptr, 256, 0, nullptr}}, division::TILES};
 
 // -- this one --
 
@@ -150,6 +166,34 @@ static inline std::vector<rung> wgmma_rungs() {
     return rungs;
 }
 
+template <typename C> static variant packed_variant_of() {
+    return {w4a16_packed_gemm_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
+            reinterpret_cast<const void *>(&w4a16_packed_gemm<C>), C::ALL, C::SHARED, nullptr, true};
+}
+
+// Named by the tile, its warpgroups, stages of weights, of activations times what one has of k, blocks a multiprocessor.
+template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
+static void add_packed_rungs(std::vector<rung> & rungs) {
+    using packed_0 = w4a16_packed_config<w4a16_type::Q4_0, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
+    using packed_K = w4a16_packed_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
+    char name[64];
+    snprintf(name, sizeof(name), "packed %dx%d/%d/%d,%dx%d/%d", tile_m, tile_n, groups, w_stages, x_stages, x_step, blocks);
+    for (const division divided : {division::TILES, division::SHARES}) {
+        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
+                         {packed_variant_of<packed_0>(), packed_variant_of<packed_K>()}, divided});
+    }
+}
+
+// One with registers given to others and one without, of different steps.
+static inline std::vector<rung> packed_rungs() {
+    std::vector<rung> rungs;
+    if (w4a16_has_wgmma()) {
+        add_packed_rungs<256, 64, 4, 4, 128, 3, 1>(rungs);
+        add_packed_rungs<128, 16, 2, 3, 256, 3, 2>(rungs);
+    }
+    return rungs;
+}
+
 // Two in which every part of the kernel is reached.
 static inline std::vector<rung> fragment_rungs() {
     std::vector<rung> rungs;
@@ -160,12 +204,13 @@ static inline std::vector<rung> fragment_rungs() {
 
 // -- as a table has it --
 
-// Whose table: that of the device that is here, of its architecture without wgmma, or of an sm_121.
-enum class table_of { HERE, PLAIN, SM_121 };
+// Whose table: that of the device that is here, for packed weights or not, of its architecture without wgmma, or of an
+// sm_121.
+enum class table_of { HERE, PACKED, PLAIN, SM_121 };
 
 template <table_of of> static w4a16_device planned_device() {
     w4a16_device device = device_here();
-    if (of != table_of::HERE) {
+    if (of == table_of::PLAIN || of == table_of::SM_121) {
         device.wgmma = false;
     }
     if (of == table_of::SM_121) {
@@ -175,8 +220,14 @@ template <table_of of> static w4a16_device planned_device() {
     return device;
 }
 
+template <w4a16_type type, table_of of> static const w4a16_table * planned_table() {
+    const w4a16_device device = planned_device<of>();
+    return of == table_of::PACKED ? w4a16_packed_table_for(type, device) : &w4a16_table_for(type, device);
+}
+
 template <w4a16_type type, table_of of> static w4a16_plan planned(int64_t m, int64_t n, int64_t k) {
-    return w4a16_plan_of(type, m, n, k, planned_device<of>());
+    const auto plan_of = of == table_of::PACKED ? w4a16_packed_plan_of : w4a16_plan_of;
+    return plan_of(type, m, n, k, planned_device<of>());
 }
 
 template <w4a16_type type, table_of of>
@@ -192,12 +243,24 @@ static size_t planned_scratch_bytes(int64_t m, int64_t n, int64_t k, int64_t /*b
 }
 
 template <w4a16_type type, table_of of> static variant planned_variant() {
-    return {launch_planned<type, of>, 0, 0, 0, planned_scratch_bytes<type, of>, nullptr, 0, 0, planned<type, of>};
+    return {launch_planned<type, of>, 0, 0, 0, planned_scratch_bytes<type, of>, nullptr, 0, 0, planned<type, of>,
+            of == table_of::PACKED, planned_table<type, of>};
 }
 
 static const rung PLANNED = {"planned", true,
     {planned_variant<w4a16_type::Q4_0, table_of::HERE>(), planned_variant<w4a16_type::Q4_K, table_of::HERE>()}, division::SHARES};
+static const rung PLANNED_PACKED = {"planned-packed", true,
+    {planned_variant<w4a16_type::Q4_0, table_of::PACKED>(), planned_variant<w4a16_type::Q4_K, table_of::PACKED>()},
+    division::SHARES};
 static const rung PLANNED_PLAIN = {"planned-plain", true,
     {planned_variant<w4a16_type::Q4_0, table_of::PLAIN>(), planned_variant<w4a16_type::Q4_K, table_of::PLAIN>()}, division::SHARES};
 static const rung PLANNED_121 = {"planned-121", true,
     {planned_variant<w4a16_type::Q4_0, table_of::SM_121>(), planned_variant<w4a16_type::Q4_K, table_of::SM_121>()}, division::SHARES};
+
+static inline std::vector<rung> planned_rungs() {
+    std::vector<rung> rungs = {PLANNED, PLANNED_PLAIN, PLANNED_121};
+    if (w4a16_has_wgmma()) {
+        rungs.push_back(PLANNED_PACKED);
+    }
+    return rungs;
+}

@@ -107,7 +107,6 @@ struct w4a16_config {
 //   CORES      [part][column % 8][t]: the core matrices of wgmma, 8 columns by 16 bytes
 enum class w4a16_order { FRAGMENTS, CORES };
 
-static constexpr int W4A16_X_WARPS = 32;
 static constexpr int W4A16_X_COLS  = 2;  // of a block: 32 bytes side by side in memory, which is what it writes at once
 
 // -- what a block works on --
@@ -310,16 +309,16 @@ static __device__ __forceinline__ float w4a16_undo(const uint32_t exponent) {
     return __uint_as_float((exponent - 14) << 23);
 }
 
-// Of columns side by side, each by its share of threads (32, 32) that all meet here; x is the thread's own column.
-template <int cols>
+// Of columns side by side, each by its share of threads (32, warps) that all meet here; x is the thread's own column.
+template <int cols, int warps>
 static __device__ __forceinline__ float w4a16_largest(const float * __restrict__ x, const int64_t k) {
-    constexpr int WARPS = W4A16_X_WARPS / cols;
+    constexpr int WARPS = warps / cols;
 
-    __shared__ float warp_largest[W4A16_X_WARPS];
+    __shared__ float warp_largest[warps];
 
     float          largest = 0.0f;
     const float4 * x4      = (const float4 *) x;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = threadIdx.y % WARPS * W4A16_WARP + threadIdx.x; i < k / 4; i += W4A16_WARP * WARPS) {
         const float4 v = x4[i];
         largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
@@ -338,11 +337,11 @@ static __device__ __forceinline__ float w4a16_largest(const float * __restrict__
     return largest;
 }
 
-// Blocks (pairs of columns, shares of k), threads (32, 32): each block finds the largest of both columns for itself, then a
+// Blocks (pairs of columns, shares of k), threads (32, warps): each block finds the largest of both columns for itself, then a
 // warp has half a unit of both: lane bits 0 1 are t, bit 2 the column, bits 3 4 the word. Columns from n on are 0. What
 // gets the outputs back goes to undo; the counters of the tiles are set to 0 besides.
-template <w4a16_type type, w4a16_order order>
-static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
+template <w4a16_type type, w4a16_order order, int warps>
+static __global__ void __launch_bounds__(W4A16_WARP * warps)
 w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * __restrict__ undo,
              int * __restrict__ counters, const int n_counters, const int n, const int units) {
     __shared__ float scales[W4A16_X_COLS];
@@ -353,15 +352,15 @@ w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * 
     const int64_t k    = (int64_t) units * W4A16_UNIT;
 
     const int block = blockIdx.y * gridDim.x + blockIdx.x;
-    for (int i = block * W4A16_WARP * W4A16_X_WARPS + warp * W4A16_WARP + lane; i < n_counters;
-         i += gridDim.x * gridDim.y * W4A16_WARP * W4A16_X_WARPS) {
+    for (int i = block * W4A16_WARP * warps + warp * W4A16_WARP + lane; i < n_counters;
+         i += gridDim.x * gridDim.y * W4A16_WARP * warps) {
         counters[i] = 0;
     }
 
-    const int      own      = W4A16_X_COLS * blockIdx.x + warp / (W4A16_X_WARPS / W4A16_X_COLS);
-    const float    largest  = w4a16_largest<W4A16_X_COLS>(x + own * k, own < n ? k : 0);
+    const int      own      = W4A16_X_COLS * blockIdx.x + warp / (warps / W4A16_X_COLS);
+    const float    largest  = w4a16_largest<W4A16_X_COLS, warps>(x + own * k, own < n ? k : 0);
     const uint32_t exponent = w4a16_exponent(largest);
-    if (warp % (W4A16_X_WARPS / W4A16_X_COLS) == 0 && lane == 0) {
+    if (warp % (warps / W4A16_X_COLS) == 0 && lane == 0) {
         scales[own % W4A16_X_COLS] = w4a16_scale(exponent);
         if (blockIdx.y == 0) {
             undo[own] = w4a16_undo(exponent);
@@ -376,7 +375,7 @@ w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * 
     const int     from  = 2 * (int) ((int64_t) units * blockIdx.y / gridDim.y);
     const int     to    = 2 * (int) ((int64_t) units * (blockIdx.y + 1) / gridDim.y);
 #pragma unroll 2
-    for (int half = from + warp; half < to; half += W4A16_X_WARPS) {
+    for (int half = from + warp; half < to; half += warps) {
         const int     i      = lane / 8 + half % 2 * 4;
         const float * source = x + col * k + half / 2 * W4A16_UNIT;
         const uint4   v      = col < n ? w4a16_gather<type>(source, t, i, scale) : make_uint4(0, 0, 0, 0);
@@ -406,14 +405,38 @@ static __device__ __forceinline__ int w4a16_block_of(const w4a16_problem & p, co
     return unit < longer ? unit / (p.share + 1) : p.more + (unit - longer) / p.share;
 }
 
+// What a block has of a tile.
+struct w4a16_part {
+    int tile, begin, first, last;  // begin: the tile's; units first ... last - 1 of it
+
+    __device__ __forceinline__ w4a16_part(const w4a16_problem & p, const int at, const int end) {
+        tile  = at / p.units;
+        begin = tile * p.units;
+        first = at - begin;
+        last  = end - begin < p.units ? end - begin : p.units;
+    }
+};
+
+// The parts that a block has, one after the other.
+template <typename work_t>
+static __device__ __forceinline__ void w4a16_for_each_part(const w4a16_problem & p, const work_t work) {
+    const int end = w4a16_begin(p, blockIdx.x + 1);
+    for (int at = w4a16_begin(p, blockIdx.x); at < end;) {
+        const w4a16_part part(p, at, end);
+        at = part.begin + part.last;
+        work(part);
+    }
+}
+
 // -- tile --
 
-template <typename C> class w4a16_tile {
+// The sums of a warp's part of a tile.
+template <typename C> class w4a16_sums {
   public:
-    __device__ __forceinline__ w4a16_tile(const w4a16_problem & p, uint8_t * ws, uint8_t * xs, const int tile)
-        : p_(p), ws_(ws), xs_(xs), tid_(threadIdx.y * W4A16_WARP + threadIdx.x),
-          warp_row_(threadIdx.y % C::WARPS_M * C::WARP_M), warp_col_(threadIdx.y / C::WARPS_M * C::WARP_N),
-          row0_(tile / p.tiles_n * C::TILE_M), col0_(tile % p.tiles_n * C::TILE_N) {}
+    __device__ __forceinline__ w4a16_sums(const w4a16_problem & p, const int tile)
+        : p_(p), tid_(threadIdx.y * W4A16_WARP + threadIdx.x), warp_row_(threadIdx.y % C::WARPS_M * C::WARP_M),
+          warp_col_(threadIdx.y / C::WARPS_M * C::WARP_N), row0_(tile / p.tiles_n * C::TILE_M),
+          col0_(tile % p.tiles_n * C::TILE_N) {}
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -428,10 +451,97 @@ template <typename C> class w4a16_tile {
         }
     }
 
+    // To a slot of the partials; each thread reads and writes the same places.
+    __device__ __forceinline__ void store(const int64_t slot) const {
+        float4 * to = p_.partials + slot * (C::TILE_M * C::TILE_N / 4) + tid_;
+#pragma unroll
+        for (int mt = 0; mt < C::MT; ++mt) {
+#pragma unroll
+            for (int nt = 0; nt < C::NT; ++nt) {
+                const float (&c)[4] = acc_[mt][nt];
+                to[(mt * C::NT + nt) * C::THREADS] = make_float4(c[0], c[1], c[2], c[3]);
+            }
+        }
+    }
+
+    // So many slots of a narrow tile are read at once: one after the other, each would be waited for.
+    static constexpr int SLOTS = 8 / (C::MT * C::NT) > 1 ? 8 / (C::MT * C::NT) : 1;
+
+    // Adds to the sums what is in the first of these slots.
+    __device__ __forceinline__ void add(const int64_t (&slots)[SLOTS], const int count) {
+        float4 v[SLOTS][C::MT][C::NT];
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) {
+            const float4 * from = p_.partials + slots[i] * (C::TILE_M * C::TILE_N / 4) + tid_;
+#pragma unroll
+            for (int t = 0; t < C::MT * C::NT; ++t) {
+                v[i][t / C::NT][t % C::NT] = i < count ? __ldcg(from + t * C::THREADS) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i) {
+#pragma unroll
+            for (int t = 0; t < C::MT * C::NT; ++t) {
+                const float4 & from = v[i][t / C::NT][t % C::NT];
+                float (&c)[4]       = acc_[t / C::NT][t % C::NT];
+                c[0] += from.x;
+                c[1] += from.y;
+                c[2] += from.z;
+                c[3] += from.w;
+            }
+        }
+    }
+
+    // To y, what is there of it.
+    __device__ __forceinline__ void write() const {
+        write([](int) { return 1.0f; });
+    }
+
+  protected:
+    // A row of the outputs times a factor, a power of two.
+    template <typename factor_t> __device__ __forceinline__ void write(const factor_t factor) const {
+        const int row = row0_ + warp_row_ + threadIdx.x / 4;
+        const int col = col0_ + warp_col_ + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int nt = 0; nt < C::NT; ++nt) {
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int to_col = col + 8 * nt + e;
+                if (to_col >= p_.n) {
+                    continue;
+                }
+                const float undo = p_.undo[to_col];
+                float *     y    = p_.y + (int64_t) to_col * p_.m + row;
+#pragma unroll
+                for (int mt = 0; mt < C::MT; ++mt) {
+                    if (row + 16 * mt < p_.m) {
+                        y[16 * mt] = undo * (factor(row + 16 * mt) * acc_[mt][nt][e]);
+                    }
+                    if (row + 16 * mt + 8 < p_.m) {
+                        y[16 * mt + 8] = undo * (factor(row + 16 * mt + 8) * acc_[mt][nt][e + 2]);
+                    }
+                }
+            }
+        }
+    }
+
+    const w4a16_problem & p_;
+    const int             tid_, warp_row_, warp_col_, row0_, col0_;
+
+    float acc_[C::MT][C::NT][4];
+};
+
+template <typename C> class w4a16_tile : public w4a16_sums<C> {
+    using sums = w4a16_sums<C>;
+
+  public:
+    __device__ __forceinline__ w4a16_tile(const w4a16_problem & p, uint8_t * ws, uint8_t * xs, const int tile)
+        : sums(p, tile), ws_(ws), xs_(xs) {}
+
     // The sums of units first ... last - 1.
     __device__ __forceinline__ void multiply(const int first, const int last) {
         const int steps = (last - first) * W4A16_STEPS;
-        clear();
+        this->clear();
 
         // prologue: all stages but one of each; not unrolled, for the registers of its addresses
         __syncthreads();
@@ -488,63 +598,6 @@ template <typename C> class w4a16_tile {
             }
         }
         w4a16_wait<0>();
-    }
-
-    // To a slot of the partials; each thread reads and writes the same places.
-    __device__ __forceinline__ void store(const int64_t slot) const {
-        float4 * to = p_.partials + slot * (C::TILE_M * C::TILE_N / 4) + tid_;
-#pragma unroll
-        for (int mt = 0; mt < C::MT; ++mt) {
-#pragma unroll
-            for (int nt = 0; nt < C::NT; ++nt) {
-                const float (&c)[4] = acc_[mt][nt];
-                to[(mt * C::NT + nt) * C::THREADS] = make_float4(c[0], c[1], c[2], c[3]);
-            }
-        }
-    }
-
-    // Adds to the sums what is in a slot.
-    __device__ __forceinline__ void add(const int64_t slot) {
-        const float4 * from = p_.partials + slot * (C::TILE_M * C::TILE_N / 4) + tid_;
-#pragma unroll
-        for (int mt = 0; mt < C::MT; ++mt) {
-#pragma unroll
-            for (int nt = 0; nt < C::NT; ++nt) {
-                const float4 v = __ldcg(from + (mt * C::NT + nt) * C::THREADS);
-                float (&c)[4]  = acc_[mt][nt];
-                c[0] += v.x;
-                c[1] += v.y;
-                c[2] += v.z;
-                c[3] += v.w;
-            }
-        }
-    }
-
-    // To y, what is there of it.
-    __device__ __forceinline__ void write() const {
-        const int row = row0_ + warp_row_ + threadIdx.x / 4;
-        const int col = col0_ + warp_col_ + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int nt = 0; nt < C::NT; ++nt) {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const int to_col = col + 8 * nt + e;
-                if (to_col >= p_.n) {
-                    continue;
-                }
-                const float undo = p_.undo[to_col];
-                float *     y    = p_.y + (int64_t) to_col * p_.m + row;
-#pragma unroll
-                for (int mt = 0; mt < C::MT; ++mt) {
-                    if (row + 16 * mt < p_.m) {
-                        y[16 * mt] = undo * acc_[mt][nt][e];
-                    }
-                    if (row + 16 * mt + 8 < p_.m) {
-                        y[16 * mt + 8] = undo * acc_[mt][nt][e + 2];
-                    }
-                }
-            }
-        }
     }
 
     // Rows beyond the matrix are read as its last one and not written.
@@ -659,14 +712,19 @@ template <typename C> class w4a16_tile {
     }
 
   protected:
-    const w4a16_problem & p_;
-    uint8_t * const       ws_;
-    uint8_t * const       xs_;
-    const int             tid_, warp_row_, warp_col_, row0_, col0_;
+    using sums::acc_;
+    using sums::col0_;
+    using sums::p_;
+    using sums::row0_;
+    using sums::tid_;
+    using sums::warp_col_;
+    using sums::warp_row_;
+
+    uint8_t * const ws_;
+    uint8_t * const xs_;
 
     w4a16_row<C::TYPE> rows_[2 * C::MT];
     uint32_t           a_[C::AHEAD ? 2 : 1][C::MT][2][4];
-    float              acc_[C::MT][C::NT][4];
 };
 
 // -- kernel --
@@ -682,10 +740,41 @@ static constexpr int W4A16_ARCH_SHARED = 99 * 1024;
 static constexpr int W4A16_ARCH_SHARED = 227 * 1024;
 #endif // !defined(__CUDA_ARCH__)
 
+// Writes a tile that a block has all of. Else its parts go to slots, of which a block needs two at most, for its first tile
+// and for its last; the block that adds the last units to the tile's counter adds up the slots, in the order of k, and
+// writes. All threads that multiplied come here, and meet.
+template <typename tile_t, typename meet_t>
+static __device__ __forceinline__ void w4a16_finish(
+        tile_t & t, const w4a16_problem & p, const w4a16_part & part, bool & last_of_tile, const meet_t meet) {
+    const int units = part.last - part.first;
+    if (units < p.units) {
+        t.store(2 * blockIdx.x + (w4a16_begin(p, blockIdx.x) < part.begin));
+        __threadfence();
+        meet();
+        if (threadIdx.x == 0 && threadIdx.y == 0) {
+            last_of_tile = atomicAdd(p.counters + part.tile, units) + units == p.units;
+        }
+        meet();
+        if (!last_of_tile) {
+            return;
+        }
+        __threadfence();
+        t.clear();
+        const int end = w4a16_block_of(p, part.begin + p.units - 1) + 1;
+        for (int b = w4a16_block_of(p, part.begin); b < end; b += tile_t::SLOTS) {
+            int64_t slots[tile_t::SLOTS];
+#pragma unroll
+            for (int i = 0; i < tile_t::SLOTS; ++i) {
+                slots[i] = 2 * (b + i) + (w4a16_begin(p, b + i) < part.begin);
+            }
+            t.add(slots, end - b);
+        }
+    }
+    t.write();
+}
+
 // Threads (32, warps). Block b works from w4a16_begin(b) to w4a16_begin(b + 1) of tiles x units, units of one tile side by
-// side. A tile that one block has all of is written. Else its parts go to slots, of which a block needs two at most, for
-// its first tile and for its last; the block that adds the last units to the tile's counter adds up the slots, in the
-// order of k, and writes.
+// side.
 template <typename C>
 static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const w4a16_problem p) {
     extern __shared__ __align__(16) uint8_t shared[];
@@ -695,40 +784,16 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
         __trap();
         return;
     }
-    const int end = w4a16_begin(p, blockIdx.x + 1);
-    for (int at = w4a16_begin(p, blockIdx.x); at < end;) {
-        const int tile  = at / p.units;
-        const int begin = tile * p.units;
-        const int first = at - begin;
-        const int last  = end - begin < p.units ? end - begin : p.units;
-        at = begin + last;
-
-        w4a16_tile<C> t(p, shared, shared + C::W_STAGES * C::W_BYTES, tile);
-        t.multiply(first, last);
-        if (last - first < p.units) {
-            t.store(2 * blockIdx.x + (w4a16_begin(p, blockIdx.x) < begin));
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0 && threadIdx.y == 0) {
-                last_of_tile = atomicAdd(p.counters + tile, last - first) + last - first == p.units;
-            }
-            __syncthreads();
-            if (!last_of_tile) {
-                continue;
-            }
-            __threadfence();
-            t.clear();
-            for (int b = w4a16_block_of(p, begin); w4a16_begin(p, b) < begin + p.units; ++b) {
-                t.add(2 * b + (w4a16_begin(p, b) < begin));
-            }
-        }
-        t.write();
-    }
+    w4a16_for_each_part(p, [&](const w4a16_part & part) {
+        w4a16_tile<C> t(p, shared, shared + C::W_STAGES * C::W_BYTES, part.tile);
+        t.multiply(part.first, part.last);
+        w4a16_finish(t, p, part, last_of_tile, [] { __syncthreads(); });
+    });
 }
 
 #else
 
-template <w4a16_type type, w4a16_order order>
+template <w4a16_type type, w4a16_order order, int warps>
 static __global__ void w4a16_to_f16(const float *, uint32_t *, float *, int *, int, int, int) {
     __trap();
 }
@@ -767,11 +832,26 @@ static inline size_t w4a16_scratch_bytes(const int64_t m, const int64_t n, const
     return (size_t) w4a16_layout_of<C>(m, n, k, blocks).size;
 }
 
-// Few columns are shared among more blocks: some 256 in all.
-static inline dim3 w4a16_x_grid(const int64_t cols, const int64_t units) {
+template <w4a16_type type, w4a16_order order, int warps>
+static cudaError_t w4a16_to_f16_by(const int64_t blocks_in_all, const float * x, uint32_t * x16, float * undo, int * counters,
+                                   const int n_counters, const int64_t n, const int64_t cols, const int64_t units,
+                                   cudaStream_t stream) {
     const int64_t blocks = cols / W4A16_X_COLS;
-    const int64_t shares = 256 / blocks < 1 ? 1 : 256 / blocks;
-    return dim3((unsigned) blocks, (unsigned) (shares < units ? shares : units));
+    const int64_t shares = blocks_in_all / blocks < 1 ? 1 : blocks_in_all / blocks;
+    const dim3    grid((unsigned) blocks, (unsigned) (shares < units ? shares : units));
+    const dim3    block(W4A16_WARP, warps);
+    w4a16_to_f16<type, order, warps><<<grid, block, 0, stream>>>(x, x16, undo, counters, n_counters, (int) n, (int) units);
+    return cudaGetLastError();
+}
+
+// Few columns leave room for the blocks that multiply: these ask for weights meanwhile.
+template <w4a16_type type, w4a16_order order>
+static cudaError_t w4a16_to_f16_cuda(const float * x, uint32_t * x16, float * undo, int * counters, const int n_counters,
+                                     const int64_t n, const int64_t cols, const int64_t units, cudaStream_t stream) {
+    if (cols <= 64) {
+        return w4a16_to_f16_by<type, order, 32>(128, x, x16, undo, counters, n_counters, n, cols, units, stream);
+    }
+    return w4a16_to_f16_by<type, order, 32>(256, x, x16, undo, counters, n_counters, n, cols, units, stream);
 }
 
 // A kernel for the products of a configuration, its threads and the order in which it reads the activations.
@@ -812,13 +892,10 @@ static cudaError_t w4a16_launch(const w4a16_entry & kernel, const void * w, cons
     if (status != cudaSuccess) {
         return status;
     }
-    const auto     to_f16 = kernel.order == w4a16_order::FRAGMENTS ? w4a16_to_f16<C::TYPE, w4a16_order::FRAGMENTS>
-                                                                   : w4a16_to_f16<C::TYPE, w4a16_order::CORES>;
-    const unsigned cols   = (unsigned) (l.tiles_n * C::TILE_N);
-    const dim3     x_block(W4A16_WARP, W4A16_X_WARPS);
-    to_f16<<<w4a16_x_grid(cols, units), x_block, 0, stream>>>(
-        x, (uint32_t *) base, (float *) (base + l.undo), p.counters, (int) (l.tiles_m * l.tiles_n), (int) n, (int) units);
-    status = cudaGetLastError();
+    const auto to_f16 = kernel.order == w4a16_order::FRAGMENTS ? w4a16_to_f16_cuda<C::TYPE, w4a16_order::FRAGMENTS>
+                                                               : w4a16_to_f16_cuda<C::TYPE, w4a16_order::CORES>;
+    status = to_f16(x, (uint32_t *) base, (float *) (base + l.undo), p.counters, (int) (l.tiles_m * l.tiles_n), n,
+                    l.tiles_n * C::TILE_N, units, stream);
     if (status != cudaSuccess) {
         return status;
     }

@@ -3,6 +3,7 @@
 //   const w4a16_plan plan = w4a16_plan_of(type, m, n, k, device);
 //   if (plan.kernel != nullptr) { w4a16_mul_mat_cuda(plan, w, x, y, scratch, m, n, k, stream); }
 //
+//   w4a16_packed_plan_of             the same for weights that w4a16_pack_cuda packed, which are then w
 //   type, m, n, k  as in w4a16_gemm.cuh, n and m at least 1
 //   device         what w4a16_device says of it
 //   plan           kernel nullptr: there is none. k is no multiple of 256, the product is empty or too large, the device
@@ -14,7 +15,7 @@
 
 #pragma once
 
-#include "w4a16_wgmma.cuh"
+#include "w4a16_packed.cuh"
 
 struct w4a16_device {
     int    cc;               // compute capability: 900 is 9.0
@@ -65,6 +66,12 @@ static constexpr w4a16_kernel w4a16_wgmma_kernel_of() {
     return {w4a16_wgmma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
 }
 
+template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
+static constexpr w4a16_kernel w4a16_packed_kernel_of() {
+    using C = w4a16_packed_config<type, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
+    return {w4a16_packed_gemm_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+}
+
 template <int count>
 static constexpr w4a16_table w4a16_table_of(const w4a16_table_row (&rows)[count], const int64_t max_n) {
     return {rows, count, max_n};
@@ -94,30 +101,12 @@ template <w4a16_type type> struct w4a16_sm_80 {
 };
 
 // Measured on an H200.
-template <w4a16_type type> struct w4a16_sm_90;
-
-template <> struct w4a16_sm_90<w4a16_type::Q4_0> {
-    static constexpr w4a16_type TYPE = w4a16_type::Q4_0;
-
+template <w4a16_type type> struct w4a16_sm_90 {
     static constexpr w4a16_table_row ROWS[] = {
-        {16,        w4a16_kernel_of<TYPE, 128,  16, 32,  16, 4, 8, 2>()},
-        {32,        w4a16_kernel_of<TYPE, 128,  32, 32,  32, 3, 8, 2>()},
-        {192,       w4a16_kernel_of<TYPE, 128,  64, 32,  64, 3, 4, 2>()},
-        {512,       w4a16_kernel_of<TYPE, 256, 128, 32, 128, 2, 4, 1>()},
-        {INT64_MAX, w4a16_kernel_of<TYPE, 128, 128, 32, 128, 2, 4, 2>()},
-    };
-    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, 160);
-    static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
-};
-
-template <> struct w4a16_sm_90<w4a16_type::Q4_K> {
-    static constexpr w4a16_type TYPE = w4a16_type::Q4_K;
-
-    static constexpr w4a16_table_row ROWS[] = {
-        {16,        w4a16_kernel_of<TYPE, 128,  16, 32,  16, 4, 8, 2>()},
-        {32,        w4a16_kernel_of<TYPE, 128,  32, 32,  32, 3, 8, 2>()},
-        {192,       w4a16_kernel_of<TYPE, 128,  64, 32,  64, 3, 4, 2>()},
-        {INT64_MAX, w4a16_kernel_of<TYPE, 128, 128, 32, 128, 2, 4, 2>()},
+        {16,        w4a16_kernel_of<type, 128,  16, 32,  16, 4, 8, 2>()},
+        {32,        w4a16_kernel_of<type, 128,  32, 32,  32, 3, 8, 2>()},
+        {192,       w4a16_kernel_of<type, 128,  64, 32,  64, 3, 4, 2>()},
+        {INT64_MAX, w4a16_kernel_of<type, 128, 128, 32, 128, 2, 4, 2>()},
     };
     static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, 160);
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
@@ -131,6 +120,21 @@ template <w4a16_type type> struct w4a16_sm_90a {
         {64,        w4a16_wgmma_kernel_of<type, 256,  64, 3, 8, 1>()},
         {128,       w4a16_wgmma_kernel_of<type, 128, 128, 4, 8, 1>()},
         {INT64_MAX, w4a16_wgmma_kernel_of<type, 128, 256, 3, 4, 1>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
+    static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
+};
+
+// The same with packed weights.
+template <w4a16_type type> struct w4a16_sm_90a_packed {
+    static constexpr w4a16_table_row ROWS[] = {
+        {16,        w4a16_packed_kernel_of<type, 256,  16, 4, 4, 256, 4, 1>()},
+        {32,        w4a16_packed_kernel_of<type, 128,  32, 2, 5, 256, 5, 1>()},
+        {64,        w4a16_packed_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
+        {128,       w4a16_packed_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
+        {192,       w4a16_packed_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
+        {512,       w4a16_packed_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
+        {INT64_MAX, w4a16_packed_kernel_of<type, 128, 256, 2, 3,  64, 5, 1>()},
     };
     static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
@@ -151,6 +155,15 @@ static inline const w4a16_table & w4a16_table_for(const w4a16_type type, const w
     return type == w4a16_type::Q4_0 ? w4a16_sm_80<w4a16_type::Q4_0>::TABLE : w4a16_sm_80<w4a16_type::Q4_K>::TABLE;
 }
 
+// nullptr: there is no kernel for packed weights.
+static inline const w4a16_table * w4a16_packed_table_for(const w4a16_type type, const w4a16_device & device) {
+    if (device.cc != 900 || !device.wgmma) {
+        return nullptr;
+    }
+    return type == w4a16_type::Q4_0 ? &w4a16_sm_90a_packed<w4a16_type::Q4_0>::TABLE
+                                    : &w4a16_sm_90a_packed<w4a16_type::Q4_K>::TABLE;
+}
+
 // -- plan --
 
 // A block a tile where tiles fill 15/16 of the blocks that the multiprocessors take, over as many rounds as it needs:
@@ -165,13 +178,13 @@ static inline int64_t w4a16_blocks(const w4a16_kernel & kernel, const int64_t ti
     return tiles * units < room ? tiles * units : room;
 }
 
-static inline w4a16_plan w4a16_plan_of(const w4a16_type type, const int64_t m, const int64_t n, const int64_t k,
+static inline w4a16_plan w4a16_plan_in(const w4a16_table & table, const int64_t m, const int64_t n, const int64_t k,
                                        const w4a16_device & device) {
     const w4a16_plan none = {nullptr, 0, 0};
     if (m < 1 || n < 1 || k < 1 || k % W4A16_UNIT != 0 || device.cc < 800 || m > INT32_MAX / 2 || n > INT32_MAX / 2) {
         return none;
     }
-    const w4a16_table_row * row = w4a16_table_for(type, device).rows;
+    const w4a16_table_row * row = table.rows;
     while (n > row->max_n) {
         ++row;
     }
@@ -183,6 +196,17 @@ static inline w4a16_plan w4a16_plan_of(const w4a16_type type, const int64_t m, c
     }
     const int64_t blocks = w4a16_blocks(kernel, tiles, units, device.multiprocessors);
     return {&kernel, blocks, kernel.scratch_bytes(m, n, k, blocks)};
+}
+
+static inline w4a16_plan w4a16_plan_of(const w4a16_type type, const int64_t m, const int64_t n, const int64_t k,
+                                       const w4a16_device & device) {
+    return w4a16_plan_in(w4a16_table_for(type, device), m, n, k, device);
+}
+
+static inline w4a16_plan w4a16_packed_plan_of(const w4a16_type type, const int64_t m, const int64_t n, const int64_t k,
+                                              const w4a16_device & device) {
+    const w4a16_table * table = w4a16_packed_table_for(type, device);
+    return table == nullptr ? w4a16_plan{nullptr, 0, 0} : w4a16_plan_in(*table, m, n, k, device);
 }
 
 static inline cudaError_t w4a16_mul_mat_cuda(const w4a16_plan & plan, const void * w, const float * x, float * y,

@@ -371,63 +371,24 @@ template <typename C> class w4a16_wgmma_tile : public w4a16_tile<C> {
 
 // -- kernel --
 
-// Where a block begins and ends, tile by tile.
-struct w4a16_part {
-    int tile, begin, first, last;  // begin: the tile's; units first ... last - 1 of it
-
-    __device__ __forceinline__ w4a16_part(const w4a16_problem & p, const int at, const int end) {
-        tile  = at / p.units;
-        begin = tile * p.units;
-        first = at - begin;
-        last  = end - begin < p.units ? end - begin : p.units;
-    }
-};
-
 template <typename C>
 static __device__ __forceinline__ void w4a16_copy_all(
         const w4a16_problem & p, uint8_t * shared, w4a16_stages<C> & stages) {
-    const int       end = w4a16_begin(p, blockIdx.x + 1);
     w4a16_copier<C> copier(p, shared, stages);
-    for (int at = w4a16_begin(p, blockIdx.x); at < end;) {
-        const w4a16_part part(p, at, end);
-        copier.copy(part.tile, part.first, part.last);
-        at = part.begin + part.last;
-    }
+    w4a16_for_each_part(p, [&](const w4a16_part & part) { copier.copy(part.tile, part.first, part.last); });
 }
 
 template <typename C>
 static __device__ __forceinline__ void w4a16_multiply_all(
         const w4a16_problem & p, uint8_t * shared, w4a16_stages<C> & stages, bool & last_of_tile) {
-    const int               end = w4a16_begin(p, blockIdx.x + 1);
     w4a16_ring<C::W_STAGES> w;
     w4a16_ring<C::X_STAGES> x;
     w4a16_wait_for_the_other();
-    for (int at = w4a16_begin(p, blockIdx.x); at < end;) {
-        const w4a16_part part(p, at, end);
-        at = part.begin + part.last;
-
+    w4a16_for_each_part(p, [&](const w4a16_part & part) {
         w4a16_wgmma_tile<C> t(p, shared, stages, w, x, part.tile);
         t.multiply(part.first, part.last);
-        if (part.last - part.first < p.units) {
-            t.store(2 * blockIdx.x + (w4a16_begin(p, blockIdx.x) < part.begin));
-            __threadfence();
-            w4a16_meet(C::THREADS);
-            if (threadIdx.x == 0 && threadIdx.y == 0) {
-                const int units = part.last - part.first;
-                last_of_tile    = atomicAdd(p.counters + part.tile, units) + units == p.units;
-            }
-            w4a16_meet(C::THREADS);
-            if (!last_of_tile) {
-                continue;
-            }
-            __threadfence();
-            t.clear();
-            for (int b = w4a16_block_of(p, part.begin); w4a16_begin(p, b) < part.begin + p.units; ++b) {
-                t.add(2 * b + (w4a16_begin(p, b) < part.begin));
-            }
-        }
-        t.write();
-    }
+        w4a16_finish(t, p, part, last_of_tile, [] { w4a16_meet(C::THREADS); });
+    });
 }
 
 // As w4a16_gemm, threads (32, warps + 4).

@@ -9,7 +9,7 @@ from pathlib import Path
 
 EMULATOR = Path(__file__).with_name("emulator")
 
-LAUNCH = re.compile(r"(\w+(?:<[\w:]+>)?)<<<(.+?)>>>\(\s*(.*?)\);", re.DOTALL)
+LAUNCH = re.compile(r"(\w+(?:<[\w:, ]+>)?)<<<(.+?)>>>\(\s*(.*?)\);", re.DOTALL)
 """A launch: the kernel, how it is launched, its arguments."""
 
 INSTRUCTIONS = {
@@ -17,6 +17,7 @@ INSTRUCTIONS = {
     r'asm\("ld\.global\.nc\.L1::no_allocate\.v4\.u32 .*?\);\n': "v = emulated_load(x);\n",
     r'asm\("mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32 ".*?\);\n': "emulated_mma_f16(c, a, b0, b1);\n",
     r'asm\("lop3\.b32 %0, %1, %2, %3, 0xEA;".*?\);\n': "bits = (q & mask) | 0x64006400;\n",
+    r'asm volatile\("ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 .*?"memory"\);\n': "emulated_ldmatrix(r, row);\n",
     r'asm volatile\("cp\.async\.cg\.shared\.global \[%0\], \[%1\], 16;".*?"memory"\);\n': "emulated_copy(to, from);\n",
     r'asm volatile\("cp\.async\.commit_group;".*?"memory"\);\n': "emulated_commit();\n",
     r'asm volatile\("cp\.async\.wait_group %0;".*?"memory"\);\n': "emulated_wait_group(groups);\n",

@@ -19,6 +19,7 @@ from tests.kernels.emulate import EMULATOR, compile_emulated
 NAME = "w4a16_gemm"
 KERNEL = KERNELS / NAME / "w4a16_gemm.cuh"
 WGMMA = KERNEL.with_name("w4a16_wgmma.cuh")
+LDMATRIX = "ladder/03_ldmatrix.cu"
 PROGRAM = EMULATOR / "w4a16.cpp"
 
 TYPES = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
@@ -32,8 +33,6 @@ WRONG = {
     "another column's power of two": ("p_.undo[to_col]", "p_.undo[col]"),
     "a minimum's high bits": ("(both >> 4 & 0x0F0F) | (m >> 2", "(both >> 4 & 0x0F0F) | (s >> 2"),
     "the other block's scale": ("half ? 0x3232 : 0x1010", "half ? 0x1010 : 0x3232"),
-    "a part left out": ("w4a16_begin(p, b) < begin + p.units;", "w4a16_begin(p, b + 1) < begin + p.units;"),
-    "a slot of the other tile": ("t.add(2 * b + (w4a16_begin(p, b) < begin))", "t.add(2 * b)"),
     "counters left as they were": ("counters[i] = 0;", "counters[i] = 1;"),
     "outputs brought back too far": ("(exponent - 14) << 23", "(exponent - 13) << 23"),
     "no barrier": (f"        {BARRIER}                __syncthreads();\n", f"        {BARRIER}"),
@@ -42,7 +41,13 @@ WRONG = {
         f"w4a16_wait<C::X_STAGES - 1>();\n        {BARRIER}",
     ),
 }
-"""Defects of the mma.sync kernel and of what both share, as what they put in place of what."""
+"""Defects of the mma.sync kernel and of what comes before it, as what they put in place of what."""
+
+WRONG_SUMS = {
+    "a part left out": ("part.begin + p.units - 1) + 1;", "part.begin + p.units - 1);"),
+    "a slot of the other tile": (" + (w4a16_begin(p, b + i) < part.begin);", ";"),
+}
+"""The same of what adds up the parts of a tile, for both kernels."""
 
 THERE = "w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n"
 
@@ -58,11 +63,15 @@ WRONG_WGMMA = {
         "(128 >> 4) << 16 | (uint64_t) (512 >> 4) << 32",
         "(512 >> 4) << 16 | (uint64_t) (128 >> 4) << 32",
     ),
-    "a part left out": ("w4a16_begin(p, b) < part.begin + p.units;", "w4a16_begin(p, b + 1) < part.begin + p.units;"),
-    "a slot of the other tile": ("t.add(2 * b + (w4a16_begin(p, b) < part.begin))", "t.add(2 * b)"),
     "the order of the other kernel": ("w4a16_order::CORES", "w4a16_order::FRAGMENTS"),
 }
 """The same of the wgmma kernel."""
+
+WRONG_LDMATRIX = {
+    "rows without a skew": ("LDMATRIX_BK / 8 + 1;", "LDMATRIX_BK / 8;"),
+    "pieces of other columns": ("b[j / 2][j % 2], b[j / 2][j % 2 + 2]", "b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]"),
+}
+"""The same of the ladder's ldmatrix; the first makes it slow, not wrong."""
 
 ROUND = 5120
 """So much of k that a block goes round its stages."""
@@ -133,7 +142,7 @@ def test_every_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) ->
     ran = run(emulated, "edges", reverse=reverse)
     assert ran.returncode == 0, ran.stderr
     assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 90
+    assert ran.stderr.count("ok  ") == 132
 
 
 def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
@@ -155,7 +164,7 @@ def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: int) -> None:
     """Just below, at and just above the tiles; of the table's configuration, its shares of the work as well."""
-    for rung, k in (("tiled", 256), ("planned", 768), ("planned-plain", 768)):
+    for rung, k in (("tiled", 256), ("ldmatrix", 256), ("planned", 768), ("planned-plain", 768)):
         ran = run(emulated, "shape", kind, str(m), str(n), str(k), rung)
         assert (ran.returncode, ran.stderr) == (0, f"ok   {rung} {kind} m={m} n={n} k={k}\n")
 
@@ -201,21 +210,23 @@ def narrow(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "wrong"),
+    ("name", "rung", "wrong"),
     [
-        *(pytest.param(KERNEL.name, wrong, id=what) for what, wrong in WRONG.items()),
-        *(pytest.param(WGMMA.name, wrong, id=f"wgmma: {what}") for what, wrong in WRONG_WGMMA.items()),
+        *(pytest.param(KERNEL.name, "planned-plain", wrong, id=what) for what, wrong in (WRONG | WRONG_SUMS).items()),
+        *(pytest.param(KERNEL.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_SUMS.items()),
+        *(pytest.param(WGMMA.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_WGMMA.items()),
+        *(pytest.param(LDMATRIX, "ldmatrix", wrong, id=f"ldmatrix: {what}") for what, wrong in WRONG_LDMATRIX.items()),
     ],
 )
-def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, wrong: tuple[str, str]) -> None:
+def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, rung: str, wrong: tuple[str, str]) -> None:
     """Each, put into a copy, fails a product of either type, or crashes, in one of two orders of the threads."""
-    k, rung = (ROUND, "planned") if name == WGMMA.name else (1280, "planned-plain")
+    k = ROUND if rung == "planned" else 1280
     shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
     path = tmp_path / "kernels" / NAME / name
     text = path.read_text()
     assert text.count(wrong[0]) == 1
     path.write_text(text.replace(*wrong))
-    narrow(path.parent)
+    narrow(tmp_path / "kernels" / NAME)
     program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O1")
     assert any(
         run(program, "shape", kind, "129", "17", str(k), rung, reverse=reverse).returncode != 0
@@ -227,7 +238,8 @@ def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, wrong: tuple
 INCLUDES = {
     "w4a16_gemm.cuh": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
     "w4a16_wgmma.cuh": ['"w4a16_gemm.cuh"'],
-    "w4a16_plan.cuh": ['"w4a16_wgmma.cuh"'],
+    "w4a16_packed.cuh": ['"w4a16_wgmma.cuh"'],
+    "w4a16_plan.cuh": ['"w4a16_packed.cuh"'],
     "w4a16_columns.cuh": ['"w4a16_gemm.cuh"'],
 }
 

@@ -45,6 +45,8 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
+template <typename T> static inline T max(T a, T b) { return a < b ? b : a; }
 static inline double2 make_double2(double x, double y) { return {x, y}; }
 
 static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
@@ -94,6 +96,8 @@ struct emulated_block {
     // of the mma or exchange that a warp is at, and of the one before, which other threads may still read
     struct { uint32_t a[4], b[2]; } fragments[2][1024];
     float exchanged[2][1024];
+
+    const void * rows[2][1024];  // the same of ldmatrix
 
     std::unique_ptr<uint8_t[]> shared;
 };
@@ -390,13 +394,37 @@ static inline float emulated_bf16_value(uint32_t bits) {
 }
 
 // Of a whole warp.
-static float __shfl_xor_sync(unsigned /*mask*/, float value, int lanes) {
+template <typename T> static T __shfl_xor_sync(unsigned /*mask*/, T value, int lanes) {
+    static_assert(sizeof(T) == sizeof(float), "32 bits");
     const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
     float * const  all    = emulated.exchanged[emulated.running->turn];
     emulated.running->turn ^= 1;
-    all[thread] = value;
+    memcpy(all + thread, &value, sizeof(value));
     emulated_wait(emulated_thread::at::WARP);
-    return all[thread ^ lanes];
+    memcpy(&value, all + (thread ^ lanes), sizeof(value));
+    return value;
+}
+
+// Four matrices of 8 x 8, as the PTX ISA lays them out: lane i says where row i % 8 of matrix i / 8 is. Two rows of a
+// matrix on the same banks would be right but slow, and an output does not show it: no kernel here is to have them.
+static void emulated_ldmatrix(uint32_t (&r)[4], const void * row) {
+    const unsigned      thread = threadIdx.x + threadIdx.y * blockDim.x;
+    const unsigned      lane   = thread % 32;
+    const void ** const rows   = emulated.rows[emulated.running->turn] + thread - lane;
+    emulated.running->turn ^= 1;
+    if ((uintptr_t) row % 16 != 0) {
+        emulated_abort("a row of ldmatrix that is not aligned");
+    }
+    rows[lane] = row;
+    emulated_wait(emulated_thread::at::WARP);
+    for (unsigned i = lane / 8 * 8; i < lane; ++i) {
+        if ((uintptr_t) rows[i] / 16 % 8 == (uintptr_t) row / 16 % 8 && rows[i] != row) {
+            emulated_abort("two rows of ldmatrix on the same banks");
+        }
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+        memcpy(&r[i], (const uint8_t *) rows[8 * i + lane / 4] + lane % 4 * 4, sizeof(r[i]));
+    }
 }
 
 // c += a b by mma.m16n8k16, with the fragments as the PTX ISA lays them out over the lanes; value reads an element.

@@ -11,7 +11,8 @@
 static std::vector<rung> rungs() {
     const std::vector<rung> fragment = fragment_rungs();
     const std::vector<rung> wgmma    = wgmma_rungs();
-    return {NAIVE, TILED, fragment[2], fragment[3], wgmma[2], wgmma[3]};
+    const std::vector<rung> packed   = packed_rungs();
+    return {NAIVE, TILED, LDMATRIX, fragment[2], fragment[3], wgmma[2], wgmma[3], packed[2], packed[3]};
 }
 
 static bool edges() {
@@ -38,9 +39,10 @@ static bool tables() {
     bool passed = true;
     for (const weight_type type : TYPES) {
         passed = impossible_plans_are_refused(type) && passed;
-        passed = switches_are_right(PLANNED, planned_device<table_of::HERE>(), type, 65, 512) && passed;
-        passed = switches_are_right(PLANNED_PLAIN, planned_device<table_of::PLAIN>(), type, 65, 512) && passed;
-        passed = switches_are_right(PLANNED_121, planned_device<table_of::SM_121>(), type, 65, 512) && passed;
+        passed = wrong_packing_is_refused(type) && passed;
+        for (const rung & r : planned_rungs()) {
+            passed = switches_are_right(r, type, 65, 512) && passed;
+        }
     }
     return passed;
 }
@@ -51,6 +53,7 @@ static bool nmse() {
         for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
             passed = nearer_than_mmq(TILED, {type, 128, 64, 1024}, how, 20261121) && passed;
             passed = nearer_than_mmq(PLANNED, {type, 128, 64, 1024}, how, 20261121) && passed;
+            passed = nearer_than_mmq(PLANNED_PACKED, {type, 128, 64, 1024}, how, 20261121) && passed;
         }
     }
     return passed;
@@ -71,7 +74,9 @@ int main(int argc, char ** argv) {
         const weight_type type = argv[2] == std::string("q4_0") ? weight_type::Q4_0 : weight_type::Q4_K;
         bool              all  = true;
         std::vector<rung> all_rungs = rungs();
-        all_rungs.insert(all_rungs.end(), {PLANNED, PLANNED_PLAIN, PLANNED_121});
+        for (const rung & r : planned_rungs()) {
+            all_rungs.push_back(r);
+        }
         for (const rung & r : all_rungs) {
             if (r.name == argv[6]) {
                 all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1) && all;
