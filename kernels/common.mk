@@ -8,7 +8,8 @@
 # make sanitize    test, or the part of it that SANITIZED names, under compute-sanitizer: memcheck, racecheck, initcheck,
 #                  synccheck
 # make ptx sass    what the compiler made of it
-# make spills      fails on spilled registers or local memory, on every architecture in SPILL_ARCHS; needs no GPU
+# make spills      fails on spilled registers, local memory or serialised wgmma, on every architecture in SPILL_ARCHS;
+#                  needs no GPU
 # make clean
 #
 # ARCH is the architecture as nvcc names it; native is the GPU that is here.
@@ -71,6 +72,7 @@ spills-%: $(SPILL_SRC) $(SOURCES) | $(OUT)
 	    || { cat $(OUT)/spills-$*.txt; exit 1; }
 	@grep -q 'bytes stack frame' $(OUT)/spills-$*.txt || { echo "$*: ptxas reported no kernel"; exit 1; }
 	@! grep -B1 -E '[1-9][0-9]* bytes (stack frame|spill)' $(OUT)/spills-$*.txt
+	@! grep '(C75' $(OUT)/spills-$*.txt
 	@grep -E 'Compiling|Used' $(OUT)/spills-$*.txt | sed -E "s/ptxas info +: (Compiling entry function )?//"
 
 clean:

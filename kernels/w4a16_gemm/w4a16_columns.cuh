@@ -20,8 +20,6 @@
 
 #include "w4a16_gemm.cuh"
 
-static constexpr int W4A16_COLUMN_WARPS = 32;
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 static __device__ __forceinline__ uint32_t w4a16_pair(const float a, const float b, const float scale) {
@@ -29,15 +27,15 @@ static __device__ __forceinline__ uint32_t w4a16_pair(const float a, const float
 }
 
 // One block a column, threads (32, 32).
-static __global__ void __launch_bounds__(W4A16_WARP * W4A16_COLUMN_WARPS)
+static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
 w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo, const int64_t k) {
     const int64_t  first    = blockIdx.x * k;
-    const uint32_t exponent = w4a16_exponent(w4a16_largest<1, W4A16_COLUMN_WARPS>(x + first, k));
+    const uint32_t exponent = w4a16_exponent(w4a16_largest<1>(x + first, k));
     const uint32_t taken_as = exponent >= 123 && exponent <= 141 ? 141 : exponent;
     const float    scale    = w4a16_scale(taken_as);
 
     const float4 * from = (const float4 *) (x + first);
-    for (int64_t i = threadIdx.y * W4A16_WARP + threadIdx.x; i < k / 8; i += W4A16_WARP * W4A16_COLUMN_WARPS) {
+    for (int64_t i = threadIdx.y * W4A16_WARP + threadIdx.x; i < k / 8; i += W4A16_WARP * W4A16_X_WARPS) {
         const float4 a = from[2 * i];
         const float4 b = from[2 * i + 1];
         x16[first / 8 + i] = make_uint4(w4a16_pair(a.x, a.y, scale), w4a16_pair(a.z, a.w, scale),
@@ -49,13 +47,13 @@ w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, flo
 }
 
 // One block a column, threads (32, 32).
-static __global__ void __launch_bounds__(W4A16_WARP * W4A16_COLUMN_WARPS)
+static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
 w4a16_columns_undo(float * __restrict__ y, const float * __restrict__ undo, const int64_t m) {
     const float by = undo[blockIdx.x];
     if (by == 1.0f) {
         return;
     }
-    for (int64_t i = threadIdx.y * W4A16_WARP + threadIdx.x; i < m; i += W4A16_WARP * W4A16_COLUMN_WARPS) {
+    for (int64_t i = threadIdx.y * W4A16_WARP + threadIdx.x; i < m; i += W4A16_WARP * W4A16_X_WARPS) {
         y[blockIdx.x * m + i] *= by;
     }
 }
@@ -80,7 +78,7 @@ static inline cudaError_t w4a16_columns_to_f16_cuda(const float * x, __half * x1
     if ((uintptr_t) x % sizeof(float4) != 0 || (uintptr_t) x16 % sizeof(uint4) != 0) {
         return cudaErrorMisalignedAddress;
     }
-    const dim3 block(W4A16_WARP, W4A16_COLUMN_WARPS);
+    const dim3 block(W4A16_WARP, W4A16_X_WARPS);
     w4a16_columns_to_f16<<<(unsigned) n, block, 0, stream>>>(x, (uint4 *) x16, undo, k);
     return cudaGetLastError();
 }
@@ -90,7 +88,7 @@ static inline cudaError_t w4a16_columns_undo_cuda(float * y, const float * undo,
     if (m < 1 || n < 1 || n > INT32_MAX) {
         return cudaErrorInvalidValue;
     }
-    const dim3 block(W4A16_WARP, W4A16_COLUMN_WARPS);
+    const dim3 block(W4A16_WARP, W4A16_X_WARPS);
     w4a16_columns_undo<<<(unsigned) n, block, 0, stream>>>(y, undo, m);
     return cudaGetLastError();
 }

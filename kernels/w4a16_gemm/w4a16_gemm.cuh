@@ -107,6 +107,7 @@ struct w4a16_config {
 //   CORES      [part][column % 8][t]: the core matrices of wgmma, 8 columns by 16 bytes
 enum class w4a16_order { FRAGMENTS, CORES };
 
+static constexpr int W4A16_X_WARPS = 32;
 static constexpr int W4A16_X_COLS  = 2;  // of a block: 32 bytes side by side in memory, which is what it writes at once
 
 // -- what a block works on --
@@ -309,12 +310,12 @@ static __device__ __forceinline__ float w4a16_undo(const uint32_t exponent) {
     return __uint_as_float((exponent - 14) << 23);
 }
 
-// Of columns side by side, each by its share of threads (32, warps) that all meet here; x is the thread's own column.
-template <int cols, int warps>
+// Of columns side by side, each by its share of threads (32, 32) that all meet here; x is the thread's own column.
+template <int cols>
 static __device__ __forceinline__ float w4a16_largest(const float * __restrict__ x, const int64_t k) {
-    constexpr int WARPS = warps / cols;
+    constexpr int WARPS = W4A16_X_WARPS / cols;
 
-    __shared__ float warp_largest[warps];
+    __shared__ float warp_largest[W4A16_X_WARPS];
 
     float          largest = 0.0f;
     const float4 * x4      = (const float4 *) x;
@@ -337,11 +338,11 @@ static __device__ __forceinline__ float w4a16_largest(const float * __restrict__
     return largest;
 }
 
-// Blocks (pairs of columns, shares of k), threads (32, warps): each block finds the largest of both columns for itself, then a
+// Blocks (pairs of columns, shares of k), threads (32, 32): each block finds the largest of both columns for itself, then a
 // warp has half a unit of both: lane bits 0 1 are t, bit 2 the column, bits 3 4 the word. Columns from n on are 0. What
 // gets the outputs back goes to undo; the counters of the tiles are set to 0 besides.
-template <w4a16_type type, w4a16_order order, int warps>
-static __global__ void __launch_bounds__(W4A16_WARP * warps)
+template <w4a16_type type, w4a16_order order>
+static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
 w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * __restrict__ undo,
              int * __restrict__ counters, const int n_counters, const int n, const int units) {
     __shared__ float scales[W4A16_X_COLS];
@@ -351,16 +352,17 @@ w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * 
     const int     warp = threadIdx.y;
     const int64_t k    = (int64_t) units * W4A16_UNIT;
 
-    const int block = blockIdx.y * gridDim.x + blockIdx.x;
-    for (int i = block * W4A16_WARP * warps + warp * W4A16_WARP + lane; i < n_counters;
-         i += gridDim.x * gridDim.y * W4A16_WARP * warps) {
+    constexpr int THREADS = W4A16_WARP * W4A16_X_WARPS;
+    const int64_t block   = (int64_t) blockIdx.y * gridDim.x + blockIdx.x;
+    for (int64_t i = block * THREADS + warp * W4A16_WARP + lane; i < n_counters;
+         i += (int64_t) gridDim.x * gridDim.y * THREADS) {
         counters[i] = 0;
     }
 
-    const int      own      = W4A16_X_COLS * blockIdx.x + warp / (warps / W4A16_X_COLS);
-    const float    largest  = w4a16_largest<W4A16_X_COLS, warps>(x + own * k, own < n ? k : 0);
+    const int      own      = W4A16_X_COLS * blockIdx.x + warp / (W4A16_X_WARPS / W4A16_X_COLS);
+    const float    largest  = w4a16_largest<W4A16_X_COLS>(x + own * k, own < n ? k : 0);
     const uint32_t exponent = w4a16_exponent(largest);
-    if (warp % (warps / W4A16_X_COLS) == 0 && lane == 0) {
+    if (warp % (W4A16_X_WARPS / W4A16_X_COLS) == 0 && lane == 0) {
         scales[own % W4A16_X_COLS] = w4a16_scale(exponent);
         if (blockIdx.y == 0) {
             undo[own] = w4a16_undo(exponent);
@@ -375,7 +377,7 @@ w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * 
     const int     from  = 2 * (int) ((int64_t) units * blockIdx.y / gridDim.y);
     const int     to    = 2 * (int) ((int64_t) units * (blockIdx.y + 1) / gridDim.y);
 #pragma unroll 2
-    for (int half = from + warp; half < to; half += warps) {
+    for (int half = from + warp; half < to; half += W4A16_X_WARPS) {
         const int     i      = lane / 8 + half % 2 * 4;
         const float * source = x + col * k + half / 2 * W4A16_UNIT;
         const uint4   v      = col < n ? w4a16_gather<type>(source, t, i, scale) : make_uint4(0, 0, 0, 0);
@@ -475,7 +477,7 @@ template <typename C> class w4a16_sums {
             const float4 * from = p_.partials + slots[i] * (C::TILE_M * C::TILE_N / 4) + tid_;
 #pragma unroll
             for (int t = 0; t < C::MT * C::NT; ++t) {
-                v[i][t / C::NT][t % C::NT] = i < count ? __ldcg(from + t * C::THREADS) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[i][t / C::NT][t % C::NT] = SLOTS == 1 || i < count ? __ldcg(from + t * C::THREADS) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             }
         }
 #pragma unroll
@@ -765,7 +767,7 @@ static __device__ __forceinline__ void w4a16_finish(
             int64_t slots[tile_t::SLOTS];
 #pragma unroll
             for (int i = 0; i < tile_t::SLOTS; ++i) {
-                slots[i] = 2 * (b + i) + (w4a16_begin(p, b + i) < part.begin);
+                slots[i] = b + i < end ? 2 * (b + i) + (w4a16_begin(p, b + i) < part.begin) : 0;
             }
             t.add(slots, end - b);
         }
@@ -793,7 +795,7 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
 
 #else
 
-template <w4a16_type type, w4a16_order order, int warps>
+template <w4a16_type type, w4a16_order order>
 static __global__ void w4a16_to_f16(const float *, uint32_t *, float *, int *, int, int, int) {
     __trap();
 }
@@ -832,26 +834,16 @@ static inline size_t w4a16_scratch_bytes(const int64_t m, const int64_t n, const
     return (size_t) w4a16_layout_of<C>(m, n, k, blocks).size;
 }
 
-template <w4a16_type type, w4a16_order order, int warps>
-static cudaError_t w4a16_to_f16_by(const int64_t blocks_in_all, const float * x, uint32_t * x16, float * undo, int * counters,
-                                   const int n_counters, const int64_t n, const int64_t cols, const int64_t units,
-                                   cudaStream_t stream) {
-    const int64_t blocks = cols / W4A16_X_COLS;
-    const int64_t shares = blocks_in_all / blocks < 1 ? 1 : blocks_in_all / blocks;
-    const dim3    grid((unsigned) blocks, (unsigned) (shares < units ? shares : units));
-    const dim3    block(W4A16_WARP, warps);
-    w4a16_to_f16<type, order, warps><<<grid, block, 0, stream>>>(x, x16, undo, counters, n_counters, (int) n, (int) units);
-    return cudaGetLastError();
-}
-
-// Few columns leave room for the blocks that multiply: these ask for weights meanwhile.
+// Few columns are shared among more blocks, but no more than there is room for at once.
 template <w4a16_type type, w4a16_order order>
 static cudaError_t w4a16_to_f16_cuda(const float * x, uint32_t * x16, float * undo, int * counters, const int n_counters,
                                      const int64_t n, const int64_t cols, const int64_t units, cudaStream_t stream) {
-    if (cols <= 64) {
-        return w4a16_to_f16_by<type, order, 32>(128, x, x16, undo, counters, n_counters, n, cols, units, stream);
-    }
-    return w4a16_to_f16_by<type, order, 32>(256, x, x16, undo, counters, n_counters, n, cols, units, stream);
+    const int64_t blocks = cols / W4A16_X_COLS;
+    const int64_t shares = (cols <= 64 ? 128 : 256) / blocks;
+    const dim3    grid((unsigned) blocks, (unsigned) (shares < 1 ? 1 : shares < units ? shares : units));
+    const dim3    block(W4A16_WARP, W4A16_X_WARPS);
+    w4a16_to_f16<type, order><<<grid, block, 0, stream>>>(x, x16, undo, counters, n_counters, (int) n, (int) units);
+    return cudaGetLastError();
 }
 
 // A kernel for the products of a configuration, its threads and the order in which it reads the activations.
@@ -866,7 +858,7 @@ template <typename C>
 static cudaError_t w4a16_launch(const w4a16_entry & kernel, const void * w, const float * x, float * y, void * scratch,
                                 const int64_t m, const int64_t n, const int64_t k, const int64_t blocks,
                                 cudaStream_t stream) {
-    if (m < 0 || n < 0 || k <= 0 || k % W4A16_UNIT != 0 || k / W4A16_UNIT > INT32_MAX / 8 ||
+    if (m < 0 || n < 0 || k <= 0 || k % W4A16_UNIT != 0 || k / W4A16_UNIT > INT32_MAX / W4A16_UNIT ||
         m > INT32_MAX - C::TILE_M || n > INT32_MAX - C::TILE_N || blocks < 1 || blocks > INT32_MAX) {
         return cudaErrorInvalidValue;
     }

@@ -8,6 +8,7 @@
 //
 //   w        as in w4a16_gemm.cuh; read by w4a16_pack_cuda alone
 //   packed   w4a16_packed_bytes bytes, 16-byte aligned; overlaps none of the others
+//   m        at most 8,388,480 to pack
 //
 // The product on sm_90a alone, packing everywhere.
 //
@@ -18,9 +19,9 @@
 //   scales  [lane] 8 or 16 bytes: the lane's two blocks of 32, of each d for both rows, and for Q4_K what is added
 //
 // A code in the last bits of an f16 is that many of its least number, 2^-24. d is scaled by the row's 2^e, so that the
-// largest is in 2^14 ... 2^15: code times d, plus what is added, is one instruction for two weights, rounded once. What is
-// rounded to a multiple of f16's least number is then 2^-19 or less of the row's largest weight. The nibbles of row g+8
-// count sixteen times as much, its d a sixteenth.
+// largest is in 2^14 ... 2^15: code times d, plus what is added, is one instruction for two weights. What is rounded to a
+// multiple of f16's least number is off by up to 2^-25 then, where the row's largest d times 8 is at least 2^-7. The
+// nibbles of row g+8 count sixteen times as much, its d a sixteenth.
 
 #pragma once
 
@@ -64,6 +65,7 @@ struct w4a16_packed_config {
     static constexpr int REGISTERS = (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / THREADS / 8 * 8;
 
     static_assert(TILE_M % (64 * groups) == 0, "a warpgroup takes 64 rows at a time");
+    static_assert(BLOCKS > 1 || REGISTERS <= 255, "no thread has more");
     static_assert(W4A16_UNIT % X_STEP == 0 && X_STEP % 64 == 0, "steps must cover a unit");
     static_assert(W_BYTES % 128 == 0 && X_BYTES % 128 == 0, "stages must be aligned");
 };
@@ -209,7 +211,7 @@ static cudaError_t w4a16_pack_all(const uint8_t * w, uint8_t * packed, const int
 
 static inline cudaError_t w4a16_pack_cuda(const w4a16_type type, const void * w, void * packed, const int64_t m,
                                           const int64_t k, cudaStream_t stream) {
-    if (m < 0 || k <= 0 || k % W4A16_UNIT != 0 || k / W4A16_UNIT > INT32_MAX / 8 || (m + 127) / 128 > 65535) {
+    if (m < 0 || k <= 0 || k % W4A16_UNIT != 0 || k / W4A16_UNIT > INT32_MAX / W4A16_UNIT || (m + 127) / 128 > 65535) {
         return cudaErrorInvalidValue;
     }
     if ((uintptr_t) w % 16 != 0 || (uintptr_t) packed % 16 != 0) {
@@ -272,37 +274,39 @@ static __device__ __forceinline__ void w4a16_copy_activations(
 
 // -- the warps that multiply --
 
-// What a lane has of the scales of a strip: d of both rows, and what is added to theirs.
-template <w4a16_type type> struct w4a16_strip_scales;
-
-template <> struct w4a16_strip_scales<w4a16_type::Q4_0> {
-    __half2 d[2], c[2];  // of the first and the second 128 of k
-
-    __device__ __forceinline__ void load(const uint8_t * scales) {
-        const uint2 v = *(const uint2 *) (scales + 8 * threadIdx.x);
-        // -8 times the least number
-        const __half2 less_8 = w4a16_as_half2(0x80808008);
-        d[0] = w4a16_as_half2(v.x);
-        d[1] = w4a16_as_half2(v.y);
-        c[0] = __hmul2(d[0], less_8);
-        c[1] = __hmul2(d[1], less_8);
-    }
-
-    static __device__ __forceinline__ int of(const int step, const int /*high*/) { return step / 2; }
-};
-
-template <> struct w4a16_strip_scales<w4a16_type::Q4_K> {
-    __half2 d[2], c[2];  // of low and of high nibbles
+// What a lane has of the scales of a strip: d of both rows, and what is added to theirs, for the two halves of k with Q4_0,
+// for low and for high nibbles with Q4_K.
+template <w4a16_type type> struct w4a16_strip_scales {
+    __half2 d[2], c[2];
 
     __device__ __forceinline__ void load(const uint8_t * scales) {
-        const uint4 v = *(const uint4 *) (scales + 16 * threadIdx.x);
-        d[0] = w4a16_as_half2(v.x);
-        c[0] = w4a16_as_half2(v.y);
-        d[1] = w4a16_as_half2(v.z);
-        c[1] = w4a16_as_half2(v.w);
+        if constexpr (type == w4a16_type::Q4_0) {
+            const uint2 v = *(const uint2 *) (scales + 8 * threadIdx.x);
+            // -8 times the least number, and sixteen times as much for the lower row
+            const __half2 less_8 = w4a16_as_half2(0x80808008);
+            d[0] = w4a16_as_half2(v.x);
+            d[1] = w4a16_as_half2(v.y);
+            c[0] = __hmul2(d[0], less_8);
+            c[1] = __hmul2(d[1], less_8);
+        } else {
+            const uint4 v = *(const uint4 *) (scales + 16 * threadIdx.x);
+            d[0] = w4a16_as_half2(v.x);
+            c[0] = w4a16_as_half2(v.y);
+            d[1] = w4a16_as_half2(v.z);
+            c[1] = w4a16_as_half2(v.w);
+        }
     }
 
-    static __device__ __forceinline__ int of(const int /*step*/, const int high) { return high; }
+    // The word of 16 of k, of a step of 64, as the fragment of weights; high: it was the high nibbles.
+    __device__ __forceinline__ void take_apart(uint32_t (&a)[4], const uint32_t q, const int step, const int high) const {
+        const int     of    = type == w4a16_type::Q4_0 ? step / 2 : high;
+        const __half2 upper = __low2half2(d[of]), plus_upper = __low2half2(c[of]);
+        const __half2 lower = __high2half2(d[of]), plus_lower = __high2half2(c[of]);
+        a[0] = w4a16_as_u32(__hfma2(w4a16_as_half2(q & 0x000F000F), upper, plus_upper));
+        a[1] = w4a16_as_u32(__hfma2(w4a16_as_half2(q & 0x00F000F0), lower, plus_lower));
+        a[2] = w4a16_as_u32(__hfma2(w4a16_as_half2(q >> 8 & 0x000F000F), upper, plus_upper));
+        a[3] = w4a16_as_u32(__hfma2(w4a16_as_half2(q >> 8 & 0x00F000F0), lower, plus_lower));
+    }
 };
 
 template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
@@ -338,8 +342,8 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
 
   private:
     // 64 of k are multiplied while the next 64 are taken apart: once those before are done, whose registers they take. More:
-    // there is a next unit. Nothing but arithmetic may come between the wait and the next product, or the compiler waits
-    // for each product by itself.
+    // there is a next unit. In this order: with the next taken apart before the wait for activations the compiler waits
+    // for each product by itself (C7513).
     template <int s> __device__ __forceinline__ void step(const bool before, const bool more) {
         constexpr int STEPS = C::X_STEP / 64;  // of a stage of activations
 
@@ -358,7 +362,9 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
         if (s < 2) {
             load_codes(s + 2);
         } else if (s == 2) {
-            release(stages_.w_free + w_.stage);
+            // the copy engine does not wait for reads by itself
+            w4a16_before_copies();
+            w4a16_release(stages_.w_free + w_.stage);
             w_.next();
             if (more) {
                 load_unit();
@@ -398,18 +404,9 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
 
     template <int s> __device__ __forceinline__ void take_apart(const int mt) {
         const uint32_t words[4] = {codes_[mt].x, codes_[mt].y, codes_[mt].z, codes_[mt].w};
-        const auto &   scales   = scales_[mt];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int     of    = scales.of(s, i % 2);
-            const __half2 upper = __low2half2(scales.d[of]), plus_upper = __low2half2(scales.c[of]);
-            const __half2 lower = __high2half2(scales.d[of]), plus_lower = __high2half2(scales.c[of]);
-            const uint32_t q = words[i];
-            uint32_t (&a)[4] = a_[s % 2][mt][i];
-            a[0] = w4a16_as_u32(__hfma2(w4a16_as_half2(q & 0x000F000F), upper, plus_upper));
-            a[1] = w4a16_as_u32(__hfma2(w4a16_as_half2(q & 0x00F000F0), lower, plus_lower));
-            a[2] = w4a16_as_u32(__hfma2(w4a16_as_half2(q >> 8 & 0x000F000F), upper, plus_upper));
-            a[3] = w4a16_as_u32(__hfma2(w4a16_as_half2(q >> 8 & 0x00F000F0), lower, plus_lower));
+            scales_[mt].take_apart(a_[s % 2][mt][i], words[i], s, i % 2);
         }
     }
 
@@ -428,16 +425,8 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
     }
 
     __device__ __forceinline__ void release_activations() {
-        release(stages_.x_free + x_done_);
+        w4a16_release(stages_.x_free + x_done_);
         x_done_ = x_done_ == C::X_STAGES - 1 ? 0 : x_done_ + 1;
-    }
-
-    // A warp is done with a stage.
-    __device__ __forceinline__ void release(uint64_t * barrier) const {
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            w4a16_arrive(barrier);
-        }
     }
 
     const uint8_t * const     ws_;  // this warp's

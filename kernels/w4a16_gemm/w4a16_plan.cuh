@@ -191,7 +191,7 @@ static inline w4a16_plan w4a16_plan_in(const w4a16_table & table, const int64_t 
     const w4a16_kernel & kernel = row->kernel;
     const int64_t        units  = k / W4A16_UNIT;
     const int64_t        tiles  = (m + kernel.tile_m - 1) / kernel.tile_m * ((n + kernel.tile_n - 1) / kernel.tile_n);
-    if (units > INT32_MAX / 8 || tiles > INT32_MAX / units || (size_t) kernel.shared > device.shared) {
+    if (units > INT32_MAX / W4A16_UNIT || tiles > INT32_MAX / units || (size_t) kernel.shared > device.shared) {
         return none;
     }
     const int64_t blocks = w4a16_blocks(kernel, tiles, units, device.multiprocessors);

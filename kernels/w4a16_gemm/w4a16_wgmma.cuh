@@ -45,6 +45,7 @@ struct w4a16_wgmma_config {
     static constexpr int SHARED  = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
 
     static_assert(TILE_M % (64 * groups) == 0, "a warpgroup takes 64 rows at a time");
+    static_assert(BLOCKS > 1 || groups == 2, "registers are given to two warpgroups");
     static_assert(W_BYTES / 16 % COPIERS == 0, "the threads must cover the weights");
 };
 
@@ -60,8 +61,8 @@ static __device__ __forceinline__ void w4a16_barrier_init(uint64_t * barrier, co
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(w4a16_shared(barrier)), "r"(count) : "memory");
 }
 
-// what was initialised is there for the copy engine
-static __device__ __forceinline__ void w4a16_barriers_are_there() {
+// What this thread wrote to shared memory, or read, comes before what the copy engine reads or writes after the next barrier.
+static __device__ __forceinline__ void w4a16_before_copies() {
     asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
@@ -218,9 +219,17 @@ template <typename C> struct w4a16_stages {
             w4a16_barrier_init(x_full + i, 1);
             w4a16_barrier_init(x_free + i, C::WARPS);
         }
-        w4a16_barriers_are_there();
+        w4a16_before_copies();
     }
 };
+
+// A warp is done with a stage.
+static __device__ __forceinline__ void w4a16_release(uint64_t * barrier) {
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        w4a16_arrive(barrier);
+    }
+}
 
 // -- the warps that copy --
 
@@ -313,7 +322,7 @@ template <typename C> class w4a16_wgmma_tile : public w4a16_tile<C> {
             step<3>(true, unit + 1 < last);
         }
         w4a16_wgmma_wait<0>();
-        release(stages_.x_free + (x_.stage == 0 ? C::X_STAGES : x_.stage) - 1);
+        w4a16_release(stages_.x_free + (x_.stage == 0 ? C::X_STAGES : x_.stage) - 1);
     }
 
   private:
@@ -324,13 +333,13 @@ template <typename C> class w4a16_wgmma_tile : public w4a16_tile<C> {
         multiply_word<0>();
         w4a16_wgmma_wait<1>();
         if (before) {
-            release(stages_.x_free + (x_.stage == 0 ? C::X_STAGES : x_.stage) - 1);
+            w4a16_release(stages_.x_free + (x_.stage == 0 ? C::X_STAGES : x_.stage) - 1);
         }
         this->template dequantise_all<1>();
         if (s < 3) {
             this->template load<(s + 1) % 2>(w_.stage, (s + 1) / 2);
             if (s == 2) {
-                release(stages_.w_free + w_.stage);
+                w4a16_release(stages_.w_free + w_.stage);
                 w_.next();
             }
         } else if (more) {
@@ -341,14 +350,6 @@ template <typename C> class w4a16_wgmma_tile : public w4a16_tile<C> {
         w4a16_wgmma_wait<1>();
         this->template dequantise_all<0>();
         x_.next();
-    }
-
-    // A warp is done with a stage.
-    __device__ __forceinline__ void release(uint64_t * barrier) const {
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            w4a16_arrive(barrier);
-        }
     }
 
     template <int i> __device__ __forceinline__ void multiply_word() {

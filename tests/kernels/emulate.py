@@ -31,7 +31,9 @@ INSTRUCTIONS = {
     r'asm volatile\("bar\.sync 1, %0;".*?"memory"\);': "emulated_meet(threads);",
     r'asm volatile\("griddepcontrol.*?"memory"\);': "",
     r'asm volatile\("setmaxnreg.*?\);': "",
-    r'asm volatile\("wgmma\.(?:fence|commit_group|wait_group).*?"memory"\);': "",
+    r'asm volatile\("wgmma\.fence.*?"memory"\);': "",
+    r'asm volatile\("wgmma\.commit_group.*?"memory"\);': "emulated_commit_products();",
+    r'asm volatile\("wgmma\.wait_group.*?"memory"\);': "emulated_wait_products(groups);",
     r'asm volatile\("\{ \.reg \.pred p; setp\.ne\.b32 p, 1, 0; wgmma\..*?"l"\(b\)\);\n': "emulated_wgmma(c, a, b);\n",
     r"extern __shared__ __align__\((?:16|128)\) uint8_t (\w+)\[\];": r"uint8_t * const \1 = emulated_shared();",
 }

@@ -15,15 +15,26 @@ from gguf import GGMLQuantizationType, quants
 
 from tests.kernels.conftest import KERNELS, make, needs_gpu, needs_nvcc
 from tests.kernels.emulate import EMULATOR, compile_emulated
+from tests.kernels.packed import unpacked
 
 NAME = "w4a16_gemm"
 KERNEL = KERNELS / NAME / "w4a16_gemm.cuh"
 WGMMA = KERNEL.with_name("w4a16_wgmma.cuh")
+PACKED = KERNEL.with_name("w4a16_packed.cuh")
+PLAN = KERNEL.with_name("w4a16_plan.cuh")
 LDMATRIX = "ladder/03_ldmatrix.cu"
 PROGRAM = EMULATOR / "w4a16.cpp"
 
 TYPES = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
 """By ggml's name: the type in gguf, weights and bytes of a block, f16 scales at its beginning."""
+
+TABLES = {
+    "planned": "w4a16_sm_90a",
+    "planned-plain": "w4a16_sm_90",
+    "planned-121": "w4a16_sm_80",
+    "planned-packed": "w4a16_sm_90a_packed",
+}
+"""By rung: the table that plans."""
 
 BARRIER = "        // all copies of this step are there for all, and nobody reads what was read in the step before\n"
 
@@ -47,7 +58,7 @@ WRONG_SUMS = {
     "a part left out": ("part.begin + p.units - 1) + 1;", "part.begin + p.units - 1);"),
     "a slot of the other tile": (" + (w4a16_begin(p, b + i) < part.begin);", ";"),
 }
-"""The same of what adds up the parts of a tile, for both kernels."""
+"""The same of what adds up the parts of a tile, for all three kernels."""
 
 THERE = "w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n"
 
@@ -67,11 +78,43 @@ WRONG_WGMMA = {
 }
 """The same of the wgmma kernel."""
 
+RELEASE = """            // the copy engine does not wait for reads by itself
+            w4a16_before_copies();
+            w4a16_release(stages_.w_free + w_.stage);
+"""
+RELEASE_ACTIVATIONS = "        if (s % STEPS == 0 && before) {\n            release_activations();\n        }\n"
+
+WRONG_PACKED = {
+    "activations not waited for": ("            w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
+    "a unit's weights not waited for": ("        w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n", ""),
+    "weights released before their last codes are read": (
+        f"load_codes(s + 2);\n        }} else if (s == 2) {{\n{RELEASE}",
+        f"load_codes(s + 2);\n            if (s == 0) {{\n{RELEASE}            }}\n        }} else if (s == 2) {{\n",
+    ),
+    "activations released while they are multiplied": (
+        f"        w4a16_wgmma_wait<1>();\n{RELEASE_ACTIVATIONS}",
+        f"{RELEASE_ACTIVATIONS}        w4a16_wgmma_wait<1>();\n",
+    ),
+    "fragments overwritten while they are multiplied": ("        w4a16_wgmma_wait<1>();\n", ""),
+    "strips beyond m copied": ("min(C::STRIPS, strips - first)", "C::STRIPS"),
+    "the scales of rows exchanged": ("(scales, rows[0], rows[1], ", "(scales, rows[1], rows[0], "),
+    "low nibbles for high ones": ("(u.q[1] >> 4 & 0x0F0F0F0F)", "(u.q[1] & 0x0F0F0F0F)"),
+    "another power of two of a row": ("w4a16_power_of_two(24 + 127 -", "w4a16_power_of_two(25 + 127 -"),
+}
+"""The same of the kernel for packed weights, and of what packs them."""
+
 WRONG_LDMATRIX = {
     "rows without a skew": ("LDMATRIX_BK / 8 + 1;", "LDMATRIX_BK / 8;"),
     "pieces of other columns": ("b[j / 2][j % 2], b[j / 2][j % 2 + 2]", "b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]"),
 }
 """The same of the ladder's ldmatrix; the first makes it slow, not wrong."""
+
+NARROW = {
+    "add_rungs": "true, 128, 32, 32, 32, 3, 8, 2",
+    "add_wgmma_rungs": "128, 32, 2, 4, 8, 2",
+    "add_packed_rungs": "128, 32, 2, 5, 256, 5, 1",
+}
+"""By what adds rungs: the configuration that sm_90's tables have for 32 columns."""
 
 ROUND = 5120
 """So much of k that a block goes round its stages."""
@@ -101,6 +144,24 @@ def blocks_of(kind: str, count: int) -> np.ndarray:
     scales[0] = 0
     blocks[:, : 2 * n_scales] = scales.view(np.uint8)
     return blocks
+
+
+def rows_of(kind: str, rows: int, blocks: int) -> np.ndarray:
+    """Return rows of so many random blocks; a row's scales are of one size, each row's twice the one before's.
+
+    The first row's are denormals, beside the largest minima, those of the 31st f16's largest, those of the last of
+    several 0.
+    """
+    _, _, size, n_scales = TYPES[kind]
+    random = np.random.default_rng(9)
+    found = random.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    shape = (rows, blocks, n_scales)
+    exponents = np.maximum(np.arange(rows)[:, None, None] % 31 - random.integers(0, 3, shape), 0)
+    scales = (random.integers(0, 2, shape) << 15 | exponents << 10 | random.integers(0, 1024, shape)).astype("<u2")
+    scales[0, :, 1:] |= 30 << 10
+    scales[1:][-1:] = 0
+    found[..., : 2 * n_scales] = scales.view(np.uint8)
+    return found
 
 
 def reference(host: Path, kind: str, blocks: np.ndarray) -> np.ndarray:
@@ -151,50 +212,75 @@ def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     found = re.findall(r"ok   (planned\S*) (\S+) m=65 n=(\d+) k=512", ran.stderr)
     for kind in TYPES:
-        columns = [int(n) for name, each, n in found if (name, each) == ("planned", kind)]
-        assert columns[:6] == [15, 16, 17, 31, 32, 33]
-        plain = [int(n) for name, each, n in found if (name, each) == ("planned-plain", kind)]
-        assert plain[:6] == [15, 16, 17, 31, 32, 33]
-        columns_121 = [int(n) for name, each, n in found if (name, each) == ("planned-121", kind)]
-        assert columns_121 == [15, 16, 17, 31, 32, 33, 63, 64, 65]
+        for rung, table in TABLES.items():
+            columns = [int(n) for name, each, n in found if (name, each) == (rung, kind)]
+            assert columns[:6] == [15, 16, 17, 31, 32, 33]
+            assert columns == [n + beside for n in switches_of(table) for beside in (-1, 0, 1)]
     assert ran.stderr.count("what cannot be is refused") == 2
+    assert ran.stderr.count("what cannot be packed is refused") == 2
+
+
+def switches_of(table: str) -> list[int]:
+    """Return the numbers of columns at which a table of the source goes on to its next row."""
+    rows = re.search(rf"struct {table} \{{(.*?)\n    \}};", PLAN.read_text(), re.DOTALL)
+    assert rows
+    return [int(n) for n in re.findall(r"\{(\d+), ", rows[1])]
+
+
+@pytest.mark.parametrize(("m", "blocks"), [(37, 24), (16, 8), (1, 16)])
+@pytest.mark.parametrize("kind", TYPES)
+def test_weights_are_packed_as_documented(emulated: Path, host: Path, kind: str, m: int, blocks: int) -> None:
+    """Unpacked by the layout alone they are the reference's, to the rounding of scales beside a row's largest."""
+    k = blocks * 32
+    rows = rows_of(kind, m, k // TYPES[kind][1])
+    argv = [emulated, "packed", kind, str(m), str(k)]
+    ran = subprocess.run(argv, input=rows.tobytes(), capture_output=True, check=True)
+    weights, terms = unpacked(kind, np.frombuffer(ran.stdout, np.uint8), m, k)
+    expected = reference(host, kind, rows).reshape(m, k)
+    largest = np.abs(expected).max(axis=1, keepdims=True)
+    assert (largest[:-1] > 0).all()
+    assert np.isfinite(terms).all()
+    assert (np.abs(weights - expected) <= 2.0**-11 * terms + 2.0**-19 * largest).all()
 
 
 @pytest.mark.parametrize(("m", "n"), [(15, 1), (17, 31), (64, 8), (127, 129), (128, 128), (255, 2)])
 @pytest.mark.parametrize("kind", TYPES)
 def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: int) -> None:
     """Just below, at and just above the tiles; of the table's configuration, its shares of the work as well."""
-    for rung, k in (("tiled", 256), ("ldmatrix", 256), ("planned", 768), ("planned-plain", 768)):
+    planned = [(rung, 768) for rung in ("planned", "planned-plain", "planned-packed")]
+    for rung, k in (("tiled", 256), ("ldmatrix", 256), *planned):
         ran = run(emulated, "shape", kind, str(m), str(n), str(k), rung)
         assert (ran.returncode, ran.stderr) == (0, f"ok   {rung} {kind} m={m} n={n} k={k}\n")
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("rung", ["planned", "planned-packed"])
 @pytest.mark.parametrize("kind", TYPES)
-def test_stages_are_used_again_on_the_emulator(emulated: Path, kind: str, reverse: bool) -> None:
+def test_stages_are_used_again_on_the_emulator(emulated: Path, kind: str, rung: str, reverse: bool) -> None:
     """Blocks that have more units than stages: what is free and what is there is waited for each time."""
-    ran = run(emulated, "shape", kind, "129", "17", str(ROUND), "planned", reverse=reverse)
-    assert (ran.returncode, ran.stderr) == (0, f"ok   planned {kind} m=129 n=17 k={ROUND}\n")
+    ran = run(emulated, "shape", kind, "129", "17", str(ROUND), rung, reverse=reverse)
+    assert (ran.returncode, ran.stderr) == (0, f"ok   {rung} {kind} m=129 n=17 k={ROUND}\n")
 
 
 def test_the_error_is_a_part_of_mmqs(emulated: Path) -> None:
     """At most a fifth for Q4_0; for Q4_K at most 0.7 on uniform inputs, 0.4 on Gaussian ones."""
     ran = run(emulated, "nmse")
-    ratios = re.findall(r"(q4_.) .* (uniform|Gaussian) nmse: .* ratio (\S+), limit (\S+)", ran.stderr)
-    limits = {(kind, how): float(limit) for kind, how, _, limit in ratios}
+    ratios = re.findall(r"ok   (\S+) (q4_.) .* (uniform|Gaussian) nmse: .* ratio (\S+), limit (\S+)", ran.stderr)
+    limits = {(rung, kind, how): float(limit) for rung, kind, how, _, limit in ratios}
     assert ran.returncode == 0, ran.stderr
-    assert all(0 < float(ratio) <= float(limit) for _, _, ratio, limit in ratios)
-    assert limits == {
-        ("q4_0", "uniform"): 0.2,
-        ("q4_0", "Gaussian"): 0.2,
-        ("q4_K", "uniform"): 0.7,
-        ("q4_K", "Gaussian"): 0.4,
-    }
+    assert all(0 < float(ratio) <= float(limit) for _, _, _, ratio, limit in ratios)
+    for rung in ("tiled", "planned", "planned-packed"):
+        assert {where[1:]: limit for where, limit in limits.items() if where[0] == rung} == {
+            ("q4_0", "uniform"): 0.2,
+            ("q4_0", "Gaussian"): 0.2,
+            ("q4_K", "uniform"): 0.7,
+            ("q4_K", "Gaussian"): 0.4,
+        }
 
 
 def narrow(folder: Path) -> None:
     """Leave a copy what products of 17 to 32 columns take: the compiler has many defects to see."""
-    plan, variants = folder / "w4a16_plan.cuh", folder / "variants.cuh"
+    plan, variants = folder / PLAN.name, folder / "variants.cuh"
     rows, tables = re.subn(
         r"ROWS\[\] = \{.*?\{32, +(\S.*?\(\))\},.*?\n    \};",
         r"ROWS[] = {{INT64_MAX, \1}};",
@@ -202,10 +288,12 @@ def narrow(folder: Path) -> None:
         flags=re.DOTALL,
     )
     plan.write_text(rows)
-    lines = variants.read_text().splitlines(keepends=True)
-    tuned = [line for line in lines if line.startswith("    add_wgmma_rungs<")]
-    variants.write_text("".join(line for line in lines if line not in tuned[2:]))
-    assert (tables, len(tuned) > 2) == (4, True)
+    assert tables == len(TABLES)
+    text = variants.read_text()
+    for adds, configuration in NARROW.items():
+        text, calls = re.subn(rf" {adds}<.*>\(rungs\);", f" {adds}<{configuration}>(rungs);", text)
+        assert calls >= 2
+    variants.write_text(text)
 
 
 @pytest.mark.slow
@@ -213,21 +301,26 @@ def narrow(folder: Path) -> None:
     ("name", "rung", "wrong"),
     [
         *(pytest.param(KERNEL.name, "planned-plain", wrong, id=what) for what, wrong in (WRONG | WRONG_SUMS).items()),
-        *(pytest.param(KERNEL.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_SUMS.items()),
+        *(
+            pytest.param(KERNEL.name, rung, wrong, id=f"{kernel}: {what}")
+            for kernel, rung in (("wgmma", "planned"), ("packed", "planned-packed"))
+            for what, wrong in WRONG_SUMS.items()
+        ),
         *(pytest.param(WGMMA.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_WGMMA.items()),
+        *(pytest.param(PACKED.name, "planned-packed", wrong, id=f"packed: {w}") for w, wrong in WRONG_PACKED.items()),
         *(pytest.param(LDMATRIX, "ldmatrix", wrong, id=f"ldmatrix: {what}") for what, wrong in WRONG_LDMATRIX.items()),
     ],
 )
 def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, rung: str, wrong: tuple[str, str]) -> None:
     """Each, put into a copy, fails a product of either type, or crashes, in one of two orders of the threads."""
-    k = ROUND if rung == "planned" else 1280
+    k = ROUND if rung in ("planned", "planned-packed") else 1280
     shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
     path = tmp_path / "kernels" / NAME / name
     text = path.read_text()
     assert text.count(wrong[0]) == 1
     path.write_text(text.replace(*wrong))
     narrow(tmp_path / "kernels" / NAME)
-    program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O1")
+    program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O0")
     assert any(
         run(program, "shape", kind, "129", "17", str(k), rung, reverse=reverse).returncode != 0
         for kind in TYPES
@@ -258,7 +351,11 @@ def test_no_architecture_spills(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("_Z10w4a16_gemm") >= 2 * 8 * 4
     assert ran.stdout.count("_Z16w4a16_wgmma_gemm") == 2 * 5 * 4
+    assert ran.stdout.count("_Z17w4a16_packed_gemm") == 2 * 5 * 4
     assert ran.stdout.count("_Z12w4a16_to_f16") == 2 * 2 * 4
+    assert ran.stdout.count("_Z10w4a16_packI") == ran.stdout.count("_Z15w4a16_pack_rows") == 2 * 4
+    # what ptxas says of waits that it had to add between products of a warpgroup
+    assert re.findall(r"\(C75\d\d\).*", (tmp_path / "spills-sm_90a.txt").read_text()) == []
 
 
 @pytest.mark.gpu

@@ -1,8 +1,9 @@
 // As much of CUDA as the kernels' proofs need, on one thread of the CPU: device memory is memory, a launch runs its
 // blocks one after the other, the threads of a block as coroutines that hand over only at a barrier or at an mma. A
 // thread runs as far ahead of the others as barriers allow, first the first threads, then, with EMULATOR_REVERSED, the
-// last: an output that depends on which is a race. Asynchrony, the memory model and the machine's rounding of sums are
-// not shown.
+// last: an output that depends on which is a race. Copies are made as late as a kernel may rely on them and products of a
+// warpgroup at once, or, reversed, copies at once and products as late: what is read before it is there, or overwritten
+// while it is read, is an output too. The memory model and the machine's rounding of sums are not shown.
 
 #pragma once
 
@@ -16,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <vector>
@@ -85,6 +87,9 @@ struct emulated_thread {
 
     // copies to shared memory that are under way, by group; the last group is not committed yet
     std::vector<std::vector<std::pair<void *, const void *>>> copies;
+
+    // products of a warpgroup that are under way, the same
+    std::vector<std::vector<std::function<void()>>> products;
 };
 
 struct emulated_block {
@@ -221,11 +226,23 @@ static bool emulated_reversed() {
     return reversed;
 }
 
-// 16 bytes, as late as a kernel may rely on it, when their group is waited for; or, reversed, at once.
-static void emulated_copy(void * to, const void * from) {
-    if ((uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0) {
+// Of device memory: where each piece begins and its bytes.
+static std::map<const char *, size_t> emulated_allocations;
+
+static void emulated_check_copy(const void * to, const void * from, size_t bytes) {
+    if ((uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0 || bytes % 16 != 0) {
         emulated_abort("a copy that is not aligned");
     }
+    const char * const begin = (const char *) from;
+    const auto         after = emulated_allocations.upper_bound(begin);
+    if (after == emulated_allocations.begin() || begin + bytes > std::prev(after)->first + std::prev(after)->second) {
+        emulated_abort("a copy of what is in no device memory");
+    }
+}
+
+// 16 bytes, as late as a kernel may rely on it, when their group is waited for; or, reversed, at once.
+static void emulated_copy(void * to, const void * from) {
+    emulated_check_copy(to, from, 16);
     if (emulated_reversed()) {
         memcpy(to, from, 16);
     } else {
@@ -256,12 +273,15 @@ struct emulated_barrier {
 
 static std::map<const uint64_t *, emulated_barrier> emulated_barriers;
 
-static void emulated_settle(emulated_barrier & b) {
-    if (b.pending == 0 && b.bytes == 0) {
-        ++b.phases;
-        b.pending = b.count;
-        ++emulated_events;
+// Whether a phase ended.
+static bool emulated_settle(emulated_barrier & b) {
+    if (b.pending != 0 || b.bytes != 0) {
+        return false;
     }
+    ++b.phases;
+    b.pending = b.count;
+    ++emulated_events;
+    return true;
 }
 
 static void emulated_barrier_init(uint64_t * barrier, int count) {
@@ -270,6 +290,7 @@ static void emulated_barrier_init(uint64_t * barrier, int count) {
     emulated_barriers[barrier] = b;
 }
 
+// Whom it was that waited comes first: he may overwrite at once what was released.
 static void emulated_arrive(uint64_t * barrier, int bytes) {
     emulated_barrier & b = emulated_barriers.at(barrier);
     if (b.pending == 0) {
@@ -278,14 +299,15 @@ static void emulated_arrive(uint64_t * barrier, int bytes) {
     b.bytes += bytes;
     --b.pending;
     ++emulated_events;
-    emulated_settle(b);
+    if (emulated_settle(b)) {
+        emulated_wait(emulated_thread::at::SPIN);
+        ++emulated_events;
+    }
 }
 
 // As late as a kernel may rely on it, when somebody asks whether it is there; or, reversed, at once.
 static void emulated_bulk_copy(void * to, const void * from, int bytes, uint64_t * barrier) {
-    if ((uintptr_t) to % 16 != 0 || (uintptr_t) from % 16 != 0 || bytes % 16 != 0) {
-        emulated_abort("a copy that is not aligned");
-    }
+    emulated_check_copy(to, from, bytes);
     emulated_barrier & b = emulated_barriers.at(barrier);
     b.copies.push_back([&b, to, from, bytes] {
         memcpy(to, from, bytes);
@@ -373,6 +395,7 @@ static void emulate(
             t.where             = emulated_thread::at::START;
             t.turn              = 0;
             t.copies.assign(1, {});
+            t.products.assign(1, {});
             if (!t.stack) {
                 t.stack.reset(new char[1 << 16]);
             }
@@ -457,7 +480,7 @@ static void emulated_mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
 }
 
 // c += a b by a warp's part of wgmma.m64nNk16, a from registers; b says where its core matrices are.
-template <int n> static void emulated_wgmma(float (&c)[n][4], const uint32_t (&a)[4], uint64_t b) {
+template <int n> static void emulated_multiply(float (&c)[n][4], const uint32_t (&a)[4], uint64_t b) {
     const unsigned  thread = threadIdx.x + threadIdx.y * blockDim.x;
     const unsigned  lane   = thread % 32;
     auto *          warp   = emulated.fragments[emulated.running->turn] + thread - lane;
@@ -479,6 +502,27 @@ template <int n> static void emulated_wgmma(float (&c)[n][4], const uint32_t (&a
             }
             c[i][e] = sum;
         }
+    }
+}
+
+// At once; or, reversed, when its group is waited for: until then neither its registers nor what it reads may change.
+template <int n> static void emulated_wgmma(float (&c)[n][4], const uint32_t (&a)[4], uint64_t b) {
+    if (emulated_reversed()) {
+        emulated.running->products.back().push_back([&c, &a, b] { emulated_multiply(c, a, b); });
+    } else {
+        emulated_multiply(c, a, b);
+    }
+}
+
+static void emulated_commit_products() { emulated.running->products.emplace_back(); }
+
+static void emulated_wait_products(int left) {
+    auto & products = emulated.running->products;
+    while ((int) products.size() - 1 > left) {
+        for (const auto & product : products.front()) {
+            product();
+        }
+        products.erase(products.begin());
     }
 }
 
@@ -549,10 +593,12 @@ static inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr att
 
 static inline cudaError_t cudaMalloc(char ** p, size_t size) {
     *p = (char *) aligned_alloc(256, (size + 255) / 256 * 256);
+    emulated_allocations[*p] = size;
     return cudaSuccess;
 }
 
 static inline cudaError_t cudaFree(void * p) {
+    emulated_allocations.erase((const char *) p);
     free(p);
     return cudaSuccess;
 }

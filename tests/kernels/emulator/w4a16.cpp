@@ -3,9 +3,13 @@
 // w4a16 edges                 some of the harness's edges, all of its other small tests
 // w4a16 tables                every configuration of the tables, and what they refuse
 // w4a16 shape TYPE M N K RUNG one product
+// w4a16 packed TYPE M K       rows of weights in ggml's blocks on stdin, packed on stdout
 // w4a16 nmse                  the error as a part of MMQ's
 
 #include "w4a16_gemm/proof.cuh"
+
+#include <iostream>
+#include <iterator>
 
 // Of the last rung both ways to divide the work, of its smaller tile; `tables` has all its tiles.
 static std::vector<rung> rungs() {
@@ -47,6 +51,20 @@ static bool tables() {
     return passed;
 }
 
+// False if it wrote outside its buffer.
+static bool packed(const weight_type type, const int64_t m, const int64_t k) {
+    const std::vector<uint8_t> w{std::istreambuf_iterator<char>(std::cin), {}};
+    const problem              p({type, m, 1, k});
+    if ((int64_t) w.size() != p.w.size()) {
+        return said(false, "so many rows need " + std::to_string(p.w.size()) + " bytes");
+    }
+    p.copy_in(w, std::vector<float>(k));
+    const operand weights = p.weights_of(PLANNED_PACKED);
+    const auto    bytes   = w4a16_packed_bytes(type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K, m, k);
+    std::cout.write((const char *) weights.at(), bytes).flush();
+    return weights.guards_intact() && p.w.guards_intact();
+}
+
 static bool nmse() {
     bool passed = true;
     for (const weight_type type : TYPES) {
@@ -70,8 +88,11 @@ int main(int argc, char ** argv) {
     if (verb == "nmse") {
         return nmse() ? 0 : 1;
     }
+    const weight_type type = argc > 2 && argv[2] == std::string("q4_0") ? weight_type::Q4_0 : weight_type::Q4_K;
+    if (verb == "packed" && argc == 5) {
+        return packed(type, atoll(argv[3]), atoll(argv[4])) ? 0 : 1;
+    }
     if (verb == "shape" && argc == 7) {
-        const weight_type type = argv[2] == std::string("q4_0") ? weight_type::Q4_0 : weight_type::Q4_K;
         bool              all  = true;
         std::vector<rung> all_rungs = rungs();
         for (const rung & r : planned_rungs()) {
