@@ -56,7 +56,7 @@ WRONG = {
 
 WRONG_SUMS = {
     "a part left out": ("part.begin + p.units - 1) + 1;", "part.begin + p.units - 1);"),
-    "a slot of the other tile": (" + (w4a16_begin(p, b + i) < part.begin);", ";"),
+    "a slot of the other tile": (" + (w4a16_begin(p, b + i) < part.begin) : 0;", " : 0;"),
 }
 """The same of what adds up the parts of a tile, for all three kernels."""
 
