@@ -264,3 +264,12 @@ static inline std::vector<rung> planned_rungs() {
     }
     return rungs;
 }
+
+// One of each rung that is kept, the last as every table has it.
+static inline std::vector<rung> kept_rungs() {
+    std::vector<rung> rungs = {NAIVE, TILED, LDMATRIX};
+    for (const rung & r : planned_rungs()) {
+        rungs.push_back(r);
+    }
+    return rungs;
+}
