@@ -27,7 +27,7 @@ class operand {
     explicit operand(const void * weights) : at_(weights) {}
 
     void pack(const gemm_shape & s) {
-        const w4a16_type type = s.type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+        const w4a16_type type = w4a16_of(s.type);
         packed_.emplace((int64_t) w4a16_packed_bytes(type, s.m, s.k));
         CUDA_CHECK(w4a16_pack_cuda(type, at_, packed_->as<void>(), s.m, s.k, nullptr));
         CUDA_CHECK(cudaDeviceSynchronize());
@@ -229,7 +229,7 @@ static bool wrong_arguments_are_refused(const rung & r, weight_type type) {
 
 // What there is no plan for, and what a plan's launch refuses.
 static bool impossible_plans_are_refused(weight_type type) {
-    const w4a16_type    w4a16  = type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const w4a16_type    w4a16  = w4a16_of(type);
     const w4a16_device  device = {900, 132, 227 * 1024, false};
     const auto          none   = [&](int64_t m, int64_t n, int64_t k, const w4a16_device & d) {
         return w4a16_plan_of(w4a16, m, n, k, d).kernel == nullptr;
@@ -270,7 +270,7 @@ static bool switches_are_right(const rung & r, weight_type type, int64_t m, int6
 
 // What cannot be packed.
 static bool wrong_packing_is_refused(weight_type type) {
-    const w4a16_type    w4a16 = type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const w4a16_type    w4a16 = w4a16_of(type);
     const problem       p({type, 2, 1, 256});
     const device_buffer to((int64_t) w4a16_packed_bytes(w4a16, 2, 256));
     const auto          packed = [&](int w, int at, int64_t m, int64_t k) {

@@ -130,7 +130,7 @@ static double tuned_us(const tuning & t, const rung & r, const device_buffer & s
 static double packing_us(const problem & p) {
     cudaEvent_t         start, stop;
     std::vector<double> us;
-    const w4a16_type    type = p.shape.type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+    const w4a16_type    type = w4a16_of(p.shape.type);
     const device_buffer to((int64_t) w4a16_packed_bytes(type, p.shape.m, p.shape.k));
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));

@@ -23,6 +23,10 @@ struct gemm_shape {
     }
 };
 
+static inline w4a16_type w4a16_of(weight_type type) {
+    return type == weight_type::Q4_0 ? w4a16_type::Q4_0 : w4a16_type::Q4_K;
+}
+
 using gemm_t = cudaError_t (*)(const void *, const float *, float *, void *, int64_t, int64_t, int64_t, int64_t,
                                cudaStream_t);
 
@@ -257,11 +261,18 @@ static const rung PLANNED_PLAIN = {"planned-plain", true,
 static const rung PLANNED_121 = {"planned-121", true,
     {planned_variant<w4a16_type::Q4_0, table_of::SM_121>(), planned_variant<w4a16_type::Q4_K, table_of::SM_121>()}, division::SHARES};
 
-static inline std::vector<rung> planned_rungs() {
-    std::vector<rung> rungs = {PLANNED, PLANNED_PLAIN, PLANNED_121};
+// As a caller has them on the device that is here: weights as they lie and, where there is a kernel for them, packed.
+static inline std::vector<rung> rungs_here() {
+    std::vector<rung> rungs = {PLANNED};
     if (w4a16_has_wgmma()) {
         rungs.push_back(PLANNED_PACKED);
     }
+    return rungs;
+}
+
+static inline std::vector<rung> planned_rungs() {
+    std::vector<rung> rungs = rungs_here();
+    rungs.insert(rungs.end(), {PLANNED_PLAIN, PLANNED_121});
     return rungs;
 }
 

@@ -33,39 +33,34 @@ template <w4a16_type type> static constexpr int w4a16_scale_bytes = type == w4a1
 template <w4a16_type type>
 static constexpr int w4a16_strip_bytes = W4A16_STRIP * W4A16_UNIT / 2 + W4A16_WARP * w4a16_scale_bytes<type>;
 
-// A tile of tile_m x tile_n outputs by warpgroups side by side along m. Units of weights go through w_stages, x_step of k
-// of activations at a time through x_stages of shared memory; blocks of them fit a multiprocessor.
+template <typename T> static __host__ __device__ __forceinline__ T w4a16_strips(const T m) {
+    return (m + W4A16_STRIP - 1) / W4A16_STRIP;
+}
+
+// Where 2^(24 - e) of the rows are.
+template <w4a16_type type>
+static __host__ __device__ __forceinline__ int64_t w4a16_rows_at(const int64_t units, const int64_t strips) {
+    return units * strips * w4a16_strip_bytes<type>;
+}
+
+// Units of packed weights, x_step of k of activations at a time.
 template <w4a16_type type_, int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
-struct w4a16_packed_config {
-    static constexpr w4a16_type TYPE = type_;
+struct w4a16_packed_config : w4a16_warpgroups<type_, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
+    static constexpr int X_STEP  = x_step;
+    static constexpr int COPIERS = 1;  // of weights
+    static constexpr int THREADS = 4 * W4A16_WARP * groups;
+    static constexpr int ALL     = THREADS + (blocks == 1 ? 4 : 2) * W4A16_WARP;
 
-    static constexpr int TILE_M   = tile_m;
-    static constexpr int TILE_N   = tile_n;
-    static constexpr int WARPS    = 4 * groups;  // that multiply
-    static constexpr int WARPS_M  = WARPS;
-    static constexpr int WARP_M   = TILE_M / WARPS;
-    static constexpr int WARP_N   = TILE_N;
-    static constexpr int W_STAGES = w_stages;
-    static constexpr int X_STAGES = x_stages;
-    static constexpr int X_STEP   = x_step;
-    static constexpr int BLOCKS   = blocks;
-    static constexpr int COPIERS  = 1;  // of weights
-    static constexpr int THREADS  = W4A16_WARP * WARPS;
-    static constexpr int ALL      = THREADS + (BLOCKS == 1 ? 4 : 2) * W4A16_WARP;
-    static constexpr int MT       = WARP_M / 16;
-    static constexpr int NT       = WARP_N / 8;
-
-    static constexpr int STRIPS  = TILE_M / W4A16_STRIP;
-    static constexpr int W_BYTES = STRIPS * w4a16_strip_bytes<TYPE>;
-    static constexpr int X_BYTES = TILE_N * X_STEP * (int) sizeof(__half);
-    static constexpr int SHARED  = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
+    static constexpr int STRIPS  = tile_m / W4A16_STRIP;
+    static constexpr int W_BYTES = STRIPS * w4a16_strip_bytes<type_>;
+    static constexpr int X_BYTES = tile_n * X_STEP * (int) sizeof(__half);
+    static constexpr int SHARED  = w_stages * W_BYTES + x_stages * X_BYTES;
 
     // Of what a multiprocessor has, in pieces of 8 a thread, a warpgroup that copies keeps 24, and the others share the rest.
     static constexpr int KEPT_REGISTERS = 24;
     static constexpr int REGISTERS = (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / THREADS / 8 * 8;
 
-    static_assert(TILE_M % (64 * groups) == 0, "a warpgroup takes 64 rows at a time");
-    static_assert(BLOCKS > 1 || REGISTERS <= 255, "no thread has more");
+    static_assert(blocks > 1 || REGISTERS <= 255, "no thread has more");
     static_assert(W4A16_UNIT % X_STEP == 0 && X_STEP % 64 == 0, "steps must cover a unit");
     static_assert(W_BYTES % 128 == 0 && X_BYTES % 128 == 0, "stages must be aligned");
 };
@@ -184,10 +179,6 @@ static __global__ void w4a16_pack(const uint8_t * __restrict__ w, uint8_t * __re
     w4a16_pack_scales<type>(scales, rows[0], rows[1], w4a16_inverse(by_row[upper]), w4a16_inverse(by_row[lower]), t);
 }
 
-static inline int64_t w4a16_strips(const int64_t m) {
-    return (m + W4A16_STRIP - 1) / W4A16_STRIP;
-}
-
 static inline size_t w4a16_packed_bytes(const w4a16_type type, const int64_t m, const int64_t k) {
     const int64_t strip = type == w4a16_type::Q4_0 ? w4a16_strip_bytes<w4a16_type::Q4_0> : w4a16_strip_bytes<w4a16_type::Q4_K>;
     return (size_t) (w4a16_strips(m) * (k / W4A16_UNIT * strip + W4A16_STRIP * (int64_t) sizeof(float)));
@@ -197,7 +188,7 @@ template <w4a16_type type>
 static cudaError_t w4a16_pack_all(const uint8_t * w, uint8_t * packed, const int64_t m, const int64_t k, cudaStream_t stream) {
     const int64_t units  = k / W4A16_UNIT;
     const int64_t strips = w4a16_strips(m);
-    float *       by_row = (float *) (packed + units * strips * w4a16_strip_bytes<type>);
+    float *       by_row = (float *) (packed + w4a16_rows_at<type>(units, strips));
     const dim3    block(W4A16_WARP, 8);
     w4a16_pack_rows<type><<<(unsigned) ((m + 7) / 8), block, 0, stream>>>(w, by_row, (int) m, (int) units);
     const cudaError_t status = cudaGetLastError();
@@ -231,7 +222,7 @@ static inline cudaError_t w4a16_pack_cuda(const w4a16_type type, const void * w,
 template <typename C>
 static __device__ __forceinline__ void w4a16_copy_packed(
         const w4a16_problem & p, uint8_t * ws, w4a16_stages<C> & stages) {
-    const int               strips = (p.m + W4A16_STRIP - 1) / W4A16_STRIP;
+    const int               strips = w4a16_strips(p.m);
     w4a16_ring<C::W_STAGES> w;
     w4a16_for_each_part(p, [&](const w4a16_part & part) {
         const int       first = part.tile / p.tiles_n * C::STRIPS;
@@ -335,8 +326,8 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
     }
 
     __device__ __forceinline__ void write() const {
-        const int     strips = (this->p_.m + W4A16_STRIP - 1) / W4A16_STRIP;
-        const float * by_row = (const float *) (this->p_.w + (int64_t) this->p_.units * strips * w4a16_strip_bytes<C::TYPE>);
+        const int64_t at     = w4a16_rows_at<C::TYPE>(this->p_.units, w4a16_strips(this->p_.m));
+        const float * by_row = (const float *) (this->p_.w + at);
         sums::write([by_row](const int row) { return by_row[row]; });
     }
 

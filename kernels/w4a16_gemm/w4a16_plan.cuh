@@ -3,7 +3,8 @@
 //   const w4a16_plan plan = w4a16_plan_of(type, m, n, k, device);
 //   if (plan.kernel != nullptr) { w4a16_mul_mat_cuda(plan, w, x, y, scratch, m, n, k, stream); }
 //
-//   w4a16_packed_plan_of             the same for weights that w4a16_pack_cuda packed, which are then w
+//   w4a16_packed_plan_of(type, m, n, k, device)   the same for weights that w4a16_pack_cuda packed, which are then w
+//
 //   type, m, n, k  as in w4a16_gemm.cuh, n and m at least 1
 //   device         what w4a16_device says of it
 //   plan           kernel nullptr: there is none. k is no multiple of 256, the product is empty or too large, the device

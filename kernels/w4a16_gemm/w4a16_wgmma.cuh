@@ -18,34 +18,40 @@
 
 #include "w4a16_gemm.cuh"
 
-// A tile of tile_m x tile_n outputs by warpgroups side by side along m. Units of weights go through w_stages, steps of
-// activations through x_stages of shared memory; blocks of them fit a multiprocessor.
+// A tile of tile_m x tile_n outputs by warpgroups side by side along m. Weights go through w_stages, activations through
+// x_stages of shared memory; blocks of them fit a multiprocessor.
 template <w4a16_type type_, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
-struct w4a16_wgmma_config {
+struct w4a16_warpgroups {
     static constexpr w4a16_type TYPE = type_;
 
-    static constexpr int  TILE_M   = tile_m;
-    static constexpr int  TILE_N   = tile_n;
-    static constexpr int  WARPS    = 4 * groups;  // that multiply
-    static constexpr int  WARPS_M  = WARPS;
-    static constexpr int  WARP_M   = TILE_M / WARPS;
-    static constexpr int  WARP_N   = TILE_N;
-    static constexpr int  W_STAGES = w_stages;
-    static constexpr int  X_STAGES = x_stages;
-    static constexpr int  BLOCKS   = blocks;
-    static constexpr bool AHEAD    = true;
-    static constexpr int  THREADS  = W4A16_WARP * WARPS;
-    static constexpr int  COPIERS  = 4 * W4A16_WARP;
-    static constexpr int  ALL      = THREADS + COPIERS;
-    static constexpr int  MT       = WARP_M / 16;
-    static constexpr int  NT       = WARP_N / 8;
-
-    static constexpr int W_BYTES = TILE_M * W4A16_UNIT_BYTES;
-    static constexpr int X_BYTES = TILE_N * W4A16_STEP * (int) sizeof(__half);
-    static constexpr int SHARED  = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
+    static constexpr int TILE_M   = tile_m;
+    static constexpr int TILE_N   = tile_n;
+    static constexpr int WARPS    = 4 * groups;  // that multiply
+    static constexpr int WARPS_M  = WARPS;
+    static constexpr int WARP_M   = TILE_M / WARPS;
+    static constexpr int WARP_N   = TILE_N;
+    static constexpr int W_STAGES = w_stages;
+    static constexpr int X_STAGES = x_stages;
+    static constexpr int BLOCKS   = blocks;
+    static constexpr int THREADS  = W4A16_WARP * WARPS;
+    static constexpr int MT       = WARP_M / 16;
+    static constexpr int NT       = WARP_N / 8;
 
     static_assert(TILE_M % (64 * groups) == 0, "a warpgroup takes 64 rows at a time");
-    static_assert(BLOCKS > 1 || groups == 2, "registers are given to two warpgroups");
+};
+
+// Units of weights as they lie, steps of activations.
+template <w4a16_type type_, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
+struct w4a16_wgmma_config : w4a16_warpgroups<type_, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
+    static constexpr bool AHEAD   = true;
+    static constexpr int  COPIERS = 4 * W4A16_WARP;
+    static constexpr int  ALL     = 4 * W4A16_WARP * groups + COPIERS;
+
+    static constexpr int W_BYTES = tile_m * W4A16_UNIT_BYTES;
+    static constexpr int X_BYTES = tile_n * W4A16_STEP * (int) sizeof(__half);
+    static constexpr int SHARED  = w_stages * W_BYTES + x_stages * X_BYTES;
+
+    static_assert(blocks > 1 || groups == 2, "registers are given to two warpgroups");
     static_assert(W_BYTES / 16 % COPIERS == 0, "the threads must cover the weights");
 };
 
