@@ -30,8 +30,10 @@ static bool edges() {
         }
         passed = impossible_plans_are_refused(type) && passed;
         passed = wrong_packing_is_refused(type) && passed;
-        for (const rung & r : packed_rungs()) {
-            passed = wrong_arguments_are_refused(r, type) && passed;
+        for (const std::vector<rung> & packed : {packed_wgmma_rungs(), packed_mma_rungs()}) {
+            for (const rung & r : packed) {
+                passed = wrong_arguments_are_refused(r, type) && passed;
+            }
         }
         for (const rung & r : planned_rungs()) {
             passed = edges_are_right(r, type) && passed;

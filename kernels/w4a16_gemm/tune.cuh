@@ -5,6 +5,8 @@
 #include "../common/bench.cuh"
 #include "proof.cuh"
 
+#include <algorithm>
+
 // What an output's error is, summed up on the device: the host would take longer than the product.
 struct deviations {
     double   errors, squares;  // of all outputs
@@ -149,8 +151,8 @@ static double packing_us(const problem & p) {
 }
 
 // What the conversion of the activations alone takes.
-static double conversion_us(const tuning & t, w4a16_order order) {
-    const gemm_shape &  s = t.of().shape;
+static double conversion_us(const problem & p, w4a16_order order) {
+    const gemm_shape &  s = p.shape;
     const int64_t       padded = (s.n + 15) / 16 * 16;
     const device_buffer scratch(padded * s.k * 2 + 4096 * padded);
     const bool          fragments = order == w4a16_order::FRAGMENTS;
@@ -164,7 +166,7 @@ static double conversion_us(const tuning & t, w4a16_order order) {
         if (i == 0) {
             CUDA_CHECK(cudaEventRecord(start));
         }
-        CUDA_CHECK(convert(t.of().x.as<float>(), scratch.as<uint32_t>(), (float *) (scratch.as<char>() + padded * s.k * 2),
+        CUDA_CHECK(convert(p.x.as<float>(), scratch.as<uint32_t>(), (float *) (scratch.as<char>() + padded * s.k * 2),
                            nullptr, 0, s.n, padded, s.k / W4A16_UNIT, nullptr));
     }
     CUDA_CHECK(cudaEventRecord(stop));
@@ -202,8 +204,11 @@ static bool worth_it(const rung & r, const gemm_shape & s) {
 static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
     const tuning t(s);
     bool         all = true;
-    printf("\n%s  conversion %.1f us to fragments, %.1f to cores, packing %.1f\n", s.text().c_str(),
-           conversion_us(t, w4a16_order::FRAGMENTS), conversion_us(t, w4a16_order::CORES), packing_us(t.of()));
+    const problem scaled(s);
+    scaled.fill(1, q4_fill::WILD);
+    printf("\n%s  conversion %.1f us to fragments, %.1f to cores; with four columns in five to be scaled %.1f, %.1f; packing %.1f\n",
+           s.text().c_str(), conversion_us(t.of(), w4a16_order::FRAGMENTS), conversion_us(t.of(), w4a16_order::CORES),
+           conversion_us(scaled, w4a16_order::FRAGMENTS), conversion_us(scaled, w4a16_order::CORES), packing_us(t.of()));
     std::string best;
     double      least = INFINITY;
     for (const rung & r : rungs) {
@@ -233,28 +238,56 @@ static bool tune_shape(const gemm_shape & s, const std::vector<rung> & rungs) {
     return all;
 }
 
-static void add_tuned_packed_rungs(std::vector<rung> & rungs) {
-    add_packed_rungs<256, 16, 4, 4, 256, 4, 1>(rungs);
-    add_packed_rungs<128, 16, 2, 7, 256, 7, 1>(rungs);
-    add_packed_rungs<128, 32, 2, 5, 256, 5, 1>(rungs);
-    add_packed_rungs<128, 64, 2, 4, 256, 3, 1>(rungs);
-    add_packed_rungs<128, 64, 2, 5, 128, 6, 1>(rungs);
-    add_packed_rungs<256, 32, 4, 3, 256, 4, 1>(rungs);
-    add_packed_rungs<256, 32, 4, 4, 128, 6, 1>(rungs);
-    add_packed_rungs<256, 64, 4, 3, 256, 3, 1>(rungs);
-    add_packed_rungs<256, 64, 4, 4,  64, 6, 1>(rungs);
-    add_packed_rungs<128, 128, 2, 4, 64, 8, 1>(rungs);
-    add_packed_rungs<256, 128, 2, 3, 64, 6, 1>(rungs);
-    add_packed_rungs<128, 256, 2, 3, 64, 5, 1>(rungs);
-    add_packed_rungs<128, 256, 2, 4, 64, 4, 1>(rungs);
+static void add_tuned_packed_wgmma_rungs(std::vector<rung> & rungs) {
+    add_packed_wgmma_rungs<256, 16, 4, 4, 256, 4, 1>(rungs);
+    add_packed_wgmma_rungs<128, 16, 2, 7, 256, 7, 1>(rungs);
+    add_packed_wgmma_rungs<128, 32, 2, 5, 256, 5, 1>(rungs);
+    add_packed_wgmma_rungs<128, 64, 2, 4, 256, 3, 1>(rungs);
+    add_packed_wgmma_rungs<128, 64, 2, 5, 128, 6, 1>(rungs);
+    add_packed_wgmma_rungs<256, 32, 4, 3, 256, 4, 1>(rungs);
+    add_packed_wgmma_rungs<256, 32, 4, 4, 128, 6, 1>(rungs);
+    add_packed_wgmma_rungs<256, 64, 4, 3, 256, 3, 1>(rungs);
+    add_packed_wgmma_rungs<256, 64, 4, 4,  64, 6, 1>(rungs);
+    add_packed_wgmma_rungs<128, 128, 2, 4, 64, 8, 1>(rungs);
+    add_packed_wgmma_rungs<256, 128, 2, 3, 64, 6, 1>(rungs);
+    add_packed_wgmma_rungs<128, 256, 2, 3, 64, 5, 1>(rungs);
+    add_packed_wgmma_rungs<128, 256, 2, 4, 64, 4, 1>(rungs);
+}
+
+// The first are of what a multiprocessor of sm_90 has, the last of sm_12x's.
+static void add_tuned_packed_mma_rungs(std::vector<rung> & rungs) {
+    add_packed_mma_rungs< 64,  16, 16, 16, 3, 256, 3, 4>(rungs);
+    add_packed_mma_rungs<128,  16, 16, 16, 3, 256, 3, 2>(rungs);
+    add_packed_mma_rungs<128,  16, 32, 16, 3, 128, 6, 2>(rungs);
+    add_packed_mma_rungs<256,  16, 32, 16, 4, 256, 4, 1>(rungs);
+    add_packed_mma_rungs< 64,  32, 16, 32, 3, 256, 2, 3>(rungs);
+    add_packed_mma_rungs<128,  32, 32, 32, 2, 128, 6, 2>(rungs);
+    add_packed_mma_rungs<256,  32, 32, 32, 3, 256, 4, 1>(rungs);
+    add_packed_mma_rungs< 64,  64, 16, 64, 3, 128, 4, 2>(rungs);
+    add_packed_mma_rungs<128,  64, 32, 32, 4, 128, 7, 1>(rungs);
+    add_packed_mma_rungs<128,  64, 32, 64, 2, 128, 3, 2>(rungs);
+    add_packed_mma_rungs<256,  64, 32, 64, 3, 128, 5, 1>(rungs);
+    add_packed_mma_rungs<256,  64, 64, 32, 3, 128, 5, 1>(rungs);
+    add_packed_mma_rungs< 64, 128, 32, 64, 2, 128, 2, 2>(rungs);
+    add_packed_mma_rungs<128, 128, 32, 64, 4,  64, 8, 1>(rungs);
+    add_packed_mma_rungs<128, 128, 32, 64, 4, 128, 4, 1>(rungs);
+    add_packed_mma_rungs<128, 128, 32, 64, 3, 128, 5, 1>(rungs);
+
+    add_packed_mma_rungs< 64,  16, 16, 16, 2, 128, 4, 2>(rungs);
+    add_packed_mma_rungs< 64,  32, 16, 32, 2, 128, 3, 2>(rungs);
+    add_packed_mma_rungs< 64,  64, 16, 64, 2,  64, 3, 2>(rungs);
+    add_packed_mma_rungs<128, 128, 32, 64, 2,  64, 3, 1>(rungs);
 }
 
 static std::vector<rung> tuned_rungs() {
-    std::vector<rung> rungs = packed_rungs();
+    std::vector<rung> rungs = packed_wgmma_rungs();
     if (w4a16_has_wgmma()) {
-        add_tuned_packed_rungs(rungs);
+        add_tuned_packed_wgmma_rungs(rungs);
     }
-    for (const auto & more : {wgmma_rungs(), fragment_rungs()}) {
+    if (device_here().cc >= 900) {
+        add_tuned_packed_mma_rungs(rungs);
+    }
+    for (const auto & more : {packed_mma_rungs(), wgmma_rungs(), fragment_rungs()}) {
         rungs.insert(rungs.end(), more.begin(), more.end());
     }
     add_rungs<false, 128, 128, 32, 128, 2, 4, 2>(rungs);
@@ -269,6 +302,11 @@ static std::vector<rung> tuned_rungs() {
     add_rungs<true, 128, 16, 32, 16, 2, 4, 4>(rungs);
     add_rungs<true, 64, 16, 16, 16, 4, 8, 4>(rungs);
     add_rungs<true, 64, 64, 16, 64, 3, 4, 3>(rungs);
+
+    const int shared = (int) device_here().shared;
+    rungs.erase(std::remove_if(rungs.begin(), rungs.end(),
+                               [&](const rung & r) { return r.of(weight_type::Q4_K).shared > shared; }),
+                rungs.end());
     return rungs;
 }
 
@@ -277,7 +315,10 @@ static bool tune() {
     for (const rung & r : rungs) {
         print_resources(r);
     }
-    rungs.insert(rungs.end(), {PLANNED_PACKED, PLANNED, PLANNED_PLAIN, PLANNED_121, TILED, LDMATRIX});
+    for (const rung & r : planned_rungs()) {
+        rungs.push_back(r);
+    }
+    rungs.insert(rungs.end(), {TILED, LDMATRIX});
     bool all = true;
     for (const weight_type type : TYPES) {
         for (const int64_t n : {16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048}) {

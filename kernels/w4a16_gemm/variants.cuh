@@ -170,30 +170,61 @@ static inline std::vector<rung> wgmma_rungs() {
     return rungs;
 }
 
-template <typename C> static variant packed_variant_of() {
-    return {w4a16_packed_gemm_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
-            reinterpret_cast<const void *>(&w4a16_packed_gemm<C>), C::ALL, C::SHARED, nullptr, true};
+template <typename C> static variant packed_wgmma_variant_of() {
+    return {w4a16_packed_wgmma_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
+            reinterpret_cast<const void *>(&w4a16_packed_wgmma<C>), C::ALL, C::SHARED, nullptr, true};
 }
 
 // Named by the tile, its warpgroups, stages of weights, of activations times what one has of k, blocks a multiprocessor.
 template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
-static void add_packed_rungs(std::vector<rung> & rungs) {
-    using packed_0 = w4a16_packed_config<w4a16_type::Q4_0, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
-    using packed_K = w4a16_packed_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
+static void add_packed_wgmma_rungs(std::vector<rung> & rungs) {
+    using packed_0 = w4a16_packed_wgmma_config<w4a16_type::Q4_0, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
+    using packed_K = w4a16_packed_wgmma_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
     char name[64];
     snprintf(name, sizeof(name), "packed %dx%d/%d/%d,%dx%d/%d", tile_m, tile_n, groups, w_stages, x_stages, x_step, blocks);
     for (const division divided : {division::TILES, division::SHARES}) {
         rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
-                         {packed_variant_of<packed_0>(), packed_variant_of<packed_K>()}, divided});
+                         {packed_wgmma_variant_of<packed_0>(), packed_wgmma_variant_of<packed_K>()}, divided});
+    }
+}
+
+template <typename C> static variant packed_mma_variant_of() {
+    return {w4a16_packed_mma_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
+            reinterpret_cast<const void *>(&w4a16_packed_mma<C>), C::ALL, C::SHARED, nullptr, true};
+}
+
+// The same with the warp's part in place of the warpgroups.
+template <int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_step, int x_stages, int blocks>
+static void add_packed_mma_rungs(std::vector<rung> & rungs) {
+    using packed_0 =
+        w4a16_packed_mma_config<w4a16_type::Q4_0, tile_m, tile_n, warp_m, warp_n, w_stages, x_step, x_stages, blocks>;
+    using packed_K =
+        w4a16_packed_mma_config<w4a16_type::Q4_K, tile_m, tile_n, warp_m, warp_n, w_stages, x_step, x_stages, blocks>;
+    char name[64];
+    snprintf(name, sizeof(name), "packed %dx%d/%dx%d/%d,%dx%d/%d", tile_m, tile_n, warp_m, warp_n, w_stages, x_stages,
+             x_step, blocks);
+    for (const division divided : {division::TILES, division::SHARES}) {
+        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
+                         {packed_mma_variant_of<packed_0>(), packed_mma_variant_of<packed_K>()}, divided});
     }
 }
 
 // One with registers given to others and one without, of different steps.
-static inline std::vector<rung> packed_rungs() {
+static inline std::vector<rung> packed_wgmma_rungs() {
     std::vector<rung> rungs;
     if (w4a16_has_wgmma()) {
-        add_packed_rungs<256, 64, 4, 4, 128, 3, 1>(rungs);
-        add_packed_rungs<128, 16, 2, 3, 256, 3, 2>(rungs);
+        add_packed_wgmma_rungs<256, 64, 4, 4, 128, 3, 1>(rungs);
+        add_packed_wgmma_rungs<128, 16, 2, 3, 256, 3, 2>(rungs);
+    }
+    return rungs;
+}
+
+// Two of different steps, of one warp along n and of two.
+static inline std::vector<rung> packed_mma_rungs() {
+    std::vector<rung> rungs;
+    if (device_here().cc >= 900) {
+        add_packed_mma_rungs<128, 64, 32, 32, 2, 64, 4, 1>(rungs);
+        add_packed_mma_rungs<128, 16, 32, 16, 2, 128, 3, 2>(rungs);
     }
     return rungs;
 }
@@ -210,11 +241,13 @@ static inline std::vector<rung> fragment_rungs() {
 
 // Whose table: that of the device that is here, for packed weights or not, of its architecture without wgmma, or of an
 // sm_121.
-enum class table_of { HERE, PACKED, PLAIN, SM_121 };
+enum class table_of { HERE, PACKED, PLAIN, PLAIN_PACKED, SM_121 };
+
+static constexpr bool is_packed(table_of of) { return of == table_of::PACKED || of == table_of::PLAIN_PACKED; }
 
 template <table_of of> static w4a16_device planned_device() {
     w4a16_device device = device_here();
-    if (of == table_of::PLAIN || of == table_of::SM_121) {
+    if (of != table_of::HERE && of != table_of::PACKED) {
         device.wgmma = false;
     }
     if (of == table_of::SM_121) {
@@ -226,11 +259,11 @@ template <table_of of> static w4a16_device planned_device() {
 
 template <w4a16_type type, table_of of> static const w4a16_table * planned_table() {
     const w4a16_device device = planned_device<of>();
-    return of == table_of::PACKED ? w4a16_packed_table_for(type, device) : &w4a16_table_for(type, device);
+    return is_packed(of) ? w4a16_packed_table_for(type, device) : &w4a16_table_for(type, device);
 }
 
 template <w4a16_type type, table_of of> static w4a16_plan planned(int64_t m, int64_t n, int64_t k) {
-    const auto plan_of = of == table_of::PACKED ? w4a16_packed_plan_of : w4a16_plan_of;
+    const auto plan_of = is_packed(of) ? w4a16_packed_plan_of : w4a16_plan_of;
     return plan_of(type, m, n, k, planned_device<of>());
 }
 
@@ -248,23 +281,25 @@ static size_t planned_scratch_bytes(int64_t m, int64_t n, int64_t k, int64_t /*b
 
 template <w4a16_type type, table_of of> static variant planned_variant() {
     return {launch_planned<type, of>, 0, 0, 0, planned_scratch_bytes<type, of>, nullptr, 0, 0, planned<type, of>,
-            of == table_of::PACKED, planned_table<type, of>};
+            is_packed(of), planned_table<type, of>};
 }
 
-static const rung PLANNED = {"planned", true,
-    {planned_variant<w4a16_type::Q4_0, table_of::HERE>(), planned_variant<w4a16_type::Q4_K, table_of::HERE>()}, division::SHARES};
-static const rung PLANNED_PACKED = {"planned-packed", true,
-    {planned_variant<w4a16_type::Q4_0, table_of::PACKED>(), planned_variant<w4a16_type::Q4_K, table_of::PACKED>()},
-    division::SHARES};
-static const rung PLANNED_PLAIN = {"planned-plain", true,
-    {planned_variant<w4a16_type::Q4_0, table_of::PLAIN>(), planned_variant<w4a16_type::Q4_K, table_of::PLAIN>()}, division::SHARES};
-static const rung PLANNED_121 = {"planned-121", true,
-    {planned_variant<w4a16_type::Q4_0, table_of::SM_121>(), planned_variant<w4a16_type::Q4_K, table_of::SM_121>()}, division::SHARES};
+template <table_of of> static rung planned_rung(const char * name) {
+    return {name, true, {planned_variant<w4a16_type::Q4_0, of>(), planned_variant<w4a16_type::Q4_K, of>()}, division::SHARES};
+}
+
+static const rung PLANNED              = planned_rung<table_of::HERE>("planned");
+static const rung PLANNED_PACKED       = planned_rung<table_of::PACKED>("planned-packed");
+static const rung PLANNED_PLAIN        = planned_rung<table_of::PLAIN>("planned-plain");
+static const rung PLANNED_PLAIN_PACKED = planned_rung<table_of::PLAIN_PACKED>("planned-plain-packed");
+static const rung PLANNED_121          = planned_rung<table_of::SM_121>("planned-121");
+
+static inline bool has_table(const rung & r) { return r.of(weight_type::Q4_0).table() != nullptr; }
 
 // As a caller has them on the device that is here: weights as they lie and, where there is a kernel for them, packed.
 static inline std::vector<rung> rungs_here() {
     std::vector<rung> rungs = {PLANNED};
-    if (w4a16_has_wgmma()) {
+    if (has_table(PLANNED_PACKED)) {
         rungs.push_back(PLANNED_PACKED);
     }
     return rungs;
@@ -272,7 +307,11 @@ static inline std::vector<rung> rungs_here() {
 
 static inline std::vector<rung> planned_rungs() {
     std::vector<rung> rungs = rungs_here();
-    rungs.insert(rungs.end(), {PLANNED_PLAIN, PLANNED_121});
+    rungs.push_back(PLANNED_PLAIN);
+    if (has_table(PLANNED_PLAIN_PACKED)) {
+        rungs.push_back(PLANNED_PLAIN_PACKED);
+    }
+    rungs.push_back(PLANNED_121);
     return rungs;
 }
 

@@ -12,7 +12,7 @@
 //   returns cudaErrorInvalidValue for a size, cudaErrorMisalignedAddress for a pointer that is not as above, else what
 //           the launch returned
 //
-// A column whose largest is in 2^-4 ... 2^15 is only rounded: f16 is exact to 2^-25 below its normal numbers, 2^-21 of the
+// A column whose largest is in 2^-8 ... 2^15 is only rounded: f16 is exact to 2^-25 below its normal numbers, 2^-17 of the
 // largest, and undo is 1. Such columns are the rule, and the second launch then leaves y as it is. Another is scaled so
 // that its largest comes into 2^14 ... 2^15. Columns do not meet: an infinite or NaN token does nothing to another.
 
@@ -26,27 +26,50 @@ static __device__ __forceinline__ uint32_t w4a16_pair(const float a, const float
     return w4a16_as_u32(__floats2half2_rn(a * scale, b * scale));
 }
 
-// One block a column, threads (32, 32).
-static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
-w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo, const int64_t k) {
-    const int64_t  first    = blockIdx.x * k;
-    const uint32_t exponent = w4a16_exponent(w4a16_largest<1>(x + first, k));
-    const uint32_t taken_as = exponent >= 123 && exponent <= 141 ? 141 : exponent;
-    const float    scale    = w4a16_scale(taken_as);
+static __device__ __forceinline__ float w4a16_largest(const float4 & v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
 
-    const float4 * from = (const float4 *) (x + first);
-    for (int64_t i = threadIdx.y * W4A16_WARP + threadIdx.x; i < k / 8; i += W4A16_WARP * W4A16_X_WARPS) {
-        const float4 a = from[2 * i];
-        const float4 b = from[2 * i + 1];
-        x16[first / 8 + i] = make_uint4(w4a16_pair(a.x, a.y, scale), w4a16_pair(a.z, a.w, scale),
-                                        w4a16_pair(b.x, b.y, scale), w4a16_pair(b.z, b.w, scale));
-    }
+// One block a column, threads (32, 16). As w4a16_to_f16.
+static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS, 2)
+w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo, const int64_t k) {
+    constexpr int THREADS = W4A16_WARP * W4A16_X_WARPS;
+
+    const float4 * from    = (const float4 *) (x + blockIdx.x * k);
+    uint4 *        to      = x16 + blockIdx.x * k / 8;
+    const auto     convert = [&](const float scale) {
+        float largest = 0.0f;
+        for (int64_t first = threadIdx.y * W4A16_WARP + threadIdx.x; first < k / 8; first += W4A16_X_AHEAD * THREADS) {
+            float4 v[W4A16_X_AHEAD][2];
+#pragma unroll
+            for (int i = 0; i < W4A16_X_AHEAD; ++i) {
+                const int64_t at = first + i * THREADS;
+                v[i][0] = at < k / 8 ? from[2 * at] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                v[i][1] = at < k / 8 ? from[2 * at + 1] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            }
+#pragma unroll
+            for (int i = 0; i < W4A16_X_AHEAD; ++i) {
+                const float4 & a = v[i][0];
+                const float4 & b = v[i][1];
+                if (first + i * THREADS < k / 8) {
+                    to[first + i * THREADS] = make_uint4(w4a16_pair(a.x, a.y, scale), w4a16_pair(a.z, a.w, scale),
+                                                         w4a16_pair(b.x, b.y, scale), w4a16_pair(b.z, b.w, scale));
+                }
+                largest = fmaxf(largest, fmaxf(w4a16_largest(a), w4a16_largest(b)));
+            }
+        }
+        return largest;
+    };
+    const uint32_t taken_as = w4a16_taken_as(w4a16_largest_of<1>(convert(1.0f)));
     if (threadIdx.y == 0 && threadIdx.x == 0) {
         undo[blockIdx.x] = w4a16_undo(taken_as);
     }
+    if (w4a16_scale(taken_as) != 1.0f) {
+        convert(w4a16_scale(taken_as));
+    }
 }
 
-// One block a column, threads (32, 32).
+// One block a column, threads (32, 16).
 static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
 w4a16_columns_undo(float * __restrict__ y, const float * __restrict__ undo, const int64_t m) {
     const float by = undo[blockIdx.x];

@@ -20,10 +20,10 @@
 //
 // Deterministic: an output is a sum in an order that depends on the sizes and on blocks alone.
 //
-// Accuracy. Both operands are rounded to f16, all sums are in f32. A column (token) of activations is scaled by the power
-// of two that brings its largest into 2^14 ... 2^15, and the outputs back: what is rounded to a multiple of f16's least
-// number is then 2^-39 of the largest. Weights need none: d is an f16, what it is multiplied by are integers, so that no
-// product is between two multiples of the least number.
+// Accuracy. Both operands are rounded to f16, all sums are in f32. A column (token) of activations whose largest is in
+// 2^-8 ... 2^15 is only rounded: what f16 has as a multiple of its least number is off by 2^-17 of the largest at most. Any
+// other is scaled by the power of two that brings its largest into 2^14 ... 2^15, and the outputs back. Weights need none: d
+// is an f16, what it is multiplied by are integers, so that no product is between two multiples of the least number.
 //
 // No copy of the weights: the order of k within a sum is free as long as both operands have it. Both types have 144 bytes
 // for 256 weights of a row, a unit. Lane 4 g + t takes the 32 bytes of codes of two blocks of 32 of rows g and g + 8, as
@@ -65,39 +65,43 @@ static constexpr int W4A16_UNIT_BYTES = 144;  // of a row
 static constexpr int W4A16_STEP       = 64;   // of k, between two barriers
 static constexpr int W4A16_STEPS      = W4A16_UNIT / W4A16_STEP;
 
-// A tile of tile_m x tile_n outputs by warps of warp_m x warp_n. Units of weights go through w_stages, steps of
-// activations through x_stages of shared memory; blocks of them fit a multiprocessor. ahead: the weights of 32 of k are
-// taken apart while the 32 before are multiplied.
-template <w4a16_type type_, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks,
-          bool ahead>
-struct w4a16_config {
+// A tile of tile_m x tile_n outputs by warps of warp_m x warp_n. Units of weights go through w_stages, steps of activations
+// through x_stages of shared memory; blocks of them fit a multiprocessor.
+template <w4a16_type type_, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks>
+struct w4a16_warps {
     static constexpr w4a16_type TYPE = type_;
 
-    static constexpr int  TILE_M   = tile_m;
-    static constexpr int  TILE_N   = tile_n;
-    static constexpr int  WARP_M   = warp_m;
-    static constexpr int  WARP_N   = warp_n;
-    static constexpr int  W_STAGES = w_stages;
-    static constexpr int  X_STAGES = x_stages;
-    static constexpr int  BLOCKS   = blocks;
-    static constexpr bool AHEAD    = ahead;
-
-    static constexpr int WARPS_M = TILE_M / WARP_M;
-    static constexpr int WARPS   = WARPS_M * (TILE_N / WARP_N);
-    static constexpr int THREADS = W4A16_WARP * WARPS;
-    static constexpr int MT      = WARP_M / 16;  // fragments of a warp
-    static constexpr int NT      = WARP_N / 8;
-
-    static constexpr int W_BYTES = TILE_M * W4A16_UNIT_BYTES;  // of a stage
-    static constexpr int X_BYTES = TILE_N * W4A16_STEP * (int) sizeof(__half);
-    static constexpr int SHARED  = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
+    static constexpr int TILE_M   = tile_m;
+    static constexpr int TILE_N   = tile_n;
+    static constexpr int WARP_M   = warp_m;
+    static constexpr int WARP_N   = warp_n;
+    static constexpr int WARPS_M  = TILE_M / WARP_M;
+    static constexpr int WARPS    = WARPS_M * (TILE_N / WARP_N);
+    static constexpr int THREADS  = W4A16_WARP * WARPS;
+    static constexpr int W_STAGES = w_stages;
+    static constexpr int X_STAGES = x_stages;
+    static constexpr int BLOCKS   = blocks;
+    static constexpr int MT       = WARP_M / 16;  // fragments of a warp
+    static constexpr int NT       = WARP_N / 8;
 
     static_assert(TILE_M % WARP_M == 0 && TILE_N % WARP_N == 0, "the warps must cover the tile");
-    static_assert(TILE_M % (THREADS / 8) == 0, "8 threads copy a row of weights");
-    static_assert(X_BYTES / 16 % THREADS == 0, "the threads must cover the activations");
-    static_assert((X_STAGES & (X_STAGES - 1)) == 0, "stages are counted with a mask");
+};
+
+// ahead: the weights of 32 of k are taken apart while the 32 before are multiplied.
+template <w4a16_type type_, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks,
+          bool ahead>
+struct w4a16_config : w4a16_warps<type_, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks> {
+    static constexpr bool AHEAD = ahead;
+
+    static constexpr int W_BYTES = tile_m * W4A16_UNIT_BYTES;  // of a stage
+    static constexpr int X_BYTES = tile_n * W4A16_STEP * (int) sizeof(__half);
+    static constexpr int SHARED  = w_stages * W_BYTES + x_stages * X_BYTES;
+
+    static_assert(tile_m % (w4a16_config::THREADS / 8) == 0, "8 threads copy a row of weights");
+    static_assert(X_BYTES / 16 % w4a16_config::THREADS == 0, "the threads must cover the activations");
+    static_assert((x_stages & (x_stages - 1)) == 0, "stages are counted with a mask");
     // a unit is waited for with the step x_stages - 1 after the one that it was asked for in
-    static_assert(X_STAGES <= W4A16_STEPS * (W_STAGES - 1) && W_STAGES <= X_STAGES, "weights must come in time");
+    static_assert(x_stages <= W4A16_STEPS * (w_stages - 1) && w_stages <= x_stages, "weights must come in time");
 };
 
 // The order of 16-bit activations. Either way 32 of k by 8 columns are 512 bytes, [k/32][columns/8], of four parts: low
@@ -107,8 +111,8 @@ struct w4a16_config {
 //   CORES      [part][column % 8][t]: the core matrices of wgmma, 8 columns by 16 bytes
 enum class w4a16_order { FRAGMENTS, CORES };
 
-static constexpr int W4A16_X_WARPS = 32;
-static constexpr int W4A16_X_COLS  = 2;  // of a block: 32 bytes side by side in memory, which is what it writes at once
+static constexpr int W4A16_X_WARPS = 16;  // of a block that converts
+static constexpr int W4A16_X_AHEAD = 4;   // pieces of activations that a thread asks for at once
 
 // -- what a block works on --
 
@@ -271,34 +275,50 @@ template <> struct w4a16_row<w4a16_type::Q4_K> {
 
 // -- activations --
 
-// The places in 256 of k of the 8 activations that meet word i of lane t: two pairs of low nibbles, two of high ones.
-// Each time, bytes b b+2 and b+1 b+3, but for the word of Q4_0 that has bytes 0 1 14 15.
-template <w4a16_type type>
-static __device__ __forceinline__ uint4 w4a16_gather(const float * x, const int t, const int i, const float scale) {
-    int first, second, high;
-    if (type == w4a16_type::Q4_0) {
-        first  = 64 * t + (i == 0 ? 0 : i < 4 ? 4 * i - 2 : i == 4 ? 44 : 4 * i + 12);
-        second = i == 0 ? first + 14 : first + 2;
-        high   = 16;
-    } else {
-        first  = 64 * t + 4 * i;
-        second = first + 2;
-        high   = 32;
-    }
-    const float2 a = *(const float2 *) (x + first);
-    const float2 b = *(const float2 *) (x + second);
-    const float2 c = *(const float2 *) (x + first + high);
-    const float2 d = *(const float2 *) (x + second + high);
-    return make_uint4(w4a16_as_u32(__floats2half2_rn(a.x * scale, b.x * scale)),
-                      w4a16_as_u32(__floats2half2_rn(a.y * scale, b.y * scale)),
-                      w4a16_as_u32(__floats2half2_rn(c.x * scale, d.x * scale)),
-                      w4a16_as_u32(__floats2half2_rn(c.y * scale, d.y * scale)));
-}
+// The 8 activations of 256 of k that meet word i of lane t: two pairs of low nibbles, two of high ones. Each time, bytes
+// b b+2 and b+1 b+3, but for the word of Q4_0 that has bytes 0 1 14 15.
+template <w4a16_type type> struct w4a16_gathered {
+    float2 low[2], high[2];
 
-// The exponent, as a float has it, that the largest of a column is taken to have: both factors are normal numbers then.
-static __device__ __forceinline__ uint32_t w4a16_exponent(const float largest) {
+    __device__ __forceinline__ void load(const float * x, const int t, const int i) {
+        if (type == w4a16_type::Q4_0) {
+            const int first  = 64 * t + (i == 0 ? 0 : i < 4 ? 4 * i - 2 : i == 4 ? 44 : 4 * i + 12);
+            const int second = i == 0 ? first + 14 : first + 2;
+            low[0]  = *(const float2 *) (x + first);
+            low[1]  = *(const float2 *) (x + second);
+            high[0] = *(const float2 *) (x + first + 16);
+            high[1] = *(const float2 *) (x + second + 16);
+        } else {
+            const float4 a = *(const float4 *) (x + 64 * t + 4 * i);
+            const float4 b = *(const float4 *) (x + 64 * t + 4 * i + 32);
+            low[0]  = make_float2(a.x, a.y);
+            low[1]  = make_float2(a.z, a.w);
+            high[0] = make_float2(b.x, b.y);
+            high[1] = make_float2(b.z, b.w);
+        }
+    }
+
+    __device__ __forceinline__ void clear() { low[0] = low[1] = high[0] = high[1] = make_float2(0.0f, 0.0f); }
+
+    __device__ __forceinline__ float largest() const {
+        const float of_low  = fmaxf(fmaxf(fabsf(low[0].x), fabsf(low[0].y)), fmaxf(fabsf(low[1].x), fabsf(low[1].y)));
+        const float of_high = fmaxf(fmaxf(fabsf(high[0].x), fabsf(high[0].y)), fmaxf(fabsf(high[1].x), fabsf(high[1].y)));
+        return fmaxf(of_low, of_high);
+    }
+
+    __device__ __forceinline__ uint4 pairs(const float scale) const {
+        return make_uint4(w4a16_as_u32(__floats2half2_rn(low[0].x * scale, low[1].x * scale)),
+                          w4a16_as_u32(__floats2half2_rn(low[0].y * scale, low[1].y * scale)),
+                          w4a16_as_u32(__floats2half2_rn(high[0].x * scale, high[1].x * scale)),
+                          w4a16_as_u32(__floats2half2_rn(high[0].y * scale, high[1].y * scale)));
+    }
+};
+
+// The exponent, as a float has it, that the largest of a column is taken to have: that of 2^14, which is not scaled, if it
+// need not be, else its own, but so that both factors are normal numbers.
+static __device__ __forceinline__ uint32_t w4a16_taken_as(const float largest) {
     const uint32_t e = __float_as_uint(largest) >> 23;
-    return e < 15 ? 15 : e > 254 ? 254 : e;
+    return largest == 0.0f || (e >= 127 - 8 && e < 127 + 15) ? 127 + 14 : e < 15 ? 15 : e > 254 ? 254 : e;
 }
 
 // What brings a number of that exponent into 2^14 ... 2^15, and what brings it back.
@@ -310,87 +330,96 @@ static __device__ __forceinline__ float w4a16_undo(const uint32_t exponent) {
     return __uint_as_float((exponent - 14) << 23);
 }
 
-// Of columns side by side, each by its share of threads (32, 32) that all meet here; x is the thread's own column.
-template <int cols>
-static __device__ __forceinline__ float w4a16_largest(const float * __restrict__ x, const int64_t k) {
-    constexpr int WARPS = W4A16_X_WARPS / cols;
+// The largest of a column that a block of threads (32, 16) has, or of the one of two that lane bit 2 says, from each
+// thread's largest. All meet here.
+template <int cols> static __device__ __forceinline__ float w4a16_largest_of(float largest) {
+    __shared__ float of_warps[cols][W4A16_X_WARPS];
 
-    __shared__ float warp_largest[W4A16_X_WARPS];
-
-    float          largest = 0.0f;
-    const float4 * x4      = (const float4 *) x;
-#pragma unroll 8
-    for (int i = threadIdx.y % WARPS * W4A16_WARP + threadIdx.x; i < k / 4; i += W4A16_WARP * WARPS) {
-        const float4 v = x4[i];
-        largest = fmaxf(largest, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-    }
+    const int col  = threadIdx.x / 4 % cols;
+    const int lane = threadIdx.x / (4 * cols) * 4 + threadIdx.x % 4;  // of those of the column
     for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+        if (cols == 1 || i != 4) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+        }
     }
-    if (threadIdx.x == 0) {
-        warp_largest[threadIdx.y] = largest;
+    if (lane == 0) {
+        of_warps[col][threadIdx.y] = largest;
     }
     __syncthreads();
-    largest = warp_largest[threadIdx.y / WARPS * WARPS + threadIdx.x % WARPS];
-    for (int i = WARPS / 2; i > 0; i /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+    largest = of_warps[col][lane % W4A16_X_WARPS];
+    for (int i = W4A16_WARP / 2; i > 0; i /= 2) {
+        if (cols == 1 || i != 4) {
+            largest = fmaxf(largest, __shfl_xor_sync(0xFFFFFFFF, largest, i));
+        }
     }
     return largest;
 }
 
-// Blocks (pairs of columns, shares of k), threads (32, 32): each block finds the largest of both columns for itself, then a
-// warp has half a unit of both: lane bits 0 1 are t, bit 2 the column, bits 3 4 the word. Columns from n on are 0. What
-// gets the outputs back goes to undo; the counters of the tiles are set to 0 besides.
-template <w4a16_type type, w4a16_order order>
-static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS)
+// Blocks of one column or of two side by side, threads (32, 16): a warp has the words of 256 of k of one, or half of them
+// of two. Lane bits 0 1 are t, then comes the column, then the word. Converted as it is a column is read once; one that must
+// be scaled is known by its largest, and is converted again. Columns from n on are 0. What gets the outputs back goes to
+// undo; the counters of the tiles are set to 0 besides.
+template <w4a16_type type, w4a16_order order, int cols>
+static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS, 2)
 w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * __restrict__ undo,
              int * __restrict__ counters, const int n_counters, const int n, const int units) {
-    __shared__ float scales[W4A16_X_COLS];
+    constexpr int THREADS = W4A16_WARP * W4A16_X_WARPS;
+    constexpr int WORDS   = 8 / cols;
 
     w4a16_others_may_begin();
-    const int     lane = threadIdx.x;
-    const int     warp = threadIdx.y;
-    const int64_t k    = (int64_t) units * W4A16_UNIT;
-
-    constexpr int THREADS = W4A16_WARP * W4A16_X_WARPS;
-    const int64_t block   = (int64_t) blockIdx.y * gridDim.x + blockIdx.x;
-    for (int64_t i = block * THREADS + warp * W4A16_WARP + lane; i < n_counters;
-         i += (int64_t) gridDim.x * gridDim.y * THREADS) {
+    for (int64_t i = (int64_t) blockIdx.x * THREADS + threadIdx.y * W4A16_WARP + threadIdx.x; i < n_counters;
+         i += (int64_t) gridDim.x * THREADS) {
         counters[i] = 0;
     }
 
-    const int      own      = W4A16_X_COLS * blockIdx.x + warp / (W4A16_X_WARPS / W4A16_X_COLS);
-    const float    largest  = w4a16_largest<W4A16_X_COLS>(x + own * k, own < n ? k : 0);
-    const uint32_t exponent = w4a16_exponent(largest);
-    if (warp % (W4A16_X_WARPS / W4A16_X_COLS) == 0 && lane == 0) {
-        scales[own % W4A16_X_COLS] = w4a16_scale(exponent);
-        if (blockIdx.y == 0) {
-            undo[own] = w4a16_undo(exponent);
-        }
-    }
-    __syncthreads();
+    const int     t      = threadIdx.x % 4;
+    const int     col    = cols * blockIdx.x + threadIdx.x / 4 % cols;
+    const int     word   = threadIdx.x / (4 * cols);
+    const int     place  = col % 8 * 4 + t;
+    const int     parts  = units * cols;
+    const int64_t stride = (int64_t) gridDim.x * cols / 8 * (4 * W4A16_WARP);  // of 32 of k
+    const float * from   = x + (int64_t) col * units * W4A16_UNIT;
+    uint32_t *    to     = x16 + col / 8 * (4 * W4A16_WARP);
 
-    const int     t     = lane % 4;
-    const int     col   = W4A16_X_COLS * blockIdx.x + lane / 4 % 2;
-    const float   scale = scales[col % W4A16_X_COLS];
-    const int64_t n8    = gridDim.x * W4A16_X_COLS / 8;
-    const int     from  = 2 * (int) ((int64_t) units * blockIdx.y / gridDim.y);
-    const int     to    = 2 * (int) ((int64_t) units * (blockIdx.y + 1) / gridDim.y);
-#pragma unroll 2
-    for (int half = from + warp; half < to; half += W4A16_X_WARPS) {
-        const int     i      = lane / 8 + half % 2 * 4;
-        const float * source = x + col * k + half / 2 * W4A16_UNIT;
-        const uint4   v      = col < n ? w4a16_gather<type>(source, t, i, scale) : make_uint4(0, 0, 0, 0);
-        uint32_t *    piece  = x16 + (((int64_t) half / 2 * 8 + i) * n8 + col / 8) * (4 * W4A16_WARP);
-        const int     place  = col % 8 * 4 + t;
-        if (order == w4a16_order::FRAGMENTS) {
-            ((uint4 *) piece)[place] = v;
-        } else {
-            piece[place]      = v.x;
-            piece[place + 32] = v.y;
-            piece[place + 64] = v.z;
-            piece[place + 96] = v.w;
+    const auto convert = [&](const float scale) {
+        float largest = 0.0f;
+        for (int first = threadIdx.y; first < parts; first += W4A16_X_AHEAD * W4A16_X_WARPS) {
+            w4a16_gathered<type> v[W4A16_X_AHEAD];
+#pragma unroll
+            for (int i = 0; i < W4A16_X_AHEAD; ++i) {
+                const int part = first + i * W4A16_X_WARPS;
+                if (col < n && part < parts) {
+                    v[i].load(from + part / cols * W4A16_UNIT, t, part % cols * WORDS + word);
+                } else {
+                    v[i].clear();
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < W4A16_X_AHEAD; ++i) {
+                const int part = first + i * W4A16_X_WARPS;
+                if (part < parts) {
+                    uint32_t *  piece = to + (part / cols * 8 + part % cols * WORDS + word) * stride;
+                    const uint4 pairs = v[i].pairs(scale);
+                    if (order == w4a16_order::FRAGMENTS) {
+                        ((uint4 *) piece)[place] = pairs;
+                    } else {
+                        piece[place]      = pairs.x;
+                        piece[place + 32] = pairs.y;
+                        piece[place + 64] = pairs.z;
+                        piece[place + 96] = pairs.w;
+                    }
+                }
+                largest = fmaxf(largest, v[i].largest());
+            }
         }
+        return largest;
+    };
+    const uint32_t taken_as = w4a16_taken_as(w4a16_largest_of<cols>(convert(1.0f)));
+    if (threadIdx.y == 0 && word == 0 && t == 0) {
+        undo[col] = w4a16_undo(taken_as);
+    }
+    if (w4a16_scale(taken_as) != 1.0f) {
+        convert(w4a16_scale(taken_as));
     }
 }
 
@@ -795,7 +824,7 @@ static __global__ void __launch_bounds__(C::THREADS, C::BLOCKS) w4a16_gemm(const
 
 #else
 
-template <w4a16_type type, w4a16_order order>
+template <w4a16_type type, w4a16_order order, int cols>
 static __global__ void w4a16_to_f16(const float *, uint32_t *, float *, int *, int, int, int) {
     __trap();
 }
@@ -834,15 +863,19 @@ static inline size_t w4a16_scratch_bytes(const int64_t m, const int64_t n, const
     return (size_t) w4a16_layout_of<C>(m, n, k, blocks).size;
 }
 
-// Few columns are shared among more blocks, but no more than there is room for at once.
+// One column a block makes many of few. In the order of fragments that writes 64 bytes side by side; in that of core matrices
+// 16, half of what memory is written by, which costs more than it wins once there are columns enough for all
+// multiprocessors.
 template <w4a16_type type, w4a16_order order>
 static cudaError_t w4a16_to_f16_cuda(const float * x, uint32_t * x16, float * undo, int * counters, const int n_counters,
                                      const int64_t n, const int64_t cols, const int64_t units, cudaStream_t stream) {
-    const int64_t blocks = cols / W4A16_X_COLS;
-    const int64_t shares = (cols <= 64 ? 128 : 256) / blocks;
-    const dim3    grid((unsigned) blocks, (unsigned) (shares < 1 ? 1 : shares < units ? shares : units));
+    constexpr int OF_MANY = order == w4a16_order::FRAGMENTS ? 1 : 2;
+
+    const bool    few    = cols <= 128;
+    const int64_t blocks = few ? cols : cols / OF_MANY;
+    const auto    kernel = few ? w4a16_to_f16<type, order, 1> : w4a16_to_f16<type, order, OF_MANY>;
     const dim3    block(W4A16_WARP, W4A16_X_WARPS);
-    w4a16_to_f16<type, order><<<grid, block, 0, stream>>>(x, x16, undo, counters, n_counters, (int) n, (int) units);
+    kernel<<<(unsigned) blocks, block, 0, stream>>>(x, x16, undo, counters, n_counters, (int) n, (int) units);
     return cudaGetLastError();
 }
 

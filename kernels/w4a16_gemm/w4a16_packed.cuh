@@ -1,16 +1,14 @@
-// w4a16_wgmma.cuh with weights that were brought into the order of its fragments before: eight are taken apart by nine
+// Weights that were brought into the order of the tensor cores' fragments before: eight are taken apart by nine
 // instructions, and a tile's are copied in one piece.
 //
 //   w4a16_packed_bytes(type, m, k)                     what packed weights take
 //   w4a16_pack_cuda(type, w, packed, m, k, stream)     two launches, asynchronous, that allocate nothing
-//   w4a16_packed_gemm_cuda<config>(packed, x, y, scratch, m, n, k, blocks, stream)
-//                                                      as w4a16_gemm_cuda, but w is packed, config a w4a16_packed_config
 //
 //   w        as in w4a16_gemm.cuh; read by w4a16_pack_cuda alone
 //   packed   w4a16_packed_bytes bytes, 16-byte aligned; overlaps none of the others
 //   m        at most 8,388,480 to pack
 //
-// The product on sm_90a alone, packing everywhere.
+// Packing runs everywhere. w4a16_packed_mma.cuh and w4a16_packed_wgmma.cuh multiply, from sm_90 on, and share what is here.
 //
 // Packed weights are [k/256][strips of 16 rows], then 2^(24 - e) as an f32 for each row. A strip of a unit of 256 of k:
 //
@@ -25,7 +23,7 @@
 
 #pragma once
 
-#include "w4a16_wgmma.cuh"
+#include "w4a16_stages.cuh"
 
 static constexpr int W4A16_STRIP = 16;  // rows
 
@@ -43,24 +41,16 @@ static __host__ __device__ __forceinline__ int64_t w4a16_rows_at(const int64_t u
     return units * strips * w4a16_strip_bytes<type>;
 }
 
-// Units of packed weights, x_step of k of activations at a time.
-template <w4a16_type type_, int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
-struct w4a16_packed_config : w4a16_warpgroups<type_, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
+// Units of packed weights, x_step of k of activations at a time, which two threads copy.
+template <w4a16_type type, int tile_m, int tile_n, int w_stages, int x_step, int x_stages> struct w4a16_packed_units {
     static constexpr int X_STEP  = x_step;
     static constexpr int COPIERS = 1;  // of weights
-    static constexpr int THREADS = 4 * W4A16_WARP * groups;
-    static constexpr int ALL     = THREADS + (blocks == 1 ? 4 : 2) * W4A16_WARP;
 
     static constexpr int STRIPS  = tile_m / W4A16_STRIP;
-    static constexpr int W_BYTES = STRIPS * w4a16_strip_bytes<type_>;
+    static constexpr int W_BYTES = STRIPS * w4a16_strip_bytes<type>;
     static constexpr int X_BYTES = tile_n * X_STEP * (int) sizeof(__half);
     static constexpr int SHARED  = w_stages * W_BYTES + x_stages * X_BYTES;
 
-    // Of what a multiprocessor has, in pieces of 8 a thread, a warpgroup that copies keeps 24, and the others share the rest.
-    static constexpr int KEPT_REGISTERS = 24;
-    static constexpr int REGISTERS = (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / THREADS / 8 * 8;
-
-    static_assert(blocks > 1 || REGISTERS <= 255, "no thread has more");
     static_assert(W4A16_UNIT % X_STEP == 0 && X_STEP % 64 == 0, "steps must cover a unit");
     static_assert(W_BYTES % 128 == 0 && X_BYTES % 128 == 0, "stages must be aligned");
 };
@@ -215,7 +205,7 @@ static inline cudaError_t w4a16_pack_cuda(const w4a16_type type, const void * w,
     return pack((const uint8_t *) w, (uint8_t *) packed, m, k, stream);
 }
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 // -- the threads that copy --
 
@@ -300,30 +290,15 @@ template <w4a16_type type> struct w4a16_strip_scales {
     }
 };
 
-template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
+// The sums of a warp's part of a tile, its weights, and the stages that it reads.
+template <typename C> class w4a16_packed_sums : public w4a16_sums<C> {
     using sums = w4a16_sums<C>;
 
   public:
-    __device__ __forceinline__ w4a16_packed_tile(const w4a16_problem & p, const uint8_t * ws, const uint8_t * xs,
-                                                 w4a16_stages<C> & stages, w4a16_ring<C::W_STAGES> & w,
-                                                 w4a16_ring<C::X_STAGES> & x, const int tile)
-        : sums(p, tile), ws_(ws + threadIdx.y * C::MT * w4a16_strip_bytes<C::TYPE>), xs_(xs), stages_(stages), w_(w), x_(x) {}
-
-    // The sums of units first ... last - 1.
-    __device__ __forceinline__ void multiply(const int first, const int last) {
-        this->clear();
-        load_unit();
-        take_apart<0>();
-        load_codes(1);
-        for (int unit = first; unit < last; ++unit) {
-            step<0>(unit > first, true);
-            step<1>(true, true);
-            step<2>(true, unit + 1 < last);
-            step<3>(true, unit + 1 < last);
-        }
-        w4a16_wgmma_wait<0>();
-        release_activations();
-    }
+    __device__ __forceinline__ w4a16_packed_sums(const w4a16_problem & p, const uint8_t * ws, w4a16_stages<C> & stages,
+                                                 w4a16_ring<C::W_STAGES> & w, w4a16_ring<C::X_STAGES> & x, const int tile)
+        : sums(p, tile), stages_(stages), w_(w), x_(x),
+          ws_(ws + this->warp_row_ / W4A16_STRIP * w4a16_strip_bytes<C::TYPE>) {}
 
     __device__ __forceinline__ void write() const {
         const int64_t at     = w4a16_rows_at<C::TYPE>(this->p_.units, w4a16_strips(this->p_.m));
@@ -331,40 +306,7 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
         sums::write([by_row](const int row) { return by_row[row]; });
     }
 
-  private:
-    // 64 of k are multiplied while the next 64 are taken apart: once those before are done, whose registers they take. More:
-    // there is a next unit. In this order: with the next taken apart before the wait for activations the compiler waits
-    // for each product by itself (C7513).
-    template <int s> __device__ __forceinline__ void step(const bool before, const bool more) {
-        constexpr int STEPS = C::X_STEP / 64;  // of a stage of activations
-
-        if (s % STEPS == 0) {
-            w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);
-        }
-        multiply_64<s>();
-        if (s % STEPS == STEPS - 1) {
-            x_.next();
-        }
-        w4a16_wgmma_wait<1>();
-        if (s % STEPS == 0 && before) {
-            release_activations();
-        }
-        take_apart<(s + 1) % 4>();
-        if (s < 2) {
-            load_codes(s + 2);
-        } else if (s == 2) {
-            // the copy engine does not wait for reads by itself
-            w4a16_before_copies();
-            w4a16_release(stages_.w_free + w_.stage);
-            w_.next();
-            if (more) {
-                load_unit();
-            }
-        } else if (more) {
-            load_codes(1);
-        }
-    }
-
+  protected:
     // The beginning of a unit that is there, or is waited for.
     __device__ __forceinline__ void load_unit() {
         w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);
@@ -375,10 +317,7 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
         load_codes(0);
     }
 
-    __device__ __forceinline__ const uint8_t * strip(const int mt) const {
-        return ws_ + w_.stage * C::W_BYTES + mt * w4a16_strip_bytes<C::TYPE>;
-    }
-
+    // Those of a step of 64 of k.
     __device__ __forceinline__ void load_codes(const int s) {
 #pragma unroll
         for (int mt = 0; mt < C::MT; ++mt) {
@@ -386,58 +325,33 @@ template <typename C> class w4a16_packed_tile : public w4a16_sums<C> {
         }
     }
 
-    template <int s> __device__ __forceinline__ void take_apart() {
-#pragma unroll
-        for (int mt = 0; mt < C::MT; ++mt) {
-            take_apart<s>(mt);
-        }
+    // This warp is done with a unit: the copy engine does not wait for reads by itself.
+    __device__ __forceinline__ void release_unit() {
+        w4a16_before_copies();
+        w4a16_release(stages_.w_free + w_.stage);
+        w_.next();
     }
 
-    template <int s> __device__ __forceinline__ void take_apart(const int mt) {
-        const uint32_t words[4] = {codes_[mt].x, codes_[mt].y, codes_[mt].z, codes_[mt].w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            scales_[mt].take_apart(a_[s % 2][mt][i], words[i], s, i % 2);
-        }
-    }
-
-    template <int s> __device__ __forceinline__ void multiply_64() {
-        const uint8_t * x = xs_ + x_.stage * C::X_BYTES + s % (C::X_STEP / 64) * (C::TILE_N * 128);
-        const uint64_t  b = w4a16_descriptor(x);
-        w4a16_wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int mt = 0; mt < C::MT; ++mt) {
-                w4a16_wgmma(this->acc_[mt], a_[s % 2][mt][i], b + (i / 2 * (C::TILE_N * 64) + i % 2 * 256) / 16);
-            }
-        }
-        w4a16_wgmma_commit();
-    }
-
-    __device__ __forceinline__ void release_activations() {
-        w4a16_release(stages_.x_free + x_done_);
-        x_done_ = x_done_ == C::X_STAGES - 1 ? 0 : x_done_ + 1;
-    }
-
-    const uint8_t * const     ws_;  // this warp's
-    const uint8_t * const     xs_;
     w4a16_stages<C> &         stages_;
     w4a16_ring<C::W_STAGES> & w_;
     w4a16_ring<C::X_STAGES> & x_;
-    int                       x_done_ = x_.stage;
 
     uint4                       codes_[C::MT];
     w4a16_strip_scales<C::TYPE> scales_[C::MT];
-    uint32_t                    a_[2][C::MT][4][4];
+
+  private:
+    __device__ __forceinline__ const uint8_t * strip(const int mt) const {
+        return ws_ + w_.stage * C::W_BYTES + mt * w4a16_strip_bytes<C::TYPE>;
+    }
+
+    const uint8_t * const ws_;  // this warp's
 };
 
-// -- kernel --
+// -- a block --
 
-// As w4a16_gemm, threads (32, ALL / 32): after the warps that multiply come two of which one thread copies, and two idle
-// ones that make them a warpgroup, where registers are given to others.
-template <typename C>
-static __global__ void __launch_bounds__(C::ALL, C::BLOCKS) w4a16_packed_gemm(const w4a16_problem p) {
+// Threads (32, ALL / 32): after the warps that multiply come two of which one thread copies. Where registers are given to
+// others, all that come after are a warpgroup, which gives them.
+template <typename C, typename tile_t> static __device__ __forceinline__ void w4a16_packed_block(const w4a16_problem & p) {
     extern __shared__ __align__(128) uint8_t w4a16_packed_shared[];
     __shared__ w4a16_stages<C> stages;
     __shared__ bool            last_of_tile;
@@ -450,20 +364,20 @@ static __global__ void __launch_bounds__(C::ALL, C::BLOCKS) w4a16_packed_gemm(co
     __syncthreads();
 
     if (threadIdx.y < C::WARPS) {
-        if (C::BLOCKS == 1) {
+        if constexpr (C::REGISTERS > 0) {
             w4a16_take_registers<C::REGISTERS>();
         }
         w4a16_ring<C::W_STAGES> w;
         w4a16_ring<C::X_STAGES> x;
         w4a16_wait_for_the_other();
         w4a16_for_each_part(p, [&](const w4a16_part & part) {
-            w4a16_packed_tile<C> t(p, ws, xs, stages, w, x, part.tile);
+            tile_t t(p, ws, xs, stages, w, x, part.tile);
             t.multiply(part.first, part.last);
             w4a16_finish(t, p, part, last_of_tile, [] { w4a16_meet(C::THREADS); });
         });
         return;
     }
-    if (C::BLOCKS == 1) {
+    if constexpr (C::REGISTERS > 0) {
         w4a16_give_registers<C::KEPT_REGISTERS>();
     }
     if (threadIdx.x == 0 && threadIdx.y == C::WARPS) {
@@ -474,19 +388,4 @@ static __global__ void __launch_bounds__(C::ALL, C::BLOCKS) w4a16_packed_gemm(co
     }
 }
 
-#else
-
-template <typename C> static __global__ void w4a16_packed_gemm(const w4a16_problem) {
-    __trap();
-}
-
-#endif // !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// -- launch --
-
-template <typename C>
-static cudaError_t w4a16_packed_gemm_cuda(const void * packed, const float * x, float * y, void * scratch, const int64_t m,
-                                          const int64_t n, const int64_t k, const int64_t blocks, cudaStream_t stream) {
-    const w4a16_entry kernel = {w4a16_packed_gemm<C>, C::ALL / W4A16_WARP, w4a16_order::CORES, true};
-    return w4a16_launch<C>(kernel, packed, x, y, scratch, m, n, k, blocks, stream);
-}
+#endif // !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

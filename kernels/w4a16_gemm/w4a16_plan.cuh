@@ -16,7 +16,8 @@
 
 #pragma once
 
-#include "w4a16_packed.cuh"
+#include "w4a16_packed_mma.cuh"
+#include "w4a16_packed_wgmma.cuh"
 
 struct w4a16_device {
     int    cc;               // compute capability: 900 is 9.0
@@ -68,9 +69,15 @@ static constexpr w4a16_kernel w4a16_wgmma_kernel_of() {
 }
 
 template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
-static constexpr w4a16_kernel w4a16_packed_kernel_of() {
-    using C = w4a16_packed_config<type, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
-    return {w4a16_packed_gemm_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+static constexpr w4a16_kernel w4a16_packed_wgmma_kernel_of() {
+    using C = w4a16_packed_wgmma_config<type, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
+    return {w4a16_packed_wgmma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+}
+
+template <w4a16_type type, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_step, int x_stages, int blocks>
+static constexpr w4a16_kernel w4a16_packed_mma_kernel_of() {
+    using C = w4a16_packed_mma_config<type, tile_m, tile_n, warp_m, warp_n, w_stages, x_step, x_stages, blocks>;
+    return {w4a16_packed_mma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
 }
 
 template <int count>
@@ -113,6 +120,19 @@ template <w4a16_type type> struct w4a16_sm_90 {
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
 };
 
+// The same with packed weights.
+template <w4a16_type type> struct w4a16_sm_90_packed {
+    static constexpr w4a16_table_row ROWS[] = {
+        {16,        w4a16_packed_mma_kernel_of<type, 128,  16, 16, 16, 3, 256, 3, 2>()},
+        {32,        w4a16_packed_mma_kernel_of<type, 128,  32, 32, 32, 2, 128, 6, 2>()},
+        {64,        w4a16_packed_mma_kernel_of<type,  64,  64, 16, 64, 3, 128, 4, 2>()},
+        {192,       w4a16_packed_mma_kernel_of<type, 256,  64, 32, 64, 3, 128, 5, 1>()},
+        {INT64_MAX, w4a16_packed_mma_kernel_of<type, 128, 128, 32, 64, 3, 128, 5, 1>()},
+    };
+    static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, 256);
+    static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
+};
+
 // Measured on an H200: of 2048 columns a library is level, of fewer it is slower.
 template <w4a16_type type> struct w4a16_sm_90a {
     static constexpr w4a16_table_row ROWS[] = {
@@ -126,16 +146,16 @@ template <w4a16_type type> struct w4a16_sm_90a {
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
 };
 
-// The same with packed weights.
+// The same with packed weights: of few columns mma.sync's is level, and faster where weights come from memory.
 template <w4a16_type type> struct w4a16_sm_90a_packed {
     static constexpr w4a16_table_row ROWS[] = {
-        {16,        w4a16_packed_kernel_of<type, 256,  16, 4, 4, 256, 4, 1>()},
-        {32,        w4a16_packed_kernel_of<type, 128,  32, 2, 5, 256, 5, 1>()},
-        {64,        w4a16_packed_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
-        {128,       w4a16_packed_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
-        {192,       w4a16_packed_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
-        {512,       w4a16_packed_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
-        {INT64_MAX, w4a16_packed_kernel_of<type, 128, 256, 2, 3,  64, 5, 1>()},
+        {16,        w4a16_packed_mma_kernel_of<type, 128,  16, 16, 16, 3, 256, 3, 2>()},
+        {32,        w4a16_packed_wgmma_kernel_of<type, 128,  32, 2, 5, 256, 5, 1>()},
+        {64,        w4a16_packed_wgmma_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
+        {128,       w4a16_packed_wgmma_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
+        {192,       w4a16_packed_wgmma_kernel_of<type, 128,  64, 2, 4, 256, 3, 1>()},
+        {512,       w4a16_packed_wgmma_kernel_of<type, 128, 128, 2, 4,  64, 8, 1>()},
+        {INT64_MAX, w4a16_packed_wgmma_kernel_of<type, 128, 256, 2, 3,  64, 5, 1>()},
     };
     static constexpr w4a16_table TABLE = w4a16_table_of(ROWS, INT64_MAX);
     static_assert(w4a16_table_fits(TABLE, 228), "shared memory is too small");
@@ -158,11 +178,15 @@ static inline const w4a16_table & w4a16_table_for(const w4a16_type type, const w
 
 // nullptr: there is no kernel for packed weights.
 static inline const w4a16_table * w4a16_packed_table_for(const w4a16_type type, const w4a16_device & device) {
-    if (device.cc != 900 || !device.wgmma) {
+    if (device.cc != 900) {
         return nullptr;
     }
-    return type == w4a16_type::Q4_0 ? &w4a16_sm_90a_packed<w4a16_type::Q4_0>::TABLE
-                                    : &w4a16_sm_90a_packed<w4a16_type::Q4_K>::TABLE;
+    if (device.wgmma) {
+        return type == w4a16_type::Q4_0 ? &w4a16_sm_90a_packed<w4a16_type::Q4_0>::TABLE
+                                        : &w4a16_sm_90a_packed<w4a16_type::Q4_K>::TABLE;
+    }
+    return type == w4a16_type::Q4_0 ? &w4a16_sm_90_packed<w4a16_type::Q4_0>::TABLE
+                                    : &w4a16_sm_90_packed<w4a16_type::Q4_K>::TABLE;
 }
 
 // -- plan --

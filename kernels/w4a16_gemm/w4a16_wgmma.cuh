@@ -16,33 +16,17 @@
 
 #pragma once
 
-#include "w4a16_gemm.cuh"
+#include "w4a16_stages.cuh"
 
-// A tile of tile_m x tile_n outputs by warpgroups side by side along m. Weights go through w_stages, activations through
-// x_stages of shared memory; blocks of them fit a multiprocessor.
-template <w4a16_type type_, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
-struct w4a16_warpgroups {
-    static constexpr w4a16_type TYPE = type_;
-
-    static constexpr int TILE_M   = tile_m;
-    static constexpr int TILE_N   = tile_n;
-    static constexpr int WARPS    = 4 * groups;  // that multiply
-    static constexpr int WARPS_M  = WARPS;
-    static constexpr int WARP_M   = TILE_M / WARPS;
-    static constexpr int WARP_N   = TILE_N;
-    static constexpr int W_STAGES = w_stages;
-    static constexpr int X_STAGES = x_stages;
-    static constexpr int BLOCKS   = blocks;
-    static constexpr int THREADS  = W4A16_WARP * WARPS;
-    static constexpr int MT       = WARP_M / 16;
-    static constexpr int NT       = WARP_N / 8;
-
-    static_assert(TILE_M % (64 * groups) == 0, "a warpgroup takes 64 rows at a time");
+// A tile of tile_m x tile_n outputs by warpgroups side by side along m.
+template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
+struct w4a16_warpgroups : w4a16_warps<type, tile_m, tile_n, tile_m / (4 * groups), tile_n, w_stages, x_stages, blocks> {
+    static_assert(tile_m % (64 * groups) == 0, "a warpgroup takes 64 rows at a time");
 };
 
 // Units of weights as they lie, steps of activations.
-template <w4a16_type type_, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
-struct w4a16_wgmma_config : w4a16_warpgroups<type_, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
+template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_stages, int blocks>
+struct w4a16_wgmma_config : w4a16_warpgroups<type, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
     static constexpr bool AHEAD   = true;
     static constexpr int  COPIERS = 4 * W4A16_WARP;
     static constexpr int  ALL     = 4 * W4A16_WARP * groups + COPIERS;
@@ -58,64 +42,6 @@ struct w4a16_wgmma_config : w4a16_warpgroups<type_, tile_m, tile_n, groups, w_st
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // -- one instruction --
-
-static __device__ __forceinline__ uint32_t w4a16_shared(const void * p) {
-    return (uint32_t) __cvta_generic_to_shared(p);
-}
-
-static __device__ __forceinline__ void w4a16_barrier_init(uint64_t * barrier, const int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(w4a16_shared(barrier)), "r"(count) : "memory");
-}
-
-// What this thread wrote to shared memory, or read, comes before what the copy engine reads or writes after the next barrier.
-static __device__ __forceinline__ void w4a16_before_copies() {
-    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
-}
-
-static __device__ __forceinline__ void w4a16_arrive(uint64_t * barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(w4a16_shared(barrier)) : "memory");
-}
-
-// arrives, and so many bytes are to come
-static __device__ __forceinline__ void w4a16_expect(uint64_t * barrier, const int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 : : "r"(w4a16_shared(barrier)), "r"(bytes) : "memory");
-}
-
-// arrives once all that this thread copied by cp.async is there
-static __device__ __forceinline__ void w4a16_arrive_after_copies(uint64_t * barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(w4a16_shared(barrier)) : "memory");
-}
-
-// until the phase of this parity has ended
-static __device__ __forceinline__ void w4a16_wait_for(uint64_t * barrier, const uint32_t parity) {
-    uint32_t ended = 0;
-    while (ended == 0) {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(ended) : "r"(w4a16_shared(barrier)), "r"(parity) : "memory");
-    }
-}
-
-// bytes, a multiple of 16, to shared memory, which the barrier counts
-static __device__ __forceinline__ void w4a16_bulk_copy(
-        void * to, const void * from, const int bytes, uint64_t * barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 : : "r"(w4a16_shared(to)), "l"(from), "r"(bytes), "r"(w4a16_shared(barrier)) : "memory");
-}
-
-// of so many threads
-static __device__ __forceinline__ void w4a16_meet(const int threads) {
-    asm volatile("bar.sync 1, %0;" : : "r"(threads) : "memory");
-}
-
-// A warpgroup has fewer registers a thread from now on, or more, of what others gave.
-template <int registers> static __device__ __forceinline__ void w4a16_give_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(registers));
-}
-
-template <int registers> static __device__ __forceinline__ void w4a16_take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(registers));
-}
 
 static __device__ __forceinline__ void w4a16_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 
@@ -196,46 +122,6 @@ static __device__ __forceinline__ void w4a16_wgmma(float (&c)[32][4], const uint
 }
 
 #undef W4A16_SUMS
-
-// -- stages --
-
-// What is copied to and what is read from, in turn.
-template <int stages> struct w4a16_ring {
-    int      stage  = 0;
-    uint32_t parity = 0;
-
-    __device__ __forceinline__ void next() {
-        if (++stage == stages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-template <typename C> struct w4a16_stages {
-    uint64_t w_full[C::W_STAGES], w_free[C::W_STAGES], x_full[C::X_STAGES], x_free[C::X_STAGES];
-
-    // one thread
-    __device__ __forceinline__ void init() {
-        for (int i = 0; i < C::W_STAGES; ++i) {
-            w4a16_barrier_init(w_full + i, C::COPIERS);
-            w4a16_barrier_init(w_free + i, C::WARPS);
-        }
-        for (int i = 0; i < C::X_STAGES; ++i) {
-            w4a16_barrier_init(x_full + i, 1);
-            w4a16_barrier_init(x_free + i, C::WARPS);
-        }
-        w4a16_before_copies();
-    }
-};
-
-// A warp is done with a stage.
-static __device__ __forceinline__ void w4a16_release(uint64_t * barrier) {
-    __syncwarp();
-    if (threadIdx.x == 0) {
-        w4a16_arrive(barrier);
-    }
-}
 
 // -- the warps that copy --
 

@@ -21,6 +21,8 @@ NAME = "w4a16_gemm"
 KERNEL = KERNELS / NAME / "w4a16_gemm.cuh"
 WGMMA = KERNEL.with_name("w4a16_wgmma.cuh")
 PACKED = KERNEL.with_name("w4a16_packed.cuh")
+PACKED_WGMMA = KERNEL.with_name("w4a16_packed_wgmma.cuh")
+PACKED_MMA = KERNEL.with_name("w4a16_packed_mma.cuh")
 PLAN = KERNEL.with_name("w4a16_plan.cuh")
 LDMATRIX = "ladder/03_ldmatrix.cu"
 PROGRAM = EMULATOR / "w4a16.cpp"
@@ -33,6 +35,7 @@ TABLES = {
     "planned-plain": "w4a16_sm_90",
     "planned-121": "w4a16_sm_80",
     "planned-packed": "w4a16_sm_90a_packed",
+    "planned-plain-packed": "w4a16_sm_90_packed",
 }
 """By rung: the table that plans."""
 
@@ -46,6 +49,7 @@ WRONG = {
     "the other block's scale": ("half ? 0x3232 : 0x1010", "half ? 0x1010 : 0x3232"),
     "counters left as they were": ("counters[i] = 0;", "counters[i] = 1;"),
     "outputs brought back too far": ("(exponent - 14) << 23", "(exponent - 13) << 23"),
+    "a column not scaled": ("if (w4a16_scale(taken_as) != 1.0f)", "if (w4a16_scale(taken_as) == 0.0f)"),
     "no barrier": (f"        {BARRIER}                __syncthreads();\n", f"        {BARRIER}"),
     "a copy not waited for": (
         f"w4a16_wait<C::X_STAGES - 2>();\n        {BARRIER}",
@@ -78,15 +82,20 @@ WRONG_WGMMA = {
 }
 """The same of the wgmma kernel."""
 
-RELEASE = """            // the copy engine does not wait for reads by itself
-            w4a16_before_copies();
-            w4a16_release(stages_.w_free + w_.stage);
-"""
+WRONG_PACKED = {
+    "a unit's weights not waited for": ("        w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n", ""),
+    "strips beyond m copied": ("min(C::STRIPS, strips - first)", "C::STRIPS"),
+    "the scales of rows exchanged": ("(scales, rows[0], rows[1], ", "(scales, rows[1], rows[0], "),
+    "low nibbles for high ones": ("(u.q[1] >> 4 & 0x0F0F0F0F)", "(u.q[1] & 0x0F0F0F0F)"),
+    "another power of two of a row": ("w4a16_power_of_two(24 + 127 -", "w4a16_power_of_two(25 + 127 -"),
+}
+"""The same of packing, and of what both products of packed weights have."""
+
+RELEASE = "            this->release_unit();\n"
 RELEASE_ACTIVATIONS = "        if (s % STEPS == 0 && before) {\n            release_activations();\n        }\n"
 
-WRONG_PACKED = {
+WRONG_PACKED_WGMMA = {
     "activations not waited for": ("            w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
-    "a unit's weights not waited for": ("        w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n", ""),
     "weights released before their last codes are read": (
         f"load_codes(s + 2);\n        }} else if (s == 2) {{\n{RELEASE}",
         f"load_codes(s + 2);\n            if (s == 0) {{\n{RELEASE}            }}\n        }} else if (s == 2) {{\n",
@@ -96,12 +105,23 @@ WRONG_PACKED = {
         f"{RELEASE_ACTIVATIONS}        w4a16_wgmma_wait<1>();\n",
     ),
     "fragments overwritten while they are multiplied": ("        w4a16_wgmma_wait<1>();\n", ""),
-    "strips beyond m copied": ("min(C::STRIPS, strips - first)", "C::STRIPS"),
-    "the scales of rows exchanged": ("(scales, rows[0], rows[1], ", "(scales, rows[1], rows[0], "),
-    "low nibbles for high ones": ("(u.q[1] >> 4 & 0x0F0F0F0F)", "(u.q[1] & 0x0F0F0F0F)"),
-    "another power of two of a row": ("w4a16_power_of_two(24 + 127 -", "w4a16_power_of_two(25 + 127 -"),
 }
-"""The same of the kernel for packed weights, and of what packs them."""
+"""The same of the product of packed weights on wgmma."""
+
+WRONG_PACKED_MMA = {
+    "the first activations not waited for": ("        w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
+    "activations not waited for": (
+        "                w4a16_wait_for(stages_.x_full + next.stage, next.parity);\n",
+        "",
+    ),
+    "activations of the stage before": ("activations(next.stage, (i + 1)", "activations(x_.stage, (i + 1)"),
+    "activations of other columns": ("const uint4 b = b_[nt % 2];", "const uint4 b = b_[0];"),
+    "activations released before they are read": ("i % PIECES == PIECES - 1;", "i % PIECES == PIECES - 2;"),
+    "weights released before their last codes are read": ("if (i == 5) {", "if (i == 4) {"),
+    "high nibbles for low ones": ("(high ? codes.w : codes.z)", "(high ? codes.z : codes.w)"),
+    "a share not taken apart": ("/ (4 * C::MT) == nt)", "/ (4 * C::MT) == nt + 1)"),
+}
+"""The same of the product of packed weights on mma.sync."""
 
 WRONG_LDMATRIX = {
     "rows without a skew": ("LDMATRIX_BK / 8 + 1;", "LDMATRIX_BK / 8;"),
@@ -112,12 +132,16 @@ WRONG_LDMATRIX = {
 NARROW = {
     "add_rungs": "true, 128, 32, 32, 32, 3, 8, 2",
     "add_wgmma_rungs": "128, 32, 2, 4, 8, 2",
-    "add_packed_rungs": "128, 32, 2, 5, 256, 5, 1",
+    "add_packed_wgmma_rungs": "128, 32, 2, 5, 256, 5, 1",
+    "add_packed_mma_rungs": "128, 32, 32, 32, 2, 128, 6, 2",
 }
 """By what adds rungs: the configuration that sm_90's tables have for 32 columns."""
 
 ROUND = 5120
 """So much of k that a block goes round its stages."""
+
+ROUNDED = ("planned", "planned-packed", "planned-plain-packed")
+"""The rungs whose stages are filled by other warps."""
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +227,7 @@ def test_every_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) ->
     ran = run(emulated, "edges", reverse=reverse)
     assert ran.returncode == 0, ran.stderr
     assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 132
+    assert ran.stderr.count("ok  ") == 160
 
 
 def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
@@ -247,14 +271,14 @@ def test_weights_are_packed_as_documented(emulated: Path, host: Path, kind: str,
 @pytest.mark.parametrize("kind", TYPES)
 def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: int) -> None:
     """Just below, at and just above the tiles; of the table's configuration, its shares of the work as well."""
-    planned = [(rung, 768) for rung in ("planned", "planned-plain", "planned-packed")]
+    planned = [(rung, 768) for rung in TABLES if rung != "planned-121"]
     for rung, k in (("tiled", 256), ("ldmatrix", 256), *planned):
         ran = run(emulated, "shape", kind, str(m), str(n), str(k), rung)
         assert (ran.returncode, ran.stderr) == (0, f"ok   {rung} {kind} m={m} n={n} k={k}\n")
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("rung", ["planned", "planned-packed"])
+@pytest.mark.parametrize("rung", ROUNDED)
 @pytest.mark.parametrize("kind", TYPES)
 def test_stages_are_used_again_on_the_emulator(emulated: Path, kind: str, rung: str, reverse: bool) -> None:
     """Blocks that have more units than stages: what is free and what is there is waited for each time."""
@@ -269,7 +293,7 @@ def test_the_error_is_a_part_of_mmqs(emulated: Path) -> None:
     limits = {(rung, kind, how): float(limit) for rung, kind, how, _, limit in ratios}
     assert ran.returncode == 0, ran.stderr
     assert all(0 < float(ratio) <= float(limit) for _, _, _, ratio, limit in ratios)
-    for rung in ("tiled", "planned", "planned-packed"):
+    for rung in ("tiled", *ROUNDED):
         assert {where[1:]: limit for where, limit in limits.items() if where[0] == rung} == {
             ("q4_0", "uniform"): 0.2,
             ("q4_0", "Gaussian"): 0.2,
@@ -303,17 +327,25 @@ def narrow(folder: Path) -> None:
         *(pytest.param(KERNEL.name, "planned-plain", wrong, id=what) for what, wrong in (WRONG | WRONG_SUMS).items()),
         *(
             pytest.param(KERNEL.name, rung, wrong, id=f"{kernel}: {what}")
-            for kernel, rung in (("wgmma", "planned"), ("packed", "planned-packed"))
+            for kernel, rung in zip(("wgmma", "packed wgmma", "packed mma"), ROUNDED, strict=True)
             for what, wrong in WRONG_SUMS.items()
         ),
         *(pytest.param(WGMMA.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_WGMMA.items()),
-        *(pytest.param(PACKED.name, "planned-packed", wrong, id=f"packed: {w}") for w, wrong in WRONG_PACKED.items()),
+        *(
+            pytest.param(file.name, rung, wrong, id=f"{kernel}: {what}")
+            for file, rung, kernel, all_wrong in (
+                (PACKED, "planned-packed", "packed", WRONG_PACKED),
+                (PACKED_WGMMA, "planned-packed", "packed wgmma", WRONG_PACKED_WGMMA),
+                (PACKED_MMA, "planned-plain-packed", "packed mma", WRONG_PACKED_MMA),
+            )
+            for what, wrong in all_wrong.items()
+        ),
         *(pytest.param(LDMATRIX, "ldmatrix", wrong, id=f"ldmatrix: {what}") for what, wrong in WRONG_LDMATRIX.items()),
     ],
 )
 def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, rung: str, wrong: tuple[str, str]) -> None:
-    """Each, put into a copy, fails a product of either type, or crashes, in one of two orders of the threads."""
-    k = ROUND if rung in ("planned", "planned-packed") else 1280
+    """Each, put into a copy, fails a product of either type, or crashes, of some inputs and order of the threads."""
+    k = ROUND if rung in ROUNDED else 1280
     shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
     path = tmp_path / "kernels" / NAME / name
     text = path.read_text()
@@ -322,7 +354,8 @@ def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, rung: str, w
     narrow(tmp_path / "kernels" / NAME)
     program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O0")
     assert any(
-        run(program, "shape", kind, "129", "17", str(k), rung, reverse=reverse).returncode != 0
+        run(program, "shape", kind, "129", "17", str(k), rung, *wild, reverse=reverse).returncode != 0
+        for wild in ((), ("wild",))
         for kind in TYPES
         for reverse in (False, True)
     )
@@ -330,9 +363,12 @@ def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, rung: str, w
 
 INCLUDES = {
     "w4a16_gemm.cuh": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
-    "w4a16_wgmma.cuh": ['"w4a16_gemm.cuh"'],
-    "w4a16_packed.cuh": ['"w4a16_wgmma.cuh"'],
-    "w4a16_plan.cuh": ['"w4a16_packed.cuh"'],
+    "w4a16_stages.cuh": ['"w4a16_gemm.cuh"'],
+    "w4a16_wgmma.cuh": ['"w4a16_stages.cuh"'],
+    "w4a16_packed.cuh": ['"w4a16_stages.cuh"'],
+    "w4a16_packed_mma.cuh": ['"w4a16_packed.cuh"'],
+    "w4a16_packed_wgmma.cuh": ['"w4a16_packed.cuh"', '"w4a16_wgmma.cuh"'],
+    "w4a16_plan.cuh": ['"w4a16_packed_mma.cuh"', '"w4a16_packed_wgmma.cuh"'],
     "w4a16_columns.cuh": ['"w4a16_gemm.cuh"'],
 }
 
@@ -351,8 +387,9 @@ def test_no_architecture_spills(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("_Z10w4a16_gemm") >= 2 * 8 * 4
     assert ran.stdout.count("_Z16w4a16_wgmma_gemm") == 2 * 5 * 4
-    assert ran.stdout.count("_Z17w4a16_packed_gemm") == 2 * 5 * 4
-    assert ran.stdout.count("_Z12w4a16_to_f16") == 2 * 2 * 4
+    assert ran.stdout.count("_Z16w4a16_packed_mma") == 2 * 5 * 4
+    assert ran.stdout.count("_Z18w4a16_packed_wgmma") == 2 * 4 * 4
+    assert ran.stdout.count("_Z12w4a16_to_f16") == 2 * 3 * 4
     assert ran.stdout.count("_Z10w4a16_packI") == ran.stdout.count("_Z15w4a16_pack_rows") == 2 * 4
     # what ptxas says of waits that it had to add between products of a warpgroup
     assert re.findall(r"\(C75\d\d\).*", (tmp_path / "spills-sm_90a.txt").read_text()) == []

@@ -2,7 +2,8 @@
 //
 // w4a16 edges                 some of the harness's edges, all of its other small tests
 // w4a16 tables                every configuration of the tables, and what they refuse
-// w4a16 shape TYPE M N K RUNG one product
+// w4a16 shape TYPE M N K RUNG [wild]
+//                             one product; wild: scales and activations of every size
 // w4a16 packed TYPE M K       rows of weights in ggml's blocks on stdin, packed on stdout
 // w4a16 nmse                  the error as a part of MMQ's
 
@@ -15,8 +16,10 @@
 static std::vector<rung> rungs() {
     const std::vector<rung> fragment = fragment_rungs();
     const std::vector<rung> wgmma    = wgmma_rungs();
-    const std::vector<rung> packed   = packed_rungs();
-    return {NAIVE, TILED, LDMATRIX, fragment[2], fragment[3], wgmma[2], wgmma[3], packed[2], packed[3]};
+    const std::vector<rung> packed   = packed_wgmma_rungs();
+    const std::vector<rung> by_mma   = packed_mma_rungs();
+    return {NAIVE,     TILED,     LDMATRIX,  fragment[2], fragment[3], wgmma[2],
+            wgmma[3],  packed[2], packed[3], by_mma[0],   by_mma[3]};
 }
 
 static bool edges() {
@@ -69,9 +72,9 @@ static bool nmse() {
     bool passed = true;
     for (const weight_type type : TYPES) {
         for (const distribution how : {distribution::UNIFORM, distribution::GAUSSIAN}) {
-            passed = nearer_than_mmq(TILED, {type, 128, 64, 1024}, how, 20261121) && passed;
-            passed = nearer_than_mmq(PLANNED, {type, 128, 64, 1024}, how, 20261121) && passed;
-            passed = nearer_than_mmq(PLANNED_PACKED, {type, 128, 64, 1024}, how, 20261121) && passed;
+            for (const rung & r : {TILED, PLANNED, PLANNED_PACKED, PLANNED_PLAIN_PACKED}) {
+                passed = nearer_than_mmq(r, {type, 128, 64, 1024}, how, 20261121) && passed;
+            }
         }
     }
     return passed;
@@ -92,15 +95,16 @@ int main(int argc, char ** argv) {
     if (verb == "packed" && argc == 5) {
         return packed(type, atoll(argv[3]), atoll(argv[4])) ? 0 : 1;
     }
-    if (verb == "shape" && argc == 7) {
+    if (verb == "shape" && argc >= 7) {
         bool              all  = true;
         std::vector<rung> all_rungs = rungs();
         for (const rung & r : planned_rungs()) {
             all_rungs.push_back(r);
         }
         for (const rung & r : all_rungs) {
+            const q4_fill wild = r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD;
             if (r.name == argv[6]) {
-                all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1) && all;
+                all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1, argc > 7 ? wild : q4_fill::ORDINARY) && all;
             }
         }
         return all ? 0 : 1;
