@@ -379,7 +379,7 @@ w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * 
     const int     parts  = units * cols;
     const int64_t stride = (int64_t) gridDim.x * cols / 8 * (4 * W4A16_WARP);  // of 32 of k
     const float * from   = x + (int64_t) col * units * W4A16_UNIT;
-    uint32_t *    to     = x16 + col / 8 * (4 * W4A16_WARP);
+    uint32_t *    to     = x16 + (int64_t) (col / 8) * (4 * W4A16_WARP);
 
     const auto convert = [&](const float scale) {
         float largest = 0.0f;
