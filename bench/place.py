@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,9 @@ from tests import toy
 
 SEALED = ("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "CCACHE_")
 """What the caller's environment may not decide."""
+
+SETTLE_S = 10.0
+"""So long what was left of a place may still be written to."""
 
 TOY_BENCH: Sequence[Mapping[str, Any]] = (
     {"backend-ops": {"op": "MUL_MAT", "backend": "CPU", "where": {"type_a": "q4_0", "n": [8, 512]}}},
@@ -114,13 +118,31 @@ class Place:
         return lambda: self.timed([sys.executable, Path(sys.executable).with_name("dgxlab"), *args])
 
 
+def remove(folder: Path) -> None:
+    """Remove a folder in which a command of a client that was killed may still write for a moment.
+
+    Raises:
+        OSError: if it does after SETTLE_S.
+    """
+    end = time.monotonic() + SETTLE_S
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
 @contextmanager
 def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
     """Give a place around a toy made of `files`; it is removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="dgxlab-bench-") as name:
-        folder = Path(name).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="dgxlab-bench-")).resolve()
+    try:
         made = Place(folder, toy.make_repository(folder / "repository", files))
         (folder / "home").mkdir()
         (made.project / "patches").mkdir(parents=True)
         (made.project / "toy.gguf").write_bytes(b"GGUF" + bytes(60))
         yield made
+    finally:
+        remove(folder)

@@ -60,13 +60,7 @@ w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, flo
         }
         return largest;
     };
-    const uint32_t taken_as = w4a16_taken_as(w4a16_largest_of<1>(convert(1.0f)));
-    if (threadIdx.y == 0 && threadIdx.x == 0) {
-        undo[blockIdx.x] = w4a16_undo(taken_as);
-    }
-    if (w4a16_scale(taken_as) != 1.0f) {
-        convert(w4a16_scale(taken_as));
-    }
+    w4a16_convert_columns<1>(convert, undo[blockIdx.x], threadIdx.y == 0 && threadIdx.x == 0);
 }
 
 // One block a column, threads (32, 16).

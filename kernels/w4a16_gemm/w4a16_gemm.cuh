@@ -333,6 +333,8 @@ static __device__ __forceinline__ float w4a16_undo(const uint32_t exponent) {
 // The largest of a column that a block of threads (32, 16) has, or of the one of two that lane bit 2 says, from each
 // thread's largest. All meet here.
 template <int cols> static __device__ __forceinline__ float w4a16_largest_of(float largest) {
+    static_assert(W4A16_X_WARPS * cols <= W4A16_WARP, "each lane has the largest of one warp");
+
     __shared__ float of_warps[cols][W4A16_X_WARPS];
 
     const int col  = threadIdx.x / 4 % cols;
@@ -355,10 +357,22 @@ template <int cols> static __device__ __forceinline__ float w4a16_largest_of(flo
     return largest;
 }
 
+// A block's columns by convert(scale), which returns a thread's largest before it is scaled: as they are, and once more if
+// that is not enough. What gets the outputs back goes to undo, a thread's own column, by the thread that writes.
+template <int cols, typename convert_t>
+static __device__ __forceinline__ void w4a16_convert_columns(const convert_t convert, float & undo, const bool writes) {
+    const uint32_t taken_as = w4a16_taken_as(w4a16_largest_of<cols>(convert(1.0f)));
+    if (writes) {
+        undo = w4a16_undo(taken_as);
+    }
+    if (w4a16_scale(taken_as) != 1.0f) {
+        convert(w4a16_scale(taken_as));
+    }
+}
+
 // Blocks of one column or of two side by side, threads (32, 16): a warp has the words of 256 of k of one, or half of them
-// of two. Lane bits 0 1 are t, then comes the column, then the word. Converted as it is a column is read once; one that must
-// be scaled is known by its largest, and is converted again. Columns from n on are 0. What gets the outputs back goes to
-// undo; the counters of the tiles are set to 0 besides.
+// of two. Lane bits 0 1 are t, then comes the column, then the word. Columns from n on are 0. The counters of the tiles are set
+// to 0 besides.
 template <w4a16_type type, w4a16_order order, int cols>
 static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS, 2)
 w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * __restrict__ undo,
@@ -414,13 +428,7 @@ w4a16_to_f16(const float * __restrict__ x, uint32_t * __restrict__ x16, float * 
         }
         return largest;
     };
-    const uint32_t taken_as = w4a16_taken_as(w4a16_largest_of<cols>(convert(1.0f)));
-    if (threadIdx.y == 0 && word == 0 && t == 0) {
-        undo[col] = w4a16_undo(taken_as);
-    }
-    if (w4a16_scale(taken_as) != 1.0f) {
-        convert(w4a16_scale(taken_as));
-    }
+    w4a16_convert_columns<cols>(convert, undo[col], threadIdx.y == 0 && word == 0 && t == 0);
 }
 
 // -- division --

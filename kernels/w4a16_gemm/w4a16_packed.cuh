@@ -8,7 +8,8 @@
 //   packed   w4a16_packed_bytes bytes, 16-byte aligned; overlaps none of the others
 //   m        at most 8,388,480 to pack
 //
-// Packing runs everywhere. w4a16_packed_mma.cuh and w4a16_packed_wgmma.cuh multiply, from sm_90 on, and share what is here.
+// Packing runs from sm_80 on. w4a16_packed_mma.cuh and w4a16_packed_wgmma.cuh multiply, from sm_90 on, and share what is
+// here.
 //
 // Packed weights are [k/256][strips of 16 rows], then 2^(24 - e) as an f32 for each row. A strip of a unit of 256 of k:
 //
@@ -56,6 +57,8 @@ template <w4a16_type type, int tile_m, int tile_n, int w_stages, int x_step, int
 };
 
 // -- packing --
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 // What a code of a block of 32 is multiplied by, and what is added.
 template <w4a16_type type>
@@ -168,6 +171,18 @@ static __global__ void w4a16_pack(const uint8_t * __restrict__ w, uint8_t * __re
                         threadIdx.x * (w4a16_scale_bytes<type> / 4);
     w4a16_pack_scales<type>(scales, rows[0], rows[1], w4a16_inverse(by_row[upper]), w4a16_inverse(by_row[lower]), t);
 }
+
+#else
+
+template <w4a16_type type> static __global__ void w4a16_pack_rows(const uint8_t *, float *, int, int) {
+    __trap();
+}
+
+template <w4a16_type type> static __global__ void w4a16_pack(const uint8_t *, uint8_t *, const float *, int, int) {
+    __trap();
+}
+
+#endif // !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
 static inline size_t w4a16_packed_bytes(const w4a16_type type, const int64_t m, const int64_t k) {
     const int64_t strip = type == w4a16_type::Q4_0 ? w4a16_strip_bytes<w4a16_type::Q4_0> : w4a16_strip_bytes<w4a16_type::Q4_K>;

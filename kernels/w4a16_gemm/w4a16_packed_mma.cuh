@@ -16,11 +16,11 @@
 template <w4a16_type type, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_step, int x_stages, int blocks>
 struct w4a16_packed_mma_config : w4a16_warps<type, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks>,
                                  w4a16_packed_units<type, tile_m, tile_n, w_stages, x_step, x_stages> {
-    static constexpr int ALL            = w4a16_packed_mma_config::THREADS + 2 * W4A16_WARP;
-    static constexpr int KEPT_REGISTERS = 0;
-    static constexpr int REGISTERS      = 0;  // none are given
+    static constexpr int ALL       = w4a16_packed_mma_config::THREADS + 2 * W4A16_WARP;
+    static constexpr int REGISTERS = 0;  // none are given
 
     static_assert(warp_n % 16 == 0, "activations are held in two turns");
+    static_assert(x_stages > 1, "the next stage is waited for before this one is given back");
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -60,7 +60,7 @@ static __device__ __forceinline__ void w4a16_meet(const int threads) {
     asm volatile("bar.sync 1, %0;" : : "r"(threads) : "memory");
 }
 
-// A warpgroup has fewer registers a thread from now on, or more, of what others gave.
+// A warpgroup has fewer registers a thread from now on, or more, of what others gave: sm_90a alone.
 template <int registers> static __device__ __forceinline__ void w4a16_give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(registers));
 }

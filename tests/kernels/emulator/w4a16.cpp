@@ -12,7 +12,7 @@
 #include <iostream>
 #include <iterator>
 
-// Of the last rung both ways to divide the work, of its smaller tile; `tables` has all its tiles.
+// Of each way to multiply both ways to divide the work; `tables` has all tiles.
 static std::vector<rung> rungs() {
     const std::vector<rung> fragment = fragment_rungs();
     const std::vector<rung> wgmma    = wgmma_rungs();
@@ -33,9 +33,12 @@ static bool edges() {
             passed = right({type, 129, 17, 2 * unit}, r, 2) && passed;
             passed = right({type, 65, 130, 3 * unit}, r, 3) && passed;
             passed = right({type, 16, 9, 5 * unit}, r, 4) && passed;
-            passed = right({type, 40, 33, 4 * unit}, r, 5, r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD) && passed;
+            passed = right({type, 40, 130, 4 * unit}, r, 5, r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD) && passed;
             passed = repeats_agree(r, {type, 129, 3, 512}, 2) && passed;
         }
+        // columns that a block converts in more than one go, one of them or two
+        passed = right({type, 1, 1, 65 * 256}, all.back(), 6) && passed;
+        passed = right({type, 1, 130, 33 * 256}, all[6], 7) && passed;
     }
     passed = columns_are_right() && passed;
     passed = undoing_is_right() && passed;
@@ -103,8 +106,9 @@ int main(int argc, char ** argv) {
         }
         for (const rung & r : all_rungs) {
             const q4_fill wild = r.f16 ? q4_fill::WILD_F16 : q4_fill::WILD;
+            const q4_fill fill = argc > 7 ? wild : q4_fill::ORDINARY;
             if (r.name == argv[6]) {
-                all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1, argc > 7 ? wild : q4_fill::ORDINARY) && all;
+                all = right({type, atoll(argv[3]), atoll(argv[4]), atoll(argv[5])}, r, 1, fill) && all;
             }
         }
         return all ? 0 : 1;
