@@ -82,14 +82,16 @@ class KeysOnly:
             raise self._error("") from error
 
     def _check_alive(self, transport: Any, error: Exception) -> None:
-        if transport.is_active():
+        # what could not be sent says so before the transport's own thread has noticed
+        if transport.is_active() and not isinstance(error, EOFError):
             return
+        said = str(error) or "end of file"
         if self._pulse.lost:
             raise HostSilent(f"{self._hop.destination} {self._pulse.lost}", next=self._by_hand) from error
         if self._tried:  # most likely: too many keys in the agent
-            raise self._error(f"it ended the connection ({error})") from error
+            raise self._error(f"it ended the connection ({said})") from error
         raise HostLost(
-            f"{self._hop.destination} ended the connection during authentication: {error}", next=self._by_hand
+            f"{self._hop.destination} ended the connection during authentication: {said}", next=self._by_hand
         ) from error
 
     def _error(self, why: str) -> HostError:

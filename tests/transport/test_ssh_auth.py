@@ -76,6 +76,17 @@ def test_identities_only_keeps_the_agents_other_keys_back(
         assert f"no key file of {known.home}/.ssh/none" in refused(reach()).message
 
 
+def test_a_connection_that_ends_while_a_key_is_offered(box: SshTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is lost, also where paramiko's sender finds out before its reader does."""
+
+    def cut(_: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr("paramiko.auth_handler.AuthHandler._request_auth", cut)
+    with pytest.raises(HostLost, match=r"^box ended the connection during authentication: end of file$"):
+        run(box, "true")
+
+
 SIGN_REQUEST = 13
 
 
