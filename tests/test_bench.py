@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.figure import figure, take_turns
+from bench.place import remove
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -30,6 +31,18 @@ def test_one_quick_figure_as_json_and_a_row() -> None:
     assert told["quick"] is True
     assert told["machine"]["cpus"] > 0
     assert ran.stderr.splitlines()[-1].startswith("ingest ")
+
+
+def test_a_folder_that_is_still_written_to_is_removed(tmp_path: Path) -> None:
+    """What a killed client began on the host writes on for a moment."""
+    folder = tmp_path / "place"
+    folder.mkdir()
+    writing = "i=0; while [ $i -lt 3000 ]; do : > $i || exit; i=$((i + 1)); done"
+    with subprocess.Popen(["sh", "-c", writing], cwd=folder, stderr=subprocess.DEVNULL):
+        while not any(folder.iterdir()):
+            pass
+        remove(folder)
+    assert not folder.exists()
 
 
 def test_sides_take_turns() -> None:

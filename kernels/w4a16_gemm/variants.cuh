@@ -116,9 +116,20 @@ static const rung LDMATRIX = {"ldmatrix", true,
 
 // -- this one --
 
-template <typename C> static variant variant_of() {
-    return {w4a16_gemm_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
-            reinterpret_cast<const void *>(&w4a16_gemm<C>), C::THREADS, C::SHARED, nullptr};
+template <typename C>
+static variant variant_of(gemm_t launch, void (*kernel)(w4a16_problem), int threads, bool packed = false) {
+    return {launch, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>, reinterpret_cast<const void *>(kernel), threads,
+            C::SHARED, nullptr, packed};
+}
+
+// Divided either way.
+static inline void add_both(std::vector<rung> & rungs, const std::string & name, const variant & q4_0, const variant & q4_K) {
+    rungs.push_back({name + ":tiles", true, {q4_0, q4_K}, division::TILES});
+    rungs.push_back({name + ":shares", true, {q4_0, q4_K}, division::SHARES});
+}
+
+template <typename C> static variant gemm_variant_of() {
+    return variant_of<C>(w4a16_gemm_cuda<C>, w4a16_gemm<C>, C::THREADS);
 }
 
 // Named by the tile, the warp's, stages of weights and of activations, blocks a multiprocessor; `a`: dequantised ahead.
@@ -129,15 +140,11 @@ static void add_rungs(std::vector<rung> & rungs) {
     char name[64];
     snprintf(name, sizeof(name), "%dx%d/%dx%d/%d,%d/%d%s", tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks,
              ahead ? "a" : "");
-    for (const division divided : {division::TILES, division::SHARES}) {
-        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
-                         {variant_of<w4a16_0>(), variant_of<w4a16_K>()}, divided});
-    }
+    add_both(rungs, name, gemm_variant_of<w4a16_0>(), gemm_variant_of<w4a16_K>());
 }
 
 template <typename C> static variant wgmma_variant_of() {
-    return {w4a16_wgmma_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
-            reinterpret_cast<const void *>(&w4a16_wgmma_gemm<C>), C::ALL, C::SHARED, nullptr};
+    return variant_of<C>(w4a16_wgmma_cuda<C>, w4a16_wgmma_gemm<C>, C::ALL);
 }
 
 // Named by the tile, its warpgroups, stages of weights and of activations, blocks a multiprocessor.
@@ -147,10 +154,7 @@ static void add_wgmma_rungs(std::vector<rung> & rungs) {
     using wgmma_K = w4a16_wgmma_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_stages, blocks>;
     char name[64];
     snprintf(name, sizeof(name), "wgmma %dx%d/%d/%d,%d/%d", tile_m, tile_n, groups, w_stages, x_stages, blocks);
-    for (const division divided : {division::TILES, division::SHARES}) {
-        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
-                         {wgmma_variant_of<wgmma_0>(), wgmma_variant_of<wgmma_K>()}, divided});
-    }
+    add_both(rungs, name, wgmma_variant_of<wgmma_0>(), wgmma_variant_of<wgmma_K>());
 }
 
 static inline std::vector<rung> wgmma_rungs() {
@@ -171,8 +175,7 @@ static inline std::vector<rung> wgmma_rungs() {
 }
 
 template <typename C> static variant packed_wgmma_variant_of() {
-    return {w4a16_packed_wgmma_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
-            reinterpret_cast<const void *>(&w4a16_packed_wgmma<C>), C::ALL, C::SHARED, nullptr, true};
+    return variant_of<C>(w4a16_packed_wgmma_cuda<C>, w4a16_packed_wgmma<C>, C::ALL, true);
 }
 
 // Named by the tile, its warpgroups, stages of weights, of activations times what one has of k, blocks a multiprocessor.
@@ -182,15 +185,11 @@ static void add_packed_wgmma_rungs(std::vector<rung> & rungs) {
     using packed_K = w4a16_packed_wgmma_config<w4a16_type::Q4_K, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
     char name[64];
     snprintf(name, sizeof(name), "packed %dx%d/%d/%d,%dx%d/%d", tile_m, tile_n, groups, w_stages, x_stages, x_step, blocks);
-    for (const division divided : {division::TILES, division::SHARES}) {
-        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
-                         {packed_wgmma_variant_of<packed_0>(), packed_wgmma_variant_of<packed_K>()}, divided});
-    }
+    add_both(rungs, name, packed_wgmma_variant_of<packed_0>(), packed_wgmma_variant_of<packed_K>());
 }
 
 template <typename C> static variant packed_mma_variant_of() {
-    return {w4a16_packed_mma_cuda<C>, C::TILE_M, C::TILE_N, C::BLOCKS, w4a16_scratch_bytes<C>,
-            reinterpret_cast<const void *>(&w4a16_packed_mma<C>), C::ALL, C::SHARED, nullptr, true};
+    return variant_of<C>(w4a16_packed_mma_cuda<C>, w4a16_packed_mma<C>, C::ALL, true);
 }
 
 // The same with the warp's part in place of the warpgroups.
@@ -203,10 +202,7 @@ static void add_packed_mma_rungs(std::vector<rung> & rungs) {
     char name[64];
     snprintf(name, sizeof(name), "packed %dx%d/%dx%d/%d,%dx%d/%d", tile_m, tile_n, warp_m, warp_n, w_stages, x_stages,
              x_step, blocks);
-    for (const division divided : {division::TILES, division::SHARES}) {
-        rungs.push_back({std::string(name) + (divided == division::TILES ? ":tiles" : ":shares"), true,
-                         {packed_mma_variant_of<packed_0>(), packed_mma_variant_of<packed_K>()}, divided});
-    }
+    add_both(rungs, name, packed_mma_variant_of<packed_0>(), packed_mma_variant_of<packed_K>());
 }
 
 // One with registers given to others and one without, of different steps.

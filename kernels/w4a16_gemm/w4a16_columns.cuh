@@ -22,14 +22,6 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 
-static __device__ __forceinline__ uint32_t w4a16_pair(const float a, const float b, const float scale) {
-    return w4a16_as_u32(__floats2half2_rn(a * scale, b * scale));
-}
-
-static __device__ __forceinline__ float w4a16_largest(const float4 & v) {
-    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-
 // One block a column, threads (32, 16). As w4a16_to_f16.
 static __global__ void __launch_bounds__(W4A16_WARP * W4A16_X_WARPS, 2)
 w4a16_columns_to_f16(const float * __restrict__ x, uint4 * __restrict__ x16, float * __restrict__ undo, const int64_t k) {

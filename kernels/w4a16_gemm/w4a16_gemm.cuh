@@ -275,42 +275,42 @@ template <> struct w4a16_row<w4a16_type::Q4_K> {
 
 // -- activations --
 
+static __device__ __forceinline__ float w4a16_largest(const float4 & v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+static __device__ __forceinline__ uint32_t w4a16_pair(const float a, const float b, const float scale) {
+    return w4a16_as_u32(__floats2half2_rn(a * scale, b * scale));
+}
+
 // The 8 activations of 256 of k that meet word i of lane t: two pairs of low nibbles, two of high ones. Each time, bytes
 // b b+2 and b+1 b+3, but for the word of Q4_0 that has bytes 0 1 14 15.
 template <w4a16_type type> struct w4a16_gathered {
-    float2 low[2], high[2];
+    float4 low, high;
 
     __device__ __forceinline__ void load(const float * x, const int t, const int i) {
         if (type == w4a16_type::Q4_0) {
-            const int first  = 64 * t + (i == 0 ? 0 : i < 4 ? 4 * i - 2 : i == 4 ? 44 : 4 * i + 12);
-            const int second = i == 0 ? first + 14 : first + 2;
-            low[0]  = *(const float2 *) (x + first);
-            low[1]  = *(const float2 *) (x + second);
-            high[0] = *(const float2 *) (x + first + 16);
-            high[1] = *(const float2 *) (x + second + 16);
+            const int    first  = 64 * t + (i == 0 ? 0 : i < 4 ? 4 * i - 2 : i == 4 ? 44 : 4 * i + 12);
+            const int    second = i == 0 ? first + 14 : first + 2;
+            const float2 a = *(const float2 *) (x + first);
+            const float2 b = *(const float2 *) (x + second);
+            const float2 c = *(const float2 *) (x + first + 16);
+            const float2 d = *(const float2 *) (x + second + 16);
+            low  = make_float4(a.x, a.y, b.x, b.y);
+            high = make_float4(c.x, c.y, d.x, d.y);
         } else {
-            const float4 a = *(const float4 *) (x + 64 * t + 4 * i);
-            const float4 b = *(const float4 *) (x + 64 * t + 4 * i + 32);
-            low[0]  = make_float2(a.x, a.y);
-            low[1]  = make_float2(a.z, a.w);
-            high[0] = make_float2(b.x, b.y);
-            high[1] = make_float2(b.z, b.w);
+            low  = *(const float4 *) (x + 64 * t + 4 * i);
+            high = *(const float4 *) (x + 64 * t + 4 * i + 32);
         }
     }
 
-    __device__ __forceinline__ void clear() { low[0] = low[1] = high[0] = high[1] = make_float2(0.0f, 0.0f); }
+    __device__ __forceinline__ void clear() { low = high = make_float4(0.0f, 0.0f, 0.0f, 0.0f); }
 
-    __device__ __forceinline__ float largest() const {
-        const float of_low  = fmaxf(fmaxf(fabsf(low[0].x), fabsf(low[0].y)), fmaxf(fabsf(low[1].x), fabsf(low[1].y)));
-        const float of_high = fmaxf(fmaxf(fabsf(high[0].x), fabsf(high[0].y)), fmaxf(fabsf(high[1].x), fabsf(high[1].y)));
-        return fmaxf(of_low, of_high);
-    }
+    __device__ __forceinline__ float largest() const { return fmaxf(w4a16_largest(low), w4a16_largest(high)); }
 
     __device__ __forceinline__ uint4 pairs(const float scale) const {
-        return make_uint4(w4a16_as_u32(__floats2half2_rn(low[0].x * scale, low[1].x * scale)),
-                          w4a16_as_u32(__floats2half2_rn(low[0].y * scale, low[1].y * scale)),
-                          w4a16_as_u32(__floats2half2_rn(high[0].x * scale, high[1].x * scale)),
-                          w4a16_as_u32(__floats2half2_rn(high[0].y * scale, high[1].y * scale)));
+        return make_uint4(w4a16_pair(low.x, low.z, scale), w4a16_pair(low.y, low.w, scale),
+                          w4a16_pair(high.x, high.z, scale), w4a16_pair(high.y, high.w, scale));
     }
 };
 

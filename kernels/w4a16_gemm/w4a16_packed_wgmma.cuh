@@ -13,14 +13,14 @@
 template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
 struct w4a16_packed_wgmma_config : w4a16_warpgroups<type, tile_m, tile_n, groups, w_stages, x_stages, blocks>,
                                    w4a16_packed_units<type, tile_m, tile_n, w_stages, x_step, x_stages> {
-    static constexpr int MULTIPLY = 4 * W4A16_WARP * groups;  // threads
-    static constexpr int ALL      = MULTIPLY + (blocks == 1 ? 4 : 2) * W4A16_WARP;
+    static constexpr int ALL = w4a16_packed_wgmma_config::THREADS + (blocks == 1 ? 4 : 2) * W4A16_WARP;
 
     // Of what a multiprocessor has, in pieces of 8 a thread, a warpgroup that copies keeps 24, and the others share the
     // rest. 0: none are given.
     static constexpr int KEPT_REGISTERS = 24;
     static constexpr int REGISTERS =
-        blocks == 1 ? (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / MULTIPLY / 8 * 8 : 0;
+        blocks == 1 ? (65536 / ALL / 8 * 8 * ALL - KEPT_REGISTERS * 4 * W4A16_WARP) / w4a16_packed_wgmma_config::THREADS / 8 * 8
+                    : 0;
 
     static_assert(REGISTERS <= 255, "no thread has more");
 };

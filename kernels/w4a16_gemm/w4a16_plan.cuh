@@ -57,28 +57,32 @@ struct w4a16_table {
     int64_t                 max_n;  // for more columns it is faster to dequantise and leave the product to a library
 };
 
+template <typename C> static constexpr w4a16_kernel w4a16_kernel_by(const decltype(w4a16_kernel::launch) launch) {
+    return {launch, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+}
+
 template <w4a16_type type, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_stages, int blocks>
 static constexpr w4a16_kernel w4a16_kernel_of() {
     using C = w4a16_config<type, tile_m, tile_n, warp_m, warp_n, w_stages, x_stages, blocks, true>;
-    return {w4a16_gemm_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+    return w4a16_kernel_by<C>(w4a16_gemm_cuda<C>);
 }
 
 template <w4a16_type type, int tile_m, int tile_n, int w_stages, int x_stages, int blocks>
 static constexpr w4a16_kernel w4a16_wgmma_kernel_of() {
     using C = w4a16_wgmma_config<type, tile_m, tile_n, 2, w_stages, x_stages, blocks>;
-    return {w4a16_wgmma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+    return w4a16_kernel_by<C>(w4a16_wgmma_cuda<C>);
 }
 
 template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
 static constexpr w4a16_kernel w4a16_packed_wgmma_kernel_of() {
     using C = w4a16_packed_wgmma_config<type, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
-    return {w4a16_packed_wgmma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+    return w4a16_kernel_by<C>(w4a16_packed_wgmma_cuda<C>);
 }
 
 template <w4a16_type type, int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_step, int x_stages, int blocks>
 static constexpr w4a16_kernel w4a16_packed_mma_kernel_of() {
     using C = w4a16_packed_mma_config<type, tile_m, tile_n, warp_m, warp_n, w_stages, x_step, x_stages, blocks>;
-    return {w4a16_packed_mma_cuda<C>, w4a16_scratch_bytes<C>, C::TILE_M, C::TILE_N, C::BLOCKS, C::SHARED};
+    return w4a16_kernel_by<C>(w4a16_packed_mma_cuda<C>);
 }
 
 template <int count>
@@ -167,14 +171,15 @@ static inline bool w4a16_has_wgmma() {
     return built;
 }
 
+template <template <w4a16_type> class tables> static inline const w4a16_table & w4a16_table_in(const w4a16_type type) {
+    return type == w4a16_type::Q4_0 ? tables<w4a16_type::Q4_0>::TABLE : tables<w4a16_type::Q4_K>::TABLE;
+}
+
 static inline const w4a16_table & w4a16_table_for(const w4a16_type type, const w4a16_device & device) {
-    if (device.cc == 900 && device.wgmma) {
-        return type == w4a16_type::Q4_0 ? w4a16_sm_90a<w4a16_type::Q4_0>::TABLE : w4a16_sm_90a<w4a16_type::Q4_K>::TABLE;
+    if (device.cc != 900) {
+        return w4a16_table_in<w4a16_sm_80>(type);
     }
-    if (device.cc == 900) {
-        return type == w4a16_type::Q4_0 ? w4a16_sm_90<w4a16_type::Q4_0>::TABLE : w4a16_sm_90<w4a16_type::Q4_K>::TABLE;
-    }
-    return type == w4a16_type::Q4_0 ? w4a16_sm_80<w4a16_type::Q4_0>::TABLE : w4a16_sm_80<w4a16_type::Q4_K>::TABLE;
+    return device.wgmma ? w4a16_table_in<w4a16_sm_90a>(type) : w4a16_table_in<w4a16_sm_90>(type);
 }
 
 // nullptr: nothing is planned for packed weights.
@@ -182,12 +187,7 @@ static inline const w4a16_table * w4a16_packed_table_for(const w4a16_type type, 
     if (device.cc != 900) {
         return nullptr;
     }
-    if (device.wgmma) {
-        return type == w4a16_type::Q4_0 ? &w4a16_sm_90a_packed<w4a16_type::Q4_0>::TABLE
-                                        : &w4a16_sm_90a_packed<w4a16_type::Q4_K>::TABLE;
-    }
-    return type == w4a16_type::Q4_0 ? &w4a16_sm_90_packed<w4a16_type::Q4_0>::TABLE
-                                    : &w4a16_sm_90_packed<w4a16_type::Q4_K>::TABLE;
+    return device.wgmma ? &w4a16_table_in<w4a16_sm_90a_packed>(type) : &w4a16_table_in<w4a16_sm_90_packed>(type);
 }
 
 // -- plan --

@@ -29,7 +29,7 @@ template <w4a16_type type, int tile_m, int tile_n, int groups, int w_stages, int
 struct w4a16_wgmma_config : w4a16_warpgroups<type, tile_m, tile_n, groups, w_stages, x_stages, blocks> {
     static constexpr bool AHEAD   = true;
     static constexpr int  COPIERS = 4 * W4A16_WARP;
-    static constexpr int  ALL     = 4 * W4A16_WARP * groups + COPIERS;
+    static constexpr int  ALL     = w4a16_wgmma_config::THREADS + COPIERS;
 
     static constexpr int W_BYTES = tile_m * W4A16_UNIT_BYTES;
     static constexpr int X_BYTES = tile_n * W4A16_STEP * (int) sizeof(__half);
