@@ -8,7 +8,7 @@ memory does. What it cannot tell is whether a possible number was measured well.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dgxlab.model import Param
@@ -77,21 +77,33 @@ _GB10 = {"bf16": 107e12, "fp8": 213e12, "int8": 213e12, "fp4": 427e12}
 _PER_CLOCK = 64.0
 
 GPUS = {
-    r"\bGB10\b": Peaks("GB10", 273e9, 24 * 2**20, 48 * _PER_CLOCK * 3.0e9, _GB10),
-    r"\bH200\b": Peaks("H200", 4.8e12, 60 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
-    r"\bH100 NVL\b": Peaks("H100 NVL", 3.94e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
-    r"\bH100\b(?! PCIe)": Peaks("H100", 3.35e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
+    r"GB10": Peaks("GB10", 273e9, 24 * 2**20, 48 * _PER_CLOCK * 3.0e9, _GB10),
+    r"H200": Peaks("H200", 4.8e12, 60 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
+    r"H100 NVL": Peaks("H100 NVL", 3.94e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
+    r"H100( 80GB HBM3)?": Peaks("H100", 3.35e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
 }
-"""By what a GPU's name contains; an H100 for PCIe is another, slower one. The 1 PFLOPS of a GB10 and the doubled
-figures of others are for sparse matrices."""
+"""By a GPU's whole name behind "NVIDIA"; an H100 for PCIe is another, slower one. The 1 PFLOPS of a GB10 and the
+doubled figures of others are for sparse matrices."""
 
 ACTIVE = {r"gpt-oss-20b": 3.6e9, r"gpt-oss-120b": 5.1e9, r"deepseek-(v3|r1)": 37e9, r"qwen3-coder-next": 3e9}
 """Active parameters of mixtures of experts whose names tell only how many there are."""
 
 
-def peaks(text: str) -> Peaks | None:
-    """Return the peaks of the GPU that a text names: nvidia-smi's name for it, or a line about a host."""
-    return next((found for pattern, found in GPUS.items() if re.search(pattern, text)), None)
+def peaks(name: str) -> Peaks | None:
+    """Return the peaks of a GPU by nvidia-smi's name for it; None for one that is not known."""
+    return next((found for gpu, found in GPUS.items() if re.fullmatch(f"(NVIDIA )?{gpu}", name)), None)
+
+
+def together(names: Sequence[str], *, alone: bool = False) -> Peaks | None:
+    """Return what GPUs reach together; None where there is none, or one is not known or of another kind.
+
+    Args:
+        alone: Whether only one of them computes: an operation has one, a model may be spread over all.
+    """
+    first, *others = [peaks(name) for name in names] or [None]
+    if first is None or any(other != first for other in others):
+        return None
+    return first if alone else first.times(len(names))
 
 
 # -- what a name tells ------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool
         from dgxlab import report  # only now: until here it would delay the measuring
 
         if bench:
-            made = report.collect_experiment(opened.store, experiment, outcome.source, outcome.host_id)
+            made = report.collect_experiment(opened.store, experiment, outcome.source, outcome.device)
         else:
             made = report.collect(opened.store, job_id=outcome.job_id)
         show(out, made, lambda: report.render(made))

@@ -20,7 +20,7 @@ REAL = ("time_us", "flops", "bandwidth_gb_s")
 
 # a run of the burn-in is a warm-up, and no table shows it
 ROWS = f"""
-    SELECT rows.raw, rows.cell, run_id, runs.job_id, runs.arm, runs.build_id, runs.host_id, runs.env_digest, runs.env,
+    SELECT rows.raw, rows.cell, run_id, runs.job_id, runs.arm, runs.build_id, device_id, runs.env_digest, runs.env,
            arms.commit_id, arms.pin, arms.tree, arms.series, arms.dirty
     FROM rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm)
     LEFT JOIN chain_runs USING (run_id)
@@ -102,7 +102,7 @@ def _commits(identities: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str,
 
 def _origin(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return where a row comes from, in the record's own words."""
-    names = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "host_id")
+    names = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "device_id")
     return {name: row[name] for name in names}
 
 

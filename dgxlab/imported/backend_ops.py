@@ -36,7 +36,7 @@ DESCRIPTION = re.compile(r"  Device description: (.+)")
 NO_SUPPORT = re.compile(r"(?:^|: )not supported(?: \[[^\]]*\])? *$")
 
 OF_THE_FILE = ("build_commit", "device_description", "backend_reg_name")
-HANDED_ON = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "host_id")
+HANDED_ON = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "device_id")
 """What `dgxlab export` adds of where a row comes from."""
 
 

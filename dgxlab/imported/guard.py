@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dgxlab.imported.reading import Reading, Row
-from dgxlab.roofline import excess, peaks, weights_of
+from dgxlab.roofline import excess, together, weights_of
 from dgxlab.units import METRICS
+
+NAMES = ("device_description", "gpu_info", "gpu")
+"""What files call the GPU; llama-bench lists several with commas."""
 
 NAMED = 10
 """Values that are named one by one; of more only the number is said."""
@@ -15,7 +18,8 @@ NAMED = 10
 def impossible(reading: Reading) -> Iterator[str]:
     """Yield a sentence for each value that exceeds the GPU's peaks; none where the file names no known GPU."""
     provenance = reading.provenance
-    gpu = peaks(" ".join(str(provenance.get(name, "")) for name in ("device_description", "gpu_info", "gpu")))
+    named = next((str(said) for name in NAMES if (said := provenance.get(name))), "")
+    gpu = together(named.split(", "))
     if gpu is None:
         return
     model = " ".join(str(provenance.get(name, "")) for name in ("model_filename", "model_type"))

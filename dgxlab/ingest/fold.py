@@ -18,8 +18,8 @@ from dgxlab import judgement
 from dgxlab.agent.conditions import HOST
 from dgxlab.errors import RemoteError
 from dgxlab.ingest.guard import Extremes, Guard
-from dgxlab.model import CANDIDATE, Cell, canonical
-from dgxlab.store import ROOFLINE, Job, Store, gate_digest
+from dgxlab.model import CANDIDATE, Cell, Device, canonical
+from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
 
 Event = dict[str, Any]
 
@@ -125,7 +125,7 @@ class _Fold:
     def __init__(self, store: Store, job: Job) -> None:
         self.store = store
         self.job = job
-        self.host_id = job.host_id
+        self.facts: Mapping[str, Any] = job.facts or {}
         self.seq = job.journal_seq
         self.bytes = job.journal_bytes
         self.lines = store.rows("SELECT journal_lines FROM jobs WHERE job_id = ?", (job.job_id,))[0]["journal_lines"]
@@ -182,12 +182,9 @@ class _Fold:
         """The agent has begun: who it is and what the host looks like."""
         if (event["job_id"], event["plan_digest"]) != (self.job.job_id, self.job.plan_digest):
             raise ValueError(f"it is of job {event['job_id']} with plan {event['plan_digest'][:16]}")
-        facts = event["facts"]
-        host = {"host_id": facts["host_id"], "name": self.job.host, "hostname": facts["hostname"]}
-        self.store.put("hosts", {**host, "facts": canonical(facts), "seen": event["t"]})
-        self.host_id = facts["host_id"]
+        self.facts = event["facts"]
         told = {name: event[name] for name in ("boot_id", "agent_version", "protocol")}
-        self.store.update_job(self.job.job_id, host_id=self.host_id, facts=canonical(facts), **told)
+        self.store.update_job(self.job.job_id, host_id=self.facts["host_id"], facts=canonical(self.facts), **told)
         self.store.set_state(self.job.job_id, "running")
 
     def on_build(self, event: Event) -> None:
@@ -200,7 +197,9 @@ class _Fold:
         row |= {name: canonical(event[name]) for name in ("cmake", "toolchain", "binaries", "libraries")}
         row |= {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
         row |= {"series": canonical(source["series"]), "dirty": source["dirty"], "reused": event["reused"]}
-        self.store.put("arms", {"job_id": self.job.job_id, **row})
+        device = device_row(Device.of(self.facts, event["cmake"]))
+        self.store.put("devices", device)
+        self.store.put("arms", {"job_id": self.job.job_id, "device_id": device["device_id"], **row})
 
     def on_model(self, event: Event) -> None:
         """A model is there; one that two arms share is told twice and kept once."""
@@ -209,21 +208,14 @@ class _Fold:
         self.store.put("inputs", {"job_id": self.job.job_id, **row, "reused": event.get("reused")})
 
     def on_gate(self, event: Event) -> None:
-        """A parity gate was judged; a clean one that had no count to reach may set it for others."""
+        """A parity gate was judged."""
         gate = event["gate"]
         names = ("arm", "build_id", "rc", "passed", "total", "unsupported", "status", "seconds")
         row = {name: event[name] for name in names}
         row |= {name: canonical(event[name]) for name in ("reasons", "flaky", "failed", "argv", "env", "raw")}
-        identity = {"op": gate["op"], "backend": gate["backend"], "gate_digest": gate_digest(gate, event["env"])}
-        row |= identity
-        row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"]}
-        key = {"gate_id": self._key(event), "job_id": self.job.job_id, "host_id": self.host_id}
-        self.store.put("gates", {**key, **row})
-        source = self.sources[event["arm"]]
-        if event["status"] == "passed" and not gate["expect"] and not source["dirty"]:
-            counts = {"total": event["total"], "unsupported": event["unsupported"], "job_id": self.job.job_id}
-            where = {"pin": source["pin"], "tree": source["tree"]}
-            self.store.put("expectations", {**where, **identity, **counts})
+        row |= {"op": gate["op"], "backend": gate["backend"], "gate_digest": gate_digest(gate, event["env"])}
+        row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"], "overridden": 0}
+        self.store.put("gates", {"gate_id": self._key(event), "job_id": self.job.job_id, **row})
 
     def on_check(self, event: Event) -> None:
         """A gate on a model was judged."""
@@ -231,8 +223,7 @@ class _Fold:
         texts = ("gate", "inputs", "env", "commands", "readings", "reasons", "raw")
         row |= {name: canonical(event[name]) for name in texts}
         row |= {"step": event["id"], "gate_digest": gate_digest(event["gate"], event["env"]), "at": event["t"]}
-        key = {"check_id": self._key(event), "job_id": self.job.job_id, "host_id": self.host_id}
-        self.store.put("checks", {**key, **row})
+        self.store.put("checks", {"check_id": self._key(event), "job_id": self.job.job_id, **row})
 
     def on_run(self, event: Event) -> None:
         """One launch of a benchmark, valid or not, with every raw value."""
@@ -241,7 +232,7 @@ class _Fold:
         row = {name: event[name] for name in names}
         row |= {name: canonical(event[name]) for name in ("argv", "env", "before", "after", "raw")}
         row |= {"model_id": event["model_id"] or None, "reason": event["reason"]}
-        self.store.put("runs", {"run_id": run_id, "job_id": self.job.job_id, "host_id": self.host_id, **row})
+        self.store.put("runs", {"run_id": run_id, "job_id": self.job.job_id, **row})
         self._put_cells(event["cells"])
         results = event["results"]
         rows = [(run_id, result["cell"], canonical(result["raw"])) for result in results]

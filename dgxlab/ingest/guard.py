@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 RUNS = "SELECT run_id, job_id, arm, tool, model_id FROM runs ORDER BY started, run_id"
 
-MACHINE = "SELECT jobs.facts, arms.cmake FROM jobs JOIN arms USING (job_id) WHERE job_id = ? AND arm = ?"
+DEVICE = "SELECT names FROM devices JOIN arms USING (device_id) WHERE job_id = ? AND arm = ?"
 
 MODEL = "SELECT path, recipe FROM inputs WHERE job_id = ? AND model_id = ?"
 
@@ -112,8 +112,8 @@ class Guard:
     def _peaks_of(self, run: Row) -> Peaks | None:
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:
-            (found,) = self._store.rows(MACHINE, key[:2])
-            self._peaks[key] = _peaks(found, alone=run["tool"] == "backend-ops")
+            (found,) = self._store.rows(DEVICE, key[:2])
+            self._peaks[key] = roofline.together(json.loads(found["names"]), alone=run["tool"] == "backend-ops")
         return self._peaks[key]
 
     def _model_of(self, run: Row) -> Row | None:
@@ -134,22 +134,6 @@ def beyond(store: Store) -> Iterator[str]:
 def _recorded(store: Store, run_id: str) -> Iterator[Extremes]:
     for row in store.rows(EXTREMES, (run_id,)):
         yield Extremes(**{**row, "raw": json.loads(row["raw"])})
-
-
-def _peaks(machine: Row, *, alone: bool) -> Peaks | None:
-    """Return what a run's GPUs reach together; None for a build without CUDA, and where one of them is not known.
-
-    Args:
-        machine: A job's facts, and the cmake definitions of an arm.
-        alone: Whether it has one of them: an operation has, a model may have been spread over all.
-    """
-    if json.loads(machine["cmake"]).get("GGML_CUDA") != "ON" or machine["facts"] is None:
-        return None
-    gpus = json.loads(machine["facts"]).get("details", {}).get("gpus", [])
-    first, *others = [roofline.peaks(gpu.get("name") or "") for gpu in gpus] or [None]
-    if first is None or any(other != first for other in others):
-        return None
-    return first if alone else first.times(len(gpus))
 
 
 def _weights(model: Row | None, said: str) -> Weights | None:

@@ -58,8 +58,8 @@ def check(store: Store) -> list[str]:
     return [sentence for row in jobs for sentence in _check_job(store, row["job_id"])]
 
 
-def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: str, *, cuda: bool) -> list[NoiseFloor]:
-    """Return how much metrics of these cells differ from run to run on a host.
+def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
+    """Return how much metrics of these cells differ from run to run on a device.
 
     Each is of the latest A/A session with at least as many cycles as a whole chain needs; of a shorter one where there
     is none. Sessions of another protocol measured otherwise.
@@ -67,15 +67,14 @@ def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: s
     Args:
         cells: Cell.key.
         model_id: "" for cells that read no model.
-        cuda: Whether they are measured with CUDA: the same cell on the processor has another noise.
     """
     found = store.rows(
         """SELECT v.* FROM verdicts AS v JOIN jobs USING (job_id)
+           JOIN arms ON arms.job_id = v.job_id AND arm = baseline_arm
            WHERE baseline_arm = candidate_arm AND NOT screen AND spread > 0 AND protocol = ?
-           AND v.host_id = ? AND coalesce(model_id, '') = ?
-           AND (coalesce(json_extract(plan, '$.arms[0].cmake.GGML_CUDA'), '') = 'ON') = ?
-           ORDER BY valid_cycles >= ?, intent_at, job_id""",
-        (PROTOCOL, host_id, model_id, cuda, stats.cycles_needed(stats.CYCLES)),
+           AND device_id = ? AND coalesce(model_id, '') = ?
+           ORDER BY valid_cycles >= ?, intent_at, v.job_id""",
+        (PROTOCOL, device_id, model_id, stats.cycles_needed(stats.CYCLES)),
     )
     floors = {}
     for row in found:
@@ -88,9 +87,7 @@ def noise_floors(store: Store, host_id: str, cells: Collection[str], model_id: s
 
 def _rows(store: Store, job_id: str) -> list[Row]:
     """Return the verdicts of a job as the record keeps them."""
-    host_id = store.job(job_id).host_id
-    found = enumerate(judge(store, job_id))
-    return [{"job_id": job_id, "host_id": host_id, "position": position, **_row(one)} for position, one in found]
+    return [{"job_id": job_id, "position": position, **_row(one)} for position, one in enumerate(judge(store, job_id))]
 
 
 def _row(one: Judged) -> Row:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dgxlab import judgement, plan, stats
-from dgxlab.agent.devices import uses_cuda
 from dgxlab.agent.slots import claims
 from dgxlab.compare import Difference, differences, refuse
 from dgxlab.errors import ConditionsError, DgxlabError
@@ -15,7 +14,7 @@ from dgxlab.lab.jobs import carry_out, join, settle
 from dgxlab.lab.outlook import blind, command
 from dgxlab.lab.provision import prepare
 from dgxlab.lab.run import resolve
-from dgxlab.lab.todo import identity, with_expectations
+from dgxlab.lab.todo import device_of, identity, with_expectations
 from dgxlab.model import WAIT_S, ChainStep, Experiment, Plan, subject
 from dgxlab.store import Job, Store
 from dgxlab.transport.host import Probe
@@ -109,11 +108,8 @@ def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: 
         kind=kind,
         wait_s=wait_s,
     )
-    cuda = uses_cuda(made)
-    steps = tuple(
-        _with_noise(store, one, step, probe, cuda=cuda) if isinstance(step, ChainStep) else step for step in made.steps
-    )
-    made = with_expectations(store, replace(made, steps=steps))
+    steps = tuple(_with_noise(store, one, step, probe) if isinstance(step, ChainStep) else step for step in made.steps)
+    made = with_expectations(store, replace(made, steps=steps), probe)
     if kind == "ab":
         _sees(made, one.experiment)
     if kind == "screen":
@@ -121,10 +117,11 @@ def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: 
     return made
 
 
-def _with_noise(store: Store, side: Side, step: ChainStep, probe: Probe, *, cuda: bool) -> ChainStep:
+def _with_noise(store: Store, side: Side, step: ChainStep, probe: Probe) -> ChainStep:
     model = identity(side.experiment, step.baseline.model, probe)
     cells = [cell.key for cell in step.baseline.cells]
-    return replace(step, noise=tuple(judgement.noise_floors(store, probe.facts.host_id, cells, model, cuda=cuda)))
+    device = device_of(side.experiment, side.source, probe)
+    return replace(step, noise=tuple(judgement.noise_floors(store, device.id, cells, model)))
 
 
 def _knows(made: Plan, experiment: Experiment) -> None:

@@ -70,7 +70,7 @@ class Outlook:
 def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
     """Return what an A/B session with an experiment as its baseline will see.
 
-    The host is the one that was last called as the spec says; it is not asked.
+    The device is the one that computed last on the host of that name; it is not asked.
 
     Args:
         effect: That is to be found, a share.
@@ -79,12 +79,12 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
         SpecError: if the experiment measures nothing.
     """
     made = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
-    chains, host_id = list(made.chains), _host_id(store, experiment.host)
+    chains, device = list(made.chains), _device(store, experiment.host, made)
     count = sum(len(claims(chain)) for chain in chains)
     known: list[Expected] = []
     unknown: list[str] = []
     for chain in chains:
-        floors = {(floor.cell, floor.metric): floor for floor in _floors(store, experiment, made, chain, host_id)}
+        floors = {(floor.cell, floor.metric): floor for floor in _floors(store, experiment, chain, device)}
         for claim in claims(chain):
             label = next(cell.label for cell in chain.baseline.cells if cell.key == claim.baseline)
             if floor := floors.get((claim.baseline, claim.metric)):
@@ -94,7 +94,7 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     cycles = experiment.session.cycles
     needed = [one.needed for one in known]
     enough = None if None in needed else max((each for each in needed if each), default=None)
-    times = _Times(store, made, host_id)
+    times = _Times(store, made, device)
     return Outlook(
         effect=effect,
         family=count,
@@ -148,43 +148,45 @@ def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, co
     )
 
 
-def _host_id(store: Store, name: str) -> str:
+def _device(store: Store, host: str, made: Plan) -> str:
+    """Return the id of the GPUs, or of the processor, that computed last on a host; "" where none did."""
     found = store.rows(
-        "SELECT host_id FROM jobs WHERE host = ? AND host_id IS NOT NULL ORDER BY intent_at DESC LIMIT 1", (name,)
+        """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
+           WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
+        (host, uses_cuda(made)),
     )
-    return str(found[0]["host_id"]) if found else ""
+    return str(found[0]["device_id"]) if found else ""
 
 
-def _floors(store: Store, experiment: Experiment, made: Plan, chain: ChainStep, host_id: str) -> Sequence[NoiseFloor]:
+def _floors(store: Store, experiment: Experiment, chain: ChainStep, device: str) -> Sequence[NoiseFloor]:
     name = chain.baseline.model
-    model = _model(store, experiment, name, host_id) if name else ""
-    cells = [cell.key for cell in chain.baseline.cells]
-    return judgement.noise_floors(store, host_id, cells, model, cuda=uses_cuda(made))
+    model = _model(store, experiment, name, device) if name else ""
+    return judgement.noise_floors(store, device, [cell.key for cell in chain.baseline.cells], model)
 
 
-def _model(store: Store, experiment: Experiment, name: str, host_id: str) -> str:
+def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
     """Return a model's identity; of a file, as the host last said."""
     model = experiment.models[name]
     if not isinstance(model, FileModel):
         return model_id(model)
     found = store.rows(
         """SELECT model_id FROM inputs JOIN jobs USING (job_id)
-           WHERE host_id = ? AND inputs.name = ? AND (path = ?3 OR substr(?3, 1, 2) = '~/'
-                 AND substr(path, -length(substr(?3, 2))) = substr(?3, 2))
+           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ?
+           AND (path = ?3 OR substr(?3, 1, 2) = '~/' AND substr(path, -length(substr(?3, 2))) = substr(?3, 2))
            ORDER BY intent_at DESC LIMIT 1""",
-        (host_id, name, model.path),
+        (device, name, model.path),
     )
     return str(found[0]["model_id"]) if found else "unknown"
 
 
 class _Times:
-    """How long the parts of a session took on a host when they were last run."""
+    """How long the parts of a session took on a device when they were last run."""
 
-    def __init__(self, store: Store, made: Plan, host_id: str) -> None:
-        self._chains = [_seconds_of_runs(store, chain, host_id) for chain in made.chains]
+    def __init__(self, store: Store, made: Plan, device: str) -> None:
+        self._chains = [_seconds_of_runs(store, chain, device) for chain in made.chains]
         gates = [step for step in made.steps if isinstance(step, (GateStep, CheckStep))]
         # both arms have about the baseline's gates
-        self._gates = [2 * _seconds_of_gate(store, gate, host_id) for gate in gates]
+        self._gates = [2 * _seconds_of_gate(store, gate, device) for gate in gates]
 
     def session(self, cycles: int) -> float | None:
         """Return the seconds of a session of that many cycles, None where a part is not known."""
@@ -193,28 +195,30 @@ class _Times:
         return total if math.isfinite(total) else None
 
 
-def _seconds_of_runs(store: Store, chain: ChainStep, host_id: str) -> float:
+def _seconds_of_runs(store: Store, chain: ChainStep, device: str) -> float:
     """Return how long a launch takes that gives these cells: of one with more cells, too long rather than too short."""
     keys = [cell.key for cell in chain.baseline.cells]
     marks = ",".join("?" * len(keys))
     found = store.rows(
-        f"""SELECT runs.seconds FROM runs JOIN rows USING (run_id)
-            WHERE runs.host_id = ? AND status = 'valid' AND rows.cell IN ({marks})
+        f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
+            WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
             GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
-        (host_id, *keys, len(keys)),
+        (device, *keys, len(keys)),
     )
     return stats.median([row["seconds"] for row in found]) if found else math.inf
 
 
-def _seconds_of_gate(store: Store, gate: GateStep | CheckStep, host_id: str) -> float:
+def _seconds_of_gate(store: Store, gate: GateStep | CheckStep, device: str) -> float:
     if isinstance(gate, CheckStep):
         found = store.rows(
-            "SELECT seconds FROM checks WHERE host_id = ? AND gate_digest = ? ORDER BY at DESC LIMIT 1",
-            (host_id, gate_digest(gate.gate, gate.env)),
+            """SELECT checks.seconds FROM checks JOIN arms USING (job_id, arm)
+               WHERE device_id = ? AND gate_digest = ? ORDER BY at DESC LIMIT 1""",
+            (device, gate_digest(gate.gate, gate.env)),
         )
         return float(found[0]["seconds"]) if found else math.inf
     found = store.rows(
-        "SELECT seconds FROM gates WHERE host_id = ? AND op = ? AND backend = ? ORDER BY at DESC LIMIT 1",
-        (host_id, gate.gate.op, gate.gate.backend),
+        """SELECT gates.seconds FROM gates JOIN arms USING (job_id, arm)
+           WHERE device_id = ? AND op = ? AND backend = ? ORDER BY at DESC LIMIT 1""",
+        (device, gate.gate.op, gate.gate.backend),
     )
     return float(found[0]["seconds"]) if found else math.inf

@@ -12,8 +12,8 @@ from dgxlab.errors import DgxlabError
 from dgxlab.lab.base import Lab, Side, Watch
 from dgxlab.lab.jobs import carry_out, join, settle
 from dgxlab.lab.provision import prepare
-from dgxlab.lab.todo import left_to_do, make_plan
-from dgxlab.model import WAIT_S, Experiment, Source
+from dgxlab.lab.todo import device_of, left_to_do, make_plan
+from dgxlab.model import WAIT_S, Device, Experiment, Source
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Outcome:
         planned: Cells that the experiment names.
         reused: Those that needed no measuring.
         source: The tree that it was about.
-        host_id: The machine that it was about.
+        device: What it was about.
         measured: Cells that have a valid run from this job.
         error: What went wrong, None when nothing did; what was measured before it is in the store.
     """
@@ -34,7 +34,7 @@ class Outcome:
     planned: int
     reused: int
     source: Source
-    host_id: str
+    device: Device
     measured: int = 0
     error: DgxlabError | None = None
 
@@ -70,13 +70,13 @@ def run(
     if bench and not todo.nothing and not resumed:
         resumed = join(lab, host, experiment.digest, [source], probe, watch, of=[experiment])
         todo = left_to_do(lab.store, side, probe) if resumed else todo
-    reused = todo.planned - len(todo.cells)
+    reused, device = todo.planned - len(todo.cells), device_of(experiment, source, probe)
     if todo.nothing:
-        return Outcome(resumed, todo.planned, reused, source, probe.facts.host_id)
-    job = make_plan(lab.store, side, todo, bench=bench, wait_s=wait_s)
+        return Outcome(resumed, todo.planned, reused, source, device)
+    job = make_plan(lab.store, side, todo, probe, bench=bench, wait_s=wait_s)
     measured: list[str] = []
     error = carry_out(lab, host, job, probe, _noting(measured, watch), of=[experiment])
-    return Outcome(job.job_id, todo.planned, reused, source, probe.facts.host_id, len(measured), error)
+    return Outcome(job.job_id, todo.planned, reused, source, device, len(measured), error)
 
 
 def _noting(measured: list[str], watch: Watch) -> Watch:

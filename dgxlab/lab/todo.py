@@ -13,17 +13,20 @@ from dgxlab.model import (
     WAIT_S,
     Cell,
     Check,
+    Device,
     Experiment,
     FileModel,
     GateStep,
     HarnessGate,
     ParityGate,
     Plan,
+    Source,
     SyntheticModel,
     build_id,
     digest,
     model_id,
     sources,
+    to_json,
 )
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Host, Probe
@@ -61,7 +64,7 @@ def ask(host: Host, *sides: Side) -> Probe:
 
 
 def left_to_do(store: Store, side: Side, probe: Probe, *, again: bool = False, bench: bool = True) -> Todo:
-    """Return the cells without a valid run of this build, model, environment, host and protocol, and the open gates."""
+    """Return the open gates, and the cells without a valid run of this build, model, environment and device."""
     experiment, source = side.experiment, side.source
     build = build_id(source, plan.make_arm(experiment, source).cmake, probe.facts.toolchain)
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
@@ -74,28 +77,37 @@ def left_to_do(store: Store, side: Side, probe: Probe, *, again: bool = False, b
     if bench:
         for _ in matrix.launches(experiment, note):
             pass
-    host_id = probe.facts.host_id
-    done = set() if again else store.up_to_date(build, host_id, list(asked.values()), PROTOCOL)
+    device = device_of(experiment, source, probe)
+    done = set() if again else store.up_to_date(build, device.id, list(asked.values()), PROTOCOL)
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
     gates = plan.own(experiment)
     if bench and not again:
-        gates = [gate for gate in gates if not _passed(store, experiment, gate, build, probe)]
+        gates = [gate for gate in gates if not _passed(store, experiment, gate, build, device, probe)]
     if not bench and not gates:
         raise UsageError(f"{experiment.name} has no gate that runs by itself under gates:", next=edit(experiment.path))
     return Todo(cells, len(asked), tuple(gates))
 
 
-def _passed(store: Store, experiment: Experiment, gate: ParityGate | Check, build: str, probe: Probe) -> bool:
-    asked, host_id = gate_digest(gate, plan.gate_env(experiment, gate)), probe.facts.host_id
+def device_of(experiment: Experiment, source: Source, probe: Probe) -> Device:
+    """Return what an experiment computes on, on the host that was asked."""
+    return Device.of(to_json(probe.facts), plan.make_arm(experiment, source).cmake)
+
+
+def _passed(
+    store: Store, experiment: Experiment, gate: ParityGate | Check, build: str, device: Device, probe: Probe
+) -> bool:
+    asked = gate_digest(gate, plan.gate_env(experiment, gate))
     if not isinstance(gate, ParityGate):
         read = {name: identity(experiment, name, probe) for name in checks.models_of(gate)}
         if isinstance(gate, HarnessGate):
             read |= sources(gate.kernel, checks.kernel_files(experiment.root, gate.kernel))
-        return store.check_passed(build, host_id, asked, read)
-    return store.gate_passed(build, host_id, asked, expect=gate.expect, unsupported=gate.unsupported)
+        return store.check_passed(build, device.id, asked, read)
+    return store.gate_passed(build, device.id, asked, expect=gate.expect, unsupported=gate.unsupported)
 
 
-def make_plan(store: Store, side: Side, todo: Todo, *, bench: bool = True, wait_s: float = WAIT_S) -> Plan:
+def make_plan(
+    store: Store, side: Side, todo: Todo, probe: Probe, *, bench: bool = True, wait_s: float = WAIT_S
+) -> Plan:
     """Return the plan for what is left, with recorded expectations filled in."""
     experiment = side.experiment
     made = plan.make(
@@ -107,18 +119,19 @@ def make_plan(store: Store, side: Side, todo: Todo, *, bench: bool = True, wait_
         bench=bench,
         wait_s=wait_s,
     )
-    return with_expectations(store, made)
+    return with_expectations(store, made, probe)
 
 
-def with_expectations(store: Store, made: Plan) -> Plan:
+def with_expectations(store: Store, made: Plan, probe: Probe) -> Plan:
     """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet."""
-    steps = tuple(_known(store, made, step) if isinstance(step, GateStep) else step for step in made.steps)
+    steps = tuple(_known(store, made, step, probe) if isinstance(step, GateStep) else step for step in made.steps)
     return replace(made, steps=steps)
 
 
-def _known(store: Store, made: Plan, step: GateStep) -> GateStep:
-    source = made.arm(step.arm).source
-    recorded = store.expectation(source.pin, source.tree, gate_digest(step.gate, step.env))
+def _known(store: Store, made: Plan, step: GateStep, probe: Probe) -> GateStep:
+    arm = made.arm(step.arm)
+    compute_cap = Device.of(to_json(probe.facts), arm.cmake).compute_cap
+    recorded = store.expectation(arm.source.pin, arm.source.tree, gate_digest(step.gate, step.env), compute_cap)
     if step.gate.expect is not None or recorded is None:
         return step
     return replace(step, gate=replace(step.gate, expect=recorded[0], unsupported=recorded[1]))

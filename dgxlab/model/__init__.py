@@ -15,6 +15,7 @@ from dgxlab.model.checks import (
     limits,
     sources,
 )
+from dgxlab.model.device import Device, on_gpu
 from dgxlab.model.experiment import (
     COMMIT,
     NAME,
@@ -105,6 +106,7 @@ __all__ = [
     "CheckStep",
     "CheckText",
     "DerivedModel",
+    "Device",
     "EngagedGate",
     "Expectation",
     "Experiment",
@@ -142,6 +144,7 @@ __all__ = [
     "from_json",
     "limits",
     "model_id",
+    "on_gpu",
     "plan_digest",
     "sources",
     "subject",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dgxlab.model.device import on_gpu
 from dgxlab.model.experiment import FileModel, Model
 from dgxlab.model.plan import Source
 from dgxlab.model.wire import digest
@@ -29,12 +30,13 @@ class Facts:
     """One look at a host. `probe` of the agent makes it; stored with every job."""
 
     host_id: str
-    """Digest of the machine id and user: the same box under another name is the same host."""
+    """Digest of the machine id and user: the same box under another name is the same host. Cloned machines share it,
+    so it says nothing of the GPUs: see `Device`."""
     hostname: str
     boot_id: str
     toolchain: Toolchain
     details: Mapping[str, Any] = field(default_factory=dict)
-    """CPU, memory, kernel, disk, GPUs, driver, tool paths: shown and kept, never compared."""
+    """CPU, memory, kernel, disk, GPUs, driver, tool paths; `Device` is made from them."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,7 @@ def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> 
 
     nvcc counts only where CUDA is on, so that installing it does not make a CPU build stale.
     """
-    cuda = cmake.get("GGML_CUDA", "OFF") == "ON"
-    tools = toolchain if cuda else dataclasses.replace(toolchain, nvcc="")
+    tools = toolchain if on_gpu(cmake) else dataclasses.replace(toolchain, nvcc="")
     return digest([source.pin, source.tree, cmake, tools], 16)
 
 

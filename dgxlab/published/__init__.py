@@ -6,8 +6,8 @@ a figure is more than its GPU can do. Only `report` sets them beside what was me
 """
 
 from dgxlab.published.figure import Figure, GateResult
-from dgxlab.published.guard import excess
+from dgxlab.published.guard import excess, peaks_of
 from dgxlab.published.read import read_figures, read_gates
 from dgxlab.published.record import figures, gates, load
 
-__all__ = ["Figure", "GateResult", "excess", "figures", "gates", "load", "read_figures", "read_gates"]
+__all__ = ["Figure", "GateResult", "excess", "figures", "gates", "load", "peaks_of", "read_figures", "read_gates"]

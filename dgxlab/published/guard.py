@@ -6,6 +6,7 @@ import re
 
 from dgxlab import roofline
 from dgxlab.published.figure import Figure
+from dgxlab.roofline import Peaks
 
 FLOPS = {"GFLOPS": 1e9, "TFLOPS": 1e12, "TOPS": 1e12}
 TOKENS = ("t/s", "t/s/seq")
@@ -18,7 +19,7 @@ STREAMS = re.compile(r"(?:^|\s)(?:B|N|n|npl)=?(\d+)(?!\S)")
 
 def excess(figure: Figure) -> str:
     """Say why a figure cannot be true on the GPU that its host names; "" where nothing speaks against it."""
-    peaks = roofline.peaks(figure.host)
+    peaks = peaks_of(figure.host)
     if peaks is None:
         return ""
     if figure.unit in FLOPS:
@@ -29,6 +30,12 @@ def excess(figure: Figure) -> str:
     if figure.unit not in TOKENS or weights is None:
         return ""
     return roofline.tokens(figure.value, weights, peaks, _streams(figure))
+
+
+def peaks_of(host: str) -> Peaks | None:
+    """Return the peaks of the one GPU that a document's name of a host ends in, `dgx.casa GB10 sm_121`."""
+    named = re.fullmatch(r"(?:[\w. ]+ )?(\w+)(?: sm_\d+)?", host)
+    return roofline.peaks(named[1]) if named else None
 
 
 def _streams(figure: Figure) -> int | None:

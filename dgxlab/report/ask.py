@@ -17,6 +17,7 @@ from dgxlab.model import (
     Cell,
     Check,
     CheckStep,
+    Device,
     Experiment,
     FileModel,
     GateStep,
@@ -85,7 +86,7 @@ class Ask:
 
     Attributes:
         host: Name of the host as the user says it.
-        host_id: Which machine that is, whatever it was called when it measured; None while it is not known.
+        device_id: What computes there; None for whatever did.
         protocol: Results of another one are not looked at.
         job: The newest session, or the one that was named; None when nothing was started yet.
         session: Only what this job measured; None for whatever is newest.
@@ -94,7 +95,7 @@ class Ask:
     title: str
     hypothesis: str
     host: str
-    host_id: str | None
+    device_id: str | None
     arms: tuple[ArmAsk, ...]
     protocol: int = PROTOCOL
     job: Job | None = None
@@ -106,7 +107,7 @@ def of_session(store: Store, job: Job) -> Ask:
     whole = plan_of(job)
     arms = tuple(_arm_of_plan(whole, arm) for arm in whole.arms)
     title = f"Session {job.job_id}"
-    return Ask(title, hypothesis(store, job), job.host, job.host_id, arms, job.protocol, job, job.job_id)
+    return Ask(title, hypothesis(store, job), job.host, None, arms, job.protocol, job, job.job_id)
 
 
 def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
@@ -121,19 +122,21 @@ def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
     asked = _arm_of_plan(whole, arm) if experiment is None else _arm_of_experiment(experiment, arm)
     why = experiment.hypothesis if experiment else _hypothesis_of(store, name) if arm_name else ""
-    return Ask(f"Experiment {name}", why, job.host, job.host_id, (asked,), job.protocol, job)
+    found = store.devices(job.job_id).get(arm.name)
+    return Ask(f"Experiment {name}", why, job.host, found.id if found else None, (asked,), job.protocol, job)
 
 
-def of_experiment(store: Store, experiment: Experiment, source: Source, host_id: str) -> Ask:
-    """Return what an experiment asks for on a tree and machine, also when everything was measured by others for it."""
+def of_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Ask:
+    """Return what an experiment asks for on a tree and device, also when everything was measured by others for it."""
     arm = _arm_of_experiment(experiment, plan.make_arm(experiment, source))
     found = store.rows(
         """SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? AND kind IN ('run', 'gate')
+           AND coalesce((SELECT max(device_id = ?) FROM arms WHERE arms.job_id = jobs.job_id), true)
            ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
-        (experiment.digest, host_id),
+        (experiment.digest, device.host_id, device.id),
     )
     job = store.job(found[0]["job_id"]) if found else None
-    return Ask(f"Experiment {experiment.name}", experiment.hypothesis, experiment.host, host_id, (arm,), job=job)
+    return Ask(f"Experiment {experiment.name}", experiment.hypothesis, experiment.host, device.id, (arm,), job=job)
 
 
 def op_params(cell: Cell) -> dict[str, Param]:

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dgxlab import roofline
 from dgxlab.errors import UsageError
-from dgxlab.published import Figure, GateResult
+from dgxlab.published import Figure, GateResult, peaks_of
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -117,7 +116,7 @@ def short(one: Figure | GateResult) -> str:
 
 def label(one: Figure | GateResult) -> str:
     """Say that something was published, about which machine and where: `published, GB10 (seed000)`."""
-    peaks = roofline.peaks(one.host)
+    peaks = peaks_of(one.host)
     return f"published, {peaks.gpu if peaks else one.host} ({short(one)})"
 
 

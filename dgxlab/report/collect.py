@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
-from dgxlab.model import SESSIONS, Experiment, Source
+from dgxlab.model import SESSIONS, Device, Experiment, Source
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
 from dgxlab.report.checks import failed_check, gate_of
@@ -54,9 +54,9 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
     return verdicts(store, store.job(job_id))
 
 
-def collect_experiment(store: Store, experiment: Experiment, source: Source, host_id: str) -> Report:
-    """Return the report of an experiment at hand on a tree and machine, also when it never needed a session."""
-    return _collect(store, asking.of_experiment(store, experiment, source, host_id))
+def collect_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Report:
+    """Return the report of an experiment at hand on a tree and device, also when it never needed a session."""
+    return _collect(store, asking.of_experiment(store, experiment, source, device))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the store has on one arm, of one build on one host: the newest valid run of each cell, gates, what failed.
+"""What the store has on one arm, of one build on one device: the newest valid run of each cell, gates, what failed.
 
 Of a session's chain it is all valid runs of the arm, which count as one.
 """
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats
-from dgxlab.model import BURN_IN, FileModel, Model, RunStep, model_id
+from dgxlab.model import BURN_IN, Device, FileModel, Model, RunStep, model_id
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk, label
 from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of, rows_of, together
 from dgxlab.report.numbers import Quantity
 from dgxlab.store import OPEN_CHAINS
 
 if TYPE_CHECKING:
-    from dgxlab.store import Store
+    from dgxlab.store import Job, Store
 
 Key = tuple[str, str, str]
 """Cell.key, model name, env_digest: what tells one asked cell from another."""
@@ -56,7 +56,8 @@ class Evidence:
 
     Attributes:
         build_id: The newest build with evidence, None when there is none.
-        host: What the host is called, by the user and by itself.
+        host: What the host is called, by the user and by itself, and what computes there.
+        device: What computed; None when there is no build.
         measured: In the order asked.
         gates: The newest of each gate, by its digest.
         failed_gates: Every gate that failed on this build and host, newest first.
@@ -73,10 +74,11 @@ class Evidence:
     checks: Mapping[str, Row] = field(default_factory=dict)
     failed_checks: tuple[Row, ...] = ()
     lost: tuple[Lost, ...] = ()
+    device: Device | None = None
 
 
 def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
-    """Look for what `arm` asks. Runs of different builds or hosts are never mixed: the newest pair is taken whole."""
+    """Look for what `arm` asks. Runs of different builds or devices are never mixed: the newest pair is taken whole."""
     arms = _arms(store, ask, arm)
     jobs, builds = (sorted({row[key] for row in arms}) for key in ("job_id", "build_id"))
     mine = {(row["job_id"], row["arm"]) for row in arms}
@@ -86,61 +88,63 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the last wins
     gates.sort(key=lambda row: (row["at"], row["gate_id"]))
     if not runs and not gates and not checks:
-        return Evidence(arms[-1]["build_id"] if arms else None, machine(store, ask.host, ask.host_id))
+        return Evidence(arms[-1]["build_id"] if arms else None, ask.host)
     newest = max(runs + gates + checks, key=lambda row: float(row["at"]))
-    context = (newest["build_id"], newest["host_id"])
-    runs = [row for row in runs if (row["build_id"], row["host_id"]) == context]
-    gates = [row for row in gates if (row["build_id"], row["host_id"]) == context]
-    checks = [row for row in checks if (row["build_id"], row["host_id"]) == context]
+    context = (newest["build_id"], newest["device_id"])
+    runs, gates, checks = (
+        [row for row in found if (row["build_id"], row["device_id"]) == context] for found in (runs, gates, checks)
+    )
+    job = store.job(newest["job_id"])
+    device = store.devices(job.job_id)[newest["arm"]]
     # a chain's runs count where nothing else gave the cell: beside those of an ordinary session they would be another
     # day's, of a session that may have drifted; a burn-in warms up and never counts
     valid = [row for row in runs if row["status"] == "valid" and row["role"] != BURN_IN]
     valid.sort(key=lambda row: row["role"] is None)
     return Evidence(
         newest["build_id"],
-        machine(store, ask.host, newest["host_id"]),
+        machine(job, device),
         _measured(store, arm, valid),
         {row["gate_digest"]: row for row in gates},
         tuple(row for row in reversed(gates) if row["status"] == "failed"),
         {row["gate_digest"]: row for row in checks},
         tuple(row for row in reversed(checks) if row["status"] == "failed"),
         lost=_lost(store, [row for row in reversed(runs) if row["status"] != "valid"]),
+        device=device,
     )
 
 
 # -- queries ----------------------------------------------------------------------------------------------------------
 
-RUNS = f"""SELECT run_id, job_id, arm, build_id, host_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
+RUNS = f"""SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
                  started AS at, status, reason, role
-          FROM runs LEFT JOIN chain_runs USING (run_id) WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
+          FROM runs JOIN arms USING (job_id, arm, build_id) LEFT JOIN chain_runs USING (run_id)
+          WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
 
-GATES = """SELECT gates.*, expectations.job_id AS recorded_by
-           FROM gates JOIN arms USING (job_id, arm, build_id)
-           LEFT JOIN expectations USING (pin, tree, gate_digest)
+GATES = """SELECT gates.*, device_id, expectations.job_id AS recorded_by
+           FROM gates JOIN arms USING (job_id, arm, build_id) JOIN devices USING (device_id)
+           LEFT JOIN expectations USING (pin, tree, gate_digest, compute_cap)
            WHERE build_id IN ({marks}) ORDER BY at, gate_id"""
 
-CHECKS = """SELECT * FROM checks WHERE build_id IN ({marks}) ORDER BY at, check_id"""
+CHECKS = """SELECT checks.*, device_id FROM checks JOIN arms USING (job_id, arm, build_id)
+            WHERE build_id IN ({marks}) ORDER BY at, check_id"""
 
 SAMPLES = """SELECT run_id, cell, metric, value, unit FROM samples
              WHERE run_id IN ({marks}) AND discarded IS NULL ORDER BY run_id, cell, metric, ordinal"""
 
 
 def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
-    """Return the builds of exactly this tree and configuration, on this host, whichever experiment asked for them.
-
-    A host is the machine, whatever it was called when it measured.
-    """
+    """Return the builds of exactly this tree and configuration, on this device, whichever experiment asked for them."""
     found = store.rows(
         """SELECT arms.job_id, arms.arm, arms.build_id, arms.cmake FROM arms JOIN jobs USING (job_id)
            WHERE arms.pin = :pin AND arms.tree = :tree AND jobs.protocol = :protocol
-             AND CASE WHEN :host_id IS NULL THEN jobs.host = :host ELSE jobs.host_id = :host_id END
+             AND CASE WHEN :device_id IS NULL THEN jobs.host = :host ELSE arms.device_id = :device_id END
              AND (:session IS NULL OR (arms.job_id = :session AND arms.arm = :arm))
            ORDER BY jobs.intent_at, arms.job_id""",
         {
             "pin": arm.arm.source.pin,
             "tree": arm.arm.source.tree,
             "host": ask.host,
-            "host_id": ask.host_id,
+            "device_id": ask.device_id,
             "protocol": ask.protocol,
             "session": ask.session,
             "arm": arm.arm.name,
@@ -149,16 +153,11 @@ def _arms(store: Store, ask: Ask, arm: ArmAsk) -> list[dict[str, Any]]:
     return [row for row in found if json.loads(row["cmake"]) == dict(arm.arm.cmake)]
 
 
-def machine(store: Store, name: str, host_id: str | None) -> str:
-    """Say which machine it is: its name here, its own, and what computes in it."""
-    found = store.rows("SELECT hostname, facts FROM hosts WHERE host_id = ?", (host_id,))
-    if not found:
-        return name
-    details = json.loads(found[0]["facts"]).get("details", {})
-    gpus = [gpu["name"] for gpu in details.get("gpus", []) if gpu.get("name")]
-    own = "" if found[0]["hostname"] == name else found[0]["hostname"]
-    known = ", ".join(filter(None, (own, *(gpus or [details.get("cpu", "")]))))
-    return f"{name} ({known})" if known else name
+def machine(job: Job, device: Device | None) -> str:
+    """Say where a job ran: the host's name here, its own, and what computed."""
+    own = (job.facts or {}).get("hostname", "")
+    known = ", ".join(filter(None, ("" if own == job.host else own, device.label if device else "")))
+    return f"{job.host} ({known})" if known else job.host
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def origin(store: Store, job: Job, name: str) -> Provenance:
     """Return one arm's side of a session, from its plan; a build that never was has no id."""
     source = asking.plan_of(job).arm(name).source
     built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (job.job_id, name))
+    device = store.devices(job.job_id).get(name)
     return Provenance(
         name,
         (job.job_id,),
@@ -76,8 +77,9 @@ def origin(store: Store, job: Job, name: str) -> Provenance:
         source.series,
         source.tree,
         built[0]["build_id"] if built else None,
-        machine(store, job.host, job.host_id),
+        machine(job, device),
         source.dirty,
+        device=device,
     )
 
 
@@ -102,7 +104,8 @@ def _facts(store: Store, job: Job, row: Mapping[str, Any]) -> Iterable[tuple[str
         yield tool, tools.get(tool, "")
     for program, digest in sorted(json.loads(row["binaries"]).items()):
         yield f"sha256 of {program}", digest
-    yield from _machine(store, job)
+    yield "host", machine(job, store.devices(job.job_id).get(row["arm"]))
+    yield from _machine(job)
     for model in store.rows("SELECT * FROM inputs WHERE job_id = ? ORDER BY name, model_id", (job.job_id,)):
         how = "synthetic, recipe" if model["recipe"] else "file"
         yield f"model {model['name']}", f"{how} {model['model_id']}, {units.size(model['size'])}, {model['digest']}"
@@ -111,8 +114,7 @@ def _facts(store: Store, job: Job, row: Mapping[str, Any]) -> Iterable[tuple[str
     yield "protocol", job.protocol
 
 
-def _machine(store: Store, job: Job) -> Iterable[tuple[str, Value]]:
-    yield "host", machine(store, job.host, job.host_id)
+def _machine(job: Job) -> Iterable[tuple[str, Value]]:
     details: Mapping[str, Any] = (job.facts or {}).get("details", {})
     driver = details.get("driver", {})
     memory = details.get("memory_mib")

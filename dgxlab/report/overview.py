@@ -26,16 +26,17 @@ NEWEST = """SELECT job_id, kind, name, host, state, error,
             FROM jobs ORDER BY intent_at DESC, job_id DESC LIMIT ?"""
 
 LATEST_GATES = """WITH every AS (
-                      SELECT gate_id, build_id, host_id, gate_digest, at, op || ' on ' || backend AS what, NULL AS gate,
+                      SELECT gate_id, build_id, gate_digest, at, op || ' on ' || backend AS what, NULL AS gate,
                              arm, passed, total, status, reasons, job_id FROM gates
                       UNION ALL
-                      SELECT check_id, build_id, host_id, gate_digest, at, '', gate, arm, NULL, NULL, status, reasons,
+                      SELECT check_id, build_id, gate_digest, at, '', gate, arm, NULL, NULL, status, reasons,
                              job_id FROM checks),
                   ranked AS (
-                      SELECT *, row_number() OVER (PARTITION BY build_id, host_id, gate_digest
-                                                   ORDER BY at DESC, gate_id DESC) AS place FROM every)
+                      SELECT *, row_number() OVER (PARTITION BY build_id, device_id, gate_digest
+                                                   ORDER BY at DESC, gate_id DESC) AS place
+                      FROM every JOIN arms USING (job_id, arm, build_id))
                   SELECT * FROM ranked WHERE place = 1 ORDER BY at DESC, gate_id DESC"""
-"""The newest of each gate on each build and host."""
+"""The newest of each gate on each build and device."""
 
 
 def overview(store: Store) -> Overview:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dgxlab.compare import Difference
-from dgxlab.model import SeriesRef
+from dgxlab.model import Device, SeriesRef
 from dgxlab.report.citation import Beside
 from dgxlab.report.numbers import Value
 
@@ -37,9 +37,10 @@ class Provenance:
         series: Series applied, with their digests.
         tree: Hash of the tree that was built.
         build_id: None when there is no build.
-        host: Name in hosts.yaml, and the host's own once it was reached.
+        host: Name in hosts.yaml, and the host's own and the device's once it was reached.
         dirty: The tree came from somebody's checkout.
         synthetic: Names of the models in it that were made from a recipe.
+        device: What computed them; None where nothing was built.
     """
 
     experiment: str
@@ -51,6 +52,7 @@ class Provenance:
     host: str
     dirty: bool = False
     synthetic: tuple[str, ...] = ()
+    device: Device | None = None
 
 
 @dataclass(frozen=True)

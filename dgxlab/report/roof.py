@@ -58,7 +58,8 @@ def with_roof(table: Table, cells: Sequence[Measured]) -> Table:
     Args:
         cells: Of the table.
     """
-    peaks = roofline.peaks(table.provenance.host)
+    device = table.provenance.device
+    peaks = roofline.together(device.names, alone=True) if device else None
     cells = sorted(cells, key=lambda cell: rank(OPS, cell.ask))  # as its rows are
     found = [_row(cell, peaks) for cell in cells]
     rows = tuple({**row, **more} for row, more in zip(table.rows, found, strict=True))

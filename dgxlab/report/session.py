@@ -48,7 +48,8 @@ class Session:
         self.job = job
         self.plan = plan
         self.ended = job.ended or job.state == "lost"
-        self.host = machine(store, job.host, job.host_id)
+        self.devices = store.devices(job.job_id)
+        self.host = machine(job, next(iter(self.devices.values()), None))
         self.runs = store.rows(CHAIN_RUNS, (job.job_id,))
         built = store.rows("SELECT arm, build_id FROM arms WHERE job_id = ?", (job.job_id,))
         self.builds = {str(row["arm"]): str(row["build_id"]) for row in built}
@@ -75,9 +76,10 @@ class Session:
             series=arm.source.series,
             tree=arm.source.tree,
             build_id=self.builds.get(arm.name),
-            host=self.host,
+            host=machine(self.job, self.devices.get(arm.name)),
             dirty=arm.source.dirty,
             synthetic=tuple(sorted(made.intersection(models))),
+            device=self.devices.get(arm.name),
         )
 
     def of_chains(self, chains: Sequence[ChainStep]) -> list[Row]:

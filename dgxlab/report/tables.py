@@ -260,6 +260,7 @@ def origin_of(
         host=evidence.host,
         dirty=source.dirty,
         synthetic=synthetic,
+        device=evidence.device,
     )
 
 

@@ -6,7 +6,7 @@ wrong with a database, `merge` adds another one to it. Only this package imports
 
 from dgxlab.store.check import check
 from dgxlab.store.merge import merge
-from dgxlab.store.records import Job, figure_digest, gate_digest, the_one
+from dgxlab.store.records import Job, device_row, figure_digest, gate_digest, the_one
 from dgxlab.store.schema import ROOFLINE
 from dgxlab.store.store import OPEN_CHAINS, Store
 from dgxlab.store.text import text
@@ -17,6 +17,7 @@ __all__ = [
     "Job",
     "Store",
     "check",
+    "device_row",
     "figure_digest",
     "gate_digest",
     "merge",

@@ -1,8 +1,8 @@
 """Add one results.db to another: the union of what both know, in either order the same.
 
 git calls it when two branches both measured. What both have must say the same. Only what is known to change with
-time may differ, and then a rule that looks at both decides: `schema.UPSERT` for hosts, labels and expectations,
-`merge_jobs` for jobs. Verdicts are a word on all that a job left, so they come from the side that has read more of it.
+time may differ, and then a rule that looks at both decides: `schema.UPSERT` for labels, `merge_jobs` for jobs.
+Verdicts are a word on all that a job left, so they come from the side that has read more of it.
 One thing is not the same in either order: where two versions flagged a run at ingest in other words, those that are
 here stay, for a flag is never changed.
 """
@@ -56,15 +56,15 @@ PROGRESS = (
 """What became of a job; taken together from the database that has read more of its journal."""
 
 TABLES = (  # parents before children
-    Table("hosts", ("host_id",), may_differ=None),
     Table("experiments", ("digest",)),
     Table("jobs", ("job_id",), may_differ=("experiment", *INTENT, *PROGRESS)),
+    Table("devices", ("device_id",)),
     Table("arms", ("job_id", "arm")),
     Table("inputs", ("job_id", "model_id")),
     Table("cells", ("cell",), may_differ=("label",)),
+    Table("case_lists", ("cases",)),
     Table("gates", ("gate_id",)),
     Table("checks", ("check_id",)),
-    Table("expectations", ("pin", "tree", "gate_digest"), may_differ=("job_id",)),
     Table("runs", ("run_id",)),
     Table("rows", ("run_id", "cell"), part_of=("runs", "run_id")),
     Table("samples", ("run_id", "cell", "metric", "ordinal"), part_of=("runs", "run_id")),

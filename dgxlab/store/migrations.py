@@ -4,29 +4,39 @@ Imported only when there is something to migrate: importing sqlite_utils takes a
 A migration that was released is never edited; a later one changes what it made, and adds 1 to `schema.VERSION`.
 """
 
+# ruff: noqa: S608 - names of tables and columns are our own, values are always bound
+
 from __future__ import annotations
 
+import json
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
 from dgxlab.errors import SpecError, command
+from dgxlab.model import Device
+from dgxlab.store.records import device_row
 from dgxlab.store.schema import (
     APPEND_ONLY,
     APPLICATION_ID,
+    CASE_LISTS,
     CHAIN_RUNS,
     CHECKS,
+    DEVICES,
     EVIDENCE,
+    EXPECTATIONS,
     IMPORTED,
     IMPORTS,
     JOBS,
     PUBLISHED,
+    REBUILT,
+    REINDEXED,
     TELEMETRY,
     VERDICTS,
     VERSION,
@@ -85,6 +95,52 @@ def m007_checks(db: Database) -> None:
     """Gates on a whole model."""
     _run(db, CHECKS)
     _make_append_only(db, ("checks",))
+
+
+@MIGRATIONS()
+def m008_devices(db: Database) -> None:
+    """Numbers belong to the device that gave them, and a gate to the list of its cases."""
+    _run(db, (DEVICES, CASE_LISTS))
+    devices = _devices_of_arms(db)
+    _run(db, (f"DROP VIEW {view}" for view in ("builds", "models")))
+    for table, changes in REBUILT.items():
+        _rebuild(db, table, changes)
+    _run(db, ("DROP TABLE hosts", "DROP TABLE expectations", *REINDEXED, *EVIDENCE[-2:], EXPECTATIONS))
+    for row in devices:
+        db.execute("UPDATE arms SET device_id = :device_id WHERE (job_id, arm) = (:job_id, :arm)", row)
+    _make_append_only(db, (*(table for table in REBUILT if table not in ("jobs", "verdicts")), "devices", "case_lists"))
+
+
+def _devices_of_arms(db: Database) -> list[dict[str, str]]:
+    """Record the device of every arm, and return it by job_id and arm."""
+    found = []
+    sql = "SELECT job_id, arm, arms.cmake, jobs.facts FROM arms JOIN jobs USING (job_id)"
+    for job_id, arm, cmake, facts in db.execute(sql).fetchall():
+        device = device_row(Device.of(json.loads(facts), json.loads(cmake)))
+        db.table("devices").insert(device, ignore=True)
+        found.append({"job_id": job_id, "arm": arm, "device_id": device["device_id"]})
+    return found
+
+
+def _rebuild(db: Database, table: str, changes: Mapping[str, str]) -> None:
+    """Make a table anew from its changed text, with the rows, indexes and constraints that it has.
+
+    New columns get "" or 0 where they take no NULL. Triggers are gone afterwards, and indexes on columns that are gone.
+    """
+    (text,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
+    for old, new in {f"TABLE {table} ": f"TABLE new_{table} ", **changes}.items():
+        text = text.replace(old, new)
+    of_table = "SELECT sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+    indexes = [sql for (sql,) in db.execute(of_table, (table,)).fetchall()]
+    before = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+    db.execute(text)
+    columns = db.execute(f"SELECT name, type, \"notnull\" FROM pragma_table_info('new_{table}')").fetchall()
+    fill = {name: "NULL" if not needed else "0" if kind == "INTEGER" else "''" for name, kind, needed in columns}
+    values = [name if name in before else value for name, value in fill.items()]
+    db.execute(f"INSERT INTO new_{table} ({','.join(fill)}) SELECT {','.join(values)} FROM {table} ORDER BY rowid")
+    db.execute(f"DROP TABLE {table}")
+    db.execute(f"ALTER TABLE new_{table} RENAME TO {table}")
+    _run(db, (sql for sql in indexes if before <= fill.keys() or "host_id" not in sql))
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:

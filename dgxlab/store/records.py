@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import Check, Experiment, ParityGate, Plan, canonical, digest, from_json, subject, to_json
+from dgxlab.model import Check, Device, Experiment, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
 """How far a job has come. `lost` is below the ends: a journal that turns up later may still tell how it ended."""
@@ -117,6 +117,18 @@ FIGURE = (
 def figure_digest(row: Mapping[str, Any]) -> str:
     """Return the identity of a published figure, 16 hex digits; value and stddev are floats, a gate's value text."""
     return digest([row[name] for name in FIGURE], 16)
+
+
+def device_row(device: Device) -> dict[str, Any]:
+    """Return the row of a device."""
+    fields = {name: canonical(value) if isinstance(value, list) else value for name, value in to_json(device).items()}
+    return {"device_id": device.id, **fields}
+
+
+def device_from(row: Mapping[str, Any]) -> Device:
+    """Return a device given its row."""
+    names, uuids = (tuple(json.loads(row[name])) for name in ("names", "uuids"))
+    return Device(row["host_id"], names, uuids, row["driver"], row["compute_cap"], row["cpus"])
 
 
 def experiment_row(spec: Mapping[str, Any]) -> dict[str, Any]:

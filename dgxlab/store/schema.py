@@ -8,10 +8,12 @@ JSON columns hold `model.canonical` text: equal values are equal texts. Times ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 7
+VERSION = 8
 """PRAGMA user_version of a database to which every migration was applied."""
 
 JOBS = (
@@ -361,20 +363,70 @@ CHECKS = (
 """Append-only: gates on a whole model. `commands` has each launch's argv and environment, `readings` what it showed;
 `env` is the arm's, `inputs` says by name which models it read."""
 
+DEVICES = """CREATE TABLE devices (
+        device_id TEXT NOT NULL PRIMARY KEY,
+        host_id TEXT NOT NULL,
+        names TEXT NOT NULL CHECK (json_valid(names)),
+        uuids TEXT NOT NULL CHECK (json_valid(uuids)),
+        driver TEXT NOT NULL,
+        compute_cap TEXT NOT NULL,
+        cpus INTEGER NOT NULL CHECK (cpus >= 0)
+    ) STRICT"""
+"""What computed, as `model.Device` says it; an arm of a job has one."""
+
+CASE_LISTS = """CREATE TABLE case_lists (
+        cases TEXT NOT NULL PRIMARY KEY,
+        lines TEXT NOT NULL CHECK (iif(json_valid(lines), json_type(lines) = 'array', 0))
+    ) STRICT"""
+"""Every case that parity gates printed, supported or not, sorted; `cases` is the digest of `lines`."""
+
+HOST = "host_id TEXT NOT NULL REFERENCES hosts (host_id) ON DELETE RESTRICT,"
+
+REBUILT: Mapping[str, Mapping[str, str]] = {
+    "arms": {
+        "build_id TEXT NOT NULL,": "build_id TEXT NOT NULL,\n        "
+        "device_id TEXT NOT NULL REFERENCES devices (device_id) ON DELETE RESTRICT,"
+    },
+    "jobs": {"host_id TEXT REFERENCES hosts (host_id) ON DELETE RESTRICT,": "host_id TEXT,"},
+    "gates": {
+        HOST: "overridden INTEGER NOT NULL CHECK (overridden IN (0, 1)),\n        cases TEXT,",
+        "expected INTEGER,": "expected INTEGER,\n        expected_cases TEXT,",
+    },
+    "checks": {HOST: ""},
+    "runs": {HOST: ""},
+    "verdicts": {"host_id TEXT REFERENCES hosts (host_id) ON DELETE RESTRICT,": ""},
+}
+"""By table, what m008 changes in its text: a device is known by (job_id, arm), and a host by the jobs that it did.
+
+gates.cases is the digest of what was printed and expected_cases of what was demanded, both NULL where it is not known;
+overridden: the command line changed what the gate demands.
+"""
+
+REINDEXED = (
+    "CREATE INDEX arms_device ON arms (device_id)",
+    "CREATE INDEX gates_build ON gates (build_id, gate_digest)",
+    "CREATE INDEX runs_build ON runs (build_id)",
+    "CREATE INDEX checks_build ON checks (build_id, gate_digest)",
+)
+"""In place of those that name a column that is gone."""
+
+EXPECTATIONS = """CREATE VIEW expectations AS
+        SELECT pin, tree, gate_digest, compute_cap, op, backend, total, unsupported, cases, job_id
+        FROM (SELECT *, row_number() OVER (PARTITION BY pin, tree, gate_digest, compute_cap
+                                           ORDER BY cases IS NULL, job_id, gate_id) AS place
+              FROM gates JOIN arms USING (job_id, arm, build_id) JOIN devices USING (device_id)
+              WHERE status = 'passed' AND NOT dirty AND NOT overridden
+              AND (expected IS NULL OR cases IS NOT NULL AND expected_cases IS NULL))
+        WHERE place = 1"""
+"""What later gates must reach: what the first clean one gave that was not told it, by compute capability."""
+
 UPSERT = {
-    # the newest look at a host wins, whatever the order in which looks arrive
-    "hosts": """ON CONFLICT (host_id) DO UPDATE
-        SET name = excluded.name, hostname = excluded.hostname, facts = excluded.facts, seen = excluded.seen
-        WHERE (excluded.seen, excluded.name, excluded.hostname, excluded.facts) >
-              (hosts.seen, hosts.name, hosts.hostname, hosts.facts)""",
+    "devices": "ON CONFLICT (device_id) DO NOTHING",
+    "case_lists": "ON CONFLICT (cases) DO NOTHING",
     "experiments": "ON CONFLICT (digest) DO NOTHING",
     # a label is no part of a cell's identity: of two, one is kept by a rule that does not depend on the order
     "cells": """ON CONFLICT (cell) DO UPDATE SET label = excluded.label WHERE excluded.label < cells.label""",
     "inputs": "ON CONFLICT (job_id, model_id) DO NOTHING",
-    # the earliest job that recorded a count gets the credit; another count never replaces the first
-    "expectations": """ON CONFLICT (pin, tree, gate_digest) DO UPDATE SET job_id = excluded.job_id
-        WHERE excluded.total = expectations.total AND excluded.unsupported IS expectations.unsupported
-              AND excluded.job_id < expectations.job_id""",
     # where a figure stands in the file is no part of it, and lines are added to the file
     "published": "ON CONFLICT (figure) DO UPDATE SET line = excluded.line WHERE excluded.line < published.line",
     "published_gates": """ON CONFLICT (figure) DO UPDATE SET line = excluded.line

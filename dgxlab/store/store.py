@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import PROTOCOL, SESSIONS, Expectation, Experiment, Plan, canonical
+from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, Plan, canonical
 from dgxlab.store.connect import connect, named_errors
-from dgxlab.store.records import RANK, Job, experiment_row, job_row
+from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
 from dgxlab.store.schema import UPSERT
 
 OPEN_CHAINS = f"SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')"
@@ -209,6 +209,11 @@ class Store:
         )
         return Job.from_row(found[0]) if found else None
 
+    def devices(self, job_id: str) -> dict[str, Device]:
+        """Return what each arm of a job computed on, by the arm's name; an arm that was never built has none."""
+        found = self.rows("SELECT * FROM devices JOIN arms USING (device_id) WHERE job_id = ?", (job_id,))
+        return {row["arm"]: device_from(row) for row in found}
+
     def set_state(
         self,
         job_id: str,
@@ -248,35 +253,37 @@ class Store:
 
     # -- what is known already ----------------------------------------------------------------------------------------
 
-    def up_to_date(self, build_id: str, host_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL) -> set[Wanted]:
+    def up_to_date(
+        self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
+    ) -> set[Wanted]:
         """Return those of `cells` for which a valid run with counted samples exists."""
         found = self.rows(
             f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
-               FROM runs JOIN jobs USING (job_id) JOIN rows USING (run_id)
-               WHERE runs.build_id = ? AND runs.host_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
+               FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
+               WHERE runs.build_id = ? AND device_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
                AND job_id NOT IN ({OPEN_CHAINS})
                AND EXISTS (SELECT 1 FROM samples AS s
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
-            (build_id, host_id, protocol),
+            (build_id, device_id, protocol),
         )
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in found}.intersection(cells)
 
     def gate_passed(
         self,
         build_id: str,
-        host_id: str,
+        device_id: str,
         gate_digest: str,
         *,
         expect: Expectation | None = None,
         unsupported: int | None = None,
         protocol: int = PROTOCOL,
     ) -> bool:
-        """Tell whether the latest verdict of a gate on this build and host is a pass, and of the counts given."""
+        """Tell whether the latest verdict of a gate on this build and device is a pass, and of the counts given."""
         found = self.rows(
-            """SELECT gates.* FROM gates JOIN jobs USING (job_id)
-               WHERE build_id = ? AND gates.host_id = ? AND gate_digest = ? AND jobs.protocol = ?
+            """SELECT gates.* FROM gates JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
+               WHERE build_id = ? AND device_id = ? AND gate_digest = ? AND jobs.protocol = ?
                ORDER BY at DESC, gate_id DESC LIMIT 1""",
-            (build_id, host_id, gate_digest, protocol),
+            (build_id, device_id, gate_digest, protocol),
         )
         if not found or found[0]["status"] == "failed":
             return False
@@ -284,22 +291,29 @@ class Store:
         return counted and unsupported in (None, found[0]["unsupported"])
 
     def check_passed(
-        self, build_id: str, host_id: str, gate_digest: str, inputs: Mapping[str, str], protocol: int = PROTOCOL
+        self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str], protocol: int = PROTOCOL
     ) -> bool:
-        """Tell whether the latest verdict of a gate on these models, this build and host is a pass."""
+        """Tell whether the latest verdict of a gate on these models, this build and device is a pass."""
         found = self.rows(
-            """SELECT checks.* FROM checks JOIN jobs USING (job_id)
-               WHERE build_id = ? AND checks.host_id = ? AND gate_digest = ? AND inputs = ? AND jobs.protocol = ?
+            """SELECT checks.* FROM checks JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
+               WHERE build_id = ? AND device_id = ? AND gate_digest = ? AND inputs = ? AND jobs.protocol = ?
                ORDER BY at DESC, check_id DESC LIMIT 1""",
-            (build_id, host_id, gate_digest, canonical(inputs), protocol),
+            (build_id, device_id, gate_digest, canonical(inputs), protocol),
         )
         return bool(found) and found[0]["status"] == "passed"
 
-    def expectation(self, pin: str, tree: str, gate_digest: str) -> tuple[Expectation, int | None] | None:
-        """Return the count that the first clean gate recorded, with how many cases were unsupported (None: unknown)."""
+    def expectation(
+        self, pin: str, tree: str, gate_digest: str, compute_cap: str
+    ) -> tuple[Expectation, int | None] | None:
+        """Return the count that the first clean gate recorded, with how many cases were unsupported (None: unknown).
+
+        Args:
+            compute_cap: Device.compute_cap: which cases are supported depends on it.
+        """
         found = self.rows(
-            "SELECT total, unsupported FROM expectations WHERE pin = ? AND tree = ? AND gate_digest = ?",
-            (pin, tree, gate_digest),
+            """SELECT total, unsupported FROM expectations
+               WHERE pin = ? AND tree = ? AND gate_digest = ? AND compute_cap = ?""",
+            (pin, tree, gate_digest, compute_cap),
         )
         if not found:
             return None
