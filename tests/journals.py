@@ -17,6 +17,7 @@ from dgxlab.model import (
     Cell,
     CellResult,
     ChainStep,
+    Device,
     Expectation,
     Experiment,
     Facts,
@@ -125,6 +126,11 @@ def cell(n: int = 512) -> Cell:
 def facts(host_id: str = "host-a", hostname: str = "box") -> Facts:
     """Return what the agent says of a host."""
     return Facts(host_id, hostname, f"boot-of-{host_id}", TOOLCHAIN, {"cpu": "a real one", "mem_total_mib": 7936})
+
+
+def device(host_id: str = "host-a") -> str:
+    """Return the id of what the toy builds compute on there: the processor."""
+    return Device.of(to_json(facts(host_id)), {}).id
 
 
 def env_digest(env: Mapping[str, str]) -> str:
@@ -396,8 +402,8 @@ def intend(store: Store, journal: Journal, of: Experiment | None = None, host_na
 
 
 TABLES = (
-    *("hosts", "experiments", "jobs", "arms", "inputs", "cells"),
-    *("gates", "checks", "expectations", "runs", "rows", "samples", "telemetry", "flags", "chain_runs", "verdicts"),
+    *("experiments", "jobs", "devices", "arms", "inputs", "cells"),
+    *("case_lists", "gates", "checks", "runs", "rows", "samples", "telemetry", "flags", "chain_runs", "verdicts"),
 )
 """What journals fill."""
 

@@ -27,6 +27,7 @@ from tests.journals import (
     cell,
     chain_step,
     compared,
+    device,
     dump,
     facts,
     intend,
@@ -95,7 +96,7 @@ def test_a_session_is_judged_when_it_has_ended(store: Store) -> None:
     assert found.candidate / found.baseline == pytest.approx(1 + found.verdict.effect)
     assert (found.baseline_arm, found.candidate_arm, found.chain) == ("toy", "patched", "chain:1")
     (row,) = store.rows("SELECT * FROM verdicts")
-    assert (row["host_id"], row["model_id"], row["cell"]) == ("host-a", found.model_id, cell().key)
+    assert (row["model_id"], row["cell"]) == (found.model_id, cell().key)
     assert (row["verdict"], row["ci_low"], row["valid_cycles"]) == (
         "faster",
         found.verdict.ci and found.verdict.ci[0],
@@ -110,9 +111,9 @@ def test_a_chain_that_goes_on_measures_for_nobody(store: Store) -> None:
     ingest(store, JOB, journal.lines()[:-1])
     run = store.rows("SELECT * FROM runs JOIN rows USING (run_id) WHERE arm = 'toy'")[-1]
     wanted = [(run["cell"], run["model_id"] or "", run["env_digest"])]
-    assert store.up_to_date(run["build_id"], run["host_id"], wanted) == set()
+    assert store.up_to_date(run["build_id"], device(), wanted) == set()
     ingest(store, JOB, journal.lines())
-    assert store.up_to_date(run["build_id"], run["host_id"], wanted) == set(wanted)
+    assert store.up_to_date(run["build_id"], device(), wanted) == set(wanted)
 
 
 def test_a_job_without_chains_has_no_verdicts(store: Store) -> None:
@@ -484,31 +485,27 @@ def session_of_noise(
 
 
 def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
-    """One floor a cell and metric: not another host's, model's or cell's, not from a difference, not from an older.
-
-    Nor the processor's for a GPU: the same cell may be measured on both.
-    """
+    """One floor a cell and metric: not another device's, model's or cell's, nor a difference's, nor an older one."""
     key = session_of_noise(store, "job-3", 0.004, 300.0)
     session_of_noise(store, "job-4", 0.01, 200.0)
     session_of_noise(store, "job-5", 0.02, 400.0, "host-b")
     read(store, compared("job-6"))
     (verdict,) = recorded(store, "job-3")
-    (found,) = judgement.noise_floors(store, "host-a", [key], verdict.model_id or "", cuda=False)
+    (found,) = judgement.noise_floors(store, device("host-a"), [key], verdict.model_id or "")
     assert (found.cell, found.metric, found.cycles, found.session) == (key, "avg_ts", 4, "job-3")
     assert found.sigma == stats.noise_floor(verdict.verdict) == pytest.approx(0.0038, abs=1e-3)
-    assert judgement.noise_floors(store, "host-a", [key], "", cuda=False) == []
-    assert judgement.noise_floors(store, "host-a", [cell(1024).key], verdict.model_id or "", cuda=False) == []
-    assert judgement.noise_floors(store, "host-a", [key], verdict.model_id or "", cuda=True) == []
-    assert judgement.noise_floors(store, "host-c", [key], verdict.model_id or "", cuda=False) == []
+    assert judgement.noise_floors(store, device("host-a"), [key], "") == []
+    assert judgement.noise_floors(store, device("host-a"), [cell(1024).key], verdict.model_id or "") == []
+    assert judgement.noise_floors(store, device("host-c"), [key], verdict.model_id or "") == []
 
 
 def test_another_protocol_tells_no_noise(store: Store) -> None:
     """What was measured otherwise wandered otherwise."""
     key = session_of_noise(store, "job-1", 0.004, 100.0)
     model = recorded(store, "job-1")[0].model_id or ""
-    assert len(judgement.noise_floors(store, "host-a", [key], model, cuda=False)) == 1
+    assert len(judgement.noise_floors(store, device("host-a"), [key], model)) == 1
     store.update_job("job-1", protocol=PROTOCOL - 1)
-    assert judgement.noise_floors(store, "host-a", [key], model, cuda=False) == []
+    assert judgement.noise_floors(store, device("host-a"), [key], model) == []
 
 
 def test_a_short_session_does_not_replace_a_whole_one(store: Store) -> None:
@@ -517,7 +514,7 @@ def test_a_short_session_does_not_replace_a_whole_one(store: Store) -> None:
     session_of_noise(store, "job-2", 0.01, 200.0, cycles=6)
     session_of_noise(store, "job-3", 0.001, 300.0)
     model = recorded(store, "job-1")[0].model_id or ""
-    (found,) = judgement.noise_floors(store, "host-a", [key], model, cuda=False)
+    (found,) = judgement.noise_floors(store, device("host-a"), [key], model)
     assert (found.session, found.cycles) == ("job-2", 6)
 
 
@@ -528,7 +525,7 @@ def test_an_invalid_session_tells_no_noise(store: Store) -> None:
     step = chain_step(candidate="toy")
     read(store, begun(step, kind="noise").chain(step, A[:2], A[:1]).end("cancelled", 130))
     model = recorded(store, "job-1")[0].model_id or ""
-    assert [each.session for each in judgement.noise_floors(store, "host-a", [key], model, cuda=False)] == ["job-1"]
+    assert [each.session for each in judgement.noise_floors(store, device("host-a"), [key], model)] == ["job-1"]
 
 
 # -- cycle space ------------------------------------------------------------------------------------------------------
@@ -605,7 +602,6 @@ def test_the_word_for_a_session(words: str, word: str) -> None:
         ("UPDATE verdicts SET ci_low = NULL, ci_high = NULL", "ci_low None where its runs give 0.0"),
         ("UPDATE verdicts SET promoted = 1", "has promoted 1 where its runs give False"),
         ('UPDATE verdicts SET flaws = \'{"2":"drift"}\'', 'has flaws {"2":"drift"} where its runs give {}'),
-        ("UPDATE verdicts SET host_id = NULL", "has host_id None where its runs give host-a"),
         ("UPDATE verdicts SET noise_sigma = 0.001", "has noise_sigma 0.001 where its runs give None"),
         ("UPDATE verdicts SET metric = 'flops'", "on flops of cell {cell} is none of its claims"),
         ("DELETE FROM verdicts", "on avg_ts of cell {cell} is missing: the job is done"),

@@ -34,7 +34,7 @@ def excess(figure: Figure) -> str:
 
 def peaks_of(host: str) -> Peaks | None:
     """Return the peaks of the one GPU that a document's name of a host ends in, `dgx.casa GB10 sm_121`."""
-    named = re.fullmatch(r"(?:[\w. ]+ )?(\w+)(?: sm_\d+)?", host)
+    named = re.fullmatch(r"(?:[\w. ]+ )?(?!sm_)(\w+)(?: sm_\d+)?", host)
     return roofline.peaks(named[1]) if named else None
 
 

@@ -27,7 +27,7 @@ TOOLS = ("backend-ops", "llama-bench")
 OP_METRICS = ("flops", "bandwidth_gb_s", "time_us")
 """What a column of an operation shows: the first of these that its rows have."""
 
-OTHER_HOST = "of another host"
+OTHER_DEVICE = "of another device"
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _caveats(base: ArmCells | None, rows: Sequence[Mapping[str, Value]]) -> Iter
             yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of session {row['verdict_session']}"
     if any(text.endswith("x") for text in ratios):
         yield "a ratio alone is of the medians above, of sessions apart: no verdict"
-    if OTHER_HOST in ratios:
-        yield f"no ratio is taken between hosts: {base.name} was measured on {base.evidence.host}"
+    if OTHER_DEVICE in ratios:
+        yield f"no ratio is taken between devices: {base.name} was measured on {base.evidence.host}"
 
 
 def _alone(one: ArmCells, found: Sequence[ArmCells]) -> bool:
@@ -129,8 +129,8 @@ def _ratio(one: ArmCells, base: ArmCells, shown: Sequence[_Cells], verdict: Foun
     claimed = {(cell.key[0], "time_us" if cell.op else cell.metric) for cell in shown}
     if verdict and (gains := [gain for claim, gain in verdict.gains.items() if claim in claimed]):
         return f"{_ends(gains)} ({WORDS[verdict.kind]})"
-    if one.evidence.host != base.evidence.host:
-        return OTHER_HOST
+    if one.evidence.device != base.evidence.device:
+        return OTHER_DEVICE
     mine, others = _quantities(one, shown), _quantities(base, shown)
     ratios = []
     for cell in shown:

@@ -21,7 +21,7 @@ from tests import toy
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, submit
 
-EVIDENCE = ("hosts", "jobs", "arms", "inputs", "cells", "gates", "expectations", "runs", "rows", "samples")
+EVIDENCE = ("jobs", "devices", "arms", "inputs", "cells", "gates", "expectations", "runs", "rows", "samples")
 OWN = ("intent_at",)
 """What each client writes of a job itself."""
 

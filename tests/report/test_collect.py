@@ -11,7 +11,7 @@ import pytest
 
 from dgxlab import plan as planning
 from dgxlab.errors import UsageError
-from dgxlab.model import BackendOpsBench, FileModel, LlamaBench, ParityGate, to_json
+from dgxlab.model import BackendOpsBench, Device, FileModel, LlamaBench, ParityGate, to_json
 from dgxlab.report import Quantity, Report, Table, collect, collect_experiment, render
 from dgxlab.store import Store
 from tests.journals import PIN, facts, source
@@ -20,6 +20,9 @@ from tests.report.worlds import GOLDEN, H200, Session, fails, h200, numbers, who
 A, B, C = (f"20261120-10{n}000-h200-{letter}" for n, letter in enumerate("abc"))
 BENCH = ("backend-ops", "llama-bench", "batched-bench")
 SMALL = h200(gates=(), bench=(LlamaBench("q4k", (512,), (32,)),))
+
+
+DEVICE = Device.of(to_json(H200), h200().cmake)
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_everything_of_one_session(store: Store) -> None:
             "h200",
             (A,),
             PIN,
-            "h200 (h200-7, a real one)",
+            "h200 (h200-7, NVIDIA H200 GPU-1a69cc14)",
         )
         assert [ref.name for ref in origin.series] == ["backend-ops-shapes"]
         assert len(origin.build_id or "") == 16
@@ -90,7 +93,7 @@ def test_another_experiments_run_of_the_same_build_counts(store: Store) -> None:
     """The run that makes a cell up to date is the run that the report shows, whoever asked for it."""
     Session(store, SMALL, A).build().runs(numbers(100.0)).end()
     other = dataclasses.replace(SMALL, name="other")
-    report = collect_experiment(store, other, source(), H200.host_id)
+    report = collect_experiment(store, other, source(), DEVICE)
     assert report.title == "Experiment other"
     assert speeds(report) == {"pp512": 100.0, "tg32": 100.0}
     assert form(report, "single-stream").provenance.sessions == (A,)
@@ -101,7 +104,7 @@ def test_a_machine_is_the_same_under_another_name(store: Store) -> None:
     """What makes a cell up to date is in the report, whatever the host was called when it measured."""
     Session(store, SMALL, A, host_name="box").build().runs(numbers(100.0)).end()
     named = dataclasses.replace(SMALL, host="spark")
-    assert speeds(collect_experiment(store, named, source(), H200.host_id)) == {"pp512": 100.0, "tg32": 100.0}
+    assert speeds(collect_experiment(store, named, source(), DEVICE)) == {"pp512": 100.0, "tg32": 100.0}
     Session(store, SMALL, B, wanted=lambda model, env, cell: cell.label == "pp512").build().runs(numbers(200.0)).end()
     assert speeds(collect(store, "h200")) == {"pp512": 200.0, "tg32": 100.0}
 

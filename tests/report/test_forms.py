@@ -20,14 +20,14 @@ from dgxlab.report.forms import FORMS
 from dgxlab.store import Store
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
 from tests.report.test_markdown import EVIL, tokens
-from tests.report.worlds import H200, Session, h200, numbers, session_of_two
+from tests.report.worlds import GPU, H200, Session, h200, numbers, session_of_two
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "forms"
 MACHINE = dataclasses.replace(
     H200,
     details={
         "cpu": "Xeon",
-        "gpus": [{"name": "NVIDIA H200", "compute_cap": "9.0"}],
+        "gpus": [GPU],
         "driver": {"version": "580.159.04", "cuda": "13.0"},
         "memory_mib": 131072,
         "os": "Ubuntu 24.04.3 LTS",
@@ -206,18 +206,19 @@ def test_cells_by_words(store: Store) -> None:
     )
 
 
-def test_a_ratio_is_better_above_1_and_never_between_hosts(store: Store, tmp_path: Path) -> None:
-    """Also of times; another machine's numbers stand there without one."""
+def test_a_ratio_is_better_above_1_and_never_between_devices(store: Store, tmp_path: Path) -> None:
+    """Also of times; another card's numbers are shown without one."""
     with Store.open(tmp_path / "other.db") as other:
         Session(other, h200(bench=(OPS,)), "20261120-140000-forms").build().runs(numbers(200)).end()
         step(other, "tiles", "20261120-150000-forms").build().runs(numbers(100), only=["backend-ops"]).end()
-        elsewhere = dataclasses.replace(MACHINE, host_id="other", hostname="other")
+        # a clone of the machine: the same host_id, and another card
+        elsewhere = dataclasses.replace(MACHINE, details={**MACHINE.details, "gpus": [{**GPU, "uuid": "GPU-2"}]})
         tree = source(["skew"])
         far = Session(other, h200(name="skew", bench=(OPS,)), "20261120-160000-forms", tree=tree, host=elsewhere)
         far.build().runs(numbers(100)).end()
         words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
         made = page(other, asked(words)).tables[0]
-    assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another host"]
+    assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another device"]
 
 
 def test_what_another_protocol_measured_says_so(tmp_path: Path) -> None:

@@ -46,7 +46,14 @@ from dgxlab.units import metric
 from tests.journals import PIN, Journal, facts, source
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "h200"
-H200 = facts("host-h200", "h200-7")
+GPU = {
+    "index": "0",
+    "uuid": "GPU-1a69cc14-368f-55e1-37d3-65d35bcf62fe",
+    "name": "NVIDIA H200",
+    "driver_version": "580.159.04",
+    "compute_cap": "9.0",
+}
+H200 = replace(facts("host-h200", "h200-7"), details={"cpu": "Xeon", "cpus": 16, "gpus": [GPU]})
 RECIPE = SyntheticModel(n_layer=8, n_embd=4096, n_ff=14336, n_head=32, n_head_kv=8, n_vocab=32000, quant="Q4_K")
 
 Tool = Callable[[RunStep], tuple[CellResult, ...]]

@@ -30,7 +30,7 @@ def damaged(store: Store) -> Store:
     ("sql", "sentence"),
     [
         ("DELETE FROM rows", f"sample job-1/4 {cell().key} avg_ts belongs to no row of a run"),
-        ("DELETE FROM hosts", "rows of jobs refer to hosts that are not there"),
+        ("DELETE FROM devices", "rows of arms refer to devices that are not there"),
         ("DELETE FROM samples WHERE discarded IS NULL", "run job-1/4 is valid and has no counted sample"),
         ("INSERT INTO rows VALUES ('job-1/4', 'other', '{}')", "cell other of run job-1/4 has a row in a valid run"),
         ("UPDATE samples SET value = 9e999 WHERE ordinal = 1", "avg_ts 1 is not a finite number"),
@@ -67,8 +67,8 @@ def damaged(store: Store) -> Store:
             "0 time_us have different units",
         ),
         (
-            "INSERT INTO arms SELECT job_id, 'b', build_id, pin, 'other', commit_id, series, dirty, cmake, toolchain,"
-            " binaries, libraries, cmake_cache, log, seconds, reused FROM arms",
+            "INSERT INTO arms SELECT job_id, 'b', build_id, device_id, pin, 'other', commit_id, series, dirty, cmake,"
+            " toolchain, binaries, libraries, cmake_cache, log, seconds, reused FROM arms",
             "was made from different trees or cmake definitions",
         ),
     ],

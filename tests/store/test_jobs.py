@@ -11,7 +11,7 @@ from dgxlab.errors import SpecError, UsageError
 from dgxlab.ingest import ingest
 from dgxlab.model import PROTOCOL, Expectation, ParityGate, model_id
 from dgxlab.store import Store, gate_digest
-from tests.journals import PIN, TINY, Journal, cell, env_digest, experiment, facts, intend, plan, source, whole
+from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
 
 ENV = env_digest({"GGML_NO_BACKTRACE": "1"})
 MODEL = model_id(TINY)
@@ -117,19 +117,19 @@ def test_up_to_date(store: Store) -> None:
     journal.run({2048: [3.5]}, env={"GGML_X": "1"}).run({4096: []})
     measured(store, journal)
     build, wanted = journal.build_id(), [(cell(n).key, MODEL, ENV) for n in (512, 1024, 2048, 4096)]
-    assert store.up_to_date(build, "host-a", wanted) == {wanted[0]}
-    assert store.up_to_date(build, "host-a", [(cell(2048).key, MODEL, env_digest({"GGML_X": "1"}))])
-    assert store.up_to_date(build, "host-b", wanted) == set()
-    assert store.up_to_date("another", "host-a", wanted) == set()
-    assert store.up_to_date(build, "host-a", wanted, PROTOCOL + 1) == set()
-    assert store.up_to_date(build, "host-a", [(cell(512).key, "", ENV)]) == set()
+    assert store.up_to_date(build, device(), wanted) == {wanted[0]}
+    assert store.up_to_date(build, device(), [(cell(2048).key, MODEL, env_digest({"GGML_X": "1"}))])
+    assert store.up_to_date(build, device("host-b"), wanted) == set()
+    assert store.up_to_date("another", device(), wanted) == set()
+    assert store.up_to_date(build, device(), wanted, PROTOCOL + 1) == set()
+    assert store.up_to_date(build, device(), [(cell(512).key, "", ENV)]) == set()
 
 
 def test_up_to_date_without_a_model(store: Store) -> None:
     """A run that reads no model is asked for with an empty one."""
     journal = measured(store, Journal(plan("job-1")).job().build().run(model_id=""))
     wanted = (cell(512).key, "", ENV)
-    assert store.up_to_date(journal.build_id(), "host-a", [wanted]) == {wanted}
+    assert store.up_to_date(journal.build_id(), device(), [wanted]) == {wanted}
     assert store.rows("SELECT model_id FROM runs") == [{"model_id": None}]
 
 
@@ -137,13 +137,13 @@ def test_gate_passed_is_the_latest_verdict(store: Store) -> None:
     """A pass counts until the gate fails on the same build and host, also in a later job."""
     journal = measured(store, whole("job-1"))
     build = journal.build_id()
-    assert store.gate_passed(build, "host-a", GATE)
-    assert not store.gate_passed(build, "host-b", GATE)
-    assert not store.gate_passed("another", "host-a", GATE)
-    assert not store.gate_passed(build, "host-a", "another")
-    assert not store.gate_passed(build, "host-a", GATE, protocol=PROTOCOL + 1)
+    assert store.gate_passed(build, device(), GATE)
+    assert not store.gate_passed(build, device("host-b"), GATE)
+    assert not store.gate_passed("another", device(), GATE)
+    assert not store.gate_passed(build, device(), "another")
+    assert not store.gate_passed(build, device(), GATE, protocol=PROTOCOL + 1)
     measured(store, Journal(plan("job-2"), t=journal.t + 1000).job().build(reused=True).gate(1102))
-    assert not store.gate_passed(build, "host-a", GATE)
+    assert not store.gate_passed(build, device(), GATE)
 
 
 def test_gate_passed_with_a_count(store: Store) -> None:
@@ -151,9 +151,9 @@ def test_gate_passed_with_a_count(store: Store) -> None:
     flaky: dict[str, Any] = {"status": "flaky", "flaky": ["type_a=q4_0,m=16,n=1,k=256"], "failed": [], "reasons": []}
     journal = measured(store, Journal(plan("job-1")).job().build().gate(1102, **flaky))
     build = journal.build_id()
-    assert store.gate_passed(build, "host-a", GATE, expect=Expectation(1103, 1103), unsupported=306)
-    assert not store.gate_passed(build, "host-a", GATE, expect=Expectation(1104, 1104))
-    assert not store.gate_passed(build, "host-a", GATE, unsupported=305)
+    assert store.gate_passed(build, device(), GATE, expect=Expectation(1103, 1103), unsupported=306)
+    assert not store.gate_passed(build, device(), GATE, expect=Expectation(1104, 1104))
+    assert not store.gate_passed(build, device(), GATE, unsupported=305)
 
 
 def test_gate_digest_is_what_is_checked() -> None:
@@ -164,13 +164,14 @@ def test_gate_digest_is_what_is_checked() -> None:
 
 
 def test_expectation(store: Store) -> None:
-    """The first clean gate without a count to reach records it, for its pin, its tree and what it checks."""
+    """The first clean gate without a count to reach records it: for its pin, tree, GPUs and what it checks."""
     measured(store, whole("job-1"))
     tree = source().tree
-    assert store.expectation(PIN, tree, GATE) == (Expectation(1103, 1103), 306)
-    assert store.expectation(PIN, tree, gate_digest(ParityGate("MUL_MAT", "CUDA0"), {})) is None
-    assert store.expectation(PIN, tree, gate_digest(ParityGate("MUL_MAT", "CPU"), {"SHAPES": "full"})) is None
-    assert store.expectation(PIN, "another", GATE) is None
+    assert store.expectation(PIN, tree, GATE, "") == (Expectation(1103, 1103), 306)
+    assert store.expectation(PIN, tree, GATE, "9.0") is None
+    assert store.expectation(PIN, tree, gate_digest(ParityGate("MUL_MAT", "CUDA0"), {}), "") is None
+    assert store.expectation(PIN, tree, gate_digest(ParityGate("MUL_MAT", "CPU"), {"SHAPES": "full"}), "") is None
+    assert store.expectation(PIN, "another", GATE, "") is None
 
 
 def test_rows_only_reads(store: Store) -> None:
@@ -197,14 +198,3 @@ def test_a_transaction_is_all_or_nothing(store: Store) -> None:
         both()
     assert store.jobs() == []
     assert store.rows("SELECT * FROM experiments") == []
-
-
-def test_hosts_keep_the_newest_look(store: Store) -> None:
-    """The facts of a host are those of the latest job, whichever journal is read first."""
-    for job_id, hostname, t in (("job-2", "new name", 2000.0), ("job-1", "old name", 1000.0)):
-        measured(store, Journal(plan(job_id), facts(hostname=hostname), t).job())
-    assert store.rows("SELECT hostname, seen FROM hosts") == [{"hostname": "new name", "seen": 2000.0}]
-    assert store.rows("SELECT json_extract(facts, '$.hostname') AS name FROM jobs ORDER BY job_id") == [
-        {"name": "old name"},
-        {"name": "new name"},
-    ]

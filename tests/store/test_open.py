@@ -1,5 +1,6 @@
 """Opening: new files, old schemas, files that are not ours, disks and locks that fail."""
 
+import json
 import os
 import shutil
 import sqlite3
@@ -14,10 +15,11 @@ import pytest
 from dgxlab import judgement
 from dgxlab.errors import HostBusy, SpecError
 from dgxlab.ingest import ingest
+from dgxlab.model import Device, canonical, to_json
 from dgxlab.store import Store, check, connect, migrations
 from dgxlab.store.schema import VERSION
 from tests.conftest import PROJECT
-from tests.journals import compared, dump, intend, whole
+from tests.journals import compared, dump, facts, intend, plan, whole
 
 
 def filled(path: Path) -> Path:
@@ -33,7 +35,17 @@ def older(path: Path, stop_before: str) -> Path:
     """Make a database as a dgxlab of an older schema left it."""
     connection = sqlite3.connect(path, isolation_level=None)
     migrations.upgrade(connection, path, stop_before=stop_before)
-    connection.execute("INSERT INTO hosts VALUES ('host-a', 'dgx', 'box', '{}', 1.5)")
+    begun = json.dumps(to_json(facts()))
+    connection.execute("INSERT INTO hosts VALUES ('host-a', 'dgx', 'box', ?, 1.5)", (begun,))
+    connection.execute(
+        """INSERT INTO jobs (job_id, kind, name, host, host_id, plan, plan_digest, intent_at, state, protocol,
+                             dgxlab_version, facts)
+           VALUES ('job-0', 'run', 'toy', 'dgx', 'host-a', ?, ?, 1.5, 'running', 1, '0.1.0', ?)""",
+        (canonical(plan("job-0")), plan("job-0").digest, begun),
+    )
+    if stop_before > "m002_evidence":
+        arm = ("build-a", "p", "t", "c", "[]", 0, '{"GGML_CUDA":"OFF"}', "{}", "{}", "{}", "", "", 1.0, 0)
+        connection.execute(f"INSERT INTO arms VALUES ('job-0', 'toy', {','.join('?' * len(arm))})", arm)  # noqa: S608
     connection.close()
     return path
 
@@ -87,7 +99,9 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
     path = older(folder / "results.db", stop_before)
     with Store.open(path) as store:
         assert store.rows("PRAGMA user_version") == [{"user_version": VERSION}]
-        assert store.rows("SELECT name FROM hosts") == [{"name": "dgx"}]
+        assert store.rows("SELECT host, host_id FROM jobs") == [{"host": "dgx", "host_id": "host-a"}]
+        built = {"toy": Device.of(to_json(facts()), {})} if stop_before > "m002_evidence" else {}
+        assert store.devices("job-0") == built
         assert store.rows("PRAGMA foreign_keys") == [{"foreign_keys": 1}]
         assert check(store) == []
     (backup,) = (folder / "results.db.backups").iterdir()

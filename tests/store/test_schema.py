@@ -15,25 +15,23 @@ from tests.elsewhere import from_elsewhere
 from tests.journals import FROM_ELSEWHERE, TABLES, compared, intend, whole
 
 EXPECTED = {
-    "hosts": "host_id name hostname facts seen",
     "experiments": "digest name hypothesis spec",
     "jobs": "job_id kind name experiment host host_id plan plan_digest intent_at state exit_code error next details"
     " boot_id agent_version protocol journal_bytes journal_lines journal_seq dgxlab_version facts finished_at",
-    "arms": "job_id arm build_id pin tree commit_id series dirty cmake toolchain binaries libraries cmake_cache log"
-    " seconds reused",
+    "arms": "job_id arm build_id device_id pin tree commit_id series dirty cmake toolchain binaries libraries"
+    " cmake_cache log seconds reused",
     "inputs": "job_id model_id name path size digest recipe seconds reused",
     "cells": "cell tool label params fixed",
-    "gates": "gate_id job_id build_id host_id arm op backend gate_digest rc passed total unsupported expected status"
-    " reasons flaky failed argv env raw seconds at",
-    "expectations": "pin tree gate_digest op backend total unsupported job_id",
-    "runs": "run_id job_id build_id host_id arm tool model_id position argv env env_digest rc signal started seconds"
+    "gates": "gate_id job_id build_id overridden cases arm op backend gate_digest rc passed total unsupported expected"
+    " expected_cases status reasons flaky failed argv env raw seconds at",
+    "runs": "run_id job_id build_id arm tool model_id position argv env env_digest rc signal started seconds"
     " status reason before after raw",
     "rows": "run_id cell raw",
     "samples": "run_id cell metric ordinal value unit discarded",
     "telemetry": "run_id device name unit n median min max",
     "flags": "run_id device kind hard reason",
     "chain_runs": "run_id chain role cycle",
-    "verdicts": "job_id chain cell metric position host_id model_id baseline_arm candidate_arm candidate_cell screen"
+    "verdicts": "job_id chain cell metric position model_id baseline_arm candidate_arm candidate_cell screen"
     " better verdict promoted effect ci_low ci_high confidence mde p spread k_to_settle cycles valid_cycles baseline"
     " candidate noise_sigma noise_cycles noise_session flaws reasons",
     "published": "figure source_doc host engine pin model quant tool test metric value unit stddev notes line",
@@ -41,10 +39,13 @@ EXPECTED = {
     "imports": "import_id sha256 size tool format provenance notes content name at",
     "imported_rows": "import_id position label params",
     "imported": "import_id position metric ordinal value unit discarded",
-    "checks": "check_id job_id build_id host_id arm step kind gate gate_digest inputs env commands readings status"
+    "checks": "check_id job_id build_id arm step kind gate gate_digest inputs env commands readings status"
     " reasons raw seconds at",
     "builds": "build_id pin tree commit_id series dirty cmake toolchain binaries libraries cmake_cache seconds job_id",
     "models": "model_id name path size digest recipe job_id",
+    "devices": "device_id host_id names uuids driver compute_cap cpus",
+    "case_lists": "cases lines",
+    "expectations": "pin tree gate_digest compute_cap op backend total unsupported cases job_id",
 }
 
 
