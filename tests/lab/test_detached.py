@@ -38,7 +38,7 @@ def submit(lab: ToyLab, experiment: Experiment) -> Plan:
     """Start a job as `run` does, and be gone before reading a line of it."""
     side = Side(experiment, resolve(lab.lab, experiment, None, quiet))
     probe = ask(lab.host, side)
-    job = make_plan(lab.lab.store, side, left_to_do(lab.lab.store, side, probe))
+    job = make_plan(lab.lab.store, side, left_to_do(lab.lab.store, side, probe), probe)
     start(lab.lab, lab.host, job, probe, quiet, of=[experiment])
     return job
 
