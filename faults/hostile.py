@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +116,7 @@ class ShellTransport:
             input=b"".join(stdin),
             capture_output=True,
             cwd=self.home,
-            env={"HOME": str(self.home), "PATH": "/usr/local/bin:/usr/bin:/bin", "DGXLAB_LOCKS": str(self.home)},
+            env={"HOME": str(self.home), "PATH": os.environ["PATH"], "DGXLAB_LOCKS": str(self.home)},
             timeout=patience_s,
             check=False,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,8 +50,9 @@ echo "Build cuda_{version}.r{version}/compiler.36424714_0"
 def programs(folder: Path, *names: str) -> Path:
     """Make a folder with links to this machine's own programs of these names, and those that any Linux has."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = f"{os.environ['PATH']}:{Path(sys.executable).parent}"  # cmake and ninja from PyPI are beside the interpreter
     for name in (*BARE, *names):
-        found = shutil.which(name)
+        found = shutil.which(name, path=path)
         assert found, f"{name} is not installed here"
         (folder / name).symlink_to(found)
     return folder
@@ -90,6 +92,11 @@ def nvcc(folder: Path, version: str) -> None:
     """Add an nvcc of this version."""
     folder.mkdir(parents=True, exist_ok=True)
     _script(folder / "nvcc", NVCC.format(version=version))
+
+
+def ccache(folder: Path) -> None:
+    """Add a ccache, which no test machine needs."""
+    _script(folder / "ccache", "#!/bin/sh\necho ccache version 4.8\n")
 
 
 def age(path: Path, days: float) -> None:

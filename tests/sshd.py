@@ -119,7 +119,8 @@ def sshd(
     (folder / "home").mkdir(parents=True)
     (folder / "locks").mkdir()
     (folder / "locks").chmod(0o1777)
-    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    # the ordinary user may not be able to run what is beside the interpreter
+    path = os.environ["PATH"] if ordinary else f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for keytype in keytypes:
         make_key(folder / f"host_{keytype}", keytype)
     port = port or _free_port()

@@ -14,7 +14,7 @@ import pytest
 
 from dgxlab.agent import child
 
-ENV = {"PATH": "/usr/bin:/bin"}
+ENV = {"PATH": os.environ["PATH"]}
 
 
 def launch(tmp_path: Path, *argv: str, limit_s: float = 20.0, **options: Any) -> child.Ended:

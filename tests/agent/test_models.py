@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def launch(tmp_path: Path) -> Callable[[str, Sequence[str]], Launch]:
     out, err = tmp_path / "out", tmp_path / "err"
 
     def run(name: str, argv: Sequence[str]) -> Launch:
-        return Launch(child.run(argv, env={"PATH": "/usr/bin:/bin"}, stdout=out, stderr=err, limit_s=10), out, err)
+        return Launch(child.run(argv, env={"PATH": os.environ["PATH"]}, stdout=out, stderr=err, limit_s=10), out, err)
 
     return run
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,11 +74,10 @@ def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: p
     """One whose `git apply` cannot do what a series needs."""
     old = tmp_path / "bin" / "git"
     old.parent.mkdir()
-    old.write_text(
-        '#!/bin/sh\nif [ "$1" = --version ]; then echo git version 2.25.1; else exec /usr/bin/git "$@"; fi\n'
-    )
+    git = shutil.which("git")
+    old.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then echo git version 2.25.1; else exec {git} "$@"; fi\n')
     old.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{old.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{old.parent}:{os.environ['PATH']}")
     ran = project.run("doctor")
     assert ran.rc == 11
     assert told(ran)["this client git"] == (

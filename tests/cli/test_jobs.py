@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -157,7 +158,8 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path, args:
     """While git waits for a source that never answers: exit code 130 and a sentence."""
     git = tmp_path / "bin" / "git"
     git.parent.mkdir()
-    git.write_text(f'#!/bin/sh\ncase "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac\nexec /usr/bin/git "$@"\n')
+    slow = f'case "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac'
+    git.write_text(f'#!/bin/sh\n{slow}\nexec {shutil.which("git")} "$@"\n')
     git.chmod(0o755)
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{git.parent}:{os.environ['PATH']}"}
     child = project.spawn(*args, "experiments/toy.yaml", env=env)

@@ -6,6 +6,7 @@ without packages.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with everything that is on a plain machine's PATH, less the build tools."""
     folder = tmp_path_factory.mktemp("bare") / "bin"
     folder.mkdir()
-    for program in [*Path("/usr/bin").iterdir(), *Path("/bin").iterdir()]:
+    folders = [Path(name) for name in os.environ["PATH"].split(":")]
+    for program in (program for folder in folders if folder.is_dir() for program in folder.iterdir()):
         if not LACKING.fullmatch(program.name) and not (folder / program.name).is_symlink():
             (folder / program.name).symlink_to(program)
     return folder

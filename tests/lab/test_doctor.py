@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,17 @@ from dgxlab.lab.doctor import Found, judge
 from dgxlab.model import Facts, HostEntry
 from tests import machines
 
-COMPLETE = ("git", "cc", "c++", "as", "ld", "cmake", "ninja", "ccache")
+COMPLETE = ("git", "cc", "c++", "as", "ld", "cmake", "ninja")
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Facts]:
-    """Gather facts where PATH has these programs alone, and maybe a GPU."""
+    """Gather facts where PATH has these programs and these stand-ins alone."""
 
-    def gather(*programs: str, smi: Callable[[Path], None] | None = None, cuda: str = "", **changes: Any) -> Facts:
+    def gather(*programs: str, stubs: Sequence[Callable[[Path], None]] = (), cuda: str = "", **changes: Any) -> Facts:
         machines.programs(tmp_path / "bin", *programs)
-        if smi:
-            smi(tmp_path / "bin")
+        for stub in stubs:
+            stub(tmp_path / "bin")
         if cuda:
             machines.nvcc(tmp_path / "bin", cuda)
         monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -45,7 +45,7 @@ def found(machine: Facts, host: HostEntry = DGX, *absent: tuple[str, str]) -> di
 
 def test_a_complete_machine_lacks_nothing(machine: Callable[..., Facts]) -> None:
     """GPU, driver and toolkit of one age."""
-    told = found(machine(*COMPLETE, smi=machines.h200, cuda="13.0"))
+    told = found(machine(*COMPLETE, stubs=[machines.h200, machines.ccache], cuda="13.0"))
     assert {name for name, state, *_ in told.values() if state != "ok"} == set()
     assert told["gpu"][2] == "NVIDIA H200"
     assert told["driver"][2] == "580.159.04, runs CUDA up to 13.0"
@@ -81,7 +81,7 @@ def test_where_no_wheel_runs_the_build_tools_are_missing(machine: Callable[..., 
 
 def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
     """Both ways to mend it; on this very machine PATH is the way, as hosts.yaml cannot change `local`."""
-    gathered = machine(*COMPLETE, smi=machines.h200)
+    gathered = machine(*COMPLETE, stubs=[machines.h200])
     gathered = replace(gathered, toolchain=replace(gathered.toolchain, nvcc=""))  # one in /usr/local is found too
     name, state, text, mend = found(gathered)["nvcc"]
     assert (name, state) == ("nvcc", "missing")
@@ -103,7 +103,7 @@ def test_gpu_without_a_toolkit(machine: Callable[..., Facts]) -> None:
 )
 def test_toolkit_newer_than_the_driver(machine: Callable[..., Facts], toolkit: str, state: str, words: str) -> None:
     """A minor version ahead goes well but for PTX, a major one does not."""
-    told = found(machine(*COMPLETE, smi=machines.h200, cuda=toolkit))["nvcc"]
+    told = found(machine(*COMPLETE, stubs=[machines.h200], cuda=toolkit))["nvcc"]
     assert told[1] == state
     assert words in told[2]
     assert len(told) == 3 or told[3] == "ssh -t me@dgx sudo ubuntu-drivers install"
@@ -111,7 +111,7 @@ def test_toolkit_newer_than_the_driver(machine: Callable[..., Facts], toolkit: s
 
 def test_gpu_without_a_driver(machine: Callable[..., Facts]) -> None:
     """The bus shows one: nvidia-smi fails, or is not there at all."""
-    broken = found(machine(*COMPLETE, smi=machines.broken_driver, nvidia_devices=1))
+    broken = found(machine(*COMPLETE, stubs=[machines.broken_driver], nvidia_devices=1))
     assert broken["driver"][1:3] == ("missing", "there is an NVIDIA GPU, and nvidia-smi lists none")
     assert "gpu" not in broken
 
@@ -144,7 +144,7 @@ def test_little_room(machine: Callable[..., Facts]) -> None:
 def test_others_on_the_gpu_are_named(machine: Callable[..., Facts]) -> None:
     """Who, with which program, on which device: a note, for they will end."""
     process = {"gpu_uuid": machines.UUID, "pid": 77, "program": "/opt/python3", "user": "bob", "used_mib": 3}
-    told = found(machine(*COMPLETE, smi=machines.h200, cuda="13.0", gpu_processes=[process]))["in use"]
+    told = found(machine(*COMPLETE, stubs=[machines.h200], cuda="13.0", gpu_processes=[process]))["in use"]
     assert told[1:3] == ("note", f"/opt/python3 of bob, pid 77 computes on {machines.UUID}; a job waits for its end")
 
 
