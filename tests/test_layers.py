@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -23,6 +24,10 @@ REMOTE = ("run", "sudo")
 
 OURS = ("subprocess", "child", "programs", "git")
 """Who else has a run, with an env that no shell sees."""
+
+
+SYSTEM_PATH = re.compile(r"bin[:]/|[:]/(usr/|usr/local/)?s?bin(?![\w/])")
+"""A PATH of the system's own folders."""
 
 
 def test_contracts_hold() -> None:
@@ -102,3 +107,10 @@ def test_what_is_banned_is_found(source: str, found: str) -> None:
     """Each by a planted example, with its line; its harmless likeness is let through."""
     harmless = "import os\nsubprocess.run(argv, env=env, shell=False)\nconnection.run(argv)\nyaml.parse(text)\n"
     assert list(banned(harmless + source)) == [f"5: {found}"]
+
+
+def test_tests_find_programs_on_the_callers_path() -> None:
+    """Others have what a bare machine lacks; only a Python that every user may run is looked for there."""
+    files = sorted(path for folder in ("tests", "faults", "bench") for path in (PROJECT / folder).rglob("*.py"))
+    found = [str(path.relative_to(PROJECT)) for path in files if SYSTEM_PATH.search(path.read_text())]
+    assert found == ["tests/transport/test_ordinary_user.py"]
