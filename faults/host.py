@@ -140,7 +140,7 @@ class Box:
 
         Args:
             jobs: How many jobs there must be, on the host and in the record, all of which ended well.
-            cells: How many cells must have one valid value each; then nothing may have been launched twice.
+            cells: How many cells must have a valid value, of one job each; then nothing may have been launched twice.
 
         Raises:
             Broken: if anything is lost, wrong, or was done twice.
@@ -159,11 +159,11 @@ class Box:
         return launches
 
     def _count(self, store: Store, experiment: str, cells: int) -> None:
-        sql = """SELECT count(*) AS n FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
+        sql = """SELECT DISTINCT job_id, cell FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
             WHERE jobs.name = ? AND runs.status = 'valid'"""
-        (row,) = store.rows(sql, (experiment,))
-        if row["n"] != cells:
-            raise Broken(f"{'lost' if row['n'] < cells else 'twice'}: {row['n']} values of {cells} cells")
+        n = len(store.rows(sql, (experiment,)))
+        if n != cells:
+            raise Broken(f"{'lost' if n < cells else 'twice'}: {n} values of {cells} cells")
 
 
 def ended(child: subprocess.Popen[str]) -> Ran:

@@ -98,12 +98,16 @@ def compare(store: Store, ledger: Path, experiment: str, cut: Collection[str] = 
 
 
 def once(launches: list[Launch]) -> None:
-    """See that no program was launched twice with the same arguments.
+    """See that no program was launched in two jobs with the same arguments, or twice with the same files.
+
+    A job itself repeats a run that had to share the processors, and keeps the output of both.
 
     Raises:
         Broken: if one was.
     """
-    if twice := [argv for argv, times in Counter(launch.argv for launch in launches).items() if times > 1]:
+    jobs = Counter(argv for argv, _ in {(launch.argv, launch.job_id) for launch in launches})
+    files = Counter(str(launch.stdout) for launch in launches)
+    if twice := [what for what, times in (jobs + files).items() if times > 1]:
         raise Broken(f"run twice: {'; '.join(twice)}")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import GOLDEN
@@ -109,3 +111,20 @@ def age(path: Path, days: float) -> None:
 def _script(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
+
+
+BUSY = ("sh", "-c", "while :; do :; done")
+
+
+@contextmanager
+def busy_processor() -> Iterator[None]:
+    """Have one processor only, as do all programs that are started meanwhile, and a program on it that never rests."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    loop = subprocess.Popen(BUSY)
+    try:
+        yield
+    finally:
+        loop.kill()
+        loop.wait()
+        os.sched_setaffinity(0, usable)

@@ -103,6 +103,7 @@ long calls(void) {
 int first_is_cut(void) { return !strcmp(toy(), "first is cut") && calls() == 1; }
 int misbehave(void) {
     if (!strcmp(toy(), "hang")) { sleep(600); }
+    if (!strcmp(toy(), "busy")) { for (double start = now(); now() < start + 1;) {} }
     if (!strcmp(toy(), "crash")) { raise(SIGSEGV); }
     if (!strcmp(toy(), "killed")) { raise(SIGKILL); }
     if (!strcmp(toy(), "status")) { fprintf(stderr, "error: out of toys\\n"); exit(7); }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import resource
 import select
@@ -59,7 +60,7 @@ class Ended:
         return f"{program} ended with exit status {self.rc}"
 
 
-def run(
+def run(  # noqa: PLR0913 - all but argv by name
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -69,14 +70,17 @@ def run(
     cwd: Path | None = None,
     keep: Sequence[int] = (),
     on_line: Callable[[str], None] | None = None,
+    look: Callable[[int], float] | None = None,
     death_signal: int = signal.SIGKILL,
 ) -> Ended:
     """Run `argv` to its end with stdin closed and both streams in files.
 
     Args:
         keep: Lock descriptors that the program inherits, so that an orphan still holds them.
-        on_line: Called with each line of stdout as it comes; without it the agent sleeps until the end, which costs the
-            measured program nothing.
+        on_line: Called with each line of stdout as it comes; without it the agent sleeps until the end, or the next
+            look, which costs the measured program nothing.
+        look: Called with its pid once it runs, whenever the seconds that it returned are over, and when it has ended;
+            not beside `on_line`.
         death_signal: What the kernel sends the program when the agent dies.
 
     Raises:
@@ -96,7 +100,7 @@ def run(
         )
         try:
             deadline = begin + limit_s
-            ended = _copy_lines(child, out, on_line, deadline) if on_line else _wait(child, deadline)
+            ended = _copy_lines(child, out, on_line, deadline) if on_line else _wait(child, deadline, look)
         finally:
             # a program's own children must not outlive it: they would measure beside the next run
             end_group(child)
@@ -168,19 +172,26 @@ def _prepare(death_signal: int) -> Callable[[], None]:
     return prepare
 
 
-def _wait(child: subprocess.Popen[bytes], deadline: float) -> bool:
+def _wait(child: subprocess.Popen[bytes], deadline: float, look: Callable[[int], float] | None = None) -> bool:
     """Wait for the end without collecting it.
 
-    Without polling: Popen.wait(timeout) sleeps up to 50 ms past the end, which a short run would feel.
+    Not by Popen.wait(timeout), which sleeps up to 50 ms past the end: a short run would feel that.
     """
     fd = os.pidfd_open(child.pid)
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        ready = bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+        while True:
+            pause = look(child.pid) if look else math.inf
+            left = max(0.0, deadline - time.monotonic())
+            ended = bool(poll.poll(min(left, pause) * 1000))
+            if ended or left <= pause:
+                break
+        if look:
+            look(child.pid)
     finally:
         os.close(fd)
-    return ready
+    return ended
 
 
 def _copy_lines(child: subprocess.Popen[bytes], out: object, on_line: Callable[[str], None], deadline: float) -> bool:

@@ -1,9 +1,9 @@
 """Under which conditions a run took place: what was sampled meanwhile in a few numbers, and what speaks against it.
 
 A run's `status` says whether it has values that count at all: one that failed, or had a stranger beside it, has none.
-A flag leaves the status as it is. A hard one (a throttle of the hardware, swapping, another driver) says that the
-machine was not what it was before: every report shows it beside the numbers, and a verdict leaves the run out. A soft
-one (a throttle of the software, samples that are missing) is only told: the runs around it cancel it.
+A flag leaves the status as it is. A hard one (a throttle of the hardware, swapping, others on the processors) says that
+the machine was not what it was before: every report shows it beside the numbers, and a verdict leaves the run out. A
+soft one (a throttle of the software, samples that are missing) is only told: the runs around it cancel it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dgxlab.agent.contention import Contention
 from dgxlab.agent.sensors import PERIOD_S
 from dgxlab.stats import median
 from dgxlab.units import duration
@@ -45,6 +46,22 @@ COUNTERS = {
     "oom_kills": "processes",
 }
 """What only grows, read before and after a run: a sample can miss a throttle, a counter cannot."""
+
+CONTENTION = {
+    "run_queue_s_per_s": ("run_queue", "s/s", 1),
+    "others_cpu": ("others", "processors", 1),
+    "steal_percent": ("steal", "%", 100),
+    "psi_cpu_some": ("psi", "s/s", 1),
+}
+"""What is told of Contention, one number a run: its field, the unit, and how many of that make 1."""
+
+RUN_QUEUE = (0.05, 0.10)
+"""Of a run's threads, soft and hard, how many waited for a processor: of two, one that ran beside nothing else had up
+to 0.064 waiting, and one beside a busy loop 0.44 and more."""
+OTHERS = 0.25
+"""Processors that others may not use where how long the run waited is not known: so many more than its threads left."""
+STEAL = (0.01, 0.05)
+PSI = 0.10
 
 SWAP_MIB = 1.0
 """Pages of somebody's daemon that come back are less, a model's are more."""
@@ -134,6 +151,8 @@ class Conditions:
         after: And right after it.
         gpus: Name of each GPU that the job measures on, by uuid.
         seconds: How long the run was.
+        contention: What others took of the processors meanwhile.
+        threads: With how many threads the tool computed.
     """
 
     samples: Sequence[Sample]
@@ -141,6 +160,8 @@ class Conditions:
     after: Mapping[str, Any]
     gpus: Mapping[str, str]
     seconds: float
+    contention: Contention
+    threads: int
 
     def telemetry(self) -> list[Summary]:
         """Return every quantity of every device that is known."""
@@ -150,13 +171,24 @@ class Conditions:
             for name, unit in GAUGES.items()
             if (values := [s.values[name] for s in self._of(device) if name in s.values])
         ]
-        grown = self._grown().items()
-        return gauges + [Summary(device, name, COUNTERS[name], 1, by, by, by) for (device, name), by in grown]
+        grown = [(device, name, COUNTERS[name], by) for (device, name), by in self._grown().items()]
+        shared = [
+            (HOST, name, unit, scale * share)
+            for name, (field, unit, scale) in CONTENTION.items()
+            if (share := getattr(self.contention, field)) is not None
+        ]
+        single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in grown + shared)
+        return [*gauges, *single]
 
     def flags(self) -> list[Flag]:
         """Return what speaks against the run, the hard ones first."""
-        found = [*self._throttled(), *self._stuck(), *self._changed(), *self._short_of_memory(), *self._unwatched()]
-        return sorted(found, key=lambda flag: not flag.hard)
+        found = [*self._throttled(), *self._stuck(), *self._changed(), *self._short_of_memory()]
+        return sorted([*found, *self._shared(), *self._unwatched()], key=lambda flag: not flag.hard)
+
+    @property
+    def contended(self) -> bool:
+        """Whether others took so much of the processors that the run should be repeated."""
+        return any(flag.hard for flag in self._shared())
 
     @property
     def _devices(self) -> tuple[str, ...]:
@@ -206,6 +238,27 @@ class Conditions:
         if killed := grown.get((HOST, "oom_kills"), 0.0):
             yield Flag(HOST, "oom_kill", True, f"the kernel killed programs for lack of memory ({killed:.0f})")
 
+    def _shared(self) -> Iterator[Flag]:
+        """Say what others took of the processors; pressure on the host only where nothing says on whom."""
+        seen, threads = self.contention, self.threads
+        waited, others, steal = seen.run_queue, seen.others, seen.steal
+        ran = f"{_counted(threads, 'thread')} on {_counted(seen.processors, 'processor')}"
+        used = "" if others is None else f"others used {others:.2f} processors"
+        found = []
+        if waited is not None and waited >= RUN_QUEUE[0] * threads:
+            words = f"its {ran} waited {waited:.2f} s a second for their turn"
+            hard = waited >= RUN_QUEUE[1] * threads
+            found.append(Flag(HOST, "run_queue", hard, "; ".join(filter(None, (words, used)))))
+        if waited is None and others is not None and others >= max(OTHERS, seen.processors - threads + OTHERS):
+            found.append(Flag(HOST, "others_cpu", True, f"{used} beside its {ran}"))
+        if steal is not None and steal >= STEAL[0]:
+            reason = f"the hypervisor gave {100 * steal:.1f} % of the processors' time to other machines"
+            found.append(Flag(HOST, "steal", steal >= STEAL[1], reason))
+        if not found and seen.psi is not None and seen.psi > PSI:
+            reason = f"a program on the host waited for a processor {100 * seen.psi:.0f} % of the time"
+            found.append(Flag(HOST, "psi", False, reason))
+        yield from found
+
     def _unwatched(self) -> Iterator[Flag]:
         """Say which device was sampled less than half as often as it should have been."""
         due = self.seconds / PERIOD_S
@@ -240,6 +293,10 @@ def stuck_clock(gpu: str, samples: Iterable[Sample]) -> str:
         f"the GPU was busy at {clock:.0f} MHz: a GB10 below {STUCK_MHZ:.0f} MHz under load is in its stuck low-power"
         " state, which a reboot does not end; shut it down and take it off its power supply for a minute"
     )
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def number(text: str | None) -> float | None:

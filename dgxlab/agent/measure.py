@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dgxlab.agent import child
+from dgxlab.agent import child, facts
+from dgxlab.agent.contention import Watch
 from dgxlab.agent.environment import measured_env
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
@@ -67,8 +68,8 @@ class Attempt:
 
     Attributes:
         fields: Those of its `run` event; `flags` are what `conditions` says of it.
-        again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when a
-            foreign process used the device meanwhile, "" when there is nothing to hope for.
+        again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when
+            others used the device or too much of the processors meanwhile, "" when there is nothing to hope for.
     """
 
     fields: dict[str, Any]
@@ -89,11 +90,20 @@ class Bench:
         self.telemetry = telemetry
         self.pids: set[int] = set()
 
-    def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> Launch:
-        """Run one program to its end; `name` becomes its raw files' names."""
+    def launch(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        limit_s: float,
+        look: Callable[[int], float] | None = None,
+    ) -> Launch:
+        """Run one program to its end; `name` becomes its raw files' names, and `look` is as in `child.run`."""
         stem = name.replace(":", "-")
         stdout, stderr = self.raw / f"{stem}.out", self.raw / f"{stem}.err"
-        ended = child.run(argv, env=measured_env(env), stdout=stdout, stderr=stderr, limit_s=limit_s, keep=self.keep)
+        ended = child.run(
+            argv, env=measured_env(env), stdout=stdout, stderr=stderr, limit_s=limit_s, keep=self.keep, look=look
+        )
         self.pids.add(ended.pid)
         return Launch(ended, stdout, stderr)
 
@@ -158,12 +168,16 @@ class Bench:
             absent: None of these may be on its stderr.
         """
         before = self.telemetry.state()
-        launched = self.launch(name, argv, step.env, step.limit_s)
+        watch = Watch()
+        launched = self.launch(name, argv, step.env, step.limit_s, watch.look)
+        contention = watch.ended()
         after = self.telemetry.state()
-        conditions = self.telemetry.around(launched.ended, before, after)
         parsed = PARSERS[step.tool](launched.text(), step.cells)
+        conditions = self.telemetry.around(launched.ended, before, after, contention, threads(parsed))
         status, reason = verdict(step, launched, parsed, absent)
         again = "rows" if launched.ended.ok and parsed.problems else ""
+        if status == "valid" and conditions.contended:  # its number is kept: the host may never be left alone
+            again = "disturbed"
         if words := disturbance((before["gpu_processes"], after["gpu_processes"])):
             # whatever else went wrong may be the stranger's doing: device memory, mostly
             reason = "; ".join(filter(None, (words, reason)))
@@ -199,6 +213,15 @@ def judge(reading: GateReading, rc: int | None, flaky: Sequence[str], wanted: Pa
         reading = replace(reading, passed=passed, failed=(), backend_ok=True)
         rc = 0
     return gate.judge_gate(reading, rc, wanted.expect, wanted.unsupported)
+
+
+def threads(parsed: Parsed) -> int:
+    """Return with how many threads a tool computed: the most that a row names, whether they were asked for or not.
+
+    test-backend-ops names none and starts one a processor.
+    """
+    named = (result.raw.get(name) for result in parsed.results for name in ("n_threads", "n_threads_batch"))
+    return max((n for n in named if isinstance(n, int) and n > 0), default=facts.cpus())
 
 
 def verdict(step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[str] = ()) -> tuple[str, str]:

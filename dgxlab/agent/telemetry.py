@@ -1,6 +1,6 @@
 """Samples the host's condition beside a job: a program of its own for each source, and its output in the raw files.
 
-The agent sleeps while a measured program runs; the samplers write meanwhile, and are read when the run has ended. They
+The samplers write while a measured program runs, and are read when the run has ended. They
 are the agent's children and die with it, but hold none of its locks: one that the driver does not let go must not make
 a dead job look alive. Whatever one does (hang, die, print nonsense), the job goes on, and its runs say what they lack.
 """
@@ -22,6 +22,7 @@ from typing import Any
 
 from dgxlab.agent import child, facts, smi
 from dgxlab.agent.conditions import HOST, Conditions, Sample, number
+from dgxlab.agent.contention import Contention
 from dgxlab.agent.environment import base_env
 from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.sensors import PERIOD_S
@@ -123,11 +124,18 @@ class Telemetry:
         """Return the host's condition at this instant."""
         return facts.state(self._fields)
 
-    def around(self, run: child.Ended, before: Mapping[str, Any], after: Mapping[str, Any]) -> Conditions:
-        """Return the conditions of a run that has ended, between two states."""
+    def around(
+        self,
+        run: child.Ended,
+        before: Mapping[str, Any],
+        after: Mapping[str, Any],
+        contention: Contention,
+        threads: int,
+    ) -> Conditions:
+        """Return the conditions of a run of so many threads that has ended, between two states."""
         end = run.started + run.seconds
         samples = [sample for sampler in self._samplers for sample in sampler.read(run.started, end)]
-        return Conditions(samples, before, after, self._gpus, run.seconds)
+        return Conditions(samples, before, after, self._gpus, run.seconds, contention, threads)
 
     def now(self) -> dict[str, Mapping[str, float]]:
         """Return what was sampled last, by device; nothing of one that has not been heard of lately.

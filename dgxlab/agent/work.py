@@ -54,7 +54,7 @@ from dgxlab.model import (
 PROGRESS_S = 0.5
 """At most this often a progress event of one step: ninja counts faster than anybody reads."""
 DISTURBED_AGAIN = 2
-"""How often a run is repeated because somebody else used the device meanwhile."""
+"""How often a run is repeated because others used the device or the processors meanwhile."""
 
 
 class Cancelled(BaseException):

@@ -74,17 +74,17 @@ def run(
     if todo.nothing:
         return Outcome(resumed, todo.planned, reused, source, device)
     job = make_plan(lab.store, side, todo, probe, bench=bench, wait_s=wait_s)
-    measured: list[str] = []
+    measured: set[tuple[str, str]] = set()
     error = carry_out(lab, host, job, probe, _noting(measured, watch), of=[experiment])
     return Outcome(job.job_id, todo.planned, reused, source, device, len(measured), error)
 
 
-def _noting(measured: list[str], watch: Watch) -> Watch:
-    """Return a watch that also notes every cell that gets a valid run."""
+def _noting(measured: set[tuple[str, str]], watch: Watch) -> Watch:
+    """Return a watch that also notes every cell that gets a valid run, once though it be repeated."""
 
     def see(event: Mapping[str, Any]) -> None:
         if event["event"] == "run" and event["status"] == "valid":
-            measured.extend(result["cell"] for result in event["results"])
+            measured.update((event["id"], result["cell"]) for result in event["results"])
         watch(event)
 
     return see

@@ -15,9 +15,11 @@ STUCK = {"device": "GPU-1", "kind": "stuck_clock", "hard": True, "reason": "the 
 HOT = {"device": "GPU-1", "kind": "hw_thermal", "hard": True, "reason": "HW thermal slowdown for 2.0 s"}
 CAPPED = {"device": "GPU-1", "kind": "sw_power_cap", "hard": False, "reason": "SW power cap for 2.0 s"}
 
+SHARED = {"device": "host", "kind": "run_queue", "hard": True, "reason": "its 2 threads on 2 processors waited"}
 
 CRASH = Said((), "failed", "llama-bench was killed by SIGSEGV")
 SHORT = Said((100.0,), "failed", "llama-bench: pp32: it has no row", "rows")
+BUSY = Said(flags=(SHARED,), again="disturbed")
 STRANGER = Said((), "discarded", "a foreign compute process appeared: pid 7", "disturbed")
 UNENGAGED = Said((), "discarded", "the path under test did not run")
 
@@ -192,6 +194,17 @@ def test_a_hopeless_chain_is_given_up(world: World) -> None:
     assert (last["state"], last["cycles"], last["valid"]) == ("done", 4, 0)
 
 
+def test_a_host_that_is_always_busy_ends_the_chain(world: World) -> None:
+    """No run is repeated: eight of burn-in that settle nothing, and the cycles after which none can count."""
+    error = scripted(world, {"": BUSY}).hold()
+    assert world.places == [f"u{i}" for i in range(1, 9)] + EVEN[2:]
+    assert type(error) is ConditionsError
+    assert error.message.startswith(
+        "chain:0 (llama-bench) gives no verdict: 0 of 4 cycles count and 3 are needed; cycle 4: baseline 3 its 2 threads"
+    )
+    assert error.next == AGAIN
+
+
 def test_one_hopeless_cell_does_not_cost_the_others_theirs(world: World) -> None:
     """A chain that one cell cannot win goes on for the rest, and makes no extra cycles for that one."""
     world.says = lambda name: drifted(0.1 * (int(name[-1]) % 2), cell=1) if "baseline" in name else Said()
@@ -214,7 +227,7 @@ def test_the_candidates_path_must_not_run_in_the_baseline(world: World) -> None:
     assert world.absent == [("w4a16:",) if place[0] in "ua" else () for place in world.places]
 
 
-@pytest.mark.parametrize("said", [CRASH, STRANGER, Said(flags=(HOT,))])
+@pytest.mark.parametrize("said", [CRASH, STRANGER, BUSY, Said(flags=(HOT,))])
 def test_a_flawed_run_is_not_repeated(world: World, said: Said) -> None:
     """A baseline costs the two cycles beside it; the chain goes on."""
     assert scripted(world, {"baseline-1": said}).hold() is None

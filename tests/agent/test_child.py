@@ -54,6 +54,22 @@ def test_signal_is_not_an_exit_status(tmp_path: Path) -> None:
     assert ended.sentence("llama-bench", 20) == "llama-bench was killed by SIGSEGV"
 
 
+def test_it_is_looked_at_while_it_runs(tmp_path: Path) -> None:
+    """From its start on, as often as each look says, and once more when it has ended and still has its pid."""
+    seen: list[tuple[int, bool]] = []
+
+    def look(pid: int) -> float:
+        seen.append((pid, alive(pid)))
+        return 0.05
+
+    ended = launch(tmp_path, "sleep", "0.4", look=look)
+    assert ended.ok
+    assert 3 < len(seen) < 3 + ended.seconds / 0.05
+    assert [live for _, live in seen] == [True] * (len(seen) - 1) + [False]
+    assert {pid for pid, _ in seen} == {ended.pid}
+    assert launch(tmp_path, "sleep", "60", limit_s=0.2, look=look).timed_out
+
+
 def test_limit_ends_the_whole_group(tmp_path: Path) -> None:
     """A program that hangs is killed with the children it started, even those that ignore TERM."""
     script = "sh -c \"trap '' TERM; echo \\$\\$; while :; do sleep 0.1; done\" & wait"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.conditions import HOST, Conditions, Flag, Sample, Summary, number, stuck_clock
+from dgxlab.agent.contention import Contention
 from dgxlab.agent.telemetry import parse_gpu
 from tests.conftest import GOLDEN
 
@@ -16,6 +17,8 @@ GPU = "GPU-68b256c7-040d-b58e-160d-b23ae653d8e1"
 OTHER = "GPU-b63c0fcc-7aab-eb90-c123-35f1cbacbe2d"
 COUNTER = "clocks_event_reasons_counters"
 DRIVER = {"driver_version": "580.159.04"}
+ALONE = Contention(2)
+"""On two processors, of which nothing else is known."""
 
 
 def state(gpu: Mapping[str, str | None] | None = None, uuid: str = GPU, **host: Any) -> dict[str, Any]:
@@ -30,11 +33,13 @@ def around(
     after: Mapping[str, Any] | None = None,
     gpus: Mapping[str, str] | None = None,
     seconds: float = 1.0,
+    contention: Contention = ALONE,
+    threads: int = 2,
 ) -> Conditions:
     """Return the conditions of a run with these samples of its one GPU."""
     samples = [Sample(float(at), GPU, seen) for at, seen in enumerate(values)]
     gpus = {GPU: "NVIDIA H200"} if gpus is None else gpus
-    return Conditions(samples, before or state({}), after or state({}), gpus, seconds)
+    return Conditions(samples, before or state({}), after or state({}), gpus, seconds, contention, threads)
 
 
 def kinds(conditions: Conditions) -> dict[str, bool]:
@@ -53,7 +58,7 @@ def test_a_captured_series() -> None:
     samples = [sample for sample in parsed[1:] if sample]
     assert len(samples) == len(lines) == 582
     assert samples[0].at == 1795170737.531
-    seen = Conditions(samples, state({}, "0"), state({}, "0"), {"0": "NVIDIA H200"}, 291.1)
+    seen = Conditions(samples, state({}, "0"), state({}, "0"), {"0": "NVIDIA H200"}, 291.1, ALONE, 2)
     assert {s.name: (s.unit, s.n, s.min, s.max) for s in seen.telemetry() if s.device == "0"} == {
         "clocks.sm": ("MHz", 582, 345.0, 1980.0),
         "clocks.mem": ("MHz", 582, 3201.0, 3201.0),
@@ -181,3 +186,75 @@ def test_the_stuck_clock_of_a_gb10(name: str, clock: float, busy: float, n: int,
     flags = around(*samples, gpus={GPU: name}).flags()
     assert [(flag.kind, flag.hard, flag.reason) for flag in flags] == [("stuck_clock", True, reason)] * stuck
     assert not stuck or f"{clock:.0f} MHz" in reason
+
+
+@pytest.mark.parametrize(
+    ("contention", "threads", "kind", "hard", "reason"),
+    [
+        (
+            Contention(2, 0.20, 0.97),
+            2,
+            "run_queue",
+            True,
+            "its 2 threads on 2 processors waited 0.20 s a second for",
+        ),
+        (Contention(2, 0.199, 0.97), 2, "run_queue", False, "its 2 threads on 2 processors waited 0.20 s a second for"),
+        (Contention(2, 0.10), 2, "run_queue", False, "its 2 threads on 2 processors waited 0.10 s a second for"),
+        (Contention(2, 0.099, 0.97), 2, "", False, ""),
+        (Contention(16, 1.6), 16, "run_queue", True, "its 16 threads on 16 processors waited 1.60 s a second for"),
+        (Contention(16, 0.44), 16, "", False, ""),
+        (Contention(16, 0.10), 1, "run_queue", True, "its 1 thread on 16"),
+        (
+            Contention(2, None, 0.25),
+            2,
+            "others_cpu",
+            True,
+            "others used 0.25 processors beside its 2 threads on 2",
+        ),
+        (Contention(2, None, 0.249), 2, "", False, ""),
+        (
+            Contention(16, None, 4.25),
+            12,
+            "others_cpu",
+            True,
+            "others used 4.25 processors beside its 12 threads",
+        ),
+        (Contention(16, None, 4.24), 12, "", False, ""),
+        (Contention(2, None, 0.25), 8, "others_cpu", True, "others used 0.25 processors beside its 8 threads"),
+        (Contention(2, 0.0, 1.0, 0.05), 2, "steal", True, "the hypervisor gave 5.0 % of the processors' time to other"),
+        (Contention(2, 0.0, 1.0, 0.0499), 2, "steal", False, "the hypervisor gave 5.0 % of the processors' time"),
+        (Contention(2, 0.0, 1.0, 0.01), 2, "steal", False, "the hypervisor gave 1.0 % of the processors' time"),
+        (Contention(2, 0.0, 1.0, 0.0099), 2, "", False, ""),
+        (
+            Contention(2, 0.0, 1.0, 0.0, 0.101),
+            2,
+            "psi",
+            False,
+            "a program on the host waited for a processor 10 % of the",
+        ),
+        (Contention(2, 0.0, 1.0, 0.0, 0.10), 2, "", False, ""),
+        (Contention(2, 0.1, 0.1, 0.0, 0.9), 2, "run_queue", False, "its 2 threads on 2 processors waited"),
+        (Contention(2), 2, "", False, ""),
+    ],
+)
+def test_others_on_the_processors(contention: Contention, threads: int, kind: str, hard: bool, reason: str) -> None:
+    """At each threshold and right below it; by the run's threads, and what is not known is no flag."""
+    seen = around(contention=contention, threads=threads)
+    assert [(flag.kind, flag.hard, flag.reason[: len(reason)]) for flag in seen.flags()] == [
+        (kind, hard, reason)
+    ] * bool(kind)
+    assert seen.contended == hard
+
+
+def test_what_is_told_of_the_processors() -> None:
+    """A number a run of what is known, whether it is a flag or not; and what waited says who ran meanwhile."""
+    seen = around(contention=Contention(2, 0.5, 0.875, 0.0625, 0.25))
+    assert [s for s in seen.telemetry() if s.name not in ("swap_in_mib", "oom_kills")] == [
+        Summary(HOST, "run_queue_s_per_s", "s/s", 1, 0.5, 0.5, 0.5),
+        Summary(HOST, "others_cpu", "processors", 1, 0.875, 0.875, 0.875),
+        Summary(HOST, "steal_percent", "%", 1, 6.25, 6.25, 6.25),
+        Summary(HOST, "psi_cpu_some", "s/s", 1, 0.25, 0.25, 0.25),
+    ]
+    assert [(flag.kind, flag.hard) for flag in seen.flags()] == [("run_queue", True), ("steal", True)]
+    assert seen.flags()[0].reason.endswith("0.50 s a second for their turn; others used 0.88 processors")
+    assert {s.name for s in around().telemetry()} == {"swap_in_mib", "oom_kills"}

@@ -16,6 +16,7 @@ import pytest
 from dgxlab.agent import sensors, telemetry
 from dgxlab.agent.child import Ended
 from dgxlab.agent.conditions import HOST, Sample
+from dgxlab.agent.contention import Contention
 from dgxlab.agent.smi import FIELDS
 from dgxlab.agent.telemetry import Sampler, Telemetry, parse_gpu, parse_host
 from dgxlab.transport.bundle import bundle
@@ -195,7 +196,7 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     began = time.time()
     time.sleep(1.5)
     run = Ended(0, None, began, time.time() - began)
-    seen = {(s.device, s.name): s.n for s in watching.around(run, NOTHING, NOTHING).telemetry()}
+    seen = {(s.device, s.name): s.n for s in watching.around(run, NOTHING, NOTHING, Contention(2), 2).telemetry()}
     assert seen["GPU-1", "temperature.gpu"] >= 3
     assert ("GPU-2", "temperature.gpu") not in seen
     watching.stop()

@@ -62,8 +62,8 @@ def telemetry(lab: ToyLab) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def flags(lab: ToyLab) -> dict[tuple[str, str], tuple[bool, str]]:
-    """Return what speaks against it."""
-    rows = lab.lab.store.rows("SELECT * FROM flags")
+    """Return what speaks against it, but for what else runs on this machine."""
+    rows = lab.lab.store.rows("SELECT * FROM flags WHERE kind NOT IN ('run_queue', 'others_cpu', 'steal', 'psi')")
     return {(row["device"], row["kind"]): (bool(row["hard"]), row["reason"]) for row in rows}
 
 
@@ -183,3 +183,24 @@ def test_a_job_that_measures_nothing_is_not_watched(
     outcome, _ = toy_lab.run(broken)
     assert outcome.error is not None
     assert list((toy_lab.root / "jobs" / outcome.job_id / "raw").glob("telemetry*")) == []
+
+
+def test_a_run_beside_a_busy_program_is_repeated_and_kept(toy_lab: ToyLab) -> None:
+    """Three attempts that had to share the processor: the last one's number is shown, and beside it the flag."""
+    entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "busy"})
+    with machines.busy_processor():
+        outcome, events = toy_lab.run(toy_lab.experiment(bench=(entry,)))
+    assert (outcome.error, outcome.measured) == (None, 1)
+    runs = [event for event in events if event["event"] == "run"]
+    assert [(run["status"], run["reason"]) for run in runs] == [("valid", "")] * 3
+    waited = [flag for run in runs for flag in run["flags"] if flag["kind"] == "run_queue"]
+    assert [flag["hard"] for flag in waited] == [True] * 3
+    assert waited[-1]["reason"].startswith("its 1 thread on 1 processor waited ")
+    seen = {row["name"]: row["median"] for row in runs[-1]["telemetry"]}
+    assert seen["run_queue_s_per_s"] >= 0.1
+    assert seen["others_cpu"] > 0.2
+    assert {f"  hard event: {flag['reason']}" for flag in waited[-1:]} <= set(lines(runs[-1]))
+    page = render(collect(toy_lab.lab.store, "toy"))
+    assert f"- **hard event** in every row: {waited[-1]['reason']}\n" in page
+    assert check(toy_lab.lab.store) == []
+    assert toy_lab.run(toy_lab.experiment(bench=(entry,)))[0].reused == 1
