@@ -14,7 +14,7 @@ from dgxlab.report.asked import Asked
 from dgxlab.report.evidence import Evidence, Measured, find
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import ArmsTable, Column, Flag, Origin, Provenance
-from dgxlab.report.tables import conditions, env_text, flags, origin_of, provenance, stream_test
+from dgxlab.report.tables import conditions, env_text, flags, origin_of, provenance, stream_test, unsteady
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -168,7 +168,7 @@ def _older(found: Sequence[ArmCells]) -> Iterator[str]:
 
 
 def _flags(one: ArmCells) -> list[Flag]:
-    said = flags(one.cells)
+    said = (*flags(one.cells), *unsteady(one.cells, one.origin().provenance))
     return [replace(f, labels=tuple(f"{one.name} {label}" for label in f.labels) or (one.name,)) for f in said]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgxlab import units
+from dgxlab.errors import command
 from dgxlab.model import DerivedModel, Model, Param, SyntheticModel
 from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
 from dgxlab.report.checks import TITLE, check_row, used_columns
@@ -15,6 +16,9 @@ from dgxlab.report.conditions import range_of
 from dgxlab.report.evidence import Evidence, Measured
 from dgxlab.report.numbers import Quantity, Value
 from dgxlab.report.records import Column, Flag, Provenance, Table
+
+UNSTEADY = 0.05
+"""Of its median: a cell whose MAD is larger says so."""
 
 Lead = Callable[[CellAsk], dict[str, Value]]
 
@@ -175,7 +179,8 @@ def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: P
     columns = leading(rows, [*_keys(leads), *varying])
     columns += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
     settings = {key: value for key, value in others[0].items() if key not in varying}
-    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, conditions(cells), flags(cells))
+    told = (*flags(cells), *unsteady(cells, origin))
+    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, conditions(cells), told)
 
 
 def conditions(cells: Sequence[Measured]) -> dict[str, tuple[float, float]]:
@@ -191,6 +196,23 @@ def flags(cells: Sequence[Measured]) -> tuple[Flag, ...]:
             found.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
     made = [Flag(_whose(labels, cells), hard, reason) for (hard, reason), labels in found.items()]
     return tuple(sorted(made, key=lambda flag: not flag.hard))
+
+
+def unsteady(cells: Sequence[Measured], origin: Provenance) -> tuple[Flag, ...]:
+    """Return which of these cells of one origin have a spread that leaves their number uncertain."""
+    noises = [(label(cell.ask.cell), max(map(_noise, cell.quantities.values()))) for cell in cells]
+    wild = [(name, noise) for name, noise in noises if noise > UNSTEADY]
+    if not wild:
+        return ()
+    host = origin.host.partition(" (")[0]
+    again = command("dgxlab", "run", origin.experiment, *(("--host", host) if host != "local" else ()), "--again")
+    most = 100 * max(noise for _, noise in wild)
+    reason = f"the MAD is above {100 * UNSTEADY:g} % of the median, {most:.0f} % at most; {again} measures it again"
+    return (Flag(_whose([name for name, _ in wild], cells), False, reason),)
+
+
+def _noise(quantity: Quantity) -> float:
+    return (quantity.spread or 0.0) / quantity.median
 
 
 def _whose(labels: Sequence[str], cells: Sequence[Measured]) -> tuple[str, ...]:

@@ -200,7 +200,7 @@ def test_a_host_that_is_always_busy_ends_the_chain(world: World) -> None:
     assert world.places == [f"u{i}" for i in range(1, 9)] + EVEN[2:]
     assert type(error) is ConditionsError
     assert error.message.startswith(
-        "chain:0 (llama-bench) gives no verdict: 0 of 4 cycles count and 3 are needed; cycle 4: baseline 3 its 2 threads"
+        "chain:0 (llama-bench) gives no verdict: 0 of 4 cycles count and 3 are needed; cycle 4: baseline 3 its 2"
     )
     assert error.next == AGAIN
 

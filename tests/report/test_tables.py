@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
-from dgxlab.report import Quantity, Table, collect
+from dgxlab.report import Quantity, Table, asked, collect, page, render
 from dgxlab.report.markdown import layout
+from dgxlab.report.records import Flag
 from dgxlab.report.tables import stream_test
 from dgxlab.store import Store
 from dgxlab.units import MISSING as DASH
-from tests.report.worlds import Session, h200, numbers
+from tests.report.worlds import Session, Tool, h200, numbers
 
 JOB = "20261120-103000-h200-a"
 
@@ -148,3 +150,30 @@ def test_numbers_are_medians_with_scaled_mad(store: Store) -> None:
     """Samples 100, 101, 102: median 101, MAD 1 times 1.4826; the discarded cold one does not count."""
     table = only_table(store, LlamaBench("q4k", (512,), ()))
     assert table.rows[0]["avg_ts"] == Quantity("avg_ts", "t/s", 101.0, 3, pytest.approx(1.4826))
+
+
+def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
+    """Above 5 % of its median, 1.4826 of 29.65, with the command that measures it again; at less it says nothing."""
+    experiment = h200(bench=(LlamaBench("q4k", (512,), (32,)),), gates=())
+
+    def tool(value: float, other: float) -> Tool:
+        def given(step: RunStep) -> tuple[CellResult, ...]:
+            one, two = step.cells
+            return (*numbers(value, 3)(replace(step, cells=(one,))), *numbers(other, 3)(replace(step, cells=(two,))))
+
+        return given
+
+    def said(job: str, *values: float) -> tuple[Flag, ...]:
+        Session(store, experiment, job).build().runs(tool(*values)).end()
+        report = collect(store, "h200")
+        (table,) = report.tables
+        for flag in table.flags:
+            assert f"- flag in {', '.join(flag.labels) or 'every row'}: {flag.reason}\n" in render(report)
+        return table.flags
+
+    reason = "the MAD is above 5 % of the median, {} % at most; dgxlab run h200 --host h200 --again measures it again"
+    assert said("20261120-103001-h200-a", 28.66, 28.66) == ()
+    assert said("20261120-103002-h200-a", 28.65, 28.66) == (Flag(("pp512",), False, reason.format(5)),)
+    assert said("20261120-103003-h200-a", 28.65, 2.0) == (Flag((), False, reason.format(49)),)
+    (compared,) = page(store, asked({"form": "single-stream", "experiment": "h200"})).tables
+    assert compared.flags == (Flag(("h200",), False, reason.format(49)),)
