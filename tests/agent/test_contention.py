@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,6 +124,10 @@ def test_threads_are_those_that_the_tool_names() -> None:
     def parsed(*rows: Mapping[str, object]) -> Parsed:
         return Parsed(tuple(CellResult(str(i), (), row) for i, row in enumerate(rows)))
 
+    captures = {"cpu/llama-bench-q4_0": 2, "h200/llama-bench-q4_k": 16, "cpu/batched-bench": 2}
+    for name, count in captures.items():
+        lines = (GOLDEN / f"{name}.jsonl").read_text().splitlines()
+        assert threads(parsed(*(json.loads(line) for line in lines if line.startswith("{")))) == count
     assert threads(parsed({"n_threads": 2}, {"n_threads": 4})) == 4
     assert threads(parsed({"n_threads": 2, "n_threads_batch": 12})) == 12
     for silent in (parsed(), parsed({"n_threads": "8"}), parsed({"n_threads": 0})):

@@ -190,6 +190,7 @@ def test_a_run_beside_a_busy_program_is_repeated_and_kept(toy_lab: ToyLab) -> No
     entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "busy"})
     with machines.busy_processor():
         outcome, events = toy_lab.run(toy_lab.experiment(bench=(entry,)))
+        again, _ = toy_lab.run(toy_lab.experiment(bench=(entry,)))
     assert (outcome.error, outcome.measured) == (None, 1)
     runs = [event for event in events if event["event"] == "run"]
     assert [(run["status"], run["reason"]) for run in runs] == [("valid", "")] * 3
@@ -203,4 +204,4 @@ def test_a_run_beside_a_busy_program_is_repeated_and_kept(toy_lab: ToyLab) -> No
     page = render(collect(toy_lab.lab.store, "toy"))
     assert f"- **hard event** in every row: {waited[-1]['reason']}\n" in page
     assert check(toy_lab.lab.store) == []
-    assert toy_lab.run(toy_lab.experiment(bench=(entry,)))[0].reused == 1
+    assert again.reused == 1
