@@ -124,6 +124,7 @@ def make_ab(
     chains = tuple(_chains(baseline, candidate, arms, kind))
     gates = [(side, gate) for side in sides for gate in own(side[0])]
     before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
+    before = [_beside(arms[0].name, step, before) for step in before]
     steps: list[Step] = [_build(arm) for arm in arms]
     for experiment, arm in sides:
         runs = [run for chain in chains for run in (chain.baseline, chain.candidate) if run.arm == arm.name]
@@ -249,6 +250,20 @@ def _gate(experiment: Experiment, arm: Arm, gate: ParityGate | Check, number: in
         return checks.check_step(f"gate:{number}", arm.name, gate, experiment)
     argv = ("{bin}/test-backend-ops", "test", "-o", gate.op, "-b", gate.backend)
     return GateStep(f"gate:{number}", arm.name, gate, argv, gate_env(experiment, gate), gate.limit_s)
+
+
+def _beside(baseline: str, step: GateStep | CheckStep, gates: Sequence[GateStep | CheckStep]) -> GateStep | CheckStep:
+    """Return a candidate's parity gate with the baseline's beside it, the one in the same environment if any."""
+    if not isinstance(step, GateStep) or step.arm == baseline:
+        return step
+    asked = (step.gate.op, step.gate.backend)
+    found = [
+        gate
+        for gate in gates
+        if isinstance(gate, GateStep) and gate.arm == baseline and (gate.gate.op, gate.gate.backend) == asked
+    ]
+    found.sort(key=lambda gate: gate.env != step.env)
+    return replace(step, like=found[0].id) if found else step
 
 
 def _runs(experiment: Experiment, arm: Arm, wanted: Wanted) -> Iterator[RunStep]:

@@ -14,7 +14,7 @@ import pytest
 from dgxlab import judgement, stats
 from dgxlab.ingest import ingest
 from dgxlab.judgement import Judged, judge, recorded, whole
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, NoiseFloor
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, NoiseFloor
 from dgxlab.store import Store, check
 from tests import journals
 from tests.journals import (
@@ -470,6 +470,29 @@ def test_what_is_promoted(store: Store, noise: Sequence[NoiseFloor], dirty: bool
     assert found.verdict.verdict == "faster"
     assert (found.promoted, found.verdict.reasons[-1] if said else "") == (not said, said)
     assert found.noise == (noise[0] if noise else None)
+
+
+def test_a_flaky_gate_holds_promotion_back(store: Store) -> None:
+    """Whenever it was and in whichever arm: what fails now and then is not promoted on the strength of the rest."""
+    step = chain_step(noise=[floor(0.002)])
+    journal = begun(step).chain(step, A, FASTER).gate(arm="toy", status="flaky", flaky=["MUL_MAT(n=1)"])
+    found = one(store, journal.gate(arm="patched").end())
+    said = "not promoted: gate MUL_MAT on CPU was flaky for toy after the chains: MUL_MAT(n=1)"
+    assert (found.verdict.verdict, found.promoted, found.verdict.reasons[-1]) == ("faster", False, said)
+
+
+def test_a_gate_that_the_command_line_changed_holds_promotion_back(store: Store) -> None:
+    """It may have asked for less than the spec does."""
+    step = chain_step(noise=[floor(0.002)])
+    journal = begun(step)
+    changed = [
+        replace(other, gate=replace(other.gate, overridden=True)) if isinstance(other, GateStep) else other
+        for other in journal.plan.steps
+    ]
+    journal = Journal(replace(journal.plan, steps=tuple(changed))).built().gates()
+    found = one(store, journal.chain(step, A, FASTER).gates().end())
+    said = "not promoted: --set changed what gate MUL_MAT on CPU must reach"
+    assert (found.verdict.verdict, found.promoted, found.verdict.reasons[-1]) == ("faster", False, said)
 
 
 def session_of_noise(

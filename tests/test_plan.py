@@ -18,6 +18,7 @@ from dgxlab.model import (
     FileModel,
     GateStep,
     ModelStep,
+    ParityGate,
     PerplexityGate,
     Plan,
     Session,
@@ -185,3 +186,13 @@ def test_what_came_later_changes_no_plan_without_it(baseline: Experiment) -> Non
     (step,) = [step for step in steps if step["kind"] == "model"]
     assert sorted(step) == ["arm", "id", "kind", "limit_s", "make", "model", "path", "quantize", "recipe"]
     assert '"vocab"' not in step["make"][3]
+
+
+def test_a_candidates_gate_is_held_against_the_one_in_its_environment(baseline: Experiment) -> None:
+    """By operation and backend, first the one with the same variables; a gate of another operation has none."""
+    gates = tuple(ParityGate(op, "CPU", env=env) for op, env in (("MUL_MAT", {}), ("MUL_MAT", {"A": "1"}), ("ADD", {})))
+    others = (*gates[1:2], replace(gates[0], env={"B": "1"}), ParityGate("MUL", "CPU"))
+    session = made(replace(baseline, gates=gates), replace(baseline, name="new", series=("s",), gates=others))
+    steps = {step.id: step for step in session.steps if isinstance(step, GateStep)}
+    assert [steps[f"gate:{n}"].like for n in range(6)] == ["", "", "", "gate:1", "gate:0", ""]
+    assert steps["gate:3:after"].like == "gate:1"

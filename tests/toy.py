@@ -22,7 +22,6 @@ from dgxlab.model import (
     Expectation,
     Experiment,
     FileModel,
-    Gate,
     LlamaBench,
     ParityGate,
 )
@@ -102,6 +101,7 @@ long calls(void) {
 }
 int first_is_cut(void) { return !strcmp(toy(), "first is cut") && calls() == 1; }
 int misbehave(void) {
+    if (getenv("TOY_PATH")) { fprintf(stderr, "toy-path: on\\n"); }
     if (!strcmp(toy(), "hang")) { sleep(600); }
     if (!strcmp(toy(), "busy")) { for (double start = now(); now() < start + 1;) {} }
     if (!strcmp(toy(), "crash")) { raise(SIGSEGV); }
@@ -124,6 +124,7 @@ HEAD = """#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 void begin(int argc, char ** argv);
+long calls(void);
 long launch(void);
 void say(const char * format, ...);
 const char * toy(void);
@@ -151,18 +152,20 @@ int main(int argc, char ** argv) {
         }
         return 0;
     }
-    int alone = strchr(op, '(') != NULL, failing = !strcmp(toy(), "wrong");
-    if (!strcmp(toy(), "flaky")) { failing = !alone; }
+    int alone = strchr(op, '(') != NULL, first = !strncmp(toy(), "flaky", 5) && calls() == 1;
+    int failing = !strcmp(toy(), "wrong") || first || (!strcmp(toy(), "wrong in the suite") && !alone);
+    int fewer = !strcmp(toy(), "fewer") || (!first && !strcmp(toy(), "flaky, then fewer"));
+    if (getenv("TOY_PATH")) { fprintf(stderr, "toy-path: on\\n"); }
     say("Testing 1 devices\\n\\nBackend 1/1: CPU\\n");
     if (strcmp(backend, "CPU")) { say("  Skipping\\n1/1 backends passed\\n\\033[1;32mOK\\033[0m\\n"); return 0; }
     say("  Device description: toy\\n  Device memory: 1 MB (1 MB free)\\n\\n");
-    for (int n = 1; n <= 3 && !alone; n++) {
-        say("  MUL_MAT(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", n);
+    for (int n = 1; n <= 3 - fewer && !alone; n++) {
+        say("  MUL_MAT(type_a=f32,n=%d): \\033[1;32mOK\\033[0m\\n", strcmp(toy(), "one case") ? n : 1);
     }
     say("  MUL_MAT(type_a=f16,n=1): not supported [CPU] \\n");
     if (failing) { say("[MUL_MAT] ERR = 0.01 > 0.0005   "); } else { say("  "); }
     say("MUL_MAT(type_a=q4_0,n=9): %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
-    int total = alone ? 1 : 4;
+    int total = alone ? 1 : 4 - fewer;
     say("  %d/%d tests passed\\n", total - failing, total);
     if (failing) { say("\\nFailing tests:\\n  MUL_MAT(type_a=q4_0,n=9)\\n"); }
     say("  Backend CPU: %s\\n", failing ? "\\033[1;31mFAIL\\033[0m" : "\\033[1;32mOK\\033[0m");
@@ -320,7 +323,7 @@ def experiment(repository: Path, pin: str, root: Path, **changes: object) -> Exp
     return Experiment(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def parity(total: int = 4, **changes: object) -> Gate:
+def parity(total: int = 4, **changes: object) -> ParityGate:
     """Return the toy's parity gate."""
     return ParityGate("MUL_MAT", "CPU", Expectation(total, total), 1, **changes)  # type: ignore[arg-type]
 

@@ -42,7 +42,7 @@ def run_check(bench: Bench, step: CheckStep, fill: Fill) -> dict[str, Any]:
                 told = {"role": command.role, "argv": argv, "env": dict(command.env), "rc": launched.ended.rc}
                 commands.append({**told, "seconds": launched.ended.seconds})
                 raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
-                readings[command.role] = _read(step, command, launched)
+                readings[command.role] = _read(step, command, launched) | _engaged(step, launched)
                 if not readings[command.role].get("cut"):
                     break
             if "problem" in readings[command.role]:
@@ -95,6 +95,12 @@ def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str,
     if command.role == REFERENCE:
         return read_reference(launched.text(), launched.errors(), step.gate.chunks)
     return read_divergence(launched.text(), step.gate.chunks)
+
+
+def _engaged(step: CheckStep, launched: Launch) -> dict[str, Any]:
+    """Return whether the path under test said that it ran, {} where the gate claims none."""
+    marker = "" if isinstance(step.gate, HarnessGate) else step.gate.engaged
+    return {"engaged": marker in launched.errors()} if marker else {}
 
 
 def _file(path: Path) -> dict[str, Any]:

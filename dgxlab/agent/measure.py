@@ -18,7 +18,7 @@ from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
 from dgxlab.agent.parse.gate import GateReading
 from dgxlab.agent.parse.parsed import Parsed
 from dgxlab.agent.telemetry import Telemetry
-from dgxlab.model import GateStep, ParityGate, RunStep, digest, to_json
+from dgxlab.model import GateStep, ParityGate, RunStep, case_digest, digest, to_json
 
 PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {
     "backend-ops": backend_ops.parse,
@@ -27,9 +27,9 @@ PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {
 }
 
 RERUNS = 3
-"""How often a failing gate case is run again alone."""
+"""How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
 RERUN_AT_MOST = 20
-"""With more failing cases than this the kernel is wrong, and running each again would only take long."""
+"""With more failing cases than this the kernel is wrong, and running it again would only take long."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,23 @@ class Launch:
         """Return the last line of stderr, or of stdout: usually the program's own reason."""
         lines = [line.strip() for line in (self.errors() or self.text()).splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it printed nothing"
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A parity gate that was run and judged.
+
+    Attributes:
+        fields: Those of its `gate` event, but for the list of cases.
+        gate: What was asked.
+        reading: What the program printed.
+        flaky: The cases that failed and then passed in every rerun.
+    """
+
+    fields: dict[str, Any]
+    gate: ParityGate
+    reading: GateReading
+    flaky: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -107,18 +124,25 @@ class Bench:
         self.pids.add(ended.pid)
         return Launch(ended, stdout, stderr)
 
-    def gate(self, step: GateStep, argv: Sequence[str]) -> dict[str, Any]:
-        """Run a parity gate and judge it; returns the fields of its `gate` event."""
-        launched = self.launch(step.id, argv, step.env, step.limit_s)
-        reading = gate.read_gate(launched.text(), step.gate.backend)
-        rc = launched.ended.rc if launched.ended.ok or launched.ended.rc is not None else -1
-        flaky = self._flaky(step, argv, reading) if reading.failed else ()
-        reasons = judge(reading, rc, flaky, step.gate)
-        if not launched.ended.ok and not reading.failed:
-            reasons = (launched.ended.sentence("test-backend-ops", step.limit_s), *reasons)
-        if reasons and not reading.failed:
-            reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(self.raw)}")
-        return {
+    def gate(self, step: GateStep, argv: Sequence[str], baseline: Gated | None = None) -> Gated:
+        """Run a parity gate and judge it.
+
+        Args:
+            baseline: The baseline's gate of the same operation, where this one is a candidate's.
+        """
+        launched, reading, rc = self._launch_gate(step.id, step, argv)
+        reasons = self._gate_reasons(step, launched, reading, rc)
+        flaky = tuple(dict.fromkeys(reading.failed))
+        alone = not self._gate_reasons(step, launched, *forgiven(reading, rc))  # nothing but these cases is wrong
+        if alone and 0 < len(flaky) <= RERUN_AT_MOST:
+            again = self._again(step, argv)
+            further = (f"run again: {'; '.join(again)}",) if again != reasons else ()
+            reasons = (*reasons, *further) if again else ()
+        if reasons:
+            flaky = ()
+        elif baseline and baseline.fields["status"] != "failed":
+            reasons = beside(step.gate, reading, flaky, baseline)
+        fields = {
             "gate": to_json(step.gate),
             "env": dict(step.env),
             "argv": list(argv),
@@ -126,6 +150,7 @@ class Bench:
             "passed": reading.passed,
             "total": reading.total,
             "unsupported": reading.unsupported,
+            "cases": case_digest(reading.cases) if reading.total else None,
             "status": "failed" if reasons else "flaky" if flaky else "passed",
             "reasons": list(reasons),
             "flaky": list(flaky),
@@ -133,23 +158,30 @@ class Bench:
             "raw": launched.raw(),
             "seconds": launched.ended.seconds,
         }
+        return Gated(fields, step.gate, reading, flaky)
 
-    def _flaky(self, step: GateStep, argv: Sequence[str], reading: GateReading) -> tuple[str, ...]:
-        """Run each failing case again alone; those that fail no second time are flaky, not wrong."""
-        cases = tuple(dict.fromkeys(reading.failed))
-        if len(cases) > RERUN_AT_MOST:
-            return ()
-        return tuple(case for number, case in enumerate(cases) if not self._fails_again(step, argv, case, number))
+    def _launch_gate(self, name: str, step: GateStep, argv: Sequence[str]) -> tuple[Launch, GateReading, int]:
+        launched = self.launch(name, argv, step.env, step.limit_s)
+        rc = -1 if launched.ended.rc is None else launched.ended.rc
+        return launched, gate.read_gate(launched.text(), step.gate.backend), rc
 
-    def _fails_again(self, step: GateStep, argv: Sequence[str], case: str, number: int) -> bool:
-        op = argv.index("-o") + 1
-        alone = [*argv[:op], case, *argv[op + 1 :]]
-        for again in range(RERUNS):
-            launched = self.launch(f"{step.id}-case{number}-{again}", alone, step.env, step.limit_s)
-            reading = gate.read_gate(launched.text(), step.gate.backend)
-            if gate.judge_gate(reading, launched.ended.rc if launched.ended.ok else 1, None, None):
-                return True
-        return False
+    def _gate_reasons(self, step: GateStep, launched: Launch, reading: GateReading, rc: int) -> tuple[str, ...]:
+        """Return why one run of a gate did not pass, () when it did."""
+        reasons = gate.judge_gate(reading, rc, step.gate)
+        if step.gate.engaged not in launched.errors():
+            reasons = (*reasons, not_engaged(step.gate.engaged, "test-backend-ops"))
+        if (rc != 0 or launched.ended.timed_out) and not reading.failed:
+            reasons = (launched.ended.sentence("test-backend-ops", step.limit_s), *reasons)
+        if reasons and not reading.failed:
+            reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(self.raw)}")
+        return reasons
+
+    def _again(self, step: GateStep, argv: Sequence[str]) -> tuple[str, ...]:
+        """Run a gate again, whole; returns why a rerun did not pass, () when all of them did."""
+        for number in range(1, RERUNS + 1):
+            if reasons := self._gate_reasons(step, *self._launch_gate(f"{step.id}-again{number}", step, argv)):
+                return reasons
+        return ()
 
     def run(
         self,
@@ -204,15 +236,30 @@ class Bench:
         return Attempt(fields, again)
 
 
-def judge(reading: GateReading, rc: int | None, flaky: Sequence[str], wanted: ParityGate) -> tuple[str, ...]:
-    """Return why a gate failed, () when it passed; a flaky case counts as the pass that its three reruns showed."""
-    wrong = [case for case in reading.failed if case not in flaky]
-    if flaky and not wrong:
-        forgiven = len(reading.failed)
-        passed = None if reading.passed is None else reading.passed + forgiven
-        reading = replace(reading, passed=passed, failed=(), backend_ok=True)
-        rc = 0
-    return gate.judge_gate(reading, rc, wanted.expect, wanted.unsupported)
+def forgiven(reading: GateReading, rc: int) -> tuple[GateReading, int]:
+    """Return what a gate would have printed had its failing cases passed."""
+    passed = None if reading.passed is None else reading.passed + len(reading.failed)
+    return replace(reading, passed=passed, failed=(), backend_ok=True), 0 if rc == 1 else rc
+
+
+def beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], baseline: Gated) -> tuple[str, ...]:
+    """Return why a candidate's gate that passed by itself fails beside its baseline's, () when it does not."""
+    reasons = []
+    if new := [case for case in flaky if case not in baseline.flaky]:
+        reasons.append(f"flaky here and not in the baseline: {', '.join(new)}")
+    asked = ((wanted.expect, baseline.gate.expect), (wanted.cases, baseline.gate.cases))
+    if any(one and two and one != two for one, two in asked):
+        return tuple(reasons)  # the specs declare that the arms have other cases
+    if reading.total != baseline.reading.total:
+        reasons.append(f"the candidate ran {reading.total} cases, the baseline {baseline.reading.total}")
+    if differs := gate.unlike(reading.cases, baseline.reading.cases):
+        reasons.append(f"not the baseline's cases: {differs}")
+    return tuple(reasons)
+
+
+def not_engaged(marker: str, program: str) -> str:
+    """Say that what was to be tested or measured did not run."""
+    return f"the path under test did not run: {marker!r} is not on {program}'s stderr"
 
 
 def threads(parsed: Parsed) -> int:
@@ -235,7 +282,7 @@ def verdict(step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[st
     errors = launched.errors() if step.markers or absent else ""
     for marker in step.markers:
         if marker not in errors:
-            return "discarded", f"the path under test did not run: {marker!r} is not on {program}'s stderr"
+            return "discarded", not_engaged(marker, program)
     for marker in absent:
         if marker in errors:
             return "discarded", f"the path under test ran in the baseline too: {marker!r} is on {program}'s stderr"

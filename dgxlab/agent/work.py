@@ -26,7 +26,7 @@ from dgxlab.agent.failure import clean, full_disk, refused
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
-from dgxlab.agent.measure import Bench
+from dgxlab.agent.measure import Bench, Gated
 from dgxlab.agent.root import Root
 from dgxlab.agent.runs import Runs
 from dgxlab.agent.telemetry import Telemetry
@@ -84,6 +84,10 @@ class Worker:
         self.builds: dict[str, str] = {}
         self.models: dict[tuple[str, str], dict[str, Any]] = {}
         """By arm and name: two arms may mean different models by one name."""
+        self.gates: dict[str, Gated] = {}
+        """By step id."""
+        self.lists = {step.gate.cases for step in plan.steps if isinstance(step, GateStep) and step.listed}
+        """Digests of the lists of cases that the record has."""
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
         self._last_progress = ("", 0.0)
@@ -207,7 +211,11 @@ class Worker:
 
     def _gate(self, step: GateStep) -> None:
         self.runs.hold()
-        result = self.bench.gate(step, self.fill(step.argv, step.arm))
+        gated = self.bench.gate(step, self.fill(step.argv, step.arm), self.gates.get(step.like))
+        self.gates[step.id], result = gated, gated.fields
+        if (cases := result["cases"]) and cases not in self.lists:  # 150 kB of MUL_MAT, told once
+            self.lists.add(cases)
+            result["case_list"] = list(gated.reading.cases)
         self.journal.emit("gate", id=step.id, arm=step.arm, build_id=self.builds[step.arm], **result)
         if result["status"] == "failed":
             self.closed_arms.add(step.arm)

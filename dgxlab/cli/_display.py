@@ -12,7 +12,7 @@ from typing import Any
 
 from dgxlab.agent.parse.judge import shown
 from dgxlab.cli._out import Out, clean
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, about, check_from_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, about, check_from_json
 from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
 
@@ -75,8 +75,9 @@ def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
         counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
     again = ", after the chains" if event["id"].endswith(":after") else ""
     about = f"gate {gate['op']} on {gate['backend']}{whose}{again}"
-    words = f"{about}: {event['status']}, {counted} ({duration(event['seconds'])})"
-    recorded = gate["expect"] is None and event["status"] == "passed"
+    changed = gate.get("overridden", False)
+    words = f"{about}: {event['status']}{CHANGED * changed}, {counted} ({duration(event['seconds'])})"
+    recorded = gate["expect"] is None and event["status"] == "passed" and not changed
     return [words + ("; recorded as what to expect from now on" if recorded else "")]
 
 

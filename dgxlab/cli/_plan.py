@@ -11,6 +11,7 @@ from dgxlab.model import (
     BASELINE,
     BURN_IN,
     CANDIDATE,
+    CHANGED,
     BuildStep,
     ChainStep,
     CheckStep,
@@ -60,7 +61,7 @@ def _step(step: Step) -> Iterator[str]:
         yield f"{_command(step.argv)}    # must know {' '.join(step.flags)}"
     elif isinstance(step, GateStep):
         yield _command(step.argv, dict(step.env))
-        yield f"  must pass {step.gate.expect or 'every case; the count is recorded'}"
+        yield f"  must pass {step.gate.expect or 'every case; the count is recorded'}{CHANGED * step.gate.overridden}"
     elif isinstance(step, CheckStep):
         text = f"{{text}} is {plural(step.text.words, 'word')} of seed {step.text.seed}" if step.text else ""
         files = f"{{files}} is a folder with {plural(len(step.files), 'file')}" if step.files else ""

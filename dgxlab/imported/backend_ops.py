@@ -212,7 +212,7 @@ def _test(text: str, section: _Section, notes: list[str]) -> Row:
         raise Refused(reading.contradictions[0], line)
     if not reading.total:
         raise Refused(f"backend {section.backend} ran 0 of 0 cases: nothing was tested", line)
-    ops = {case[1].partition("(")[0] for _, printed in section.lines if (case := CASE.search(printed))}
+    ops = {case.partition("(")[0] for case in reading.cases}
     notes += [f"failed: {case}" for case in reading.failed]
     counts = {"passed": reading.passed, "total": reading.total, "unsupported": reading.unsupported}
     return _gate(ops.pop() if len(ops) == 1 else "", section.backend, counts)

@@ -214,7 +214,12 @@ class _Fold:
         row = {name: event[name] for name in names}
         row |= {name: canonical(event[name]) for name in ("reasons", "flaky", "failed", "argv", "env", "raw")}
         row |= {"op": gate["op"], "backend": gate["backend"], "gate_digest": gate_digest(gate, event["env"])}
-        row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"], "overridden": 0}
+        row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"]}
+        row |= {"expected_cases": gate.get("cases"), "overridden": int(gate.get("overridden", False))}
+        # an agent that knew no lists of cases tells none
+        row |= {"cases": event.get("cases")}
+        if "case_list" in event:
+            self.store.put("case_lists", {"cases": event["cases"], "lines": canonical(event["case_list"])})
         self.store.put("gates", {"gate_id": self._key(event), "job_id": self.job.job_id, **row})
 
     def on_check(self, event: Event) -> None:

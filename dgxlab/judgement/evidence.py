@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate that did not pass.
+    """A gate that failed or was flaky.
 
     Attributes:
         after: Whether it was asked after the chains.
@@ -64,6 +64,7 @@ class Evidence:
         plan: The job's.
         runs: Every run of a chain, in the order in which they ran.
         failed: The gates that failed.
+        flaky: Those in which a case failed that passed in every rerun.
         ending: How the job ended, in words.
     """
 
@@ -71,7 +72,9 @@ class Evidence:
         self.plan: Plan = job.plan
         self.runs = tuple(_runs(store, job.job_id))
         asked = list(_gates(store, job.job_id))
-        self.failed = tuple(gate for gate, status in asked if status == "failed")
+        self.failed, self.flaky = (
+            tuple(gate for gate, status in asked if status == wanted) for wanted in ("failed", "flaky")
+        )
         self._asked_after = [gate.arm for gate, _ in asked if gate.after]
         self.ending = ENDS[job.state]
         if job.error and job.state in ("failed", "lost"):
@@ -141,8 +144,9 @@ def _gates(store: Store, job_id: str) -> Iterator[tuple[Gate, str]]:
     for row in _asked(store, job_id):
         after = first is not None and _line(row["key"]) > first
         when = "after" if after else "before"
-        why = "; ".join(json.loads(row["reasons"]))
-        sentence = f"gate {row['name']} failed for {row['arm']} {when} the chains: {why}"
+        why = "; ".join(json.loads(row["reasons"]) or json.loads(row.get("flaky", "[]")))
+        how = "was flaky" if row["status"] == "flaky" else "failed"
+        sentence = f"gate {row['name']} {how} for {row['arm']} {when} the chains: {why}"
         yield Gate(row["arm"], after, sentence), row["status"]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dgxlab import stats
 from dgxlab.agent.slots import Claim, Slot, chain_of, claims, goes_on, whole_cycles
 from dgxlab.judgement.evidence import ENDS, Evidence, Run
-from dgxlab.model import BASELINE, CANDIDATE, ChainStep, NoiseFloor
+from dgxlab.model import BASELINE, CANDIDATE, ChainStep, GateStep, NoiseFloor
 from dgxlab.stats import Chain, Verdict
 from dgxlab.store import Store
 
@@ -190,6 +190,10 @@ def _held_back(evidence: Evidence, case: Case, verdict: Verdict) -> Iterator[str
     dirty = [name for name in case.step.arms if evidence.plan.arm(name).source.dirty]
     if dirty:
         yield f"not promoted: {' and '.join(dirty)} was built from a checkout that is no commit"
+    yield from (f"not promoted: {gate.sentence}" for gate in evidence.flaky if gate.arm in case.step.arms)
+    steps = (step for step in evidence.plan.steps if isinstance(step, GateStep) and step.arm in case.step.arms)
+    if changed := [step.gate for step in steps if step.gate.overridden]:
+        yield f"not promoted: --set changed what gate {changed[0].op} on {changed[0].backend} must reach"
     if not evidence.gated_after(case.step):
         yield f"not promoted: the gates after the chains were not asked, {evidence.ending}"
     if case.noise is None:

@@ -102,7 +102,7 @@ def _passed(
         if isinstance(gate, HarnessGate):
             read |= sources(gate.kernel, checks.kernel_files(experiment.root, gate.kernel))
         return store.check_passed(build, device.id, asked, read)
-    return store.gate_passed(build, device.id, asked, expect=gate.expect, unsupported=gate.unsupported)
+    return store.gate_passed(build, device.id, asked, gate)
 
 
 def make_plan(
@@ -123,7 +123,10 @@ def make_plan(
 
 
 def with_expectations(store: Store, made: Plan, probe: Probe) -> Plan:
-    """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet."""
+    """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet.
+
+    A candidate's gate is held against the baseline's in its own session, and keeps what its spec says.
+    """
     steps = tuple(_known(store, made, step, probe) if isinstance(step, GateStep) else step for step in made.steps)
     return replace(made, steps=steps)
 
@@ -132,9 +135,14 @@ def _known(store: Store, made: Plan, step: GateStep, probe: Probe) -> GateStep:
     arm = made.arm(step.arm)
     compute_cap = Device.of(to_json(probe.facts), arm.cmake).compute_cap
     recorded = store.expectation(arm.source.pin, arm.source.tree, gate_digest(step.gate, step.env), compute_cap)
-    if step.gate.expect is not None or recorded is None:
-        return step
-    return replace(step, gate=replace(step.gate, expect=recorded[0], unsupported=recorded[1]))
+    gate = step.gate
+    if recorded and not step.like:
+        expect, unsupported, cases = recorded
+        if gate.expect is None:
+            gate = replace(gate, expect=expect, unsupported=unsupported)
+        if gate.expect == expect and not gate.cases:
+            gate = replace(gate, cases=cases)
+    return replace(step, gate=gate, listed=store.case_list(gate.cases) is not None)
 
 
 def _need_models(experiment: Experiment, host: str, probe: Probe) -> None:

@@ -17,6 +17,7 @@ from dgxlab.model.checks import (
 )
 from dgxlab.model.device import Device, on_gpu
 from dgxlab.model.experiment import (
+    CHANGED,
     COMMIT,
     NAME,
     BackendOpsBench,
@@ -34,6 +35,7 @@ from dgxlab.model.experiment import (
     ParityGate,
     Session,
     SyntheticModel,
+    case_digest,
 )
 from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
@@ -87,6 +89,7 @@ __all__ = [
     "BASELINE",
     "BURN_IN",
     "CANDIDATE",
+    "CHANGED",
     "COMMIT",
     "NAME",
     "PROTOCOL",
@@ -138,6 +141,7 @@ __all__ = [
     "arms_of",
     "build_id",
     "canonical",
+    "case_digest",
     "check_from_json",
     "digest",
     "environments",

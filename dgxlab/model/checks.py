@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Union
 
-from dgxlab.model.wire import digest, from_json
+from dgxlab.model.wire import LATER, digest, from_json
 
 Against = Mapping[str, Union[str, None]]
 """Variables that the other environment has instead; None for one that it does not have."""
@@ -31,6 +31,8 @@ class GreedyGate:
     """Of the prompt."""
     env: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 1800.0
+    engaged: str = field(default="", metadata=LATER)
+    """What must be on the arm's stderr, and not on that of `against`: the path under test says that it ran."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class PerplexityGate:
     """Of the text."""
     env: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 3600.0
+    engaged: str = field(default="", metadata=LATER)
+    """What must be on the arm's stderr, and not on that of `against`: the path under test says that it ran."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class HarnessGate:
     """The GPU's architecture by nvcc's name."""
     env: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 1800.0
+    tests: int = field(default=0, metadata=LATER)
+    """How many tests must run and pass; 0 in records of gates that did not say."""
 
 
 Check = Union[GreedyGate, PerplexityGate, HarnessGate]
@@ -104,17 +110,18 @@ def about(gate: Check) -> str:
 
 def limits(gate: Check) -> tuple[str, ...]:
     """Return what a gate asks, in words."""
+    if isinstance(gate, HarnessGate):
+        return (f"{gate.tests} tests pass" if gate.tests else "every test passes, and there are some",)
+    engaged = (f"{gate.engaged!r} on stderr",) if gate.engaged else ()
     if isinstance(gate, GreedyGate):
         same = ("the same text in both environments",) if gate.against else ()
-        return (*same, f"md5 {gate.expect}") if gate.expect else same
-    if isinstance(gate, HarnessGate):
-        return ("every test passes, and there are some",)
+        return (*same, *((f"md5 {gate.expect}",) if gate.expect else ()), *engaged)
     asked = {
         "KLD at most {} times the other environment's": gate.kld_ratio_at_most,
         "KLD at most {}": gate.kld_at_most,
         "perplexity at most {} times the reference's, and its inverse": gate.ppl_ratio_at_most,
     }
-    return tuple(words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None)
+    return (*(words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None), *engaged)
 
 
 def environments(gate: Check, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -96,6 +97,21 @@ class ParityGate:
     unsupported: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 3600.0
+    cases: str = field(default="", metadata=LATER)
+    """`case_digest` of all cases, the unsupported ones too; "" where the first clean baseline records it."""
+    engaged: str = field(default="", metadata=LATER)
+    """What must be on stderr: the path under test says that it ran."""
+    overridden: bool = field(default=False, metadata=LATER)
+    """The command line changed what it must reach."""
+
+
+CHANGED = " (changed by --set)"
+"""Follows the status of a gate that is `overridden`."""
+
+
+def case_digest(cases: Iterable[str]) -> str:
+    """Return the identity of a list of test cases in any order, 16 hex digits: a repeated case counts twice."""
+    return hashlib.sha256("\n".join(sorted(cases)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

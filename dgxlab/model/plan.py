@@ -135,6 +135,10 @@ class GateStep:
     env: Mapping[str, str]
     limit_s: float = 3600.0
     kind: str = "gate"
+    like: str = field(default="", metadata=LATER)
+    """The baseline's gate of the same operation, whose cases it must have unless both specs declare others."""
+    listed: bool = field(default=False, metadata=LATER)
+    """The record has the list of cases that `gate.cases` is the digest of."""
 
 
 ARM, AGAINST, REFERENCE = "arm", "against", "reference"

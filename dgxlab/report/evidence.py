@@ -120,9 +120,12 @@ RUNS = f"""SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model
           FROM runs JOIN arms USING (job_id, arm, build_id) LEFT JOIN chain_runs USING (run_id)
           WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
 
-GATES = """SELECT gates.*, device_id, expectations.job_id AS recorded_by
+GATES = """SELECT gates.*, device_id, expectations.job_id AS recorded_by, printed.lines AS printed,
+                  demanded.lines AS demanded
            FROM gates JOIN arms USING (job_id, arm, build_id) JOIN devices USING (device_id)
            LEFT JOIN expectations USING (pin, tree, gate_digest, compute_cap)
+           LEFT JOIN case_lists AS printed ON printed.cases = gates.cases AND status = 'failed'
+           LEFT JOIN case_lists AS demanded ON demanded.cases = expected_cases AND status = 'failed'
            WHERE build_id IN ({marks}) ORDER BY at, gate_id"""
 
 CHECKS = """SELECT checks.*, device_id FROM checks JOIN arms USING (job_id, arm, build_id)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dgxlab.agent.parse.gate import unlike
 from dgxlab.report.records import Failure
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ ENDS = {
 
 
 def failed_gate(gate: Mapping[str, Any], whose: str = "", *, again: bool = False) -> Failure:
-    """Say why a gate failed, given its row.
+    """Say why a gate failed, given its row of `evidence.GATES`.
 
     Args:
         whose: Follows the gate's name where one session has several of it.
         again: It was run again later, and passed.
     """
     reasons = [*json.loads(gate["reasons"]), *some(json.loads(gate["failed"]), CASES)]
+    if gate["printed"] and gate["demanded"]:
+        reasons += filter(None, [unlike(json.loads(gate["printed"]), json.loads(gate["demanded"]))])
     what = f"gate {gate['op']} on {gate['backend']}{whose}"
     return Failure(gate["job_id"], what, "failed", "; ".join(reasons), again)
 

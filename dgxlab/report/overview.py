@@ -12,6 +12,7 @@ from dgxlab.report.checks import gate_of
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import Column, Glance, Overview
 from dgxlab.report.session import WORDS
+from dgxlab.report.tables import standing
 from dgxlab.report.verdicts import summary
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ NEWEST = """SELECT job_id, kind, name, host, state, error,
 
 LATEST_GATES = """WITH every AS (
                       SELECT gate_id, build_id, gate_digest, at, op || ' on ' || backend AS what, NULL AS gate,
-                             arm, passed, total, status, reasons, job_id FROM gates
+                             arm, passed, total, status, overridden, reasons, job_id FROM gates
                       UNION ALL
-                      SELECT check_id, build_id, gate_digest, at, '', gate, arm, NULL, NULL, status, reasons,
+                      SELECT check_id, build_id, gate_digest, at, '', gate, arm, NULL, NULL, status, 0, reasons,
                              job_id FROM checks),
                   ranked AS (
                       SELECT *, row_number() OVER (PARTITION BY build_id, device_id, gate_digest
@@ -98,7 +99,7 @@ def _gates(store: Store) -> Glance:
             "arm": row["arm"],
             "build": row["build_id"],
             "count": None if row["total"] is None else f"{row['passed']}/{row['total']}",
-            "status": row["status"] + (f": {why}" if (why := "; ".join(json.loads(row["reasons"]))) else ""),
+            "status": standing(row) + (f": {why}" if (why := "; ".join(json.loads(row["reasons"]))) else ""),
             "session": row["job_id"],
         }
         for row in found[:GATES_SHOWN]

@@ -9,7 +9,7 @@ from typing import Any
 
 from dgxlab import units
 from dgxlab.errors import command
-from dgxlab.model import DerivedModel, Model, Param, SyntheticModel
+from dgxlab.model import CHANGED, DerivedModel, Model, Param, SyntheticModel
 from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
 from dgxlab.report.checks import TITLE, check_row, used_columns
 from dgxlab.report.conditions import range_of
@@ -141,6 +141,11 @@ def synthetic(model: Model | None) -> bool:
     return isinstance(model, (SyntheticModel, DerivedModel))
 
 
+def standing(gate: Mapping[str, Any]) -> str:
+    """Return the status of a gate, given its row, and whether the command line said what it must reach."""
+    return f"{gate['status']}{CHANGED if gate['overridden'] else ''}"
+
+
 def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:
     """A gate that was not run has a row too: it says so, and everything else is missing."""
     row: dict[str, Value] = {"op": op, "backend": backend, "status": "not run"}
@@ -158,7 +163,7 @@ def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str,
         "total": gate["total"],
         "unsupported": gate["unsupported"],
         "expected": expected,
-        "status": gate["status"],
+        "status": standing(gate),
         "flaky": ", ".join(json.loads(gate["flaky"])),
     }
 

@@ -14,6 +14,7 @@ Only this package imports yaml and pydantic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
 from dgxlab.errors import command
-from dgxlab.model import Experiment
+from dgxlab.model import Experiment, ParityGate
 from dgxlab.spec import checks, explain, overrides, resolve
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Mark, Node, locate, plain, refuse
+from dgxlab.spec.overrides import changed_gates
 
 __all__ = ["json_schema", "load"]
 
@@ -50,7 +52,13 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
     if problems := [locate(tree, loc, text) for loc, text in checks.check(spec)]:
         refuse(problems, next=next_command)
     absolute = resolve.absolute_path(path)
-    return spec.record(str(absolute), str(project_root(absolute)))
+    record = spec.record(str(absolute), str(project_root(absolute)))
+    changed = changed_gates(tree)
+    gates = (
+        replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate
+        for place, gate in enumerate(record.gates)
+    )
+    return replace(record, gates=tuple(gates))
 
 
 def project_root(path: Path) -> Path:

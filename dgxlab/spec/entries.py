@@ -14,6 +14,7 @@ from dgxlab import model
 from dgxlab.spec import flags
 from dgxlab.spec.fields import (
     Args,
+    Cases,
     Column,
     Count,
     Counted,
@@ -51,6 +52,10 @@ class ParityGateSpec(Strict):
     """How many cases must run and pass, as 1103/1103; null: the first clean baseline on the tree records it."""
     unsupported: Whole | None = None
     """How many cases the backend is known not to support; null: not checked."""
+    cases: Cases | None = None
+    """Digest of the list of all cases, the unsupported ones too; null: the first clean baseline records it."""
+    engaged: Maybe[Line] = None
+    """What must be on stderr, because the path under test prints it."""
     env: Env = Field(default_factory=dict)
     """Environment of this gate, besides the spec's."""
     limit_s: Seconds = 3600.0
@@ -59,7 +64,8 @@ class ParityGateSpec(Strict):
     def record(self) -> model.ParityGate:
         """Return the gate."""
         expect = model.Expectation.parse(self.expect) if self.expect else None
-        return model.ParityGate(self.op, self.backend, expect, self.unsupported, dict(self.env), self.limit_s)
+        said = self.model_dump(exclude={"expect", "cases", "engaged"})
+        return model.ParityGate(**said, expect=expect, cases=self.cases or "", engaged=self.engaged or "")
 
 
 class EngagedGateSpec(Strict):

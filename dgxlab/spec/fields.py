@@ -30,6 +30,7 @@ QUANT = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 ARCH = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 GPU_ARCH = re.compile(r"native|sm_[0-9]{2,3}[af]?")
 MD5 = re.compile(r"[0-9a-f]{32}")
+CASES = re.compile(r"[0-9a-f]{16}")
 CPU_MASK = re.compile(r"0x[0-9a-fA-F]{1,128}")
 MODEL_PATH = re.compile(r"(/|~/)[^\n]*")
 SOURCE = re.compile(
@@ -206,6 +207,7 @@ Param = Annotated[
 CpuMask = Annotated[str, *matching(CPU_MASK, 'a mask in hexadecimal, in quotes: "0xff"')]
 GpuArch = Annotated[str, *matching(GPU_ARCH, "an architecture by nvcc's name, as sm_90, or native")]
 Md5 = Annotated[str, *matching(MD5, "an md5: 32 hex digits, in lower case")]
+Cases = Annotated[str, *matching(CASES, "a digest of cases as a gate reports it: 16 hex digits, in lower case")]
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Width = Annotated[int, Field(ge=1, le=2**22)]

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dgxlab import model
-from dgxlab.spec.fields import Against, Count, Env, GpuArch, Maybe, Md5, Name, Ratio, Seconds, Strict, Whole
+from dgxlab.spec.fields import Against, Count, Env, GpuArch, Line, Maybe, Md5, Name, Ratio, Seconds, Strict, Whole
 
 
 class ModelGateSpec(Strict):
@@ -19,6 +19,8 @@ class ModelGateSpec(Strict):
     """Tokens computed at once (physical batch size)."""
     against: Against = Field(default_factory=dict)
     """Environment that the arm is held against: variables with another value, null for one that is not set there."""
+    engaged: Maybe[Line] = None
+    """What must be on the arm's stderr and not on that of against, because the path under test prints it."""
     seed: Whole = 0
     """Seed of the words."""
     env: Env = Field(default_factory=dict)
@@ -39,7 +41,8 @@ class GreedyGateSpec(ModelGateSpec):
 
     def record(self) -> model.GreedyGate:
         """Return the gate."""
-        return model.GreedyGate(**self.model_dump(exclude={"expect"}), expect=self.expect or "")
+        said = self.model_dump(exclude={"expect", "engaged"})
+        return model.GreedyGate(**said, expect=self.expect or "", engaged=self.engaged or "")
 
 
 class PerplexityGateSpec(ModelGateSpec):
@@ -62,7 +65,7 @@ class PerplexityGateSpec(ModelGateSpec):
 
     def record(self) -> model.PerplexityGate:
         """Return the gate."""
-        return model.PerplexityGate(**self.model_dump())
+        return model.PerplexityGate(**self.model_dump(exclude={"engaged"}), engaged=self.engaged or "")
 
 
 class HarnessGateSpec(Strict):
@@ -72,6 +75,8 @@ class HarnessGateSpec(Strict):
     """A folder of kernels/."""
     arch: GpuArch = "native"
     """The architecture that nvcc compiles for, as sm_90; native is the GPU that is there."""
+    tests: Count
+    """How many tests must run and pass: its `test` prints a line for each."""
     env: Env = Field(default_factory=dict)
     """Environment of this gate, besides the spec's."""
     limit_s: Seconds = 1800.0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from dgxlab.spec.nodes import SET, Loc, Node, dotted, fail, nearest, printable
 from dgxlab.spec.resolve import drop_other_kind
 from dgxlab.spec.yaml_file import MAX_DEPTH, read_value
 
 _INDEX = re.compile(r"[0-9]{1,6}")
-_GATE_KEYS = ("expect", "unsupported", "limit_s")
+MUST_REACH = ("expect", "unsupported", "cases")
+"""What a parity gate must reach; `--set` may change it, and the gate is marked."""
+_GATE_KEYS = (*MUST_REACH, "limit_s")
 """What may be set in a gate; anything else would make another gate of it, and so remove it."""
 
 
@@ -31,6 +34,14 @@ def apply(tree: Node, override: str) -> Node:
     if parts[0] == "gates":
         _check_gate_path(parts)
     return _put((), tree, parts, Node(read_value(text, tuple(parts)).value, SET))
+
+
+def changed_gates(tree: Node) -> set[int]:
+    """Return the places of the gates for which `--set` said what they must reach; the tree is a valid spec."""
+    entries: Any = tree.value
+    gates = [gate.value for gate in entries["gates"].value] if "gates" in entries else []
+    bodies = {place: gate["backend-ops"].value for place, gate in enumerate(gates) if "backend-ops" in gate}
+    return {place for place, body in bodies.items() if any(key in body and body[key].mark == SET for key in MUST_REACH)}
 
 
 def _check_gate_path(parts: list[str]) -> None:

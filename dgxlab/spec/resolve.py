@@ -3,9 +3,9 @@
 maps             merge, key by key
 models.NAME      merges with a model of its own kind; of another kind (path, synthetic, derived) it replaces it
 gates            append, and no child can remove one. A gate with the identity of an inherited one refines it where it
-                 stands: what the child writes counts (`expect: null` too), the rest is inherited. The identity of a
-                 parity gate is op, backend and env, of an engaged gate its marker and tools, of the others all but
-                 what they must reach and their time
+                 stands: what the child writes counts (`expect: null` too), the rest is inherited, but for `cases`
+                 where the child says another `expect`. The identity of a parity gate is op, backend and env, of an
+                 engaged gate its marker and tools, of the others all but what they must reach and their time
 other lists      replace
 name, hypothesis are the file's own and never inherited; a spec without a name is called like its file
 """
@@ -23,7 +23,7 @@ from dgxlab.spec.yaml_file import read_file
 MODEL_KINDS = frozenset({"path", "synthetic", "derived"})
 """A model entry has one of these keys."""
 
-LIMITS = ("expect", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
+LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
 """Keys of a gate that say what it must reach, and in which time."""
 
 OWN = ("name", "hypothesis")
@@ -130,10 +130,18 @@ def _merge_gates(parent: list[Node], child: list[Node]) -> list[Node]:
         identity = _gate_identity(gate)
         if identity and identity in places:
             place = places[identity]
-            gates[place] = _merge(("gates", place), gates[place], gate)
+            gates[place] = _merge(("gates", place), _without_cases(gates[place], gate), gate)
         else:
             gates.append(gate)
     return gates
+
+
+def _without_cases(parent: Node, child: Node) -> Node:
+    """Return an inherited gate without its list of cases where the child expects a count: they belong together."""
+    ((kind, body),), ((_, stated),) = _entries(parent).items(), _entries(child).items()
+    if "expect" not in _entries(stated):
+        return parent
+    return Node({kind: Node({k: v for k, v in _entries(body).items() if k != "cases"}, body.mark)}, parent.mark)
 
 
 def _refuse_repeated_gates(tree: Node) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, Plan, canonical
+from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, ParityGate, Plan, canonical
 from dgxlab.store.connect import connect, named_errors
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
 from dgxlab.store.schema import UPSERT
@@ -269,16 +270,9 @@ class Store:
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in found}.intersection(cells)
 
     def gate_passed(
-        self,
-        build_id: str,
-        device_id: str,
-        gate_digest: str,
-        *,
-        expect: Expectation | None = None,
-        unsupported: int | None = None,
-        protocol: int = PROTOCOL,
+        self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate, protocol: int = PROTOCOL
     ) -> bool:
-        """Tell whether the latest verdict of a gate on this build and device is a pass, and of the counts given."""
+        """Tell whether the latest verdict of a gate on this build and device is a pass, with the counts and cases."""
         found = self.rows(
             """SELECT gates.* FROM gates JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
                WHERE build_id = ? AND device_id = ? AND gate_digest = ? AND jobs.protocol = ?
@@ -287,8 +281,9 @@ class Store:
         )
         if not found or found[0]["status"] == "failed":
             return False
-        counted = expect is None or expect.total == found[0]["total"]
-        return counted and unsupported in (None, found[0]["unsupported"])
+        counted = gate.expect is None or gate.expect.total == found[0]["total"]
+        listed = gate.cases in ("", found[0]["cases"])
+        return counted and listed and gate.unsupported in (None, found[0]["unsupported"])
 
     def check_passed(
         self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str], protocol: int = PROTOCOL
@@ -304,17 +299,26 @@ class Store:
 
     def expectation(
         self, pin: str, tree: str, gate_digest: str, compute_cap: str
-    ) -> tuple[Expectation, int | None] | None:
-        """Return the count that the first clean gate recorded, with how many cases were unsupported (None: unknown).
+    ) -> tuple[Expectation, int | None, str] | None:
+        """Return what the first clean gate recorded.
 
         Args:
             compute_cap: Device.compute_cap: which cases are supported depends on it.
+
+        Returns:
+            Its count, how many cases were unsupported (None: unknown), the digest of all cases ("": unknown).
         """
         found = self.rows(
-            """SELECT total, unsupported FROM expectations
+            """SELECT total, unsupported, cases FROM expectations
                WHERE pin = ? AND tree = ? AND gate_digest = ? AND compute_cap = ?""",
             (pin, tree, gate_digest, compute_cap),
         )
         if not found:
             return None
-        return Expectation(found[0]["total"], found[0]["total"]), found[0]["unsupported"]
+        (row,) = found
+        return Expectation(row["total"], row["total"]), row["unsupported"], row["cases"] or ""
+
+    def case_list(self, cases: str) -> list[str] | None:
+        """Return the sorted cases that a gate printed, given their digest; None where the record does not have them."""
+        found = self.rows("SELECT lines FROM case_lists WHERE cases = ?", (cases,))
+        return json.loads(found[0]["lines"]) if found else None

@@ -17,7 +17,7 @@ from dgxlab.agent.parse.ninja import first_error, progress
 from dgxlab.errors import SpecError
 from dgxlab.imported import open_file
 from dgxlab.imported.reading import Row
-from dgxlab.model import Cell, Expectation
+from dgxlab.model import Cell, Expectation, ParityGate
 from faults.damage import Parse, chunks_of, damaged, misread, numbers_in, stands
 from faults.fault import Broken, Fault
 from tests.agent.parse.captures import batched_cell, capture, kernel_cell, llama_cell
@@ -33,9 +33,9 @@ PARSED: Sequence[tuple[Parse, str, Sequence[Cell]]] = (
 )
 
 GATES = (
-    ("h200/tbo-test-SSM_CONV.txt", "CUDA0", Expectation(45, 45)),
-    ("cpu/tbo-test-failing.txt", "CPU", Expectation(6, 6)),
-    ("cpu/tbo-test-two-cases.txt", "CPU", Expectation(2, 2)),
+    ("h200/tbo-test-SSM_CONV.txt", ParityGate("SSM_CONV", "CUDA0", Expectation(45, 45))),
+    ("cpu/tbo-test-failing.txt", ParityGate("MUL_MAT", "CPU", Expectation(6, 6))),
+    ("cpu/tbo-test-two-cases.txt", ParityGate("MUL_MAT", "CPU", Expectation(2, 2))),
 )
 
 LOGS = tuple(f"cpu/build/{name}.log" for name in ("compile", "link", "cuda", "ptxas", "arch", "missing", "colour"))
@@ -87,15 +87,16 @@ def parse(path: Path, random: Random) -> str:
 
 def judge(path: Path, random: Random) -> str:
     """Read a parity gate's output: it passes on nothing less than all of its evidence."""
-    name, backend, expect = random.choice(GATES)
+    name, gate = random.choice(GATES)
     text = damaged(capture(name), random)
-    reading = read_gate(text, backend)
+    reading = read_gate(text, gate.backend)
     for count in (reading.passed, reading.total):
         if count is not None and not re.search(rf"(?<![0-9]){count}(?![0-9])", plain(text)):
             raise Broken(f"{name}: the gate counts {count}, which does not stand in the text")
-    if judge_gate(reading, 0, expect, None):
+    if judge_gate(reading, 0, gate):
         return "refused"
-    lacking = _lacking(plain(text), backend, expect)
+    assert gate.expect
+    lacking = _lacking(plain(text), gate.backend, gate.expect)
     if lacking:
         raise Broken(f"{name}: the gate passed without {lacking}")
     return "exact"

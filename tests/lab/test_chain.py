@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dgxlab.agent.journal import read
 from dgxlab.agent.lock import FOLDERS
 from dgxlab.lab import Side, ask, resolve
 from dgxlab.lab.provision import send
-from dgxlab.model import EngagedGate, Experiment, FileModel, Plan, Session
+from dgxlab.model import EngagedGate, Experiment, FileModel, ParityGate, Plan, Session
 from dgxlab.transport.host import JobStatus
 from tests import machines, toy
 from tests.lab.conftest import ToyLab
@@ -153,6 +154,43 @@ def test_an_arm_whose_gate_fails_is_not_compared(toy_lab: ToyLab) -> None:
     assert places(events) == []
     states = {event["id"]: event["state"] for event in of(events, "step")}
     assert [states[step] for step in ("gate:0", "chain:0", "gate:0:after")] == ["done", "skipped", "skipped"]
+
+
+@pytest.mark.parametrize(
+    ("how", "gate", "reasons"),
+    [
+        (
+            "fewer",
+            ParityGate("MUL_MAT", "CPU"),
+            [
+                "the candidate ran 3 cases, the baseline 4",
+                "not the baseline's cases: missing: 1, as MUL_MAT(type_a=f32,n=3)",
+            ],
+        ),
+        (
+            "one case",
+            toy.parity(),
+            [
+                "not the baseline's cases: missing: 2, as MUL_MAT(type_a=f32,n=2); "
+                "repeated more often: 2, as MUL_MAT(type_a=f32,n=1)"
+            ],
+        ),
+        ("fewer", toy.parity(total=3), []),
+        ("flaky", toy.parity(), ["flaky here and not in the baseline: MUL_MAT(type_a=q4_0,n=9)"]),
+    ],
+    ids=["fewer cases", "repeated cases", "declared", "flaky"],
+)
+def test_a_candidates_gate_is_held_against_the_baselines(
+    toy_lab: ToyLab, tmp_path: Path, how: str, gate: ParityGate, reasons: list[str]
+) -> None:
+    """It has the same cases, unless both specs say how many, and none is flaky in it alone."""
+    env = {"TOY": how, "TOY_COUNT": str(tmp_path / "calls")}
+    candidate = arm(toy_lab, "candidate", gates=(replace(gate, env=env),), session=Session(cycles=2))
+    events, end = hold(toy_lab, arm(toy_lab, "stock"), candidate, kind="screen")
+    assert [event["reasons"] for event in of(events, "gate")] == [[], reasons]
+    assert end["exit_code"] == (5 if reasons else 0)
+    lists = [event["case_list"] for event in of(events, "gate") if "case_list" in event]
+    assert len(lists) == len({event["cases"] for event in of(events, "gate")})
 
 
 def test_a_path_under_test_that_ran_in_the_baseline(toy_lab: ToyLab) -> None:

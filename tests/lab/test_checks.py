@@ -113,6 +113,30 @@ def test_a_last_line_that_was_lost_is_asked_for_again(toy_lab: ToyLab, gate: Any
     assert store.check(toy_lab.lab.store) == []
 
 
+@pytest.mark.parametrize(
+    ("env", "against", "reason"),
+    [
+        ({"TOY_PATH": "1"}, {"TOY_PATH": None}, ""),
+        ({"TOY_PAHT": "1"}, {"TOY_PAHT": None}, "the path under test did not run: 'toy-path: on' is not on the stderr"),
+        (
+            {"TOY_PATH": "1"},
+            {"TOY_PAHT": "1"},
+            "the path under test ran on both sides: 'toy-path: on' is on the stderr",
+        ),
+    ],
+)
+@pytest.mark.parametrize("gate", [GREEDY, replace(PERPLEXITY, kld_ratio_at_most=1.5)])
+def test_a_gate_on_a_path_fails_where_another_ran(
+    toy_lab: ToyLab, gate: Any, env: Any, against: Any, reason: str
+) -> None:
+    """With a misspelt variable both environments are the same, and so is what they print."""
+    asked = replace(gate, env=env, against=against, engaged="toy-path: on")
+    outcome, _ = toy_lab.run(gated(toy_lab, asked))
+    assert (outcome.error is None) == (not reason)
+    assert reason in str(outcome.error or "")
+    assert store.check(toy_lab.lab.store) == []
+
+
 def test_a_gate_that_changed_is_asked_again(toy_lab: ToyLab) -> None:
     """Another limit is another question; the same one is not put twice."""
     toy_lab.run(gated(toy_lab, PERPLEXITY))
@@ -230,6 +254,13 @@ def test_a_harness_must_say_that_it_tested(kernel_lab: ToyLab, how: str, reason:
     assert outcome.error.exit_code == 5
     assert reason in outcome.error.message
     assert store.check(kernel_lab.lab.store) == []
+
+
+def test_a_harness_must_run_as_many_tests_as_the_spec_says(kernel_lab: ToyLab) -> None:
+    """Two of three pass, and the third was left out."""
+    outcome, _ = kernel_lab.run(gated(kernel_lab, HarnessGate("toy", tests=3)))
+    assert "expected 3 tests, got 2" in str(outcome.error)
+    assert kernel_lab.run(gated(kernel_lab, HarnessGate("toy", tests=2)))[0].error is None
 
 
 def test_a_kernel_that_is_not_there_is_refused_before_anything_is_sent(kernel_lab: ToyLab) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dgxlab import report
+from dgxlab.cli._display import lines
 from dgxlab.errors import BuildFailed, GateFailed, RemoteError, SpecError, UsageError
-from dgxlab.model import EngagedGate, FileModel, ParityGate
+from dgxlab.model import EngagedGate, Expectation, FileModel, ParityGate
 from tests import toy
 from tests.lab.conftest import ToyLab
 
@@ -117,12 +120,90 @@ def test_a_wrong_kernel_is_not_measured(toy_lab: ToyLab) -> None:
     assert toy_lab.values() == {}
 
 
-def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab) -> None:
-    """One failure in four is flaky: noted, not fatal."""
-    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env={"TOY": "flaky"}),)))
+FAILING = "MUL_MAT(type_a=q4_0,n=9)"
+"""The toy's case that fails."""
+
+
+def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) -> None:
+    """A failure that no rerun of the whole gate repeats is noted, not fatal."""
+    env = {"TOY": "flaky", "TOY_COUNT": str(tmp_path / "calls")}
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env=env),)))
     (gate,) = kinds(events, "gate")
     assert outcome.error is None
-    assert (gate["status"], gate["flaky"]) == ("flaky", ["MUL_MAT(type_a=q4_0,n=9)"])
+    assert (gate["status"], gate["flaky"], gate["failed"], gate["passed"]) == ("flaky", [FAILING], [], 3)
+    raw = toy_lab.root / "jobs" / outcome.job_id / "raw"
+    assert len(list(raw.glob("gate-0*.out"))) == 4
+    assert (tmp_path / "calls").read_text() == "xxxx"
+
+
+@pytest.mark.parametrize(
+    ("how", "reasons"),
+    [
+        ("wrong in the suite", ["expected 4/4, got 3/4", f"failed: {FAILING}"]),
+        ("flaky, then fewer", ["expected 4/4, got 3/4", f"failed: {FAILING}", "run again: expected 4/4, got 3/3"]),
+    ],
+)
+def test_a_case_that_fails_must_pass_with_those_before_it(
+    toy_lab: ToyLab, tmp_path: Path, how: str, reasons: list[str]
+) -> None:
+    """The whole gate is run again, not the case alone, and every rerun must pass like a first run."""
+    env = {"TOY": how, "TOY_COUNT": str(tmp_path / "calls")}
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env=env),)))
+    (gate,) = kinds(events, "gate")
+    assert isinstance(outcome.error, GateFailed)
+    assert (gate["status"], gate["flaky"], gate["failed"], gate["reasons"]) == ("failed", [], [FAILING], reasons)
+
+
+def test_as_many_cases_of_another_list_do_not_pass(toy_lab: ToyLab) -> None:
+    """The first clean gate records the list of its cases; one case in the place of three is another list."""
+    gate = ParityGate("MUL_MAT", "CPU")
+    _, events = toy_lab.run(toy_lab.experiment(gates=(gate,)))
+    (first,) = kinds(events, "gate")
+    store = toy_lab.lab.store
+    assert store.case_list(first["cases"]) == first["case_list"]
+    assert len(first["case_list"]) == 5
+
+    again, events = toy_lab.run(toy_lab.experiment(gates=(gate,)), again=True)
+    (second,) = kinds(events, "gate")
+    assert again.error is None
+    assert second["gate"]["cases"] == first["cases"]
+    assert "case_list" not in second  # the record has it
+
+    fooled = replace(gate, env={"TOY": "one case"}, expect=Expectation(4, 4), cases=first["cases"])
+    outcome, events = toy_lab.run(toy_lab.experiment(name="fooled", gates=(fooled,)))
+    (third,) = kinds(events, "gate")
+    assert isinstance(outcome.error, GateFailed)
+    assert third["reasons"] == [
+        f"expected the list of cases {first['cases']}, got {third['cases']}: 5 cases, 2 of them repeated"
+    ]
+    differs = "missing: 2, as MUL_MAT(type_a=f32,n=2); repeated more often: 2, as MUL_MAT(type_a=f32,n=1)"
+    assert differs in report.render(report.collect(store, "fooled"))
+
+
+@pytest.mark.parametrize(("variable", "status"), [("TOY_PATH", "passed"), ("TOY_PAHT", "failed")])
+def test_a_gate_that_claims_a_path_fails_where_it_did_not_run(toy_lab: ToyLab, variable: str, status: str) -> None:
+    """A misspelt variable leaves the old path on, which passes every case."""
+    gate = toy.parity(env={variable: "1"}, engaged="toy-path: on")
+    _, events = toy_lab.run(toy_lab.experiment(gates=(gate,)))
+    (event,) = kinds(events, "gate")
+    reason = "the path under test did not run: 'toy-path: on' is not on test-backend-ops's stderr"
+    assert (event["status"], event["reasons"]) == (status, [] if status == "passed" else [reason])
+
+
+def test_a_gate_that_the_command_line_changed_sets_nothing(toy_lab: ToyLab) -> None:
+    """Its smaller count is for nobody else: it is marked where it is shown, and the spec's own gate runs again."""
+    weak = toy_lab.experiment(gates=(replace(toy.parity(env={"TOY": "fewer"}), expect=None, overridden=True),))
+    outcome, events = toy_lab.run(weak)
+    (gate,) = kinds(events, "gate")
+    assert (outcome.error, gate["status"], gate["total"]) == (None, "passed", 3)
+    store = toy_lab.lab.store
+    assert store.rows("SELECT * FROM expectations") == []
+    assert [line for line in lines(gate) if "recorded" in line] == []
+    assert "passed (changed by --set), 3/3" in "".join(lines(gate))
+    assert "| passed (changed by --set) |" in report.render(report.collect(store, "toy"))
+
+    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env={"TOY": "fewer"}),)))
+    assert isinstance(outcome.error, GateFailed)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import pytest
 
 from dgxlab.model import (
     DerivedModel,
+    Expectation,
     Experiment,
     GreedyGate,
+    HarnessGate,
+    ParityGate,
     PerplexityGate,
     SyntheticModel,
     from_json,
@@ -42,6 +45,35 @@ def test_models_and_gates_are_read() -> None:
     assert from_json(Experiment, json.loads(json.dumps(to_json(made)))) == made
 
 
+def test_gates_say_which_cases_which_path_and_how_many_tests() -> None:
+    """What came later is read, written only where it is said, and refines an inherited gate."""
+    lines = [
+        "backend-ops: {op: MUL_MAT, backend: CPU, cases: 0123456789abcdef, engaged: 'fast: on'}",
+        "greedy: {model: nv, against: {FAST: null}, engaged: 'fast: on'}",
+        f"{PERPLEXITY}, kld_at_most: 1, engaged: 'fast: on'}}",
+        "harness: {kernel: toy, tests: 72}",
+    ]
+    made = read(MODELS + "gates:\n" + "".join(f"  - {line}\n" for line in lines) + "env: {FAST: '1'}\n")
+    parity, *others = made.gates
+    assert isinstance(parity, ParityGate)
+    assert (parity.expect, parity.cases, parity.engaged) == (Expectation(1103, 1103), "0123456789abcdef", "fast: on")
+    assert [gate.engaged for gate in others if not isinstance(gate, (HarnessGate, ParityGate))] == ["fast: on"] * 2
+    assert others[-1] == HarnessGate("toy", tests=72)
+    assert from_json(Experiment, json.loads(json.dumps(to_json(made)))) == made
+    assert {"cases", "engaged", "overridden"}.isdisjoint(to_json(ParityGate("MUL_MAT", "CPU")))
+
+
+def test_another_count_is_of_another_list() -> None:
+    """A child that expects more cases does not inherit the list of fewer."""
+    write(BASE.replace("unsupported: 306", "unsupported: 306, cases: 0123456789abcdef"), "listed.yaml")
+    same, more = (
+        load(write(f"extends: listed.yaml\ngates: [backend-ops: {{op: MUL_MAT, backend: CPU, {said}}}]\n")).gates
+        for said in ("unsupported: 0", "expect: 1236/1236")
+    )
+    assert same == (ParityGate("MUL_MAT", "CPU", Expectation(1103, 1103), 0, cases="0123456789abcdef"),)
+    assert more == (ParityGate("MUL_MAT", "CPU", Expectation(1236, 1236), 306),)
+
+
 def test_what_came_later_does_not_change_a_recipe_without_it() -> None:
     """Models of before keep their identity; with a vocabulary, or scales, they have another one."""
     assert model_id(SyntheticModel()) == "synthetic-ce8d157383808fe4"
@@ -71,6 +103,9 @@ def test_what_came_later_does_not_change_a_recipe_without_it() -> None:
         (f"{PERPLEXITY}, n_ctx: 64, chunks: 3, kld_at_most: 1}}", "counts 93 tokens and llama-perplexity wants 100"),
         (f"{PERPLEXITY}, kld_at_most: 0}}", "gates[1].perplexity.kld_at_most: must be more than 0"),
         ("harness: {kernel: ../x}", "gates[1].harness.kernel: must be a name"),
+        ("harness: {kernel: x}", "gates[1].harness.tests: missing"),
+        ("backend-ops: {op: ADD, backend: CPU, cases: 12}", "gates[1].backend-ops.cases: must be text, not 12"),
+        ("backend-ops: {op: ADD, backend: CPU, cases: x}", "gates[1].backend-ops.cases: must be a digest of cases"),
         ("harness: {kernel: x, arch: sm90}", "gates[1].harness.arch: must be an architecture by nvcc's name"),
         (
             "perplexity: {model: nv, reference: q, kld_at_most: 1}",

@@ -57,8 +57,22 @@ def test_a_model_is_swapped_for_one_of_another_kind() -> None:
 def test_what_may_be_set_in_a_gate() -> None:
     """Expectations and the limit: the gate stays the same gate."""
     child = read("", "gates.0.backend-ops.expect=1188/1188", "gates.0.backend-ops.unsupported=null")
-    assert child.gates == (ParityGate("MUL_MAT", "CPU", Expectation(1188, 1188), None),)
-    assert read("", "gates[0].backend-ops.expect=null").gates == (ParityGate("MUL_MAT", "CPU", None, 306),)
+    assert child.gates == (ParityGate("MUL_MAT", "CPU", Expectation(1188, 1188), None, overridden=True),)
+    assert read("", "gates[0].backend-ops.expect=null").gates == (
+        ParityGate("MUL_MAT", "CPU", None, 306, overridden=True),
+    )
+    (listed,) = read("", "gates.0.backend-ops.cases=0123456789abcdef").gates
+    assert isinstance(listed, ParityGate)
+    assert (listed.cases, listed.overridden) == ("0123456789abcdef", True)
+
+
+def test_a_gate_that_must_reach_what_the_file_says_is_not_marked() -> None:
+    """A longer time, or another gate's count, changes nothing for it."""
+    gates = "gates:\n  - backend-ops: {op: ADD, backend: CPU, expect: 5/5}\n"
+    one, two = read(gates, "gates.0.backend-ops.limit_s=60", "gates.1.backend-ops.expect=null").gates
+    assert isinstance(one, ParityGate)
+    assert isinstance(two, ParityGate)
+    assert (one.limit_s, one.overridden, two.overridden) == (60, False, True)
 
 
 def test_host_is_checked_like_the_spec_s() -> None:
@@ -93,7 +107,7 @@ def test_host_is_checked_like_the_spec_s() -> None:
         ("=3", "--set: '=3' is not key=value"),
         ("a..b=3", "is not key=value"),
         ("extends=other.yaml", "--set: extends: is read before --set"),
-        ("gates=[]", "--set: gates: only gates.N.backend-ops.{expect,unsupported,limit_s} can be set"),
+        ("gates=[]", "--set: gates: only gates.N.backend-ops.{expect,unsupported,cases,limit_s} can be set"),
         ("gates.0={engaged: {stderr: x}}", "no gate can be removed or exchanged"),
         ("gates.0.backend-ops.op=ADD", "no gate can be removed or exchanged"),
         ("gates.0.backend-ops.env={A: '1'}", "no gate can be removed or exchanged"),

@@ -9,13 +9,15 @@ import pytest
 
 from dgxlab.errors import SpecError, UsageError
 from dgxlab.ingest import ingest
-from dgxlab.model import PROTOCOL, Expectation, ParityGate, model_id
+from dgxlab.model import PROTOCOL, Expectation, ParityGate, case_digest, model_id
 from dgxlab.store import Store, gate_digest
 from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
 
 ENV = env_digest({"GGML_NO_BACKTRACE": "1"})
 MODEL = model_id(TINY)
 GATE = gate_digest(ParityGate("MUL_MAT", "CPU"), {})
+ASKED = ParityGate("MUL_MAT", "CPU")
+LISTED = case_digest(["MUL_MAT(n=1)", "MUL_MAT(n=1)"])
 
 
 def measured(store: Store, journal: Journal) -> Journal:
@@ -137,13 +139,13 @@ def test_gate_passed_is_the_latest_verdict(store: Store) -> None:
     """A pass counts until the gate fails on the same build and host, also in a later job."""
     journal = measured(store, whole("job-1"))
     build = journal.build_id()
-    assert store.gate_passed(build, device(), GATE)
-    assert not store.gate_passed(build, device("host-b"), GATE)
-    assert not store.gate_passed("another", device(), GATE)
-    assert not store.gate_passed(build, device(), "another")
-    assert not store.gate_passed(build, device(), GATE, protocol=PROTOCOL + 1)
+    assert store.gate_passed(build, device(), GATE, ASKED)
+    assert not store.gate_passed(build, device("host-b"), GATE, ASKED)
+    assert not store.gate_passed("another", device(), GATE, ASKED)
+    assert not store.gate_passed(build, device(), "another", ASKED)
+    assert not store.gate_passed(build, device(), GATE, ASKED, PROTOCOL + 1)
     measured(store, Journal(plan("job-2"), t=journal.t + 1000).job().build(reused=True).gate(1102))
-    assert not store.gate_passed(build, device(), GATE)
+    assert not store.gate_passed(build, device(), GATE, ASKED)
 
 
 def test_gate_passed_with_a_count(store: Store) -> None:
@@ -151,9 +153,12 @@ def test_gate_passed_with_a_count(store: Store) -> None:
     flaky: dict[str, Any] = {"status": "flaky", "flaky": ["type_a=q4_0,m=16,n=1,k=256"], "failed": [], "reasons": []}
     journal = measured(store, Journal(plan("job-1")).job().build().gate(1102, **flaky))
     build = journal.build_id()
-    assert store.gate_passed(build, device(), GATE, expect=Expectation(1103, 1103), unsupported=306)
-    assert not store.gate_passed(build, device(), GATE, expect=Expectation(1104, 1104))
-    assert not store.gate_passed(build, device(), GATE, unsupported=305)
+    assert store.gate_passed(
+        build, device(), GATE, dataclasses.replace(ASKED, expect=Expectation(1103, 1103), unsupported=306)
+    )
+    assert not store.gate_passed(build, device(), GATE, dataclasses.replace(ASKED, expect=Expectation(1104, 1104)))
+    assert not store.gate_passed(build, device(), GATE, dataclasses.replace(ASKED, unsupported=305))
+    assert not store.gate_passed(build, device(), GATE, dataclasses.replace(ASKED, cases=LISTED))
 
 
 def test_gate_digest_is_what_is_checked() -> None:
@@ -167,11 +172,32 @@ def test_expectation(store: Store) -> None:
     """The first clean gate without a count to reach records it: for its pin, tree, GPUs and what it checks."""
     measured(store, whole("job-1"))
     tree = source().tree
-    assert store.expectation(PIN, tree, GATE, "") == (Expectation(1103, 1103), 306)
+    assert store.expectation(PIN, tree, GATE, "") == (Expectation(1103, 1103), 306, "")
     assert store.expectation(PIN, tree, GATE, "9.0") is None
     assert store.expectation(PIN, tree, gate_digest(ParityGate("MUL_MAT", "CUDA0"), {}), "") is None
     assert store.expectation(PIN, tree, gate_digest(ParityGate("MUL_MAT", "CPU"), {"SHAPES": "full"}), "") is None
     assert store.expectation(PIN, "another", GATE, "") is None
+
+
+def test_the_list_of_cases_is_part_of_what_later_gates_must_reach(store: Store) -> None:
+    """A gate that was told its count, and not its cases, gives them; the record has each list once."""
+    told = ParityGate("MUL_MAT", "CPU", Expectation(1103, 1103))
+    listed: dict[str, Any] = {"gate": told, "cases": LISTED, "case_list": ["MUL_MAT(n=1)", "MUL_MAT(n=1)"]}
+    journal = Journal(plan("job-1")).job().build().gate().gate(**listed).gate(**listed)
+    measured(store, journal)
+    assert store.expectation(PIN, source().tree, GATE, "") == (Expectation(1103, 1103), 306, LISTED)
+    assert store.case_list(LISTED) == listed["case_list"]
+    assert store.case_list("0" * 16) is None
+    assert store.gate_passed(journal.build_id(), device(), GATE, dataclasses.replace(told, cases=LISTED))
+
+
+def test_a_gate_that_the_command_line_changed_is_another_gate(store: Store) -> None:
+    """Its pass is none of the spec's gate, and what it counted sets nothing."""
+    weak = dataclasses.replace(ASKED, overridden=True)
+    journal = measured(store, Journal(plan("job-1")).job().build().gate(gate=weak))
+    assert not store.gate_passed(journal.build_id(), device(), GATE, ASKED)
+    assert store.gate_passed(journal.build_id(), device(), gate_digest(weak, {}), weak)
+    assert store.rows("SELECT * FROM expectations") == []
 
 
 def test_rows_only_reads(store: Store) -> None:

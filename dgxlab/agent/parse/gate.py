@@ -7,10 +7,12 @@ one of the things that a gate asks for.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dgxlab.agent.parse.lines import plain
-from dgxlab.model import Expectation
+from dgxlab.model import ParityGate, case_digest
 
 TOOL = "test-backend-ops"
 
@@ -42,6 +44,7 @@ class GateReading:
         backend_ok: The backend's section ends in `Backend <name>: OK`.
         last_case: The last case printed. A case is printed when it is over: a crash came in the one after it.
         contradictions: Sentences for what the summary and the cases disagree on.
+        cases: Every case that a line names, supported or not, sorted: the program's own list, whatever the backend.
     """
 
     backend: str
@@ -54,6 +57,7 @@ class GateReading:
     backend_ok: bool = False
     last_case: str = ""
     contradictions: tuple[str, ...] = ()
+    cases: tuple[str, ...] = ()
 
 
 @dataclass
@@ -66,6 +70,7 @@ class _Section:
     unsupported: int = 0
     failed: list[str] = field(default_factory=list)
     listed: list[str] = field(default_factory=list)
+    cases: list[str] = field(default_factory=list)
     open_case: str = ""
     last_case: str = ""
     listing: bool = False
@@ -85,6 +90,7 @@ class _Section:
     def _read_case(self, line: str, text: str) -> None:
         if case := CASE.search(text):
             self.open_case = self.last_case = case[1]
+            self.cases.append(case[1])
         failed, unsupported, passed = FAILED.search(text), UNSUPPORTED.search(text), PASSED.search(line)
         if failed:
             self.failed.append(self.open_case)
@@ -117,21 +123,20 @@ def read_gate(text: str, backend: str) -> GateReading:
         backend_ok=section.statuses == ["OK"],
         last_case=section.last_case,
         contradictions=_contradictions(section, passed, seen.count(backend)),
+        cases=tuple(sorted(section.cases)),
     )
 
 
-def judge_gate(
-    reading: GateReading, rc: int | None, expect: Expectation | None, unsupported: int | None
-) -> tuple[str, ...]:
+def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[str, ...]:
     """Return why the gate did not pass, one sentence a reason; () when it did.
 
     Args:
         reading: What the program printed.
         rc: Its exit status; None or negative when a signal ended it.
-        expect: How many cases must pass, None to take any number but 0.
-        unsupported: How many cases may be unsupported, None to take any number.
+        wanted: Its operation, and the counts and cases that it must have. What is None or "" there is not asked, but 0
+            cases never pass.
     """
-    reasons = [*_count_reasons(reading, expect, unsupported), *reading.contradictions]
+    reasons = [*_count_reasons(reading, wanted), *reading.contradictions]
     if rc is None or rc < 0:
         reasons.append(f"{TOOL} was ended by a signal")
     elif rc != 0 and (rc != 1 or not reasons):  # 1 is how it repeats what was just said
@@ -170,28 +175,57 @@ def _contradictions(section: _Section, passed: int | None, sections: int) -> tup
         said.append(f"the summary counts {passed} passed cases, but {section.ok} cases say OK")
     if passed is not None and len(section.failed) > len(section.listed):
         said.append(f"the summary names {len(section.listed)} failing cases, but {len(section.failed)} lines say FAIL")
+    ended = section.ok + section.unsupported + len(section.failed)
+    if passed is not None and not said and len(section.cases) != ended:
+        said.append(f"{len(section.cases)} lines name a case, but {ended} say how one ended")
     return tuple(said)
 
 
-def _count_reasons(reading: GateReading, expect: Expectation | None, unsupported: int | None) -> list[str]:
+def unlike(cases: Iterable[str], reference: Iterable[str]) -> str:
+    """Return how a list of cases differs from another, in words; "" where it does not."""
+    here, there = Counter(cases), Counter(reference)
+    more = here - there
+    differing = {
+        "missing": there - here,
+        "repeated more often": Counter({case: count for case, count in more.items() if case in there}),
+        "new": Counter({case: count for case, count in more.items() if case not in there}),
+    }
+    return "; ".join(f"{how}: {some.total()}, as {min(some)}" for how, some in differing.items() if some)
+
+
+def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[str]:
     if reading.backend not in reading.seen:
         there = f"the program has {', '.join(reading.seen)}" if reading.seen else "the output names none"
-        return [f"backend {reading.backend} was not tested: {there}"]
+        yield f"backend {reading.backend} was not tested: {there}"
+        return
     if reading.passed is None or reading.total is None:
-        return [_no_summary(reading)]
-    reasons = []
+        yield _no_summary(reading)
+        return
+    expect = wanted.expect
     if reading.total == 0:
-        reasons.append("ran 0 of 0 cases: nothing was tested")
+        yield "ran 0 of 0 cases: nothing was tested"
     elif expect and (reading.passed, reading.total) != (expect.passed, expect.total):
-        reasons.append(f"expected {expect}, got {reading.passed}/{reading.total}")
+        yield f"expected {expect}, got {reading.passed}/{reading.total}"
     elif reading.passed != reading.total:
-        reasons.append(f"{reading.passed} of {reading.total} cases passed")
+        yield f"{reading.passed} of {reading.total} cases passed"
     if reading.failed:
         others = f" and {len(reading.failed) - 1} more" if len(reading.failed) > 1 else ""
-        reasons.append(f"failed: {reading.failed[0]}{others}")
-    if unsupported is not None and reading.unsupported != unsupported:
-        reasons.append(f"expected {unsupported} unsupported cases, got {reading.unsupported}")
-    return reasons
+        yield f"failed: {reading.failed[0]}{others}"
+    if wanted.unsupported is not None and reading.unsupported != wanted.unsupported:
+        yield f"expected {wanted.unsupported} unsupported cases, got {reading.unsupported}"
+    yield from _list_reasons(reading.cases, wanted)
+
+
+def _list_reasons(cases: tuple[str, ...], wanted: ParityGate) -> Iterator[str]:
+    """Yield why these are not the cases of the gate: the count alone is right of 1103 runs of the easiest case too."""
+    others = [case for case in cases if case.partition("(")[0] != wanted.op]
+    if others:
+        yield f"{len(others)} of {len(cases)} cases are not of {wanted.op}, as {others[0]}"
+    elif cases and wanted.cases and (found := case_digest(cases)) != wanted.cases:
+        repeated = len(cases) - len(set(cases))
+        yield (
+            f"expected the list of cases {wanted.cases}, got {found}: {len(cases)} cases, {repeated} of them repeated"
+        )
 
 
 def _no_summary(reading: GateReading) -> str:

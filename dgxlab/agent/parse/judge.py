@@ -25,8 +25,9 @@ def judge_check(gate: Check, readings: Readings) -> tuple[str, ...]:
     if missing := [WHERE[role] for role in roles(gate) if role not in readings]:
         return (f"{missing[0]} was not run",)
     if isinstance(gate, HarnessGate):
-        return tuple(_harness(readings[ARM]))
-    return tuple(_greedy(gate, readings) if isinstance(gate, GreedyGate) else _perplexity(gate, readings))
+        return tuple(_harness(gate, readings[ARM]))
+    found = _greedy(gate, readings) if isinstance(gate, GreedyGate) else _perplexity(gate, readings)
+    return (*_engaged(gate, readings), *found)
 
 
 def roles(gate: Check) -> tuple[str, ...]:
@@ -56,13 +57,25 @@ def kld_ratio(readings: Readings) -> float | None:
     return float(arm / other) if arm is not None and other else None
 
 
-def _harness(tests: Mapping[str, Any]) -> Iterator[str]:
+def _harness(gate: HarnessGate, tests: Mapping[str, Any]) -> Iterator[str]:
     if failed := tests["failed"]:
         yield f"failed: {failed[0]}{f' and {len(failed) - 1} more' if len(failed) > 1 else ''}"
     elif not tests["passed"]:
         yield "no test was run"
     elif tests["verdict"] != "passed":
         yield "the harness does not end with 'passed'"
+    elif gate.tests and tests["passed"] != gate.tests:
+        yield f"expected {gate.tests} tests, got {tests['passed']}"
+
+
+def _engaged(gate: GreedyGate | PerplexityGate, readings: Readings) -> Iterator[str]:
+    """Yield where the path under test ran, or did not, other than the gate says."""
+    if not gate.engaged:
+        return
+    if not readings[ARM]["engaged"]:
+        yield f"the path under test did not run: {gate.engaged!r} is not on the stderr of {WHERE[ARM]}"
+    if gate.against and readings[AGAINST]["engaged"]:
+        yield f"the path under test ran on both sides: {gate.engaged!r} is on the stderr of {WHERE[AGAINST]} too"
 
 
 def _greedy(gate: GreedyGate, readings: Readings) -> Iterator[str]:

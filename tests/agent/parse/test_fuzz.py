@@ -13,7 +13,7 @@ from dgxlab.agent.parse.gate import judge_gate, read_gate
 from dgxlab.agent.parse.lines import plain
 from dgxlab.agent.parse.ninja import first_error, progress
 from dgxlab.agent.parse.parsed import Parsed
-from dgxlab.model import Cell, Expectation
+from dgxlab.model import Cell, Expectation, ParityGate
 from faults.damage import Parse, damage_lines, damaged, misread, numbers_of, traceable
 from tests.agent.parse.captures import batched_cell, capture, kernel_cell, llama_cell
 
@@ -103,7 +103,7 @@ def test_a_damaged_gate_never_passes_on_less(rnd: random.Random) -> None:
     """A gate passes only while its 45 green cases, one summary of 45/45 and the backend's OK are all in the text."""
     text = damaged(capture("h200/tbo-test-SSM_CONV.txt"), rnd)
     reading = read_gate(text, "CUDA0")
-    if not judge_gate(reading, 0, Expectation(45, 45), 0):
+    if not judge_gate(reading, 0, ParityGate("SSM_CONV", "CUDA0", Expectation(45, 45), 0)):
         own, status, _ = own_section(plain(text)).partition("\n  Backend CUDA0: OK")
         assert status
         assert own.count("tests passed") == own.count("  45/45 tests passed") == 1
@@ -120,16 +120,16 @@ def test_a_damaged_failing_gate_stays_failed(rnd: random.Random) -> None:
     whole = capture("cpu/tbo-test-failing.txt")
     text = "\n".join(damage_lines(whole.split("\n"), rnd))
     reading = read_gate(text, "CPU")
-    assert judge_gate(reading, 0, Expectation(6, 6), None)
-    assert all(case in text for case in reading.failed)
+    assert judge_gate(reading, 0, ParityGate("MUL_MAT", "CPU", Expectation(6, 6)))
+    assert all(case in plain(text) for case in reading.failed)
 
 
 @quick
 @given(text=st.text())
 def test_any_text_fails_a_gate(text: str) -> None:
     """Nothing passes by chance."""
-    assert judge_gate(read_gate(text, "CPU"), 0, None, None)
-    assert judge_gate(read_gate("Backend 1/1: CPU\n" + text, "CPU"), 0, None, None)
+    assert judge_gate(read_gate(text, "CPU"), 0, ParityGate("MUL_MAT", "CPU"))
+    assert judge_gate(read_gate("Backend 1/1: CPU\n" + text, "CPU"), 0, ParityGate("MUL_MAT", "CPU"))
 
 
 @quick

@@ -1,14 +1,28 @@
 """The parity gate's console output, from real runs that passed, failed, crashed, and only looked green."""
 
+from collections.abc import Callable
+
 import pytest
 
-from dgxlab.agent.parse.gate import GateReading, judge_gate, read_gate
-from dgxlab.model import Expectation
+from dgxlab.agent.parse.gate import GateReading, judge_gate, read_gate, unlike
+from dgxlab.model import Expectation, ParityGate, case_digest
 from tests.agent.parse.captures import capture
 
 ALL = Expectation(1103, 1103)
 CASE = "MUL_MAT(type_a={},type_b=f32,m=16,n=1,k=256,bs=[1,1],nr={},per=[0,1,2,3],k_v=0,o=1)"
 Q4 = CASE.format("q4_0", "[1,1]")
+PINS_OWN = "886b1ca8db5f34c5"
+"""Digest of the pin's 1409 cases of MUL_MAT, as experiments/quickstart.yaml has it."""
+
+
+def judge(
+    reading: GateReading, rc: int | None, expect: Expectation | None, unsupported: int | None, **asked: str
+) -> tuple[str, ...]:
+    """Return why a gate of these counts did not pass; of the operation of its own cases unless `op` says another."""
+    op = next((case.partition("(")[0] for case in reading.cases), "MUL_MAT")
+    return judge_gate(
+        reading, rc, ParityGate(**{"op": op, **asked}, backend="", expect=expect, unsupported=unsupported)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -19,15 +33,15 @@ def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
     reading = read_gate(capture(name), backend)
     assert (reading.passed, reading.total, reading.unsupported) == (1103, 1103, 306)
     assert (reading.summaries, reading.failed, reading.backend_ok, reading.contradictions) == (1, (), True, ())
-    assert judge_gate(reading, 0, ALL, 306) == ()
-    assert judge_gate(reading, 0, None, None) == ()
+    assert judge(reading, 0, ALL, 306) == ()
+    assert judge(reading, 0, None, None) == ()
 
 
 @pytest.mark.parametrize(("op", "total"), [("GATED_DELTA_NET", 36), ("SSM_CONV", 45)])
 def test_other_ops_pass(op: str, total: int) -> None:
     """Both streams in one file, a second backend skipped: the named backend is what is read."""
     reading = read_gate(capture(f"h200/tbo-test-{op}.txt"), "CUDA0")
-    assert judge_gate(reading, 0, Expectation(total, total), 0) == ()
+    assert judge(reading, 0, Expectation(total, total), 0) == ()
     assert reading.seen == ("CUDA0", "CPU")
 
 
@@ -44,21 +58,21 @@ def test_other_ops_pass(op: str, total: int) -> None:
 def test_false_greens_are_refused(name: str, backend: str, reason: str, expect: Expectation | None) -> None:
     """The program said OK and exited 0 (but for the usage text); whatever is expected, it is no evidence."""
     reading = read_gate(capture(f"cpu/tbo-test-{name}.txt"), backend)
-    assert judge_gate(reading, 0, expect, None) == (reason,)
+    assert judge(reading, 0, expect, None) == (reason,)
 
 
 def test_the_backend_that_was_skipped_is_refused() -> None:
     """A green gate on CUDA0 says nothing about the CPU backend that the same run skipped."""
     reading = read_gate(capture("h200/tbo-test-mul_mat.txt"), "CPU")
-    assert judge_gate(reading, 0, ALL, 306) == ("no summary for backend CPU: no case was run",)
+    assert judge(reading, 0, ALL, 306) == ("no summary for backend CPU: no case was run",)
 
 
 def test_unsupported_cases_count() -> None:
     """A patch that makes the backend refuse cases shrinks the total, or shows in the unsupported."""
     reading = read_gate(capture("cpu/tbo-test-mul_mat.txt.gz"), "CPU")
-    assert judge_gate(reading, 0, ALL, 300) == ("expected 300 unsupported cases, got 306",)
+    assert judge(reading, 0, ALL, 300) == ("expected 300 unsupported cases, got 306",)
     more = Expectation(1104, 1104)
-    assert judge_gate(reading, 0, more, 306) == ("expected 1104/1104, got 1103/1103",)
+    assert judge(reading, 0, more, 306) == ("expected 1104/1104, got 1103/1103",)
 
 
 def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
@@ -69,8 +83,8 @@ def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
     assert reading.failed == (Q4, Q4, CASE.format("q4_0", "[2,1]"), CASE.format("q4_0", "[1,2]"))
     assert (reading.passed, reading.total, reading.unsupported, reading.backend_ok) == (2, 6, 3, False)
     assert reading.contradictions == ()
-    assert judge_gate(reading, 1, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
-    assert judge_gate(reading, 1, None, None) == ("2 of 6 cases passed", f"failed: {Q4} and 3 more")
+    assert judge(reading, 1, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
+    assert judge(reading, 1, None, None) == ("2 of 6 cases passed", f"failed: {Q4} and 3 more")
 
 
 @pytest.mark.parametrize("name", ["nan", "inf"])
@@ -78,7 +92,7 @@ def test_nan_and_inf_are_failures(name: str) -> None:
     """Their diagnostics are longer and hold brackets; the case is read all the same."""
     reading = read_gate(capture(f"cpu/tbo-test-{name}.txt"), "CPU")
     assert (reading.passed, reading.total, reading.failed) == (5, 6, (Q4,))
-    assert judge_gate(reading, 1, None, None) == ("5 of 6 cases passed", f"failed: {Q4}")
+    assert judge(reading, 1, None, None) == ("5 of 6 cases passed", f"failed: {Q4}")
 
 
 def test_a_case_string_runs_that_case_and_its_double() -> None:
@@ -87,7 +101,7 @@ def test_a_case_string_runs_that_case_and_its_double() -> None:
     both = read_gate(capture("cpu/tbo-test-two-cases.txt"), "CPU")
     assert (alone.passed, alone.total) == (2, 2)
     assert (both.passed, both.total) == (4, 4)
-    assert judge_gate(alone, 0, None, None) == judge_gate(both, 0, None, None) == ()
+    assert judge(alone, 0, None, None) == judge(both, 0, None, None) == ()
 
 
 def test_one_of_a_double_may_fail() -> None:
@@ -110,16 +124,16 @@ def test_a_crash_leaves_no_summary() -> None:
     reading = read_gate(text, "CPU")
     assert (reading.summaries, reading.passed, reading.total, reading.last_case) == (0, None, None, Q4)
     reason = f"no summary for backend CPU: the program stopped after {Q4}"
-    assert judge_gate(reading, 134, ALL, None) == (reason, "test-backend-ops ended with exit status 134")
-    assert judge_gate(reading, None, ALL, None) == (reason, "test-backend-ops was ended by a signal")
-    assert judge_gate(reading, 0, ALL, None) == (reason,)
+    assert judge(reading, 134, ALL, None) == (reason, "test-backend-ops ended with exit status 134")
+    assert judge(reading, None, ALL, None) == (reason, "test-backend-ops was ended by a signal")
+    assert judge(reading, 0, ALL, None) == (reason,)
 
 
 @pytest.mark.parametrize("rc", [1, 2, 134, -6, None])
 def test_the_exit_status_must_be_0(rc: int | None) -> None:
     """A green text with any other status is refused."""
     reading = read_gate(capture("h200/tbo-test-SSM_CONV.txt"), "CUDA0")
-    (reason,) = judge_gate(reading, rc, None, None)
+    (reason,) = judge(reading, rc, None, None)
     assert reason.startswith("test-backend-ops ")
 
 
@@ -127,15 +141,15 @@ def test_two_summaries_are_refused() -> None:
     """Two runs in one file are not one run, even if both are green."""
     text = capture("h200/tbo-test-SSM_CONV.txt")
     twice = ("2 summaries for backend CUDA0, not one", "the backend is announced 2 times")
-    assert judge_gate(read_gate(text + text, "CUDA0"), 0, None, None) == twice
+    assert judge(read_gate(text + text, "CUDA0"), 0, None, None) == twice
     again = text.replace("2/2 backends passed", "Backend 1/2: CUDA0")
-    assert judge_gate(read_gate(again, "CUDA0"), 0, None, None)[0] == twice[1]
+    assert judge(read_gate(again, "CUDA0"), 0, None, None)[0] == twice[1]
 
 
 def test_a_damaged_summary_is_refused() -> None:
     """A summary with something printed into it is seen and not believed."""
     text = capture("h200/tbo-test-SSM_CONV.txt").replace("  45/45 tests", "  4ggml: x 5/45 tests")
-    assert judge_gate(read_gate(text, "CUDA0"), 0, None, None) == ("the summary for backend CUDA0 cannot be read",)
+    assert judge(read_gate(text, "CUDA0"), 0, None, None) == ("the summary for backend CUDA0 cannot be read",)
 
 
 def test_a_missing_verdict_is_refused() -> None:
@@ -144,17 +158,17 @@ def test_a_missing_verdict_is_refused() -> None:
     reason = ("the output does not say 'Backend CUDA0: OK'",)
     other = text.replace("  Backend CUDA0: ", "  Backend CUDA1: ")
     late = text.replace("  Backend CUDA0: ", "Backend 1/3: CPU\n  Backend CUDA0: ")
-    assert judge_gate(read_gate(other, "CUDA0"), 0, None, None) == reason
-    assert judge_gate(read_gate(late, "CUDA0"), 0, None, None) == reason
+    assert judge(read_gate(other, "CUDA0"), 0, None, None) == reason
+    assert judge(read_gate(late, "CUDA0"), 0, None, None) == reason
 
 
 def test_a_summary_that_the_cases_do_not_bear_out_is_refused() -> None:
     """A log with a result line missing, or a FAIL that the summary does not know, contradicts itself."""
     lines = capture("h200/tbo-test-SSM_CONV.txt").split("\n")
     reading = read_gate("\n".join(lines[:8] + lines[9:]), "CUDA0")
-    assert judge_gate(reading, 0, None, None) == ("the summary counts 45 passed cases, but 44 cases say OK",)
+    assert judge(reading, 0, None, None) == ("the summary counts 45 passed cases, but 44 cases say OK",)
     stray = read_gate("\n".join([*lines[:9], "[SSM_CONV] self-check FAIL", *lines[9:]]), "CUDA0")
-    assert judge_gate(stray, 0, None, None) == ("the summary names 0 failing cases, but 1 lines say FAIL",)
+    assert judge(stray, 0, None, None) == ("the summary names 0 failing cases, but 1 lines say FAIL",)
 
 
 def test_debug_output_without_a_line_end_does_not_hide_the_verdict() -> None:
@@ -163,7 +177,7 @@ def test_debug_output_without_a_line_end_does_not_hide_the_verdict() -> None:
     first = text.index("\x1b[1;32mOK")
     noisy = text[:first] + "block 0 thread 0" + text[first:]
     noisy = noisy.replace("  45/45", "w4a16: self-check OK\n  45/45")
-    assert judge_gate(read_gate(noisy, "CUDA0"), 0, Expectation(45, 45), 0) == ()
+    assert judge(read_gate(noisy, "CUDA0"), 0, Expectation(45, 45), 0) == ()
 
 
 def test_text_without_colours_reads_the_same() -> None:
@@ -181,10 +195,78 @@ def test_an_allocation_failure_is_in_the_list_only() -> None:
     text = text.replace(line + "\n", "failed to allocate tensors [CPU] ")
     reading = read_gate(text, "CPU")
     assert reading.failed == (Q4,)
-    assert judge_gate(reading, 1, None, None) == ("1 of 2 cases passed", f"failed: {Q4}")
+    assert judge(reading, 1, None, None) == ("1 of 2 cases passed", f"failed: {Q4}")
 
 
 def test_an_empty_reading_never_passes() -> None:
     """Nothing read is no pass, whatever is asked for."""
-    assert judge_gate(GateReading("CPU"), 0, None, None) == ("backend CPU was not tested: the output names none",)
-    assert judge_gate(read_gate("", "CPU"), 0, None, None) != ()
+    assert judge(GateReading("CPU"), 0, None, None) == ("backend CPU was not tested: the output names none",)
+    assert judge(read_gate("", "CPU"), 0, None, None) != ()
+
+
+# -- the list of cases ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-mul_mat.txt.gz", "CPU")]
+)
+def test_the_list_of_cases_is_the_programs_whatever_the_backend(name: str, backend: str) -> None:
+    """Both printed the same 1409 lines, the unsupported ones among them; 28 cases are in the suite twice."""
+    reading = read_gate(capture(name), backend)
+    assert (len(reading.cases), len(set(reading.cases))) == (1409, 1381)
+    assert case_digest(reading.cases) == PINS_OWN
+    assert judge(reading, 0, ALL, 306, cases=PINS_OWN) == ()
+
+
+def all_add(text: str) -> str:
+    """Make every case one of another operation."""
+    return text.replace("MUL_MAT(", "ADD(")
+
+
+def one_case(text: str) -> str:
+    """Make every case that passes the first one."""
+    first = "  MUL_MAT(type_a=f32,type_b=f32,m=16,n=1,k=256,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1): "
+    return "\n".join(
+        f"{first}\x1b[1;32mOK\x1b[0m" if "OK\x1b" in line and "(" in line else line for line in text.split("\n")
+    )
+
+
+def no_q4(text: str) -> str:
+    """Put other cases of the suite in the place of 127 cases of q4_0 and q4_K."""
+    lines = text.split("\n")
+    passing = [place for place, line in enumerate(lines) if "OK\x1b" in line and "(type_a=" in line]
+    q4 = [place for place in passing if "type_a=q4_" in lines[place]][:127]
+    others = [place for place in passing if "type_a=q4_" not in lines[place]]
+    for place, other in zip(q4, others, strict=False):
+        lines[place] = lines[other]
+    assert len(q4) == 127
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("fooled", "reason"),
+    [
+        (all_add, "1409 of 1409 cases are not of MUL_MAT, as ADD(type_a="),
+        (one_case, f"expected the list of cases {PINS_OWN}, got "),
+        (no_q4, f"expected the list of cases {PINS_OWN}, got "),
+    ],
+)
+def test_as_many_cases_that_are_not_the_gates_are_refused(fooled: Callable[[str], str], reason: str) -> None:
+    """1103/1103, 306 unsupported, OK and exit status 0: the counts of the real gate, and not its cases."""
+    reading = read_gate(fooled(capture("cpu/tbo-test-mul_mat.txt.gz")), "CPU")
+    assert (reading.passed, reading.total, reading.unsupported, reading.contradictions) == (1103, 1103, 306, ())
+    reasons = judge(reading, 0, ALL, 306, op="MUL_MAT", cases=PINS_OWN)
+    assert [text[: len(reason)] for text in reasons] == [reason]
+
+
+def test_verdicts_without_cases_are_refused() -> None:
+    """1103 times OK names no case that passed."""
+    text = capture("cpu/tbo-test-two-cases.txt").replace(f"  {Q4}: \x1b", "\x1b", 1)
+    (reason,) = judge(read_gate(text, "CPU"), 0, None, None)
+    assert reason == "3 lines name a case, but 4 say how one ended"
+
+
+def test_lists_of_cases_differ_in_words() -> None:
+    """What is missing, repeated and new, with the first of each."""
+    assert unlike(["a", "b", "b"], ["b", "a", "b"]) == ""
+    assert unlike(["b", "b", "d"], ["a", "b", "c"]) == ("missing: 2, as a; repeated more often: 1, as b; new: 1, as d")

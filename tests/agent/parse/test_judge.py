@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.parse.judge import judge_check, shown
-from dgxlab.model import GreedyGate, PerplexityGate
+from dgxlab.model import GreedyGate, HarnessGate, PerplexityGate
 
 TEXT = {"md5": "a" * 32, "bytes": 90, "n_prompt": 65, "n_gen": 32}
 OTHER = {**TEXT, "md5": "b" * 32}
 GREEDY = GreedyGate("m", against={"FAST": None})
+ENGAGED = replace(GREEDY, engaged="fast: on")
 
 RATIO = PerplexityGate("m", "exact", against={"FAST": None}, kld_ratio_at_most=0.5)
 LIMIT = PerplexityGate("m", "exact", kld_at_most=0.01, ppl_ratio_at_most=1.01)
@@ -77,6 +78,26 @@ REFERENCE = {"ppl": 10.0, "ppl_error": 0.1}
         ),
         (RATIO, {"arm": said(0.001), "against": said(0.004)}, ["the reference was not run"]),
         (LIMIT, {"reference": REFERENCE, "arm": said(0.01, 0.9902)}, []),
+        (ENGAGED, {"arm": {**TEXT, "engaged": True}, "against": {**TEXT, "engaged": False}}, []),
+        (
+            ENGAGED,
+            {"arm": {**TEXT, "engaged": False}, "against": {**TEXT, "engaged": True}},
+            [
+                "the path under test did not run: 'fast: on' is not on the stderr of the arm",
+                "the path under test ran on both sides: 'fast: on' is on the stderr of the environment of against too",
+            ],
+        ),
+        (
+            replace(LIMIT, engaged="fast: on"),
+            {"reference": REFERENCE, "arm": {**said(0.001), "engaged": False}},
+            ["the path under test did not run: 'fast: on' is not on the stderr of the arm"],
+        ),
+        (HarnessGate("toy", tests=72), {"arm": {"passed": 72, "failed": [], "verdict": "passed"}}, []),
+        (
+            HarnessGate("toy", tests=1691),
+            {"arm": {"passed": 1, "failed": [], "verdict": "passed"}},
+            ["expected 1691 tests, got 1"],
+        ),
         (LIMIT, {"reference": REFERENCE, "arm": said(0.0101)}, ["the KLD is 0.010100, at most 0.01 is allowed"]),
         (
             LIMIT,
