@@ -202,7 +202,13 @@ def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
     return _sortable((*form.order(ask), *others_of(form, ask).values()))
 
 
-def varying_of(others: Sequence[Mapping[str, Value]]) -> list[str]:
+def of_arms(name: str, baseline: Value, candidate: Value) -> str:
+    """Say how a setting differs between two arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
+    sides = {"baseline": baseline, "candidate": candidate}
+    return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
+
+
+def varying_of(others: Sequence[Mapping[str, object]]) -> list[str]:
     """Return what of `others_of` differs between rows, and so needs a column."""
     return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
 
