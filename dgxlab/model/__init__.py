@@ -18,6 +18,7 @@ from dgxlab.model.checks import (
 from dgxlab.model.device import Device, on_gpu
 from dgxlab.model.experiment import (
     COMMIT,
+    GPU_BACKENDS,
     NAME,
     BackendOpsBench,
     BatchedBench,
@@ -34,6 +35,7 @@ from dgxlab.model.experiment import (
     ParityGate,
     Session,
     SyntheticModel,
+    gpu_backends,
 )
 from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
@@ -88,6 +90,7 @@ __all__ = [
     "BURN_IN",
     "CANDIDATE",
     "COMMIT",
+    "GPU_BACKENDS",
     "NAME",
     "PROTOCOL",
     "REFERENCE",
@@ -142,6 +145,7 @@ __all__ = [
     "digest",
     "environments",
     "from_json",
+    "gpu_backends",
     "limits",
     "model_id",
     "on_gpu",

@@ -62,9 +62,9 @@ class Evidence:
         device: What computed; None when there is no build.
         measured: In the order asked.
         gates: The newest of each gate, by its digest.
-        failed_gates: Every gate that failed on this build and host, newest first.
+        failed_gates: Every gate asked for that failed on this build and host, newest first.
         checks: The newest of each gate on a model, by its digest.
-        failed_checks: Every gate on a model that failed on this build and host, newest first.
+        failed_checks: The same of gates on a model.
         lost: Every run on this build and host that does not count, newest first.
     """
 
@@ -85,8 +85,13 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     jobs, builds = (sorted({row[key] for row in arms}) for key in ("job_id", "build_id"))
     mine = {(row["job_id"], row["arm"]) for row in arms}
     runs = [row for row in rows_of(store, RUNS, jobs) if (row["job_id"], row["arm"]) in mine]
-    gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
-    checks = [row for row in rows_of(store, CHECKS, builds) if (row["job_id"], row["arm"]) in mine]
+    # whoever ran a gate, it says the same of the build; one that is not asked for here says nothing
+    digests = {*(gate.digest for gate in arm.gates), *(check.digest for check in arm.checks)}
+    wanted = {(*key, digest) for key in mine for digest in digests}
+    gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"], row["gate_digest"]) in wanted]
+    checks = [
+        row for row in rows_of(store, CHECKS, builds) if (row["job_id"], row["arm"], row["gate_digest"]) in wanted
+    ]
     runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the last wins
     gates.sort(key=lambda row: (row["at"], row["gate_id"]))
     if not runs and not gates and not checks:

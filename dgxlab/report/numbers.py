@@ -84,3 +84,9 @@ class Printed:
 
 Value = Union[Quantity, Mean, Printed, Figure, str, int, float, bool, None]
 """What a table's cell holds; None is missing, shown as a dash and never as 0."""
+
+
+def percent(share: float, sign: str = "") -> str:
+    """Write a share as a number of percent: `0.59`; `+59.19` with a sign, of which 0 has none."""
+    shown = f"{100 * share:{sign}.2f}"
+    return "0.00" if shown in ("+0.00", "-0.00") else shown

@@ -41,6 +41,7 @@ class Provenance:
         dirty: The tree came from somebody's checkout.
         synthetic: Names of the models in it that were made from a recipe.
         device: What computed them; None where nothing was built.
+        backend: Its kind: CPU, CUDA; several with commas.
     """
 
     experiment: str
@@ -53,6 +54,7 @@ class Provenance:
     dirty: bool = False
     synthetic: tuple[str, ...] = ()
     device: Device | None = None
+    backend: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dgxlab.model import (
     BURN_IN,
     CANDIDATE,
     Arm,
+    Cell,
     ChainStep,
     CheckStep,
     GateStep,
@@ -25,7 +26,7 @@ from dgxlab.report.evidence import GATES, machine, mean_of, samples_of
 from dgxlab.report.failures import failed_gate
 from dgxlab.report.numbers import Mean
 from dgxlab.report.records import Column, Failure, Provenance, SessionTable
-from dgxlab.report.tables import GATE_COLUMNS, env_text, gate_row, synthetic
+from dgxlab.report.tables import GATE_COLUMNS, backend_of, env_text, gate_row, synthetic
 from dgxlab.store import gate_digest
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Session:
             return f"{word} of {self.baseline.name} against itself"
         return f"{word} of {self.candidate.name} against {self.baseline.name}"
 
-    def origin(self, arm: Arm, models: Iterable[str] = ()) -> Provenance:
-        """Return where an arm's numbers come from; `models` are those that they are about."""
+    def origin(self, arm: Arm, models: Iterable[str] = (), cells: Iterable[Cell] = ()) -> Provenance:
+        """Return where an arm's numbers come from, of these models and cells."""
         steps = [step for step in self.plan.steps if isinstance(step, ModelStep) and step.arm == arm.name]
         made = {step.model for step in steps if synthetic(step.recipe)}
         return Provenance(
@@ -81,6 +82,7 @@ class Session:
             dirty=arm.source.dirty,
             synthetic=tuple(sorted(made.intersection(models))),
             device=self.devices.get(arm.name),
+            backend=backend_of(arm.cmake, cells),
         )
 
     def of_chains(self, chains: Sequence[ChainStep]) -> list[Row]:

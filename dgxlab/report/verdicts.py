@@ -16,8 +16,9 @@ from dgxlab.report.ask import CellAsk, cell_ask
 from dgxlab.report.between import differences
 from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of
 from dgxlab.report.failures import failed_session
-from dgxlab.report.numbers import Mean, Value
-from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable
+from dgxlab.report.numbers import Mean, Value, percent
+from dgxlab.report.pairs import pair_table, sessions_of_pair
+from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable, Table
 from dgxlab.report.session import Session, means_of
 from dgxlab.report.tables import FORMS, Form, env_text, leading, of_arms, others_of, rank, varying_of
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, VERDICTS, Verdict, noise_floor
@@ -45,10 +46,12 @@ def verdicts(store: Store, job: Job) -> SessionReport:
     words = [one.verdict.verdict for one in found]
     whole = judgement.whole(words) if words else ""
     failures = [*session.failed_gates(), *session.failed_runs()]
+    pair = sessions_of_pair(store, job) if found else []
+    again = f"; session {pair.index(job) + 1} of {len(pair)} of this pair" if len(pair) > 1 else ""
     return SessionReport(
         title=f"Session {job.job_id}: {session.what}",
         hypothesis=asking.hypothesis(store, job),
-        tables=(*session.gate_tables(), *_chain_tables(session, found)),
+        tables=(*session.gate_tables(), *_chain_tables(session, found), *_beside(store, job, pair)),
         missing=(),
         failures=(*failed_session(job, failures), *failures),
         session=job.job_id,
@@ -56,10 +59,14 @@ def verdicts(store: Store, job: Job) -> SessionReport:
         ended=session.ended,
         verdict=whole,
         counts={word: words.count(word) for word in VERDICTS if word in words},
-        summary=summary(job.kind, whole, words) + _floors(job.kind, found) if session.ended else "",
+        summary=summary(job.kind, whole, words) + _floors(job.kind, found) + again if session.ended else "",
         differences=tuple(differences(session.plan)),
         progress=() if session.ended else tuple(session.progress()),
     )
+
+
+def _beside(store: Store, job: Job, pair: Sequence[Job]) -> list[Table]:
+    return [pair_table(store, job, pair)] if len(pair) > 1 else []
 
 
 def summary(kind: str, whole: str, words: Sequence[str]) -> str:
@@ -77,7 +84,7 @@ def _floors(kind: str, found: Sequence[Judged]) -> str:
     floors = sorted(floor for one in found if (floor := noise_floor(one.verdict)))
     if kind != "noise" or not floors:
         return ""
-    ends = dict.fromkeys((_percent(floors[0]), _percent(floors[-1])))
+    ends = dict.fromkeys((percent(floors[0]), percent(floors[-1])))
     return f"; noise floor {' to '.join(ends)} %"
 
 
@@ -154,12 +161,12 @@ def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> S
         f"{title}: {session.what}",
         (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(session.plan.kind, values)),
         tuple(values),
-        session.origin(session.baseline, models),
+        session.origin(session.baseline, models, [row.ask.cell for row in rows]),
         both,
         range_of(conditions[run["run_id"]] for run in runs if run["arm"] == session.baseline.name),
         _flags(session.store, runs, several=len(chains) > 1),
         differ=differ,
-        candidate=session.origin(candidate, models) if candidate else None,
+        candidate=session.origin(candidate, models, [row.candidate_ask.cell for row in rows]) if candidate else None,
         candidate_conditions=range_of(
             conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name
         ),
@@ -203,12 +210,12 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
         "label": metric.label,
         "baseline": row.baseline,
         "candidate": row.candidate,
-        "effect": None if found.effect is None else _percent(found.effect, "+"),
-        "interval": found.ci and f"{_percent(found.ci[0], '+')} to {_percent(found.ci[1], '+')}",
+        "effect": None if found.effect is None else percent(found.effect, "+"),
+        "interval": found.ci and f"{percent(found.ci[0], '+')} to {percent(found.ci[1], '+')}",
         "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,
-        "mde": None if found.mde is None else _percent(found.mde),
+        "mde": None if found.mde is None else percent(found.mde),
         "cycles": f"{found.valid_cycles} of {found.cycles}",
-        "noise_floor": None if floor is None else _percent(floor),
+        "noise_floor": None if floor is None else percent(floor),
         "verdict": PREFIX[kind] + found.verdict,
         "promoted": judged.promoted,
         "valid_cycles": found.valid_cycles,
@@ -217,11 +224,6 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
         "p": found.p,
         **{f"{name}_pct": None if share is None else 100 * share for name, share in pairs.items()},
     }
-
-
-def _percent(share: float, sign: str = "") -> str:
-    shown = f"{100 * share:{sign}.2f}"
-    return "0.00" if shown in ("+0.00", "-0.00") else shown
 
 
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
