@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from dgxlab import project
 from dgxlab.errors import command
 from dgxlab.model import Experiment
 from dgxlab.spec import checks, explain, overrides, resolve
@@ -50,12 +51,7 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
     if problems := [locate(tree, loc, text) for loc, text in checks.check(spec)]:
         refuse(problems, next=next_command)
     absolute = resolve.absolute_path(path)
-    return spec.record(str(absolute), str(project_root(absolute)))
-
-
-def project_root(path: Path) -> Path:
-    """Return the nearest folder above the file that holds `patches`, else the file's own."""
-    return next((folder for folder in path.parents if (folder / "patches").is_dir()), path.parent)
+    return spec.record(str(absolute), str(project.root(absolute)))
 
 
 @cache
