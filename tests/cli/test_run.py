@@ -56,6 +56,26 @@ def test_run_again_measures_nothing(measured: Project) -> None:
     assert "8 cells, 8 measured now, 0 up to date" in measured.run("run", TOY, "--again").err
 
 
+@pytest.mark.parametrize("folder", ["experiments/deep", ".."])
+def test_a_project_has_one_record(measured: Project, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Wherever a command is given, below the marked folder or outside with the path of a spec."""
+    (measured.folder / "patches").rmdir()
+    elsewhere = measured.folder / folder
+    elsewhere.mkdir(exist_ok=True)
+    monkeypatch.chdir(elsewhere)
+    ran = measured.run("run", measured.folder / TOY)
+    assert (ran.rc, ran.err.startswith(measured.where), " 0 measured now, 8 up to date" in ran.err) == (0, True, True)
+    assert list(measured.folder.parent.rglob("results.db")) == [measured.folder / "results.db"]
+
+
+def test_a_guessed_project_is_said_to_be_one(measured: Project) -> None:
+    """With the command that ends the guessing."""
+    marker = measured.folder / ".dgxlab-root"
+    marker.unlink()
+    guessed = f"project {measured.folder} (guessed; mark it with: touch {marker}), record "
+    assert measured.run("report", "toy").err.startswith(guessed)
+
+
 def test_json_is_json_and_quiet_is_quiet(measured: Project) -> None:
     """--format json writes one document on stdout; --quiet leaves stderr empty."""
     for args in (("run", TOY), ("report", "toy")):
