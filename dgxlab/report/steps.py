@@ -100,7 +100,11 @@ def _caveats(base: ArmCells | None, rows: Sequence[Mapping[str, Value]]) -> Iter
     ratios = [str(row["ratio"]) for row in rows]
     for row in rows:
         if row["verdict"]:
-            yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of session {row['verdict_session']}"
+            elsewhere = ", which measured another build or device than the row's numbers" * bool(
+                row["verdict_elsewhere"]
+            )
+            session = f"session {row['verdict_session']}{elsewhere}"
+            yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of {session}"
     if any(text.endswith("x") for text in ratios):
         yield "a ratio alone is of the medians above, of sessions apart: no verdict"
     if OTHER_DEVICE in ratios:
@@ -134,6 +138,9 @@ def _row(one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells], verdict:
         "ratio": None if base is None else _ratio(one, base, shown, verdict),
         "verdict": None if verdict is None else verdict.word,
         "verdict_session": None if verdict is None else verdict.session,
+        "verdict_elsewhere": None
+        if verdict is None
+        else verdict.session not in {cell.run["job_id"] for cell in one.cells},
         "notes": one.ask.hypothesis,
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
-from dgxlab.report import Quantity, Table, collect
+from dgxlab.report import Quantity, Table, asked, collect, page, render, render_page
 from dgxlab.report.markdown import layout
 from dgxlab.report.tables import stream_test
 from dgxlab.store import Store
@@ -148,3 +148,37 @@ def test_numbers_are_medians_with_scaled_mad(store: Store) -> None:
     """Samples 100, 101, 102: median 101, MAD 1 times 1.4826; the discarded cold one does not count."""
     table = only_table(store, LlamaBench("q4k", (512,), ()))
     assert table.rows[0]["avg_ts"] == Quantity("avg_ts", "t/s", 101.0, 3, pytest.approx(1.4826))
+
+
+@pytest.mark.parametrize(
+    ("cmake", "layers", "backend"),
+    [
+        ({}, (), "CPU"),
+        ({"GGML_CUDA": "OFF"}, (), "CPU"),
+        ({"GGML_CUDA": "ON"}, (), "CUDA"),
+        ({"GGML_CUDA": "ON"}, (99,), "CUDA"),
+        ({"GGML_CUDA": "ON"}, (0,), "CPU and CUDA"),
+        ({"GGML_CUDA": "ON"}, (0, 99), "CPU and CUDA, CUDA"),
+        ({"GGML_VULKAN": "ON"}, (99,), "Vulkan"),
+    ],
+)
+def test_every_table_names_what_computed_it(
+    store: Store, cmake: dict[str, str], layers: tuple[int, ...], backend: str
+) -> None:
+    """From the build and the layers on a GPU; of an operation its own backend, which may be the processor."""
+    axes = {"n_gpu_layers": layers} if layers else {}
+    bench = (
+        BackendOpsBench("MUL_MAT", "CPU", {"n": (1,)}),
+        LlamaBench("q4k", (512,), (), axes),
+        BatchedBench("q4k", (128,), (64,), (8,), axes),
+    )
+    Session(store, h200(bench=bench, gates=(), cmake=cmake), JOB).build().runs(numbers()).end()
+    report = collect(store, "h200")
+    assert [(table.form, table.provenance.backend) for table in report.tables] == [
+        ("ops", "CPU"),
+        ("single-stream", backend),
+        ("concurrency", backend),
+    ]
+    assert render(report).count(f" · backend {backend} · host ") == 2 + (backend == "CPU")
+    shown = render_page(page(store, asked({"form": "concurrency", "experiment": "h200"})))
+    assert f" · backend {backend} · host " in shown
