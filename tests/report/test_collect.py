@@ -257,7 +257,7 @@ def test_a_gate_without_a_summary_has_dashes(store: Store) -> None:
 
 
 def test_a_gate_that_is_not_asked_for_is_no_failure_here(store: Store) -> None:
-    """Another experiment's, of the same build: it is its own; the same gate is evidence of the build, whoever ran it."""
+    """Another experiment's on the same build; the same gate is evidence of the build, whoever ran it."""
     failed = {"passed": 1101, "status": "failed", "rc": 1, "reasons": ["2 of 1103 cases failed"]}
     stricter = (*h200().gates, ParityGate("MUL_MAT", "CUDA0", env={"GGML_CUDA_FORCE_MMQ": "1"}))
     Session(store, h200(name="stricter", gates=stricter[1:]), A).build().gates(**failed).end("failed", 5)
