@@ -37,7 +37,7 @@ def test_registry_is_llama_cpps_own_columns() -> None:
         ("avg_ts", [1.2345, 36503.9], "t/s", ["1.2", "36503.9"]),
         ("speed_tg", [60.1, None, 2064.0], "t/s", ["60.1", units.MISSING, "2064.0"]),
         ("time_us", [143.7, 1214.0], "us", ["143.7", "1214.0"]),
-        ("bandwidth_gb_s", [0.0531], "GiB/s", ["0.0531"]),
+        ("bandwidth_gb_s", [273.0], "GB/s", ["293"]),
         ("rate", [0.0531], "GB/s", ["0.0531"]),
         ("rate", [0.1503, 12.2304], "GB/s", ["0.150", "12.230"]),
         ("avg_ts", [None], "t/s", [units.MISSING]),
@@ -60,9 +60,10 @@ def test_no_value_is_shown_as_zero_or_loses_a_percent_step(values: list[float]) 
 
 
 def test_what_llama_cpp_calls_gb_s_has_one_name() -> None:
-    """2^30 bytes a second: stored and shown as GiB/s, beside the GB/s that reports compute."""
+    """2^30 bytes a second: stored as GiB/s, and shown as the same 10^9 bytes a second that reports compute."""
     metric = units.metric("bandwidth_gb_s")
-    assert (metric.unit, [scale.unit for scale in metric.scales]) == ("GiB/s", ["GiB/s"])
+    assert (metric.unit, [scale.unit for scale in metric.scales]) == ("GiB/s", ["GB/s"])
+    assert [scale.unit for scale in units.metric("rate").scales] == ["GB/s"]
 
 
 def test_spread_is_never_rounded_to_zero() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import SpecError, UsageError, command
+from dgxlab.project import MARKER, is_marked, root
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     from dgxlab.transport.host import Host
 
 
-def project(start: Path | None = None) -> Path:
-    """Return the nearest folder, from here upwards, that has a patches folder; here when none has."""
-    here = (start or Path.cwd()).resolve()
-    return next((folder for folder in (here, *here.parents) if (folder / "patches").is_dir()), here)
+def database(db: Path | None, project: Path | None = None) -> Path:
+    """Return the database's path: the one given, else results.db of that project or of the current folder's."""
+    return db or (project or root()) / "results.db"
 
 
-def database(db: Path | None, start: Path | None = None) -> Path:
-    """Return the database's path: the one given, else the project's results.db."""
-    return db or project(start) / "results.db"
+def where(db: Path | None, project: Path | None = None) -> str:
+    """Say which project and record a command is about; from a folder that is not marked it may be another one."""
+    folder = project or root()
+    guessed = "" if is_marked(folder) else f" (guessed; mark it with: {command('touch', folder / MARKER)})"
+    return f"project {folder}{guessed}, record {database(db, folder).absolute()}"
 
 
 def experiment(spec: str, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
@@ -59,7 +61,7 @@ def _spec_file(spec: str) -> Path:
         return path
     from dgxlab.spec.resolve import label
 
-    folder = project() / "experiments"
+    folder = root() / "experiments"
     known = sorted(file.stem for file in folder.glob("*.yaml"))
     if spec in known:
         return Path(label(folder / f"{spec}.yaml"))
@@ -73,11 +75,11 @@ def _spec_file(spec: str) -> Path:
 
 
 @contextmanager
-def store(db: Path | None, *, create: bool = False) -> Iterator[Store]:
+def store(db: Path | None, *, create: bool = False, project: Path | None = None) -> Iterator[Store]:
     """Open the database for one command."""
     from dgxlab.store import Store
 
-    opened = Store.open(database(db), create=create)
+    opened = Store.open(database(db, project), create=create)
     try:
         yield opened
     finally:
@@ -85,12 +87,12 @@ def store(db: Path | None, *, create: bool = False) -> Iterator[Store]:
 
 
 @contextmanager
-def lab(db: Path | None, *, create: bool = False) -> Iterator[Lab]:
+def lab(db: Path | None, *, create: bool = False, project: Path | None = None) -> Iterator[Lab]:
     """Open everything that a use case needs."""
     from dgxlab.lab import Lab
     from dgxlab.source import PinCache, default_path
 
-    with store(db, create=create) as opened:
+    with store(db, create=create, project=project) as opened:
         yield Lab(opened, PinCache(default_path()), connect)
 
 
@@ -107,7 +109,7 @@ def lab_if_any(db: Path | None) -> Iterator[Lab | None]:
 def hosts_files() -> tuple[Path, Path]:
     """Return where hosts.yaml is looked for: the project's own, then the user's."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return project() / "hosts.yaml", config / "dgxlab" / "hosts.yaml"
+    return root() / "hosts.yaml", config / "dgxlab" / "hosts.yaml"
 
 
 def elsewhere() -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgxlab.cli._lab import database, experiment, lab
+from dgxlab.cli._lab import database, experiment, lab, where
 from dgxlab.cli._options import (
     AllowOption,
     DbOption,
@@ -99,14 +99,16 @@ def _carry_out(
     from dgxlab import lab as use_cases
     from dgxlab.cli._display import display
 
-    with lab(db, create=True) as opened:
+    project = Path(baseline.root)
+    out.note(where(db, project))
+    with lab(db, create=True, project=project) as opened:
         with display(out) as watch:
             session = use_cases.ab(opened, baseline, candidate, watch=watch, kind=kind, allow=allow, wait_s=wait_s)
         from dgxlab import report  # only now: until here it would delay the measuring
 
         made = report.collect_session(opened.store, session.job_id)
         show(out, made, lambda: report.render(made))
-    out.note(f"{made.summary}; recorded in {database(db)}")
+    out.note(f"{made.summary}; recorded in {database(db, project)}")
     leave(made, session.error, fail_on)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host, project
+from dgxlab import project
+from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out, clean, table
 from dgxlab.cli._tables import show
@@ -125,7 +126,7 @@ def _again(job: Job) -> str:
     if job.kind in SESSIONS:
         chain = next(job.plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
-    paths = [project() / "experiments" / f"{name}.yaml" for name in names]
+    paths = [project.root() / "experiments" / f"{name}.yaml" for name in names]
     if not all(path.is_file() for path in paths):
         return f"dgxlab report {job.job_id}"
     command, *screen = ("ab", "--screen") if job.kind == "screen" else (job.kind,)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dgxlab.cli._lab import experiment, project
+from dgxlab import project
+from dgxlab.cli._lab import experiment
 from dgxlab.cli._options import Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError
@@ -43,7 +44,7 @@ def list_(format: FormatOption = Format.human, quiet: QuietOption = False) -> No
             "patches": [patch.name for patch in one.patches],
             "overlays": [f"{overlay.source} -> {overlay.dest}" for overlay in one.overlays],
         }
-        for one in series.list_all(project())
+        for one in series.list_all(project.root())
     ]
     Out(format, quiet).result(
         found,
@@ -78,7 +79,7 @@ def check(
     """
     from dgxlab import series
 
-    root, out = project(), Out(format, quiet)
+    root, out = project.root(), Out(format, quiet)
     wanted = _wanted(root, names)
     at, cache = _pin(root, pin, source, out)
     problems = {name: series.check(root, name, cache, at) for name in wanted}
@@ -106,7 +107,7 @@ def refresh(
     """
     from dgxlab import series
 
-    root, out = project(), Out(format, quiet)
+    root, out = project.root(), Out(format, quiet)
     at, cache = _pin(root, pin, source, out)
     done = series.refresh(root, name, cache, at)
     out.result(
@@ -130,7 +131,7 @@ def export(
     """
     from dgxlab import series
 
-    root, out = project(), Out(format, quiet)
+    root, out = project.root(), Out(format, quiet)
     at, cache = _pin(root, pin, source, out)
     done = series.export(root, name, cache, at, tree, message)
     patches = [patch.name for patch in done.series.patches]

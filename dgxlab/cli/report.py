@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from dgxlab.cli._lab import naming_a_host, store
+from dgxlab.cli._lab import naming_a_host, store, where
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out
 from dgxlab.cli._tables import show
@@ -80,6 +80,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
     words["source" if form is Form.published else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
+    out.note(where(db))
     with store(db) as opened:
         if update or check:
             alone = not (form or given or plots or (update and check))

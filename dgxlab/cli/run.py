@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgxlab.cli._lab import database, lab, store
+from dgxlab.cli._lab import database, lab, store, where
 from dgxlab.cli._lab import experiment as read_spec
 from dgxlab.cli._options import (
     AllowOption,
@@ -165,12 +165,11 @@ def _show_outlook(experiment: Experiment, effect: float, tree: Path | None, out:
     from dgxlab.lab import outlook
     from dgxlab.lab.outlook import command
 
-    if not database(db).exists():
-        raise SpecError(
-            f"there is no {database(db)} yet, so no noise floor is known", next=command("noise", experiment)
-        )
+    record = database(db, Path(experiment.root))
+    if not record.exists():
+        raise SpecError(f"there is no {record} yet, so no noise floor is known", next=command("noise", experiment))
     source = _source(experiment, tree, out)
-    with store(db) as opened:
+    with store(record) as opened:
         made = outlook(opened, experiment, source, effect)
     out.result(made, lambda: describe(made, experiment))
     if error := short(made, experiment):
@@ -182,7 +181,9 @@ def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool
     from dgxlab import lab as use_cases
     from dgxlab.cli._display import display
 
-    with lab(db, create=True) as opened:
+    project = Path(experiment.root)
+    out.note(where(db, project))
+    with lab(db, create=True, project=project) as opened:
         gates: list[str] = []
         with display(out) as watch:
             outcome = use_cases.run(opened, experiment, watch=_noting(gates, watch), bench=bench, **options)
@@ -193,7 +194,7 @@ def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool
         else:
             made = report.collect(opened.store, job_id=outcome.job_id)
         show(out, made, lambda: report.render(made))
-    out.note(f"{_cells(outcome) if bench else _gates(gates)}; recorded in {database(db)}")
+    out.note(f"{_cells(outcome) if bench else _gates(gates)}; recorded in {database(db, project)}")
     if outcome.error:
         raise outcome.error
 

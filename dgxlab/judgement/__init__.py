@@ -5,6 +5,6 @@ They depend on nothing but the job itself, so they can be computed again at any 
 """
 
 from dgxlab.judgement.record import check, noise_floors, record, recorded
-from dgxlab.judgement.verdicts import Judged, judge, whole
+from dgxlab.judgement.verdicts import Judged, counted, judge, whole
 
-__all__ = ["Judged", "check", "judge", "noise_floors", "record", "recorded", "whole"]
+__all__ = ["Judged", "check", "counted", "judge", "noise_floors", "record", "recorded", "whole"]

@@ -95,6 +95,12 @@ def whole(words: Sequence[str]) -> str:
     return some or ("same" if set(words) == {"same"} else "inconclusive")
 
 
+def counted(verdict: Verdict, role: str) -> list[int]:
+    """Return the cycles of an arm's runs behind its mean; a baseline between two cycles that count is there twice."""
+    cycles = [cycle for cycle in range(1, verdict.cycles + 1) if cycle not in verdict.flaws]
+    return [place for cycle in cycles for place in (cycle - 1, cycle)] if role == BASELINE else cycles
+
+
 def _cases(evidence: Evidence, step: ChainStep) -> list[Case]:
     runs = evidence.of(step)
     asked = claims(step)
@@ -206,9 +212,10 @@ def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
     """Return the geometric means of both arms over the cycles that count: their quotient is 1 + effect."""
     if verdict.verdict == "invalid":
         return None, None
-    counted = [cycle for cycle in range(1, len(chain.b) + 1) if cycle not in verdict.flaws]
-    beside = [chain.a[place] for cycle in counted for place in (cycle - 1, cycle)]
-    values = beside, [chain.b[cycle - 1] for cycle in counted]
+    values = (
+        [chain.a[cycle] for cycle in counted(verdict, BASELINE)],
+        [chain.b[cycle - 1] for cycle in counted(verdict, CANDIDATE)],
+    )
     baseline, candidate = (statistics.geometric_mean([v for v in side if v is not None]) for side in values)
     return baseline, candidate
 

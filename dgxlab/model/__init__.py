@@ -19,6 +19,7 @@ from dgxlab.model.device import Device, on_gpu
 from dgxlab.model.experiment import (
     CHANGED,
     COMMIT,
+    GPU_BACKENDS,
     NAME,
     BackendOpsBench,
     BatchedBench,
@@ -36,6 +37,7 @@ from dgxlab.model.experiment import (
     Session,
     SyntheticModel,
     case_digest,
+    gpu_backends,
 )
 from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
@@ -91,6 +93,7 @@ __all__ = [
     "CANDIDATE",
     "CHANGED",
     "COMMIT",
+    "GPU_BACKENDS",
     "NAME",
     "PROTOCOL",
     "REFERENCE",
@@ -146,6 +149,7 @@ __all__ = [
     "digest",
     "environments",
     "from_json",
+    "gpu_backends",
     "limits",
     "model_id",
     "on_gpu",

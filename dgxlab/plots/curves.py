@@ -168,8 +168,7 @@ def _marks(form: str, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]
         told = {key: str(row[key]) for key in leading if row.get(key) not in (None, "")}
         for arm, value in _values(table, row, axis.metrics):
             spread = value.spread if isinstance(value, Quantity) else None
-            middle = value.median if isinstance(value, Quantity) else value.mean
-            yield {"experiment": arm, **told}, value.metric, Mark(float(x), middle, spread)
+            yield {"experiment": arm, **told}, value.metric, Mark(float(x), value.middle, spread)
 
 
 def _values(table: Table, row: Mapping[str, object], metrics: Sequence[str]) -> Iterator[tuple[str, Quantity | Mean]]:

@@ -189,11 +189,13 @@ def origins(found: Sequence[Provenance]) -> list[str]:
     sessions = list(dict.fromkeys(session for origin in origins for session in origin.sessions))
     hosts = list(dict.fromkeys(origin.host for origin in origins))
     built = {origin.experiment: _built(origin) for origin in origins}
+    backends = dict.fromkeys(origin.backend for origin in origins)
     synthetic = sorted({model for origin in origins for model in origin.synthetic})
     said = [
         f"session {sessions[0]}" if sessions else "no session",
         *sessions[1:],
         f"host {', '.join(hosts)}",
+        f"backend {', '.join(backends)}",
         *([f"{name}: {what}" for name, what in built.items()] if len(set(built.values())) > 1 else set(built.values())),
         *([f"synthetic model {', '.join(synthetic)}"] if synthetic else []),
     ]

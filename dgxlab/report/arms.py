@@ -156,8 +156,17 @@ def side_by_side(
         settings or {},
         flags=tuple(sorted((flag for one in found for flag in _flags(one)), key=lambda flag: not flag.hard)),
         origins=origins,
-        notes=(*notes, *_older(found)),
+        notes=(*notes, *_devices(found), *_older(found)),
     )
+
+
+def _devices(found: Sequence[ArmCells]) -> Iterator[str]:
+    """Yield which numbers come from which device, where they come from several."""
+    labels = {one.name: one.evidence.device.label for one in found if one.evidence.device}
+    if len({one.evidence.device for one in found if one.evidence.device}) > 1:
+        yield "different devices, whose ratio is not one of builds alone: " + ", ".join(
+            f"{name} on {label}" for name, label in labels.items()
+        )
 
 
 def _older(found: Sequence[ArmCells]) -> Iterator[str]:

@@ -1,21 +1,23 @@
 """What the store has on one arm, of one build on one device: the newest valid run of each cell, gates, what failed.
 
-Of a session's chain it is all valid runs of the arm, which count as one.
+Of a session's chain it is the arm's mean that the verdict is about, where there is a verdict.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dgxlab import stats
-from dgxlab.model import BURN_IN, Device, FileModel, Model, RunStep, model_id
+from dgxlab import judgement, stats, units
+from dgxlab.judgement import Judged
+from dgxlab.model import BASELINE, CANDIDATE, Device, FileModel, Model, RunStep, model_id
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk, label
 from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of, rows_of, together
-from dgxlab.report.numbers import Quantity
+from dgxlab.report.numbers import Mean, Quantity
 from dgxlab.store import OPEN_CHAINS
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ class Measured:
     ask: CellAsk
     run: Row
     """Of a chain the last of its arm's."""
-    quantities: Mapping[str, Quantity]
+    quantities: Mapping[str, Quantity | Mean]
     """By metric."""
     conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Lowest and highest median over devices and runs of each quantity that was sampled during them, by name."""
@@ -60,9 +62,9 @@ class Evidence:
         device: What computed; None when there is no build.
         measured: In the order asked.
         gates: The newest of each gate, by its digest.
-        failed_gates: Every gate that failed on this build and host, newest first.
+        failed_gates: Every gate asked for that failed on this build and host, newest first.
         checks: The newest of each gate on a model, by its digest.
-        failed_checks: Every gate on a model that failed on this build and host, newest first.
+        failed_checks: The same of gates on a model.
         lost: Every run on this build and host that does not count, newest first.
     """
 
@@ -83,8 +85,13 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     jobs, builds = (sorted({row[key] for row in arms}) for key in ("job_id", "build_id"))
     mine = {(row["job_id"], row["arm"]) for row in arms}
     runs = [row for row in rows_of(store, RUNS, jobs) if (row["job_id"], row["arm"]) in mine]
-    gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"]) in mine]
-    checks = [row for row in rows_of(store, CHECKS, builds) if (row["job_id"], row["arm"]) in mine]
+    # whoever ran a gate, it says the same of the build; one that is not asked for here says nothing
+    digests = {*(gate.digest for gate in arm.gates), *(check.digest for check in arm.checks)}
+    wanted = {(*key, digest) for key in mine for digest in digests}
+    gates = [row for row in rows_of(store, GATES, builds) if (row["job_id"], row["arm"], row["gate_digest"]) in wanted]
+    checks = [
+        row for row in rows_of(store, CHECKS, builds) if (row["job_id"], row["arm"], row["gate_digest"]) in wanted
+    ]
     runs.sort(key=lambda row: (row["at"], row["run_id"]))  # oldest first: in a dict by cell the last wins
     gates.sort(key=lambda row: (row["at"], row["gate_id"]))
     if not runs and not gates and not checks:
@@ -97,8 +104,8 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
     job = store.job(newest["job_id"])
     device = store.devices(job.job_id)[newest["arm"]]
     # a chain's runs count where nothing else gave the cell: beside those of an ordinary session they would be another
-    # day's, of a session that may have drifted; a burn-in warms up and never counts
-    valid = [row for row in runs if row["status"] == "valid" and row["role"] != BURN_IN]
+    # day's, of a session that may have drifted
+    valid = [row for row in runs if row["status"] == "valid"]
     valid.sort(key=lambda row: row["role"] is None)
     return Evidence(
         newest["build_id"],
@@ -116,7 +123,7 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 # -- queries ----------------------------------------------------------------------------------------------------------
 
 RUNS = f"""SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
-                 started AS at, status, reason, role
+                 started AS at, status, reason, chain, role, cycle
           FROM runs JOIN arms USING (job_id, arm, build_id) LEFT JOIN chain_runs USING (run_id)
           WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
 
@@ -167,7 +174,8 @@ def machine(job: Job, device: Device | None) -> str:
 
 
 def _measured(store: Store, arm: ArmAsk, valid: Sequence[Row]) -> tuple[Measured, ...]:
-    newest = _newest(store, valid)
+    judged = _judged(store, valid)
+    newest = _newest(store, valid, judged)
     inputs = _inputs(store, valid)
     accepted = {name: _accepted(model, inputs, valid) for name, model in arm.models.items()}
     chosen: list[tuple[CellAsk, list[Row]]] = []
@@ -186,28 +194,48 @@ def _measured(store: Store, arm: ArmAsk, valid: Sequence[Row]) -> tuple[Measured
             tuple(together([flags[run["run_id"]] for run in found])),
         )
         for ask, found in chosen
-        if (quantities := _quantities([samples[run["run_id"], ask.key] for run in found]))
+        if (quantities := _quantities(found, ask.key, samples, judged))
     )
 
 
-def _newest(store: Store, valid: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Return the newest valid run by (Cell.key, model_id, env_digest); of a chain all of its arm, the last one last."""
+Place = tuple[str, str, str, str]
+"""Job, chain, role and Cell.key: what a verdict has a mean of."""
+
+
+def _judged(store: Store, runs: Sequence[Row]) -> dict[Place, list[Judged]]:
+    """Return the verdicts that have means, by what each is a mean of; of an A/A session the baseline's alone."""
+    found: dict[Place, list[Judged]] = defaultdict(list)
+    for job_id in sorted({run["job_id"] for run in runs if run["role"]}):
+        for one in judgement.recorded(store, job_id):
+            if one.verdict.verdict != "invalid":
+                found[job_id, one.chain, BASELINE, one.claim.baseline].append(one)
+                if one.baseline_arm != one.candidate_arm:
+                    found[job_id, one.chain, CANDIDATE, one.claim.candidate].append(one)
+    return dict(found)
+
+
+def _newest(
+    store: Store, valid: Sequence[Row], judged: Mapping[Place, Sequence[Judged]]
+) -> dict[tuple[str, str, str], list[Row]]:
+    """Return the newest valid run by (Cell.key, model_id, env_digest); of a chain those behind its arm's means."""
     by_id = {row["run_id"]: row for row in valid}
-    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     cells = defaultdict(list)
     for row in rows_of(store, "SELECT run_id, cell FROM rows WHERE run_id IN ({marks})", list(by_id)):
         cells[row["run_id"]].append(row["cell"])
+    found: dict[tuple[str, str, str], list[Row]] = {}
     for run_id, run in by_id.items():
         for cell in cells[run_id]:
-            found[cell, run["model_id"], run["env_digest"]].append(run)
-    return {key: _of_one_session(runs) for key, runs in found.items()}
+            key, place = (cell, run["model_id"], run["env_digest"]), _place(run, cell)
+            before = found.get(key, [])
+            if run["role"] is None:
+                found[key] = [run]
+            elif any(run["cycle"] in judgement.counted(one.verdict, run["role"]) for one in judged.get(place, ())):
+                found[key] = [*before, run] if before and _place(before[0], cell) == place else [run]
+    return found
 
 
-def _of_one_session(runs: Sequence[Row]) -> list[Row]:
-    last = runs[-1]
-    if last["role"] is None:
-        return [last]
-    return [run for run in runs if run["role"] and (run["job_id"], run["arm"]) == (last["job_id"], last["arm"])]
+def _place(run: Row, cell: str) -> Place:
+    return run["job_id"], run["chain"], run["role"], cell
 
 
 def _inputs(store: Store, runs: Sequence[Row]) -> dict[tuple[str, str], str]:
@@ -241,17 +269,45 @@ def samples_of(store: Store, runs: Sequence[str]) -> dict[tuple[str, str], dict[
     return values
 
 
-def _quantities(runs: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> dict[str, Quantity]:
-    """Return by metric what a run gave, or what several did: each counts once, by its median."""
-    found = {}
-    for metric, unit in dict.fromkeys(key for run in runs for key in run):
-        told = [run[metric, unit] for run in runs if (metric, unit) in run]
-        alone = len(told) == 1
-        values = told[0] if alone else [stats.median(samples) for samples in told]
-        spread = stats.mad(values) if len(values) > 1 else None
-        of = "samples" if alone else "runs"
-        found[metric] = Quantity(metric, unit, stats.median(values), len(values), spread, of)
-    return found
+def _quantities(
+    runs: Sequence[Row],
+    cell: str,
+    samples: Mapping[tuple[str, str], Mapping[tuple[str, str], Sequence[float]]],
+    judged: Mapping[Place, Sequence[Judged]],
+) -> dict[str, Quantity | Mean]:
+    """Return by metric what one run gave, or the means of a chain's arm."""
+    last = runs[-1]
+    if last["role"] is None:
+        return {
+            metric: Quantity(metric, unit, stats.median(values), len(values), _spread(values))
+            for (metric, unit), values in samples[last["run_id"], cell].items()
+        }
+    medians: dict[str, dict[int, float]] = defaultdict(dict)
+    for run in runs:
+        for (metric, _), values in samples[run["run_id"], cell].items():
+            medians[metric][run["cycle"]] = stats.median(values)
+    verdicts = judged[_place(last, cell)]
+    of_metric = {one.claim.metric: one for one in verdicts}  # of a metric without a verdict the cell's first counts
+    return {
+        metric: mean_of(of_metric.get(metric, verdicts[0]), last["role"], metric, values)
+        for metric, values in medians.items()
+    }
+
+
+def mean_of(judged: Judged, role: str, metric: str, medians: Mapping[int, float]) -> Mean:
+    """Return the mean of one arm over the cycles that count: the only number that a chain gives for an arm.
+
+    Args:
+        medians: Of the arm's runs, by cycle.
+    """
+    cycles = judgement.counted(judged.verdict, role)
+    runs = [medians[cycle] for cycle in sorted(set(cycles))]
+    mean = statistics.geometric_mean(medians[cycle] for cycle in cycles)
+    return Mean(metric, units.metric(metric).unit, mean, len(runs), _spread(runs))
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return stats.mad(values) if len(values) > 1 else None
 
 
 # -- what does not count ----------------------------------------------------------------------------------------------

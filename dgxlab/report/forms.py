@@ -17,7 +17,7 @@ from dgxlab.report.beside import columns_beside, gates_beside, op_lead, rows_bes
 from dgxlab.report.imports import imports
 from dgxlab.report.levers import levers
 from dgxlab.report.lineage import lineage
-from dgxlab.report.records import Page, SessionTable, Table
+from dgxlab.report.records import Page, Table
 from dgxlab.report.roof import with_roof
 from dgxlab.report.series import selected
 from dgxlab.report.session import Session
@@ -117,7 +117,7 @@ def _verdicts(store: Store, wanted: Asked) -> Page:
         said.append(
             report.summary if len(jobs) == 1 else f"{Session(store, job, asking.plan_of(job)).what}: {report.summary}"
         )
-        made += [table for table in report.tables if isinstance(table, SessionTable) and table.form == "verdicts"]
+        made += [table for table in report.tables if table.form == "verdicts"]
     if not made:
         raise UsageError(f"session {jobs[0].job_id} has no verdict", next=f"dgxlab report {jobs[0].job_id}")
     return Page(wanted.form, tuple(made), " · ".join(said))

@@ -15,6 +15,7 @@ from dgxlab.report.evidence import machine
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import ArmsTable, Column, Origin, Provenance
 from dgxlab.report.session import WORDS
+from dgxlab.report.tables import backend_of
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -67,7 +68,8 @@ def _built(store: Store, job: Job, name: str = "") -> list[dict[str, Any]]:
 
 def origin(store: Store, job: Job, name: str) -> Provenance:
     """Return one arm's side of a session, from its plan; a build that never was has no id."""
-    source = asking.plan_of(job).arm(name).source
+    arm = asking.plan_of(job).arm(name)
+    source = arm.source
     built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (job.job_id, name))
     device = store.devices(job.job_id).get(name)
     return Provenance(
@@ -80,6 +82,7 @@ def origin(store: Store, job: Job, name: str) -> Provenance:
         machine(job, device),
         source.dirty,
         device=device,
+        backend=backend_of(arm.cmake, ()),
     )
 
 

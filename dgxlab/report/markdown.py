@@ -28,6 +28,7 @@ from dgxlab.report.records import (
     SessionTable,
     Table,
 )
+from dgxlab.report.tables import of_arms
 
 if TYPE_CHECKING:
     import jinja2
@@ -97,7 +98,7 @@ def layout(table: Table | Glance) -> tuple[list[str], list[str], list[list[str]]
 
 def _style(table: Table | Glance, column: Column) -> units.Style:
     cells = [row.get(column.key) for row in table.rows]
-    measured = [_middle(cell) for cell in cells if _is_measured(cell)]
+    measured = [cell.middle for cell in cells if _is_measured(cell)]
     published = [cell.value * float(SCALED[cell.unit]) for cell in cells if isinstance(cell, Figure)]
     return units.style(_metric(column.metric, column.unit), measured or published)
 
@@ -119,19 +120,12 @@ def _in_unit(figure: Figure, unit: str) -> Figure:
     return replace(figure, unit=unit, value=float(Decimal(repr(figure.value)) * factor), stddev=stddev)
 
 
-def _middle(value: Quantity | Mean | Printed) -> float:
-    if isinstance(value, Printed):
-        return value.value
-    return value.median if isinstance(value, Quantity) else value.mean
-
-
 def _number(value: Quantity | Mean | Printed, style: units.Style) -> str:
     """Write a number with its spread and how many stand behind it; of a single one no spread is known."""
-    of_runs = isinstance(value, Mean) or (isinstance(value, Quantity) and value.of == "runs")
-    runs = " run" + "s" * (value.n != 1) if of_runs else ""
+    runs = " run" + "s" * (value.n != 1) if isinstance(value, Mean) else ""
     spread = units.MISSING if value.spread is None else style.spread(value.spread)
     count = units.MISSING if value.n is None else value.n
-    return f"{style.value(_middle(value))} ± {spread} ({count}{runs})"
+    return f"{style.value(value.middle)} ± {spread} ({count}{runs})"
 
 
 def _header(column: Column, style: units.Style | None) -> str:
@@ -145,7 +139,7 @@ def _text(value: Value, style: units.Style | None = None) -> str:
     if value is None or value == "":
         return units.MISSING
     if isinstance(value, (Quantity, Mean, Printed)):
-        return _number(value, style or units.style(_metric(value.metric, value.unit), [_middle(value)]))
+        return _number(value, style or units.style(_metric(value.metric, value.unit), [value.middle]))
     if isinstance(value, Figure):
         text = value.text if style is None else _in_unit(value, style.unit).text
         return f"{text} †" if value.excess else text
@@ -156,6 +150,10 @@ def _text(value: Value, style: units.Style | None = None) -> str:
 
 def _settings(settings: Mapping[str, Value]) -> str:
     return ", ".join(f"{name} {_text(value)}" for name, value in settings.items())
+
+
+def _differ(differ: Mapping[str, tuple[Value, Value]]) -> str:
+    return "; ".join(of_arms(name, *values) for name, values in differ.items())
 
 
 def _series(origin: Provenance) -> str:
@@ -177,10 +175,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def _numbers(table: Table) -> str:
     """Explain the numbers of a table: what they are, what ± is and what is counted in the brackets; "" without any."""
     numbers = [value for row in table.rows for value in row.values() if _is_measured(value)]
-    if any(isinstance(value, Mean) for value in numbers):
-        return (
-            "baseline and candidate are geometric means of the runs in cycles that count ± their scaled MAD (how many)"
-        )
+    means = any(isinstance(value, Mean) for value in numbers)
     of = {value.of for value in numbers if isinstance(value, Quantity)}
     alone = any(value.spread is None for value in numbers)
     printed = [value for value in numbers if isinstance(value, Printed)]
@@ -189,7 +184,7 @@ def _numbers(table: Table) -> str:
         * bool(printed),
         "median of a run's samples ± their scaled MAD (how many samples)" * ("samples" in of),
         "median of the values that the tool printed ± their scaled MAD (how many values)" * ("values" in of),
-        "median of the runs of a session's chain ± their scaled MAD (how many runs)" * ("runs" in of),
+        "geometric mean of a chain's runs in the cycles that count ± their scaled MAD (how many runs)" * means,
         f"{units.MISSING} where there is one, of which no spread is known" * alone,
     ]
     return "; ".join(filter(None, parts))
@@ -223,6 +218,7 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(
         layout=layout,
         settings=_settings,
+        differ=_differ,
         series=_series,
         labels=_labels,
         counted=lambda count, name: f"{count} {name.removesuffix('s') if count == 1 else name}",

@@ -10,15 +10,15 @@ from dgxlab.published import Figure
 
 @dataclass(frozen=True)
 class Quantity:
-    """One metric of one cell in one run, or in all runs of an arm in a session's chain.
+    """One metric of one cell in one run.
 
     Attributes:
         metric: Name in `units`.
         unit: Unit of `median` and `spread`, the metric's stored one.
-        median: Of the counted samples of a run, or of the medians of the runs.
+        median: Of the counted samples.
         n: How many there are.
         spread: Their scaled MAD; None for a single one, which has none.
-        of: What n counts: samples of one run, or runs; values of an imported file.
+        of: What n counts: samples of a run, or values of an imported file.
     """
 
     metric: str
@@ -28,10 +28,15 @@ class Quantity:
     spread: float | None = None
     of: str = "samples"
 
+    @property
+    def middle(self) -> float:
+        """The number itself, whatever kind of average it is."""
+        return self.median
+
 
 @dataclass(frozen=True)
 class Mean:
-    """One metric of one cell in one arm of a session.
+    """One metric of one cell in one arm of a session of two arms.
 
     Attributes:
         metric: Name in `units`.
@@ -46,6 +51,11 @@ class Mean:
     mean: float
     n: int
     spread: float | None = None
+
+    @property
+    def middle(self) -> float:
+        """As in `Quantity`."""
+        return self.mean
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,17 @@ class Printed:
     spread: float
     n: int | None
 
+    @property
+    def middle(self) -> float:
+        """As in `Quantity`."""
+        return self.value
+
 
 Value = Union[Quantity, Mean, Printed, Figure, str, int, float, bool, None]
 """What a table's cell holds; None is missing, shown as a dash and never as 0."""
+
+
+def percent(share: float, sign: str = "") -> str:
+    """Write a share as a number of percent: `0.59`; `+59.19` with a sign, of which 0 has none."""
+    shown = f"{100 * share:{sign}.2f}"
+    return "0.00" if shown in ("+0.00", "-0.00") else shown

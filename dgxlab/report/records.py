@@ -41,6 +41,7 @@ class Provenance:
         dirty: The tree came from somebody's checkout.
         synthetic: Names of the models in it that were made from a recipe.
         device: What computed them; None where nothing was built.
+        backend: Its kind: CPU, CUDA; several with commas.
     """
 
     experiment: str
@@ -53,6 +54,7 @@ class Provenance:
     dirty: bool = False
     synthetic: tuple[str, ...] = ()
     device: Device | None = None
+    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,9 @@ class SessionTable(Table):
 
     Attributes:
         provenance: The baseline's.
+        settings: What shapes every row and both arms alike.
+        differ: What shapes the arms differently, a variable or parameter by its name: the baseline's value and the
+            candidate's, None for one that is not set.
         conditions: Of the baseline's runs.
         candidate: The candidate's provenance; None where the baseline is compared with itself.
         candidate_conditions: Of the candidate's runs.
@@ -275,6 +280,7 @@ class SessionTable(Table):
         because: Why each verdict.
     """
 
+    differ: Mapping[str, tuple[Value, Value]] = field(default_factory=dict)
     candidate: Provenance | None = None
     candidate_conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     protocol: Mapping[str, Value] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from dgxlab import roofline
 from dgxlab.model import Param
 from dgxlab.report.evidence import Measured
-from dgxlab.report.numbers import Quantity, Value
+from dgxlab.report.numbers import Mean, Quantity, Value
 from dgxlab.report.records import Column, Table
 from dgxlab.report.tables import OPS, rank
 from dgxlab.roofline import Peaks
@@ -79,10 +79,11 @@ def _row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
     if time is None or shape is None:
         return {}
     flops, moved = shape
-    seconds = time.median / 1e6
+    seconds = time.middle / 1e6
     rate = moved / seconds / 1e9
-    spread = None if time.spread is None else rate * time.spread / time.median
-    row: dict[str, Value] = {"rate": Quantity("rate", "GB/s", rate, time.n, spread, time.of)}
+    spread = None if time.spread is None else rate * time.spread / time.middle
+    made = Mean if isinstance(time, Mean) else Quantity
+    row: dict[str, Value] = {"rate": made("rate", "GB/s", rate, time.n, spread)}
     return row if peaks is None else {**row, **_shares(flops / seconds, moved / seconds, peaks)}
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dgxlab import stats, units
+from dgxlab import stats
 from dgxlab.judgement import Judged
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
     CANDIDATE,
     Arm,
+    Cell,
     ChainStep,
     CheckStep,
     GateStep,
@@ -20,18 +22,18 @@ from dgxlab.model import (
 )
 from dgxlab.report.checks import TITLE, check_row, failed_check, used_columns
 from dgxlab.report.conditions import Row, rows_of
-from dgxlab.report.evidence import GATES, machine, samples_of
+from dgxlab.report.evidence import GATES, machine, mean_of, samples_of
 from dgxlab.report.failures import failed_gate
 from dgxlab.report.numbers import Mean
 from dgxlab.report.records import Column, Failure, Provenance, SessionTable
-from dgxlab.report.tables import GATE_COLUMNS, env_text, gate_row, synthetic
+from dgxlab.report.tables import GATE_COLUMNS, backend_of, env_text, gate_row, synthetic
 from dgxlab.store import gate_digest
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-Medians = Mapping[tuple[str, str, int, str, str], float]
-"""What each run of a chain gave, by chain, role, cycle, Cell.key and metric."""
+Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
+"""What the runs of chains gave, by chain, role, Cell.key and metric, then by cycle."""
 
 WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
 """What a session of a kind is called."""
@@ -65,8 +67,8 @@ class Session:
             return f"{word} of {self.baseline.name} against itself"
         return f"{word} of {self.candidate.name} against {self.baseline.name}"
 
-    def origin(self, arm: Arm, models: Iterable[str] = ()) -> Provenance:
-        """Return where an arm's numbers come from; `models` are those that they are about."""
+    def origin(self, arm: Arm, models: Iterable[str] = (), cells: Iterable[Cell] = ()) -> Provenance:
+        """Return where an arm's numbers come from, of these models and cells."""
         steps = [step for step in self.plan.steps if isinstance(step, ModelStep) and step.arm == arm.name]
         made = {step.model for step in steps if synthetic(step.recipe)}
         return Provenance(
@@ -80,6 +82,7 @@ class Session:
             dirty=arm.source.dirty,
             synthetic=tuple(sorted(made.intersection(models))),
             device=self.devices.get(arm.name),
+            backend=backend_of(arm.cmake, cells),
         )
 
     def of_chains(self, chains: Sequence[ChainStep]) -> list[Row]:
@@ -92,12 +95,12 @@ class Session:
         """Return what the runs that made the chains gave."""
         runs = [run for run in self.of_chains(chains) if run["status"] == "valid"]
         places = {run["run_id"]: (run["chain"], run["role"], run["cycle"]) for run in runs}
-        found = samples_of(self.store, list(places)).items()
-        return {
-            (*places[run_id], cell, metric): stats.median(samples)
-            for (run_id, cell), told in found
-            for (metric, _), samples in told.items()
-        }
+        found: dict[tuple[str, str, str, str], dict[int, float]] = defaultdict(dict)
+        for (run_id, cell), told in samples_of(self.store, list(places)).items():
+            chain, role, cycle = places[run_id]
+            for (metric, _), samples in told.items():
+                found[chain, role, cell, metric][cycle] = stats.median(samples)
+        return found
 
     def progress(self) -> list[str]:
         """Say how far each chain is."""
@@ -210,17 +213,12 @@ def _named(chain: ChainStep) -> str:
 
 
 def means_of(judged: Judged, medians: Medians) -> tuple[Mean | None, Mean | None]:
-    """Return the means of both arms over the cycles that count, each with the spread of the runs behind it."""
-    claim, found = judged.claim, judged.verdict
-    counted = [cycle for cycle in range(1, found.cycles + 1) if cycle not in found.flaws]
-    baselines = sorted({place for cycle in counted for place in (cycle - 1, cycle)})
+    """Return the means of both arms, None where there is no verdict."""
+    if judged.verdict.verdict == "invalid":
+        return None, None
 
-    def mean(value: float | None, role: str, cell: str, cycles: Sequence[int]) -> Mean | None:
-        if value is None:
-            return None
-        runs = [medians[judged.chain, role, cycle, cell, claim.metric] for cycle in cycles]
-        spread = stats.mad(runs) if len(runs) > 1 else None
-        return Mean(claim.metric, units.metric(claim.metric).unit, value, len(runs), spread)
+    def mean(role: str, cell: str) -> Mean:
+        metric = judged.claim.metric
+        return mean_of(judged, role, metric, medians[judged.chain, role, cell, metric])
 
-    candidate = mean(judged.candidate, CANDIDATE, claim.candidate, counted)
-    return mean(judged.baseline, BASELINE, claim.baseline, baselines), candidate
+    return mean(BASELINE, judged.claim.baseline), mean(CANDIDATE, judged.claim.candidate)

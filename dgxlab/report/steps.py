@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dgxlab import units
@@ -12,8 +12,9 @@ from dgxlab.report.arms import ArmCells, by_environment, common, find_arms, in_o
 from dgxlab.report.ask import CellAsk, op_params
 from dgxlab.report.asked import Asked
 from dgxlab.report.beside import is_of_op, rows_beside
+from dgxlab.report.evidence import Measured, find
 from dgxlab.report.levers import Found
-from dgxlab.report.numbers import Quantity, Value
+from dgxlab.report.numbers import Mean, Quantity, Value
 from dgxlab.report.records import ArmsTable, Column
 from dgxlab.report.series import Cell
 from dgxlab.report.session import WORDS
@@ -63,9 +64,11 @@ def steps(store: Store, wanted: Asked) -> ArmsTable:
         names = (wanted.baseline, *names)
     every = find_arms(store, Asked("steps", names, host=wanted.host))
     found = by_environment(of_tools(every, TOOLS, wanted))
+    verdicts = {one.name: levers.newest(store, one.experiment, wanted.baseline) for one in found if _alone(one, found)}
+    found = tuple(_as_judged(store, one, verdicts.get(one.name)) for one in found)
     shown, settings = _columns(found)
     base = next((one for one in found if one.experiment == wanted.baseline), None)
-    rows = [_row(store, one, base, shown, _alone(one, found)) for one in found]
+    rows = [_row(one, base, shown, verdicts.get(one.name)) for one in found]
     columns = [Column("step", "step"), *(Column(_name(cell), cell.label, cell.metric) for cell in shown)]
     if base is not None:
         columns.append(Column("ratio", f"vs {base.name}", numeric=True))
@@ -97,7 +100,11 @@ def _caveats(base: ArmCells | None, rows: Sequence[Mapping[str, Value]]) -> Iter
     ratios = [str(row["ratio"]) for row in rows]
     for row in rows:
         if row["verdict"]:
-            yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of session {row['verdict_session']}"
+            elsewhere = ", which measured another build or device than the row's numbers" * bool(
+                row["verdict_elsewhere"]
+            )
+            session = f"session {row['verdict_session']}{elsewhere}"
+            yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of {session}"
     if any(text.endswith("x") for text in ratios):
         yield "a ratio alone is of the medians above, of sessions apart: no verdict"
     if OTHER_DEVICE in ratios:
@@ -109,15 +116,31 @@ def _alone(one: ArmCells, found: Sequence[ArmCells]) -> bool:
     return sum(other.arm is one.arm for other in found) == 1
 
 
-def _row(store: Store, one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells], judged: bool) -> dict[str, Value]:
+def _as_judged(store: Store, one: ArmCells, verdict: Found | None) -> ArmCells:
+    """Put the numbers of the session that judged an experiment in place of those of others: its verdict is on them."""
+    if verdict is None:
+        return one
+    judged = {
+        _whole_key(cell): cell for cell in find(store, replace(one.ask, session=verdict.session), one.arm).measured
+    }
+    return replace(one, cells=tuple(judged.get(_whole_key(cell), cell) for cell in one.cells))
+
+
+def _whole_key(cell: Measured) -> tuple[str, str, str]:
+    return *_key(cell.ask), cell.ask.env_digest
+
+
+def _row(one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells], verdict: Found | None) -> dict[str, Value]:
     mine = _quantities(one, shown)
-    verdict = levers.newest(store, one.experiment, base.experiment if base else "") if judged else None
     return {
         "step": one.name,
         **mine,
         "ratio": None if base is None else _ratio(one, base, shown, verdict),
         "verdict": None if verdict is None else verdict.word,
         "verdict_session": None if verdict is None else verdict.session,
+        "verdict_elsewhere": None
+        if verdict is None
+        else verdict.session not in {cell.run["job_id"] for cell in one.cells},
         "notes": one.ask.hypothesis,
     }
 
@@ -136,7 +159,7 @@ def _ratio(one: ArmCells, base: ArmCells, shown: Sequence[_Cells], verdict: Foun
     for cell in shown:
         new, old = mine.get(_name(cell)), others.get(_name(cell))
         if new is not None and old is not None:
-            share = new.median / old.median
+            share = new.middle / old.middle
             ratios.append(share if units.metric(cell.metric).better == "higher" else 1 / share)
     return _ends(ratios) if ratios else None
 
@@ -145,7 +168,7 @@ def _ends(ratios: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{share:.2f}x" for share in (min(ratios), max(ratios))))
 
 
-def _quantities(one: ArmCells, shown: Sequence[_Cells]) -> dict[str, Quantity]:
+def _quantities(one: ArmCells, shown: Sequence[_Cells]) -> dict[str, Quantity | Mean]:
     by_key = {_key(cell.ask): cell for cell in one.cells}
     found = ((_name(c), by_key[c.key].quantities.get(c.metric)) for c in shown if c.key in by_key)
     return {name: quantity for name, quantity in found if quantity is not None}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dgxlab import units
 from dgxlab.errors import command
-from dgxlab.model import CHANGED, DerivedModel, Model, Param, SyntheticModel
+from dgxlab.model import CHANGED, Cell, DerivedModel, Model, Param, SyntheticModel, gpu_backends
 from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
 from dgxlab.report.checks import TITLE, check_row, used_columns
 from dgxlab.report.conditions import range_of
@@ -95,7 +95,24 @@ def tables(name: str, arm: ArmAsk, evidence: Evidence) -> tuple[Table, ...]:
 def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
     """Return where cells come from; all have one build and host, see `evidence`."""
     models = {cell.ask.model for cell in cells if synthetic(arm.models.get(cell.ask.model))}
-    return origin_of(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
+    origin = origin_of(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
+    return replace(origin, backend=backend_of(arm.arm.cmake, [cell.ask.cell for cell in cells]))
+
+
+def backend_of(cmake: Mapping[str, str], cells: Iterable[Cell]) -> str:
+    """Say what computed cells; without any, what a build computes on.
+
+    With no layer on it a GPU still multiplies long prompts, whose weights it fetches.
+    """
+    built = " and ".join(gpu_backends(cmake)) or "CPU"
+    both = built if built == "CPU" else f"CPU and {built}"
+    found = {
+        str(cell.params["backend_name"]).rstrip("0123456789")
+        if cell.tool == "backend-ops"
+        else (both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
+        for cell in cells
+    }
+    return ", ".join(sorted(found)) or built
 
 
 def stream_test(params: Mapping[str, Param]) -> str:
@@ -125,7 +142,9 @@ def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
     if any(row.get("env") for row in rows):
         columns.insert(2, Column("env", "env"))
     jobs = (str(row["job_id"]) for row in found if row is not None)
-    return Table("gates", "Gates", tuple(columns), tuple(rows), origin_of(name, arm, evidence, jobs))
+    backends = ", ".join(sorted({ask.gate.backend.rstrip("0123456789") for ask in arm.gates}))
+    origin = replace(origin_of(name, arm, evidence, jobs), backend=backends)
+    return Table("gates", "Gates", tuple(columns), tuple(rows), origin)
 
 
 def _checks(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
@@ -229,7 +248,13 @@ def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
     return _sortable((*form.order(ask), *others_of(form, ask).values()))
 
 
-def varying_of(others: Sequence[Mapping[str, Value]]) -> list[str]:
+def of_arms(name: str, baseline: Value, candidate: Value) -> str:
+    """Say how a setting differs between two arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
+    sides = {"baseline": baseline, "candidate": candidate}
+    return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
+
+
+def varying_of(others: Sequence[Mapping[str, object]]) -> list[str]:
     """Return what of `others_of` differs between rows, and so needs a column."""
     return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
 
@@ -288,6 +313,7 @@ def origin_of(
         dirty=source.dirty,
         synthetic=synthetic,
         device=evidence.device,
+        backend=backend_of(arm.arm.cmake, ()),
     )
 
 

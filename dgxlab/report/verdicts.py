@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.judgement import Judged
-from dgxlab.model import ChainStep
+from dgxlab.model import ChainStep, RunStep
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk, cell_ask
 from dgxlab.report.between import differences
 from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of
 from dgxlab.report.failures import failed_session
-from dgxlab.report.numbers import Mean, Value
-from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable
+from dgxlab.report.numbers import Mean, Value, percent
+from dgxlab.report.pairs import pair_table, sessions_of_pair
+from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable, Table
 from dgxlab.report.session import Session, means_of
-from dgxlab.report.tables import FORMS, Form, leading, others_of, rank, varying_of
+from dgxlab.report.tables import FORMS, Form, env_text, leading, of_arms, others_of, rank, varying_of
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, VERDICTS, Verdict, noise_floor
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
 """What stands before every verdict of such a session, so that nobody takes it for an A/B's."""
+
+NEITHER = (None, None)
 
 LEVEL = re.compile(r"the 99[.\d]* % interval")
 """How a reason begins that names its confidence."""
@@ -43,10 +46,12 @@ def verdicts(store: Store, job: Job) -> SessionReport:
     words = [one.verdict.verdict for one in found]
     whole = judgement.whole(words) if words else ""
     failures = [*session.failed_gates(), *session.failed_runs()]
+    pair = sessions_of_pair(store, job) if found else []
+    again = f"; session {pair.index(job) + 1} of {len(pair)} of this pair" if len(pair) > 1 else ""
     return SessionReport(
         title=f"Session {job.job_id}: {session.what}",
         hypothesis=asking.hypothesis(store, job),
-        tables=(*session.gate_tables(), *_chain_tables(session, found)),
+        tables=(*session.gate_tables(), *_chain_tables(session, found), *_beside(store, job, pair)),
         missing=(),
         failures=(*failed_session(job, failures), *failures),
         session=job.job_id,
@@ -54,10 +59,14 @@ def verdicts(store: Store, job: Job) -> SessionReport:
         ended=session.ended,
         verdict=whole,
         counts={word: words.count(word) for word in VERDICTS if word in words},
-        summary=summary(job.kind, whole, words) + _floors(job.kind, found) if session.ended else "",
+        summary=summary(job.kind, whole, words) + _floors(job.kind, found) + again if session.ended else "",
         differences=tuple(differences(session.plan)),
         progress=() if session.ended else tuple(session.progress()),
     )
+
+
+def _beside(store: Store, job: Job, pair: Sequence[Job]) -> list[Table]:
+    return [pair_table(store, job, pair)] if len(pair) > 1 else []
 
 
 def summary(kind: str, whole: str, words: Sequence[str]) -> str:
@@ -75,7 +84,7 @@ def _floors(kind: str, found: Sequence[Judged]) -> str:
     floors = sorted(floor for one in found if (floor := noise_floor(one.verdict)))
     if kind != "noise" or not floors:
         return ""
-    ends = dict.fromkeys((_percent(floors[0]), _percent(floors[-1])))
+    ends = dict.fromkeys((percent(floors[0]), percent(floors[-1])))
     return f"; noise floor {' to '.join(ends)} %"
 
 
@@ -89,12 +98,14 @@ class _Row:
     Attributes:
         chain: It is one of this chain's.
         ask: The baseline's cell.
+        candidate_ask: The cell that it is compared with.
         baseline, candidate: Means of the runs in the cycles that count; None where there is no verdict.
         label: Names the row in sentences.
     """
 
     chain: ChainStep
     ask: CellAsk
+    candidate_ask: CellAsk
     judged: Judged
     baseline: Mean | None
     candidate: Mean | None
@@ -112,21 +123,33 @@ def _chain_tables(session: Session, found: Sequence[Judged]) -> list[SessionTabl
     medians = session.medians(list(chains.values())) if found else {}
     for one in found:
         chain = chains[one.chain]
-        cell = next(cell for cell in chain.baseline.cells if cell.key == one.claim.baseline)
-        ask = cell_ask(cell, chain.baseline.model, chain.baseline.env)
-        groups.setdefault((cell.tool, FORMS[cell.tool][1](ask)), []).append(
-            _Row(chain, ask, one, *means_of(one, medians))
+        ask, other = _ask(chain.baseline, one.claim.baseline), _ask(chain.candidate, one.claim.candidate)
+        groups.setdefault((ask.cell.tool, FORMS[ask.cell.tool][1](ask)), []).append(
+            _Row(chain, ask, other, one, *means_of(one, medians))
         )
     return [_table(session, FORMS[tool][0], title, rows) for (tool, title), rows in groups.items()]
 
 
+def _ask(run: RunStep, key: str) -> CellAsk:
+    return cell_ask(next(cell for cell in run.cells if cell.key == key), run.model, run.env)
+
+
 def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> SessionTable:
     ordered = sorted(found, key=lambda row: rank(form, row.ask))  # stable: the claims of a cell keep their order
-    others = [others_of(form, row.ask) for row in ordered]
+    others = [_of_both(form, row) for row in ordered]
     varying = varying_of(others)
+    both, differ = _shared({key: value for key, value in others[0].items() if key not in varying}, ordered[0])
     metrics = list(dict.fromkeys(row.judged.claim.metric for row in ordered))
-    leads = [{**form.lead(row.ask), **{k: o.get(k) for k in varying}} for row, o in zip(ordered, others, strict=True)]
-    rows = [_with_label(row, {k: o.get(k) for k in varying}, metrics) for row, o in zip(ordered, others, strict=True)]
+    own = [
+        {
+            key: one if one == two else of_arms(key, one, two)
+            for key in varying
+            for one, two in [other.get(key, NEITHER)]
+        }
+        for other in others
+    ]
+    leads = [{**form.lead(row.ask), **mine} for row, mine in zip(ordered, own, strict=True)]
+    rows = [_with_label(row, mine, metrics) for row, mine in zip(ordered, own, strict=True)]
     values = [{**lead, **_values(session.plan.kind, row)} for lead, row in zip(leads, rows, strict=True)]
     chains = list({row.chain.id: row.chain for row in rows}.values())
     runs = session.of_chains(chains)
@@ -138,11 +161,12 @@ def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> S
         f"{title}: {session.what}",
         (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(session.plan.kind, values)),
         tuple(values),
-        session.origin(session.baseline, models),
-        {key: value for key, value in others[0].items() if key not in varying},
+        session.origin(session.baseline, models, [row.ask.cell for row in rows]),
+        both,
         range_of(conditions[run["run_id"]] for run in runs if run["arm"] == session.baseline.name),
         _flags(session.store, runs, several=len(chains) > 1),
-        candidate=session.origin(candidate, models) if candidate else None,
+        differ=differ,
+        candidate=session.origin(candidate, models, [row.candidate_ask.cell for row in rows]) if candidate else None,
         candidate_conditions=range_of(
             conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name
         ),
@@ -150,6 +174,22 @@ def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> S
         discards=tuple(_discards(rows)),
         because=tuple(_because(rows, session.plan.kind)),
     )
+
+
+def _of_both(form: Form, row: _Row) -> dict[str, tuple[Value, Value]]:
+    """Return what shapes a row's numbers and has no leading column, a variable by its own name: both arms' values."""
+    sides = [{**others_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
+    return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
+
+
+def _shared(
+    settings: Mapping[str, tuple[Value, Value]], row: _Row
+) -> tuple[dict[str, Value], dict[str, tuple[Value, Value]]]:
+    """Divide what all rows have into what both arms share, variables together as `env`, and what differs."""
+    same = {key: one for key, (one, two) in settings.items() if one == two}
+    env = env_text({key: str(value) for key, value in same.items() if key in row.ask.env})
+    both = {key: value for key, value in same.items() if key not in row.ask.env}
+    return both | ({"env": env} if env else {}), {key: pair for key, pair in settings.items() if key not in same}
 
 
 def _with_label(row: _Row, varying: Mapping[str, Value], metrics: Sequence[str]) -> _Row:
@@ -170,12 +210,12 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
         "label": metric.label,
         "baseline": row.baseline,
         "candidate": row.candidate,
-        "effect": None if found.effect is None else _percent(found.effect, "+"),
-        "interval": found.ci and f"{_percent(found.ci[0], '+')} to {_percent(found.ci[1], '+')}",
+        "effect": None if found.effect is None else percent(found.effect, "+"),
+        "interval": found.ci and f"{percent(found.ci[0], '+')} to {percent(found.ci[1], '+')}",
         "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,
-        "mde": None if found.mde is None else _percent(found.mde),
+        "mde": None if found.mde is None else percent(found.mde),
         "cycles": f"{found.valid_cycles} of {found.cycles}",
-        "noise_floor": None if floor is None else _percent(floor),
+        "noise_floor": None if floor is None else percent(floor),
         "verdict": PREFIX[kind] + found.verdict,
         "promoted": judged.promoted,
         "valid_cycles": found.valid_cycles,
@@ -184,11 +224,6 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
         "p": found.p,
         **{f"{name}_pct": None if share is None else 100 * share for name, share in pairs.items()},
     }
-
-
-def _percent(share: float, sign: str = "") -> str:
-    shown = f"{100 * share:{sign}.2f}"
-    return "0.00" if shown in ("+0.00", "-0.00") else shown
 
 
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:

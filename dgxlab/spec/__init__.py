@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 
+from dgxlab import project
 from dgxlab.errors import command
 from dgxlab.model import Experiment, ParityGate
 from dgxlab.spec import checks, explain, overrides, resolve
@@ -52,18 +53,13 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
     if problems := [locate(tree, loc, text) for loc, text in checks.check(spec)]:
         refuse(problems, next=next_command)
     absolute = resolve.absolute_path(path)
-    record = spec.record(str(absolute), str(project_root(absolute)))
+    record = spec.record(str(absolute), str(project.root(absolute)))
     changed = changed_gates(tree)
     gates = (
         replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate
         for place, gate in enumerate(record.gates)
     )
     return replace(record, gates=tuple(gates))
-
-
-def project_root(path: Path) -> Path:
-    """Return the nearest folder above the file that holds `patches`, else the file's own."""
-    return next((folder for folder in path.parents if (folder / "patches").is_dir()), path.parent)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 
 from dgxlab import synth
 from dgxlab.errors import SpecError
-from dgxlab.model import DerivedModel, Model, SyntheticModel, environments
+from dgxlab.model import GPU_BACKENDS, DerivedModel, Model, SyntheticModel, environments, gpu_backends
 from dgxlab.spec import flags
 from dgxlab.spec.entries import BenchSpec, LlamaBenchSpec
 from dgxlab.spec.fields import shell_text
@@ -36,6 +36,7 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from _engaged(spec)
     yield from _secrets(spec)
     yield from _compiler_flags(spec)
+    yield from _gpu_builds(spec)
     yield from _on_models(spec)
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
@@ -49,6 +50,28 @@ def _compiler_flags(spec: ExperimentSpec) -> Iterator[Finding]:
     for name, value in spec.cmake.items():
         if wrong := shell_text(name, value):
             yield ("cmake", name), wrong
+
+
+CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
+
+
+def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
+    """Refuse what needs a GPU backend that is not built: llama.cpp would measure the processor without a word."""
+    wrong = [key for key in GPU_BACKENDS if spec.cmake.get(key, "ON") not in ("ON", "OFF")]
+    yield from ((("cmake", key), f"must be true or false, not {shown(spec.cmake[key])}") for key in wrong)
+    built = gpu_backends(spec.cmake)
+    for part, entries in (("gates", spec.gates), ("bench", spec.bench or [])):
+        for place, entry in enumerate(entries):
+            kind, body = entry.kind
+            layers = max(getattr(body, "n_gpu_layers", None) or [0])
+            if layers > 0 and not built:
+                text = f"no GPU backend is built, and the processor would be measured: cmake needs {CUDA_KEYS}"
+                yield (part, place, kind, "n_gpu_layers"), text
+            name = getattr(body, "backend", "")
+            for key, backend in GPU_BACKENDS.items():
+                if name.rstrip("0123456789") == backend and backend not in built:
+                    needed = CUDA_KEYS if key == "GGML_CUDA" else f"{key}: true"
+                    yield (part, place, kind, "backend"), f"{name} is not built: cmake needs {needed}"
 
 
 def _something_to_do(spec: ExperimentSpec) -> Iterator[Finding]:

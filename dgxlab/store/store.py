@@ -257,12 +257,16 @@ class Store:
     def up_to_date(
         self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
     ) -> set[Wanted]:
-        """Return those of `cells` for which a valid run with counted samples exists."""
+        """Return those of `cells` for which a valid run with counted samples exists; a chain's needs a verdict too."""
         found = self.rows(
             f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
                FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
+               LEFT JOIN chain_runs AS c USING (run_id)
                WHERE runs.build_id = ? AND device_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
                AND job_id NOT IN ({OPEN_CHAINS})
+               AND (c.chain IS NULL OR EXISTS (SELECT 1 FROM verdicts AS v
+                                               WHERE v.job_id = runs.job_id AND v.chain = c.chain
+                                               AND v.verdict <> 'invalid' AND rows.cell IN (v.cell, v.candidate_cell)))
                AND EXISTS (SELECT 1 FROM samples AS s
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
             (build_id, device_id, protocol),

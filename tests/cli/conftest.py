@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.cli import main
+from dgxlab.project import MARKER
 from tests import toy
 
 EXPERIMENT = """
@@ -94,6 +95,11 @@ class Project:
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
         )
 
+    @property
+    def where(self) -> str:
+        """What commands say first on stderr: whose record they are about."""
+        return f"project {self.folder}, record {self.folder}/results.db\n"
+
     def checkout(self, folder: Path) -> Path:
         """Return a clone of the toy at the pin."""
         toy.git(folder.parent, "clone", "-q", str(self.machine.repository), str(folder))
@@ -140,6 +146,7 @@ def new_project(machine: Machine, folder: Path, run: Callable[..., Ran]) -> Proj
     """Make a project with the toy's experiment."""
     (folder / "patches").mkdir(parents=True)
     (folder / "experiments").mkdir()
+    (folder / MARKER).touch()
     made = Project(machine, folder, run)
     made.spec("toy", EXPERIMENT.format(pin=machine.pin, repository=machine.repository, model=machine.model))
     return made

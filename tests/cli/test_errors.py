@@ -143,7 +143,7 @@ def test_broken_benchmarks_exit_with_4(project: Project, how: str, words: str) -
         ("{op: MUL_MAT, backend: CPU, expect: 4/4, env: {TOY: wrong}}", "failed, 3/4, 1 unsupported"),
         ("{op: MUL_MAT, backend: CPU, expect: 5/5}", "failed, 4/4, 1 unsupported"),
         ("{op: MUL_MAT, backend: CPU, expect: 4/4, unsupported: 0}", "failed, 4/4, 1 unsupported"),
-        ("{op: MUL_MAT, backend: CUDA0}", "failed, nothing counted"),
+        ("{op: MUL_MAT, backend: GPU7}", "failed, nothing counted"),
     ],
     ids=["wrong", "fewer", "unsupported", "unknown backend"],
 )

@@ -170,7 +170,7 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path, args:
     os.killpg(child.pid, signal.SIGINT)
     out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (130, "")
-    assert seen.startswith("fetching")
+    assert seen.startswith("fetching" if args == ("plan",) else project.where)
     assert "Traceback" not in err
     assert err.endswith(f"error: stopped\nnext: dgxlab {args[0]} experiments/toy.yaml\n")
 

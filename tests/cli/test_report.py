@@ -37,7 +37,7 @@ def plan(measured: Project) -> Path:
 def test_alone_it_shows_the_latest_of_everything(measured: Project) -> None:
     """A line a session and a gate; the same as JSON."""
     ran = measured.run("report")
-    assert (ran.rc, ran.err) == (0, "")
+    assert (ran.rc, ran.err) == (0, measured.where)
     assert ran.out.startswith(
         "# results.db: 1 session, 1 experiment" if "1 session," in ran.out else "# results.db: 1 "
     )
@@ -53,7 +53,7 @@ def test_alone_it_shows_the_latest_of_everything(measured: Project) -> None:
 def test_one_form(measured: Project) -> None:
     """Of what ran last, of an experiment, of a session by its beginning; as JSON too."""
     ops = measured.run("report", "--form", "ops")
-    assert (ops.rc, ops.err) == (0, "")
+    assert (ops.rc, ops.err) == (0, measured.where)
     assert ops.out.startswith("| type_a | ")
     assert measured.run("report", "--form", "ops", "toy").out == ops.out
     (row,) = json.loads(measured.run("report", "--format", "json").out)["tables"][0]["rows"]
@@ -248,7 +248,7 @@ def on_a_terminal(project: Project, columns: int, *args: str) -> str:
     os.close(theirs)
     shown = shown_on(ours)
     _, err = child.communicate()
-    assert (child.returncode, err) == (0, b"")
+    assert (child.returncode, err.decode()) == (0, project.where)
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
 
 

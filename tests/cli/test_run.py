@@ -49,8 +49,31 @@ def test_run_again_measures_nothing(measured: Project) -> None:
     first = measured.run("report", "toy")
     again = measured.run("run", TOY)
     assert (again.rc, again.out) == (0, first.out)
-    assert again.err == f"8 cells, 0 measured now, 8 up to date; recorded in {measured.folder}/results.db\n"
+    assert (
+        again.err
+        == measured.where + f"8 cells, 0 measured now, 8 up to date; recorded in {measured.folder}/results.db\n"
+    )
     assert "8 cells, 8 measured now, 0 up to date" in measured.run("run", TOY, "--again").err
+
+
+@pytest.mark.parametrize("folder", ["experiments/deep", ".."])
+def test_a_project_has_one_record(measured: Project, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Wherever a command is given, below the marked folder or outside with the path of a spec."""
+    (measured.folder / "patches").rmdir()
+    elsewhere = measured.folder / folder
+    elsewhere.mkdir(exist_ok=True)
+    monkeypatch.chdir(elsewhere)
+    ran = measured.run("run", measured.folder / TOY)
+    assert (ran.rc, ran.err.startswith(measured.where), " 0 measured now, 8 up to date" in ran.err) == (0, True, True)
+    assert list(measured.folder.parent.rglob("results.db")) == [measured.folder / "results.db"]
+
+
+def test_a_guessed_project_is_said_to_be_one(measured: Project) -> None:
+    """With the command that ends the guessing."""
+    marker = measured.folder / ".dgxlab-root"
+    marker.unlink()
+    guessed = f"project {measured.folder} (guessed; mark it with: touch {marker}), record "
+    assert measured.run("report", "toy").err.startswith(guessed)
 
 
 def test_json_is_json_and_quiet_is_quiet(measured: Project) -> None:
@@ -111,7 +134,7 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
         "{bin}/llama-batched-bench -m {model:m} -c 1024 -npp 16 -ntg 4 -npl 1,2,4,1,2,4,4 --output-format jsonl",
     ]
     assert ran.out.splitlines()[-1] == "9 steps, 8 cells"
-    assert sorted(path.name for path in project.folder.iterdir()) == ["experiments", "patches"]
+    assert sorted(path.name for path in project.folder.iterdir()) == [".dgxlab-root", "experiments", "patches"]
     assert project.run("plan", TOY, "--host", "elsewhere").out == ran.out
     plan = from_json(Plan, json.loads(project.run("plan", TOY, "--format", "json").out))
     assert [step.id for step in plan.steps][-1] == "run:2"

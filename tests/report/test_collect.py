@@ -11,7 +11,16 @@ import pytest
 
 from dgxlab import plan as planning
 from dgxlab.errors import UsageError
-from dgxlab.model import BackendOpsBench, Device, FileModel, LlamaBench, ParityGate, to_json
+from dgxlab.model import (
+    BackendOpsBench,
+    CheckStep,
+    Device,
+    FileModel,
+    LlamaBench,
+    ParityGate,
+    PerplexityGate,
+    to_json,
+)
 from dgxlab.report import Quantity, Report, Table, collect, collect_experiment, render
 from dgxlab.store import Store
 from tests.journals import PIN, facts, source
@@ -245,6 +254,33 @@ def test_a_gate_without_a_summary_has_dashes(store: Store) -> None:
     changes = {"passed": None, "total": None, "unsupported": None, "status": "failed", "reasons": ["no summary"]}
     Session(store, h200(), A).build().gates(**changes).end("failed", 5)
     assert "| MUL_MAT | CUDA0 | –/– | – | 1103 | failed | – |" in render(collect(store, "h200"))  # noqa: RUF001
+
+
+def test_a_gate_that_is_not_asked_for_is_no_failure_here(store: Store) -> None:
+    """Another experiment's on the same build; the same gate is evidence of the build, whoever ran it."""
+    failed = {"passed": 1101, "status": "failed", "rc": 1, "reasons": ["2 of 1103 cases failed"]}
+    stricter = (*h200().gates, ParityGate("MUL_MAT", "CUDA0", env={"GGML_CUDA_FORCE_MMQ": "1"}))
+    Session(store, h200(name="stricter", gates=stricter[1:]), A).build().gates(**failed).end("failed", 5)
+    whole(store, B)
+    assert collect(store, "h200").failures == ()
+    assert [failure.what for failure in collect(store, "stricter").failures] == ["gate MUL_MAT on CUDA0"]
+    Session(store, h200(name="same"), C).build().gates(**failed).end("failed", 5)
+    report = collect(store, "h200")
+    assert [(failure.session, failure.what) for failure in report.failures] == [(C, "gate MUL_MAT on CUDA0")]
+    assert [row["status"] for row in form(report, "gates").rows] == ["failed"]
+
+
+def test_a_check_that_is_not_asked_for_is_no_failure_here(store: Store) -> None:
+    """The same of gates on models."""
+    asked = PerplexityGate("q4k", "q4k", env={"FAST": "1"}, against={"FAST": None}, kld_ratio_at_most=0.5)
+    other = dataclasses.replace(asked, kld_ratio_at_most=0.1)
+    for job, name, gate, status in ((A, "other", other, "failed"), (B, "h200", asked, "passed")):
+        session = Session(store, h200(name=name, gates=(gate,), bench=SMALL.bench), job).build()
+        (step,) = (step for step in session.plan.steps if isinstance(step, CheckStep))
+        session.journal.check(id=step.id, gate=gate, arm=name, env=dict(step.env), status=status)
+        session.runs(numbers(100.0)).end()
+    assert collect(store, "h200").failures == ()
+    assert len(collect(store, "other").failures) == 1
 
 
 # -- what is not there ------------------------------------------------------------------------------------------------

@@ -218,7 +218,12 @@ def test_a_ratio_is_better_above_1_and_never_between_devices(store: Store, tmp_p
         far.build().runs(numbers(100)).end()
         words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
         made = page(other, asked(words)).tables[0]
+        beside = shown(other, form="steps", experiment="tiles,h200")
+        apart = shown(other, form="steps", experiment="skew,h200")
     assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another device"]
+    assert "different devices" not in beside
+    said = "- different devices, whose ratio is not one of builds alone: skew on NVIDIA H200 GPU-2, h200 on "
+    assert said in apart
 
 
 def test_what_another_protocol_measured_says_so(tmp_path: Path) -> None:

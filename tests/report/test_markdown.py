@@ -13,7 +13,19 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from dgxlab.model import SeriesRef
-from dgxlab.report import Column, Failure, Missing, Provenance, Quantity, Report, Table, markdown, render, render_table
+from dgxlab.report import (
+    Column,
+    Failure,
+    Mean,
+    Missing,
+    Provenance,
+    Quantity,
+    Report,
+    Table,
+    markdown,
+    render,
+    render_table,
+)
 from dgxlab.report.markdown import escape, layout
 from dgxlab.units import MISSING as DASH
 
@@ -27,6 +39,7 @@ ORIGIN = Provenance(
     tree="cdd2bf5ea86cf440c7d486560ae51229a2c1f811",
     build_id="2152cea1b7b715ae",
     host="dgx",
+    backend="CPU",
 )
 COLUMNS = (Column("model", "model"), Column("avg_ts", "", "avg_ts"))
 
@@ -147,9 +160,11 @@ def test_every_number_says_its_spread_and_how_many_stand_behind_it() -> None:
     page = render_table(table({"model": "m", "avg_ts": speed(54.8, 0.25, 5)}))
     assert "| m | 54.8 ± 0.2 (5) |" in page
     assert page.endswith("median of a run's samples ± their scaled MAD (how many samples)\n")
-    page = render_table(table({"model": "m", "avg_ts": dataclasses.replace(speed(54.8, 0.0, 9), of="runs")}))
+    page = render_table(table({"model": "m", "avg_ts": Mean("avg_ts", "t/s", 54.8, 9, 0.0)}))
     assert "| m | 54.8 ± 0 (9 runs) |" in page
-    assert page.endswith("median of the runs of a session's chain ± their scaled MAD (how many runs)\n")
+    assert page.endswith(
+        "geometric mean of a chain's runs in the cycles that count ± their scaled MAD (how many runs)\n"
+    )
 
 
 def test_provenance_stands_beneath() -> None:
@@ -157,13 +172,13 @@ def test_provenance_stands_beneath() -> None:
     page = render_table(table({"model": "m"}))
     assert page.splitlines()[-1] == (
         "experiment toy · session 20261120-103000-toy-a · pin e3a74b299085 · series w4a16@0123456789ab"
-        " · tree cdd2bf5ea86c · build 2152cea1b7b715ae · host dgx"
+        " · tree cdd2bf5ea86c · build 2152cea1b7b715ae · backend CPU · host dgx"
     )
     origin = dataclasses.replace(ORIGIN, series=(), dirty=True, synthetic=("q4k",), build_id=None, sessions=())
     page = render_table(table({"model": "m"}, provenance=origin, settings={"n_ubatch": 512, "mmap": True}))
     assert page.splitlines()[-1] == (
         f"experiment toy · session {DASH} · pin e3a74b299085 · series none · tree cdd2bf5ea86c"
-        f" · build {DASH} · host dgx"
+        f" · build {DASH} · backend CPU · host dgx"
         " · **dirty** tree · **synthetic model** q4k · every row: n_ubatch 512, mmap yes"
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
-from dgxlab.report import Quantity, Table, asked, collect, page, render
+from dgxlab.report import Quantity, Table, asked, collect, page, render, render_page
 from dgxlab.report.markdown import layout
 from dgxlab.report.records import Flag
 from dgxlab.report.tables import stream_test
@@ -128,11 +128,11 @@ def test_each_op_backend_and_model_has_its_table(store: Store) -> None:
 def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
     """FLOPS for one shape, bandwidth for the other: two columns with a dash each, no zero.
 
-    What llama.cpp calls GB/s are GiB/s.
+    What llama.cpp calls GB/s are GiB/s, stored as such and shown as GB/s of 10^9.
     """
 
     def tool(step: RunStep) -> tuple[CellResult, ...]:
-        metrics = [("flops", "FLOPS", 5.77e12), ("bandwidth_gb_s", "GB/s", 273.0)]
+        metrics = [("flops", "FLOPS", 5.77e12), ("bandwidth_gb_s", "GiB/s", 273.0)]
         return tuple(
             CellResult(cell.key, (Measurement(cell.key, metric, unit, (value,)),), {"row": cell.label})
             for cell, (metric, unit, value) in zip(step.cells, metrics, strict=True)
@@ -142,8 +142,8 @@ def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
     Session(store, experiment, JOB).build().runs(tool).end()
     (table,) = collect(store, "h200").tables
     headers, _, body = layout(table)
-    assert headers == ["n", "TFLOPS", "GiB/s"]
-    assert body == [["1", f"5.77 ± {DASH} (1)", DASH], ["512", DASH, f"273 ± {DASH} (1)"]]
+    assert headers == ["n", "TFLOPS", "GB/s"]
+    assert body == [["1", f"5.77 ± {DASH} (1)", DASH], ["512", DASH, f"293 ± {DASH} (1)"]]
 
 
 def test_numbers_are_medians_with_scaled_mad(store: Store) -> None:
@@ -177,3 +177,37 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
     assert said("20261120-103003-h200-a", 28.65, 2.0) == (Flag((), False, reason.format(49)),)
     (compared,) = page(store, asked({"form": "single-stream", "experiment": "h200"})).tables
     assert compared.flags == (Flag(("h200",), False, reason.format(49)),)
+
+
+@pytest.mark.parametrize(
+    ("cmake", "layers", "backend"),
+    [
+        ({}, (), "CPU"),
+        ({"GGML_CUDA": "OFF"}, (), "CPU"),
+        ({"GGML_CUDA": "ON"}, (), "CUDA"),
+        ({"GGML_CUDA": "ON"}, (99,), "CUDA"),
+        ({"GGML_CUDA": "ON"}, (0,), "CPU and CUDA"),
+        ({"GGML_CUDA": "ON"}, (0, 99), "CPU and CUDA, CUDA"),
+        ({"GGML_VULKAN": "ON"}, (99,), "Vulkan"),
+    ],
+)
+def test_every_table_names_what_computed_it(
+    store: Store, cmake: dict[str, str], layers: tuple[int, ...], backend: str
+) -> None:
+    """From the build and the layers on a GPU; of an operation its own backend, which may be the processor."""
+    axes = {"n_gpu_layers": layers} if layers else {}
+    bench = (
+        BackendOpsBench("MUL_MAT", "CPU", {"n": (1,)}),
+        LlamaBench("q4k", (512,), (), axes),
+        BatchedBench("q4k", (128,), (64,), (8,), axes),
+    )
+    Session(store, h200(bench=bench, gates=(), cmake=cmake), JOB).build().runs(numbers()).end()
+    report = collect(store, "h200")
+    assert [(table.form, table.provenance.backend) for table in report.tables] == [
+        ("ops", "CPU"),
+        ("single-stream", backend),
+        ("concurrency", backend),
+    ]
+    assert render(report).count(f" · backend {backend} · host ") == 2 + (backend == "CPU")
+    shown = render_page(page(store, asked({"form": "concurrency", "experiment": "h200"})))
+    assert f" · backend {backend} · host " in shown

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from dgxlab.errors import UsageError
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, LlamaBench, to_json
 from dgxlab.report import (
     ArmsTable,
-    Quantity,
+    Mean,
     SessionReport,
     SessionTable,
     asked,
@@ -19,11 +22,12 @@ from dgxlab.report import (
     collect_session,
     page,
     render,
+    render_page,
 )
 from dgxlab.report.markdown import layout
 from dgxlab.store import Store
-from tests.journals import CAPPED, CLOCK
-from tests.report.worlds import Session, h200, numbers, places, session_of_two
+from tests.journals import CAPPED, CLOCK, source
+from tests.report.worlds import H200, Session, h200, numbers, places, session_of_two
 
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
 STREAM = (LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048,)}),)
@@ -51,10 +55,10 @@ def held(store: Store, effect: float = 1.1, job_id: str = A, **changes: object) 
     return session.chains(by(effect)).gates(after=True).end()
 
 
-def verdicts(report: SessionReport) -> SessionTable:
-    """Return the only table of verdicts."""
-    (table,) = (table for table in report.tables if table.form == "verdicts")
-    assert isinstance(table, SessionTable)
+def verdicts(report: SessionReport, title: str = "") -> SessionTable:
+    """Return the only table of verdicts, of those whose title begins so."""
+    tables = [table for table in report.tables if isinstance(table, SessionTable) and table.form == "verdicts"]
+    (table,) = (table for table in tables if table.title.startswith(title))
     return table
 
 
@@ -165,28 +169,133 @@ def of_h200(store: Store) -> ArmsTable:
     return table
 
 
-def test_all_valid_runs_of_a_chains_arm_count_as_one(store: Store) -> None:
-    """Each by its median; no burn-in, no failed run, none of another session or of the other arm."""
+def test_an_arm_of_a_chain_has_one_number(store: Store) -> None:
+    """The verdict's mean: of the newest session, without a cycle that does not count, wherever it is shown."""
     held(store, effect=0.5, job_id=A)
-    session = session_of_two(store, B, bench=STREAM).build().gates()
-    (chain,) = session.plan.chains
-    for role, cycle in places(4):
-        session.place(
-            chain, role, cycle, 5.0 if role == "burn-in" else 1000.0 + 10 * cycle + 5000 * (role == CANDIDATE)
-        )
-    session.place(chain, BASELINE, 4, None)
+    session = session_of_two(store, B, bench=(*STREAM, h200().bench[0])).build().gates()
+    for chain in session.plan.chains:
+        for role, cycle in places(5):
+            drifted = 1.3 if (role, cycle) == (BASELINE, 5) else 1.0
+            burnt = 0.1 if role == "burn-in" else 1.0
+            session.place(chain, role, cycle, burnt * drifted * (1000.0 + 10 * cycle) * (6 if role == CANDIDATE else 1))
     session.gates(after=True).end()
+    judged = {str(row["test"]): row for row in verdicts(collect_session(store, B), "Single").rows if "test" in row}
+    assert judged["pp512"]["cycles"] == "4 of 5"
     table = of_h200(store)
-    assert table.rows[0]["pp512"] == Quantity("avg_ts", "t/s", 1020.0, 5, pytest.approx(14.826), "runs")
+    for test in ("pp512", "tg32"):
+        assert table.rows[0][test] == judged[test]["baseline"]
+    assert table.rows[0]["pp512"] == Mean("avg_ts", "t/s", pytest.approx(1019.926, abs=0.001), 5, pytest.approx(14.826))
     assert table.provenance.sessions == (B,)
+    words = {"form": "steps", "experiment": "w4a16", "baseline": "h200", "cells": "pp512, tg32"}
+    (steps,) = page(store, asked(words)).tables
+    keys = {column.label: column.key for column in steps.columns}
+    for row, arm in zip(steps.rows, ("baseline", "candidate"), strict=True):
+        assert {test: row[keys[test]] for test in judged} == {test: judged[test][arm] for test in judged}
 
 
-def test_both_arms_of_an_aa_session_are_one(store: Store) -> None:
-    """They are the same build, so that all of its runs count."""
+def test_a_step_has_the_numbers_that_its_verdict_is_on(store: Store) -> None:
+    """Although an ordinary session measured it too; where the verdict is of another build, that is said."""
+    held(store)
+    changes = {"cmake": {**h200().cmake, "GGML_CUDA_FA": "OFF"}, "env": {"GGML_CUDA_W4A16": "1"}}
+    alone = h200(name="w4a16", series=("w4a16",), bench=STREAM, **changes)
+    Session(store, alone, B, tree=source(["w4a16"])).build().gates().runs(numbers(77.0)).end()
+    words = {"form": "steps", "experiment": "w4a16", "baseline": "h200", "cells": "pp512"}
+    assert "| w4a16 | 1103 ± 2 (4 runs) | 1.10x (A/B) | faster |" in render_page(page(store, asked(words)))
+    said = "its ratio, are of session 20261120-103000-h200-a"
+    assert f"{said}\n" in render_page(page(store, asked(words)))
+    newer = h200(name="w4a16", series=("w4a16",), bench=STREAM, **changes, hypothesis="again")
+    job = "20261120-195900-h200-c"
+    Session(store, newer, job, tree=source(["w4a16"], "f" * 40)).build().gates().runs(numbers(88.0)).end()
+    shown = render_page(page(store, asked(words)))
+    assert "| w4a16 | 88.0 ± \N{EN DASH} (1) | 1.10x (A/B) | faster |" in shown
+    assert f"{said}, which measured another build or device than the row's numbers\n" in shown
+
+
+def test_an_invalid_chain_gives_no_number(store: Store) -> None:
+    """No report shows one, and no run calls its cells up to date."""
+    session = session_of_two(store, A, bench=STREAM).build().gates().chains(by(1.1))
+    session.gates(after=True, passed=1101, status="failed", reasons=["1101 of 1103"], failed=[]).end("failed", 5)
+    assert collect_session(store, A).counts == {"invalid": 2}
+    with pytest.raises(UsageError, match="h200 has nothing measured"):
+        of_h200(store)
+    (run, *_) = store.rows("SELECT runs.*, device_id FROM runs JOIN arms USING (job_id, arm) WHERE status = 'valid'")
+    wanted = [(cell.key, run["model_id"], run["env_digest"]) for cell in next(session.plan.chains).baseline.cells]
+    assert store.up_to_date(run["build_id"], run["device_id"], wanted) == set()
+    held(store, job_id=B)
+    assert store.up_to_date(run["build_id"], run["device_id"], wanted) == set(wanted)
+
+
+def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
+    """Not one of both roles, which would be a third beside the two that its table shows."""
     session = session_of_two(store, A, kind="noise", bench=STREAM).build().gates()
     session.chains(lambda step, role, cycle: 1000.0 + cycle).gates(after=True).end()
-    numbers = [of_h200(store).rows[0][test] for test in ("pp512", "tg32")]
-    assert {(number.n, number.of) for number in numbers} == {(9, "runs")}  # type: ignore[union-attr]
+    rows = {str(row["test"]): row["baseline"] for row in verdicts(collect_session(store, A)).rows}
+    assert {test: of_h200(store).rows[0][test] for test in rows} == rows
+
+
+def test_what_both_arms_share_and_what_differs(store: Store) -> None:
+    """Variables one by one, an axis too; the same in markdown and JSON."""
+    candidate = {"env": {"SAME": "1", "GGML_CUDA_W4A16": ""}, "bench": (with_ubatch(512),)}
+    env = {"SAME": "1", "GGML_CUDA_W4A16": "0", "ONLY": "x"}
+    session = session_of_two(store, A, bench=STREAM, env=env, candidate=candidate).build().gates()
+    session.chains(by(1.1)).gates(after=True).end()
+    report = collect_session(store, A)
+    said = (
+        " · both arms: env SAME=1 · baseline n_ubatch=2048, candidate n_ubatch=512; baseline GGML_CUDA_W4A16=0, "
+        "candidate GGML_CUDA_W4A16=; baseline ONLY=x, candidate unset · "
+    )
+    assert said in render(report)
+    assert said in render_page(page(store, asked({"form": "verdicts", "session": A})))
+    twin = json.loads(json.dumps(to_json(report)))["tables"][1]
+    assert twin["settings"] == {"env": "SAME=1"}
+    differ = {"n_ubatch": [2048, 512], "GGML_CUDA_W4A16": ["0", ""], "ONLY": ["x", None]}
+    assert twin["differ"] == differ
+
+
+def test_a_row_says_what_differs_in_it_alone(store: Store) -> None:
+    """One entry has a variable in the candidate, the other has none."""
+    one = LlamaBench("q4k", (512,), (), {"n_ubatch": (2048,)})
+    two = LlamaBench("q4k", (1024,), (), {"n_ubatch": (2048,)})
+    entries = (one, dataclasses.replace(two, env={"M": "8"}))
+    candidate = {"env": {}, "bench": entries}
+    session = session_of_two(store, A, bench=(one, two), candidate=candidate).build().gates()
+    session.chains(by(1.1)).gates(after=True).end()
+    table = verdicts(collect_session(store, A))
+    assert [(row["test"], row["M"]) for row in table.rows] == [
+        ("pp512", None),
+        ("pp1024", "baseline unset, candidate M=8"),
+    ]
+    assert (table.settings, table.differ) == ({"n_ubatch": 2048}, {})
+
+
+def test_every_session_of_a_pair_is_shown(store: Store) -> None:
+    """Each with its effect, interval, verdict, build and device; which one this is, is said."""
+    other = dataclasses.replace(H200, details={"gpus": [{"name": "NVIDIA H200", "uuid": "GPU-2222222222"}]})
+    jobs = (A, B, "20261120-195900-h200-c")
+    held(store, 1.1, jobs[0])
+    held(store, 1.2, jobs[1], host=other)
+    held(store, 0.9, jobs[2])
+    held(store, 2.0, "20261120-205900-h200-d", candidate={"name": "unrelated"})
+    held(store, 1.3, "20261120-215900-h200-e", kind="screen", noise=0.004)
+    report = collect_session(store, B)
+    assert report.summary == "faster: 2 of 2 faster; session 2 of 3 of this pair"
+    (table,) = (table for table in report.tables if isinstance(table, ArmsTable))
+    assert [column.label for column in table.columns] == ["cell", "session 1", "session 2, this one", "session 3"]
+    row = table.rows[0]
+    assert row["cell"] == "q4k pp512"
+    assert [row[f"effect_pct.{number}"] for number in (1, 2, 3)] == [pytest.approx(e, abs=0.1) for e in (10, 20, -10)]
+    assert re.fullmatch(r"\+10\.\d\d \(\+\d\.\d\d to \+1\d\.\d\d\) faster", str(row["effect.1"]))
+    assert str(row["effect.3"]).endswith(" slower")
+    assert [origin.provenance.sessions for origin in table.origins] == [(job,) for job in jobs]
+    assert "NVIDIA H200 GPU-22222222" in table.origins[1].provenance.host
+    shown = render_page(page(store, asked({"form": "verdicts", "session": B})))
+    assert shown.startswith(f"**{report.summary}**")
+    assert "| cell | session 1 | session 2, this one | session 3 |" in shown
+    alone = collect_session(store, "20261120-205900-h200-d")
+    assert (alone.summary, [table for table in alone.tables if isinstance(table, ArmsTable)]) == (
+        "faster: 2 of 2 faster",
+        [],
+    )
 
 
 def test_what_speaks_against_runs_of_a_chain_is_said_once(store: Store) -> None:

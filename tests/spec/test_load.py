@@ -20,6 +20,7 @@ from dgxlab.model import (
     from_json,
     to_json,
 )
+from dgxlab.project import MARKER
 from dgxlab.spec import json_schema, load
 from tests.spec.specs import BASE, BENCH, PIN, read, write
 
@@ -156,12 +157,16 @@ def test_series_may_have_variables_of_their_own() -> None:
 
 
 def test_path_and_root(folder: Path) -> None:
-    """Both are absolute; the root is the nearest folder above that has patches, else the file's own."""
+    """Both are absolute; the root is a marked folder above the file or the current one, else one with patches."""
     alone = load(write(BASE, "alone/deep/x.yaml"))
-    assert (alone.path, alone.root) == (str(folder / "alone/deep/x.yaml"), str(folder / "alone/deep"))
+    assert (alone.path, alone.root) == (str(folder / "alone/deep/x.yaml"), str(folder))
     (folder / "lab/patches").mkdir(parents=True)
     inside = load(write(BASE, "lab/experiments/deep/x.yaml"))
     assert inside.root == str(folder / "lab")
+    (folder / MARKER).touch()
+    assert load(Path("lab/experiments/deep/x.yaml")).root == str(folder)
+    (folder / "lab/experiments" / MARKER).touch()
+    assert load(Path("lab/experiments/deep/x.yaml")).root == str(folder / "lab/experiments")
     assert load(Path("lab/../lab/experiments/deep/x.yaml")).path == inside.path
 
 

@@ -54,6 +54,17 @@ REFUSED = [
     ("cmake: {A: null}", "cmake.A: must be text, not nothing"),
     ("cmake: {A: [1]}", "cmake.A: must be text, not a list"),
     ('cmake: {A: "1\\n2"}', "cmake.A: must be one line"),
+    ("cmake: {GGML_CUDA: 1}", "cmake.GGML_CUDA: must be true or false, not '1'"),
+    (
+        "cmake: {GGML_CUDA: false}\nbench: [llama-bench: {model: q4k, n_gen: 1, n_gpu_layers: [0, 99]}]",
+        "bench[0].llama-bench.n_gpu_layers: no GPU backend is built, and the processor would be measured: cmake needs "
+        "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES",
+    ),
+    (
+        "cmake: {GGML_CUDA: false}\nbench: [backend-ops: {op: ADD, backend: CUDA0, where: {m: 1}}]",
+        "bench[0].backend-ops.backend: CUDA0 is not built: cmake needs GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES",
+    ),
+    ("gates: [backend-ops: {op: ADD, backend: Vulkan1}]", "gates[1].backend-ops.backend: Vulkan1 is not built: cmake "),
     ("cmake: {CMAKE_INSTALL_PREFIX: /x}", "cmake.CMAKE_INSTALL_PREFIX: cannot be set: dgxlab sets it"),
     ("cmake: {CMAKE_BUILD_RPATH_USE_ORIGIN: false}", "cannot be set: dgxlab sets it"),
     ("env: {a: x}", "env.a: must be a name of capital letters, digits and underscores"),
@@ -352,3 +363,17 @@ def test_the_next_command_is_safe_to_type() -> None:
     with pytest.raises(SpecError) as caught:
         load(write("nome: x\nllama_cpp: {}\n", "a;id.yaml"))
     assert caught.value.next == "dgxlab plan 'a;id.yaml'"
+
+
+@pytest.mark.parametrize(
+    ("cmake", "entry"),
+    [
+        ("{GGML_CUDA: false, GGML_VULKAN: true}", "llama-bench: {model: q4k, n_gen: 1, n_gpu_layers: 99}"),
+        ("{GGML_CUDA: false, GGML_VULKAN: true}", "backend-ops: {op: ADD, backend: Vulkan0, where: {m: 1}}"),
+        ("{GGML_CUDA: false}", "batched-bench: {model: q4k, npp: 1, ntg: 1, npl: 1, n_gpu_layers: [-1, 0]}"),
+        ("{GGML_CUDA: true}", "backend-ops: {op: ADD, backend: CUDA1, where: {m: 1}}"),
+    ],
+)
+def test_a_gpu_that_is_built_or_not_asked_for(cmake: str, entry: str) -> None:
+    """Any GPU backend of llama.cpp's counts; without one no layers, or the tool's own choice, are the processor's."""
+    assert read(f"cmake: {cmake}\nbench: [{entry}]\n").bench
