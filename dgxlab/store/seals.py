@@ -94,7 +94,7 @@ class Seals:
         return found.get(part, 0)
 
 
-def seal(connection: sqlite3.Connection) -> None:
+def seal_all(connection: sqlite3.Connection) -> None:
     """Seal everything as it is; for a migration, and for rows that were looked at before."""
     connection.execute("DELETE FROM seals")
     _chain(connection, _contents(connection))
