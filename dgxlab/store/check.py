@@ -1,4 +1,4 @@
-"""What `dgxlab db check` looks at: the file, the references, the evidence, and every identity computed again."""
+"""A database by itself: the file, the references, the seals, the evidence, and every identity computed again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from dgxlab.agent.parse.judge import judge_check
 from dgxlab.model import check_from_json, digest, plan_digest
 from dgxlab.store.connect import named_errors
-from dgxlab.store.records import figure_digest
+from dgxlab.store.records import device_from, device_row, experiment_row, figure_digest
 from dgxlab.store.schema import PUBLISHED
+from dgxlab.store.seals import broken
 from dgxlab.store.store import Store
 
 EVIDENCE = {
@@ -84,7 +85,8 @@ def check(store: Store) -> list[str]:
         SpecError: if the file is too damaged to be asked.
     """
     with named_errors(store.path):
-        return [*_file(store), *_references(store), *_evidence(store), *_identities(store)]
+        sealed = broken(store.connection)
+        return [*_file(store), *_references(store), *sealed, *_evidence(store), *_identities(store)]
 
 
 def _file(store: Store) -> list[str]:
@@ -109,9 +111,15 @@ def _identities(store: Store) -> list[str]:
     for row in store.rows("SELECT cell, tool, params, fixed FROM cells ORDER BY cell"):
         if digest([row["tool"], _load(row["params"]), _load(row["fixed"])], 16) != row["cell"]:
             wrong.append(f"cell {row['cell']} is not the digest of its parameters")
-    for row in store.rows("SELECT digest, spec FROM experiments ORDER BY digest"):
-        if digest(_load(row["spec"])) != row["digest"]:
-            wrong.append(f"experiment {row['digest']} is not the digest of its spec")
+    for row in store.rows("SELECT * FROM experiments ORDER BY digest"):
+        if experiment_row({"name": None, "hypothesis": None, **_load(row["spec"])}) != row:
+            wrong.append(f"experiment {row['digest']} is not what its spec says")
+    for row in store.rows("SELECT * FROM devices ORDER BY device_id"):
+        if device_row(device_from(row)) != row:
+            wrong.append(f"device {row['device_id']} is not the digest of what it is")
+    for row in store.rows("SELECT cases, lines FROM case_lists ORDER BY cases"):
+        if digest(_load(row["lines"])) != row["cases"]:
+            wrong.append(f"case list {row['cases']} is not the digest of its lines")
     for row in store.rows("SELECT job_id, plan, plan_digest FROM jobs ORDER BY job_id"):
         if plan_digest(_load(row["plan"])) != row["plan_digest"]:
             wrong.append(f"the plan of job {row['job_id']} is not what its digest says")

@@ -24,6 +24,7 @@ from dgxlab.model import canonical
 from dgxlab.store.connect import named_errors, plain, version
 from dgxlab.store.records import RANK
 from dgxlab.store.schema import ROOFLINE, UPSERT
+from dgxlab.store.seals import broken, seal_all
 from dgxlab.store.store import Store
 
 
@@ -81,20 +82,26 @@ TABLES = (  # parents before children
 )
 
 
-def merge(into: Store, other: Path) -> dict[str, int]:
+@contextlib.contextmanager
+def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
     """Add every row of the database `other` that `into` lacks; `other` is only read.
 
-    Returns:
+    A block that raises changes nothing.
+
+    Yields:
         For each table how many rows were added.
 
     Raises:
-        CheckFailed: if the same key has another content; names table and key, and nothing was changed.
+        CheckFailed: if the same key has another content, or a database is not what was sealed; nothing was changed.
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
     with _attached(into, other) as connection, into.transaction():
+        _refuse_broken(connection, into.path)
         for table in TABLES:
             _refuse_conflicts(connection, into.path, other, table)
-        return {table.name: _add(connection, table) for table in TABLES}
+        counts = {table.name: _add(connection, table) for table in TABLES}
+        seal_all(connection)
+        yield counts
 
 
 def merge_jobs(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,7 +145,13 @@ def _copy(other: Path, copy: Path) -> None:
             target.close()
     finally:
         source.close()
-    Store.open(copy, create=False).close()
+    with Store.open(copy, create=False) as store:
+        _refuse_broken(store.connection, other)
+
+
+def _refuse_broken(connection: sqlite3.Connection, path: Path) -> None:
+    for sentence in broken(connection):
+        raise CheckFailed(f"{path}: {sentence}; nothing was merged", next=command("dgxlab", "db", "check", path))
 
 
 def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, table: Table) -> None:

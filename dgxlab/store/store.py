@@ -87,6 +87,10 @@ class Store:
                     self.connection.execute("ROLLBACK")
                 raise
 
+    def seal(self) -> None:
+        """Seal what was written so far in this transaction; its end does it anyway."""
+        self._seals.close()
+
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
         """Answer one SELECT.
 
