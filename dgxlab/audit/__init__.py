@@ -1,6 +1,6 @@
-"""The record held against what it was made from: plans, tools' own rows, imported files, chains.
+"""The record held against what it was made from: the plans, the tools' own rows, the chains.
 
-`check` says everything that is wrong with a database; `merge` adds another one, and keeps the result only if nothing is.
+`check` says everything that is wrong with a database. `merge` adds another one, and keeps the result where it is sound.
 """
 
 from dgxlab.audit.record import check, merge

@@ -13,8 +13,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dgxlab.agent.conditions import HOST
+from dgxlab.agent.parse.judge import judge_check
 from dgxlab.audit.rows import row_problems
-from dgxlab.model import ARM, Cell, Device, Source, Toolchain, build_id, digest, sources
+from dgxlab.model import ARM, Cell, Device, Source, Toolchain, build_id, check_from_json, digest, sources
 from dgxlab.store import Store, device_row, gate_digest
 
 Row = Mapping[str, Any]
@@ -23,9 +24,9 @@ Labels = dict[str, str]
 
 PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
 
-JSON = frozenset(
-    "plan facts series cmake toolchain recipe env argv raw gate inputs commands readings reasons flaky failed before after"
-    .split()
+JSON = (
+    *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
+    *("readings", "reasons", "flaky", "failed", "before", "after"),
 )
 """Columns that hold JSON."""
 
@@ -71,7 +72,7 @@ class _Job:
         if facts:
             wanted = {name: facts[name] for name in ("host_id", "boot_id")}
             yield from self._differ(f"job {self.job_id}", job, wanted, "its facts")
-        if job["exit_code"] is not None and (job["state"] == "done") != (job["exit_code"] == 0):
+        if (job["state"] == "done") != (job["exit_code"] == 0):
             yield f"job {self.job_id} is {job['state']} with exit code {job['exit_code']}"
         for spec in plan.get("specs", ()):
             if not self.store.rows("SELECT 1 FROM experiments WHERE digest = ?", (digest(spec),)):
@@ -112,7 +113,7 @@ class _Job:
             yield from _gate_status(name, row, gate["unsupported"])
 
     def checks(self) -> Iterator[str]:
-        """Every gate on a model; `store.check` judges its readings again."""
+        """Every gate on a model: what was asked is the plan's, and its readings say that it passed, or did not."""
         for row in self._rows("checks", "check_id"):
             name, step = f"gate {row['check_id']}", self.steps.get(_stem(row["step"]))
             if step is None or step["kind"] != "check":
@@ -126,6 +127,8 @@ class _Job:
                 read |= sources(step["gate"]["kernel"], step["files"])
             wanted |= {"inputs": read, "seconds": sum(command["seconds"] for command in row["commands"])}
             yield from self._differ(name, row, wanted, "its plan")
+            if list(judge_check(check_from_json(row["gate"]), row["readings"])) != row["reasons"]:
+                yield f"{name} is not what its readings say"
             for told in row["commands"]:
                 planned = commands[told["role"]]
                 wanted = {"argv": self._filled(planned["argv"], row, planned["model"]), "env": planned["env"]}
@@ -206,8 +209,8 @@ class _Job:
         """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""
         stem = _stem(row.get("step", ""))
         if not self.root:
-            words = row["argv"] if "argv" in row else row["commands"][0]["argv"]
-            found = re.match(r"(.*?)/(?:builds|jobs)/", next(word for word in words if re.search("/(builds|jobs)/", word)))
+            words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
+            found = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
             self.root = found[1] if found else ""
         folder = f"{self.root}/jobs/{self.job_id}"
         known = {"bin": f"{self.root}/builds/{row['build_id']}/bin", "text": f"{folder}/raw/{stem}.txt"}

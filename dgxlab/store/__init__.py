@@ -1,7 +1,8 @@
 """results.db: the lab's record, one SQLite file that is tracked like a notebook.
 
 `Store` opens it, records intents and answers what was measured; `ingest` fills it from journals. `check` tells what is
-wrong with the file and its rows, `merging` adds another one to it. Only this package imports sqlite_utils, and only to migrate.
+wrong with a database by itself, `merging` adds another one to it. Only this package imports sqlite_utils, and only to
+migrate.
 """
 
 from dgxlab.store.check import check

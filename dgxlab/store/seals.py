@@ -129,7 +129,7 @@ def _chain(connection: sqlite3.Connection, contents: Mapping[str, str]) -> None:
         now = contents.get(unit, content)
         before, after = seal or before, _link(after, unit, now) if follows else seal
         if (now, after) != (content, seal):
-            connection.execute("INSERT OR REPLACE INTO seals (unit, content, seal) VALUES (?, ?, ?)", (unit, now, after))
+            connection.execute("INSERT OR REPLACE INTO seals VALUES (?, ?, ?)", (unit, now, after))
 
 
 def _link(before: str, unit: str, content: str) -> str:
