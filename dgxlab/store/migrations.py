@@ -111,6 +111,8 @@ def m008_devices(db: Database) -> None:
     for row in devices:
         db.execute("UPDATE arms SET device_id = :device_id WHERE (job_id, arm) = (:job_id, :arm)", row)
     _make_append_only(db, (*(table for table in REBUILT if table not in ("jobs", "verdicts")), "devices", "case_lists"))
+    _run(db, (f"DROP TRIGGER flags_no_{action}" for action in ("update", "delete")))
+    _make_append_only(db, ("flags",), settled=("reason",))  # which a merge settles
     db.execute(SEALS)
     seal_all(db.conn)
 

@@ -25,7 +25,10 @@ from operator import itemgetter
 from typing import Any
 
 OWNERS = {"job_id": "job", "run_id": "job", "gate_id": "job", "check_id": "job", "import_id": "import"}
-"""Kinds of units, by the first column of a table's key: an id, or a job's id and the number of a line behind a /."""
+"""Kinds of units, by the first column of a table's key."""
+
+NUMBERED = ("run_id", "gate_id", "check_id")
+"""Keys that are a job's id and the number of a line of its journal, with a / between them."""
 
 NAMES = {"job": "job {}", "import": "imported file {}", "table": "table {}"}
 
@@ -36,21 +39,25 @@ _encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
 
 @dataclass(frozen=True)
 class _Table:
-    name: str
-    key: tuple[str, ...]
+    """A table that is sealed.
 
-    @property
-    def kind(self) -> str:
-        """The kind of unit that its rows belong to."""
-        return OWNERS.get(self.key[0], "table")
+    Attributes:
+        place: The number of its column that says what a row belongs to, the first of its key.
+        group: Which parts have rows in it: those of lines, those of jobs, those of imports, or it is one itself.
+        everything: SQL for its rows in the order of their keys.
+        some: SQL for the rows of one part.
+    """
+
+    name: str
+    column: str
+    place: int
+    group: str
+    everything: str
+    some: str
 
     def part(self, key: str) -> str:
-        """Return the part that a row belongs to, given the first column of its key."""
-        return f"table/{self.name}" if self.kind == "table" else f"{self.kind}/{key}"
-
-    def holds(self, part: str) -> bool:
-        """Tell whether a part may have rows here."""
-        return part == f"table/{self.name}" or (part.startswith(f"{self.kind}/") and self.kind != "table")
+        """Return the part that a row belongs to."""
+        return f"{OWNERS[self.column]}/{key}" if self.column in OWNERS else f"table/{self.name}"
 
 
 class Seals:
@@ -66,8 +73,8 @@ class Seals:
 
     def writing(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Note that these rows are about to be written; of each, the first column of its key is enough."""
-        place = columns.index(self._tables[table].key[0])
-        for part in {self._tables[table].part(row[place]) for row in rows} - self._before.keys():
+        place = columns.index(self._tables[table].column)
+        for part in {self._tables[table].part(key) for key in {row[place] for row in rows}} - self._before.keys():
             self._before[part] = self._digest(part)
 
     def close(self) -> None:
@@ -75,10 +82,10 @@ class Seals:
         grown: defaultdict[str, int] = defaultdict(int)
         for part, before in self._before.items():
             grown[_unit(part)] += self._digest(part) - before
-        stored = dict(self._connection.execute("SELECT unit, content FROM seals"))
-        _chain(
-            self._connection, {unit: _text(int(stored.get(unit, "0"), 16) + growth) for unit, growth in grown.items()}
-        )
+        if any(grown.values()):
+            stored = dict(self._connection.execute("SELECT unit, content FROM seals"))
+            contents = {unit: _text(int(stored.get(unit, "0"), 16) + growth) for unit, growth in grown.items()}
+            _chain(self._connection, contents)
         self.forget()
 
     def forget(self) -> None:
@@ -90,8 +97,13 @@ class Seals:
         return {table.name: table for table in _tables(self._connection)}
 
     def _digest(self, part: str) -> int:
-        found = _parts(self._connection, [table for table in self._tables.values() if table.holds(part)], part)
-        return found.get(part, 0)
+        """Return the digest of a part, 0 where it has no row."""
+        hashed, empty, owner = hashlib.sha256(), True, part.partition("/")[2]
+        for table in self._tables.values():
+            if table.group == _group(part) and (rows := self._connection.execute(table.some, (owner,)).fetchall()):
+                hashed.update(_encode([table.name, *rows]).encode())
+                empty = False
+        return 0 if empty else _number(hashed)
 
 
 def seal_all(connection: sqlite3.Connection) -> None:
@@ -139,27 +151,17 @@ def _link(before: str, unit: str, content: str) -> str:
 def _contents(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the content of every unit by name; a table's is there without a row."""
     tables = _tables(connection)
-    sums = {f"table/{table.name}": 0 for table in tables if table.kind == "table"}
-    for part, digest in _parts(connection, tables).items():
-        sums[_unit(part)] = sums.get(_unit(part), 0) + digest
-    return {unit: _text(total) for unit, total in sums.items()}
-
-
-def _parts(connection: sqlite3.Connection, tables: Sequence[_Table], only: str = "") -> dict[str, int]:
-    """Return the digests of parts that have rows, or of one of them."""
     hashes: defaultdict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
     for table in tables:
-        chosen = f"WHERE {table.key[0]} = ?" if only and table.kind != "table" else ""
-        values = (only.partition("/")[2],) if chosen else ()
-        rows = connection.execute(
-            f"SELECT {table.key[0]}, * FROM {table.name} {chosen} ORDER BY {','.join(table.key)}", values
-        )
-        if table.kind == "table":
-            hashes[f"table/{table.name}"].update(_encode([table.name, *rows]).encode())
-            continue
-        for key, group in groupby(rows, itemgetter(0)):
-            hashes[table.part(key)].update(_encode([table.name, *group]).encode())
-    return {part: int.from_bytes(found.digest(), "big") for part, found in hashes.items()}
+        rows = connection.execute(table.everything)
+        groups = groupby(rows, itemgetter(table.place)) if table.column in OWNERS else [("", list(rows))]
+        for key, group in groups:
+            if part := [*group]:
+                hashes[table.part(key)].update(_encode([table.name, *part]).encode())
+    sums = {f"table/{table.name}": 0 for table in tables if table.column not in OWNERS}
+    for part, hashed in hashes.items():
+        sums[_unit(part)] = sums.get(_unit(part), 0) + _number(hashed)
+    return {unit: _text(total) for unit, total in sums.items()}
 
 
 def _unit(part: str) -> str:
@@ -167,15 +169,34 @@ def _unit(part: str) -> str:
     return "/".join(part.split("/", 2)[:2])
 
 
+def _group(part: str) -> str:
+    """Return which tables may have rows of a part; see `_Table.group`."""
+    kind, _, owner = part.partition("/")
+    return part if kind == "table" else f"{kind} line" if "/" in owner else kind
+
+
+def _number(hashed: hashlib._Hash) -> int:
+    return int.from_bytes(hashed.digest(), "big")
+
+
 def _text(total: int) -> str:
     return f"{total % (1 << 256):064x}"
 
 
 def _tables(connection: sqlite3.Connection) -> list[_Table]:
-    """Return every table that is sealed with its primary key, in the order of names."""
+    """Return every table that is sealed, in the order of names."""
     found = connection.execute(
-        """SELECT t.name, c.name FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
+        """SELECT t.name, c.name, c.cid FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
            WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND c.pk ORDER BY t.name, c.pk"""
     )
-    keys = {name: tuple(column for _, column in group) for name, group in groupby(found, itemgetter(0))}
-    return [_Table(name, key) for name, key in keys.items() if name not in UNSEALED]
+    tables = []
+    for name, group in groupby(found, itemgetter(0)):
+        (_, column, place), *others = group
+        if name not in UNSEALED:
+            kind = OWNERS.get(column, f"table/{name}") + " line" * (column in NUMBERED)
+            keys = ",".join((column, *(other for _, other, _ in others)))
+            where = f"{column} = ?" if column in OWNERS else "? IS NOT NULL"
+            select = f"SELECT * FROM {name}"
+            everything, some = f"{select} ORDER BY {keys}", f"{select} WHERE {where} ORDER BY {keys}"
+            tables.append(_Table(name, column, place, kind, everything, some))
+    return tables
