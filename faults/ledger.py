@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dgxlab.audit import check as sound
 from dgxlab.store import Store
-from dgxlab.store.check import check as sound
 from faults.fault import Broken
 
 ROUNDING = 1e-12

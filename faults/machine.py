@@ -17,14 +17,14 @@ from uuid import uuid4
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dgxlab import judgement
+from dgxlab.audit import check
 from dgxlab.errors import DgxlabError, JobLost, RemoteError
 from dgxlab.lab import Lab, follow, raw, settle
 from dgxlab.lab.archive import path_of
 from dgxlab.lab.clean import Policy, clean, survey
 from dgxlab.lab.rebuild import rebuild
 from dgxlab.model import Plan
-from dgxlab.store import Store, check
+from dgxlab.store import Store
 from dgxlab.transport.host import JobStatus
 from faults.aftermath import sound
 from faults.desk import RUNS, Desk
@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
             self.nothing_goes_back()
             for job in self.jobs:
                 self._agrees(job)
-            if flaws := [*check(self.lab.store), *judgement.check(self.lab.store)]:
+            if flaws := check(self.lab.store):
                 raise Broken("; ".join(flaws))
             self._rebuilt()
 

@@ -414,7 +414,7 @@ FROM_ELSEWHERE = ("published", "published_gates", "imports", "imported_rows", "i
 def dump(store: Store, *, intent_times: bool = True) -> dict[str, list[dict[str, Any]]]:
     """Return all that a store holds, in an order that does not depend on how it came in."""
     tables = {}
-    for table in (*TABLES, *FROM_ELSEWHERE):
+    for table in (*TABLES, *FROM_ELSEWHERE, *(("seals",) if intent_times else ())):
         rows = store.rows(f"SELECT * FROM {table}")  # noqa: S608
         for row in rows:
             if not intent_times:

@@ -634,7 +634,6 @@ def test_a_forged_verdict_is_found(store: Store, sql: str, sentence: str) -> Non
     """Each says which verdict, what is written, and what its runs say."""
     read(store, compared(JOB))
     store.connection.execute(sql)
-    assert check(store) == []
     found = judgement.check(store)
     assert any(sentence.replace("{cell}", cell().key) in each for each in found)
     assert all(each.startswith(f"the verdict of job {JOB} in chain:1 on ") for each in found)

@@ -22,15 +22,14 @@ def check(
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
-    """Check the record: integrity, evidence, digests and verdicts.
+    """Check the record: integrity, seals, evidence, plans and verdicts.
 
     Example: dgxlab db check
     """
-    from dgxlab import ingest, judgement
-    from dgxlab import store as stores
+    from dgxlab import audit, ingest
 
     with store(path or db) as opened:
-        problems = stores.check(opened) or judgement.check(opened)  # unsound evidence says nothing of verdicts
+        problems = audit.check(opened)
         beyond = [] if problems else list(ingest.beyond(opened))  # sound evidence of what cannot be: no damage
     said = [*(problems or ["ok"]), *(f"note: {each}" for each in beyond)]
     Out(format, quiet).result({"problems": problems, "beyond": beyond}, "\n".join(said))
@@ -67,10 +66,10 @@ def merge(
 
     Example: dgxlab db merge results.db ../laptop/results.db
     """
-    from dgxlab import store as stores
+    from dgxlab import audit
 
     with store(current) as opened:
-        counts = stores.merge(opened, other)
+        counts = audit.merge(opened, other)
     added = sum(counts.values())
     Out(format, quiet).result(counts, f"{added} rows added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
 

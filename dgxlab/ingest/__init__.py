@@ -4,7 +4,7 @@
 `beyond` says it again of any run, also of those that an older dgxlab read.
 """
 
-from dgxlab.ingest.fold import COLD, ingest
+from dgxlab.ingest.fold import COLD, SAMPLE, ingest, samples_of
 from dgxlab.ingest.guard import beyond
 
-__all__ = ["COLD", "beyond", "ingest"]
+__all__ = ["COLD", "SAMPLE", "beyond", "ingest", "samples_of"]

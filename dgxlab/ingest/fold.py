@@ -242,7 +242,7 @@ class _Fold:
         results = event["results"]
         rows = [(run_id, result["cell"], canonical(result["raw"])) for result in results]
         self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
-        self.store.put_many("samples", SAMPLE, _samples(run_id, results))
+        self.store.put_many("samples", SAMPLE, samples_of(run_id, results))
         for table, columns in CONDITIONS.items():
             told = [(run_id, *(seen[name] for name in columns)) for seen in event.get(table, ())]
             self.store.put_many(table, ("run_id", *columns), told)
@@ -299,7 +299,7 @@ EVENTS: dict[str, Callable[[_Fold, Event], None]] = {
 """What the store keeps; other events are for those who watch, or of a newer agent, and only counted."""
 
 
-def _samples(run_id: str, results: Iterable[Event]) -> list[tuple[Any, ...]]:
+def samples_of(run_id: str, results: Iterable[Event]) -> list[tuple[Any, ...]]:
     """Return rows of samples, the discarded ones first: that is the order in which they were measured."""
     rows = []
     for result in results:

@@ -1,11 +1,12 @@
 """results.db: the lab's record, one SQLite file that is tracked like a notebook.
 
 `Store` opens it, records intents and answers what was measured; `ingest` fills it from journals. `check` tells what is
-wrong with a database, `merge` adds another one to it. Only this package imports sqlite_utils, and only to migrate.
+wrong with a database by itself, `merging` adds another one to it. Only this package imports sqlite_utils, and only to
+migrate.
 """
 
 from dgxlab.store.check import check
-from dgxlab.store.merge import merge
+from dgxlab.store.merge import merging
 from dgxlab.store.records import Job, device_row, figure_digest, gate_digest, the_one
 from dgxlab.store.schema import ROOFLINE
 from dgxlab.store.store import OPEN_CHAINS, Store
@@ -20,7 +21,7 @@ __all__ = [
     "device_row",
     "figure_digest",
     "gate_digest",
-    "merge",
+    "merging",
     "text",
     "the_one",
 ]

@@ -1,10 +1,9 @@
 """Add one results.db to another: the union of what both know, in either order the same.
 
-git calls it when two branches both measured. What both have must say the same. Only what is known to change with
-time may differ, and then a rule that looks at both decides: `schema.UPSERT` for labels, `merge_jobs` for jobs.
-Verdicts are a word on all that a job left, so they come from the side that has read more of it.
-One thing is not the same in either order: where two versions flagged a run at ingest in other words, those that are
-here stay, for a flag is never changed.
+git calls it when two branches both measured. What both have must say the same: one who has read more of a job's journal
+has all that the other has. Only what is known to change with time may differ, and then a rule that looks at both
+decides: `SETTLE` for labels, imports and what ingest itself says of a run, `merge_jobs` for jobs. Verdicts are computed
+again.
 """
 
 # ruff: noqa: S608 - names of tables and columns are our own, values are always bound
@@ -24,6 +23,7 @@ from dgxlab.model import canonical
 from dgxlab.store.connect import named_errors, plain, version
 from dgxlab.store.records import RANK
 from dgxlab.store.schema import ROOFLINE, UPSERT
+from dgxlab.store.seals import broken, seal_all
 from dgxlab.store.store import Store
 
 
@@ -33,15 +33,16 @@ class Table:
 
     Attributes:
         key: Its primary key.
-        may_differ: Columns that a rule settles; every other one must be equal under the same key. None: all may.
+        may_differ: Columns that a rule settles; every other one must be equal under the same key.
         part_of: The table whose parts it holds and its key, () for none: of a run that both have, both must have the
-            same parts, for half a run of one and half of the other would look like a run.
-        unless: SQL of a row `m` that may differ whole.
+            same parts, for half a run of one and half of the other would look like a run. Of a job that both have, only
+            the one that has read more of its journal may have parts that the other lacks.
+        unless: SQL of rows that are left alone, given their alias.
     """
 
     name: str
     key: tuple[str, ...]
-    may_differ: tuple[str, ...] | None = ()
+    may_differ: tuple[str, ...] = ()
     part_of: tuple[str, str] | tuple[()] = ()
     unless: str = "false"
 
@@ -55,46 +56,66 @@ PROGRESS = (
 )
 """What became of a job; taken together from the database that has read more of its journal."""
 
+TOLD_ONCE = ("experiment", "facts", "host_id", "boot_id", "agent_version")
+"""Columns of a job that are NULL until they are known, and never change afterwards."""
+
+ENDING = ("state", "exit_code", "finished_at")
+"""Columns of a job that do not change once its journal has told its end."""
+
+SETTLE = {
+    **UPSERT,
+    # two versions may say in other words that a number cannot be true
+    "flags": f"""ON CONFLICT (run_id, device, kind) DO UPDATE SET reason = excluded.reason
+        WHERE kind = '{ROOFLINE}' AND excluded.reason < flags.reason""",
+}
+"""What to do with a key that both have."""
+
+OF_JOB, OF_RUN, OF_IMPORT = ("jobs", "job_id"), ("runs", "run_id"), ("imports", "import_id")
+
 TABLES = (  # parents before children
     Table("experiments", ("digest",)),
     Table("jobs", ("job_id",), may_differ=("experiment", *INTENT, *PROGRESS)),
     Table("devices", ("device_id",)),
-    Table("arms", ("job_id", "arm")),
-    Table("inputs", ("job_id", "model_id")),
+    Table("arms", ("job_id", "arm"), part_of=OF_JOB),
+    Table("inputs", ("job_id", "model_id"), part_of=OF_JOB),
     Table("cells", ("cell",), may_differ=("label",)),
     Table("case_lists", ("cases",)),
-    Table("gates", ("gate_id",)),
-    Table("checks", ("check_id",)),
-    Table("runs", ("run_id",)),
-    Table("rows", ("run_id", "cell"), part_of=("runs", "run_id")),
-    Table("samples", ("run_id", "cell", "metric", "ordinal"), part_of=("runs", "run_id")),
-    # no parts: a dgxlab that knew no telemetry read the same journal without it
-    Table("telemetry", ("run_id", "device", "name")),
-    Table("flags", ("run_id", "device", "kind"), unless=f"m.kind = '{ROOFLINE}'"),
-    Table("chain_runs", ("run_id",)),
-    Table("verdicts", ("job_id", "chain", "cell", "metric"), may_differ=None),
+    Table("gates", ("gate_id",), part_of=OF_JOB),
+    Table("checks", ("check_id",), part_of=OF_JOB),
+    Table("runs", ("run_id",), part_of=OF_JOB),
+    Table("rows", ("run_id", "cell"), part_of=OF_RUN),
+    Table("samples", ("run_id", "cell", "metric", "ordinal"), part_of=OF_RUN),
+    Table("telemetry", ("run_id", "device", "name"), part_of=OF_RUN),
+    Table("flags", ("run_id", "device", "kind"), part_of=OF_RUN, unless=f"{{}}.kind = '{ROOFLINE}'"),
+    Table("chain_runs", ("run_id",), part_of=OF_RUN),
     Table("published", ("figure",), may_differ=("line",)),
     Table("published_gates", ("figure",), may_differ=("line",)),
     Table("imports", ("import_id",), may_differ=("name", "at", "content")),
-    Table("imported_rows", ("import_id", "position"), part_of=("imports", "import_id")),
-    Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=("imports", "import_id")),
+    Table("imported_rows", ("import_id", "position"), part_of=OF_IMPORT),
+    Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=OF_IMPORT),
 )
 
 
-def merge(into: Store, other: Path) -> dict[str, int]:
+@contextlib.contextmanager
+def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
     """Add every row of the database `other` that `into` lacks; `other` is only read.
 
-    Returns:
+    The block computes the verdicts again, and changes nothing if it raises.
+
+    Yields:
         For each table how many rows were added.
 
     Raises:
-        CheckFailed: if the same key has another content; names table and key, and nothing was changed.
+        CheckFailed: if the same key has another content, or a database is not what was sealed; nothing was changed.
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
     with _attached(into, other) as connection, into.transaction():
+        _refuse_broken(connection, into.path)
         for table in TABLES:
             _refuse_conflicts(connection, into.path, other, table)
-        return {table.name: _add(connection, table) for table in TABLES}
+        counts = {table.name: _add(connection, table) for table in TABLES}
+        seal_all(connection)
+        yield counts
 
 
 def merge_jobs(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,11 +159,17 @@ def _copy(other: Path, copy: Path) -> None:
             target.close()
     finally:
         source.close()
-    Store.open(copy, create=False).close()
+    with Store.open(copy, create=False) as store:
+        _refuse_broken(store.connection, other)
+
+
+def _refuse_broken(connection: sqlite3.Connection, path: Path) -> None:
+    for sentence in broken(connection):
+        raise CheckFailed(f"{path}: {sentence}; nothing was merged", next=command("dgxlab", "db", "check", path))
 
 
 def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, table: Table) -> None:
-    for sql in filter(None, (_different(connection, table), *_torn(table))):
+    for sql in (_different(connection, table), *_torn(table)):
         if found := connection.execute(sql).fetchone():
             key = ", ".join(f"{name} {value}" for name, value in zip(table.key, found, strict=True))
             raise CheckFailed(
@@ -152,31 +179,36 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
 
 
 def _different(connection: sqlite3.Connection, table: Table) -> str:
-    """Return SQL for a key that both have with different content, "" when everything may differ."""
-    if table.may_differ is None:
-        return ""
+    """Return SQL for a key that both have with different content."""
     settled = {*table.key, *table.may_differ}
-    fixed = [name for name in _columns(connection, table.name) if name not in settled]
-    tests = [f"m.{name} IS NOT t.{name}" for name in fixed]
-    if "experiment" in table.may_differ:  # None is only not known yet
-        tests.append("m.experiment <> t.experiment")
+    tests = [f"m.{name} IS NOT t.{name}" for name in _columns(connection, table.name) if name not in settled]
+    if table.name == "jobs":
+        tests += [f"m.{name} <> t.{name}" for name in TOLD_ONCE]
+        ended = "m.finished_at IS NOT NULL AND t.finished_at IS NOT NULL"
+        tests.append(f"{ended} AND ({_list('m', ENDING)}) IS NOT ({_list('t', ENDING)})")
     return (
         f"SELECT {_list('t', table.key)} FROM theirs.{table.name} AS t JOIN main.{table.name} AS m"
-        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests)}) AND NOT ({table.unless})"
+        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests)}) AND NOT ({table.unless.format('m')})"
         f" ORDER BY {_list('t', table.key)} LIMIT 1"
     )
 
 
 def _torn(table: Table) -> Iterator[str]:
-    """Yield SQL for a part that only one side has, of a run or import that both have."""
+    """Yield SQL for a part that only one side has, of a run, an import or a job that both have."""
     if not table.part_of:
         return
     whole, key = table.part_of
     for one, two in (("main", "theirs"), ("theirs", "main")):
+        read_more = (
+            f"(SELECT journal_seq FROM {one}.jobs WHERE job_id = a.job_id) > r.journal_seq"
+            if whole == "jobs"
+            else "false"
+        )
         yield (
             f"SELECT {_list('a', table.key)} FROM {one}.{table.name} AS a"
-            f" WHERE EXISTS (SELECT 1 FROM {two}.{whole} AS r WHERE r.{key} = a.{key})"
-            f" AND NOT EXISTS (SELECT 1 FROM {two}.{table.name} AS b WHERE {_same('a', 'b', table.key)}) LIMIT 1"
+            f" WHERE EXISTS (SELECT 1 FROM {two}.{whole} AS r WHERE r.{key} = a.{key} AND NOT {read_more})"
+            f" AND NOT EXISTS (SELECT 1 FROM {two}.{table.name} AS b WHERE {_same('a', 'b', table.key)})"
+            f" AND NOT ({table.unless.format('a')}) LIMIT 1"
         )
 
 
@@ -186,7 +218,7 @@ def _add(connection: sqlite3.Connection, table: Table) -> int:
     names = ",".join(_columns(connection, table.name))
     if table.name == "jobs":
         _settle_jobs(connection)
-    upsert = UPSERT.get(table.name, "")
+    upsert = SETTLE.get(table.name, "")
     is_new = f"NOT EXISTS (SELECT 1 FROM main.{table.name} AS m WHERE {_same('m', 't', table.key)})"
     connection.execute(
         f"INSERT INTO main.{table.name} ({names}) SELECT {names} FROM theirs.{table.name} AS t"
@@ -200,19 +232,9 @@ def _settle_jobs(connection: sqlite3.Connection) -> None:
         {row["job_id"]: row for row in _dicts(connection, f"SELECT * FROM {side}.jobs")} for side in ("main", "theirs")
     )
     for job_id in ours.keys() & theirs.keys():
-        _settle_verdicts(connection, ours[job_id], theirs[job_id])
         merged = merge_jobs(ours[job_id], theirs[job_id])
         names = ",".join(f"{name} = ?" for name in merged)
         connection.execute(f"UPDATE main.jobs SET {names} WHERE job_id = ?", (*merged.values(), job_id))
-
-
-def _settle_verdicts(connection: sqlite3.Connection, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Of a job that both have, drop the verdicts of the side whose progress does not count."""
-    sql = "SELECT * FROM {}.verdicts WHERE job_id = ? ORDER BY position"
-    sides = {side: _dicts(connection, sql.format(side), (ours["job_id"],)) for side in ("main", "theirs")}
-    # where both have read as much, other words can only be another version's: any rule will do that is no side's
-    ahead = [*_advance(theirs), canonical(sides["theirs"])] > [*_advance(ours), canonical(sides["main"])]
-    connection.execute(f"DELETE FROM {'main' if ahead else 'theirs'}.verdicts WHERE job_id = ?", (ours["job_id"],))
 
 
 def _dicts(connection: sqlite3.Connection, sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:

@@ -37,10 +37,12 @@ from dgxlab.store.schema import (
     PUBLISHED,
     REBUILT,
     REINDEXED,
+    SEALS,
     TELEMETRY,
     VERDICTS,
     VERSION,
 )
+from dgxlab.store.seals import seal_all
 
 KEEP_BACKUPS = 7
 ABANDONED_S = 3600.0
@@ -99,7 +101,7 @@ def m007_checks(db: Database) -> None:
 
 @MIGRATIONS()
 def m008_devices(db: Database) -> None:
-    """Numbers belong to the device that gave them, and a gate to the list of its cases."""
+    """Numbers belong to the device that gave them, and a gate to the list of its cases; all that is there is sealed."""
     _run(db, (DEVICES, CASE_LISTS))
     devices = _devices_of_arms(db)
     _run(db, (f"DROP VIEW {view}" for view in ("builds", "models")))
@@ -109,6 +111,10 @@ def m008_devices(db: Database) -> None:
     for row in devices:
         db.execute("UPDATE arms SET device_id = :device_id WHERE (job_id, arm) = (:job_id, :arm)", row)
     _make_append_only(db, (*(table for table in REBUILT if table not in ("jobs", "verdicts")), "devices", "case_lists"))
+    _run(db, (f"DROP TRIGGER flags_no_{action}" for action in ("update", "delete")))
+    _make_append_only(db, ("flags",), settled=("reason",))  # which a merge settles
+    db.execute(SEALS)
+    seal_all(db.conn)
 
 
 def _devices_of_arms(db: Database) -> list[dict[str, str]]:

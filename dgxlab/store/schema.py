@@ -420,6 +420,13 @@ EXPECTATIONS = """CREATE VIEW expectations AS
         WHERE place = 1"""
 """What later gates must reach: what the first clean one gave that was not told it, by compute capability."""
 
+SEALS = """CREATE TABLE seals (
+        unit TEXT NOT NULL PRIMARY KEY,
+        content TEXT NOT NULL CHECK (length(content) = 64),
+        seal TEXT NOT NULL CHECK (length(seal) = 64)
+    ) STRICT, WITHOUT ROWID"""
+"""What `store.seals` keeps; a migration that changes a sealed table ends in `seals.seal_all`."""
+
 UPSERT = {
     "devices": "ON CONFLICT (device_id) DO NOTHING",
     "case_lists": "ON CONFLICT (cases) DO NOTHING",

@@ -17,6 +17,7 @@ from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, Pa
 from dgxlab.store.connect import connect, named_errors
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
 from dgxlab.store.schema import UPSERT
+from dgxlab.store.seals import Seals
 
 OPEN_CHAINS = f"SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')"
 """The sessions whose chains go on: nobody is shown what they measured, so for nobody does it count yet."""
@@ -36,6 +37,7 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.connection = connection
         self.path = path
+        self._seals = Seals(connection)
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Store:
@@ -78,11 +80,17 @@ class Store:
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._seals.close()
                 self.connection.execute("COMMIT")
             except BaseException:
+                self._seals.forget()
                 if self.connection.in_transaction:  # a full disk makes SQLite roll back by itself
                     self.connection.execute("ROLLBACK")
                 raise
+
+    def seal(self) -> None:
+        """Seal what was written so far in this transaction; its end does it anyway."""
+        self._seals.close()
 
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
         """Answer one SELECT.
@@ -112,13 +120,16 @@ class Store:
         """Insert rows that all have these columns."""
         marks = ",".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES ({marks}) {UPSERT.get(table, '')}"
+        rows = list(rows)
         with self.transaction():
+            self._seals.writing(table, columns, rows)
             self.connection.executemany(sql, rows)
 
     def update_job(self, job_id: str, **columns: Any) -> None:
         """Set columns of a job, whatever they were; `set_state` is the careful way to change its state."""
         names = ",".join(f"{name} = ?" for name in columns)
         with self.transaction():
+            self._seals.writing("jobs", ("job_id",), [(job_id,)])
             self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
 
     def know(self, experiment: Experiment) -> None:
@@ -248,6 +259,7 @@ class Store:
         with self.transaction():
             if self.verdicts(job_id) == list(rows):
                 return
+            self._seals.writing("verdicts", ("job_id",), [(job_id,)])
             self.connection.execute("DELETE FROM verdicts WHERE job_id = ?", (job_id,))
             for row in rows:
                 self.put("verdicts", row)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from dgxlab.audit import check
 from dgxlab.ingest import ingest
-from dgxlab.store import Store, check
+from dgxlab.store import Store
 from tests import toy
 from tests.cli.conftest import Project
 from tests.conftest import PROJECT

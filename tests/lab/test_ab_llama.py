@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab import judgement, lab, store
+from dgxlab import audit, judgement, lab
 from dgxlab.judgement import Judged
 from dgxlab.model import Experiment, LlamaBench, ParityGate, Session
 from dgxlab.spec import load
@@ -75,7 +75,7 @@ def test_a_slower_arm_is_called_slower(bench: Bench) -> None:
     assert (prompt.verdict.verdict, prompt.promoted) == ("slower", False)
     assert prompt.verdict.effect is not None
     assert prompt.verdict.effect < 0
-    assert store.check(bench.lab.store) == judgement.check(bench.lab.store) == []
+    assert audit.check(bench.lab.store) == []
     runs = [event for event in events if event["event"] == "run" and event["role"] != "burn-in"]
     assert [run["role"] for run in runs[:5]] == ["baseline", "candidate", "baseline", "candidate", "baseline"]
     gates = [event["id"] for event in events if event["event"] == "gate"]

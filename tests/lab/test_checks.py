@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab import judgement, report, store
+from dgxlab import audit, report
 from dgxlab.errors import SpecError
 from dgxlab.lab import ab, describe
 from dgxlab.model import Experiment, GreedyGate, HarnessGate, PerplexityGate, Session
@@ -45,7 +45,7 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
     assert {file["path"] for file in perplexity["raw"].values()} <= {
         f"raw/{file.name}" for file in (job / "raw").iterdir()
     }
-    assert store.check(toy_lab.lab.store) == []
+    assert audit.check(toy_lab.lab.store) == []
     again, _ = toy_lab.run(experiment)
     assert again.job_id == ""
 
@@ -97,7 +97,7 @@ def test_what_fails_says_why_and_nothing_is_measured(toy_lab: ToyLab, gate: Any,
     assert row["status"] == "failed"
     assert reason in row["reasons"]
     assert reason in report.render(report.collect(toy_lab.lab.store, "toy"))
-    assert store.check(toy_lab.lab.store) == []
+    assert audit.check(toy_lab.lab.store) == []
 
 
 @pytest.mark.parametrize("gate", [GREEDY, replace(PERPLEXITY, kld_ratio_at_most=1.5)])
@@ -110,7 +110,7 @@ def test_a_last_line_that_was_lost_is_asked_for_again(toy_lab: ToyLab, gate: Any
     assert [command["role"] for command in asked["commands"]].count("arm") == 2
     assert {"arm stdout", "arm-1 stdout"} <= asked["raw"].keys()
     assert "problem" not in asked["readings"]["arm"]
-    assert store.check(toy_lab.lab.store) == []
+    assert audit.check(toy_lab.lab.store) == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
         else:
             assert {one.verdict.verdict for one in found} == {"invalid"}
             assert "gate greedy of m failed for bad before the chains: expected md5" in page
-    assert judgement.check(toy_lab.lab.store) == store.check(toy_lab.lab.store) == []
+    assert audit.check(toy_lab.lab.store) == []
 
 
 MAKEFILE = """\
@@ -230,7 +230,7 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
     job = kernel_lab.root / "jobs" / outcome.job_id
     assert not (job / "gate-0").exists()
     assert "every code on sm_90 is exact" in (job / event["raw"]["arm stderr"]["path"]).read_text()
-    assert store.check(kernel_lab.lab.store) == []
+    assert audit.check(kernel_lab.lab.store) == []
     assert "| harness of toy |" in report.render(report.collect(kernel_lab.lab.store, "toy"))
 
     assert kernel_lab.run(gated(kernel_lab, gate))[0].job_id == ""
@@ -253,7 +253,7 @@ def test_a_harness_must_say_that_it_tested(kernel_lab: ToyLab, how: str, reason:
     assert outcome.error is not None
     assert outcome.error.exit_code == 5
     assert reason in outcome.error.message
-    assert store.check(kernel_lab.lab.store) == []
+    assert audit.check(kernel_lab.lab.store) == []
 
 
 def test_a_harness_must_run_as_many_tests_as_the_spec_says(kernel_lab: ToyLab) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from dgxlab import store, synth
+from dgxlab import audit, synth
 from dgxlab.lab import provision
 from dgxlab.model import DerivedModel, GreedyGate, PerplexityGate, SyntheticModel
 from dgxlab.source import PinCache
@@ -48,7 +48,7 @@ def test_they_pass_where_nothing_differs(make_bench: Callable[[], Bench]) -> Non
     assert {said["n_gen"] for said in greedy["readings"].values()} == {8}
     assert 0 <= perplexity["readings"]["arm"]["kld"] <= 0.0001
     assert perplexity["readings"]["reference"]["ppl"] > 1000  # of 32,000 tokens by chance
-    assert store.check(bench.lab.store) == []
+    assert audit.check(bench.lab.store) == []
 
     paths = {event["name"]: event["path"] for event in kinds(events, "model")}
     kept, exact = ({tensor.name: tensor for tensor in gguf.GGUFReader(paths[name]).tensors} for name in ("nv", "exact"))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.audit import merge
 from dgxlab.lab import adopt, archive, follow
 from dgxlab.lab.clean import Candidate, Cleaned, Policy, clean, survey
-from dgxlab.store import merge
 from dgxlab.transport.bundle import bundle
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, slow, submit, wait_for

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dgxlab import report, store
+from dgxlab import audit, report
 from dgxlab.model import ParityGate
 from dgxlab.spec import load
 from tests.conftest import PROJECT, Bench, Quickstart
@@ -24,7 +24,7 @@ def test_quickstart_is_gated_and_measured(quickstart: Quickstart) -> None:
     runs = kinds(quickstart.events, "run")
     measured = {result["cell"] for run in runs if run["status"] == "valid" for result in run["results"]}
     assert len(measured) == quickstart.outcome.planned == 12
-    assert store.check(quickstart.bench.lab.store) == []
+    assert audit.check(quickstart.bench.lab.store) == []
 
 
 def test_quickstart_again_measures_nothing(quickstart: Quickstart) -> None:

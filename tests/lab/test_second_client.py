@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab import store as stores
+from dgxlab import audit
 from dgxlab.errors import Interrupted, JobLost, RemoteError, UsageError
 from dgxlab.lab import Side, adopt, ask, find, follow, resolve
 from dgxlab.lab.jobs import join
@@ -86,11 +86,11 @@ def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, 
     assert partly.experiment == mine.lab.store.job(running.job_id).experiment == running.experiment
     before = rows(mine)
     for one, other in ((theirs, mine), (mine, theirs)):
-        assert sum(stores.merge(one.lab.store, other.lab.store.path).values()) == 0
+        assert sum(audit.merge(one.lab.store, other.lab.store.path).values()) == 0
     assert rows(mine) == rows(theirs) == before
     for lab in (mine, theirs):
         assert lab.lab.store.job(running.job_id).experiment == running.experiment
-        assert stores.check(lab.lab.store) == []
+        assert audit.check(lab.lab.store) == []
 
 
 def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.lock import FOLDERS
+from dgxlab.audit import check
 from dgxlab.cli._display import lines
 from dgxlab.lab.archive import listing, path_of
 from dgxlab.model import Experiment
 from dgxlab.report import collect, render
-from dgxlab.store import check
 from tests import machines, toy
 from tests.agent.test_child import wait_gone
 from tests.lab.conftest import ToyLab

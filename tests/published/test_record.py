@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dgxlab import published
-from dgxlab.store import Store, check, merge
+from dgxlab.audit import check, merge
+from dgxlab.store import Store
 
 DATA = Path(published.__file__).parent
 

@@ -45,6 +45,7 @@ EXPECTED = {
     "models": "model_id name path size digest recipe job_id",
     "devices": "device_id host_id names uuids driver compute_cap cpus",
     "case_lists": "cases lines",
+    "seals": "unit content seal",
     "expectations": "pin tree gate_digest compute_cap op backend total unsupported cases job_id",
 }
 

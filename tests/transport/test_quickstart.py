@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from dgxlab.store import Store, check
+from dgxlab.audit import check
+from dgxlab.store import Store
 from tests.conftest import CACHE, Quickstart
 from tests.proxy import Proxy
 

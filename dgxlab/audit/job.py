@@ -1,0 +1,260 @@
+"""One job held against its plan and against its own facts; see `rows` for what its runs measured.
+
+Plans are read as they are: an older dgxlab's has other fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import Any
+
+from dgxlab.agent.conditions import HOST
+from dgxlab.agent.parse.judge import judge_check
+from dgxlab.audit.rows import row_problems
+from dgxlab.model import ARM, Cell, Device, Source, Toolchain, build_id, check_from_json, digest, sources
+from dgxlab.store import Store, device_row, gate_digest
+
+Row = Mapping[str, Any]
+Labels = dict[str, str]
+"""What plans call a cell, by Cell.key; the first of several in the order of text."""
+
+PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
+
+JSON = (
+    *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
+    *("readings", "reasons", "flaky", "failed", "before", "after"),
+)
+"""Columns that hold JSON."""
+
+
+def job_problems(store: Store, job: Row, labels: Labels) -> Iterator[str]:
+    """Yield a sentence for whatever of a job is not what its plan and its facts say.
+
+    Args:
+        job: Its row.
+        labels: Gets the labels of the cells that it measured.
+
+    Raises:
+        KeyError, TypeError, ValueError: if the plan or a row lacks something.
+    """
+    of = _Job(store, job)
+    yield from of.itself()
+    yield from of.arms_and_inputs()
+    yield from of.gates()
+    yield from of.checks()
+    yield from of.runs(labels)
+
+
+class _Job:
+    def __init__(self, store: Store, job: Row) -> None:
+        self.store = store
+        self.job = _decoded(job)
+        self.job_id = str(job["job_id"])
+        self.plan = self.job["plan"]
+        self.facts = self.job["facts"] or {}
+        self.gpus = [gpu["uuid"] for gpu in self.facts.get("details", {}).get("gpus", [])]
+        self.planned_arms = {arm["name"]: arm for arm in self.plan["arms"]}
+        self.steps = {_stem(step["id"]): step for step in self.plan["steps"]}
+        self.models = {(step["arm"], step["model"]): step for step in self.plan["steps"] if step["kind"] == "model"}
+        self.inputs = {row["model_id"]: row for row in self._rows("inputs", "job_id")}
+        self.root = ""
+
+    def itself(self) -> Iterator[str]:
+        """The job's own row."""
+        job, plan, facts = self.job, self.plan, self.facts
+        wanted = {name: plan[name] for name in ("job_id", "kind", "name", "protocol")}
+        wanted |= {"experiment": plan["experiment"]} if job["experiment"] else {}
+        yield from self._differ(f"job {self.job_id}", job, wanted, "its plan")
+        if facts:
+            wanted = {name: facts[name] for name in ("host_id", "boot_id")}
+            yield from self._differ(f"job {self.job_id}", job, wanted, "its facts")
+        if (job["state"] == "done") != (job["exit_code"] == 0):
+            yield f"job {self.job_id} is {job['state']} with exit code {job['exit_code']}"
+        for spec in plan.get("specs", ()):
+            if not self.store.rows("SELECT 1 FROM experiments WHERE digest = ?", (digest(spec),)):
+                yield f"the experiment {digest(spec)} of job {self.job_id} is missing"
+
+    def arms_and_inputs(self) -> Iterator[str]:
+        """What was built, on which device, and what was read."""
+        for row in self._rows("arms", "job_id"):
+            name = f"arm {row['arm']} of job {self.job_id}"
+            arm = self.planned_arms[row["arm"]]
+            source = arm["source"]
+            wanted = {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
+            wanted |= {"series": source["series"], "dirty": int(source["dirty"]), "cmake": arm["cmake"]}
+            yield from self._differ(name, row, wanted, "its plan")
+            made = Source(row["pin"], row["tree"], row["commit_id"])
+            wanted = {"build_id": build_id(made, row["cmake"], Toolchain(**row["toolchain"]))}
+            wanted["device_id"] = device_row(Device.of(self.facts, row["cmake"]))["device_id"]
+            wanted["toolchain"] = {**self.facts["toolchain"]}
+            yield from self._differ(name, row, wanted, "its facts")
+        for model_id, row in self.inputs.items():
+            recipes = [step["recipe"] for (_, model), step in self.models.items() if model == row["name"]]
+            identity = f"synthetic-{digest(row['recipe'], 16)}" if row["recipe"] else "file-"
+            if row["recipe"] not in recipes or not model_id.startswith(identity):
+                yield f"model {model_id} of job {self.job_id} is not the plan's {row['name']}"
+
+    def gates(self) -> Iterator[str]:
+        """Every parity gate: what was asked is the plan's, and the status is what the counts say."""
+        for row in self._rows("gates", "gate_id"):
+            name, step = f"gate {row['gate_id']}", self._step(row, "gate")
+            if step is None:
+                yield f"{name} is of no step of its plan"
+                continue
+            gate = step["gate"]
+            wanted = {"arm": step["arm"], "op": gate["op"], "backend": gate["backend"], "env": step["env"]}
+            wanted |= {"expected": gate["expect"]["total"] if gate["expect"] else None}
+            wanted |= {"argv": self._filled(step["argv"], row), "gate_digest": gate_digest(gate, step["env"])}
+            yield from self._differ(name, row, wanted, "its plan")
+            yield from _gate_status(name, row, gate["unsupported"])
+
+    def checks(self) -> Iterator[str]:
+        """Every gate on a model: what was asked is the plan's, and its readings say that it passed, or did not."""
+        for row in self._rows("checks", "check_id"):
+            name, step = f"gate {row['check_id']}", self.steps.get(_stem(row["step"]))
+            if step is None or step["kind"] != "check":
+                yield f"{name} is of no step of its plan"
+                continue
+            commands = {command["role"]: command for command in step["commands"]}
+            wanted = {"arm": step["arm"], "gate": step["gate"], "env": commands[ARM]["env"]}
+            wanted |= {"gate_digest": gate_digest(step["gate"], commands[ARM]["env"])}
+            read = {c["model"]: self._model(step["arm"], c["model"]) for c in step["commands"] if c["model"]}
+            if "kernel" in step["gate"]:
+                read |= sources(step["gate"]["kernel"], step["files"])
+            wanted |= {"inputs": read, "seconds": sum(command["seconds"] for command in row["commands"])}
+            yield from self._differ(name, row, wanted, "its plan")
+            if list(judge_check(check_from_json(row["gate"]), row["readings"])) != row["reasons"]:
+                yield f"{name} is not what its readings say"
+            for told in row["commands"]:
+                planned = commands[told["role"]]
+                wanted = {"argv": self._filled(planned["argv"], row, planned["model"]), "env": planned["env"]}
+                reading = row["readings"][told["role"]]
+                if "problem" not in reading and not reading.get("failed"):
+                    wanted["rc"] = 0
+                yield from self._differ(f"the {told['role']} of {name}", told, wanted, "its plan")
+
+    def runs(self, labels: Labels) -> Iterator[str]:
+        """Every run: what was launched is the plan's, and its rows give its samples."""
+        places = {row["run_id"]: row for row in self._rows("chain_runs", "run_id")}
+        raws = _by_run(self._rows("rows", "run_id", decode=False))
+        samples = _by_run(self._rows("samples", "run_id", decode=False))
+        known: dict[int, dict[str, Cell]] = {}
+        for position, row in enumerate(sorted(self._rows("runs", "run_id"), key=lambda row: _line(row["run_id"]))):
+            name, step = f"run {row['run_id']}", self._run_step(row, places.get(row["run_id"]))
+            if step is None:
+                yield f"{name} is of no step of its plan"
+                continue
+            if id(step) not in known:
+                known[id(step)] = {cell.key: cell for cell in (Cell(**each) for each in step["cells"])}
+            cells = known[id(step)]
+            for key, cell in cells.items():
+                labels[key] = min(cell.label, labels.get(key, cell.label))
+            wanted = {"arm": step["arm"], "tool": step["tool"], "env": step["env"], "position": position}
+            wanted |= {"argv": self._filled(step["argv"], row, step["model"]), "env_digest": digest(row["env"], 16)}
+            wanted |= {"model_id": self._model(step["arm"], step["model"]) if step["model"] else None}
+            if row["status"] == "valid":
+                wanted |= {"rc": 0, "signal": None, "reason": ""}
+            yield from self._differ(name, row, wanted, "its plan")
+            for state in (row["before"], row["after"]):
+                seen = [gpu["uuid"] for gpu in state.get("gpus") or ()]
+                if state.get("boot_id", self.job["boot_id"]) != self.job["boot_id"] or not set(seen) <= set(self.gpus):
+                    yield f"{name} saw another machine than its job"
+            measured = raws.get(row["run_id"], [])
+            if row["status"] == "valid" and {one["cell"] for one in measured} != cells.keys():
+                yield f"{name} is valid and has not every row of its plan"
+            yield from row_problems(row, measured, samples.get(row["run_id"], []), cells)
+        for table in ("telemetry", "flags"):
+            for row in self._rows(table, "run_id", "DISTINCT device", decode=False):
+                if row["device"] not in (HOST, *self.gpus):
+                    yield f"{table} of job {self.job_id} is of {row['device']}, which its facts do not have"
+
+    # -- what a row should be -----------------------------------------------------------------------------------------
+
+    def _rows(self, table: str, key: str, columns: str = "*", *, decode: bool = True) -> list[dict[str, Any]]:
+        """Return the job's rows of a table in the order of their keys."""
+        where = "job_id = ?1" if key == "job_id" else f"{key} > ?1 || '/' AND {key} < ?1 || '0'"
+        sql = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {key}"  # noqa: S608 - names of our own
+        found = self.store.rows(sql, (self.job_id,))
+        return [_decoded(row) for row in found] if decode else found
+
+    def _step(self, row: Row, kind: str) -> Any:
+        """Return the step whose output is a row's raw file."""
+        step = self.steps.get(PurePosixPath(row["raw"]["stdout"]["path"]).stem)
+        return step if step and step["kind"] == kind else None
+
+    def _run_step(self, row: Row, place: Row | None) -> Any:
+        """Return the run step of a row: of the chain where it has a place, by its raw file where not."""
+        stem = PurePosixPath(row["raw"]["stdout"]["path"]).stem
+        once, _, _ = stem.rpartition("-")  # of a run that was repeated, the name without the number
+        if place:
+            chain = self.steps.get(_stem(place["chain"]))
+            named = f"{_stem(place['chain'])}-{place['role']}-{place['cycle']}" in (stem, once)
+            role = "candidate" if place["role"] == "candidate" else "baseline"
+            return chain[role] if chain and chain["kind"] == "chain" and named else None
+        step = self.steps.get(stem) or self.steps.get(once)
+        return step if step and step["kind"] == "run" else None
+
+    def _model(self, arm: str, name: str) -> str:
+        """Return the identity of what an arm calls a model."""
+        step = self.models[arm, name]
+        if step["recipe"]:
+            return f"synthetic-{digest(step['recipe'], 16)}"
+        found = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
+        return str(next(found))
+
+    def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
+        """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""
+        stem = _stem(row.get("step", ""))
+        if not self.root:
+            words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
+            found = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
+            self.root = found[1] if found else ""
+        folder = f"{self.root}/jobs/{self.job_id}"
+        known = {"bin": f"{self.root}/builds/{row['build_id']}/bin", "text": f"{folder}/raw/{stem}.txt"}
+        known |= {"logits": f"{folder}/{stem}.logits", "files": f"{folder}/{stem}"}
+        if model:
+            known[f"model:{model}"] = self.inputs[self._model(row["arm"], model)]["path"]
+        return [PLACEHOLDER.sub(lambda match: known[match[1]], word) for word in argv]
+
+    def _differ(self, name: str, row: Row, wanted: Row, said_by: str) -> Iterator[str]:
+        for column, value in wanted.items():
+            if row[column] != value:
+                yield f"{name} has {column} {_short(row[column])}, and {said_by} has {_short(value)}"
+
+
+def _gate_status(name: str, row: Row, unsupported: int | None) -> Iterator[str]:
+    """Yield whether a gate's status is not what its counts and reasons say."""
+    forgiven = row["total"] if row["status"] == "flaky" else row["passed"]
+    clean = row["total"] and forgiven == row["total"] == (row["expected"] or row["total"]) and not row["failed"]
+    clean = clean and row["unsupported"] == (row["unsupported"] if unsupported is None else unsupported)
+    clean = clean and (row["rc"] == 0 or row["status"] == "flaky")
+    if (row["status"] == "failed") != bool(row["reasons"]) or (row["status"] != "failed" and not clean):
+        yield f"{name} is {row['status']}, which is not what its counts, exit status and reasons say"
+    if row["status"] != "failed" and (row["status"] == "flaky") != bool(row["flaky"]):
+        yield f"{name} is {row['status']} with flaky cases {_short(row['flaky'])}"
+
+
+def _decoded(row: Row) -> dict[str, Any]:
+    return {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
+
+
+def _by_run(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {run_id: list(group) for run_id, group in groupby(rows, lambda row: str(row["run_id"]))}
+
+
+def _line(key: str) -> int:
+    return int(key.rpartition("/")[2])
+
+
+def _stem(step: str) -> str:
+    """Return what a step's raw files are called."""
+    return step.replace(":", "-")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."

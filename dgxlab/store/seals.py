@@ -1,0 +1,202 @@
+"""Seals: what each unit of the record held when it was last written, each seal made from the one before it.
+
+A unit is a job or an imported file with all its rows, or a table whose rows belong to neither. `content` is the sum,
+modulo 2^256, of the sha256 of its parts: a part is what one line of a job's journal gave, or all else of a unit.
+`seal` is the sha256 of the previous seal, the unit's name and its content, in the order of names. So a row that another
+program changed, added or deleted is found, and so is a deleted unit: the next seal no longer follows. The last units
+are tables, which are always there.
+
+Whoever computes all seals anew is not found: seals show mistakes and carelessness, they are no signature.
+"""
+
+# ruff: noqa: S608 - names of tables and columns are the database's own, values are always bound
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+OWNERS = {"job_id": "job", "run_id": "job", "gate_id": "job", "check_id": "job", "import_id": "import"}
+"""Kinds of units, by the first column of a table's key."""
+
+NUMBERED = ("run_id", "gate_id", "check_id")
+"""Keys that are a job's id and the number of a line of its journal, with a / between them."""
+
+NAMES = {"job": "job {}", "import": "imported file {}", "table": "table {}"}
+
+UNSEALED = ("seals", "_sqlite_migrations")
+
+_encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table that is sealed.
+
+    Attributes:
+        place: The number of its column that says what a row belongs to, the first of its key.
+        group: Which parts have rows in it: those of lines, those of jobs, those of imports, or it is one itself.
+        everything: SQL for its rows in the order of their keys.
+        some: SQL for the rows of one part.
+    """
+
+    name: str
+    column: str
+    place: int
+    group: str
+    everything: str
+    some: str
+
+    def part(self, key: str) -> str:
+        """Return the part that a row belongs to."""
+        return f"{OWNERS[self.column]}/{key}" if self.column in OWNERS else f"table/{self.name}"
+
+
+class Seals:
+    """Keeps the seals of a database while rows are written.
+
+    A write changes a content by what it wrote, and never computes it from all rows: what another program did to them
+    stays visible. A seal that did not follow from the one before it stays as it is, for the same reason.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._before: dict[str, int] = {}
+
+    def writing(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Note that these rows are about to be written; of each, the first column of its key is enough."""
+        place = columns.index(self._tables[table].column)
+        for part in {self._tables[table].part(key) for key in {row[place] for row in rows}} - self._before.keys():
+            self._before[part] = self._digest(part)
+
+    def close(self) -> None:
+        """Seal what was written since the last time."""
+        grown: defaultdict[str, int] = defaultdict(int)
+        for part, before in self._before.items():
+            grown[_unit(part)] += self._digest(part) - before
+        if any(grown.values()):
+            stored = dict(self._connection.execute("SELECT unit, content FROM seals"))
+            contents = {unit: _text(int(stored.get(unit, "0"), 16) + growth) for unit, growth in grown.items()}
+            _chain(self._connection, contents)
+        self.forget()
+
+    def forget(self) -> None:
+        """Note that nothing was written after all."""
+        self._before.clear()
+
+    @cached_property
+    def _tables(self) -> Mapping[str, _Table]:
+        return {table.name: table for table in _tables(self._connection)}
+
+    def _digest(self, part: str) -> int:
+        """Return the digest of a part, 0 where it has no row."""
+        hashed, empty, owner = hashlib.sha256(), True, part.partition("/")[2]
+        for table in self._tables.values():
+            if table.group == _group(part) and (rows := self._connection.execute(table.some, (owner,)).fetchall()):
+                hashed.update(_encode([table.name, *rows]).encode())
+                empty = False
+        return 0 if empty else _number(hashed)
+
+
+def seal_all(connection: sqlite3.Connection) -> None:
+    """Seal everything as it is; for a migration, and for rows that were looked at before."""
+    connection.execute("DELETE FROM seals")
+    _chain(connection, _contents(connection))
+
+
+def broken(connection: sqlite3.Connection) -> Iterator[str]:
+    """Yield a sentence for each unit that is not what was sealed, and for each seal that does not follow."""
+    sealed, found = dict(connection.execute("SELECT unit, content FROM seals")), _contents(connection)
+    for unit in sorted(sealed.keys() | found.keys()):
+        kind, _, owner = unit.partition("/")
+        name = NAMES.get(kind, "unit {}").format(owner)
+        if unit not in found:
+            yield f"{name} is sealed, and its rows are gone"
+        elif unit not in sealed:
+            yield f"{name} has rows and no seal"
+        elif sealed[unit] != found[unit]:
+            yield f"{name} is not what was sealed: rows of it were changed, added or deleted"
+    before = ""
+    for unit, content, seal in connection.execute("SELECT unit, content, seal FROM seals ORDER BY unit"):
+        if seal != _link(before, unit, content):
+            yield f"the seal of {unit} does not follow from the one before it: one was changed, added or deleted"
+        before = seal
+
+
+def _chain(connection: sqlite3.Connection, contents: Mapping[str, str]) -> None:
+    """Write these contents, and every seal that follows."""
+    stored = {unit: row for unit, *row in connection.execute("SELECT unit, content, seal FROM seals")}
+    before = after = ""
+    for unit in sorted(stored.keys() | contents.keys()):
+        content, seal = stored.get(unit, ("", ""))
+        follows = unit not in stored or seal == _link(before, unit, content)
+        now = contents.get(unit, content)
+        before, after = seal or before, _link(after, unit, now) if follows else seal
+        if (now, after) != (content, seal):
+            connection.execute("INSERT OR REPLACE INTO seals VALUES (?, ?, ?)", (unit, now, after))
+
+
+def _link(before: str, unit: str, content: str) -> str:
+    return hashlib.sha256(f"{before} {unit} {content}".encode()).hexdigest()
+
+
+def _contents(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the content of every unit by name; a table's is there without a row."""
+    tables = _tables(connection)
+    hashes: defaultdict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
+    for table in tables:
+        rows = connection.execute(table.everything)
+        groups = groupby(rows, itemgetter(table.place)) if table.column in OWNERS else [("", list(rows))]
+        for key, group in groups:
+            if part := [*group]:
+                hashes[table.part(key)].update(_encode([table.name, *part]).encode())
+    sums = {f"table/{table.name}": 0 for table in tables if table.column not in OWNERS}
+    for part, hashed in hashes.items():
+        sums[_unit(part)] = sums.get(_unit(part), 0) + _number(hashed)
+    return {unit: _text(total) for unit, total in sums.items()}
+
+
+def _unit(part: str) -> str:
+    """Return the unit of a part: a job's without the number of a line."""
+    return "/".join(part.split("/", 2)[:2])
+
+
+def _group(part: str) -> str:
+    """Return which tables may have rows of a part; see `_Table.group`."""
+    kind, _, owner = part.partition("/")
+    return part if kind == "table" else f"{kind} line" if "/" in owner else kind
+
+
+def _number(hashed: hashlib._Hash) -> int:
+    return int.from_bytes(hashed.digest(), "big")
+
+
+def _text(total: int) -> str:
+    return f"{total % (1 << 256):064x}"
+
+
+def _tables(connection: sqlite3.Connection) -> list[_Table]:
+    """Return every table that is sealed, in the order of names."""
+    found = connection.execute(
+        """SELECT t.name, c.name, c.cid FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
+           WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND c.pk ORDER BY t.name, c.pk"""
+    )
+    tables = []
+    for name, group in groupby(found, itemgetter(0)):
+        (_, column, place), *others = group
+        if name not in UNSEALED:
+            kind = OWNERS.get(column, f"table/{name}") + " line" * (column in NUMBERED)
+            keys = ",".join((column, *(other for _, other, _ in others)))
+            where = f"{column} = ?" if column in OWNERS else "? IS NOT NULL"
+            select = f"SELECT * FROM {name}"
+            everything, some = f"{select} ORDER BY {keys}", f"{select} WHERE {where} ORDER BY {keys}"
+            tables.append(_Table(name, column, place, kind, everything, some))
+    return tables

@@ -1,0 +1,57 @@
+"""A piece of the shipped record: real jobs of every kind, small enough to be checked hundreds of times."""
+
+# ruff: noqa: S608 - names of tables and columns are the record's own
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dgxlab.store import Store
+from dgxlab.store.seals import seal_all
+from tests.conftest import PROJECT
+
+JOBS = ("20261120-131141", "20261121-192549", "20261122-023654", "20261122-110457")
+"""On a processor; gates on models and batched-bench; an A/B session that was never heard of again; one that failed."""
+
+IMPORT = "cdb2fd7a8f38c5ee"
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The shipped record as it is."""
+    path = Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("shipped")))
+    with Store.open(path) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Some jobs and an import of the shipped record, sealed, with every guard of the database taken off."""
+    path = Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("piece")))
+    with Store.open(path) as store:
+        connection = store.connection
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        for row in store.rows("SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
+            connection.execute(f"DROP TRIGGER {row['name']}")
+        kept = f"IN ({','.join(map(repr, JOBS))})"
+        for row in store.rows("SELECT name FROM sqlite_schema WHERE type = 'table'"):
+            columns = {each["name"] for each in store.rows("SELECT name FROM pragma_table_info(?)", (row["name"],))}
+            if key := next((name for name in ("job_id", "run_id") if name in columns), None):
+                connection.execute(f"DELETE FROM {row['name']} WHERE substr({key}, 1, 15) NOT {kept}")
+            elif "import_id" in columns:
+                connection.execute(f"DELETE FROM {row['name']} WHERE import_id <> '{IMPORT}'")
+        connection.execute("DELETE FROM cells WHERE cell NOT IN (SELECT cell FROM rows)")
+        seal_all(connection)
+        connection.execute("VACUUM")
+        yield store
+
+
+@pytest.fixture
+def piece(opened: Store) -> Iterator[Store]:
+    """The piece, whatever a test does to it."""
+    opened.connection.execute("BEGIN")
+    yield opened
+    opened.connection.execute("ROLLBACK")

@@ -1,0 +1,262 @@
+"""Whatever another program does to a record is found: every column of every table, and what a person would think of."""
+
+# ruff: noqa: S608 - names of tables and columns are the record's own
+
+import pytest
+
+from dgxlab.audit import check
+from dgxlab.store import Store
+from dgxlab.store.seals import seal_all
+
+UNCHECKED = ("_sqlite_migrations",)
+"""When a migration was applied is no evidence."""
+
+AB = "20261122-110457"
+LAST = "SELECT max(job_id) FROM jobs"
+ONE_RUN = "(SELECT min(run_id) FROM runs WHERE tool = 'llama-bench')"
+OPS_RUN = "(SELECT min(run_id) FROM runs WHERE tool = 'backend-ops')"
+
+
+def test_the_piece_is_sound(piece: Store) -> None:
+    """It has rows in every table but one, and nothing is wrong with it before it is edited."""
+    assert check(piece) == []
+    empty = [table for table in tables(piece) if not piece.rows(f"SELECT 1 FROM {table} LIMIT 1")]
+    assert empty == ["case_lists"]
+
+
+def test_the_shipped_record_is_sound(shipped: Store) -> None:
+    """With every seal."""
+    assert check(shipped) == []
+
+
+def tables(store: Store) -> list[str]:
+    """Return the tables of a record."""
+    found = store.rows("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+    return [row["name"] for row in found if row["name"] not in UNCHECKED]
+
+
+def test_every_edit_of_a_column_is_found(piece: Store) -> None:
+    """One value of each column of each table is changed a little, one after the other."""
+    missed, edits = [], 0
+    for table in tables(piece):
+        for column in piece.rows("SELECT name, type FROM pragma_table_info(?)", (table,)):
+            name = column["name"]
+            changed = {
+                "TEXT": f"{name} || ' '",
+                "INTEGER": f"{name} + 1000",
+                "REAL": f"iif({name} = 0, 0.5, {name} * 1.001)",
+                "BLOB": "zeroblob(9)",
+            }[column["type"]]
+            key = piece.rows("SELECT group_concat(name) AS key FROM pragma_table_info(?) WHERE pk", (table,))[0]["key"]
+            where = f"({key}) = (SELECT {key} FROM {table} WHERE {name} IS NOT NULL LIMIT 1)"
+            piece.connection.execute("SAVEPOINT edit")
+            done = piece.connection.execute(f"UPDATE {table} SET {name} = {changed} WHERE {where}").rowcount
+            if done and not check(piece):
+                missed.append(f"{table}.{name}")
+            edits += done
+            piece.connection.execute("ROLLBACK TO edit")
+    assert missed == []
+    assert edits >= 150
+
+
+def test_every_deleted_row_is_found(piece: Store) -> None:
+    """The first and the last row of each table, one after the other."""
+    for table in tables(piece):
+        for end in ("min", "max"):
+            key = piece.rows("SELECT name FROM pragma_table_info(?) WHERE pk = 1", (table,))[0]["name"]
+            piece.connection.execute("SAVEPOINT edit")
+            deleted = piece.connection.execute(f"DELETE FROM {table} WHERE {key} = (SELECT {end}({key}) FROM {table})")
+            assert check(piece) or not deleted.rowcount, f"the {end} of {table}"
+            piece.connection.execute("ROLLBACK TO edit")
+
+
+def whole(job: str) -> list[str]:
+    """Return statements that delete a job with all its rows and its seal, given SQL for its id."""
+    parts = ("rows", "samples", "telemetry", "flags", "chain_runs")
+    return [
+        f"CREATE TEMP TABLE gone AS SELECT ({job}) AS job_id",
+        *(f"DELETE FROM {t} WHERE run_id IN (SELECT run_id FROM runs JOIN gone USING (job_id))" for t in parts),
+        *(
+            f"DELETE FROM {t} WHERE job_id IN (SELECT job_id FROM gone)"
+            for t in ("arms", "inputs", "gates", "checks", "runs", "verdicts", "jobs")
+        ),
+        "DELETE FROM seals WHERE unit IN (SELECT 'job/' || job_id FROM gone)",
+    ]
+
+
+SEALED_ONLY = {
+    "samples and the tool's row changed together": [
+        f'UPDATE rows SET raw = replace(raw, \'"time_us":"\', \'"time_us":"1\') WHERE run_id = {OPS_RUN}',
+        f"UPDATE samples SET value = ('1' || value) + 0.0 WHERE run_id = {OPS_RUN} AND metric = 'time_us'",
+    ],
+    "the first job deleted with its seal": whole("SELECT min(job_id) FROM jobs"),
+    "the last job deleted with its seal": whole(LAST),
+    "the last job deleted, its seal kept": whole(LAST)[:-1],
+    "a last run deleted with all its rows": [
+        f"DELETE FROM {table} WHERE run_id = (SELECT run_id FROM runs WHERE job_id = ({LAST}) ORDER BY position DESC)"
+        for table in ("rows", "samples", "telemetry", "flags", "chain_runs", "runs")
+    ],
+    "an imported file deleted with its seal": [
+        *(f"DELETE FROM {table}" for table in ("imported", "imported_rows", "imports")),
+        "DELETE FROM seals WHERE unit LIKE 'import/%'",
+    ],
+    "an imported value changed": ["UPDATE imported SET value = value * 2 WHERE position = 3"],
+    "all figures deleted": ["DELETE FROM published"],
+    "all figures deleted with their seal": [
+        "DELETE FROM published",
+        "DELETE FROM seals WHERE unit = 'table/published'",
+    ],
+    "the last seal deleted": ["DELETE FROM seals WHERE unit = (SELECT max(unit) FROM seals)"],
+    "all seals deleted": ["DELETE FROM seals"],
+    "a seal renamed": ["UPDATE seals SET unit = 'job/other' WHERE unit = (SELECT min(unit) FROM seals)"],
+    "a seal added": ["INSERT INTO seals SELECT 'job/x', content, seal FROM seals LIMIT 1"],
+    "a host renamed": ["UPDATE jobs SET host = 'other'"],
+    "a job done earlier": ["UPDATE jobs SET intent_at = intent_at - 86400"],
+    "what failed said to have been cancelled": ["UPDATE jobs SET state = 'cancelled' WHERE state = 'failed'"],
+    "binaries changed": ["UPDATE arms SET binaries = replace(binaries, 'a', 'b')"],
+    "the digests of raw files changed": ["UPDATE runs SET raw = replace(raw, 'a', 'b')"],
+    "a run made slower": [f"UPDATE runs SET seconds = seconds * 2 WHERE run_id = {ONE_RUN}"],
+    "telemetry made cooler": ["UPDATE telemetry SET median = median - 1 WHERE name = 'temperature.gpu'"],
+    "telemetry deleted": ["DELETE FROM telemetry WHERE name = 'clocks.sm'"],
+    "a flag deleted": ["DELETE FROM flags WHERE kind = 'sw_power_cap'"],
+    "a flag made hard": ["UPDATE flags SET hard = 1"],
+    "a verdict in other words": ["UPDATE verdicts SET reasons = '[\"in other words\"]'"],
+    "a job's journal read less far": ["UPDATE jobs SET journal_seq = journal_seq - 1"],
+}
+"""What the seals alone find."""
+
+COMPUTED = {
+    "samples scaled": ["UPDATE samples SET value = value * 1.1"],
+    "times halved": ["UPDATE samples SET value = value / 2 WHERE unit = 'us'"],
+    "one sample scaled": [f"UPDATE samples SET value = value * 2 WHERE run_id = {ONE_RUN} AND ordinal = 1"],
+    "cold samples counted": ["UPDATE samples SET discarded = NULL"],
+    "a slow sample discarded": [
+        f"UPDATE samples SET discarded = 'an outlier' WHERE run_id = {ONE_RUN} AND ordinal = 2"
+    ],
+    "cold samples deleted": ["DELETE FROM samples WHERE discarded IS NOT NULL"],
+    "units changed": ["UPDATE samples SET unit = 'ms' WHERE unit = 'us'"],
+    "a metric renamed": ["UPDATE samples SET metric = 'speed' WHERE metric = 'avg_ts'"],
+    "two samples swapped": [
+        f"UPDATE samples SET ordinal = 100 + ordinal WHERE run_id = {ONE_RUN}",
+        f"UPDATE samples SET ordinal = 5 - (ordinal - 100) WHERE run_id = {ONE_RUN}",
+    ],
+    "a sample added": ["INSERT INTO samples SELECT run_id, cell, 'flops', 7, 1, 'FLOPS', NULL FROM rows LIMIT 1"],
+    "the tool's row changed": ["UPDATE rows SET raw = replace(raw, 'samples_ns\":[', 'samples_ns\":[1')"],
+    "a row deleted with its samples": [
+        f"DELETE FROM {t} WHERE (run_id, cell) = (SELECT run_id, max(cell) FROM rows WHERE run_id = {OPS_RUN})"
+        for t in ("samples", "rows")
+    ],
+    "a row given to another cell": [
+        "UPDATE rows SET cell = (SELECT max(cell) FROM cells) WHERE cell = (SELECT min(cell) FROM rows)"
+    ],
+    "a run's arguments changed": ["UPDATE runs SET argv = replace(argv, '-ngl', '-nkvo') WHERE tool = 'llama-bench'"],
+    "a run's program changed": ["UPDATE runs SET argv = replace(argv, '/builds/', '/other/')"],
+    "a run's environment changed": ['UPDATE runs SET env = \'{"A":"1"}\''],
+    "a run's environment digest changed": ["UPDATE runs SET env_digest = '0123456789abcdef'"],
+    "a run's exit status changed": ["UPDATE runs SET rc = 1"],
+    "a run ended by a signal": ["UPDATE runs SET rc = NULL, signal = 9"],
+    "a run that did not count made valid": ["UPDATE runs SET status = 'valid' WHERE status = 'discarded'"],
+    "a valid run made discarded": [
+        f"UPDATE runs SET status = 'discarded', reason = 'x' WHERE run_id LIKE '{AB}%' AND position = 9"
+    ],
+    "a run given to the other arm": [
+        f"UPDATE runs SET arm = (SELECT max(arm) FROM arms WHERE arms.job_id = runs.job_id) WHERE run_id LIKE '{AB}%'"
+    ],
+    "a run of another tool": ["UPDATE runs SET tool = 'batched-bench' WHERE tool = 'llama-bench'"],
+    "a run of no model": ["UPDATE runs SET model_id = NULL"],
+    "a run moved": ["UPDATE runs SET position = position + 1"],
+    "a run in the middle deleted with all its rows": [
+        f"DELETE FROM {table} WHERE run_id = (SELECT run_id FROM runs WHERE job_id LIKE '{AB}%' AND position = 5)"
+        for table in ("rows", "samples", "telemetry", "flags", "chain_runs", "runs")
+    ],
+    "a run on another boot": ["UPDATE runs SET before = json_set(before, '$.boot_id', 'x')"],
+    "a run beside another GPU": ["UPDATE runs SET after = replace(after, 'GPU-', 'GPU-0')"],
+    "a run's raw file of another step": ["UPDATE runs SET raw = replace(raw, 'raw/run-', 'raw/walk-')"],
+    "a run taken out of its chain": ["DELETE FROM chain_runs WHERE cycle = 1"],
+    "a run in another cycle": ["UPDATE chain_runs SET cycle = 9 WHERE cycle = 2"],
+    "a run in another role": ["UPDATE chain_runs SET role = 'burn-in' WHERE role = 'baseline' AND cycle = 1"],
+    "a run in a chain that the plan does not have": ["UPDATE chain_runs SET chain = 'chain:9'"],
+    "telemetry of another GPU": [
+        "UPDATE telemetry SET device = 'GPU-0' WHERE device LIKE 'GPU-%' AND name = 'clocks.sm'"
+    ],
+    "a gate's count lowered": ["UPDATE gates SET passed = 1, total = 1, expected = 1"],
+    "a gate's expectation dropped": ["UPDATE gates SET expected = NULL"],
+    "a gate's unsupported cases changed": ["UPDATE gates SET unsupported = 0"],
+    "a gate's exit status changed": ["UPDATE gates SET rc = 1"],
+    "a passed gate made failed": ["UPDATE gates SET status = 'failed'"],
+    "a gate with a failing case": ["UPDATE gates SET failed = '[\"MUL_MAT(x)\"]'"],
+    "a gate made flaky": ["UPDATE gates SET flaky = '[\"MUL_MAT(x)\"]'"],
+    "a gate of another operation": ["UPDATE gates SET op = 'ADD'"],
+    "a gate on another backend": ["UPDATE gates SET backend = 'CPU'"],
+    "a gate's arguments changed": ["UPDATE gates SET argv = replace(argv, 'MUL_MAT', 'ADD')"],
+    "a gate's environment changed": ['UPDATE gates SET env = \'{"GGML_CUDA_W4A16":"0"}\''],
+    "a gate's digest changed": ["UPDATE gates SET gate_digest = '0123456789abcdef'"],
+    "a check's readings changed": ["UPDATE checks SET readings = replace(readings, '\"n_gen\":64', '\"n_gen\":63')"],
+    "a check's verdict changed": ["UPDATE checks SET status = 'failed', reasons = '[\"x\"]'"],
+    "a check's limits changed": ["UPDATE checks SET gate = json_set(gate, '$.limit_s', 1.0)"],
+    "a check's models changed": ["UPDATE checks SET inputs = '{}'"],
+    "a check's commands changed": ["UPDATE checks SET commands = replace(commands, '--temp', '--top-k')"],
+    "a check's exit status changed": ["UPDATE checks SET commands = replace(commands, '\"rc\":0', '\"rc\":1')"],
+    "a check's environment changed": ["UPDATE checks SET env = '{}'"],
+    "a check of another step": ["UPDATE checks SET step = 'gate:9'"],
+    "an arm of another pin": ["UPDATE arms SET pin = replace(pin, 'e', 'f')"],
+    "an arm of another tree": ["UPDATE arms SET tree = replace(tree, '2', '3')"],
+    "an arm of other series": ["UPDATE arms SET series = '[]'"],
+    "a dirty arm made clean": ["UPDATE arms SET dirty = 1 - dirty"],
+    "an arm built otherwise": ["UPDATE arms SET cmake = json_set(cmake, '$.GGML_CUDA_FA', 'ON')"],
+    "an arm built by another compiler": ["UPDATE arms SET toolchain = json_set(toolchain, '$.cc', 'clang')"],
+    "an arm on another device": ["UPDATE arms SET device_id = (SELECT max(device_id) FROM devices)"],
+    "a model made otherwise": ["UPDATE inputs SET recipe = json_set(recipe, '$.n_layer', 99)"],
+    "a model elsewhere": ["UPDATE inputs SET path = '/other' || path"],
+    "the GPU renamed in a job's facts": ["UPDATE jobs SET facts = replace(facts, 'NVIDIA H200', 'NVIDIA B200')"],
+    "the GPU exchanged in a job's facts": [
+        'UPDATE jobs SET facts = replace(facts, \'"uuid":"GPU-\', \'"uuid":"GPU-0\')'
+    ],
+    "a job on another host": ["UPDATE jobs SET host_id = 'other'"],
+    "a job on another boot": ["UPDATE jobs SET boot_id = 'other'"],
+    "a failed job made done": ["UPDATE jobs SET state = 'done' WHERE state = 'failed'"],
+    "a done job with another exit code": ["UPDATE jobs SET exit_code = 4 WHERE state = 'done'"],
+    "a job renamed": ["UPDATE jobs SET name = 'other'"],
+    "a job of another kind": ["UPDATE jobs SET kind = 'gate'"],
+    "a job of another protocol": ["UPDATE jobs SET protocol = 3 - protocol"],
+    "a plan changed": ['UPDATE jobs SET plan = replace(plan, \'"-r","\', \'"-r","1\')'],
+    "an experiment renamed": ["UPDATE experiments SET name = 'other'"],
+    "another hypothesis": ["UPDATE experiments SET hypothesis = 'other'"],
+    "another spec": ["UPDATE experiments SET spec = json_set(spec, '$.name', 'other')"],
+    "an experiment deleted": [
+        "DELETE FROM experiments WHERE digest = (SELECT json_extract(plan, '$.baseline') FROM jobs"
+        f" WHERE job_id LIKE '{AB}%')"
+    ],
+    "a device renamed": ["UPDATE devices SET names = '[\"NVIDIA B200\"]'"],
+    "a cell's parameters changed": ["UPDATE cells SET params = json_set(params, '$.n_prompt', 99)"],
+    "a cell renamed": ["UPDATE cells SET label = 'other'"],
+    "a cell added": ["INSERT INTO cells SELECT '0', tool, label, params, fixed FROM cells LIMIT 1"],
+    "a case list of other cases": ["INSERT INTO case_lists VALUES ('0', '[]')"],
+    "a verdict turned": ["UPDATE verdicts SET verdict = 'same'"],
+    "an effect doubled": ["UPDATE verdicts SET effect = effect * 2"],
+    "a verdict promoted": ["UPDATE verdicts SET promoted = 1 WHERE verdict = 'faster'"],
+    "a verdict deleted": ["DELETE FROM verdicts WHERE position = 0"],
+    "a published figure changed": ["UPDATE published SET value = value * 2 WHERE line = 9"],
+    "a published gate changed": ["UPDATE published_gates SET value = '1/1' WHERE line = 3"],
+    "an imported file's copy exchanged": ["UPDATE imports SET content = zeroblob(9)"],
+    "an imported file's size changed": ["UPDATE imports SET size = size + 1"],
+}
+"""What is found although everything was sealed again."""
+
+
+@pytest.mark.parametrize("edit", [*SEALED_ONLY, *COMPUTED])
+def test_an_edit_is_found(piece: Store, edit: str) -> None:
+    """By its seal, and where it can be computed even if all seals were made anew."""
+    before = piece.connection.total_changes
+    for statement in {**SEALED_ONLY, **COMPUTED}[edit]:
+        piece.connection.execute(statement)
+    assert piece.connection.total_changes > before
+    assert check(piece)
+    if edit in COMPUTED:
+        seal_all(piece.connection)
+        assert check(piece)
+
+
+def test_there_are_as_many_kinds_as_were_asked_for() -> None:
+    """Beside the columns."""
+    assert len(SEALED_ONLY) + len(COMPUTED) >= 100

@@ -1,0 +1,113 @@
+"""Seals: what is written is sealed, and what another program did stays visible whatever is written afterwards."""
+
+from pathlib import Path
+
+import pytest
+
+from dgxlab.errors import RemoteError
+from dgxlab.ingest import ingest
+from dgxlab.store import Store
+from dgxlab.store.seals import broken
+from tests.elsewhere import from_elsewhere
+from tests.journals import compared, dump, intend, whole
+
+
+def told(store: Store) -> list[str]:
+    """Return what is wrong with the seals of a store."""
+    return list(broken(store.connection))
+
+
+def filled(store: Store, *jobs: str) -> None:
+    """Give a store these jobs."""
+    for job in jobs:
+        journal = whole(job)
+        intend(store, journal)
+        ingest(store, job, journal.lines())
+
+
+def test_every_write_is_sealed(store: Store) -> None:
+    """Also of a job that goes on, from whatever piece its journal is read in."""
+    from_elsewhere(store)
+    journal = compared("job-1")
+    intend(store, journal)
+    for line in journal.lines():
+        ingest(store, "job-1", [line])
+        assert told(store) == []
+    store.set_state("job-1", "lost")
+    units = [row["unit"] for row in store.rows("SELECT unit FROM seals")]
+    assert [unit for unit in units if unit.startswith("job/")] == ["job/job-1"]
+    assert told(store) == []
+
+
+def test_pieces_make_no_difference(folder: Path) -> None:
+    """A record that was read line by line has the seals of one that was read at once."""
+    journal, found = compared("job-1"), []
+    for name, size in (("a.db", 1), ("b.db", 1000)):
+        with Store.open(folder / name) as store:
+            intend(store, journal)
+            store.update_job("job-1", intent_at=5.0)
+            lines = journal.lines()
+            for start in range(0, len(lines), size):
+                ingest(store, "job-1", lines[start : start + size])
+            found.append(dump(store)["seals"])
+    assert found[0] == found[1]
+
+
+def test_what_is_rolled_back_is_not_sealed(store: Store) -> None:
+    """And is not taken for written later."""
+    filled(store, "job-1")
+    before = dump(store)
+    journal = whole("job-2")
+    intend(store, journal)
+    with pytest.raises(RemoteError):
+        ingest(store, "job-2", [*journal.lines()[:4], b"{}\n"])
+    assert told(store) == []
+    assert dump(store)["runs"] == before["runs"]
+    ingest(store, "job-2", journal.lines())
+    assert told(store) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        ("UPDATE jobs SET host = 'other' WHERE job_id = 'job-2'", "job job-2 is not what was sealed"),
+        ("UPDATE jobs SET host = 'other' WHERE job_id = 'job-3'", "job job-3 is not what was sealed"),
+        ("DELETE FROM seals WHERE unit = 'job/job-2'", "job job-2 is not what was sealed"),
+        ("DELETE FROM seals WHERE unit = 'job/job-2'", "the seal of job/job-3 does not follow"),
+        ("DELETE FROM verdicts", "job job-4 is not what was sealed"),
+        ("UPDATE seals SET content = seal WHERE unit = 'job/job-2'", "the seal of job/job-2 does not follow"),
+        ("UPDATE seals SET seal = content WHERE unit = 'job/job-2'", "the seal of job/job-3 does not follow"),
+        ("DELETE FROM seals WHERE unit = 'table/published_gates'", "table published_gates has rows and no seal"),
+        ("UPDATE cells SET label = 'other'", "table cells is not what was sealed"),
+    ],
+)
+def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> None:
+    """Neither to the edited unit, nor to one before it or after it; and what is put back is sound again."""
+    filled(store, "job-1", "job-2", "job-3")
+    chain = compared("job-4")
+    intend(store, chain)
+    ingest(store, "job-4", chain.lines())
+    store.connection.execute("SAVEPOINT edit")
+    store.connection.execute(edit)
+    for number in (1, 2, 3, 4):
+        store.update_job(f"job-{number}", next=f"dgxlab jobs {number}")
+        store.seal()
+    filled(store, "job-0", "job-22", "job-5")
+    store.seal()
+    assert any(found.startswith(sentence) for found in told(store))
+    store.connection.execute("ROLLBACK TO edit")
+    store.connection.execute("RELEASE edit")
+    assert told(store) == []
+
+
+def test_what_is_put_back_is_sound_again(store: Store) -> None:
+    """A job that was deleted and is recorded anew gets its old place."""
+    filled(store, "job-1", "job-2", "job-3")
+    rows = store.rows("SELECT * FROM jobs WHERE job_id = 'job-2'")
+    (seal,) = store.rows("SELECT * FROM seals WHERE unit = 'job/job-2'")
+    store.connection.execute("UPDATE jobs SET host = 'other' WHERE job_id = 'job-2'")
+    store.connection.execute("DELETE FROM seals WHERE unit = 'job/job-2'")
+    assert len(told(store)) == 2
+    store.connection.execute("UPDATE jobs SET host = ? WHERE job_id = 'job-2'", (rows[0]["host"],))
+    store.connection.execute("INSERT INTO seals VALUES (?, ?, ?)", tuple(seal.values()))
+    assert told(store) == []
