@@ -14,7 +14,7 @@ from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
 from dgxlab.report.checks import TITLE, check_row, used_columns
 from dgxlab.report.conditions import range_of
 from dgxlab.report.evidence import Evidence, Measured
-from dgxlab.report.numbers import Quantity, Value
+from dgxlab.report.numbers import Mean, Quantity, Value
 from dgxlab.report.records import Column, Flag, Provenance, Table
 
 UNSTEADY = 0.05
@@ -235,8 +235,8 @@ def unsteady(cells: Sequence[Measured], origin: Provenance) -> tuple[Flag, ...]:
     return (Flag(_whose([name for name, _ in wild], cells), False, reason),)
 
 
-def _noise(quantity: Quantity) -> float:
-    return (quantity.spread or 0.0) / quantity.median
+def _noise(quantity: Quantity | Mean) -> float:
+    return (quantity.spread or 0.0) / quantity.middle
 
 
 def _whose(labels: Sequence[str], cells: Sequence[Measured]) -> tuple[str, ...]:

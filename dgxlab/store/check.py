@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dgxlab.model import digest, plan_digest
+from dgxlab.model import case_digest, digest, plan_digest
 from dgxlab.store.connect import named_errors
 from dgxlab.store.records import device_from, device_row, experiment_row, figure_digest
 from dgxlab.store.schema import PUBLISHED
@@ -35,7 +35,7 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
     "devices": ("device {device_id} is not the digest of what it is", lambda row: row == device_row(device_from(row))),
     "case_lists": (
         "case list {cases} is not the digest of its lines",
-        lambda row: bool(row["cases"] == digest(json.loads(row["lines"]))),
+        lambda row: bool(row["cases"] == case_digest(json.loads(row["lines"]))),
     ),
     "jobs": (
         "the plan of job {job_id} is not what its digest says",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab import audit, report
+from dgxlab import audit, judgement, report
 from dgxlab.errors import SpecError
 from dgxlab.lab import ab, describe
 from dgxlab.model import Experiment, GreedyGate, HarnessGate, PerplexityGate, Session
@@ -134,7 +134,7 @@ def test_a_gate_on_a_path_fails_where_another_ran(
     outcome, _ = toy_lab.run(gated(toy_lab, asked))
     assert (outcome.error is None) == (not reason)
     assert reason in str(outcome.error or "")
-    assert store.check(toy_lab.lab.store) == []
+    assert audit.check(toy_lab.lab.store) == []
 
 
 def test_a_gate_that_changed_is_asked_again(toy_lab: ToyLab) -> None:
