@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab import audit, report
+from dgxlab import audit, judgement, report
 from dgxlab.errors import SpecError
 from dgxlab.lab import ab, describe
 from dgxlab.model import Experiment, GreedyGate, HarnessGate, PerplexityGate, Session
