@@ -156,8 +156,8 @@ def _contents(connection: sqlite3.Connection) -> dict[str, str]:
         rows = connection.execute(table.everything)
         groups = groupby(rows, itemgetter(table.place)) if table.column in OWNERS else [("", list(rows))]
         for key, group in groups:
-            if part := [*group]:
-                hashes[table.part(key)].update(_encode([table.name, *part]).encode())
+            if rows_of_part := [*group]:
+                hashes[table.part(key)].update(_encode([table.name, *rows_of_part]).encode())
     sums = {f"table/{table.name}": 0 for table in tables if table.column not in OWNERS}
     for part, hashed in hashes.items():
         sums[_unit(part)] = sums.get(_unit(part), 0) + _number(hashed)

@@ -3,7 +3,7 @@
 # ruff: noqa: S608 - names of tables and columns are the record's own
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,17 +26,14 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield store
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Some jobs and an import of the shipped record, sealed, with every guard of the database taken off."""
-    path = Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("piece")))
+def cut(path: Path, jobs: Sequence[str] = JOBS) -> Path:
+    """Leave some jobs and an import in a copy of the shipped record, sealed, without the guards of the database."""
     with Store.open(path) as store:
         connection = store.connection
         connection.execute("PRAGMA foreign_keys = OFF")
-        connection.execute("PRAGMA ignore_check_constraints = ON")
         for row in store.rows("SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
             connection.execute(f"DROP TRIGGER {row['name']}")
-        kept = f"IN ({','.join(map(repr, JOBS))})"
+        kept = f"IN ({','.join(map(repr, jobs))})"
         for row in store.rows("SELECT name FROM sqlite_schema WHERE type = 'table'"):
             columns = {each["name"] for each in store.rows("SELECT name FROM pragma_table_info(?)", (row["name"],))}
             if key := next((name for name in ("job_id", "run_id") if name in columns), None):
@@ -46,6 +43,16 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         connection.execute("DELETE FROM cells WHERE cell NOT IN (SELECT cell FROM rows)")
         seal_all(connection)
         connection.execute("VACUUM")
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A piece of the shipped record that anything can be done to."""
+    path = cut(Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("piece"))))
+    with Store.open(path) as store:
+        store.connection.execute("PRAGMA foreign_keys = OFF")
+        store.connection.execute("PRAGMA ignore_check_constraints = ON")
         yield store
 
 
