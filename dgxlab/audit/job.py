@@ -108,6 +108,7 @@ class _Job:
             gate = step["gate"]
             wanted = {"arm": step["arm"], "op": gate["op"], "backend": gate["backend"], "env": step["env"]}
             wanted |= {"expected": gate["expect"]["total"] if gate["expect"] else None}
+            wanted |= {"expected_cases": gate.get("cases"), "overridden": int(gate.get("overridden", False))}
             wanted |= {"argv": self._filled(step["argv"], row), "gate_digest": gate_digest(gate, step["env"])}
             yield from self._differ(name, row, wanted, "its plan")
             yield from _gate_status(name, row, gate["unsupported"])
@@ -232,6 +233,7 @@ def _gate_status(name: str, row: Row, unsupported: int | None) -> Iterator[str]:
     clean = row["total"] and forgiven == row["total"] == (row["expected"] or row["total"]) and not row["failed"]
     clean = clean and row["unsupported"] == (row["unsupported"] if unsupported is None else unsupported)
     clean = clean and (row["rc"] == 0 or row["status"] == "flaky")
+    clean = clean and row["cases"] == (row["expected_cases"] or row["cases"])
     if (row["status"] == "failed") != bool(row["reasons"]) or (row["status"] != "failed" and not clean):
         yield f"{name} is {row['status']}, which is not what its counts, exit status and reasons say"
     if row["status"] != "failed" and (row["status"] == "flaky") != bool(row["flaky"]):
