@@ -112,7 +112,10 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 def differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
     """Yield in which names two sides differ, what only one has too; `where` stands before each name."""
     for name in dict.fromkeys((*one, *two)):
-        before, after = (_shown(side.get(name)) for side in (one, two))
+        # a variable that is set to nothing is not one that is not set
+        before, after = (
+            '""' if what == "env" and side.get(name) == "" else _shown(side.get(name)) for side in (one, two)
+        )
         if before != after:
             yield Difference(what, " ".join(filter(None, (where, name))), before, after)
 

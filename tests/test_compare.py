@@ -46,6 +46,7 @@ def test_the_same_experiment_differs_in_nothing(baseline: Experiment) -> None:
         ({"series": ("w4a16", "shapes")}, ["series: - -> w4a16 shapes"]),
         ({"cmake": {"GGML_LTO": "ON"}}, ["cmake GGML_LTO: - -> ON"]),
         ({"env": {"GGML_X": "1"}}, ["env GGML_X: - -> 1"]),
+        ({"env": {"GGML_X": ""}}, ['env GGML_X: - -> ""']),
         ({"host": "dgx"}, ["host: local -> dgx"]),
         ({"session": Session(cycles=4)}, ["session cycles: 8 -> 4"]),
         ({"gates": (toy.parity(5),)}, ["gates MUL_MAT CPU: "]),
