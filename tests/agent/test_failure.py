@@ -72,8 +72,8 @@ def test_a_gate_on_a_full_disk_blames_the_disk(monkeypatch: pytest.MonkeyPatch, 
     bench = Bench(tmp_path, (), Telemetry(tmp_path, tmp_path / "agent.pyz", {}))
     step = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), ("-o", "MUL_MAT"), {})
     gate = bench.gate(step, ["echo", "-o", "MUL_MAT"])
-    assert gate["status"] == "failed"
-    assert gate["reasons"][-1].endswith(": the disk of dgx is full")
+    assert gate.fields["status"] == "failed"
+    assert gate.fields["reasons"][-1].endswith(": the disk of dgx is full")
     failing = bench.gate(step, ["sh", "-c", f"cat {GOLDEN / 'cpu' / 'tbo-test-failing.txt'}; exit 1", "-o", "MUL_MAT"])
-    assert failing["failed"]
-    assert "disk" not in " ".join(failing["reasons"])
+    assert failing.fields["failed"]
+    assert "disk" not in " ".join(failing.fields["reasons"])
