@@ -181,6 +181,8 @@ COMPUTED = {
     ],
     "a gate's count lowered": ["UPDATE gates SET passed = 1, total = 1, expected = 1"],
     "a gate's expectation dropped": ["UPDATE gates SET expected = NULL"],
+    "a gate's expected cases changed": ["UPDATE gates SET expected_cases = '0123456789abcdef'"],
+    "a gate said to be overridden": ["UPDATE gates SET overridden = 1"],
     "a gate's unsupported cases changed": ["UPDATE gates SET unsupported = 0"],
     "a gate's exit status changed": ["UPDATE gates SET rc = 1"],
     "a passed gate made failed": ["UPDATE gates SET status = 'failed'"],
