@@ -1,5 +1,7 @@
 """SIGKILL while the record is written, made, or brought to a newer schema."""
 
+# ruff: noqa: S608 - names of tables and columns are our own
+
 from __future__ import annotations
 
 import shutil
@@ -29,6 +31,9 @@ WRITING_S = 0.15
 OPENING_S = 0.06
 """Half of those that migrate are killed within so long; making or migrating a database takes about as long."""
 
+Columns = Mapping[str, Sequence[str]]
+"""Names of the columns that are compared, by table."""
+
 Rows = Mapping[str, list[tuple[Any, ...]]]
 
 
@@ -39,12 +44,14 @@ class Old:
     Attributes:
         path: Where it lies; None where there is none yet.
         version: Of its schema; 0 where there is none.
-        rows: All that it holds.
+        columns: Those that it shares with the newest schema.
+        rows: All that it holds in them.
         work: How long SQLite works to migrate it, in STEPs of tests.store.opener.
     """
 
     path: Path | None
     version: int
+    columns: Columns
     rows: Rows
     work: int
 
@@ -83,6 +90,7 @@ def shelf() -> Iterator[Shelf]:
 
 
 def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "") -> Old:
+    columns: Columns = {}
     rows: Rows = {}
     if path is not None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -90,9 +98,14 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "") -
             upgrade(connection, path, stop_before=stop_before)
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.execute("ATTACH ? AS now", (str(place.folder / "now.db"),))
-            for table in _tables(connection):
-                connection.execute(f"INSERT INTO {table} SELECT * FROM now.{table}")  # noqa: S608 - our tables
-            rows = _rows(connection)
+            connection.execute("INSERT INTO hosts VALUES ('host-a', 'local', 'box', '{}', 1.0)")
+            columns = {table: _shared(connection, table) for table in _tables(connection)}
+            for table, names in columns.items():
+                gone = {"host_id"}.intersection(_columns(connection, f"main.{table}")).difference(names)
+                values = ",".join((*names, *("'host-a'" for _ in gone)))
+                into = f"{table} ({','.join((*names, *gone))})"
+                connection.execute(f"INSERT INTO {into} SELECT {values} FROM now.{table}")
+            rows = _rows(connection, columns)
     database = place.anew()
     if path is not None:
         shutil.copy(path, database)
@@ -100,7 +113,7 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "") -
         out, err = child.communicate("now\n")
     if child.returncode != 0:
         raise Broken(f"a schema of version {version} cannot be migrated: {err}")
-    return Old(path, version, rows, int(out.split()[-1]))
+    return Old(path, version, columns, rows, int(out.split()[-1]))
 
 
 def trial(place: Shelf, random: Random) -> str:
@@ -147,11 +160,11 @@ def _while_opening(place: Shelf, random: Random) -> str:
     _as_it_was_or_whole(path, old)
     for copy in path.with_name(f"{path.name}.backups").glob("*.db"):
         with closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True)) as connection:
-            if _integrity(connection) != "ok" or _rows(connection) != old.rows:
+            if _integrity(connection) != "ok" or _rows(connection, old.columns) != old.rows:
                 raise Broken(f"the backup {copy.name} is not what there was")
     with Store.open(path) as store:
         _sound(store)
-        if {table: rows for table, rows in _rows(store.connection).items() if table in old.rows} != old.rows:
+        if _rows(store.connection, old.columns) != old.rows:
             raise Broken(f"migrating again lost rows of schema {old.version}")
     if child.returncode == 0:
         return "after"
@@ -164,7 +177,7 @@ def _as_it_was_or_whole(path: Path, old: Old) -> None:
         return
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        found = {table: rows for table, rows in _rows(connection).items() if table in old.rows}
+        found = _rows(connection, old.columns)
         tables = set(_tables(connection))
         whole = {*TABLES, *FROM_ELSEWHERE} <= tables
         if version not in (old.version, VERSION) or whole != (version == VERSION):
@@ -208,10 +221,20 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
     return [name for (name,) in names if name in (*TABLES, *FROM_ELSEWHERE)]
 
 
-def _rows(connection: sqlite3.Connection) -> Rows:
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    schema, _, name = table.partition(".")
+    return [row[1] for row in connection.execute(f"PRAGMA {schema}.table_info({name})")]
+
+
+def _shared(connection: sqlite3.Connection, table: str) -> list[str]:
+    newest = _columns(connection, f"now.{table}")
+    return [name for name in _columns(connection, f"main.{table}") if name in newest]
+
+
+def _rows(connection: sqlite3.Connection, columns: Columns) -> Rows:
     return {
-        table: sorted(connection.execute(f"SELECT * FROM {table}"), key=repr)  # noqa: S608 - our tables
-        for table in _tables(connection)
+        table: sorted(connection.execute(f"SELECT {','.join(names)} FROM {table}"), key=repr)
+        for table, names in columns.items()
     }
 
 
