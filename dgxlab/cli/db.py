@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,8 @@ def check(
     Example: dgxlab db check
     """
     from dgxlab import audit, ingest
+
+    gc.disable()  # it would walk 100,000 rows again and again for cycles, and there are none
 
     with store(path or db) as opened:
         problems = audit.check(opened)
