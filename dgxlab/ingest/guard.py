@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,9 +32,9 @@ MODEL = "SELECT path, recipe FROM inputs WHERE job_id = ? AND model_id = ?"
 
 CELL = "SELECT label, params FROM cells WHERE cell = ?"
 
-EXTREMES = """SELECT cell, metric, min(value) AS least, max(value) AS most, rows.raw
+EXTREMES = """SELECT run_id, cell, metric, min(value) AS least, max(value) AS most, rows.raw
               FROM samples JOIN rows USING (run_id, cell)
-              WHERE run_id = ? AND discarded IS NULL GROUP BY cell, metric ORDER BY rows.rowid, metric"""
+              WHERE discarded IS NULL GROUP BY run_id, cell, metric ORDER BY rows.rowid, metric"""
 
 SAID = ("op_params", "memory_kb", "model_type")
 """What of a tool's own row the judgement looks at."""
@@ -126,14 +127,14 @@ class Guard:
 def beyond(store: Store) -> Iterator[str]:
     """Yield a sentence for each run in the record whose numbers cannot be true."""
     guard = Guard(store)
+    decode = lru_cache(maxsize=1)(json.loads)  # a row is there once a metric
+    recorded: defaultdict[str, list[Extremes]] = defaultdict(list)
+    for row in store.rows(EXTREMES):
+        extremes = Extremes(row["cell"], row["metric"], row["least"], row["most"], decode(row["raw"]))
+        recorded[row["run_id"]].append(extremes)
     for run in store.rows(RUNS):
-        if reason := guard.excess(run, _recorded(store, run["run_id"])):
+        if reason := guard.excess(run, recorded[run["run_id"]]):
             yield f"run {run['run_id']} is kept, and cannot be true: {reason}"
-
-
-def _recorded(store: Store, run_id: str) -> Iterator[Extremes]:
-    for row in store.rows(EXTREMES, (run_id,)):
-        yield Extremes(**{**row, "raw": json.loads(row["raw"])})
 
 
 def _weights(model: Row | None, said: str) -> Weights | None:
