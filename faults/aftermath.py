@@ -16,7 +16,7 @@ from dgxlab.agent.job import Job
 from dgxlab.store import Store
 from faults.fault import Broken
 from faults.host import Box, Ran
-from faults.ledger import compare
+from faults.ledger import compare, intact
 
 FREE_S = 10.0
 """How long a lock may stay held, and a process may live, after their agent is gone."""
@@ -132,6 +132,7 @@ def sound(box: Box, store: Store, experiment: str) -> None:
     compare(store, box.ledger, experiment, cut=[job_id for job_id, state in states.items() if state != "done"])
     for job in box.folders(experiment):
         _noted(store, job, states)
+    intact(store)
 
 
 def _noted(store: Store, job: Job, states: dict[str, Any]) -> None:

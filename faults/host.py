@@ -17,7 +17,7 @@ from bench.far import Far, far
 from dgxlab.agent.job import Job
 from dgxlab.store import Store
 from faults.fault import Broken
-from faults.ledger import Launch, compare, once
+from faults.ledger import Launch, compare, intact, once
 from tests.proxy import Proxy
 from tests.sshd import Sshd
 
@@ -156,6 +156,7 @@ class Box:
             if cells is not None:
                 once(launches)
                 self._count(store, experiment, cells)
+            intact(store)
         return launches
 
     def _count(self, store: Store, experiment: str, cells: int) -> None:
