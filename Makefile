@@ -8,8 +8,6 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# cmake and ninja from PyPI where the system has none
-BUILD_TOOLS := $(if $(and $(shell command -v cmake),$(shell command -v ninja)),,[build])
 
 .PHONY: demo test test-fast lint bench faults clean
 
@@ -57,7 +55,7 @@ clean:
 	@mkdir -p .make && touch $@
 
 .make/installed: .make/venv pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".$(BUILD_TOOLS)"
+	$(BIN)/python -m pip install --quiet --editable ".[build]"
 	@touch $@
 
 .make/test: .make/installed pyproject.toml
