@@ -162,7 +162,7 @@ def test_gate_alone_ends_like_the_gates_of_a_run(project: Project) -> None:
     ran = project.run("gate", TOY, "--set", "gates.0.backend-ops.expect=5/5")
     refused(ran, 5, "MUL_MAT")
     assert "\n1 gate, 1 failed; recorded in " in ran.err
-    assert "| MUL_MAT | CPU | 4/4 | 1 | 5 | failed |" in ran.out
+    assert "| MUL_MAT | CPU | 4/4 | 1 | 5 | failed (changed by --set) |" in ran.out
 
 
 def test_patch_that_does_not_apply_exits_with_6(project: Project, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.store.seals import seal_all
 from faults.campaign import trials
 from faults.clock import Clock
 from faults.fault import Broken
@@ -54,5 +55,6 @@ def test_a_duration_by_the_wrong_clock_is_seen() -> None:
                 store.connection.execute(f"DROP TRIGGER {guard['name']}")
                 store.connection.execute("UPDATE runs SET seconds = seconds + ?", (seconds,))
                 store.connection.execute(guard["sql"])
+                seal_all(store.connection)
             with pytest.raises(Broken, match="is said to have taken"):
                 _durations(place, "timed")
