@@ -94,8 +94,8 @@ def test_an_experiment_against_itself(bench: Bench) -> None:
         assert one.verdict.effect is not None
     cells = [one.claim.baseline for one in found]
     (model,) = {row["model_id"] for row in bench.lab.store.rows("SELECT model_id FROM verdicts")}
-    host_id = bench.lab.store.job(session.job_id).host_id or ""
-    floors = judgement.noise_floors(bench.lab.store, host_id, cells, model, cuda=False)
+    (device,) = bench.lab.store.devices(session.job_id).values()
+    floors = judgement.noise_floors(bench.lab.store, device.id, cells, model)
     assert {floor.session for floor in floors} == {session.job_id}
     assert {floor.cell for floor in floors} == set(cells)
     ahead = lab.outlook(bench.lab.store, arm("threads-1"), bench.lab.store.job(session.job_id).plan.arms[0].source, 0.5)
