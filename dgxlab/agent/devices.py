@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dgxlab.agent.environment import settings
-from dgxlab.model import CheckStep, GateStep, Plan, on_gpu
+from dgxlab.model import CheckStep, GateStep, Plan, gpu_backends
 
 CPU = "cpu"
 Gpu = Mapping[str, Any]
@@ -14,7 +14,7 @@ Gpu = Mapping[str, Any]
 
 def uses_cuda(plan: Plan) -> bool:
     """Return whether any arm is built for CUDA."""
-    return any(on_gpu(arm.cmake) for arm in plan.arms)
+    return any("CUDA" in gpu_backends(arm.cmake) for arm in plan.arms)
 
 
 def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:

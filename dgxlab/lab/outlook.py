@@ -9,10 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
-from dgxlab.agent.devices import uses_cuda
 from dgxlab.agent.slots import claims
 from dgxlab.errors import SpecError
-from dgxlab.model import ChainStep, CheckStep, Experiment, FileModel, GateStep, NoiseFloor, Plan, Source, model_id
+from dgxlab.model import (
+    ChainStep,
+    CheckStep,
+    Experiment,
+    FileModel,
+    GateStep,
+    NoiseFloor,
+    Plan,
+    Source,
+    gpu_backends,
+    model_id,
+)
 from dgxlab.store import Store, gate_digest
 
 BURN_IN = 3
@@ -153,7 +163,7 @@ def _device(store: Store, host: str, made: Plan) -> str:
     found = store.rows(
         """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
            WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
-        (host, uses_cuda(made)),
+        (host, bool(gpu_backends(made.arms[0].cmake))),
     )
     return str(found[0]["device_id"]) if found else ""
 

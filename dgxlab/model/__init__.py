@@ -15,11 +15,10 @@ from dgxlab.model.checks import (
     limits,
     sources,
 )
-from dgxlab.model.device import Device, on_gpu
+from dgxlab.model.device import GPU_BACKENDS, Device, gpu_backends
 from dgxlab.model.experiment import (
     CHANGED,
     COMMIT,
-    GPU_BACKENDS,
     NAME,
     BackendOpsBench,
     BatchedBench,
@@ -37,7 +36,6 @@ from dgxlab.model.experiment import (
     Session,
     SyntheticModel,
     case_digest,
-    gpu_backends,
 )
 from dgxlab.model.host import HostEntry
 from dgxlab.model.plan import (
@@ -152,7 +150,6 @@ __all__ = [
     "gpu_backends",
     "limits",
     "model_id",
-    "on_gpu",
     "plan_digest",
     "sources",
     "subject",

@@ -8,6 +8,19 @@ from typing import Any
 
 from dgxlab.model.wire import digest
 
+GPU_BACKENDS: Mapping[str, str] = {
+    "GGML_CUDA": "CUDA",
+    "GGML_HIP": "ROCm",
+    "GGML_MUSA": "MUSA",
+    "GGML_VULKAN": "Vulkan",
+    "GGML_METAL": "MTL",
+    "GGML_SYCL": "SYCL",
+    "GGML_OPENCL": "GPUOpenCL",
+    "GGML_CANN": "CANN",
+    "GGML_WEBGPU": "WebGPU",
+}
+"""By cmake key, what llama.cpp's tools call the backend that it builds; a device of it has a number behind."""
+
 UUID_DIGITS = 12
 """Characters of a GPU's uuid that reports show: `GPU-1a69cc14`."""
 
@@ -40,7 +53,7 @@ class Device:
             facts: `Facts` of the job as JSON.
         """
         details = facts.get("details", {})
-        if not on_gpu(cmake):
+        if not gpu_backends(cmake):
             return cls(facts["host_id"], (details.get("cpu") or "unknown processor",), cpus=details.get("cpus") or 0)
         gpus = details.get("gpus") or [{}]
         return cls(
@@ -65,6 +78,6 @@ class Device:
         return ", ".join(f"{name} {uuid[:UUID_DIGITS]}".strip() for name, uuid in pairs)
 
 
-def on_gpu(cmake: Mapping[str, str]) -> bool:
-    """Tell whether a build with these cmake definitions computes on GPUs."""
-    return cmake.get("GGML_CUDA", "OFF") == "ON"
+def gpu_backends(cmake: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPU backends that are built with these cmake definitions; () for a build that only has the CPU's."""
+    return tuple(name for key, name in GPU_BACKENDS.items() if cmake.get(key) == "ON")

@@ -184,25 +184,6 @@ class Session:
     min_effect: float | None = None
 
 
-GPU_BACKENDS: Mapping[str, str] = {
-    "GGML_CUDA": "CUDA",
-    "GGML_HIP": "ROCm",
-    "GGML_MUSA": "MUSA",
-    "GGML_VULKAN": "Vulkan",
-    "GGML_METAL": "MTL",
-    "GGML_SYCL": "SYCL",
-    "GGML_OPENCL": "GPUOpenCL",
-    "GGML_CANN": "CANN",
-    "GGML_WEBGPU": "WebGPU",
-}
-"""By cmake key, what llama.cpp's tools call the backend that it builds; a device of it has a number behind."""
-
-
-def gpu_backends(cmake: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPU backends that are built with these cmake definitions; () for a build that only has the CPU's."""
-    return tuple(name for key, name in GPU_BACKENDS.items() if cmake.get(key) == "ON")
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One arm: a build and what to measure on it, as the spec file says, with nothing left to look up in YAML."""

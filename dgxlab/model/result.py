@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dgxlab.model.device import on_gpu
+from dgxlab.model.device import gpu_backends
 from dgxlab.model.experiment import FileModel, Model
 from dgxlab.model.plan import Source
 from dgxlab.model.wire import digest
@@ -72,7 +72,7 @@ def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> 
 
     nvcc counts only where CUDA is on, so that installing it does not make a CPU build stale.
     """
-    tools = toolchain if on_gpu(cmake) else dataclasses.replace(toolchain, nvcc="")
+    tools = toolchain if "CUDA" in gpu_backends(cmake) else dataclasses.replace(toolchain, nvcc="")
     return digest([source.pin, source.tree, cmake, tools], 16)
 
 

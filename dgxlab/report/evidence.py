@@ -62,10 +62,10 @@ class Evidence:
         device: What computed; None when there is no build.
         measured: In the order asked.
         gates: The newest of each gate, by its digest.
-        failed_gates: Every gate asked for that failed on this build and host, newest first.
+        failed_gates: Every gate asked for that failed on this build and device, newest first.
         checks: The newest of each gate on a model, by its digest.
         failed_checks: The same of gates on a model.
-        lost: Every run on this build and host that does not count, newest first.
+        lost: Every run on this build and device that does not count, newest first.
     """
 
     build_id: str | None

@@ -23,6 +23,11 @@ def test_a_cuda_build_computes_on_the_cards() -> None:
     assert found.label == "NVIDIA H200 GPU-1a69cc14, NVIDIA H200 GPU-2"
 
 
+def test_every_gpu_backend_computes_on_the_cards() -> None:
+    """CUDA is one of several."""
+    assert Device.of(facts(), {"GGML_VULKAN": "ON"}) == Device.of(facts(), CUDA)
+
+
 def test_any_other_build_computes_on_the_processor() -> None:
     """Cards that are there change nothing."""
     found = Device.of(facts(), {"GGML_CUDA": "OFF"})
@@ -38,6 +43,7 @@ def test_any_other_build_computes_on_the_processor() -> None:
         ({"gpus": [{**GPU, "driver_version": "590.44.01"}]}, CUDA),
         ({"gpus": [GPU, {**GPU, "uuid": "GPU-2"}]}, CUDA),
         ({"gpus": []}, CUDA),
+        ({"gpus": [{**GPU, "uuid": "GPU-2"}]}, {"GGML_VULKAN": "ON"}),
         ({"cpu": "EPYC"}, {}),
         ({"cpus": 8}, {}),
     ],
