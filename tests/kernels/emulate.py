@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 EMULATOR = Path(__file__).with_name("emulator")
@@ -45,6 +46,45 @@ def translate(source: str) -> str:
     for instruction, call in INSTRUCTIONS.items():
         source = re.sub(instruction, call, source, flags=re.DOTALL)
     return LAUNCH.sub(r"emulate([&] { \1(\3); }, \2);", source)
+
+
+SPAN = re.compile("«(.*?)»", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What a defect puts in place of what.
+
+    Attributes:
+        text: Occurs once in its file; what the defect replaces is in «», more than one part if need be.
+        wrong: In place of each part: an expression, or statements if a part or what replaces it ends with one.
+    """
+
+    text: str
+    wrong: tuple[str, ...]
+
+
+def plant(path: Path, defects: dict[int, Defect]) -> None:
+    """Put defects into a file of CUDA; EMULATOR_DEFECT says by its number which of them a run has."""
+    source = path.read_text()
+    edits = []
+    for number, defect in defects.items():
+        found = re.sub("[«»]", "", defect.text)
+        assert source.count(found) == 1, defect
+        begin = source.index(found)
+        for i, part in enumerate(SPAN.finditer(defect.text)):
+            at = begin + part.start() - 2 * i
+            edits.append((at, at + len(part[1]), chosen(number, defect.wrong[i], part[1])))
+    for at, end, text in sorted(edits, reverse=True):
+        source = source[:at] + text + source[end:]
+    path.write_text(source)
+
+
+def chosen(number: int, wrong: str, right: str) -> str:
+    """Return code that takes one of two, expressions or statements."""
+    if ";" in wrong + right:
+        return f"if (emulated_defect({number})) {{ {wrong} }} else {{ {right} }}\n"
+    return f"(emulated_defect({number}) ? ({wrong}) : ({right}))"
 
 
 def compile_emulated(kernels: Path, program: Path, out: Path, *flags: str) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from tests.kernels.conftest import KERNELS, make, needs_gpu, needs_nvcc
-from tests.kernels.emulate import EMULATOR, compile_emulated
+from tests.kernels.emulate import EMULATOR, Defect, compile_emulated, plant
 
 NAME = "q4_dequant"
 KERNEL = KERNELS / NAME / "q4_dequant.cuh"
@@ -23,20 +23,20 @@ PROGRAM = EMULATOR / "q4_dequant.cpp"
 TYPES = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
 """By ggml's name: the type in gguf, weights and bytes of a block, f16 scales at its beginning."""
 
-WRONG = {
-    "no barrier": ("    __syncthreads();\n", ""),
-    "halves of a block exchanged": ("words + 1 + i % 2 * 4", "words + 1 + (1 - i % 2) * 4"),
-    "nibbles exchanged": ("i % 8 / 4 * 4", "4 - i % 8 / 4 * 4"),
-    "another zero": ("0x64086408", "0x64076407"),
-    "the high code first": ("0x64, 0x4140", "0x64, 0x4041"),
-    "a minimum's high bits": ("(other >> 2 & 48)", "(first >> 2 & 48)"),
-    "a scale rounded to f16": ("d.x * s, d.y", "__half2float(emulated_half(d.x * s)), d.y"),
-    "a tile's last weights left out": ("if (i * 8 < n)", "if (i * 8 + 8 < n)"),
-    "weights beyond the last tile": ("if (i * 8 < n)", "if (i * 8 < n + 8)"),
-    "wide loads from everywhere": (" && (uintptr_t) x % sizeof(uint4) == 0", ""),
-    "the tail cut off": ("k / Q4_DEQUANT_TILE + (k % Q4_DEQUANT_TILE != 0)", "k / Q4_DEQUANT_TILE"),
+DEFECTS = {
+    "no barrier": Defect("«    __syncthreads();\n»", ("",)),
+    "halves of a block exchanged": Defect("words + 1 + «i % 2» * 4", ("1 - i % 2",)),
+    "nibbles exchanged": Defect("«i % 8 / 4 * 4»", ("4 - i % 8 / 4 * 4",)),
+    "another zero": Defect("«0x64086408»", ("0x64076407",)),
+    "the high code first": Defect("0x64, «0x4140»", ("0x4041",)),
+    "a minimum's high bits": Defect("(«other» >> 2 & 48)", ("first",)),
+    "a scale rounded to f16": Defect("«d.x * s», d.y", ("__half2float(emulated_half(d.x * s))",)),
+    "a tile's last weights left out": Defect("if («i * 8» < n)", ("i * 8 + 8",)),
+    "weights beyond the last tile": Defect("if (i * 8 < «n»)", ("n + 8",)),
+    "wide loads from everywhere": Defect(" && «(uintptr_t) x % sizeof(uint4) == 0»", ("true",)),
+    "the tail cut off": Defect("k / Q4_DEQUANT_TILE + «(k % Q4_DEQUANT_TILE != 0)»", ("0",)),
 }
-"""Defects of the kernel, as what they put in place of what."""
+"""Defects of the kernel."""
 
 
 @pytest.fixture(scope="session")
@@ -136,17 +136,27 @@ def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> N
     assert ran.stderr.count("ok  ") == 67
 
 
+@pytest.fixture(scope="session")
+def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
+    folder = tmp_path_factory.mktemp("defective")
+    shutil.copytree(KERNELS, folder / "kernels", ignore=shutil.ignore_patterns("build"))
+    plant(folder / "kernels" / NAME / KERNEL.name, dict(enumerate(DEFECTS.values())))
+    return compile_emulated(folder / "kernels", PROGRAM, folder / "program", "-O1")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_defect_of_the_kernel_is_found(tmp_path: Path, wrong: tuple[str, str]) -> None:
-    """Each, put into a copy, fails or crashes the small tests in one of two orders of the threads."""
-    shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
-    path = tmp_path / "kernels" / NAME / KERNEL.name
-    text = path.read_text()
-    assert text.count(wrong[0]) == 1
-    path.write_text(text.replace(*wrong))
-    program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O1")
-    assert any(edges(program, reverse=reverse).returncode != 0 for reverse in (False, True))
+def test_without_a_defect_it_is_right(defective: Path) -> None:
+    """So that it is the defect that the next test finds."""
+    assert all(edges(defective, reverse=reverse).returncode == 0 for reverse in (False, True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
+def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Each fails or crashes the small tests in one of two orders of the threads."""
+    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
+    assert any(edges(defective, reverse=reverse).returncode != 0 for reverse in (False, True))
 
 
 def test_the_kernel_stands_alone() -> None:

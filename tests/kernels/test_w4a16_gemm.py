@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from tests.kernels.conftest import KERNELS, make, needs_gpu, needs_nvcc
-from tests.kernels.emulate import EMULATOR, compile_emulated
+from tests.kernels.emulate import EMULATOR, Defect, compile_emulated, plant
 from tests.kernels.packed import unpacked
 
 NAME = "w4a16_gemm"
@@ -24,7 +24,6 @@ PACKED = KERNEL.with_name("w4a16_packed.cuh")
 PACKED_WGMMA = KERNEL.with_name("w4a16_packed_wgmma.cuh")
 PACKED_MMA = KERNEL.with_name("w4a16_packed_mma.cuh")
 PLAN = KERNEL.with_name("w4a16_plan.cuh")
-LDMATRIX = "ladder/03_ldmatrix.cu"
 PROGRAM = EMULATOR / "w4a16.cpp"
 
 TYPES = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
@@ -39,111 +38,117 @@ TABLES = {
 }
 """By rung: the table that plans."""
 
-BARRIER = "        // all copies of this step are there for all, and nobody reads what was read in the step before\n"
+ROUND = 5120
+"""So much of k that a block goes round its stages."""
 
-WRONG = {
-    "a row beyond m written": ("if (row + 16 * mt < p_.m)", "if (row + 16 * mt <= p_.m)"),
-    "a column beyond n written": ("if (to_col >= p_.n)", "if (to_col > p_.n)"),
-    "another column's power of two": ("p_.undo[to_col]", "p_.undo[col]"),
-    "a minimum's high bits": ("(both >> 4 & 0x0F0F) | (m >> 2", "(both >> 4 & 0x0F0F) | (s >> 2"),
-    "the other block's scale": ("half ? 0x3232 : 0x1010", "half ? 0x1010 : 0x3232"),
-    "counters left as they were": ("counters[i] = 0;", "counters[i] = 1;"),
-    "outputs brought back too far": ("(exponent - 14) << 23", "(exponent - 13) << 23"),
-    "a column not scaled": ("if (w4a16_scale(taken_as) != 1.0f)", "if (w4a16_scale(taken_as) == 0.0f)"),
-    "no barrier": (f"        {BARRIER}                __syncthreads();\n", f"        {BARRIER}"),
-    "a copy not waited for": (
-        f"w4a16_wait<C::X_STAGES - 2>();\n        {BARRIER}",
-        f"w4a16_wait<C::X_STAGES - 1>();\n        {BARRIER}",
+ROUNDED = ("planned", "planned-packed", "planned-plain-packed")
+"""The rungs whose stages are filled by other warps."""
+
+BARRIER = "        // all copies of this step are there for all, and nobody reads what was read in the step before\n"
+THERE = "w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n"
+X_THERE = "w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n"
+RELEASE = "            this->release_unit();\n"
+RELEASE_ACTIVATIONS = "        if (s % STEPS == 0 && before) {\n            release_activations();\n        }\n"
+PRODUCTS_END = "        w4a16_wgmma_wait<1>();\n"
+
+GENERAL = {
+    "a row beyond m written": Defect("if («row + 16 * mt < p_.m»)", ("row + 16 * mt <= p_.m",)),
+    "a column beyond n written": Defect("if («to_col >= p_.n»)", ("to_col > p_.n",)),
+    "another column's power of two": Defect("p_.undo[«to_col»]", ("col",)),
+    "a minimum's high bits": Defect("(both >> 4 & 0x0F0F) | («m» >> 2", ("s",)),
+    "the other block's scale": Defect("«half ? 0x3232 : 0x1010»", ("half ? 0x1010 : 0x3232",)),
+    "counters left as they were": Defect("counters[i] = «0»;", ("1",)),
+    "outputs brought back too far": Defect("(exponent - «14») << 23", ("13",)),
+    "a column not scaled": Defect("if («w4a16_scale(taken_as) != 1.0f»)", ("w4a16_scale(taken_as) == 0.0f",)),
+    "no barrier": Defect(f"        {BARRIER}«                __syncthreads();\n»", ("",)),
+    "a copy not waited for": Defect(
+        f"«w4a16_wait<C::X_STAGES - 2>();\n»        {BARRIER}", ("w4a16_wait<C::X_STAGES - 1>();",)
     ),
 }
-"""Defects of the mma.sync kernel and of what comes before it, as what they put in place of what."""
+"""Defects of the mma.sync kernel and of what comes before it."""
 
-WRONG_PAIRS = {
-    "the largest of two columns for each": ("const int col  = threadIdx.x / 4 % cols;", "const int col  = 0;"),
+PAIRS = {
+    "the largest of two columns for each": Defect("const int col  = «threadIdx.x / 4 % cols»;", ("0",)),
 }
 """The same of the conversion of columns by twos, which takes more than 128 of them."""
 
-WRONG_SUMS = {
-    "a part left out": ("part.begin + p.units - 1) + 1;", "part.begin + p.units - 1);"),
-    "a slot of the other tile": (" + (w4a16_begin(p, b + i) < part.begin) : 0;", " : 0;"),
+SUMS = {
+    "a part left out": Defect("part.begin + p.units - 1) + «1»;", ("0",)),
+    "a slot of the other tile": Defect(" + «(w4a16_begin(p, b + i) < part.begin)» : 0;", ("0",)),
 }
 """The same of what adds up the parts of a tile, for all kernels."""
 
-THERE = "w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n"
-
-WRONG_WGMMA = {
-    "activations not waited for": ("        w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
-    "the first weights not waited for": (f"this->clear();\n        {THERE}", "this->clear();\n"),
-    "a unit's weights not waited for": (f"else if (more) {{\n            {THERE}", "else if (more) {\n"),
-    "weights copied before others were read": (
-        "        w4a16_wait_for(stages_.w_free + w_.stage, w_.parity ^ 1);\n",
-        "",
+BY_WGMMA = {
+    "activations not waited for": Defect(f"«        {X_THERE}»", ("",)),
+    "the first weights not waited for": Defect(f"this->clear();\n        «{THERE}»", ("",)),
+    "a unit's weights not waited for": Defect(f"else if (more) {{\n            «{THERE}»", ("",)),
+    "weights copied before others were read": Defect(
+        "        «w4a16_wait_for(stages_.w_free + w_.stage, w_.parity ^ 1);\n»", ("",)
     ),
-    "core matrices the other way round": (
-        "(128 >> 4) << 16 | (uint64_t) (512 >> 4) << 32",
-        "(512 >> 4) << 16 | (uint64_t) (128 >> 4) << 32",
+    "core matrices the other way round": Defect(
+        "«(uint64_t) (128 >> 4) << 16 | (uint64_t) (512 >> 4) << 32»",
+        ("(uint64_t) (512 >> 4) << 16 | (uint64_t) (128 >> 4) << 32",),
     ),
-    "the order of the other kernel": ("w4a16_order::CORES", "w4a16_order::FRAGMENTS"),
+    "the order of the other kernel": Defect("«w4a16_order::CORES»", ("w4a16_order::FRAGMENTS",)),
 }
 """The same of the wgmma kernel."""
 
-WRONG_PACKED = {
-    "a unit's weights not waited for": ("        w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n", ""),
-    "weights copied before others were read": (
-        "            w4a16_wait_for(stages.w_free + w.stage, w.parity ^ 1);\n",
-        "",
+OF_PACKED = {
+    "a unit's weights not waited for": Defect(
+        "        «w4a16_wait_for(stages_.w_full + w_.stage, w_.parity);\n»", ("",)
     ),
-    "activations copied before others were read": (
-        "            w4a16_wait_for(stages.x_free + x.stage, x.parity ^ 1);\n",
-        "",
+    "weights copied before others were read": Defect(
+        "            «w4a16_wait_for(stages.w_free + w.stage, w.parity ^ 1);\n»", ("",)
     ),
-    "strips beyond m copied": ("min(C::STRIPS, strips - first)", "C::STRIPS"),
-    "the scales of rows exchanged": ("(scales, rows[0], rows[1], ", "(scales, rows[1], rows[0], "),
-    "low nibbles for high ones": ("(u.q[1] >> 4 & 0x0F0F0F0F)", "(u.q[1] & 0x0F0F0F0F)"),
-    "another power of two of a row": ("w4a16_power_of_two(24 + 127 -", "w4a16_power_of_two(25 + 127 -"),
+    "activations copied before others were read": Defect(
+        "            «w4a16_wait_for(stages.x_free + x.stage, x.parity ^ 1);\n»", ("",)
+    ),
+    "strips beyond m copied": Defect("«min(C::STRIPS, strips - first)»", ("C::STRIPS",)),
+    "the scales of rows exchanged": Defect("(scales, «rows[0]», «rows[1]», ", ("rows[1]", "rows[0]")),
+    "low nibbles for high ones": Defect("(u.q[1] >> «4» & 0x0F0F0F0F)", ("0",)),
+    "another power of two of a row": Defect("w4a16_power_of_two(«24» + 127 -", ("25",)),
 }
 """The same of packing, and of what both products of packed weights have."""
 
-RELEASE = "            this->release_unit();\n"
-RELEASE_ACTIVATIONS = "        if (s % STEPS == 0 && before) {\n            release_activations();\n        }\n"
-
-WRONG_PACKED_WGMMA = {
-    "activations not waited for": ("            w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
-    "weights released before their last codes are read": (
-        f"load_codes(s + 2);\n        }} else if (s == 2) {{\n{RELEASE}",
-        f"load_codes(s + 2);\n            if (s == 0) {{\n{RELEASE}            }}\n        }} else if (s == 2) {{\n",
+BY_PACKED_WGMMA = {
+    "activations not waited for": Defect(f"            «{X_THERE}»", ("",)),
+    "weights released before their last codes are read": Defect(
+        f"load_codes(s + 2);\n«»        }} else if (s == 2) {{\n«{RELEASE}»",
+        ("if (s == 0) { this->release_unit(); }", ""),
     ),
-    "activations released while they are multiplied": (
-        f"        w4a16_wgmma_wait<1>();\n{RELEASE_ACTIVATIONS}",
-        f"{RELEASE_ACTIVATIONS}        w4a16_wgmma_wait<1>();\n",
+    "activations released while they are multiplied": Defect(
+        f"«»{PRODUCTS_END}«{RELEASE_ACTIVATIONS}»", (RELEASE_ACTIVATIONS, "")
     ),
-    "fragments overwritten while they are multiplied": ("        w4a16_wgmma_wait<1>();\n", ""),
+    "fragments overwritten while they are multiplied": Defect(f"«{PRODUCTS_END}»", ("",)),
 }
 """The same of the product of packed weights on wgmma."""
 
-WRONG_PACKED_MMA = {
-    "the first activations not waited for": ("        w4a16_wait_for(stages_.x_full + x_.stage, x_.parity);\n", ""),
-    "activations not waited for": (
-        "                w4a16_wait_for(stages_.x_full + next.stage, next.parity);\n",
-        "",
+BY_PACKED_MMA = {
+    "the first activations not waited for": Defect(f"        «{X_THERE}»", ("",)),
+    "activations not waited for": Defect(
+        "                «w4a16_wait_for(stages_.x_full + next.stage, next.parity);\n»", ("",)
     ),
-    "activations of the stage before": ("activations(next.stage, (i + 1)", "activations(x_.stage, (i + 1)"),
-    "activations of other columns": ("const uint4 b = b_[nt % 2];", "const uint4 b = b_[0];"),
-    "activations released before they are read": (
-        "        if (last_of_stage) {\n            // the copy engine",
-        "        if (i % PIECES == PIECES - 2) {\n            // the copy engine",
+    "activations of the stage before": Defect("activations(«next.stage», (i + 1)", ("x_.stage",)),
+    "activations of other columns": Defect("const uint4 b = «b_[nt % 2]»;", ("b_[0]",)),
+    "activations released before they are read": Defect(
+        "        if («last_of_stage») {\n            // the copy engine", ("i % PIECES == PIECES - 2",)
     ),
-    "the next unit's codes for the last ones": ("if (i == 5) {", "if (i == 4) {"),
-    "high nibbles for low ones": ("(high ? codes.w : codes.z)", "(high ? codes.z : codes.w)"),
-    "a share not taken apart": ("/ (4 * C::MT) == nt)", "/ (4 * C::MT) == nt + 1)"),
+    "the next unit's codes for the last ones": Defect("if («i == 5») {", ("i == 4",)),
+    "high nibbles for low ones": Defect("«(high ? codes.w : codes.z)»", ("(high ? codes.z : codes.w)",)),
+    "a share not taken apart": Defect("/ (4 * C::MT) == «nt»)", ("nt + 1",)),
 }
 """The same of the product of packed weights on mma.sync."""
 
-WRONG_LDMATRIX = {
-    "rows without a skew": ("LDMATRIX_BK / 8 + 1;", "LDMATRIX_BK / 8;"),
-    "pieces of other columns": ("b[j / 2][j % 2], b[j / 2][j % 2 + 2]", "b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]"),
-}
-"""The same of the ladder's ldmatrix; the first makes it slow, not wrong."""
+DEFECTS = [
+    *((KERNEL, ("planned-plain",), what, defect) for what, defect in GENERAL.items()),
+    *((KERNEL, ("planned-plain", *ROUNDED), what, defect) for what, defect in SUMS.items()),
+    *((KERNEL, ("planned",), what, defect) for what, defect in PAIRS.items()),
+    *((WGMMA, ("planned",), what, defect) for what, defect in BY_WGMMA.items()),
+    *((PACKED, ("planned-packed", "planned-plain-packed"), what, defect) for what, defect in OF_PACKED.items()),
+    *((PACKED_WGMMA, ("planned-packed",), what, defect) for what, defect in BY_PACKED_WGMMA.items()),
+    *((PACKED_MMA, ("planned-plain-packed",), what, defect) for what, defect in BY_PACKED_MMA.items()),
+]
+"""The file of each, the rungs that show it, its name."""
 
 NARROW = {
     "add_rungs": "true, 128, 32, 32, 32, 3, 8, 2",
@@ -152,12 +157,6 @@ NARROW = {
     "add_packed_mma_rungs": "128, 32, 32, 32, 2, 128, 6, 2",
 }
 """By what adds rungs: the configuration that sm_90's tables have for 32 columns."""
-
-ROUND = 5120
-"""So much of k that a block goes round its stages."""
-
-ROUNDED = ("planned", "planned-packed", "planned-plain-packed")
-"""The rungs whose stages are filled by other warps."""
 
 
 @pytest.fixture(scope="session")
@@ -288,7 +287,7 @@ def test_weights_are_packed_as_documented(emulated: Path, host: Path, kind: str,
 def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: int) -> None:
     """Just below, at and just above the tiles; of the table's configuration, its shares of the work as well."""
     planned = [(rung, 768) for rung in TABLES if rung != "planned-121"]
-    for rung, k in (("tiled", 256), ("ldmatrix", 256), *planned):
+    for rung, k in planned:
         ran = run(emulated, "shape", kind, str(m), str(n), str(k), rung)
         assert (ran.returncode, ran.stderr) == (0, f"ok   {rung} {kind} m={m} n={n} k={k}\n")
 
@@ -309,7 +308,7 @@ def test_the_error_is_a_part_of_mmqs(emulated: Path) -> None:
     limits = {(rung, kind, how): float(limit) for rung, kind, how, _, limit in ratios}
     assert ran.returncode == 0, ran.stderr
     assert all(0 < float(ratio) <= float(limit) for _, _, _, ratio, limit in ratios)
-    for rung in ("tiled", *ROUNDED):
+    for rung in ROUNDED:
         assert {where[1:]: limit for where, limit in limits.items() if where[0] == rung} == {
             ("q4_0", "uniform"): 0.2,
             ("q4_0", "Gaussian"): 0.2,
@@ -336,44 +335,40 @@ def narrow(folder: Path) -> None:
     variants.write_text(text)
 
 
+@pytest.fixture(scope="session")
+def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
+    folder = tmp_path_factory.mktemp("defective")
+    shutil.copytree(KERNELS, folder / "kernels", ignore=shutil.ignore_patterns("build"))
+    for file in {file for file, *_ in DEFECTS}:
+        defects = {i: defect for i, (each, _, _, defect) in enumerate(DEFECTS) if each == file}
+        plant(folder / "kernels" / NAME / file.name, defects)
+    narrow(folder / "kernels" / NAME)
+    return compile_emulated(folder / "kernels", PROGRAM, folder / "program", "-O0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", ["planned-plain", *ROUNDED])
+def test_without_a_defect_it_is_right(defective: Path, rung: str) -> None:
+    """So that it is the defect that the next test finds."""
+    for kind in TYPES:
+        assert run(defective, "shape", kind, "129", "17", "1280", rung).returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "rung", "wrong"),
-    [
-        *(pytest.param(KERNEL.name, "planned-plain", wrong, id=what) for what, wrong in (WRONG | WRONG_SUMS).items()),
-        *(
-            pytest.param(KERNEL.name, rung, wrong, id=f"{kernel}: {what}")
-            for kernel, rung in zip(("wgmma", "packed wgmma", "packed mma"), ROUNDED, strict=True)
-            for what, wrong in WRONG_SUMS.items()
-        ),
-        *(pytest.param(KERNEL.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_PAIRS.items()),
-        *(pytest.param(WGMMA.name, "planned", wrong, id=f"wgmma: {what}") for what, wrong in WRONG_WGMMA.items()),
-        *(
-            pytest.param(file.name, rung, wrong, id=f"{kernel}: {what}")
-            for file, rung, kernel, all_wrong in (
-                (PACKED, "planned-packed", "packed", WRONG_PACKED),
-                (PACKED, "planned-plain-packed", "packed for mma", WRONG_PACKED),
-                (PACKED_WGMMA, "planned-packed", "packed wgmma", WRONG_PACKED_WGMMA),
-                (PACKED_MMA, "planned-plain-packed", "packed mma", WRONG_PACKED_MMA),
-            )
-            for what, wrong in all_wrong.items()
-        ),
-        *(pytest.param(LDMATRIX, "ldmatrix", wrong, id=f"ldmatrix: {what}") for what, wrong in WRONG_LDMATRIX.items()),
-    ],
+    ("number", "rung"),
+    [pytest.param(i, rung, id=f"{rung}: {what}") for i, (_, rungs, what, _) in enumerate(DEFECTS) for rung in rungs],
 )
-def test_a_defect_of_the_kernel_is_found(tmp_path: Path, name: str, rung: str, wrong: tuple[str, str]) -> None:
-    """Each, put into a copy, fails a product of either type, or crashes, of some inputs and order of the threads."""
+def test_a_defect_of_the_kernel_is_found(
+    defective: Path, monkeypatch: pytest.MonkeyPatch, number: int, rung: str
+) -> None:
+    """Each fails a product of either type, or crashes, of some inputs and order of the threads."""
+    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
     k = ROUND if rung in ROUNDED else 1280
-    size = ("17", "130", "512") if wrong in WRONG_PAIRS.values() else ("129", "17", str(k))
-    shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
-    path = tmp_path / "kernels" / NAME / name
-    text = path.read_text()
-    assert text.count(wrong[0]) == 1
-    path.write_text(text.replace(*wrong))
-    narrow(tmp_path / "kernels" / NAME)
-    program = compile_emulated(tmp_path / "kernels", PROGRAM, tmp_path / "wrong", "-O0")
+    size = ("17", "130", "512") if DEFECTS[number][3] in PAIRS.values() else ("129", "17", str(k))
     assert any(
-        run(program, "shape", kind, *size, rung, *wild, reverse=reverse).returncode != 0
+        run(defective, "shape", kind, *size, rung, *wild, reverse=reverse).returncode != 0
         for wild in ((), ("wild",))
         for kind in TYPES
         for reverse in (False, True)

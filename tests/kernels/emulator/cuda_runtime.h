@@ -226,6 +226,13 @@ static bool emulated_reversed() {
     return reversed;
 }
 
+// Whether a run has the defect of that number, one of those that tests plant.
+[[maybe_unused]] static bool emulated_defect(int number) {
+    static const char * const wanted = getenv("EMULATOR_DEFECT");
+    static const int          chosen = wanted != nullptr ? atoi(wanted) : -1;
+    return number == chosen;
+}
+
 // Of device memory: where each piece begins and its bytes.
 static std::map<const char *, size_t> emulated_allocations;
 
