@@ -22,7 +22,9 @@ from signal import SIGTERM
 from typing import Any
 
 from dgxlab.agent import child
+from dgxlab.agent.boot import flush, settle, sync
 from dgxlab.agent.environment import base_env, settings
+from dgxlab.agent.facts import boot_id
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.objects import Objects
@@ -77,7 +79,7 @@ class Builder:
             return {**stamp, "reused": True, "seconds": time.monotonic() - begin}
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
         others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
-        with _exclusive(work, self.keep):
+        with _exclusive(work, self.keep), _surviving(work):
             # the others too: what lies in the work folder of them may be another arm's, who used it last
             self._compile(arm, replace(step, compile=(*step.compile, *others)), work)
             made = self._install(arm, work / "cmake", folder, sorted([*arm.targets, *others]))
@@ -150,7 +152,7 @@ class Builder:
         (incoming / "stamp.json").write_text(json.dumps(stamp, indent=1))
         if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
             folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
-        incoming.rename(folder)
+        settle(incoming, folder)
         shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
         return stamp
 
@@ -221,3 +223,24 @@ def _exclusive(work: Path, keep: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _surviving(work: Path) -> Iterator[None]:
+    """Empty a work folder first in which a build was cut short by another boot, and write to the disk what is made.
+
+    After a power loss an object file may be there in name alone, and ninja would take it for made.
+    """
+    mark = work / "building"
+    if mark.exists() and mark.read_text() != boot_id():
+        for name in ("src", "cmake", "index"):
+            part = work / name
+            part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
+    mark.write_text(boot_id())
+    flush(mark)
+    sync(work)
+    try:
+        yield
+    finally:
+        flush(work)
+        mark.unlink()

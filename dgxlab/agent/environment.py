@@ -65,7 +65,8 @@ def search_path() -> str:
     """
     own = os.environ.get("PATH", "/usr/bin:/bin")
     here = settings()
-    sent = sorted(here.root.glob("tools/*/bin")) if here.root else []
+    # an empty program is what a power loss left of it: another of its name, or none, is better
+    sent = sorted({file.parent for file in here.root.glob("tools/*/bin/*") if file.stat().st_size}) if here.root else []
     path = ":".join([*map(str, here.path_prepend), own, *map(str, sent)])
     if shutil.which("nvcc", path=path):
         return path

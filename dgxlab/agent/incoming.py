@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,12 +33,10 @@ def incoming(stream: IO[bytes], sha256: str, beside: Path, what: str) -> Iterato
 
 
 def _copy(stream: IO[bytes], file: Path) -> str:
-    """Write a stream to the disk itself, a piece at a time, and return its sha256."""
+    """Write a stream to a file, a piece at a time, and return its sha256."""
     total = hashlib.sha256()
     with file.open("wb") as out:
         while piece := stream.read(1 << 20):
             total.update(piece)
             out.write(piece)
-        out.flush()
-        os.fsync(out.fileno())
     return total.hexdigest()

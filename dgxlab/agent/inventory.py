@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab.agent.job import Job
+from dgxlab.agent.lock import lock
 from dgxlab.agent.root import Root
 
 SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
@@ -33,7 +34,8 @@ class Item:
 
     Attributes:
         kind: builds, work, models, tools, agents, jobs, leftovers or sources.
-        used: When it was last used, unix seconds.
+        used: When it was last used, unix seconds of the host's clock.
+        age_s: How long ago that was when it was listed.
         bytes: What it takes on the disk; 0 where that was not asked for.
         state: A job's state, "" for anything else.
         journal_bytes: Length of a job's journal.
@@ -42,6 +44,7 @@ class Item:
     kind: str
     name: str
     used: float
+    age_s: float
     bytes: int = 0
     state: str = ""
     journal_bytes: int = 0
@@ -111,11 +114,11 @@ class _Thing:
     paths: tuple[Path, ...]
 
     def item(self, *, sizes: bool) -> Item:
-        size = sum(map(_size, self.paths)) if sizes else 0
+        used, size = self.used, sum(map(_size, self.paths)) if sizes else 0
         status = Job(self.paths[0]).status() if self.kind == "jobs" else None
         if status is None:
-            return Item(self.kind, self.name, self.used, size)
-        return Item(self.kind, self.name, self.used, size, status.state, status.journal_bytes)
+            return Item(self.kind, self.name, used, time.time() - used, size)
+        return Item(self.kind, self.name, used, time.time() - used, size, status.state, status.journal_bytes)
 
     @property
     def used(self) -> float:
@@ -127,7 +130,9 @@ class _Thing:
 def _things(root: Root) -> Iterator[_Thing]:
     """Yield everything that dgxlab made."""
     for kind, folder in (("builds", root.builds), ("work", root.work), ("tools", root.tools), ("jobs", root.jobs)):
-        yield from (_Thing(kind, path.name, (path,)) for path in _children(folder) if path.is_dir())
+        for path in filter(Path.is_dir, _children(folder)):
+            torn = kind == "jobs" and Job(path).torn
+            yield _Thing("leftovers", f"jobs/{path.name}", (path,)) if torn else _Thing(kind, path.name, (path,))
     yield from (_Thing("agents", path.stem, (path,)) for path in _children(root.agents) if path.suffix == ".pyz")
     yield from _models(root)
     if root.objects.is_dir():
@@ -146,10 +151,11 @@ def _models(root: Root) -> Iterator[_Thing]:
 
 
 def _leftovers(root: Root) -> Iterator[_Thing]:
-    """Yield what interrupted commands left half done."""
-    for folder in (root.builds, root.work, root.tools, root.jobs, root.models):
+    """Yield what interrupted commands left half done, and at once what was found to be broken."""
+    for folder in (root.builds, root.work, root.tools, root.jobs, root.models, root.objects.parent):
         for path in _children(folder, hidden=True):
-            yield from _old(_Thing("leftovers", f"{folder.name}/{path.name}", (path,)))
+            thing = _Thing("leftovers", f"{folder.name}/{path.name}", (path,))
+            yield from [thing] if path.name.startswith(".broken-") else _old(thing)
     for path in _children(root.agents):
         if path.suffix != ".pyz":
             yield from _old(_Thing("leftovers", f"{root.agents.name}/{path.name}", (path,)))
@@ -237,17 +243,9 @@ def _alone(root: Root) -> Iterator[bool]:
     """
     fd = _open(root)
     try:
-        yield _taken(fd) and not any(Job(path).status().state == "running" for path in _children(root.jobs))
+        yield lock(fd) and not any(Job(path).status().state == "running" for path in _children(root.jobs))
     finally:
         os.close(fd)
-
-
-def _taken(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _open(root: Root) -> int:

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgxlab.agent.boot import settle
+from dgxlab.agent.environment import settings
 from dgxlab.agent.facts import boot_id
+from dgxlab.agent.lock import in_place, lock, locked
+from dgxlab.errors import AGAIN, RemoteError
+
+STAGED = ("plan.json", "agent.pyz")
+"""What a job is, with its digests in MANIFEST."""
 
 RESERVE = 4096
 """Bytes set aside for each word that a job must be able to say on a full disk: that it started, and how it ended."""
@@ -66,25 +73,33 @@ class Job:
 
     @classmethod
     def stage(cls, jobs: Path, job_id: str, plan: bytes, agent: Path) -> Job:
-        """Make the folder visible, whole or not at all; staging a job that is there already changes nothing."""
+        """Make the folder visible, whole or not at all; staging a job that is there already changes nothing.
+
+        One that was damaged before it began is replaced.
+        """
         job = cls(jobs / job_id)
-        if job.folder.exists():
+        if job.folder.exists() and not job.set_aside():
             return job
         incoming = jobs / f".in-{job_id}-{os.getpid()}"
         try:
             _fill(incoming, plan, agent)
-            incoming.rename(job.folder)
+            settle(incoming, job.folder)
         except OSError:
             # a full disk, of which nothing more shall be taken, or another client staged the same job first
             shutil.rmtree(incoming, ignore_errors=True)
             if not job.plan.exists():
                 raise
-        _sync_folder(jobs)
         return job
 
     def start(self) -> Status:
-        """Start the agent detached, unless it was started before; return once it shows a sign of life."""
+        """Start the agent detached, unless it was started before; return once it shows a sign of life.
+
+        Raises:
+            RemoteError: if the job is damaged, and another client is about to replace it.
+        """
         if self.status().state == "staged":
+            if not self._whole():
+                raise RemoteError(f"job {self.job_id} is damaged on {settings().name}", next=AGAIN)
             with (self.folder / "agent.err").open("ab") as errors:
                 # setsid -f: the agent is nobody's child, so nobody has to collect it
                 subprocess.run(
@@ -101,14 +116,15 @@ class Job:
         return self.status()
 
     def begin(self) -> int | None:
-        """Take run.lock for life, as the agent; None when the job was started before, so it runs at most once."""
+        """Take run.lock for life, as the agent; None when the job was started before, so it runs at most once.
+
+        Raises:
+            RemoteError: if there are no locks where it lies.
+        """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while not self._started.exists():
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:  # somebody asks for the status this instant, or another agent is about to start
-                time.sleep(0.002)
+        # who asks for the status has it for an instant; another agent that is about to start has it for good
+        while not self._started.exists() and not lock(fd):
+            time.sleep(0.002)
         if self._started.exists():
             os.close(fd)
             return None
@@ -146,8 +162,15 @@ class Job:
         return Status(self.job_id, "done", size, rc)
 
     def cancel(self, patience_s: float = 15.0) -> Status:
-        """End the job's own session of processes and nothing else, and see that its lock comes free."""
-        if self.status().state == "running":
+        """End the job's own session of processes and nothing else, and see that its lock comes free.
+
+        One that has not begun never will.
+        """
+        state = self.status().state
+        if state == "staged" and not self.set_aside() and (fd := self.begin()) is not None:
+            self.finish(exit_code=130, status="cancelled", message="", next="")
+            os.close(fd)
+        if state == "running":
             sid = json.loads(self._started.read_text())["sid"]
             deadline = time.monotonic() + patience_s
             _signal_session(sid, signal.SIGTERM, leader_only=True)
@@ -165,12 +188,42 @@ class Job:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who ask do not take each other for the agent
-            return False
-        except OSError:
-            return True
+            return not lock(fd, fcntl.LOCK_SH)  # shared: two who ask do not take each other for the agent
         finally:
             os.close(fd)
+
+    def set_aside(self) -> bool:
+        """Move the folder out of the way if it was damaged before the job began; return whether it is gone.
+
+        Whoever holds run.lock decides about its folder: neither an agent that begins nor another client's `set_aside`
+        comes in between. It must be the lock of the folder that is there now.
+        """
+        try:
+            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return True
+        try:
+            if self._started.exists() or not locked(fd) or not in_place(fd, self._lock):
+                return False
+            if self._started.exists() or self._whole():
+                return False
+            self.folder.rename(self.folder.with_name(f".broken-{self.job_id}-{os.getpid()}"))
+        finally:
+            os.close(fd)
+        return True
+
+    @property
+    def torn(self) -> bool:
+        """Whether it was damaged before it began: where files are not synced, a power loss leaves their names alone."""
+        return not self._started.exists() and not self._whole()
+
+    def _whole(self) -> bool:
+        """Whether all is there that was staged."""
+        try:
+            sums = json.loads((self.folder / "MANIFEST").read_text())
+            return all(sums[name] == sha256(self.folder / name) for name in STAGED)
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
 
 def sha256(path: Path) -> str:
@@ -207,8 +260,7 @@ def _fill(folder: Path, plan: bytes, agent: Path) -> None:
     for word in ("started", "rc"):
         (folder / f"{word}.reserved").write_bytes(b" " * RESERVE)
     (folder / "raw").mkdir()
-    names = ("plan.json", "agent.pyz")
-    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+    sums = {name: sha256(folder / name) for name in STAGED}
     (folder / "MANIFEST").write_text(json.dumps(sums))
 
 
@@ -218,17 +270,9 @@ def _put(path: Path, value: dict[str, Any]) -> None:
     fd = os.open(reserved, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.pwrite(fd, json.dumps(value).encode().ljust(RESERVE), 0)
-        os.fsync(fd)
     finally:
         os.close(fd)
-    reserved.rename(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    os.fsync(fd)
-    os.close(fd)
+    settle(reserved, path)
 
 
 def _signal_session(sid: int, number: int, *, leader_only: bool) -> None:

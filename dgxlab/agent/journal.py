@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dgxlab.agent.boot import sync
+
 DURABLE = frozenset({"job", "build", "model", "gate", "check", "run", "error", "end"})
 """Events that are fsynced: losing one would lose or repeat work."""
 
@@ -22,6 +24,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        sync(path.parent)
         self._seq = 0
 
     def emit(self, event: str, **fields: Any) -> None:

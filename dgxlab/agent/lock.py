@@ -108,7 +108,7 @@ class BenchLock:
     def _lock(self, path: Path) -> bool:
         """Lock the file that lies there now, in place of the one before; one that cannot be made is nobody's."""
         mine = self._files.get(path)
-        if mine is not None and _in_place(mine, path):
+        if mine is not None and in_place(mine, path):
             return True
         there = _open(path)
         if there is not None and not locked(there):
@@ -145,11 +145,30 @@ def measuring(but: str) -> dict[str, Signature]:
     return found
 
 
+def lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file until it is closed; return whether that could be done at once: another may hold it.
+
+    Raises:
+        RemoteError: if its file system has no locks, where waiting for one would never end.
+    """
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as refusal:
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        raise RemoteError(
+            f"{path} cannot be locked: {refusal.strerror}; the host's root: must lie on a file system that has flock, "
+            "such as a local disk",
+            next=f"dgxlab doctor {settings().name}",
+        ) from refusal
+    return True
+
+
 def locked(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Return whether an open file could be locked, until it is closed."""
+    """Return whether an open file could be locked, as `lock`, in a few attempts."""
     for _ in range(TRIES):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        if lock(fd, kind):
             return True
         time.sleep(PAUSE_S)
     return False
@@ -170,7 +189,7 @@ def _folders() -> Sequence[Path]:
     return settings().locks or FOLDERS
 
 
-def _in_place(fd: int, path: Path) -> bool:
+def in_place(fd: int, path: Path) -> bool:
     """Return whether the file that is open is the one that others would open."""
     mine = os.fstat(fd)
     try:

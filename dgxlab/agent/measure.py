@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.agent import child, facts
+from dgxlab.agent.boot import sync
 from dgxlab.agent.contention import Watch
 from dgxlab.agent.environment import measured_env
 from dgxlab.agent.failure import full_disk
@@ -51,6 +52,8 @@ class Launch:
     def raw(self) -> dict[str, Any]:
         """Return path, digest and size of both files, relative to the job's folder."""
         files = {"stdout": self.stdout, "stderr": self.stderr}
+        for path in files.values():
+            sync(path)  # the record will name the digest
         return {
             name: {"path": f"raw/{path.name}", "sha256": sha256(path), "size": path.stat().st_size}
             for name, path in files.items()

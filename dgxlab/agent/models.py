@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import measured_env
 from dgxlab.agent.job import sha256
 from dgxlab.agent.root import Root
@@ -73,7 +74,7 @@ def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
     from dgxlab.agent.incoming import incoming  # only here: a probe comes by, which should be quick
 
     with incoming(stream, sha256, root.models, f"model {model_id}") as file:
-        file.rename(_sent(root, model_id))
+        settle(file, _sent(root, model_id))
 
 
 def synthesize(
@@ -109,8 +110,9 @@ def synthesize(
             else:
                 written.rename(part)
             fields = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}"}
-            part.rename(path)
-            record.write_text(json.dumps(fields))
+            settle(part, path)
+            part.write_text(json.dumps(fields))
+            settle(part, record)
         sent.unlink(missing_ok=True)
     finally:
         written.unlink(missing_ok=True)
@@ -121,7 +123,11 @@ def synthesize(
 
 
 def _finished(path: Path) -> bool:
-    return path.exists() and path.with_suffix(".json").exists()
+    """Tell whether a model and its record are there, both whole: they got their names one after the other."""
+    try:
+        return bool(path.stat().st_size == json.loads(path.with_suffix(".json").read_text())["size"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _sent(root: Root, model_id: str) -> Path:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from dgxlab.agent.boot import flush, settle
 from dgxlab.agent.environment import base_env
 from dgxlab.errors import AGAIN, RemoteError
 
@@ -29,10 +30,13 @@ class Objects:
         self.path = path
 
     def missing(self, commits: Sequence[str]) -> list[str]:
-        """Return those of `commits` that are not here."""
+        """Return those of `commits` that are not here: all of them, where the repository is damaged."""
         if not self.path.exists():
             return list(commits)
-        text = self._git("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
+        ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
+        if ran.stderr and self._set_aside():
+            return list(commits)
+        text = self._checked(ran)
         return [commit for commit, line in zip(commits, text.splitlines(), strict=True) if line != commit]
 
     def receive(self, stream: IO[bytes]) -> None:
@@ -64,9 +68,11 @@ class Objects:
                 pass
             reason = git.stderr.read().decode(errors="replace").strip()
         if git.returncode != 0:
+            self._mend()
             raise RemoteError(f"the sources did not arrive whole: {reason or 'the stream was cut'}", next=AGAIN)
         self._git("rev-list", "--quiet", "--objects", "-1", header["commit"])
         self._git("update-ref", f"refs/dgxlab/{header['commit']}", header["commit"])
+        flush(self.path)
 
     def check_out(self, worktree: Path, index: Path, commit: str, tree: str) -> None:
         """Move a worktree to a commit, touching only what differs.
@@ -115,7 +121,7 @@ class Objects:
             made = Path(scratch, "git")
             self._git("init", "--quiet", "--bare", "--template=", str(made), at=self.path.parent)
             try:
-                made.rename(self.path)
+                settle(made, self.path)
             except OSError:
                 if not self.path.exists():  # otherwise another client was faster
                     raise
@@ -134,7 +140,24 @@ class Objects:
             return
         part = path.with_name(f"shallow.{os.getpid()}")
         part.write_text("".join(f"{commit}\n" for commit in sorted(known | set(commits))))
-        part.rename(path)
+        settle(part, path)
+
+    def _set_aside(self) -> bool:
+        """Move the repository out of the way if it is damaged, to be filled again; return whether it is gone."""
+        if self._run("fsck", "--no-dangling", "--no-progress").returncode == 0:
+            return False
+        with contextlib.suppress(FileNotFoundError):  # another command was faster
+            self.path.rename(self.path.with_name(f".broken-{time.time_ns()}"))
+        return True
+
+    def _mend(self) -> None:
+        """See whether the repository is damaged, after something failed in it.
+
+        Raises:
+            RemoteError: if it was, and is gone.
+        """
+        if self._set_aside():
+            raise RemoteError("the sources on the host were damaged, and must be sent again", next=AGAIN)
 
     def _argv(self, *args: str) -> list[str]:
         return ["git", "-c", "core.autocrlf=false", "-c", "gc.auto=0", f"--git-dir={self.path}", *args]
@@ -147,7 +170,15 @@ class Objects:
         input: str = "",
         check: bool = True,
     ) -> str:
-        ran = subprocess.run(
+        ran = self._run(*args, env=env, at=at, input=input)
+        if ran.returncode != 0 and check and self.path.exists():
+            self._mend()
+        return self._checked(ran) if check else ran.stdout
+
+    def _run(
+        self, *args: str, env: Mapping[str, str] | None = None, at: Path | None = None, input: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             self._argv(*args),
             capture_output=True,
             text=True,
@@ -156,8 +187,11 @@ class Objects:
             cwd=at or self.path,
             check=False,
         )
-        if check and ran.returncode != 0:
-            raise RemoteError(f"git {args[0]} failed on the host: {ran.stderr.strip() or 'no reason given'}")
+
+    def _checked(self, ran: subprocess.CompletedProcess[str]) -> str:
+        if ran.returncode != 0:
+            doing = ran.args[len(self._argv())]
+            raise RemoteError(f"git {doing} failed on the host: {ran.stderr.strip() or 'no reason given'}")
         return ran.stdout
 
 

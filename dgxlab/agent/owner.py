@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dgxlab.agent.lock import Signature, locked, measuring, plain
+from dgxlab.errors import RemoteError
 
 FREE = "FREE"
 OURS = "dgxlab job "
@@ -79,7 +80,7 @@ class OwnerFile:
                 raise
             fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            with contextlib.suppress(OSError):  # not every network disk has locks
+            with contextlib.suppress(RemoteError):  # not every network disk has locks
                 locked(fd)
             yield fd
         finally:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import subprocess
 import zipfile
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import base_env
 from dgxlab.agent.incoming import incoming
 from dgxlab.agent.root import Root
@@ -22,7 +24,7 @@ PATIENCE_S = 20.0
 
 
 def unpack(root: Root, name: str, version: str, sha256: str, stream: IO[bytes]) -> None:
-    """Take a tool's wheel from a stream; one that is there already stays.
+    """Take a tool's wheel from a stream; one that is there already stays, unless it does not run.
 
     It gets its name last, once it ran: half a tool, or one for another machine, would be found on PATH.
 
@@ -37,10 +39,15 @@ def unpack(root: Root, name: str, version: str, sha256: str, stream: IO[bytes]) 
         except (zipfile.BadZipFile, ValueError) as error:
             raise RemoteError(f"the wheel of {name} {version} is damaged: {error}") from error
         _try(tool / "bin" / name)
+        with contextlib.suppress(OSError, RemoteError):
+            _try(folder / "bin" / name)
+            return  # sent before, or by another client just now
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(wheel.with_name("broken"))
         try:
-            tool.rename(folder)
+            settle(tool, folder)
         except OSError:
-            if not folder.exists():  # otherwise it is there, sent before or by another client just now
+            if not folder.exists():
                 raise
 
 

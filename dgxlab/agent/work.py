@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from dgxlab import __version__
 from dgxlab.agent import facts, models
 from dgxlab.agent.archive import digests
+from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import Alternation
 from dgxlab.agent.check import run_check
@@ -334,6 +335,7 @@ def _carry_out(job: Job, root: Root, keep: int) -> End:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
         worker.claim.release()
+    flush(job.folder)  # what the digests are of
     worker.journal.emit("end", exit_code=end.exit_code, status=end.status, raw=digests(job))
     worker.journal.close()
     return end

@@ -25,7 +25,7 @@ def listing(candidates: Sequence[Candidate]) -> str:
         {
             "kind": candidate.item.kind,
             "name": candidate.item.name,
-            "last used": time.strftime("%Y-%m-%d", time.localtime(candidate.item.used)),
+            "last used": time.strftime("%Y-%m-%d", time.localtime(time.time() - candidate.item.age_s)),
             "size": size(candidate.item.bytes),
             "what becomes of it": f"stays: {candidate.kept}" if candidate.kept else "goes",
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,7 +107,7 @@ def _objection(lab: Lab | None, host: Host, item: Item, policy: Policy, running:
         return f"job {running[0]} runs"
     if item.name == bundle().digest:
         return "this dgxlab's own agent"
-    if item.kind != "leftovers" and time.time() - item.used < policy.older_than_days * DAY_S:
+    if item.kind != "leftovers" and item.age_s < policy.older_than_days * DAY_S:
         return f"{RECENT} {policy.older_than_days:g} days"
     if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
         return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"

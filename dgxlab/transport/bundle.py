@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import dgxlab
+from dgxlab.agent import boot
 
 MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats", "synth.py", "agent")
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -24,13 +25,17 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 OLD_PYTHON = 98
 """Exit status by which the agent says that the host's Python is too old; its version is the last word on stderr."""
 
-MAIN = f"""import sys
+NEW_ENOUGH = f"""import sys
 if sys.version_info < (3, 10):  # in words that any Python reads
     sys.stderr.write("%d.%d\\n" % sys.version_info[:2])
     sys.exit({OLD_PYTHON})
-from dgxlab.agent.__main__ import main
+"""
+MAIN = f"""{NEW_ENOUGH}from dgxlab.agent.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """.encode()
+# one line, which every login shell passes on; the folder that it starts in is none of those it imports from
+BOOT = f"exec({NEW_ENOUGH!r}); sys.path.remove(''); exec({Path(boot.__file__).read_text()!r})"
+"""What starts the agent, for `python -c`."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,15 @@ class Bundle:
     digest: str
 
     def packed(self) -> bytes:
-        """Return the zip."""
+        """Return the zip; its comment, at the end, is the digest of all before, by which the host knows it whole."""
         files = {**self.sources, **_compiled(self.sources)}
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in sorted(files):
                 archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
-        return buffer.getvalue()
+            archive.comment = bytes(boot.SEAL)
+        content = buffer.getvalue()[: -boot.SEAL]
+        return content + hashlib.sha256(content).hexdigest().encode()
 
 
 @cache

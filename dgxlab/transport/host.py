@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
 from dgxlab.agent.inventory import Item, Removal
-from dgxlab.errors import DgxlabError, RemoteError, by_exit_code, edit
+from dgxlab.agent.lock import plain as one_line
+from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit
 from dgxlab.model import Experiment, Facts, HostEntry, Plan, Step, canonical, digest, from_json
 from dgxlab.transport.base import CommandFailed, Transport
-from dgxlab.transport.bundle import OLD_PYTHON, bundle
+from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 from dgxlab.transport.reply import WRONG, T, first_line, need, plain, understood, whole, whole_lines
 
-NO_AGENT = 97
-"""Exit status by which the host says that this version of the agent is not there yet."""
 NO_PYTHON = (126, 127)
 """Exit statuses by which a shell says that it cannot start the interpreter; the agent has none of them."""
 
@@ -28,17 +28,12 @@ def _at_home(name: str) -> str:
     return f'case "${name}" in "~/"*) {name}="$HOME/${{{name}#"~/"}}";; esac; '
 
 
-_ROOT = "r=$1; " + _at_home("r") + 'a="$r/agent/$2.pyz"; '
 # The settings are the first line of stdin: arguments can be read by everybody on the host, and env may hold a token.
 # A shell's read takes no byte more than the line, so that the rest of stdin is the agent's.
 # -S: the agent needs the standard library alone, and looking for more takes a quarter of its start.
-CALL = _ROOT + (
-    f'[ -f "$a" ] || exit {NO_AGENT}; p=$3 v=$4; shift 4; {_at_home("p")}IFS= read -r h; '
-    'export DGXLAB_ROOT="$r" DGXLAB_HOST="$h"; exec "$p" -ES "$a" "$v" "$r" "$@"'
-)
-INSTALL = (
-    _ROOT + 'umask 077; mkdir -p "$r/agent" && cat >"$a.$$" && '
-    '[ "$(sha256sum <"$a.$$" | cut -d" " -f1)" = "$3" ] && mv "$a.$$" "$a"'
+CALL = (
+    f'r=$1 a="/agent/$2.pyz" p=$3 b=$4 v=$5; shift 5; {_at_home("r")}{_at_home("p")}IFS= read -r h; '
+    'export DGXLAB_ROOT="$r" DGXLAB_HOST="$h"; exec "$p" -ES -c "$b" "$r$a" "$r" "$v" "$@"'
 )
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -240,20 +235,23 @@ class Host:
     def _call(
         self, verb: str, *args: str, stdin: Stdin = nothing, patience_s: float | None = PATIENCE_S
     ) -> Iterator[bytes]:
-        way = self.transport
-        argv = ["sh", "-c", CALL, "sh", way.root, bundle().digest, way.python, verb, *args]
-        settings = f"{self.settings}\n".encode()
         try:
-            yield from self._stream(argv, itertools.chain([settings], stdin()), patience_s)
+            yield from self._boot(verb, *args, stdin=stdin, patience_s=patience_s)
             return
         except CommandFailed as failure:
             if failure.rc != NO_AGENT:
                 raise self._error(verb, failure) from failure
         self._install()
         try:
-            yield from self._stream(argv, itertools.chain([settings], stdin()), patience_s)
+            yield from self._boot(verb, *args, stdin=stdin, patience_s=patience_s)
         except CommandFailed as failure:
             raise self._error(verb, failure) from failure
+
+    def _boot(self, verb: str, *args: str, stdin: Stdin, patience_s: float | None) -> Iterator[bytes]:
+        way = self.transport
+        argv = ["sh", "-c", CALL, "sh", way.root, bundle().digest, way.python, BOOT, verb, *args]
+        settings = f"{self.settings}\n".encode()
+        yield from self._stream(argv, itertools.chain([settings], stdin()), patience_s)
 
     def _stream(self, argv: Sequence[str], stdin: Iterable[bytes], patience_s: float | None) -> Iterator[bytes]:
         self.calls += 1
@@ -262,13 +260,13 @@ class Host:
 
     def _install(self) -> None:
         content = bundle().packed()
-        sha256 = hashlib.sha256(content).hexdigest()
-        argv = ["sh", "-c", INSTALL, "sh", self.transport.root, bundle().digest, sha256]
         try:
-            whole(self._stream(argv, [content], PATIENCE_S), self.name, "the agent's upload")
+            whole(self._boot("install", stdin=lambda: [content], patience_s=PATIENCE_S), self.name, "install")
         except CommandFailed as failure:
+            if failure.rc != 1:
+                raise self._error("install", failure) from failure
             raise RemoteError(
-                f"the agent could not be put on host {self.name}: {failure.stderr.strip() or 'its checksum is wrong'}",
+                f"the agent could not be put on host {self.name}: {failure.stderr.strip()}",
                 next=self.entry.typed("df -h"),
             ) from failure
 
@@ -280,7 +278,13 @@ class Host:
         if failure.rc == OLD_PYTHON:
             return self._python(f"has a {way.python} of version {' '.join(failure.stderr.split()[-1:])}", failure)
         lines = failure.stderr.strip().splitlines()
+        if failure.rc == NO_AGENT:
+            return RemoteError(
+                f"host {self.name} lost the agent as soon as it was there", next=self.entry.typed("df -h")
+            )
         try:
+            if failure.rc == OPEN_ROOT:
+                return self._open_root(*lines[-1].split(" ", 2))
             words = json.loads(lines[-1])
             mend, details = self.entry.next_of_agent(str(words["next"])), str(words["details"])
             return by_exit_code(words["exit_code"])(str(words["message"]), next=mend, details=details)
@@ -290,6 +294,19 @@ class Host:
                 f"the agent on host {way.name} failed at {verb} with exit status {failure.rc}: {last}",
                 details=failure.stderr[-2000:],
             )
+
+    def _open_root(self, owner: str, user: str, path: str) -> HostError:
+        """Return the error about a folder in which others could put what would run as the user."""
+        told, sudo = one_line(path, 1000), "" if int(owner) == int(user) else "sudo "
+        if int(owner) in (0, int(user)):
+            cause, mend = f"others may write in {told}", command("chmod", "go-w", path)
+        else:
+            cause, mend = f"{told} belongs to another user (uid {int(owner)})", command("chown", int(user), path)
+        return HostError(
+            f"host {self.name} is not safe: {cause}, so that they could run programs as you there; "
+            "close that folder, or name another one as the host's root: in hosts.yaml",
+            next=self.entry.typed(f"{sudo}{mend}"),
+        )
 
     def _python(self, cause: str, failure: CommandFailed) -> RemoteError:
         return RemoteError(

@@ -1,0 +1,132 @@
+"""The first program that a host's Python reads: see that the root is ours alone and the agent whole, then start it.
+
+The client sends it as text with every call, because nothing that lies on the host is believed before. So it cannot
+import the agent, and what makes a file survive a power loss is here: it puts the agent there. The agent imports it too.
+
+    AGENT ROOT install      take the agent on stdin
+    AGENT ROOT VERB ...     start it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+from pathlib import Path
+
+NO_AGENT, OPEN_ROOT = 97, 96
+"""Exit statuses: the agent is not there, or not whole; others may write where it would run, as stderr says."""
+
+SEAL = 64
+"""The agent's last bytes: the sha256, in hex, of those before."""
+
+CODE = ("agent", "tools", "src", "work", "builds", "jobs")
+"""Folders of the root that hold what runs."""
+
+
+def sync(path: Path) -> None:
+    """Write one file, or the names in one folder, to the disk itself."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def flush(path: Path) -> None:
+    """Write a file, or a folder with all that is in it, to the disk itself; what vanishes meanwhile is passed over."""
+    if path.is_file():
+        sync(path)
+    for folder, _, names in os.walk(path, topdown=False):
+        for found in (*(Path(folder, name) for name in names), Path(folder)):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_IFMT(found.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+                    sync(found)
+
+
+def settle(part: Path, path: Path) -> None:
+    """Rename a finished file or folder to the name by which it is found: whole or not at all, after a power loss too.
+
+    Raises:
+        OSError: if the disk is full, or a folder of that name is there.
+    """
+    flush(part)
+    part.rename(path)
+    sync(path.parent)
+
+
+def whole(content: bytes) -> bool:
+    """Tell whether an agent is as it was packed."""
+    return content[-SEAL:] == hashlib.sha256(content[:-SEAL]).hexdigest().encode()
+
+
+def stranger(root: Path) -> tuple[int, Path] | None:
+    """Return the owner and the path of a folder in which others could put what would run as us, None for none.
+
+    The rule is that of sshd's StrictModes: the root, its folders of programs and all folders above belong to us or to
+    root, and no other may write in them. Above, the sticky bit will do: it keeps others from renaming what is ours.
+    """
+    inside = {
+        path for folder in (root, *(root / name for name in CODE)) for path in (folder.absolute(), folder.resolve())
+    }
+    owners = (0, os.getuid(), *_outside())
+    for path in sorted(inside.union(*(path.parents for path in inside))):
+        try:
+            found = path.stat()
+        except OSError:  # not there yet: the folder above decides
+            continue
+        sticky = path not in inside and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in owners or (found.st_mode & 0o022 and not sticky):
+            return found.st_uid, path
+    return None
+
+
+def _outside() -> list[int]:
+    """Return the user as which the machine's root is seen where this is a namespace of users; none where it is not."""
+    if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
+        return []
+    return [int(Path("/proc/sys/kernel/overflowuid").read_text())]
+
+
+def main(agent: str, root: str, verb: str, *args: str) -> int:
+    """Install the agent or start it."""
+    if found := stranger(Path(root)):
+        sys.stderr.write(f"{found[0]} {os.getuid()} {found[1]}\n")
+        return OPEN_ROOT
+    if verb == "install":
+        return _install(Path(agent))
+    try:
+        there = whole(Path(agent).read_bytes())
+    except FileNotFoundError:
+        there = False
+    if not there:
+        return NO_AGENT
+    sys.argv = [agent, verb, root, *args]
+    sys.path.insert(0, agent)
+    from dgxlab.agent.__main__ import main as start
+
+    return start(sys.argv[1:])
+
+
+def _install(agent: Path) -> int:
+    content, part = sys.stdin.buffer.read(), agent.with_name(f"{agent.name}.{os.getpid()}")
+    os.umask(0o077)
+    try:
+        if not whole(content):
+            raise OSError("it did not arrive whole")
+        agent.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        settle(part, agent)
+        sync(agent.parent.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
