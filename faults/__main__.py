@@ -21,6 +21,10 @@ def main() -> int:
     """Run the campaign that is asked for and print its table."""
     args = _arguments()
     chosen = [FAULTS[name] for name in args.only or FAULTS]
+    for fault in chosen:
+        if fault.lacks():
+            print(f"{fault.name} is left out: {fault.lacks()}", file=sys.stderr)
+    chosen = [fault for fault in chosen if not fault.lacks()]
     if args.trial is not None:
         return _again(chosen[0], args.seed, args.trial)
     begin = time.monotonic()

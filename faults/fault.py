@@ -29,6 +29,7 @@ class Fault(Generic[P]):
             met (submit, ingest, refused ...), so that the table shows that it met something. Raises Broken, or anything
             else, which is a failure too.
         limit_s: A trial that takes longer is a failure.
+        lacks: Returns what this machine lacks for it, "" for nothing.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Fault(Generic[P]):
     place: Callable[[], AbstractContextManager[P]]
     trial: Callable[[P, Random], str]
     limit_s: float = 120.0
+    lacks: Callable[[], str] = str
 
 
 def seeded(seed: int, name: str, number: int) -> Random:

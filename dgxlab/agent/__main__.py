@@ -64,13 +64,14 @@ def probe(root: str, request: str) -> dict[str, Any]:
     """
     from dgxlab.agent import environment, facts, models
     from dgxlab.agent import jobs as all_jobs
+    from dgxlab.agent.inventory import unlockable
     from dgxlab.agent.objects import Objects
     from dgxlab.model import to_json
 
-    asked = json.loads(request)
+    asked, why = json.loads(request), unlockable(_root(root))
     return {
         "facts": to_json(facts.gather()),
-        "absent": environment.absent(),
+        "absent": [*environment.absent(), *([("root", why)] if why else [])],
         "missing": Objects(_root(root).objects).missing(asked["commits"]) if asked["commits"] else [],
         "models": {path: models.identify(path) for path in asked["models"]},
         "running": all_jobs.running(_root(root).jobs),

@@ -20,6 +20,7 @@ from pathlib import Path
 from dgxlab.agent.job import Job
 from dgxlab.agent.lock import lock
 from dgxlab.agent.root import Root
+from dgxlab.errors import RemoteError
 
 SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
 """What any job may use while it runs; the rest is a job's own."""
@@ -75,6 +76,18 @@ def hold(root: Root) -> int:
     fd = _open(root)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
+
+
+def unlockable(root: Root) -> str:
+    """Return why no job can run under this root, "" where its file system has locks."""
+    fd = _open(root)
+    try:
+        lock(fd, fcntl.LOCK_SH)
+    except RemoteError as error:
+        return error.message
+    finally:
+        os.close(fd)
+    return ""
 
 
 def inventory(root: Root, *, sizes: bool = True) -> list[Item]:

@@ -260,6 +260,7 @@ def _fill(folder: Path, plan: bytes, agent: Path) -> None:
     for word in ("started", "rc"):
         (folder / f"{word}.reserved").write_bytes(b" " * RESERVE)
     (folder / "raw").mkdir()
+    (folder / "run.lock").touch(mode=0o600)  # so that the first who asks sees whether there are locks at all
     sums = {name: sha256(folder / name) for name in STAGED}
     (folder / "MANIFEST").write_text(json.dumps(sums))
 

@@ -206,6 +206,8 @@ def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Fo
         says = f"of {host.name} in {host.file}"
         if key == "path_prepend":
             yield "path", MISSING, f"{what}, a path_prepend: {says}, is no folder there", edit(host.file)
+        elif key == "root":
+            yield "root", MISSING, what, edit(host.file or "hosts.yaml")
         elif key == "lock":
             text = f"{what}, the folder of lock: {says}, is not there: nobody can sign in it who measures"
             yield "owner", NOTE, text, host.typed(command("mkdir", "-p", what))

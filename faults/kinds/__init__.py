@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from faults.fault import Fault
-from faults.kinds import agent, clock, crowd, disk, reboot
+from faults.kinds import agent, clock, crowd, disk, power, reboot, root
 from faults.kinds.canary import CANARY
 from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
@@ -24,6 +24,8 @@ _ORDER: tuple[Fault[Any], ...] = (
     UNTRUSTED,
     agent.KILLED,
     reboot.REBOOT,
+    power.POWER,
+    root.ROOT,
     disk.HOST,
     disk.CLIENT,
     RAW,

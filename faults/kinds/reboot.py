@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,10 +34,12 @@ class Machine(Box):
         boot_id: The file with what its kernel calls this boot.
         boots: Every sshd that it ever had, the last one running.
         running: Ends the last one, unless it is the first.
+        around: The beginning of the command line that it is started with: namespaces that outlive it.
     """
 
     boot_id: Path
     boots: list[Sshd]
+    around: Sequence[str] = ()
     running: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -54,6 +56,11 @@ class Machine(Box):
 
     def lose_power(self) -> None:
         """End everything at once, and boot again."""
+        self.stop()
+        self.boot()
+
+    def stop(self) -> None:
+        """End everything at once."""
         there = descendants(self.server.pid)
         _kill(self.server.pid)
         deadline = time.monotonic() + DOWN_S
@@ -62,10 +69,12 @@ class Machine(Box):
                 raise RuntimeError("the machine does not go down")
             time.sleep(0.01)
         self.running.close()
+
+    def boot(self) -> None:
+        """Start sshd, as another boot."""
         self.boot_id.write_text(f"{uuid.uuid4()}\n")
-        self.boots.append(
-            self.running.enter_context(serving(self.server.folder, self.server.port, power(self.boot_id)))
-        )
+        within = [*self.around, *power(self.boot_id)]
+        self.boots.append(self.running.enter_context(serving(self.server.folder, self.server.port, within)))
 
 
 def _children(pid: int) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.inventory import Item, hold, inventory, remove
-from dgxlab.agent.job import Job
+from dgxlab.agent.inventory import Item, hold, inventory, remove, unlockable
+from dgxlab.agent.job import Job, sha256
 from dgxlab.agent.root import Root
 from faults import spaces
 from tests.conftest import PROJECT
@@ -49,6 +51,13 @@ def full(root: Root) -> Root:
 def names(root: Root) -> list[str]:
     """Return kind and name of everything that is listed."""
     return [f"{item.kind} {item.name}" for item in inventory(root)]
+
+
+def staged(folder: Path) -> None:
+    """Give a job's folder its agent and the digests of what was staged."""
+    (folder / "agent.pyz").write_bytes(b"PK")
+    sums = {name: sha256(folder / name) for name in ("plan.json", "agent.pyz")}
+    (folder / "MANIFEST").write_text(json.dumps(sums))
 
 
 def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
@@ -162,6 +171,7 @@ def test_a_staged_job_stays(full: Root) -> None:
     """It may be started at any moment."""
     (full.jobs / "job1" / "started").unlink()
     (full.jobs / "job1" / "rc").unlink()
+    staged(full.jobs / "job1")
     assert ("jobs", "job1", "it is staged") in remove(full, named(full, "job1")).kept
 
 
@@ -237,3 +247,34 @@ def test_oldest_first_in_each_kind(full: Root) -> None:
     age(full.build("b0"), 3)
     found: list[Item] = [item for item in inventory(full) if item.kind == "builds"]
     assert [item.name for item in found] == ["b1", "b0"]
+
+
+def test_what_is_broken_goes_at_once(full: Root) -> None:
+    """A job that a power loss damaged before it began, and what was set aside; nobody is at work on either."""
+    job, aside = full.jobs / "job3", full.objects.parent / ".broken-1"
+    job.mkdir()
+    aside.mkdir()
+    staged(job)
+    assert "jobs job3" in names(full)
+    (job / "agent.pyz").write_bytes(b"")
+    broken = ["jobs/job3", "src/.broken-1"]
+    assert sorted(item.name for item in inventory(full) if item.kind == "leftovers") == broken
+    assert len(remove(full, named(full, *broken)).removed) == 2
+    assert not job.exists()
+    assert not aside.exists()
+
+
+def test_age_is_by_the_clock_that_the_files_have(full: Root) -> None:
+    """The client's may be another one."""
+    assert all(39 * DAY < item.age_s < 41 * DAY for item in inventory(full))
+
+
+def test_a_root_without_locks(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said why, before a job finds out."""
+    assert unlockable(root) == ""
+
+    def refuse(fd: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert unlockable(root).startswith(f"{root.path}/in-use.lock cannot be locked: No locks available; ")

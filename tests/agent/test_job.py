@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent.job import Job, sha256
+from dgxlab.errors import RemoteError
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -222,3 +224,60 @@ def test_staging_without_room_leaves_nothing(tmp_path: Path, agent: Path) -> Non
     assert "File too large" in ran.stderr
     assert list((tmp_path / "jobs").iterdir()) == []
     assert Job.stage(tmp_path / "jobs", "one", b"{}", agent).status().state == "staged"
+
+
+@pytest.mark.parametrize("name", ["plan.json", "agent.pyz", "MANIFEST"])
+def test_a_job_damaged_before_it_began_is_replaced(job: Job, agent: Path, name: str) -> None:
+    """A power loss leaves a file's name alone; the next client that stages the job puts a whole one there."""
+    (job.folder / name).write_bytes(b"")
+    assert job.torn
+    again = Job.stage(job.folder.parent, job.job_id, b'{"a": 1}', agent)
+    assert (again.torn, again.start().state) == (False, "running")
+    wait_for(again, "done")
+    assert (job.folder / "executed").read_text() == "x"
+    assert [path.name.rpartition("-")[0] for path in job.folder.parent.glob(".*")] == [f".broken-{job.job_id}"]
+
+
+def test_a_job_that_began_is_never_replaced(job: Job, agent: Path) -> None:
+    """It runs at most once, whatever becomes of its files."""
+    fd = job.begin()
+    assert fd is not None
+    job.plan.write_bytes(b"")
+    assert not job.set_aside()
+    os.close(fd)
+    assert Job.stage(job.folder.parent, job.job_id, b"{}", agent).status().state == "lost"
+
+
+def test_a_damaged_job_is_not_started(job: Job) -> None:
+    """Another client has staged it meanwhile, or is about to."""
+    (job.folder / "agent.pyz").write_bytes(b"")
+    with pytest.raises(RemoteError, match=f"^job {job.job_id} is damaged on local$"):
+        job.start()
+
+
+def test_a_staged_job_is_ended_by_cancel(job: Job) -> None:
+    """An agent that comes late finds it ended."""
+    status = job.cancel()
+    assert status.rc is not None
+    assert (status.state, status.rc["status"], status.rc["exit_code"]) == ("done", "cancelled", 130)
+    assert job.start() == status
+    subprocess.run([sys.executable, str(job.folder / "agent.pyz"), "work", str(job.folder)], check=True)
+    assert not (job.folder / "executed").exists()
+
+
+def test_a_damaged_job_is_gone_after_cancel(job: Job) -> None:
+    """There is nothing in it to end."""
+    (job.folder / "agent.pyz").write_bytes(b"")
+    assert job.cancel().state == "absent"
+
+
+def test_where_there_are_no_locks_nothing_waits(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither who asks nor the agent: what is not held by another is an error."""
+
+    def refuse(fd: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for ask in (job.status, job.begin, job.start, job.cancel):
+        with pytest.raises(RemoteError, match=r"run\.lock cannot be locked: No locks available; the host's root: must"):
+            ask()

@@ -97,3 +97,15 @@ def test_a_derived_model_is_made_from_the_finished_one(
     fields = models.synthesize(root, step, "synthetic-2", path, launch, source=source)
     assert path.read_bytes() == source.read_bytes() == b"GGUF quantised"
     assert fields["recipe"]["source"]["arch"] == "llama"
+
+
+@pytest.mark.parametrize("suffix", [".json", ".gguf"])
+def test_half_a_model_is_made_again(root: Root, launch: Callable[[str, Sequence[str]], Launch], suffix: str) -> None:
+    """A power loss left of the model or of its record the name alone: it is asked for, and made."""
+    path = root.models / f"{NAME}.gguf"
+    models.synthesize(root, STEP, NAME, path, launch)
+    path.with_suffix(suffix).write_bytes(b"")
+    models.receive(root, NAME, hashlib.sha256(F16).hexdigest(), io.BytesIO(F16))
+    fields = models.synthesize(root, STEP, NAME, path, launch)
+    assert (fields["reused"], path.read_bytes()) == (False, F16)
+    assert models.synthesize(root, STEP, NAME, path, launch)["reused"]

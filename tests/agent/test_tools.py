@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.agent.environment import search_path
 from dgxlab.agent.root import Root
 from dgxlab.agent.tools import unpack
 from dgxlab.errors import AGAIN, RemoteError
@@ -146,3 +147,16 @@ def test_a_disk_that_takes_nothing(root: Root) -> None:
     with pytest.raises(RemoteError, match=r"toy 1\.0 cannot be written on the host: No such file") as caught:
         take(root, wheel({"toy/data/bin/toy": SCRIPT}))
     assert caught.value.next == f"df -h {root.tools}"
+
+
+def test_a_tool_that_a_power_loss_emptied_is_replaced(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program is not found on PATH, so that it is sent again, and then the whole one takes its place."""
+    content = wheel({"toy/data/bin/toy": SCRIPT})
+    take(root, content)
+    monkeypatch.setenv("DGXLAB_ROOT", str(root.path))
+    folder = root.tools / "toy-1.0" / "bin"
+    assert str(folder) in search_path().split(":")
+    (folder / "toy").write_bytes(b"")
+    assert str(folder) not in search_path().split(":")
+    take(root, content)
+    assert str(folder) in search_path().split(":")
