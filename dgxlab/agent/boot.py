@@ -99,7 +99,7 @@ def main(agent: str, root: str, verb: str, *args: str) -> int:
         return _install(Path(agent))
     try:
         there = whole(Path(agent).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         there = False
     if not there:
         return NO_AGENT

@@ -280,7 +280,7 @@ class Host:
         lines = failure.stderr.strip().splitlines()
         if failure.rc == NO_AGENT:
             return RemoteError(
-                f"host {self.name} lost the agent as soon as it was there", next=self.entry.typed("df -h")
+                f"host {self.name} has no whole agent though it was just sent", next=self.entry.typed("df -h")
             )
         try:
             if failure.rc == OPEN_ROOT:

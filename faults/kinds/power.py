@@ -15,8 +15,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from dgxlab.agent.job import Job
-from faults.aftermath import last_noted, recovered
+from faults.aftermath import recovered
 from faults.fault import Fault
 from faults.host import box, ended
 from faults.kinds.reboot import BENCH, CELLS, Machine
@@ -27,11 +26,16 @@ SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 """As it does when the power fails: what its journal has not on the disk is lost."""
 
+LATER_S = 2.0
+"""So long after something appeared the power fails at most."""
 SIZE = "96M"
 OPTIONS = "loop,commit=1,noauto_da_alloc"
 """Names reach the disk within a second, what the files hold long after: the widest gap that ext4 has."""
-SECONDS = {"empty": 14.0, "warm": 5.0}
-"""About how long a run takes."""
+APPEARING = {
+    "empty": ("agent/*.pyz", "src/*.git", "src/*.git/refs/dgxlab/*", "jobs/[!.]*", "work/*/cmake", "builds/[!.]*", "-"),
+    "warm": ("jobs/*-{name}-*", "jobs/*-{name}-*/journal.jsonl", "jobs/*-{name}-*/rc", "-"),
+}
+"""What a run brings to a host, by what that begins with; a dash for the end of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,9 @@ def _drive() -> Iterator[Drive]:
         boot_id.write_text(f"{uuid.uuid4()}\n")
         with box([*around, *power(boot_id)]) as whole:
             for which, content in (("empty", []), ("warm", ["-d", str(whole.root)])):
-                subprocess.run(["mkfs.ext4", "-q", *content, Path(name) / which, SIZE], check=True)
+                subprocess.run(
+                    ["mkfs.ext4", "-q", *content, Path(name) / which, SIZE], check=True, stderr=subprocess.DEVNULL
+                )
             machine = Drive(
                 whole.there,
                 whole.proxy,
@@ -98,24 +104,19 @@ def _drive() -> Iterator[Drive]:
 
 
 def _trial(place: Drive, random: Random) -> str:
-    """Let the power fail at any moment of a run, or shortly after it, and see that the next one needs no help."""
+    """Let the power fail as a run has just brought something, or ended, and see that the next one needs no help."""
     name = f"power-{random.getrandbits(40):010x}"
     spec = place.spec(name, ms=random.choice((0, 100)), bench=BENCH)
-    before = random.choice(tuple(SECONDS))
+    before = random.choice(tuple(APPEARING))
     place.insert(before)
-    child = place.start("run", spec, "--host", "box")
-    deadline = time.monotonic() + SECONDS[before] * random.random()
-    while child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    ran_through = child.poll() is not None
-    if ran_through:
-        time.sleep(2.5 * random.random())
+    what, child = random.choice(APPEARING[before]), place.start("run", spec, "--host", "box")
+    while child.poll() is None and not any(place.root.glob(what.format(name=name))):
+        time.sleep(0.01)
+    time.sleep(LATER_S * random.random())
     place.lose_power()
     ended(child)
-    jobs = [Job(path) for path in sorted(place.root.glob("jobs/[!.]*")) if name in path.name]
-    met = "after the end" if ran_through else last_noted(jobs[0]) or "staged" if jobs else "before the job"
     recovered(place, name, place.run("run", spec, "--host", "box"), CELLS)
-    return f"{before}, {met}"
+    return f"{before}, {what.replace('{name}', 'x')}"
 
 
 def _lacks() -> str:

@@ -67,12 +67,11 @@ def test_a_root_that_is_not_there_yet(tmp_path: Path) -> None:
     assert boot.stranger(tmp_path / "a" / "b") == (os.getuid(), tmp_path)
 
 
-@pytest.mark.parametrize("cut", [0, 63, 64, 1000, -1])
-def test_an_agent_that_is_not_whole(cut: int) -> None:
+def test_an_agent_that_is_not_whole() -> None:
     """Nothing, the digest of nothing, some of it; one byte that is another."""
     packed = bundle().packed()
     assert boot.whole(packed)
-    assert not boot.whole(packed[:cut])
+    assert not [cut for cut in (0, 63, 64, 1000, -1) if boot.whole(packed[:cut])]
     assert not boot.whole(packed[:500] + bytes([packed[500] ^ 1]) + packed[501:])
 
 

@@ -10,13 +10,17 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from dgxlab.agent.inventory import Item
 from dgxlab.audit import merge
 from dgxlab.lab import adopt, archive, follow
 from dgxlab.lab.clean import Candidate, Cleaned, Policy, clean, survey
 from dgxlab.transport.bundle import bundle
+from dgxlab.transport.host import Host
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, slow, submit, wait_for
 from tests.machines import age
@@ -205,3 +209,13 @@ def test_a_job_that_another_laptop_kept_and_removed_is_not_started_again(
     assert [e["note"] for e in events if "has no job" in e.get("note", "")]
     assert sum(merge(mine.lab.store, theirs.lab.store.path).values()) > 0
     assert mine.lab.store.job(job.job_id).state == "done"
+
+
+def test_ages_are_by_the_clock_of_the_host() -> None:
+    """A client whose clock is a year ahead removes nothing that was used today."""
+    today, long_ago = (
+        Item("builds", name, time.time() - 365 * 86400, age_s) for name, age_s in (("a", 60.0), ("b", 1e8))
+    )
+    host = cast("Host", SimpleNamespace(inventory=lambda: [today, long_ago]))
+    found = survey(None, host, Policy(EVERYTHING, 30))
+    assert [each.kept for each in found] == ["used in the last 30 days", ""]

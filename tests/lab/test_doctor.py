@@ -169,3 +169,10 @@ def test_folder_of_the_owner_file_is_a_note(machine: Callable[..., Facts]) -> No
     assert told[1] == "note"
     assert "nobody can sign in it who measures" in told[2]
     assert told[3] == "ssh -t me@dgx mkdir -p /srv/bench"
+
+
+def test_a_root_without_locks(machine: Callable[..., Facts]) -> None:
+    """A job would find none either; the root: of hosts.yaml is what to change."""
+    why = "/nfs/x/in-use.lock cannot be locked: No locks available"
+    told = found(machine(*COMPLETE), DGX, ("root", why))
+    assert told["root"] == ("root", "missing", why, EDIT)

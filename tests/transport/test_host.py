@@ -13,7 +13,7 @@ import pytest
 from dgxlab.errors import DgxlabError, HostError, RemoteError
 from dgxlab.model import HostEntry
 from dgxlab.source import PinCache
-from dgxlab.transport.bundle import OLD_PYTHON
+from dgxlab.transport.bundle import OLD_PYTHON, bundle
 from dgxlab.transport.host import Host, HostJob, JobStatus
 from dgxlab.transport.local import LocalTransport
 from tests import toy
@@ -211,3 +211,47 @@ def test_a_verb_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     """A dead network disk would otherwise hold the command for ever."""
     with pytest.raises(HostError, match=r"was silent for 0\.2 s"):
         Host(Silent(str(tmp_path / "root"))).jobs()
+
+
+@pytest.mark.parametrize("left", [b"", b"PK", bytes(5000)])
+def test_a_damaged_agent_is_sent_again(host: Host, tmp_path: Path, left: bytes) -> None:
+    """A power loss leaves its name, and nothing or zeros in it."""
+    host.probe()
+    (agent,) = (tmp_path / "root" / "agent").iterdir()
+    whole = agent.read_bytes()
+    agent.write_bytes(left)
+    assert host.jobs() == []
+    assert (host.calls, agent.read_bytes()) == (6, whole)
+
+
+def test_a_disk_that_keeps_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that is not there though it was just sent is not sent for ever."""
+    monkeypatch.setattr(Host, "_install", lambda self: None)
+    with pytest.raises(RemoteError, match="host local has no whole agent though it was just sent") as caught:
+        host.probe()
+    assert caught.value.next == "df -h"
+
+
+def test_an_agent_that_cannot_be_put_there(tmp_path: Path) -> None:
+    """What the host's disk says of it is told."""
+    (tmp_path / "root").write_text("a file")
+    with pytest.raises(RemoteError, match=r"the agent could not be put on host local: .*(Not a directory|File exists)"):
+        Host(LocalTransport(str(tmp_path / "root"))).probe()
+
+
+@pytest.mark.parametrize("name", ["", "agent", "jobs"])
+def test_nothing_runs_where_others_may_write(tmp_path: Path, name: str) -> None:
+    """Not even an agent with the right name: it may be theirs; the command that closes the folder is printed."""
+    folder = tmp_path / "root" / name
+    theirs = tmp_path / "root" / "agent" / f"{bundle().digest}.pyz"
+    theirs.parent.mkdir(parents=True)
+    (tmp_path / "root" / "jobs").mkdir()
+    theirs.write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
+    folder.chmod(0o777)
+    host = Host(LocalTransport(str(tmp_path / "root"), name="box"), HostEntry("box", "me@box"))
+    with pytest.raises(HostError, match=f"^host box is not safe: others may write in {folder}, so") as caught:
+        host.probe()
+    assert caught.value.next == f"ssh -t me@box chmod go-w {folder}"
+    folder.chmod(0o700)
+    assert host.jobs() == []
+    assert not (tmp_path / "canary").exists()
