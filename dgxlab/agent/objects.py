@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -34,7 +35,7 @@ class Objects:
         if not self.path.exists():
             return list(commits)
         ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
-        if ran.stderr and self._set_aside():
+        if re.search("^(error|fatal):", ran.stderr, re.MULTILINE) and self._set_aside():
             return list(commits)
         text = self._checked(ran)
         return [commit for commit, line in zip(commits, text.splitlines(), strict=True) if line != commit]

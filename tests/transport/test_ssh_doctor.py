@@ -18,10 +18,10 @@ from tests.transport.conftest import Client, Keys
 
 OLD = """#!/bin/sh
 # stands for a Python of long ago: this one, with another idea of its version
-shift
-exec {python} -ESc 'import runpy, sys
-sys.version_info, sys.argv = (3, 8, 10), sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")' "$@"
+shift 2
+exec {python} -ESc 'import sys
+sys.version_info, code = (3, 8, 10), sys.argv.pop(1)
+exec(code)' "$@"
 """
 
 
