@@ -64,14 +64,14 @@ def probe(root: str, request: str) -> dict[str, Any]:
     """
     from dgxlab.agent import environment, facts, models
     from dgxlab.agent import jobs as all_jobs
-    from dgxlab.agent.inventory import unlockable
+    from dgxlab.agent.inventory import unfit
     from dgxlab.agent.objects import Objects
     from dgxlab.model import to_json
 
-    asked, why = json.loads(request), unlockable(_root(root))
+    asked = json.loads(request)
     return {
         "facts": to_json(facts.gather()),
-        "absent": [*environment.absent(), *([("root", why)] if why else [])],
+        "absent": [*environment.absent(), *unfit(_root(root))],
         "missing": Objects(_root(root).objects).missing(asked["commits"]) if asked["commits"] else [],
         "models": {path: models.identify(path) for path in asked["models"]},
         "running": all_jobs.running(_root(root).jobs),

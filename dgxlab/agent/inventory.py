@@ -78,16 +78,19 @@ def hold(root: Root) -> int:
     return fd
 
 
-def unlockable(root: Root) -> str:
-    """Return why no job can run under this root, "" where its file system has locks."""
+def unfit(root: Root) -> Iterator[tuple[str, str]]:
+    """Yield why no job can run under this root, each reason with `root` or the program that is missing."""
     fd = _open(root)
     try:
         lock(fd, fcntl.LOCK_SH)
     except RemoteError as error:
-        return error.message
+        yield "root", error.message
     finally:
         os.close(fd)
-    return ""
+    if os.statvfs(root.path).f_flag & os.ST_NOEXEC:
+        yield "root", f"{root.path} is mounted noexec: nothing that is built there could run"
+    if not shutil.which("setsid"):
+        yield "setsid", "not found on PATH: no job could be started"
 
 
 def inventory(root: Root, *, sizes: bool = True) -> list[Item]:

@@ -201,13 +201,18 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
 
 
 def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Found]:
-    """Yield what hosts.yaml names in vain; a lock's folder costs no more than others' knowing of us."""
+    """Yield what is not there, or not fit, of what hosts.yaml names and every job needs.
+
+    A lock's folder costs no more than others' knowing of us.
+    """
     for key, what in absent:
         says = f"of {host.name} in {host.file}"
         if key == "path_prepend":
             yield "path", MISSING, f"{what}, a path_prepend: {says}, is no folder there", edit(host.file)
         elif key == "root":
             yield "root", MISSING, what, edit(host.file or "hosts.yaml")
+        elif key == "setsid":
+            yield "setsid", MISSING, what, host.typed("sudo apt-get install util-linux")
         elif key == "lock":
             text = f"{what}, the folder of lock: {says}, is not there: nobody can sign in it who measures"
             yield "owner", NOTE, text, host.typed(command("mkdir", "-p", what))

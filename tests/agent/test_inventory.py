@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dgxlab.agent.inventory import Item, hold, inventory, remove, unlockable
+from dgxlab.agent.inventory import Item, hold, inventory, remove, unfit
 from dgxlab.agent.job import Job, sha256
 from dgxlab.agent.root import Root
 from faults import spaces
@@ -271,10 +272,18 @@ def test_age_is_by_the_clock_that_the_files_have(full: Root) -> None:
 
 def test_a_root_without_locks(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said why, before a job finds out."""
-    assert unlockable(root) == ""
+    assert list(unfit(root)) == []
 
     def refuse(fd: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    assert unlockable(root).startswith(f"{root.path}/in-use.lock cannot be locked: No locks available; ")
+    ((key, why),) = unfit(root)
+    assert (key, why.partition(";")[0]) == ("root", f"{root.path}/in-use.lock cannot be locked: No locks available")
+
+
+def test_a_root_that_nothing_runs_from(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounted noexec, on a machine without setsid."""
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [key for key, _ in unfit(root)] == ["root", "setsid"]

@@ -176,3 +176,9 @@ def test_a_root_without_locks(machine: Callable[..., Facts]) -> None:
     why = "/nfs/x/in-use.lock cannot be locked: No locks available"
     told = found(machine(*COMPLETE), DGX, ("root", why))
     assert told["root"] == ("root", "missing", why, EDIT)
+
+
+def test_a_host_without_setsid(machine: Callable[..., Facts]) -> None:
+    """No job could outlive its connection."""
+    told = found(machine(*COMPLETE), DGX, ("setsid", "not found on PATH"))
+    assert told["setsid"][1:] == ("missing", "not found on PATH", "ssh -t me@dgx sudo apt-get install util-linux")
