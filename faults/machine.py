@@ -132,8 +132,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.jobs)
     @rule(which=st.integers(0, MOST_JOBS - 1))
     def cancel(self, which: int) -> None:
-        """End a job."""
+        """End a job, also one that has not begun: it never will."""
         job = self._pick(which)
+        job.may |= STARTED if "staged" in job.may else set()
         with self._faults("cancel"):
             status = self.desk.host.cancel(job.plan.job_id)
             if status.state == "running":

@@ -90,3 +90,15 @@ def test_a_job_that_runs_again_is_found(here: type[Machine]) -> None:
         machine.desk.host.submit(job.plan)
         with pytest.raises(Broken, match="the last word of job"):
             machine.teardown()
+
+
+def test_a_job_that_is_cancelled_before_it_begins(here: type[Machine]) -> None:
+    """Recorded as cancelled, with raw files that make the same record again."""
+    machine = here()
+    with machine.ends:
+        machine.submit(ms=0, how="stage")
+        machine.cancel(0)
+        (job,) = machine.jobs
+        assert job.may == {"done"}
+        machine.teardown()
+    assert machine.met["cancelled"] == 1
