@@ -224,8 +224,11 @@ def _strays(but: int = 0) -> list[int]:
     _libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
     if not adopts.value:
         return []
-    strays = [pid for pid in _children() if pid != but and os.getpgid(pid) not in _beside]
-    return [pid for pid in strays if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+    while True:
+        strays = [pid for pid in _children() if pid != but and os.getpgid(pid) not in _beside]
+        living = [pid for pid in strays if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+        if living == strays:  # otherwise the children of those that were just collected are adopted by now
+            return living
 
 
 def _children() -> list[int]:
