@@ -25,7 +25,7 @@ def _trial(place: Box, random: Random) -> str:
     end = random.choice(("ends", "ends", "cancelled", "killed"))
     name = f"left-{random.getrandbits(40):010x}"
     spec = place.spec(name, ms=random.choice((0, 200)), bench=BENCH, env={"TOY_LEAVES": how or "-"})
-    child = place.start("run", spec, "--host", "near")
+    child = place.start("run", spec, "--host", "box")
     job = appeared(place, name)
     session = sid(job)
     if end != "ends":
@@ -42,7 +42,7 @@ def _trial(place: Box, random: Random) -> str:
         raise Broken(f"cancel of a lost job ended with {cancelled.rc}: {cancelled.err}")
     _gone(name)
     freed(place, job, session)
-    recovered(place, name, place.run("run", spec, "--host", "near"), CELLS)
+    recovered(place, name, place.run("run", spec, "--host", "box"), CELLS)
     _gone(name)
     _told(place, name)
     return f"{end}, {', '.join(HOW[letter] for letter in how) or 'in its group'}"

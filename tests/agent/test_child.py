@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +90,6 @@ def test_nothing_outlives_a_good_end(tmp_path: Path) -> None:
 def test_stdin_is_closed(tmp_path: Path) -> None:
     """A program that reads stdin sees its end at once instead of hanging."""
     assert launch(tmp_path, "cat").ok
-
-
-@pytest.fixture
-def adopts() -> Iterator[None]:
-    """Make this process the parent of what its programs leave running, as the agent is."""
-    child.adopt()
-    yield
-    child._libc.prctl(child.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 DAEMON = """
