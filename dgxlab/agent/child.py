@@ -33,7 +33,7 @@ OUTPUT_LIMIT = 64 << 20
 """Bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
 OUTPUT_LOOK_S = 0.5
 """Pause between looks at how much was printed."""
-FILE_LIMIT = 256 << 20
+FILE_LIMIT = 1 << 30
 """Bytes of any file that a program may write which makes none but its output: CUDA's cache of kernels is one too."""
 
 _libc = ctypes.CDLL(None, use_errno=True)

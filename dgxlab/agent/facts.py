@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,22 +246,28 @@ def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> 
 
 
 def _output(child: subprocess.Popen[bytes], deadline: float) -> str | None:
-    """Return what a program prints, None where it does not end in time, prints too much, or is killed."""
+    """Return what a program prints, None where it does not end in time, prints too much, or is killed.
+
+    It is read until the program has ended: a daemon that it left may hold the pipe for good.
+    """
     assert child.stdout
-    said, open_ = b"", True
+    pipe, end, said = child.stdout.fileno(), os.pidfd_open(child.pid), b""
+    sources = [pipe, end]
     with child:
-        while open_ and len(said) <= ANSWER_LIMIT:
-            if not select.select([child.stdout], [], [], max(LAST_S, deadline - time.monotonic()))[0]:
-                break
-            chunk = os.read(child.stdout.fileno(), 1 << 16)
-            said, open_ = said + chunk, bool(chunk)
-        if open_:
+        try:
+            while ready := select.select(sources, [], [], max(LAST_S, deadline - time.monotonic()))[0]:
+                if pipe not in ready:
+                    return None if child.wait() < 0 else said.decode(errors="replace")
+                chunk = os.read(pipe, 1 << 16)
+                said += chunk
+                if not chunk:
+                    sources.remove(pipe)
+                if len(said) > ANSWER_LIMIT:
+                    break
+        finally:
+            os.close(end)
             child.kill()
-            return None
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(max(LAST_S, deadline - time.monotonic()))
-        child.kill()
-    return None if child.returncode < 0 else said.decode(errors="replace")
+    return None
 
 
 def _os_name() -> str:

@@ -132,15 +132,15 @@ def test_programs_that_hang_share_one_patience(monkeypatch: pytest.MonkeyPatch) 
     assert facts.outputs([["sleep", "30"], ["echo", "hello"], *[["sleep", "30"]] * 9]) == ["", "hello\n", *[""] * 9]
 
 
-def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a pipe that a daemon inherited keep the others from being heard."""
-    monkeypatch.setattr(facts, "PATIENCE_S", 5.0)
+def test_an_answer_without_end_is_none() -> None:
+    """One that a program gave is heard although a daemon that it started holds the pipe."""
     begin = time.monotonic()
-    assert facts.outputs([["yes"], ["echo", "hello"]]) == ["", "hello\n"]
-    assert time.monotonic() - begin < 3
-    monkeypatch.setattr(facts, "PATIENCE_S", 0.3)
-    assert facts.outputs([["sh", "-c", "echo here; sleep 5 &"], ["echo", "hello"]]) == ["", "hello\n"]
-    assert time.monotonic() - begin < 4
+    assert facts.outputs([["yes"], ["sh", "-c", "echo here; sleep 30 &"], ["echo", "hello"]]) == [
+        "",
+        "here\n",
+        "hello\n",
+    ]
+    assert time.monotonic() - begin < 15
 
 
 @pytest.mark.parametrize(
