@@ -2,7 +2,7 @@
 
 git moves the worktree, so ninja compiles only what differs. What is installed is stamped with the sha256 of every
 program and of every library that it really loads: a copy that still loads the other arm's library would measure the
-wrong arm.
+wrong arm. Each job compares what is installed with the stamp before it uses it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from resource import RLIM_INFINITY
 from signal import SIGTERM
+from stat import S_ISREG
 from typing import Any
 
 from dgxlab.agent import child
@@ -27,12 +29,18 @@ from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
+from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.objects import Objects
 from dgxlab.agent.parse import ninja
 from dgxlab.agent.root import Root
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import Arm, BuildStep, Toolchain, build_id, digest, to_json
 
+STAMP = "stamp.json"
+LOOK_S = 0.25
+"""Pause between looks at how far ninja is."""
+SETTLED_S = 1.0
+"""A file that was changed so lately is hashed again: a second change in the same tick of the clock leaves its times."""
 OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
 
 
@@ -43,6 +51,7 @@ class Builder:
         fill: Replaces a plan's placeholders in an argv, given extra ones.
         log: File that receives the output of configure and compile, kept whatever happens.
         on_progress: Called with (done, total, what) as ninja counts.
+        tell: Called with a note for the user.
         keep: Lock descriptors that compilers inherit.
     """
 
@@ -54,6 +63,7 @@ class Builder:
         fill: Callable[..., list[str]],
         log: Path,
         on_progress: Callable[[int, int, str], None],
+        tell: Callable[[str], None],
         keep: Sequence[int] = (),
     ) -> None:
         self.root = root
@@ -61,10 +71,11 @@ class Builder:
         self.fill = fill
         self.log = log
         self.on_progress = on_progress
+        self.tell = tell
         self.keep = keep
 
     def build(self, arm: Arm, step: BuildStep) -> dict[str, Any]:
-        """Return the stamp of the arm's build, making it first where it is not there yet.
+        """Return the stamp of the arm's build, making it first where it is not there, or is not what was installed.
 
         Raises:
             BuildFailed: with the first compiler error and the log's path.
@@ -73,19 +84,25 @@ class Builder:
         begin = time.monotonic()
         identity = build_id(arm.source, arm.cmake, self.toolchain)
         folder = self.root.build(identity)
-        stamp = read_stamp(folder)
+        stamp = installed(folder, identity)
+        if folder.exists() and not stamp:
+            self.tell(f"build {identity} is not what was installed: it is made anew")
         if stamp and set(arm.targets) <= set(stamp["binaries"]):
-            os.utime(folder / "stamp.json")  # its last use, for those who clean
+            os.utime(folder / STAMP)  # its last use, for those who clean
             return {**stamp, "reused": True, "seconds": time.monotonic() - begin}
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
         others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
-        with _exclusive(work, self.keep), _surviving(work):
+        with _exclusive(work) as lock, _surviving(work):
             # the others too: what lies in the work folder of them may be another arm's, who used it last
-            self._compile(arm, replace(step, compile=(*step.compile, *others)), work)
-            made = self._install(arm, work / "cmake", folder, sorted([*arm.targets, *others]))
+            targets = sorted([*arm.targets, *others])
+            self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
+            made = self._install(arm, work / "cmake", folder, targets)
         return {**made, "reused": False, "seconds": time.monotonic() - begin}
 
-    def _compile(self, arm: Arm, step: BuildStep, work: Path) -> None:
+    def _compile(self, arm: Arm, step: BuildStep, work: Path, targets: Sequence[str], lock: int) -> None:
+        for path in (work / "cmake" / "bin").glob("*"):
+            if path.name in targets or OWN_LIBRARY.fullmatch(path.name):
+                path.unlink()  # ninja sees when a program is older than its source, and not that it is another one
         objects = Objects(self.root.objects)
         objects.check_out(work / "src", work / "index", arm.source.commit, arm.source.tree)
         paths = {"src": str(work / "src"), "cmake": str(work / "cmake")}
@@ -94,11 +111,11 @@ class Builder:
         configured = work / "cmake" / "dgxlab-configured"
         wanted = digest([configure, objects.names(arm.source.commit)])
         if not configured.exists() or configured.read_text() != wanted:
-            self._step(configure, step.limit_s, "configuring")
+            self._step(configure, step.limit_s, "configuring", lock)
             configured.write_text(wanted)
-        self._step(self.fill(step.compile, arm.name, **paths), step.limit_s, "compiling")
+        self._step(self.fill(step.compile, arm.name, **paths), step.limit_s, "compiling", lock)
 
-    def _step(self, argv: list[str], limit_s: float, doing: str) -> None:
+    def _step(self, argv: list[str], limit_s: float, doing: str, lock: int) -> None:
         part, errors = self.log.with_suffix(".part"), self.log.with_suffix(".errors")
         self.on_progress(0, 0, doing)
         # an enclosing repository must not lend its commit id to a tree that has no .git of its own
@@ -109,15 +126,22 @@ class Builder:
             stdout=part,
             stderr=errors,
             limit_s=limit_s,
-            keep=self.keep,
-            on_line=self._progress,
+            keep=[*self.keep, lock],  # compilers that outlive the agent keep the folder
+            look=self._watch(part),
             death_signal=SIGTERM,  # ninja then ends its compilers
+            file_limit=RLIM_INFINITY,
         )
-        text = part.read_text(errors="replace") + errors.read_text(errors="replace")
-        with self.log.open("a") as log:
-            log.write(f"$ {' '.join(argv)}\n{text}")
-        part.unlink()
-        errors.unlink()
+        if ended.left:
+            self.tell(f"{doing} left processes running, which were ended: {', '.join(ended.left)}")
+        text = (
+            "" if ended.ok or ended.too_long else part.read_text(errors="replace") + errors.read_text(errors="replace")
+        )
+        with self.log.open("ab") as log:
+            log.write(f"$ {' '.join(argv)}\n".encode())
+            for path in (part, errors):
+                with path.open("rb") as printed:
+                    shutil.copyfileobj(printed, log)
+                path.unlink()
         if not ended.ok:
             raise BuildFailed(
                 f"{doing} failed: {ended.sentence(argv[0], limit_s)}{full_disk(self.root.path)}",
@@ -125,9 +149,20 @@ class Builder:
                 next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
             )
 
-    def _progress(self, line: str) -> None:
-        if counted := ninja.progress(line):
-            self.on_progress(*counted)
+    def _watch(self, printed: Path) -> Callable[[int], float]:
+        """Return a look that tells how far ninja has counted; returns the seconds until the next one."""
+        offset = 0
+
+        def look(pid: int) -> float:
+            nonlocal offset
+            while chunk := whole_lines(printed, offset):
+                offset += len(chunk)
+                for line in chunk.decode(errors="replace").splitlines():
+                    if counted := ninja.progress(line):
+                        self.on_progress(*counted)
+            return LOOK_S
+
+        return look
 
     def _need_tools(self, configure: Sequence[str]) -> None:
         path = base_env()["PATH"]
@@ -149,7 +184,7 @@ class Builder:
             if not (bin_folder / name).exists():
                 shutil.copyfile(path, bin_folder / name)
         stamp = self._stamp(arm, cmake, bin_folder, targets)
-        (incoming / "stamp.json").write_text(json.dumps(stamp, indent=1))
+        (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
         if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
             folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
         settle(incoming, folder)
@@ -179,14 +214,42 @@ class Builder:
         }
 
 
-def read_stamp(folder: Path) -> dict[str, Any] | None:
-    """Return the stamp of an installed build, None when there is none or a program is gone from it."""
+def installed(folder: Path, identity: str) -> dict[str, Any] | None:
+    """Return the stamp of an installed build, None where its programs and libraries are not those that it names.
+
+    All of them are hashed, and nothing else may lie among them: the loader looks there first.
+    """
     try:
-        stamp: dict[str, Any] = json.loads((folder / "stamp.json").read_text())
-    except (OSError, ValueError):
+        stamp: dict[str, Any] = json.loads((folder / STAMP).read_text())
+        wanted = {**stamp["binaries"], **stamp["libraries"]}
+        same = stamp["build_id"] == identity and stamp.keys() >= {"source", "cmake", "toolchain", "cmake_cache"}
+        return stamp if same and _digests(folder) == wanted else None
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    whole = all((folder / "bin" / name).is_file() for name in (*stamp["binaries"], *stamp["libraries"]))
-    return stamp if whole else None
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file in a build's bin, "" of what is no file or, for a program, cannot be started.
+
+    A file whose inode, size and times are those of an earlier hash is not read again: CUDA's library has a gigabyte.
+    """
+    cache = folder / "digests.json"
+    try:
+        known = dict(json.loads(cache.read_text()))
+    except (OSError, ValueError, TypeError):
+        known = {}
+    digests, seen = {}, {}
+    for path in (folder / "bin").iterdir():
+        stat = path.lstat()
+        key = " ".join(map(str, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)))
+        usable = S_ISREG(stat.st_mode) and (OWN_LIBRARY.fullmatch(path.name) or os.access(path, os.X_OK))
+        digests[path.name] = (known.get(key) or sha256(path)) if usable else ""
+        if time.time() - stat.st_ctime > SETTLED_S:
+            seen[key] = digests[path.name]
+    if seen != known:
+        with suppress(OSError):  # a full disk: they are hashed again next time
+            cache.write_text(json.dumps(seen))
+    return digests
 
 
 def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
@@ -214,13 +277,13 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 
 @contextmanager
-def _exclusive(work: Path, keep: Sequence[int]) -> Iterator[None]:
-    """Hold a work folder: two jobs that share it build one after the other."""
+def _exclusive(work: Path) -> Iterator[int]:
+    """Hold a work folder, and give the lock's descriptor: two jobs that share it build one after the other."""
     work.mkdir(parents=True, exist_ok=True)
     fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+        yield fd
     finally:
         os.close(fd)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from resource import RLIM_INFINITY
 from typing import Any
 
 from dgxlab.agent.failure import full_disk
@@ -70,7 +71,8 @@ def _launches(
     """Launch a command as often as it may be, each time under a name of its own."""
     for number in range(ATTEMPTS):
         name = f"{command.role}-{number}" if number else command.role
-        yield name, bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s)
+        # llama-perplexity writes logits, and a harness is compiled
+        yield name, bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

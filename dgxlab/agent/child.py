@@ -1,4 +1,8 @@
-"""Run one program: its own process group, a time limit, its output in files, and no way to outlive the agent unseen."""
+"""Run one program: its own process group, limits of time and output, and an end of all that it started.
+
+A program may leave others running, in a session of their own and with closed descriptors. The kernel gives them to the
+agent, which is a subreaper: whatever child it has that it did not start was left, is ended and named.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,30 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from dgxlab.agent.lock import plain
+from dgxlab.errors import AGAIN, RemoteError
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
 GRACE_S = 5.0
-"""Between TERM and KILL."""
+"""Between TERM and KILL, and after KILL."""
+LEFT_S = 0.2
+"""A process that ends so soon after the program that started it was not left running."""
 NICE = 10
 """What runs beside a measured program yields to it."""
 OUTPUT_LIMIT = 64 << 20
-"""Bytes that it may print, a week of samples of one GPU: one that goes mad must not fill the disk."""
+"""Bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
+OUTPUT_LOOK_S = 0.5
+"""Pause between looks at how much was printed."""
+FILE_LIMIT = 1 << 30
+"""Bytes of any file that a program may write which makes none but its output: CUDA's cache of kernels is one too."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_beside: set[int] = set()
+"""Process groups of what `beside` started."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,8 @@ class Ended:
         started: Unix seconds.
         seconds: Wall time on the monotonic clock.
         timed_out: It ran past its limit and was killed for it.
+        too_long: It printed more than OUTPUT_LIMIT, which is all that was kept.
+        left: What it left running and was ended: `pid 77 (sleep)`.
         pid: Its process id, which is free again.
     """
 
@@ -44,20 +61,34 @@ class Ended:
     started: float
     seconds: float
     timed_out: bool = False
+    too_long: bool = False
+    left: tuple[str, ...] = ()
     pid: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with status 0 by itself."""
-        return self.rc == 0 and not self.timed_out
+        """Whether it exited with status 0 by itself, and its output is whole."""
+        return self.rc == 0 and not self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it went beyond a limit."""
+        return self.timed_out or self.too_long
 
     def sentence(self, program: str, limit_s: float) -> str:
         """Say how it ended, for a reason column: `llama-bench was killed by SIGSEGV`."""
+        if self.too_long:
+            return f"{program} printed more than {OUTPUT_LIMIT >> 20} MiB"
         if self.timed_out:
             return f"{program} ran past its limit of {limit_s:g} s and was killed"
         if self.signal is not None:
             return f"{program} was killed by {signal.Signals(self.signal).name}"
         return f"{program} ended with exit status {self.rc}"
+
+
+def adopt() -> None:
+    """Make this process the parent of all that its programs leave running."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def run(  # noqa: PLR0913 - all but argv by name
@@ -69,50 +100,55 @@ def run(  # noqa: PLR0913 - all but argv by name
     limit_s: float,
     cwd: Path | None = None,
     keep: Sequence[int] = (),
-    on_line: Callable[[str], None] | None = None,
     look: Callable[[int], float] | None = None,
     death_signal: int = signal.SIGKILL,
+    file_limit: int = FILE_LIMIT,
 ) -> Ended:
     """Run `argv` to its end with stdin closed and both streams in files.
 
+    The streams are files and no pipes: a pipe that is inherited stays open, and costs the agent's time.
+
     Args:
         keep: Lock descriptors that the program inherits, so that an orphan still holds them.
-        on_line: Called with each line of stdout as it comes; without it the agent sleeps until the end, or the next
-            look, which costs the measured program nothing.
-        look: Called with its pid once it runs, whenever the seconds that it returned are over, and when it has ended;
-            not beside `on_line`.
+        look: Called with its pid once it runs, whenever the seconds that it returned are over, and when it has ended.
         death_signal: What the kernel sends the program when the agent dies.
+        file_limit: Bytes of any file that it may write; resource.RLIM_INFINITY for who makes large ones.
 
     Raises:
         OSError: if the program cannot be started.
+        RemoteError: if something that it left running cannot be ended.
     """
     started, begin = time.time(), time.monotonic()
     with stdout.open("wb") as out, stderr.open("wb") as err:
+        streams = (out.fileno(), err.fileno())
         child = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if on_line else out,
+            stdout=out,
             stderr=err,
             env=dict(env),
             cwd=cwd,
             pass_fds=tuple(keep),
-            preexec_fn=_prepare(death_signal),  # noqa: PLW1509 - the agent has no threads
+            preexec_fn=_prepare(death_signal, file_limit),  # noqa: PLW1509 - the agent has no threads
         )
+        left: tuple[str, ...] = ()
         try:
-            deadline = begin + limit_s
-            ended = _copy_lines(child, out, on_line, deadline) if on_line else _wait(child, deadline, look)
+            ended = _wait(child, begin + limit_s, look, streams)
         finally:
             # a program's own children must not outlive it: they would measure beside the next run
-            end_group(child)
-            if child.stdout:
-                child.stdout.close()
+            left = _end(child, streams)
+        too_long = _too_long(streams)
+        for fd in streams:
+            os.ftruncate(fd, min(os.fstat(fd).st_size, OUTPUT_LIMIT))
     code = child.returncode
     return Ended(
         rc=code if code >= 0 else None,
         signal=-code if code < 0 else None,
         started=started,
         seconds=time.monotonic() - begin,
-        timed_out=not ended,
+        timed_out=not ended and not too_long,
+        too_long=too_long,
+        left=left,
         pid=child.pid,
     )
 
@@ -125,19 +161,16 @@ def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subp
     Raises:
         OSError: if it cannot be started.
     """
-    agent, die = os.getpid(), _prepare(signal.SIGKILL)
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    limit = OUTPUT_LIMIT if most == resource.RLIM_INFINITY else min(most, OUTPUT_LIMIT)
+    agent, begin = os.getpid(), _prepare(signal.SIGKILL, OUTPUT_LIMIT)
 
     def prepare() -> None:
-        die()
+        begin()
         if os.getppid() != agent:  # it was gone before the kernel was told
             os._exit(1)
         os.nice(NICE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     with output.open("ab") as out:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -145,18 +178,85 @@ def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subp
             env=dict(env),
             preexec_fn=prepare,  # noqa: PLW1509 - the agent has no threads
         )
+    _beside.add(child.pid)
+    return child
 
 
-def end_group(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, ...]:
+    """End what is left of a program and collect it; return what it left running, if it ended by itself.
+
+    Raises:
+        RemoteError: if something of it survives.
+    """
+    left: list[int] = []
+    if _wait(child, time.monotonic()):
+        deadline = time.monotonic() + LEFT_S
+        while (left := _strays(but=child.pid)) and time.monotonic() < deadline:
+            time.sleep(0.005)
+    named = tuple(map(_named, left))
+    _end_group(child, streams)
+    deadline = time.monotonic() + GRACE_S
+    while strays := _strays():
+        if time.monotonic() > deadline:
+            program = Path(str(child.args[0])).name  # type: ignore[index]
+            names = " and ".join(map(_named, strays))
+            raise RemoteError(f"{names}, which {program} left running, cannot be ended", next=AGAIN)
+        for pid in strays:
+            _kill_stray(pid)
+    return named
+
+
+def _end_group(child: subprocess.Popen[bytes], streams: Sequence[int]) -> None:
     """End what is left of a child's process group and collect the child.
 
-    The group is killed before its leader is collected: until then the kernel cannot give the number to anybody else.
+    The group is killed before its leader is collected: until then the kernel gives the number to no other group.
     """
     if not _wait(child, time.monotonic()):
         _signal_group(child.pid, signal.SIGTERM)
-        _wait(child, time.monotonic() + GRACE_S)
+        _wait(child, time.monotonic() + GRACE_S, streams=streams)
     _signal_group(child.pid, signal.SIGKILL)
     child.wait()
+
+
+def _strays(but: int = 0) -> list[int]:
+    """Return the living children that this process did not start and therefore adopted; collect the dead ones."""
+    adopts = ctypes.c_int()
+    _libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    if not adopts.value:
+        return []
+    while True:
+        strays = [pid for pid in _children() if pid != but and os.getpgid(pid) not in _beside]
+        living = [pid for pid in strays if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+        if living == strays:  # otherwise the children of those that were just collected are adopted by now
+            return living
+
+
+def _children() -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid for pid, parent in _parents() if parent == os.getpid()]
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yield each process with its parent."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            yield int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
+
+
+def _kill_stray(pid: int) -> None:
+    """Kill a stray with its group: one that forks on and on would be another process by then."""
+    group = os.getpgid(pid)
+    if group == os.getpgrp():
+        os.kill(pid, signal.SIGKILL)
+    else:
+        _signal_group(group, signal.SIGKILL)
+
+
+def _named(pid: int) -> str:
+    """Return a process in words, `pid 77 (sleep)`."""
+    return f"pid {pid} ({plain(Path(f'/proc/{pid}/comm').read_text())})"
 
 
 def _signal_group(pgid: int, number: int) -> None:
@@ -164,16 +264,30 @@ def _signal_group(pgid: int, number: int) -> None:
         os.killpg(pgid, number)
 
 
-def _prepare(death_signal: int) -> Callable[[], None]:
+def _prepare(death_signal: int, file_limit: int) -> Callable[[], None]:
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    unlimited = resource.RLIM_INFINITY
+    limit = most if file_limit == unlimited else file_limit if most == unlimited else min(file_limit, most)
+
     def prepare() -> None:
         os.setpgid(0, 0)
         _libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
     return prepare
 
 
-def _wait(child: subprocess.Popen[bytes], deadline: float, look: Callable[[int], float] | None = None) -> bool:
-    """Wait for the end without collecting it.
+def _too_long(streams: Sequence[int]) -> bool:
+    return any(os.fstat(fd).st_size > OUTPUT_LIMIT for fd in streams)
+
+
+def _wait(
+    child: subprocess.Popen[bytes],
+    deadline: float,
+    look: Callable[[int], float] | None = None,
+    streams: Sequence[int] = (),
+) -> bool:
+    """Wait for the end without collecting it, and return whether it came before the deadline and too much output.
 
     Not by Popen.wait(timeout), which sleeps up to 50 ms past the end: a short run would feel that.
     """
@@ -182,30 +296,13 @@ def _wait(child: subprocess.Popen[bytes], deadline: float, look: Callable[[int],
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         while True:
-            pause = look(child.pid) if look else math.inf
+            pause = min(look(child.pid) if look else math.inf, OUTPUT_LOOK_S if streams else math.inf)
             left = max(0.0, deadline - time.monotonic())
             ended = bool(poll.poll(min(left, pause) * 1000))
-            if ended or left <= pause:
+            if ended or left <= pause or _too_long(streams):
                 break
         if look:
             look(child.pid)
     finally:
         os.close(fd)
     return ended
-
-
-def _copy_lines(child: subprocess.Popen[bytes], out: object, on_line: Callable[[str], None], deadline: float) -> bool:
-    assert child.stdout is not None
-    poll = select.poll()
-    poll.register(child.stdout, select.POLLIN | select.POLLHUP)
-    rest = b""
-    while True:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return False
-        chunk = os.read(child.stdout.fileno(), 1 << 16)
-        if not chunk:
-            return _wait(child, deadline)
-        out.write(chunk)  # type: ignore[attr-defined]
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            on_line(line.decode(errors="replace"))

@@ -180,9 +180,14 @@ class Conditions:
         single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in grown + shared)
         return [*gauges, *single]
 
-    def flags(self) -> list[Flag]:
-        """Return what speaks against the run, the hard ones first."""
+    def flags(self, left_running: str = "") -> list[Flag]:
+        """Return what speaks against the run, the hard ones first.
+
+        Args:
+            left_running: Says which processes outlived the program, "" for none. They were ended before the next run.
+        """
         found = [*self._throttled(), *self._stuck(), *self._changed(), *self._short_of_memory()]
+        found += [Flag(HOST, "left_running", False, left_running)] if left_running else []
         return sorted([*found, *self._shared(), *self._unwatched()], key=lambda flag: not flag.hard)
 
     @property

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
-KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *COMPILERS, "XDG_CACHE_HOME")
+JOB = "DGXLAB_JOB"
+"""The job that a process belongs to: set for the agent and inherited by all that it starts, so that it can be found."""
+KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *COMPILERS, "XDG_CACHE_HOME", JOB)
 KEEP_PREFIX = ("CCACHE_",)
 """What programs on the host inherit; everything else that could change a result comes from the plan, from hosts.yaml,
 or not at all."""

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import select
 import shutil
 import socket
 import subprocess
@@ -29,12 +30,16 @@ if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary wo
 
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
-TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
+TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi", "setsid", "sha256sum")
 OTHERS = ("git", "ccache")
 """Tools that shape no program, whose versions are told all the same."""
 
+SYSTEMD = tuple(Path(folder, "systemd") for folder in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))
+
 PATIENCE_S = 20.0
 """How long a program may take to say its version or its state."""
+ANSWER_LIMIT = 1 << 20
+"""Bytes that it may say: the longest answer, nvidia-smi's list of its fields, has 30 kB."""
 LAST_S = 0.05
 """What is left at least to a program whose turn comes late: its answer may lie there."""
 
@@ -71,6 +76,7 @@ def gather() -> Facts:
             "cpus": cpus(),
             **_memory(),
             "disk": _disk(settings().root or Path.home()),
+            "logout_kills": logout_kills(user()),
             "gpus": gpus,
             "driver": {"version": _value(gpus, "driver_version"), "cuda": parse_cuda(smi_version)},
             "nvidia_devices": len(gpus) or _nvidia_devices(),
@@ -173,7 +179,28 @@ def _disk(folder: Path) -> dict[str, Any]:
         "path": str(folder),
         "total_mib": found.f_blocks * found.f_frsize >> 20,
         "free_mib": found.f_bavail * found.f_frsize >> 20,
+        "noexec": bool(found.f_flag & os.ST_NOEXEC),
     }
+
+
+def logout_kills(user: str, systemd: Sequence[Path] = SYSTEMD) -> str:
+    """Return the file by which systemd ends a user's processes when the user logs out, "" where it does not.
+
+    Args:
+        systemd: The folders of its configuration, the first of which counts.
+    """
+    main = [folder / "logind.conf" for folder in systemd]
+    extra = {path.name: path for folder in reversed(systemd) for path in folder.glob("logind.conf.d/*.conf")}
+    killer, only, spared = "", set[str](), {"root"}
+    for path in (*[path for path in main if path.is_file()][:1], *[extra[name] for name in sorted(extra)]):
+        for key, value in re.findall(r"^\s*(Kill\w+)\s*=(.*)$", read(str(path)), re.MULTILINE):
+            if key == "KillUserProcesses":
+                killer = str(path) if value.strip().lower() in ("yes", "true", "on", "1") else ""
+            elif key == "KillOnlyUsers":
+                only = only | set(value.split()) if value.strip() else set()
+            elif key == "KillExcludeUsers":
+                spared = spared | set(value.split()) if value.strip() else set()
+    return killer if user not in spared and (not only or user in only) else ""
 
 
 def outputs(commands: Sequence[Sequence[str]]) -> list[str]:
@@ -208,26 +235,39 @@ def _certain(tools: Sequence[str], told: Sequence[str | None]) -> list[str]:
     return [one or "" for one in said]
 
 
-def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str] | None:
+def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     if program is None:
         return None
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     try:
-        return subprocess.Popen(
-            [program, *args], stdin=null, stdout=pipe, stderr=null, env=env, text=True, errors="replace"
-        )
+        return subprocess.Popen([program, *args], stdin=null, stdout=pipe, stderr=null, env=env)
     except OSError:
         return None
 
 
-def _output(child: subprocess.Popen[str], deadline: float) -> str | None:
+def _output(child: subprocess.Popen[bytes], deadline: float) -> str | None:
+    """Return what a program prints, None where it does not end in time, prints too much, or is killed.
+
+    It is read until the program has ended: a daemon that it left may hold the pipe for good.
+    """
+    assert child.stdout
+    pipe, end, said = child.stdout.fileno(), os.pidfd_open(child.pid), b""
+    sources = [pipe, end]
     with child:
         try:
-            said = child.communicate(timeout=max(LAST_S, deadline - time.monotonic()))[0]
-        except subprocess.TimeoutExpired:
+            while ready := select.select(sources, [], [], max(LAST_S, deadline - time.monotonic()))[0]:
+                if pipe not in ready:
+                    return None if child.wait() < 0 else said.decode(errors="replace")
+                chunk = os.read(pipe, 1 << 16)
+                said += chunk
+                if not chunk:
+                    sources.remove(pipe)
+                if len(said) > ANSWER_LIMIT:
+                    break
+        finally:
+            os.close(end)
             child.kill()
-            return None
-    return None if child.returncode < 0 else said
+    return None
 
 
 def _os_name() -> str:

@@ -1,6 +1,7 @@
 """A job's folder on the host: how it appears, whether it runs, how it ended.
 
-Liveness is a lock, never a stored word or a pid: run.lock is held by the agent and by everything it started.
+Liveness is a lock, never a stored word or a pid: run.lock is held by the agent alone. What an agent leaves running when
+it is killed keeps the locks of devices and of the root's folders, and is found by the job's id in its environment.
 
     jobs/<id>/  plan.json  agent.pyz  MANIFEST    written whole, then renamed into place
                 run.lock   started   journal.jsonl   raw/   rc
@@ -8,6 +9,7 @@ Liveness is a lock, never a stored word or a pid: run.lock is held by the agent 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -22,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.agent.boot import settle
-from dgxlab.agent.environment import settings
+from dgxlab.agent.environment import JOB, settings
 from dgxlab.agent.facts import boot_id
-from dgxlab.agent.lock import in_place, lock, locked
+from dgxlab.agent.lock import in_place, lock, locked, plain
 from dgxlab.errors import AGAIN, RemoteError
 
 STAGED = ("plan.json", "agent.pyz")
@@ -107,6 +109,7 @@ class Job:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
+                    env={**os.environ, JOB: self.job_id},
                     cwd="/",
                     check=True,
                 )
@@ -162,25 +165,55 @@ class Job:
         return Status(self.job_id, "done", size, rc)
 
     def cancel(self, patience_s: float = 15.0) -> Status:
-        """End the job's own session of processes and nothing else, and see that its lock comes free.
+        """End all that a job started and nothing else: its agent by TERM, after which it writes its end, and by KILL.
 
         One that has not begun never will.
+
+        Raises:
+            RemoteError: if something of it goes on.
         """
-        state = self.status().state
-        if state == "staged" and not self.set_aside() and (fd := self.begin()) is not None:
+        staged = self.status().state == "staged"
+        if staged and not self.set_aside() and (fd := self.begin()) is not None:
             self.finish(exit_code=130, status="cancelled", message="", next="")
             os.close(fd)
-        if state == "running":
-            sid = json.loads(self._started.read_text())["sid"]
-            deadline = time.monotonic() + patience_s
-            _signal_session(sid, signal.SIGTERM, leader_only=True)
-            while self._held() and time.monotonic() < deadline:
-                time.sleep(0.02)
-            if self._held():
-                _signal_session(sid, signal.SIGKILL, leader_only=False)
-            while self._held() and time.monotonic() < deadline + patience_s:
-                time.sleep(0.02)
+        deadline = time.monotonic() + patience_s
+        if self._held() and (sid := self._sid()) in [pid for pid, _, _ in self._processes()]:
+            os.kill(sid, signal.SIGTERM)
+        while self._held() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        deadline = time.monotonic() + patience_s
+        while living := self._processes():
+            if time.monotonic() > deadline:
+                names = " and ".join(f"pid {pid} ({name})" for pid, _, name in living)
+                raise RemoteError(
+                    f"{names} of job {self.job_id} cannot be ended: the kernel keeps a process until its call returns",
+                    next=f"dgxlab cancel {self.job_id}",
+                )
+            for _, group, _ in living:  # the group: one that forks on and on would be another process by then
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
+            time.sleep(0.02)
         return self.status()
+
+    def _sid(self) -> int:
+        """Return the session of the agent, which it leads; 0 before it has started."""
+        return int(json.loads(self._started.read_text())["sid"]) if self._started.exists() else 0
+
+    def _processes(self) -> list[tuple[int, int, str]]:
+        """Return the pid, the process group and the name of what lives of a job.
+
+        That is its agent's session, and whatever has the job's id in its environment.
+        """
+        sid = self._sid() if self._held() else 0  # a free number may be anybody's session
+        ours, found = f"{JOB}={self.job_id}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                before, _, after = (entry / "stat").read_text().rpartition(")")
+                state, _, group, session = after.split()[:4]
+                of_agent = sid > 0 and int(session) == sid  # the kernel's own processes have 0
+                if state not in "ZX" and (of_agent or ours in (entry / "environ").read_bytes().split(b"\0")):
+                    found.append((int(entry.name), int(group), plain(before.partition("(")[2])))
+        return found
 
     def _held(self) -> bool:
         try:
@@ -274,16 +307,3 @@ def _put(path: Path, value: dict[str, Any]) -> None:
     finally:
         os.close(fd)
     settle(reserved, path)
-
-
-def _signal_session(sid: int, number: int, *, leader_only: bool) -> None:
-    """Signal the processes whose session is `sid`, read from /proc: session ids are not reused while one lives."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or (leader_only and int(entry.name) != sid):
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == sid:
-                os.kill(int(entry.name), number)
-        except (OSError, ValueError, IndexError):
-            continue

@@ -27,6 +27,8 @@ PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {
     "batched-bench": batched_bench.parse,
 }
 
+LAST_WORDS = 4096
+"""Bytes of a stream's end among which a program's last line is looked for."""
 RERUNS = 3
 """How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
 RERUN_AT_MOST = 20
@@ -42,12 +44,15 @@ class Launch:
     stderr: Path
 
     def text(self) -> str:
-        """Return stdout; undecodable bytes are replaced, so that parsers see them as damage."""
-        return self.stdout.read_text(errors="replace")
+        """Return stdout, "" of a program that printed too much; undecodable bytes are replaced: parsers see damage."""
+        return self._read(self.stdout)
 
     def errors(self) -> str:
-        """Return stderr."""
-        return self.stderr.read_text(errors="replace")
+        """Return stderr, "" of a program that printed too much."""
+        return self._read(self.stderr)
+
+    def _read(self, path: Path) -> str:
+        return "" if self.ended.too_long else path.read_text(errors="replace")
 
     def raw(self) -> dict[str, Any]:
         """Return path, digest and size of both files, relative to the job's folder."""
@@ -61,8 +66,13 @@ class Launch:
 
     def last_words(self) -> str:
         """Return the last line of stderr, or of stdout: usually the program's own reason."""
-        lines = [line.strip() for line in (self.errors() or self.text()).splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "it printed nothing"
+        for path in (self.stderr, self.stdout):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - LAST_WORDS))
+                said = file.read().decode(errors="replace").strip()
+            if said:
+                return said.splitlines()[-1].strip()[:300]
+        return "it printed nothing"
 
 
 @dataclass(frozen=True)
@@ -102,12 +112,14 @@ class Bench:
     Attributes:
         pids: Of every program launched so far.
         telemetry: What is sampled beside them.
+        tell: Called with a note for the user.
     """
 
-    def __init__(self, raw: Path, keep: Sequence[int], telemetry: Telemetry) -> None:
+    def __init__(self, raw: Path, keep: Sequence[int], telemetry: Telemetry, tell: Callable[[str], None]) -> None:
         self.raw = raw
         self.keep = keep
         self.telemetry = telemetry
+        self.tell = tell
         self.pids: set[int] = set()
 
     def launch(
@@ -117,14 +129,24 @@ class Bench:
         env: Mapping[str, str],
         limit_s: float,
         look: Callable[[int], float] | None = None,
+        file_limit: int = child.FILE_LIMIT,
     ) -> Launch:
-        """Run one program to its end; `name` becomes its raw files' names, and `look` is as in `child.run`."""
+        """Run one program to its end; `name` becomes its raw files' names, the rest is as in `child.run`."""
         stem = name.replace(":", "-")
         stdout, stderr = self.raw / f"{stem}.out", self.raw / f"{stem}.err"
         ended = child.run(
-            argv, env=measured_env(env), stdout=stdout, stderr=stderr, limit_s=limit_s, keep=self.keep, look=look
+            argv,
+            env=measured_env(env),
+            stdout=stdout,
+            stderr=stderr,
+            limit_s=limit_s,
+            keep=self.keep,
+            look=look,
+            file_limit=file_limit,
         )
         self.pids.add(ended.pid)
+        if ended.left:
+            self.tell(left_running(name, ended))
         return Launch(ended, stdout, stderr)
 
     def gate(self, step: GateStep, argv: Sequence[str], baseline: Gated | None = None) -> Gated:
@@ -173,7 +195,7 @@ class Bench:
         reasons = gate.judge_gate(reading, rc, step.gate)
         if step.gate.engaged not in launched.errors():
             reasons = (*reasons, not_engaged(step.gate.engaged, "test-backend-ops"))
-        if (rc != 0 or launched.ended.timed_out) and not reading.failed:
+        if (rc != 0 or launched.ended.stopped) and not reading.failed:
             reasons = (launched.ended.sentence("test-backend-ops", step.limit_s), *reasons)
         if reasons and not reading.failed:
             reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(self.raw)}")
@@ -233,10 +255,15 @@ class Bench:
             "before": to_json(before),
             "after": to_json(after),
             "telemetry": to_json(conditions.telemetry()),
-            "flags": to_json(conditions.flags()),
+            "flags": to_json(conditions.flags(left_running(name, launched.ended))),
             "raw": launched.raw(),
         }
         return Attempt(fields, again)
+
+
+def left_running(name: str, ended: child.Ended) -> str:
+    """Say what a program left running, "" for nothing."""
+    return f"{name} left processes running, which were ended: {', '.join(ended.left)}" if ended.left else ""
 
 
 def forgiven(reading: GateReading, rc: int) -> tuple[GateReading, int]:

@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RLIM_INFINITY
 from typing import Any, ClassVar
 
 from dgxlab import __version__
-from dgxlab.agent import facts, models
+from dgxlab.agent import child, facts, models
 from dgxlab.agent.archive import digests
 from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
@@ -31,7 +32,7 @@ from dgxlab.agent.measure import Bench, Gated
 from dgxlab.agent.root import Root
 from dgxlab.agent.runs import Runs
 from dgxlab.agent.telemetry import Telemetry
-from dgxlab.errors import DgxlabError, GateFailed, RemoteError, UsageError
+from dgxlab.errors import AGAIN, DgxlabError, GateFailed, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
     BuildStep,
@@ -65,16 +66,16 @@ class Cancelled(BaseException):
 class Worker:
     """One job being carried out."""
 
-    def __init__(self, job: Job, root: Root, plan: Plan, keep: int) -> None:
+    def __init__(self, job: Job, root: Root, plan: Plan) -> None:
         self.job = job
         self.root = root
         self.plan = plan
-        self.keep = [keep, hold(root)]
+        self.keep = [hold(root)]
         self.journal = Journal(job.journal)
         self.facts = facts.gather()
         gpus = self.facts.details["gpus"]
         measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in devices(plan, gpus)}
-        self.bench = Bench(job.raw, self.keep, Telemetry(job.raw, job.folder / "agent.pyz", measured))
+        self.bench = Bench(job.raw, self.keep, Telemetry(job.raw, job.folder / "agent.pyz", measured), self._note)
         self.claim = Claim(
             plan,
             gpus,
@@ -173,6 +174,7 @@ class Worker:
             fill=self.fill,
             log=log,
             on_progress=lambda done, total, note: self._progress(step.id, done, total, note),
+            tell=self._note,
             keep=self.keep,
         )
         stamp = builder.build(arm, step)
@@ -191,7 +193,9 @@ class Worker:
                 step,
                 model_id(step.recipe),
                 path,
-                lambda name, argv: self.bench.launch(name, self.fill(tuple(argv), step.arm), {}, step.limit_s),
+                lambda name, argv: self.bench.launch(
+                    name, self.fill(tuple(argv), step.arm), {}, step.limit_s, file_limit=RLIM_INFINITY
+                ),
                 source=Path(self.models[step.arm, step.of]["path"]) if step.of else None,
             )
         self.models[step.arm, step.model] = fields
@@ -199,9 +203,13 @@ class Worker:
 
     def _probe(self, step: ProbeStep) -> None:
         launched = self.bench.launch(step.id, self.fill(step.argv, step.arm), {}, step.limit_s)
+        program = Path(step.argv[0]).name
+        if launched.ended.stopped:
+            raise RemoteError(
+                f"{launched.ended.sentence(program, step.limit_s)}, asked which flags it knows", next=AGAIN
+            )
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
         unknown = [flag for flag in step.flags if flag not in known]
-        program = Path(step.argv[0]).name
         if unknown and (full := full_disk(self.job.raw)):
             raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean())
         if unknown:
@@ -283,6 +291,9 @@ class Worker:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
+    def _note(self, note: str) -> None:
+        self.journal.emit("note", note=note)
+
     def _progress(self, step: str, done: int, total: int, note: str) -> None:
         now, (last, at) = time.monotonic(), self._last_progress
         if step != last or now - at >= PROGRESS_S or done == total:
@@ -303,12 +314,12 @@ class End:
 def work(folder: Path) -> None:
     """Run a staged job to its end; does nothing if it was started before."""
     job = Job(folder)
-    keep = job.begin()
-    if keep is None:
+    if job.begin() is None:
         return
+    child.adopt()
     signal.signal(signal.SIGTERM, _cancel)
     try:
-        end = _carry_out(job, Root(folder.parent.parent), keep)
+        end = _carry_out(job, Root(folder.parent.parent))
     except Cancelled:
         end = End(130, "cancelled")
     except DgxlabError as error:
@@ -321,8 +332,8 @@ def work(folder: Path) -> None:
     job.finish(**vars(end))
 
 
-def _carry_out(job: Job, root: Root, keep: int) -> End:
-    worker = Worker(job, root, from_json(Plan, json.loads(job.plan.read_text())), keep)
+def _carry_out(job: Job, root: Root) -> End:
+    worker = Worker(job, root, from_json(Plan, json.loads(job.plan.read_text())))
     try:
         error = worker.carry_out()
         end = _failed(error) if error else End(0, "done")

@@ -15,7 +15,7 @@ from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, Qui
 from dgxlab.cli._out import Out, clean, table
 from dgxlab.cli._tables import show
 from dgxlab.cli.ab import leave
-from dgxlab.errors import AGAIN, DgxlabError, JobLost
+from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError
 
 if TYPE_CHECKING:
     from dgxlab.store import Job
@@ -108,7 +108,11 @@ def cancel(
     with lab(db, create=host is not None) as opened:
         with naming_a_host():
             connected, found = find(opened, job, host)
-        status = connected.cancel(found)
+        try:
+            status = connected.cancel(found)
+        except RemoteError:  # something of it goes on; that it ended is recorded all the same
+            settle(opened, connected, None, lambda event: None)
+            raise
         settle(opened, connected, None, lambda event: None)
     out.result(
         {"job": found, "state": status.state, "rc": status.rc},

@@ -11,9 +11,11 @@ from faults.kinds.canary import CANARY
 from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
 from faults.kinds.fuzz import FUZZ
+from faults.kinds.leftover import LEFTOVER
 from faults.kinds.machine import MACHINE
 from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.raw import RAW
+from faults.kinds.replaced import REPLACED
 from faults.kinds.trust import UNTRUSTED
 from faults.kinds.yaml import YAML
 
@@ -23,6 +25,8 @@ _ORDER: tuple[Fault[Any], ...] = (
     BLACKHOLE,
     UNTRUSTED,
     agent.KILLED,
+    LEFTOVER,
+    REPLACED,
     reboot.REBOOT,
     power.POWER,
     root.ROOT,

@@ -99,7 +99,7 @@ class Scripted(Bench):
     """A bench whose programs are not run."""
 
     def __init__(self, world: World, keep: Sequence[int]) -> None:
-        super().__init__(world.folder, keep, Thermometer(world))  # type: ignore[arg-type]
+        super().__init__(world.folder, keep, Thermometer(world), lambda note: None)  # type: ignore[arg-type]
         self.world = world
 
     def run(self, step: RunStep, argv: Sequence[str], name: str, disturbance: object, absent: object = ()) -> Attempt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -91,18 +92,74 @@ def test_stdin_is_closed(tmp_path: Path) -> None:
     assert launch(tmp_path, "cat").ok
 
 
-def test_lines_arrive_and_are_logged(tmp_path: Path) -> None:
-    """With on_line each line is seen, and the file holds them all."""
-    seen: list[str] = []
-    ended = launch(tmp_path, "sh", "-c", "echo a; echo b; printf c", on_line=seen.append)
+DAEMON = """
+import os, sys, time
+how = sys.argv[1]
+if os.fork():
+    os._exit(0)
+if "own session" in how:
+    os.setsid()
+if "closed" in how:
+    os.closerange(0, 100)
+while True:
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+    if "forks" in how and os.fork():
+        os._exit(0)
+    time.sleep(0.02 if "forks" in how else 60)
+"""
+
+
+@pytest.mark.parametrize("how", ["group", "own session", "own session, closed", "own session, closed, forks"])
+def test_what_a_program_leaves_running_is_ended_and_named(tmp_path: Path, adopts: None, how: str) -> None:
+    """Also in a session of its own, with closed descriptors, and when it is another process every 20 ms."""
+    ended = launch(tmp_path, sys.executable, "-c", DAEMON, how, cwd=tmp_path)
     assert ended.ok
-    assert seen == ["a", "b"]
-    assert (tmp_path / "out").read_text() == "a\nb\nc"
+    assert len(ended.left) == 1
+    assert "(python" in ended.left[0]
+    time.sleep(0.1)
+    assert not alive(int((tmp_path / "pid").read_text()))
+    assert child._strays() == []
 
 
-def test_limit_holds_with_lines_too(tmp_path: Path) -> None:
-    """A compiler that hangs without output is ended."""
-    assert launch(tmp_path, "sleep", "60", limit_s=0.3, on_line=lambda line: None).timed_out
+def test_what_ends_right_after_its_program_was_not_left(tmp_path: Path, adopts: None) -> None:
+    """And what `beside` started is no program's."""
+    sampler = child.beside(["sh", "-c", "sleep 60 & wait"], env=ENV, output=tmp_path / "sampled")
+    assert launch(tmp_path, "sh", "-c", "setsid sleep 0.05 &").left == ()
+    assert sampler.poll() is None
+    sampler.kill()
+    sampler.wait()
+    assert launch(tmp_path, "true").left == ()  # of the sampler there is a sleep
+    os.killpg(sampler.pid, signal.SIGKILL)
+
+
+def test_children_are_found_on_a_kernel_that_does_not_list_them(
+    tmp_path: Path, adopts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then every process is looked at."""
+    listed = Path.read_text
+    unlisted = lambda path, *args: listed(path.with_name("none") if path.name == "children" else path, *args)  # noqa: E731
+    monkeypatch.setattr(Path, "read_text", unlisted)
+    assert len(launch(tmp_path, "setsid", "-f", "sleep", "60").left) == 1
+
+
+def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a program that goes beyond its limit: ended, with what was kept, and the reason; on stderr too."""
+    monkeypatch.setattr(child, "OUTPUT_LIMIT", 1 << 20)
+    monkeypatch.setattr(child, "OUTPUT_LOOK_S", 0.05)
+    for words in ("yes", "yes >&2"):
+        ended = launch(tmp_path, "sh", "-c", words, file_limit=resource.RLIM_INFINITY)
+        assert (ended.too_long, ended.timed_out, ended.ok) == (True, False, False)
+        assert ended.seconds < 5
+        assert ended.sentence("llama-bench", 20) == "llama-bench printed more than 1 MiB"
+        assert max((tmp_path / name).stat().st_size for name in ("out", "err")) == 1 << 20
+
+
+def test_no_file_grows_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel ends a program that writes faster than it is looked at."""
+    monkeypatch.setattr(child, "OUTPUT_LIMIT", 1 << 20)
+    ended = launch(tmp_path, "yes", file_limit=2 << 20, look=lambda pid: 60.0)
+    assert (ended.too_long, ended.signal) == (True, signal.SIGXFSZ)
 
 
 def test_kept_descriptors_are_inherited(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,43 @@ def test_programs_that_hang_share_one_patience(monkeypatch: pytest.MonkeyPatch) 
     """What answers is told; what hangs is given up all at once, however many there are."""
     monkeypatch.setattr(facts, "PATIENCE_S", 0.3)
     assert facts.outputs([["sleep", "30"], ["echo", "hello"], *[["sleep", "30"]] * 9]) == ["", "hello\n", *[""] * 9]
+
+
+def test_an_answer_without_end_is_none() -> None:
+    """One that a program gave is heard although a daemon that it started holds the pipe."""
+    begin = time.monotonic()
+    assert facts.outputs([["yes"], ["sh", "-c", "echo here; sleep 30 &"], ["echo", "hello"]]) == [
+        "",
+        "here\n",
+        "hello\n",
+    ]
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize(
+    ("files", "killer"),
+    [
+        ({}, ""),
+        ({"etc/logind.conf": "[Login]\n#KillUserProcesses=yes\n"}, ""),
+        ({"etc/logind.conf": "[Login]\nKillUserProcesses=yes\n"}, "etc/logind.conf"),
+        ({"lib/logind.conf": "KillUserProcesses=yes", "etc/logind.conf": "KillUserProcesses=no"}, ""),
+        (
+            {"etc/logind.conf": "KillUserProcesses=no", "lib/logind.conf.d/9.conf": "KillUserProcesses = true"},
+            "lib/logind.conf.d/9.conf",
+        ),
+        ({"lib/logind.conf.d/9.conf": "KillUserProcesses=yes", "etc/logind.conf.d/9.conf": ""}, ""),
+        ({"etc/logind.conf": "KillUserProcesses=yes\nKillExcludeUsers=bob alice"}, ""),
+        ({"etc/logind.conf": "KillUserProcesses=yes\nKillOnlyUsers=bob"}, ""),
+        ({"etc/logind.conf": "KillUserProcesses=yes\nKillOnlyUsers=alice"}, "etc/logind.conf"),
+    ],
+)
+def test_who_ends_jobs_at_logout(tmp_path: Path, files: dict[str, str], killer: str) -> None:
+    """What systemd reads last counts, and whom it spares."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = facts.logout_kills("alice", (tmp_path / "etc", tmp_path / "lib"))
+    assert found == (str(tmp_path / killer) if killer else "")
 
 
 KILLED_ONCE = """#!/bin/sh

@@ -17,6 +17,7 @@ import pytest
 
 from dgxlab.agent.job import Job, sha256
 from dgxlab.errors import RemoteError
+from tests.agent.test_child import alive
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -121,6 +122,45 @@ def test_cancel_ends_a_deaf_agent(job: Job) -> None:
     assert status.state == "lost"
     with (job.folder / "run.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def leave_running(job: Job, *options: str) -> int:
+    """Let a running job's agent have left a process in a session of its own; returns its pid."""
+    environ = Path(f"/proc/{json.loads((job.folder / 'started').read_text())['pid']}/environ").read_bytes()
+    env = dict(word.split("=", 1) for word in environ.decode().strip("\0").split("\0"))
+    subprocess.run(
+        ["setsid", "-f", "sh", "-c", f"echo $$ >{job.folder}/left; exec sleep 60", *options], env=env, check=True
+    )
+    while not (job.folder / "left").exists() or not (job.folder / "left").read_text():
+        time.sleep(0.01)
+    return int((job.folder / "left").read_text())
+
+
+def test_cancel_ends_what_a_dead_agent_left_running(job: Job) -> None:
+    """The job is lost as soon as its agent is gone; what goes on is found all the same, and nothing else is ended."""
+    job.start()
+    left = leave_running(job)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        os.kill(json.loads((job.folder / "started").read_text())["pid"], 9)
+        wait_for(job, "lost")
+        assert Path(f"/proc/{left}/comm").read_text() == "sleep\n"
+        assert job.cancel().state == "lost"
+        assert not alive(left)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_cancel_names_what_it_cannot_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that the kernel keeps is told, and no end is claimed."""
+    job.start()
+    left = leave_running(job)
+    (job.folder / "hold").unlink()
+    with monkeypatch.context() as deaf:
+        deaf.setattr(os, "killpg", lambda group, number: None)
+        with pytest.raises(RemoteError, match=rf"pid {left} \(sleep\) of job {job.job_id} cannot be ended") as caught:
+            job.cancel(patience_s=0.3)
+    assert caught.value.next == f"dgxlab cancel {job.job_id}"
+    assert job.cancel().state == "done"
 
 
 def test_asking_does_not_disturb_the_start(job: Job) -> None:

@@ -238,7 +238,7 @@ def test_the_reference_agrees_with_ggml(host: Path, kind: str, llama_bin: Path) 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_every_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
-    """Both products of either kind of weights, tails in m, n and k, wild scales, odd addresses, refusals; whichever thread runs first."""
+    """Each product, tails in m, n and k, wild scales, odd addresses, refusals; whichever thread runs first."""
     ran = run(emulated, "edges", reverse=reverse)
     assert ran.returncode == 0, ran.stderr
     assert "FAIL" not in ran.stderr

@@ -1,0 +1,93 @@
+"""Programs that leave processes running: those are ended and told, whatever they did to go unseen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+from faults.aftermath import FREE_S, appeared, freed, recovered, sid
+from faults.fault import Broken, Fault
+from faults.host import Box, box, ended
+
+BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17))
+CELLS = 4
+HOW = {"s": "own session", "c": "closed", "t": "deaf", "f": "forks on"}
+"""What a process does that is left: see TOY_LEAVES of tests/toy.py."""
+
+
+def _trial(place: Box, random: Random) -> str:
+    """Let every launch leave something, and the job end by itself, by `cancel`, or by the death of its agent."""
+    how = "".join(letter for letter in HOW if random.random() < 0.5)
+    end = random.choice(("ends", "ends", "cancelled", "killed"))
+    name = f"left-{random.getrandbits(40):010x}"
+    spec = place.spec(name, ms=random.choice((0, 200)), bench=BENCH, env={"TOY_LEAVES": how or "-"})
+    child = place.start("run", spec, "--host", "box")
+    job = appeared(place, name)
+    session = sid(job)
+    if end != "ends":
+        time.sleep(random.random())
+    if end == "killed":
+        with suppress(ProcessLookupError):
+            os.kill(session, signal.SIGKILL)
+    if end != "ends" and (cancelled := place.run("cancel", job.job_id)).rc != 0:
+        raise Broken(f"cancel ended with {cancelled.rc}: {cancelled.err}")
+    ran = ended(child)
+    if ran.rc not in {"ends": (0,), "cancelled": (0, 130), "killed": (0, 12)}[end]:
+        raise Broken(f"the command ended with {ran.rc}: {ran.err}")
+    if end == "killed" and (cancelled := place.run("cancel", job.job_id)).rc != 0:
+        raise Broken(f"cancel of a lost job ended with {cancelled.rc}: {cancelled.err}")
+    _gone(name)
+    freed(place, job, session)
+    recovered(place, name, place.run("run", spec, "--host", "box"), CELLS)
+    _gone(name)
+    _told(place, name)
+    return f"{end}, {', '.join(HOW[letter] for letter in how) or 'in its group'}"
+
+
+def _gone(name: str) -> None:
+    """See that nothing lives that an experiment's programs started.
+
+    Raises:
+        Broken: if something does.
+    """
+    deadline = time.monotonic() + FREE_S
+    while living := _living(f"TOY_NAME={name}"):
+        if time.monotonic() > deadline:
+            raise Broken(f"{FREE_S:.0f} s later there are processes that {name} left: {living}")
+        time.sleep(0.02)
+
+
+def _living(word: str) -> list[int]:
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if word.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def _told(place: Box, name: str) -> None:
+    """See that every run says what it left.
+
+    Raises:
+        Broken: if one does not.
+    """
+    sql = """SELECT run_id FROM runs JOIN jobs USING (job_id) WHERE jobs.name = ? AND status = 'valid'
+        AND run_id NOT IN (SELECT run_id FROM flags WHERE kind = 'left_running')"""
+    with place.store() as store:
+        if silent := store.rows(sql, (name,)):
+            raise Broken(f"runs do not say what they left: {silent}")
+
+
+LEFTOVER = Fault(
+    "leftover",
+    "programs that leave processes running: in their own session, without descriptors, deaf, forking on",
+    100,
+    "0 alive after a run, a cancel, or the agent's death and a cancel; every run is flagged; locks free",
+    box,
+    _trial,
+)
