@@ -9,7 +9,8 @@ from __future__ import annotations
 import shlex
 
 AGAIN = "run the same command again"
-"""As `next` of an error that another attempt may mend: `cli`, which knows the command line, prints that instead."""
+"""As `next` of an error that another attempt may mend, maybe ` with` one more option: `cli`, which knows the command
+line, prints that instead."""
 
 
 def edit(path: object) -> str:

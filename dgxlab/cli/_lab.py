@@ -87,13 +87,15 @@ def store(db: Path | None, *, create: bool = False, project: Path | None = None)
 
 
 @contextmanager
-def lab(db: Path | None, *, create: bool = False, project: Path | None = None) -> Iterator[Lab]:
+def lab(
+    db: Path | None, *, create: bool = False, project: Path | None = None, trust_source: bool = False
+) -> Iterator[Lab]:
     """Open everything that a use case needs."""
     from dgxlab.lab import Lab
     from dgxlab.source import PinCache, default_path
 
     with store(db, create=create, project=project) as opened:
-        yield Lab(opened, PinCache(default_path()), connect)
+        yield Lab(opened, PinCache(default_path(), trusted=trust_source), connect)
 
 
 @contextmanager

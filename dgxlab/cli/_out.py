@@ -120,8 +120,8 @@ def show_error(error: DgxlabError) -> None:
 
 def as_typed(next: str) -> str:
     """Return the command to type: this one again where that mends it, and of the same record where one was named."""
-    if next == AGAIN:
-        return typed()
+    if next.startswith(AGAIN):
+        return typed() + next.removeprefix(AGAIN).removeprefix(" with")
     words = next.split()
     if words[:1] == ["dgxlab"] and words[1] in OF_A_RECORD and (db := _named_db()):
         return f"{next} --db {shlex.quote(db)}"
