@@ -65,7 +65,7 @@ QUIET = (
 """Never a program that a repository names, never housekeeping that removes what no ref names."""
 
 READ_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
-"""Keeps git from writing an index, and from fetching what a repository lacks with a command that the repository names."""
+"""Keeps git from writing an index, and from fetching what a repository lacks with a program that it names."""
 
 
 class GitError(SpecError):
