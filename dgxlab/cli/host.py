@@ -13,7 +13,7 @@ import typer
 from dgxlab.cli._lab import connect, hosts_files, lab_if_any
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, agreed, table, typed
-from dgxlab.errors import AGAIN, HostError, SpecError, UsageError
+from dgxlab.errors import AGAIN, HostError, SpecError, UsageError, one_line
 
 app = typer.Typer(help="Add, list, check and clean hosts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -227,7 +227,7 @@ def _lines(facts: Any) -> list[str]:
         ("python", details["python"]),
         *((name, _tool(details, name)) for name in ("git", "ninja", "ccache")),
     ]
-    return [f"{name:8}{value}" for name, value in rows]
+    return [f"{name:8}{one_line(value)}" for name, value in rows]
 
 
 def _tool(details: Mapping[str, Any], name: str) -> str:
