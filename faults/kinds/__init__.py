@@ -15,6 +15,7 @@ from faults.kinds.machine import MACHINE
 from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.raw import RAW
 from faults.kinds.trust import UNTRUSTED
+from faults.kinds.versions import VERSIONS
 from faults.kinds.yaml import YAML
 
 _ORDER: tuple[Fault[Any], ...] = (
@@ -32,6 +33,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     CANARY,
     COMMIT,
     crowd.CROWD,
+    VERSIONS,
     clock.SET,
     MACHINE,
 )
