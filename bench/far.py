@@ -17,7 +17,7 @@ from tests.sshd import Sshd, make_key, sshd
 
 @dataclass(frozen=True)
 class Far:
-    """A place whose project knows a host `box`: this machine, by way of an sshd.
+    """A place whose user knows a host `box`: this machine, by way of an sshd.
 
     Attributes:
         here: The place; home/.ssh in it lets the client in.
@@ -58,7 +58,7 @@ def far(files: Mapping[str, str] = toy.FILES, within: Sequence[str] = ()) -> Ite
         keys = here.folder / "home" / ".ssh"
         keys.mkdir(mode=0o700)
         (keys / "authorized_keys").write_text(make_key(keys / "id_ed25519"))
-        (here.project / "hosts.yaml").write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
+        here.hosts.write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
         with sshd(here.folder / "sshd", keys / "authorized_keys", within=within) as server:
             made = Far(here, server)
             made.reach(server.port)

@@ -67,6 +67,11 @@ class Place:
             "COLUMNS": "120",
         }
 
+    @property
+    def hosts(self) -> Path:
+        """The user's hosts.yaml."""
+        return self.folder / "home" / ".config" / "dgxlab" / "hosts.yaml"
+
     def spec(
         self, name: str, bench: Sequence[Mapping[str, Any]] = TOY_BENCH, series: Sequence[str] = (), **fields: Any
     ) -> Path:
@@ -140,7 +145,7 @@ def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
     folder = Path(tempfile.mkdtemp(prefix="dgxlab-bench-")).resolve()
     try:
         made = Place(folder, toy.make_repository(folder / "repository", files))
-        (folder / "home").mkdir()
+        made.hosts.parent.mkdir(parents=True)
         (made.project / "patches").mkdir(parents=True)
         (made.project / "toy.gguf").write_bytes(b"GGUF" + bytes(60))
         yield made

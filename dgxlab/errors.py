@@ -6,10 +6,30 @@ Every error is one sentence that says what happened and why, and the next comman
 
 from __future__ import annotations
 
+import re
 import shlex
 
 AGAIN = "run the same command again"
-"""As `next` of an error that another attempt may mend: `cli`, which knows the command line, prints that instead."""
+"""As `next` of an error that another attempt may mend, maybe ` with` one more option: `cli`, which knows the command
+line, prints that instead."""
+
+
+UNSEEN = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+"""Characters that control a terminal, turn the order of what is shown, or are none; a regex."""
+
+
+def one_line(text: str) -> str:
+    r"""Return text as one line in which everything can be seen; a host's own words must not pass for lines of ours.
+
+    >>> one_line("disk full\nnext: reboot\x1b[2J")
+    'disk full next: reboot\\u001b[2J'
+    """
+    return escaped(re.sub(r"[\t\n\v\f\r\x85\u2028\u2029]+", " ", text))
+
+
+def escaped(text: str) -> str:
+    r"""Return text with every UNSEEN character written as \uXXXX, which in a string of JSON means the same."""
+    return re.sub(UNSEEN, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def edit(path: object) -> str:

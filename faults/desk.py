@@ -156,7 +156,7 @@ def desk() -> Iterator[Desk]:
 def _made(place: OnDisk, made: Disk, boot_id: Path) -> Desk:
     here = place.there.here
     base = load(place.spec("base", bench=BENCH, gates=[]), host="box")
-    entry = find_host("box", [here.project / "hosts.yaml"])
+    entry = find_host("box", [here.hosts])
     way = SshTransport("box", entry.ssh, entry.root, entry.python)
     record = here.folder / "no-record.db"
     with Store.open(record) as store:

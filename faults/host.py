@@ -199,7 +199,7 @@ def box(within: Sequence[str] = ()) -> Iterator[Box]:
             "box": {"ssh": "box", "python": sys.executable, "env": env},
             "near": {"local": True, "root": str(there.root), "env": env},
         }
-        (there.here.project / "hosts.yaml").write_text(json.dumps(hosts))
+        there.here.hosts.write_text(json.dumps(hosts))
         ran = made.run("run", made.spec("warm"), "--host", "box")
         if ran.rc != 0:
             raise Broken(f"a run without a fault ended with {ran.rc}: {ran.err}")

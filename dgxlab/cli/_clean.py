@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.cli._out import plural, table
+from dgxlab.errors import one_line
 from dgxlab.units import size
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def hint(candidates: Sequence[Candidate], host: str, kinds: Sequence[str], days:
 
 def outcome(cleaned: Cleaned) -> str:
     """Return what is gone, and what stayed against the plan."""
-    stayed = [f"{candidate.item.kind} {candidate.item.name} stays: {candidate.kept}" for candidate in cleaned.kept]
+    kept = [(candidate.item, candidate.kept) for candidate in cleaned.kept]
+    stayed = [one_line(f"{item.kind} {item.name} stays: {reason}") for item, reason in kept]
     return "\n".join([*stayed, f"removed {plural(len(cleaned.removed), 'thing')}, {_total(cleaned.removed)}"])
 
 

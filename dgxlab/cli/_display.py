@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from dgxlab.agent.parse.judge import shown
-from dgxlab.cli._out import Out, clean
+from dgxlab.cli._out import Out
+from dgxlab.errors import one_line
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, about, check_from_json
 from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
@@ -173,7 +174,7 @@ def display(out: Out) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
         def show(event: Mapping[str, Any]) -> None:
             for line in said.of(event):
-                out.note(line)
+                out.note(one_line(line))
 
         yield show
 
@@ -207,16 +208,16 @@ class _Bar:
 
     def show(self, event: Mapping[str, Any]) -> None:
         for line in self.lines.of(event):
-            self.console.print(clean(line), markup=False)
+            self.console.print(one_line(line), markup=False)
         if event["event"] == "progress":
             total = event["total"] or None
             self.progress.update(
-                self.task, description=clean(f"{event['id']} {event['note']}"), completed=event["done"], total=total
+                self.task, description=one_line(f"{event['id']} {event['note']}"), completed=event["done"], total=total
             )
         elif event["event"] == "chain":
             self.progress.update(
                 self.task,
-                description=clean(f"{event['id']} {place(event)}"),
+                description=one_line(f"{event['id']} {place(event)}"),
                 completed=event["done"],
                 total=event["total"],
                 refresh=True,  # runs may be shorter than the time between two pictures

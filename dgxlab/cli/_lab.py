@@ -87,13 +87,15 @@ def store(db: Path | None, *, create: bool = False, project: Path | None = None)
 
 
 @contextmanager
-def lab(db: Path | None, *, create: bool = False, project: Path | None = None) -> Iterator[Lab]:
+def lab(
+    db: Path | None, *, create: bool = False, project: Path | None = None, trust_source: bool = False
+) -> Iterator[Lab]:
     """Open everything that a use case needs."""
     from dgxlab.lab import Lab
     from dgxlab.source import PinCache, default_path
 
     with store(db, create=create, project=project) as opened:
-        yield Lab(opened, PinCache(default_path()), connect)
+        yield Lab(opened, PinCache(default_path(), trusted=trust_source), connect)
 
 
 @contextmanager
@@ -107,9 +109,9 @@ def lab_if_any(db: Path | None) -> Iterator[Lab | None]:
 
 
 def hosts_files() -> tuple[Path, Path]:
-    """Return where hosts.yaml is looked for: the project's own, then the user's."""
+    """Return where hosts.yaml is looked for: the user's own, then the project's."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return root() / "hosts.yaml", config / "dgxlab" / "hosts.yaml"
+    return config / "dgxlab" / "hosts.yaml", root() / "hosts.yaml"
 
 
 def elsewhere() -> str:
@@ -139,6 +141,7 @@ def connect(name: str) -> Host:
 
     Raises:
         SpecError: if hosts.yaml does not name it, or is wrong.
+        HostError: if a project's entry needs a consent that the user has not given.
     """
     from dgxlab.spec.hosts import find_host
     from dgxlab.transport.host import Host

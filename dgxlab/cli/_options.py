@@ -46,6 +46,9 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec; may be given again."),
 ]
+TrustSourceOption = Annotated[
+    bool, typer.Option("--trust-source", help="Fetch from a package that dgxlab does not know the digest of.")
+]
 FailOnOption = Annotated[
     list[Word] | None,
     typer.Option("--fail-on", help="Exit with 11 where this is a verdict; may be given again."),

@@ -10,12 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from dgxlab.cli._options import Format
-from dgxlab.errors import AGAIN, DgxlabError
+from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, escaped, one_line
 
-CONTROL = (
-    r"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-    r"|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
 """What a tool on a host could send to take over a terminal, or to show text in another order than it has; a regex,
 compiled when first something is printed."""
 
@@ -38,7 +35,7 @@ class Out:
 
             from dgxlab.model import to_json
 
-            text = json.dumps(value, indent=2, ensure_ascii=False, default=to_json)
+            text = escaped(json.dumps(value, indent=2, ensure_ascii=False, default=to_json))
         else:
             text = clean(human if isinstance(human, str) else human())  # some of it may be a host's own words
         if text:
@@ -49,7 +46,8 @@ class Out:
         if self.format is Format.json:
             import json
 
-            _write(sys.stdout, "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values))
+            text = "\n".join(json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values)
+            _write(sys.stdout, escaped(text))
         else:
             _write(sys.stdout, clean(human()))
 
@@ -94,13 +92,14 @@ def plural(number: int, word: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, str]], *, right: Collection[str] = ()) -> str:
-    """Return rows below their columns' names, each column as wide as it must be.
+    """Return rows below their columns' names, each a line, and each column as wide as it must be.
 
     Args:
         rows: At least one; all have the first one's columns.
         right: Columns of numbers.
     """
     columns = list(rows[0])
+    rows = [{column: one_line(text) for column, text in row.items()} for row in rows]
     widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in columns}
     lines = [{column: column for column in columns}, *rows]
     padded = ((line[c].rjust(widths[c]) if c in right else line[c].ljust(widths[c]) for c in columns) for line in lines)
@@ -112,16 +111,16 @@ def show_error(error: DgxlabError) -> None:
     details = error.details.splitlines()
     if details and details[0] in error.message:  # a list whose first item is in the sentence already
         del details[0]
-    lines = [f"error: {error.message}", *(f"  {line}" for line in details)]
+    lines = [f"error: {one_line(error.message)}", *(f"  {line}" for line in details)]
     if error.next:
-        lines.append(f"next: {as_typed(error.next)}")
+        lines.append(f"next: {one_line(as_typed(error.next))}")
     _write(sys.stderr, clean("\n".join(lines)))
 
 
 def as_typed(next: str) -> str:
     """Return the command to type: this one again where that mends it, and of the same record where one was named."""
-    if next == AGAIN:
-        return typed()
+    if next.startswith(AGAIN):
+        return typed() + next.removeprefix(AGAIN).removeprefix(" with")
     words = next.split()
     if words[:1] == ["dgxlab"] and words[1] in OF_A_RECORD and (db := _named_db()):
         return f"{next} --db {shlex.quote(db)}"

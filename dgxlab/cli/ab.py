@@ -18,6 +18,7 @@ from dgxlab.cli._options import (
     HostOption,
     QuietOption,
     SetOption,
+    TrustSourceOption,
     WaitOption,
 )
 from dgxlab.cli._out import Out, plural, show_error
@@ -50,6 +51,7 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
     screen: ScreenOption = False,
     fail_on: FailOnOption = None,
     wait: WaitOption = 60,
+    trust_source: TrustSourceOption = False,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -62,7 +64,17 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
     Example: dgxlab ab threads-2 threads-1
     """
     one, two = (experiment(name, set_ or [], host) for name in (baseline, candidate))
-    _carry_out(one, two, Out(format, quiet), db, "screen" if screen else "ab", allow or (), fail_on or (), 60 * wait)
+    _carry_out(
+        one,
+        two,
+        Out(format, quiet),
+        db,
+        "screen" if screen else "ab",
+        allow or (),
+        fail_on or (),
+        60 * wait,
+        trust_source,
+    )
 
 
 def noise(
@@ -71,6 +83,7 @@ def noise(
     set_: SetOption = None,
     fail_on: FailOnOption = None,
     wait: WaitOption = 60,
+    trust_source: TrustSourceOption = False,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -82,7 +95,7 @@ def noise(
     Example: dgxlab noise experiments/h200.yaml
     """
     one = experiment(spec, set_ or [], host)
-    _carry_out(one, one, Out(format, quiet), db, "noise", (), fail_on or (), 60 * wait)
+    _carry_out(one, one, Out(format, quiet), db, "noise", (), fail_on or (), 60 * wait, trust_source)
 
 
 def _carry_out(
@@ -94,6 +107,7 @@ def _carry_out(
     allow: Collection[str],
     fail_on: Collection[str],
     wait_s: float,
+    trust_source: bool,
 ) -> None:
     """Hold the session, print the report whatever came of it, and leave with its error or its verdict's code."""
     from dgxlab import lab as use_cases
@@ -101,7 +115,7 @@ def _carry_out(
 
     project = Path(baseline.root)
     out.note(where(db, project))
-    with lab(db, create=True, project=project) as opened:
+    with lab(db, create=True, project=project, trust_source=trust_source) as opened:
         with display(out) as watch:
             session = use_cases.ab(opened, baseline, candidate, watch=watch, kind=kind, allow=allow, wait_s=wait_s)
         from dgxlab import report  # only now: until here it would delay the measuring

@@ -11,7 +11,7 @@ import typer
 from dgxlab.cli._lab import connect, database, hosts_files
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, as_typed, plural
-from dgxlab.errors import CheckFailed, DgxlabError, SpecError
+from dgxlab.errors import CheckFailed, DgxlabError, SpecError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +67,6 @@ def _shown(findings: Sequence[Finding]) -> str:
     for where, found in groupby(findings, lambda finding: finding.where):
         lines.append(where)
         for finding in found:
-            lines.append(f"  {finding.state:9}{finding.name:8}{finding.text}")
-            lines += [f"{'':19}next: {finding.next}"] if finding.next else []
+            lines.append(f"  {finding.state:9}{finding.name:8}{one_line(finding.text)}")
+            lines += [f"{'':19}next: {one_line(finding.next)}"] if finding.next else []
     return "\n".join(lines)

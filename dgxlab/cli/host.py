@@ -1,4 +1,4 @@
-"""dgxlab host: machines by name, whether they are trusted, what they have, and what of it may go."""
+"""dgxlab host: machines by name, whether they and what is said of them are trusted, what they have, what may go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from dgxlab.cli._lab import connect, hosts_files, lab_if_any
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, agreed, table, typed
-from dgxlab.errors import AGAIN, HostError, SpecError, UsageError
+from dgxlab.errors import AGAIN, HostError, SpecError, UsageError, one_line
 
 app = typer.Typer(help="Add, list, check and clean hosts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -56,12 +56,39 @@ def add(
     if known and known.ssh != destination:
         what = known.ssh or "this machine"
         raise SpecError(f"{named} is another host already: {what}; give another --name", next="dgxlab host list")
-    _trust(destination, yes, out)
+    _trust_keys(destination, yes, out)
     _sign_in(named, destination)
-    path = known.file if known else str(hosts_files()[1])
+    path = known.file if known else str(hosts_files()[0])
     if known is None:
-        add_host(hosts_files()[1], named, destination)
+        add_host(hosts_files()[0], named, destination)
     out.result({"name": named, "ssh": destination, "file": path}, f"{named} lets us in and is in {path}")
+
+
+@app.command("trust")
+def trust(
+    name: Annotated[str, typer.Argument(help="The host's name.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Consent without asking.")] = False,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Consent to what a project's hosts.yaml says of a host: which programs run, and with which settings.
+
+    The consent is for the entry as it is now. Your own hosts.yaml needs none, and its entries win.
+
+    Example: dgxlab host trust dgx
+    """
+    from dgxlab.spec.hosts import consent, look_up, to_consent
+
+    out, own = Out(format, quiet), hosts_files()[0]
+    entry = look_up(name, hosts_files())
+    said = to_consent(entry, own)
+    if said:
+        Out().note("\n".join([f"{entry.file} says of {name}:", *(f"  {key}: {value}" for key, value in said.items())]))
+        if not yes and not agreed("Use it so?"):
+            raise UsageError("not trusted, nothing was written", next=AGAIN)
+        consent(entry, own)
+    shown = f"{name} may be used as {entry.file} says" if said else f"the entry of {name} needs no consent"
+    out.result({"name": name, "file": entry.file, "consent": said}, shown)
 
 
 @app.command("list")
@@ -132,7 +159,7 @@ def clean(
     out.result(cleaned, lambda: _clean.outcome(cleaned))
 
 
-def _trust(destination: str, yes: bool, out: Out) -> None:
+def _trust_keys(destination: str, yes: bool, out: Out) -> None:
     """Ask about every hop on the way that is not trusted yet, until none is left."""
     from dgxlab.transport.ssh import fingerprint
     from dgxlab.transport.ssh_trust import NotTrusted, trust
@@ -200,7 +227,7 @@ def _lines(facts: Any) -> list[str]:
         ("python", details["python"]),
         *((name, _tool(details, name)) for name in ("git", "ninja", "ccache")),
     ]
-    return [f"{name:8}{value}" for name, value in rows]
+    return [f"{name:8}{one_line(value)}" for name, value in rows]
 
 
 def _tool(details: Mapping[str, Any], name: str) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from dgxlab import project
 from dgxlab.cli._lab import experiment
-from dgxlab.cli._options import Format, FormatOption, QuietOption
+from dgxlab.cli._options import Format, FormatOption, QuietOption, TrustSourceOption
 from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError
 
@@ -70,6 +70,7 @@ def check(
     ] = None,
     pin: PinOption = None,
     source: SourceOption = None,
+    trust_source: TrustSourceOption = False,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
@@ -81,7 +82,7 @@ def check(
 
     root, out = project.root(), Out(format, quiet)
     wanted = _wanted(root, names)
-    at, cache = _pin(root, pin, source, out)
+    at, cache = _pin(root, pin, source, out, trust_source)
     problems = {name: series.check(root, name, cache, at) for name in wanted}
     lines = [
         line
@@ -98,6 +99,7 @@ def refresh(
     name: NameArgument,
     pin: PinOption = None,
     source: SourceOption = None,
+    trust_source: TrustSourceOption = False,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
@@ -108,7 +110,7 @@ def refresh(
     from dgxlab import series
 
     root, out = project.root(), Out(format, quiet)
-    at, cache = _pin(root, pin, source, out)
+    at, cache = _pin(root, pin, source, out, trust_source)
     done = series.refresh(root, name, cache, at)
     out.result(
         {"pin": at, "changed": list(done.changed)}, "\n".join(f"wrote {n}" for n in done.changed) or "nothing to change"
@@ -122,6 +124,7 @@ def export(
     message: Annotated[str, typer.Option("--message", "-m", help="Commit message for what is not committed.")] = "",
     pin: PinOption = None,
     source: SourceOption = None,
+    trust_source: TrustSourceOption = False,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
 ) -> None:
@@ -132,7 +135,7 @@ def export(
     from dgxlab import series
 
     root, out = project.root(), Out(format, quiet)
-    at, cache = _pin(root, pin, source, out)
+    at, cache = _pin(root, pin, source, out, trust_source)
     done = series.export(root, name, cache, at, tree, message)
     patches = [patch.name for patch in done.series.patches]
     out.result({"series": done.series.ref.name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))
@@ -158,7 +161,7 @@ def _specs(root: Path, out: Out) -> list[Experiment]:
     return specs
 
 
-def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out) -> tuple[str, PinCache]:
+def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out, trust_source: bool) -> tuple[str, PinCache]:
     """Return the pin asked for, or the one that the project's specs agree on, and a cache that has it."""
     from dgxlab.source import PinCache, default_path
 
@@ -170,6 +173,6 @@ def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out) -> tu
         raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins{which}", next=mend)
     at = pin or named[0]
     known = [s for spec in specs if spec.pin == at or pin for s in spec.sources]
-    cache = PinCache(default_path())
+    cache = PinCache(default_path(), trusted=trust_source)
     cache.ensure(at, sources or list(dict.fromkeys(known)), lambda note: None if "%" in note else out.note(note))
     return at, cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from dgxlab.cli._options import (
     QuietOption,
     SetOption,
     SpecArgument,
+    TrustSourceOption,
     WaitOption,
 )
 from dgxlab.cli._out import Out, plural
@@ -45,13 +47,14 @@ EffectOption = Annotated[
 ]
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917 - each is an option
     spec: SpecArgument,
     host: HostOption = None,
     set_: SetOption = None,
     again: AgainOption = False,
     tree: TreeOption = None,
     wait: WaitOption = 60,
+    trust_source: TrustSourceOption = False,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -60,7 +63,8 @@ def run(
 
     Example: dgxlab run experiments/quickstart.yaml
     """
-    _carry_out(read_spec(spec, set_ or [], host), Out(format, quiet), db, again=again, tree=tree, wait_s=60 * wait)
+    experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
+    _carry_out(experiment, out, db, trust_source, again=again, tree=tree, wait_s=60 * wait)
 
 
 def gate(
@@ -69,6 +73,7 @@ def gate(
     set_: SetOption = None,
     tree: TreeOption = None,
     wait: WaitOption = 60,
+    trust_source: TrustSourceOption = False,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -77,9 +82,8 @@ def gate(
 
     Example: dgxlab gate experiments/quickstart.yaml
     """
-    _carry_out(
-        read_spec(spec, set_ or [], host), Out(format, quiet), db, again=True, tree=tree, wait_s=60 * wait, bench=False
-    )
+    experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
+    _carry_out(experiment, out, db, trust_source, again=True, tree=tree, wait_s=60 * wait, bench=False)
 
 
 def plan(  # noqa: PLR0913, PLR0917 - each is an option
@@ -90,6 +94,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option
     tree: TreeOption = None,
     allow: AllowOption = None,
     effect: EffectOption = None,
+    trust_source: TrustSourceOption = False,
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -107,13 +112,14 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option
     if candidate and (tree or effect):
         raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
     experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
+    source = partial(_source, tree=tree, out=out, trust_source=trust_source)
     if effect:
-        _show_outlook(experiment, _share(effect), tree, out, db)
+        _show_outlook(experiment, _share(effect), source, out, db)
     elif candidate:
-        two = _plan_of_two(experiment, read_spec(candidate, set_ or [], host), allow or (), out)
+        two = _plan_of_two(experiment, read_spec(candidate, set_ or [], host), allow or (), source)
         out.result(two, lambda: describe(two))
     else:
-        one = planning.make(experiment, _source(experiment, tree, out), job_id=experiment.name)
+        one = planning.make(experiment, source(experiment), job_id=experiment.name)
         out.result(one, lambda: describe(one))
 
 
@@ -133,29 +139,34 @@ def _share(text: str) -> float:
     return found
 
 
-def _source(experiment: Experiment, tree: Path | None, out: Out) -> Source:
+def _source(experiment: Experiment, *, tree: Path | None, out: Out, trust_source: bool) -> Source:
     """Return the tree that a plan is about, from the pins at hand."""
     from dgxlab.cli._display import display
     from dgxlab.cli._lab import connect
     from dgxlab.lab import Lab, resolve
     from dgxlab.source import PinCache, default_path
 
-    bare = Lab(None, PinCache(default_path()), connect)  # type: ignore[arg-type]  # nothing is looked up or recorded
+    cache = PinCache(default_path(), trusted=trust_source)
+    bare = Lab(None, cache, connect)  # type: ignore[arg-type]  # nothing is looked up or recorded
     with display(out) as watch:
         return resolve(bare, experiment, tree, watch)
 
 
-def _plan_of_two(baseline: Experiment, candidate: Experiment, allow: Collection[str], out: Out) -> Plan:
+def _plan_of_two(
+    baseline: Experiment, candidate: Experiment, allow: Collection[str], source: Callable[[Experiment], Source]
+) -> Plan:
     """Return the plan of an A/B session."""
     from dgxlab import compare
     from dgxlab import plan as planning
 
     compare.refuse(compare.differences(baseline, candidate), allow, candidate.path)
-    sources = (_source(baseline, None, out), _source(candidate, None, out))
+    sources = (source(baseline), source(candidate))
     return planning.make_ab(baseline, candidate, sources, job_id=planning.session_name(baseline, candidate))
 
 
-def _show_outlook(experiment: Experiment, effect: float, tree: Path | None, out: Out, db: Path | None) -> None:
+def _show_outlook(
+    experiment: Experiment, effect: float, source: Callable[[Experiment], Source], out: Out, db: Path | None
+) -> None:
     """Print what a session will see.
 
     Raises:
@@ -168,22 +179,24 @@ def _show_outlook(experiment: Experiment, effect: float, tree: Path | None, out:
     record = database(db, Path(experiment.root))
     if not record.exists():
         raise SpecError(f"there is no {record} yet, so no noise floor is known", next=command("noise", experiment))
-    source = _source(experiment, tree, out)
+    tree = source(experiment)
     with store(record) as opened:
-        made = outlook(opened, experiment, source, effect)
+        made = outlook(opened, experiment, tree, effect)
     out.result(made, lambda: describe(made, experiment))
     if error := short(made, experiment):
         raise error
 
 
-def _carry_out(experiment: Experiment, out: Out, db: Path | None, *, bench: bool = True, **options: Any) -> None:
+def _carry_out(
+    experiment: Experiment, out: Out, db: Path | None, trust_source: bool, *, bench: bool = True, **options: Any
+) -> None:
     """Run, print the report whatever came of it, and leave with the job's own error."""
     from dgxlab import lab as use_cases
     from dgxlab.cli._display import display
 
     project = Path(experiment.root)
     out.note(where(db, project))
-    with lab(db, create=True, project=project) as opened:
+    with lab(db, create=True, project=project, trust_source=trust_source) as opened:
         gates: list[str] = []
         with display(out) as watch:
             outcome = use_cases.run(opened, experiment, watch=_noting(gates, watch), bench=bench, **options)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from dgxlab import __version__, judgement
-from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, by_exit_code
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, SpecError, by_exit_code
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
 from dgxlab.lab.base import Lab, Watch, noted
@@ -84,10 +84,12 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
 
     Raises:
         Interrupted: on Ctrl-C; the job goes on.
+        SpecError: if a dgxlab with other fields has planned it.
     """
     job = lab.store.job(job_id)
     if job.ended:
         return _ending(host, job)
+    _check_plan(job)
     status = None
     with interruptible(lab.store, job_id):
         if job.state == "lost" and retry.first(host, partial(host.status, job_id), noted(watch)).state == "running":
@@ -142,6 +144,22 @@ def _runs_again(store: Store, job_id: str) -> None:
         judgement.record(store, job_id)
 
 
+def _check_plan(job: Job) -> None:
+    """See that a recorded plan can be read: without it the job cannot be judged, and is left to who can.
+
+    Raises:
+        SpecError: if a dgxlab with other fields has written it.
+    """
+    try:
+        job.plan  # noqa: B018 - decoded when it is asked for
+    except ValueError as error:
+        raise SpecError(
+            f"the plan of job {job.job_id} was written by dgxlab {job.dgxlab_version} and cannot be read, follow it "
+            f"with that one: {error}",
+            next="dgxlab --version",
+        ) from error
+
+
 def _may_come(job: Job) -> bool:
     """Whether a job that its host does not have may be about to be submitted."""
     return job.state == "intended" and time.time() - job.intent_at < INTENT_S
@@ -186,6 +204,13 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
     resumed = ""
     for job in lab.store.unfinished(host.name):
         mine = subject is not None and job.subject == subject
+        try:
+            _check_plan(job)
+        except SpecError as error:
+            if mine:
+                raise
+            noted(watch)(error.message)
+            continue
         status = retry.first(host, partial(host.status, job.job_id), noted(watch))
         if mine and status.state in ("absent", "staged"):
             try:

@@ -7,8 +7,17 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ON_HOST = ("sudo ", "df ", "ls ", "python3 ")
-"""How a `next` begins that is meant for the host itself."""
+from dgxlab.errors import AGAIN
+
+_WORD = r"(?:(?!-)[A-Za-z0-9_@%+=:,./~-]+|'[^'\x00-\x1f\x7f]*')"
+ON_CLIENT = re.compile(
+    rf"dgxlab (?:report|attach|doctor|logs)(?: {_WORD}){{1,2}}|dgxlab host clean {_WORD} --older-than 0 --dry-run"
+)
+"""What a host may tell the user to type here: a command that looks, no option, nothing for a shell."""
+ON_HOST = re.compile(
+    rf"sudo chmod 1777 /tmp|sudo apt-get install cmake ninja-build|(?:df -h|ls -l) {_WORD}|{_WORD} --version"
+)
+"""What it may tell the user to type on itself."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +53,10 @@ class HostEntry:
         return f"ssh -t {shlex.quote(self.ssh)} {words}"
 
     def next_of_agent(self, said: str) -> str:
-        """Return the `next` of an error that the agent told: it does not know from where it is reached."""
-        return self.typed(said) if said.startswith(ON_HOST) else said
+        """Return the `next` of an error that the agent told, as it is typed here; "" for one that is not its own.
+
+        The agent does not know from where it is reached; and what answers in its name may want anything to be typed.
+        """
+        if ON_HOST.fullmatch(said):
+            return self.typed(said)
+        return said if said == AGAIN or ON_CLIENT.fullmatch(said) else ""

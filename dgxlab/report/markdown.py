@@ -33,8 +33,10 @@ from dgxlab.report.tables import of_arms
 if TYPE_CHECKING:
     import jinja2
 
-SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])")
-"""What could start markup inside a line; an underscore between letters or digits cannot, and MUL_MAT stays readable.
+SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=(?i:www))\.")
+"""What could start markup inside a line, or be taken for the address of a link.
+
+An underscore between letters or digits cannot, and MUL_MAT stays readable.
 
 All are ASCII punctuation, which a backslash makes literal in CommonMark.
 """

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import COMMIT
 from dgxlab.source import sdist
 from dgxlab.source.disk import disk_trouble, locked, unwritable, writing
 from dgxlab.source.git import Git, GitError, reason
-from dgxlab.source.sdist import SourceError
+from dgxlab.source.sdist import NotTrusted, SourceError
 
 PINS = "refs/dgxlab/pins/"
 INCOMING = "refs/dgxlab/incoming/"
@@ -44,10 +44,12 @@ class PinCache:
 
     Args:
         path: A bare repository; made on first use.
+        trusted: Whether the user agrees to fetch from any package that a spec names.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, trusted: bool = False) -> None:
         self.path = (path or default_path()).absolute()
+        self.trusted = trusted
         self.git = Git(self.path)
 
     def ensure(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
@@ -158,17 +160,18 @@ class PinCache:
             path.unlink(missing_ok=True)
 
     def _take_from_first(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
-        causes = []
+        causes, mend = [], "correct llama_cpp.pin, or add to llama_cpp.sources a clone on this machine that has it"
         for source in sources:
             try:
                 self._take(pin, source, on_progress)
                 return
             except SourceError as error:
-                causes.append(f"{shown(source)}: {error}")
+                causes.append(f"{shown(source)}: {str(error).replace(source, shown(source))}")
+                mend = f"{AGAIN} with --trust-source" if isinstance(error, NotTrusted) else mend
         number = "its only source" if len(sources) == 1 else f"any of its {len(sources)} sources"
         raise SpecError(
             f"pin {pin} cannot be taken from {number}" + (f": {causes[0]}" if len(causes) == 1 else ""),
-            next="correct llama_cpp.pin, or add to llama_cpp.sources one that has it: a clone on this machine will do",
+            next=mend,
             details="\n".join(causes),
         )
 
@@ -180,7 +183,7 @@ class PinCache:
             with self.scratch() as folder:
                 archive = local
                 if source.startswith("pypi:"):
-                    archive = sdist.download(source, folder / "sdist", on_progress)
+                    archive = sdist.download(source, folder / "sdist", on_progress, trusted=self.trusted)
                 self._take_from_sdist(pin, archive, folder / "llama.cpp.git", on_progress)
         elif local.is_dir():
             self._fetch(pin, str(local.resolve()), on_progress, lambda cause: _look_at_clone(local, cause))
@@ -250,7 +253,10 @@ def shown(source: str) -> str:
 
     >>> shown("https://me:secret@example.com/llama.cpp")
     'https://***@example.com/llama.cpp'
+    >>> shown("https://example.com/llama.cpp?token=secret")
+    'https://example.com/llama.cpp?***'
     """
+    source = re.sub(r"^(https?://[^?#]*[?#]).+", r"\1***", source)
     return re.sub(r"^(https?://)[^/@]+@", r"\1***@", source)
 
 

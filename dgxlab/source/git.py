@@ -58,8 +58,14 @@ NOWHERE = {
 }
 """An environment in which a command gives the same objects for everybody; HOME too, for git before 2.32."""
 
-QUIET = ("-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", f"core.hooksPath={os.devnull}")
-"""Never a hook of somebody else, never housekeeping that removes what no ref names."""
+QUIET = (
+    *("-c", "gc.auto=0", "-c", "maintenance.auto=false"),
+    *("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"),
+)
+"""Never a program that a repository names, never housekeeping that removes what no ref names."""
+
+READ_ONLY = {"GIT_OPTIONAL_LOCKS": "0", "GIT_ALLOW_PROTOCOL": "none"}
+"""Keeps git from writing an index, and from fetching what a repository lacks with a program that it names."""
 
 
 class GitError(SpecError):
@@ -84,8 +90,8 @@ class Git:
 
     @classmethod
     def checkout(cls, dir: Path) -> Git:
-        """Return git on somebody's working tree, with their configuration, that never writes to it by itself."""
-        return cls(dir, {"GIT_OPTIONAL_LOCKS": "0"}, user=True, inside=True)
+        """Return git on any working tree, with the user's configuration; it writes nothing and runs nothing there."""
+        return cls(dir, READ_ONLY, user=True, inside=True)
 
     def having(self, *, user: bool | None = None, **settings: str | Path) -> Git:
         """Return the same git with more environment variables, or another kind of configuration."""
@@ -139,11 +145,8 @@ class Git:
 
     def env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the whole environment."""
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not (name in PLACES if self.user else name.startswith("GIT_") and name != "GIT_EXEC_PATH")
-        }
+        inherited = programs.surroundings("GIT_" if self.user else "GIT_EXEC_PATH")
+        inherited = {name: value for name, value in inherited.items() if name not in PLACES}
         # git's messages are read, so they must be English; no terminal is there to ask for a password
         common = {"LC_ALL": "C", "LANGUAGE": "C", "GIT_TERMINAL_PROMPT": "0"}
         return {**inherited, **common, **({} if self.user else NOWHERE), **self.settings, **(extra or {})}

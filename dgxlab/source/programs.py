@@ -1,6 +1,6 @@
 """Programs on the client: run one, stream its output, or follow one that shows progress.
 
-git and pip are run through here. Nothing goes through a shell.
+git and pip are run through here. Nothing goes through a shell, and no token of the user's goes along.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ from dgxlab.errors import SpecError
 
 CHUNK = 1 << 16
 """Bytes read at a time."""
+
+SURROUNDINGS = re.compile(
+    r"PATH|HOME|USER|LOGNAME|EMAIL|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|XDG_\w+|LD_(?:LIBRARY_PATH|PRELOAD)"
+    r"|DISPLAY|WAYLAND_DISPLAY|DBUS_SESSION_BUS_ADDRESS|SSH_(?:AUTH_SOCK|AGENT_PID|ASKPASS\w*)|KRB5\w+|NETRC"
+    r"|(?i:https?|ftp|all|no)_(?i:proxy)|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE"
+)
+"""What a program needs to find its files, the network and the user's own agents."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +50,29 @@ class Outcome:
         return self.out.decode(errors="surrogateescape").removesuffix("\n")
 
 
+def surroundings(prefix: str = "") -> dict[str, str]:
+    """Return the environment of a program: what every one needs, and variables that begin with a prefix of its own."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if SURROUNDINGS.fullmatch(name) or (prefix and name.startswith(prefix))
+    }
+
+
 def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program to its end.
+    """Run a program to its end; without `env` it gets its surroundings alone.
 
     Raises:
         SpecError: if the program is not installed.
     """
     try:
-        ran = subprocess.run(argv, input=input, capture_output=True, env=env, check=False)
+        ran = subprocess.run(argv, input=input, capture_output=True, env=env or surroundings(), check=False)
     except FileNotFoundError as error:
         raise not_installed(argv[0]) from error
     return Outcome(ran.returncode, ran.stdout, ran.stderr.decode(errors="replace"))
 
 
-def stream(argv: Sequence[str], *, input: bytes, env: Mapping[str, str] | None = None) -> Iterator[bytes | Outcome]:
+def stream(argv: Sequence[str], *, input: bytes, env: Mapping[str, str]) -> Iterator[bytes | Outcome]:
     """Run a program and yield its stdout in pieces, then its outcome.
 
     A consumer that stops early ends the program.
@@ -88,7 +104,7 @@ def follow(
     argv: Sequence[str],
     *,
     on_line: Callable[[str], None],
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str],
     silence_s: float = 120.0,
 ) -> Outcome:
     """Run a program in a session of its own and call `on_line` with each line that it prints.

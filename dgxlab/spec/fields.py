@@ -34,7 +34,7 @@ CASES = re.compile(r"[0-9a-f]{16}")
 CPU_MASK = re.compile(r"0x[0-9a-fA-F]{1,128}")
 MODEL_PATH = re.compile(r"(/|~/)[^\n]*")
 SOURCE = re.compile(
-    r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+|(https?|ssh|git|file)://[^\s@]+|(ssh://)?[A-Za-z0-9._-]+@[^\s@:]+[:/][^\s@]+"
+    r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+|(https?|ssh|git|file)://[^\s@?#]+|(ssh://)?[A-Za-z0-9._-]+@[^\s@:]+[:/][^\s@]+"
     r"|(/|~/|\.\.?/)[^\n]*"
 )
 

@@ -1,4 +1,8 @@
-"""hosts.yaml: machines by name, in the project and in the user's configuration."""
+"""hosts.yaml: machines by name, in the user's configuration and in the project.
+
+The user's entry wins. A project's entry may name any machine; what runs there, and that it is this one, only with the
+user's consent, which is kept beside the user's hosts.yaml: a checkout must not choose programs by being looked at.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from typing import Annotated
 
 from pydantic import Field, RootModel, ValidationError, field_validator, model_validator
 
-from dgxlab.errors import SpecError, edit
-from dgxlab.model import HostEntry
+from dgxlab.errors import HostError, SpecError, command, edit
+from dgxlab.model import HostEntry, digest
 from dgxlab.spec import explain
 from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching, shell_text
 from dgxlab.spec.nodes import locate, nearest, plain, refuse
@@ -22,6 +26,10 @@ from dgxlab.spec.yaml_file import read_file
 
 DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")
 """What ssh may be given: never an option."""
+
+
+CONSENTS = "trusted_hosts"
+"""The file with the user's consents: a line of digest, name and hosts.yaml for each entry of a project."""
 
 
 class HostSpec(Strict):
@@ -76,8 +84,8 @@ def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
     return hosts
 
 
-def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return the host of that name.
+def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
+    """Return the host of that name, whether the user has consented to its entry or not.
 
     Raises:
         SpecError: if no file names it; with the nearest name that there is.
@@ -90,6 +98,58 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
             next=f"dgxlab host add {shlex.quote(name)}",
         )
     return hosts[name]
+
+
+def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
+    """Return the host of that name, to be used.
+
+    Args:
+        paths: The user's own hosts.yaml first.
+
+    Raises:
+        SpecError: if no file names it.
+        HostError: if a project's entry needs a consent that the user has not given.
+    """
+    entry = look_up(name, paths)
+    if (keys := to_consent(entry, paths[0])) and not _has_consent(entry, paths[0]):
+        raise HostError(
+            f"host {name} is not trusted: {entry.file} sets its {', '.join(keys)}, and a project may do so only with "
+            "your consent",
+            next=f"dgxlab host trust {shlex.quote(name)}",
+        )
+    return entry
+
+
+def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
+    """Return what an entry says that a project may say only with the user's consent; {} in the user's own file.
+
+    Args:
+        own: The user's hosts.yaml.
+    """
+    if entry.file in ("", str(own)):
+        return {}
+    said = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
+    return {key: value for key, value in {**said, "env": dict(entry.env), "lock": entry.lock}.items() if value}
+
+
+def consent(entry: HostEntry, own: Path) -> None:
+    """Record that the user consents to a project's entry as it is now; a changed one needs another consent.
+
+    Raises:
+        SpecError: if the record cannot be written.
+    """
+    path = own.with_name(CONSENTS)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as out:
+            out.write(f"{digest(vars(entry))} {entry.name} {entry.file}\n")
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
+
+
+def _has_consent(entry: HostEntry, own: Path) -> bool:
+    path = own.with_name(CONSENTS)
+    return path.exists() and digest(vars(entry)) in path.read_text(errors="replace").split()
 
 
 def add_host(path: Path, name: str, ssh: str) -> None:

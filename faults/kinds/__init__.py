@@ -17,6 +17,7 @@ from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.raw import RAW
 from faults.kinds.replaced import REPLACED
 from faults.kinds.trust import UNTRUSTED
+from faults.kinds.versions import VERSIONS
 from faults.kinds.yaml import YAML
 
 _ORDER: tuple[Fault[Any], ...] = (
@@ -38,6 +39,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     CANARY,
     COMMIT,
     crowd.CROWD,
+    VERSIONS,
     clock.SET,
     MACHINE,
 )

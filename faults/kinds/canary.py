@@ -271,7 +271,7 @@ def _for_real(place: Cage, random: Random) -> str:
     fields["llama_cpp"] = json.loads(here.spec(name).read_text())["llama_cpp"]
     fields["name"] = name
     (here.project / f"{name}.yaml").write_text(json.dumps(fields))
-    hosts = here.project / "hosts.yaml"
+    hosts = here.hosts
     known = hosts.read_text()
     if random.random() < 0.3:
         hosts.write_text(json.dumps({**json.loads(known), "box": _hostile_host(place, random)}))

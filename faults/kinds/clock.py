@@ -48,7 +48,7 @@ class Clocks(Box):
 def _clocks() -> Iterator[Clocks]:
     with TemporaryDirectory(prefix="dgxlab-clock-") as name, box() as made:
         client, host = (Clock.make(Path(name) / side) for side in ("client", "host"))
-        hosts = made.there.here.project / "hosts.yaml"
+        hosts = made.there.here.hosts
         told = json.loads(hosts.read_text())
         told["box"]["python"] = str(host.python)
         hosts.write_text(json.dumps(told))

@@ -78,6 +78,11 @@ class Project:
     run: Callable[..., Ran]
     """Runs `dgxlab ARGS` in this process, through its real entry point."""
 
+    @property
+    def hosts(self) -> Path:
+        """The user's own hosts.yaml."""
+        return self.folder.parent / "config" / "dgxlab" / "hosts.yaml"
+
     def spec(self, name: str, text: str) -> Path:
         """Write experiments/NAME.yaml and return its path from the project."""
         path = Path("experiments") / f"{name}.yaml"
@@ -148,6 +153,7 @@ def new_project(machine: Machine, folder: Path, run: Callable[..., Ran]) -> Proj
     (folder / "experiments").mkdir()
     (folder / MARKER).touch()
     made = Project(machine, folder, run)
+    made.hosts.parent.mkdir(parents=True, exist_ok=True)
     made.spec("toy", EXPERIMENT.format(pin=machine.pin, repository=machine.repository, model=machine.model))
     return made
 
@@ -157,6 +163,7 @@ def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
     """A new project with nothing recorded, on the shared machine; the current folder."""
     made = new_project(machine, tmp_path / "project", dgxlab)
     monkeypatch.setenv("HOME", str(machine.home))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(made.hosts.parent.parent))
     monkeypatch.chdir(made.folder)
     return made
 

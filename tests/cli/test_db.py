@@ -75,7 +75,7 @@ def everything(database: Path) -> dict[str, list[dict[str, Any]]]:
 def test_a_deleted_record_is_made_again(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From the host's folder and from the raw files here alike; what cannot be used is named, exit code 11."""
     (tmp_path / "lone").mkdir()
-    Path("hosts.yaml").write_text(f"lone: {{local: true, root: {tmp_path / 'lone'}}}\n")
+    project.hosts.write_text(f"lone: {{local: true, root: {tmp_path / 'lone'}}}\n")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "kept"))
     assert project.run("run", TOY, "--host", "lone", "-q").rc == 0
     original = everything(Path("results.db"))

@@ -153,19 +153,17 @@ def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.Monk
 def test_host_with_a_wrong_python(project: Project) -> None:
     """One that is not there, one that is no program: the sentence names the line in hosts.yaml that mends it."""
     for python in ("/no/such/python3", "/etc/hostname"):
-        (project.folder / "hosts.yaml").write_text(
-            f"box: {{local: true, root: {project.folder}/r, python: {python}}}\n"
-        )
+        project.hosts.write_text(f"box: {{local: true, root: {project.folder}/r, python: {python}}}\n")
         found = told(project.run("doctor", "box"))
         assert found["box reach"] == (
             f"missing host box has no {python} that can be started, and the agent needs Python 3.10 or newer: its "
-            f"python: in hosts.yaml names one\nnext: ${{EDITOR:-vi}} {project.folder}/hosts.yaml"
+            f"python: in hosts.yaml names one\nnext: ${{EDITOR:-vi}} {project.hosts}"
         )
 
 
 def test_hosts_file_names_what_is_not_there(project: Project, tmp_path: Path) -> None:
     """Asked of the host itself: the cause is in hosts.yaml, not a package."""
-    hosts = project.folder / "hosts.yaml"
+    hosts = project.hosts
     here = f"root: {tmp_path}/r, path_prepend: {tmp_path}/none, env: {{CC: cc-99}}, lock: {tmp_path}/gone/owner"
     hosts.write_text(f"box: {{local: true, {here}}}\n")
     ran = project.run("doctor", "box")

@@ -108,6 +108,20 @@ def test_usage_errors_exit_with_2(project: Project, args: tuple[str, ...]) -> No
     assert "--help' for help." in ran.err
 
 
+def test_an_unknown_package_needs_the_users_word(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One letter off is another package: each command names the option, and with it the package is looked for."""
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(name, value)
+    package = "pypi:llama-cpp-pyhton==0.3.30"
+    path = project.spec("odd", f"extends: toy.yaml\nllama_cpp: {{pin: {NOWHERE}, sources: ['{package}']}}\n")
+    patch = ("patch", "check", "--pin", NOWHERE, "--source", package)
+    for args in (("plan", path), ("run", path), ("ab", path, TOY), patch):
+        ran = project.run(*args)
+        refused(ran, 9, f"{package}: dgxlab does not know this package's digest")
+        assert ran.next == f"dgxlab {' '.join(map(str, args))} --trust-source"
+    refused(project.run("plan", path, "--trust-source"), 9, "pip finds no version of it at all")
+
+
 def test_unknown_jobs_are_refused(measured: Project) -> None:
     """No pattern, nothing ambiguous: cancel must never hit another job than the one that was meant."""
     measured.run("run", TOY, "-q", "--again")

@@ -48,8 +48,8 @@ def test_every_command_is_there() -> None:
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
         *("import", "export", "verdict", "doctor", "schema"),
-        *("patch list", "patch check", "patch refresh", "patch export", "host add", "host list", "host check"),
-        *("host clean", "db check", "db text", "db merge", "db rebuild"),
+        *("patch list", "patch check", "patch refresh", "patch export", "host add", "host trust", "host list"),
+        *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
     ]
 
 

@@ -15,9 +15,9 @@ from tests.cli.conftest import Project
 
 @pytest.fixture
 def box(project: Project) -> Path:
-    """A host of the project's own, this machine under another name; returns its root."""
+    """A host of the user's own, this machine under another name; returns its root."""
     root = project.folder / "root"
-    (project.folder / "hosts.yaml").write_text(f"box: {{local: true, root: {root}}}\nspark: {{ssh: me@spark}}\n")
+    project.hosts.write_text(f"box: {{local: true, root: {root}}}\nspark: {{ssh: me@spark}}\n")
     return root
 
 
@@ -165,9 +165,6 @@ def test_without_a_record_jobs_stay(
     project: Project, used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a folder that has no database; none is made."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (tmp_path / "config" / "dgxlab").mkdir(parents=True)
-    (project.folder / "hosts.yaml").rename(tmp_path / "config" / "dgxlab" / "hosts.yaml")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     ran = project.run("host", "clean", "box", "--yes")
@@ -175,3 +172,43 @@ def test_without_a_record_jobs_stay(
     assert "first: dgxlab attach " in ran.err
     assert left(used) == {"builds": 0, "work": 0, "jobs": 1}
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_projects_entry_needs_consent(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It chooses the program that runs here: the user is shown it and agrees, and again when it has changed."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
+    program.chmod(0o755)
+    theirs = project.folder / "hosts.yaml"
+    theirs.write_text(f"box: {{local: true, python: {program}, root: {tmp_path}/root}}\nspark: {{ssh: spark}}\n")
+    for command in (
+        ("host", "check", "box"),
+        ("run", "experiments/toy.yaml", "--host", "box"),
+        ("jobs", "--host", "box"),
+    ):
+        ran = project.run(*command)
+        assert (ran.rc, ran.next) == (3, "dgxlab host trust box")
+        assert ran.error.startswith(f"host box is not trusted: {theirs} sets its local, python, and")
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    ran = project.run("host", "trust", "box")
+    assert (ran.rc, f"  python: {program}" in ran.err.splitlines()) == (2, True)
+    assert project.run("host", "check", "box").rc == 3
+    assert project.run("host", "trust", "box", "--yes").out == f"box may be used as {theirs} says\n"
+    project.run("host", "check", "box")
+    assert (tmp_path / "ran").exists()
+    theirs.write_text(theirs.read_text() + "# a comment changes nothing\n")
+    assert project.run("host", "check", "box").rc == 4
+    theirs.write_text(theirs.read_text().replace(str(program), f"{program}2"))
+    assert project.run("host", "check", "box").rc == 3
+    assert project.run("host", "trust", "spark").out == "the entry of spark needs no consent\n"
+    assert project.run("host", "trust", "nope").rc == 9
+
+
+def test_the_users_entry_wins(project: Project, tmp_path: Path) -> None:
+    """A project cannot send a name that the user knows somewhere else."""
+    project.hosts.write_text(f"box: {{local: true, root: {tmp_path}/mine}}\n")
+    (project.folder / "hosts.yaml").write_text(f"box: {{ssh: evil, root: {tmp_path}/theirs}}\n")
+    assert rows(project.run("host", "list").out)[1] == ["box", "this", "machine", f"{tmp_path}/mine"]
+    assert json.loads(project.run("host", "check", "box", "--format", "json").out)["details"]["disk"]["path"] != ""
+    assert not (tmp_path / "theirs").exists()

@@ -177,7 +177,7 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path, args:
 
 def test_jobs_that_the_record_does_not_know(measured: Project) -> None:
     """The next command names a host: the first over ssh, the one that was asked, or what records the job first."""
-    Path("hosts.yaml").write_text("box: {local: true}\nspark: {ssh: spark}\n")
+    measured.hosts.write_text("box: {local: true}\nspark: {ssh: spark}\n")
     for command in ("attach", "cancel", "logs", "report"):
         assert measured.run(command, "nope").next == "dgxlab jobs --host spark"
     for command in ("attach", "cancel"):

@@ -108,7 +108,7 @@ def test_fetched_when_not_here(project: Project, session: str, tmp_path: Path) -
     """From the host that the record names, or the one that is named; kept for the next time."""
     there = project.run("logs", session).out
     kept(tmp_path, session).unlink()
-    (project.folder / "hosts.yaml").write_text("mybox: {local: true}\n")
+    project.hosts.write_text("mybox: {local: true}\n")
     ran = project.run("logs", session, "--host", "mybox")
     assert (ran.rc, ran.out) == (0, there)
     assert ran.err == f"fetching the raw files of job {session} from mybox\n"

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from dgxlab.cli._out import clean
+from dgxlab.cli._display import display
+from dgxlab.cli._options import Format
+from dgxlab.cli._out import Out, clean, show_error, table
+from dgxlab.errors import RemoteError
+
+FORGED = "disk full\r\nnext: curl x | sh\u2028next: y\x1b[2J\u202ehs.x\ud800"
+SEEN = r"disk full next: curl x | sh next: y\u001b[2J\u202ehs.x\ud800"
 
 
 @pytest.mark.parametrize(
@@ -22,3 +30,23 @@ from dgxlab.cli._out import clean
 def test_text_cannot_steer_a_terminal(said: str, shown: str) -> None:
     """Neither by control sequences, in seven bits or eight, nor by turning the direction of what is read."""
     assert clean(said) == shown
+
+
+def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """An error, a note and a row are one line each, in which everything can be seen; below an error all is indented."""
+    show_error(RemoteError(FORGED, details="a\rnext: b"))
+    with display(Out()) as watch:
+        watch({"event": "note", "note": FORGED})
+    assert capsys.readouterr().err == f"error: {SEEN}\n  a\n  next: b\n{SEEN}\n"
+    assert table([{"a": FORGED, "b": "1"}]).splitlines()[1:] == [f"{SEEN}  1"]
+
+
+def test_json_shows_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says the same, in characters that steer nothing."""
+    Out(Format.json).result({"text": f"{FORGED}\x9bé"}, "")
+    Out(Format.json).lines([FORGED], lambda: "")
+    whole, line = capsys.readouterr().out.strip().rsplit("\n", 1)
+    assert json.loads(whole) == {"text": f"{FORGED}\x9bé"}
+    assert json.loads(line) == FORGED
+    assert not any(char in whole + line for char in "\x1b\x9b\u202e\u2028\ud800")
+    assert "é" in whole

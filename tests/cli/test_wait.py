@@ -16,7 +16,7 @@ TOY = "experiments/toy.yaml"
 def test_busy_host_exits_with_10(project: Project, tmp_path: Path, command: str) -> None:
     """Without waiting: one sentence, the next command, and a report of what there is."""
     (tmp_path / "owner").write_text("carol tunes vllm\n")
-    Path("hosts.yaml").write_text(f"box: {{local: true, lock: {tmp_path / 'owner'}}}\n")
+    project.hosts.write_text(f"box: {{local: true, lock: {tmp_path / 'owner'}}}\n")
     ran = project.run(command, TOY, "--host", "box", "--wait", "0")
     assert ran.rc == 10, ran.err
     assert ran.error.startswith("the device is busy: /")

@@ -14,7 +14,7 @@ import pytest
 
 from dgxlab import plan
 from dgxlab.agent.job import Job
-from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError
+from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab import Side, ask, follow, left_to_do, make_plan, resolve, run, settle, start
 from dgxlab.lab.jobs import INTENT_S
 from dgxlab.model import Experiment, Plan, canonical
@@ -97,6 +97,20 @@ def test_intent_of_another_command_is_left_to_it(toy_lab: ToyLab) -> None:
     late = intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1)
     settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
     assert [toy_lab.lab.store.job(each.job_id).state for each in (job, late)] == ["intended", "lost"]
+
+
+def test_a_plan_of_another_dgxlab_is_left_to_it(toy_lab: ToyLab) -> None:
+    """One with other fields cannot be judged: a command of another experiment goes on, and its own is refused."""
+    job, told = intend(toy_lab, toy_lab.experiment()), list[str]()
+    newer = json.dumps({**json.loads(toy_lab.lab.store.job(job.job_id).plan_json), "urgency": 1})
+    toy_lab.lab.store.update_job(job.job_id, plan=newer)
+    why = f"the plan of job {job.job_id} was written by dgxlab 0 and cannot be read, follow it with that one"
+    settle(toy_lab.lab, toy_lab.host, other(toy_lab).digest, lambda event: told.append(str(event["note"])))
+    assert [note.startswith(why) for note in told] == [True]
+    with pytest.raises(SpecError, match=why):
+        settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
+    with pytest.raises(SpecError, match=why):
+        follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
 
 
 def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:

@@ -93,6 +93,7 @@ def test_escape_covers_every_special_character() -> None:
     assert escape("\\|`*_<>[]~&") == "\\\\\\|\\`\\*\\_\\<\\>\\[\\]\\~\\&"
     assert escape("MUL_MAT _a_ b_") == "MUL_MAT \\_a\\_ b\\_"
     assert escape("a\nb\r\nc\x1b[0m") == "a b  c \\[0m"
+    assert escape("https://a.b Www.c.d x:/y ftp://e") == "https\\://a.b Www\\.c.d x:/y ftp\\://e"
 
 
 def test_no_field_of_a_report_can_forge_anything() -> None:

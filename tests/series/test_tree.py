@@ -74,6 +74,42 @@ def test_nothing_is_touched(project: Project) -> None:
     assert state(project.clone) == before
 
 
+@pytest.mark.parametrize("pin", ["in the checkout", "promised by a remote"])
+def test_nothing_that_it_names_is_run(pin: str, project: Project, tmp_path: Path) -> None:
+    """Its configuration, hooks and attributes may name programs for every step; none of them is started."""
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\necho $0 $@ >>{tmp_path}/ran\nexit 1\n")
+    program.chmod(0o755)
+    write(project.clone, {".gitattributes": "* filter=evil diff=evil merge=evil\n", "ggml/new.c": "n\n"})
+    keys = (
+        "core.fsmonitor",
+        "core.sshCommand",
+        "core.pager",
+        "core.editor",
+        "core.alternateRefsCommand",
+        "gpg.program",
+    )
+    drivers = ("filter.evil.clean", "filter.evil.process", "diff.evil.textconv", "diff.evil.command", "diff.external")
+    settings = {"log.showSignature": "true", "user.name": "Ann", "user.email": "ann@example.com"}
+    remote = {"url": str(project.clone), "promisor": "true", "uploadpack": str(program)}
+    settings |= {f"remote.evil.{key}": value for key, value in remote.items()}
+    settings |= {"core.repositoryformatversion": "1", "extensions.partialClone": "evil"}
+    settings |= dict.fromkeys((*keys, *drivers, "credential.helper", "uploadpack.packObjectsHook"), str(program))
+    for key, value in settings.items():
+        git(project.clone, "config", key, value)
+    for hook in ("post-index-change", "fsmonitor-watchman", "post-checkout", "pre-commit", "reference-transaction"):
+        (project.clone / ".git" / "hooks").mkdir(exist_ok=True)
+        (project.clone / ".git" / "hooks" / hook).symlink_to(program)
+    if pin == "in the checkout":
+        assert "ggml/new.c" in names(project, apply_tree(project))
+        series.export(tmp_path, "mine", project.cache, project.pin, project.clone, "a message")
+    else:
+        (project.clone / ".git" / "objects" / project.pin[:2] / project.pin[2:]).unlink()
+        with pytest.raises(SpecError, match="is not based on pin"):
+            apply_tree(project)
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+
+
 def test_edit_and_again(project: Project) -> None:
     """Each look sees the disk as it is: edits, a file that becomes a folder, files gone, new ignore rules."""
     write(project.clone, {"ggml/a": "1\n", "notes.txt": "n\n"})

@@ -247,6 +247,7 @@ def test_passwords_are_not_shown(cache: PinCache) -> None:
     with pytest.raises(SpecError) as caught:
         cache.ensure("a" * 40, ["http://me:s3cret@127.0.0.1:9/x"], lines.append)
     assert "s3cret" not in str(caught.value) + caught.value.details + "".join(lines)
+    assert shown("https://example.com/x?private_token=s3cret") == "https://example.com/x?***"
     assert shown("git@github.com:ggml-org/llama.cpp") == "git@github.com:ggml-org/llama.cpp"
 
 

@@ -66,6 +66,22 @@ def test_nothing_of_the_user_gets_in(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert os.environ["GIT_INDEX_FILE"] == "/nowhere"
 
 
+def test_no_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git gets what it needs to find files, the network and agents; only the user's git gets GIT variables."""
+    wanted = {"HTTPS_PROXY": "http://p", "no_proxy": "x", "SSH_AUTH_SOCK": "/s", "LC_TIME": "C", "GIT_SSH_COMMAND": "s"}
+    for name, value in {
+        **wanted,
+        "HF_TOKEN": "t",
+        "AWS_SECRET_ACCESS_KEY": "k",
+        "PIP_INDEX_URL": "https://u:p@i",
+    }.items():
+        monkeypatch.setenv(name, value)
+    ours, users = Git(tmp_path).env(), Git(tmp_path).having(user=True).env()
+    assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PIP_INDEX_URL"} & (ours.keys() | users.keys())
+    assert wanted.items() <= users.items()
+    assert ours.keys() & wanted.keys() == wanted.keys() - {"GIT_SSH_COMMAND"}
+
+
 def test_replaced_objects_do_not_count(tmp_path: Path) -> None:
     """A commit is what its id says, whatever `git replace` says."""
     clone = tmp_path / "clone"

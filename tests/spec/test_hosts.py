@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.errors import SpecError
+from dgxlab.errors import HostError, SpecError
 from dgxlab.model import HostEntry
-from dgxlab.spec.hosts import add_host, find_host, load_hosts
+from dgxlab.spec.hosts import add_host, consent, find_host, load_hosts, look_up
 
 
 def write(path: Path, text: str) -> Path:
@@ -27,12 +27,38 @@ def test_entries_and_defaults(tmp_path: Path) -> None:
     }
 
 
-def test_the_projects_entry_comes_before_the_users(tmp_path: Path) -> None:
-    """A whole entry is taken from the first file that has it."""
+def test_the_users_entry_comes_before_the_projects(tmp_path: Path) -> None:
+    """A whole entry is taken from the first file that has it, and may say anything if that is the user's own."""
     ours = write(tmp_path / "a.yaml", "dgx: {ssh: ours}\n")
     theirs = write(tmp_path / "b.yaml", "dgx: {ssh: theirs, root: ~/other}\nspark: {ssh: spark}\n")
     hosts = load_hosts([ours, theirs, tmp_path / "missing.yaml"])
     assert (hosts["dgx"].ssh, hosts["dgx"].root, hosts["spark"].ssh) == ("ours", "~/.dgxlab", "spark")
+
+
+@pytest.mark.parametrize(
+    ("said", "keys"),
+    [
+        ("local: true", "local"),
+        ("ssh: a, python: /x", "python"),
+        ("ssh: a, env: {CC: /x}, lock: ~/x", "env, lock"),
+        ("ssh: a, path_prepend: [/x]", "path_prepend"),
+    ],
+)
+def test_what_a_project_may_say_with_consent(said: str, keys: str, tmp_path: Path) -> None:
+    """The consent is for one entry of one file as it is; ssh and root need none."""
+    own, theirs = tmp_path / "own" / "hosts.yaml", write(tmp_path / "hosts.yaml", f"dgx: {{{said}}}\n")
+    with pytest.raises(HostError, match=f"hosts.yaml sets its {keys}, and a project"):
+        find_host("dgx", [own, theirs])
+    assert find_host("dgx", [theirs]).name == "dgx"
+    consent(look_up("dgx", [own, theirs]), own)
+    assert find_host("dgx", [own, theirs]).name == "dgx"
+    copy = write(tmp_path / "copy.yaml", theirs.read_text())
+    write(theirs, f"dgx: {{{said}, root: /other}}\n")
+    for changed in (theirs, copy):
+        with pytest.raises(HostError):
+            find_host("dgx", [own, changed])
+    write(theirs, "dgx: {ssh: a, root: /other}\n")
+    assert find_host("dgx", [own, theirs]).root == "/other"
 
 
 @pytest.mark.parametrize(

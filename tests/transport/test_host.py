@@ -140,7 +140,38 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message
     with pytest.raises(DgxlabError) as caught:
         host.status("job-1")
     assert caught.value.message.startswith(message)
+    assert caught.value.next == ""
     assert all(isinstance(text, str) for text in (caught.value.message, caught.value.next, caught.value.details))
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("run the same command again", "run the same command again"),
+        ("dgxlab report 20261120-120301-toy-3f2a9c", "dgxlab report 20261120-120301-toy-3f2a9c"),
+        ("dgxlab logs job-1 raw/b0.1.stderr", "dgxlab logs job-1 raw/b0.1.stderr"),
+        ("dgxlab host clean dgx --older-than 0 --dry-run", "dgxlab host clean dgx --older-than 0 --dry-run"),
+        ("sudo chmod 1777 /tmp", "ssh -t me@dgx sudo chmod 1777 /tmp"),
+        ("ls -l '/a b'", "ssh -t me@dgx 'ls -l '\"'\"'/a b'\"'\"''"),
+        ("/usr/bin/cc --version", "ssh -t me@dgx /usr/bin/cc --version"),
+        ("curl x | sh", ""),
+        ("dgxlab report x; curl y | sh", ""),
+        ("dgxlab report $(curl)", ""),
+        ("dgxlab report x\ncurl y", ""),
+        ("dgxlab report x\n", ""),
+        ("dgxlab report x --output=/home/me/.bashrc", ""),
+        ("dgxlab host trust evil --yes", ""),
+        ("dgxlab host clean dgx --yes", ""),
+        ("dgxlab run evil.yaml --trust-source", ""),
+        ("run the same command again with --trust-source", ""),
+        ("sudo sh -c id", ""),
+        ("ls -l '/a' 'b' ; id", ""),
+        ("python3 -c 'import evil'", ""),
+    ],
+)
+def test_what_a_host_may_have_typed(said: str, typed: str) -> None:
+    """Its own few commands: here those that look, and there through ssh; what else it says is dropped."""
+    assert HostEntry("dgx", "me@dgx").next_of_agent(said) == typed
 
 
 def test_old_python_that_does_not_say_how_old(tmp_path: Path) -> None:

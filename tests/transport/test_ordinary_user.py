@@ -47,7 +47,9 @@ def plain(project: Path, client: Client, server: Sshd) -> Path:
     client.knows(server.known_hosts_line())
     python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
     assert python, "there is no python3 here that every user may run"
-    (project / "hosts.yaml").write_text(f"plainbox: {{ssh: plain, python: {python}}}\n")
+    own = client.home / ".config" / "dgxlab" / "hosts.yaml"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text(f"plainbox: {{ssh: plain, python: {python}}}\n")
     model = server.home / "toy.gguf"
     model.write_bytes(b"GGUF" + bytes(60))
     spec = project / "experiments" / "toy.yaml"

@@ -103,6 +103,7 @@ def test_host_with_an_old_python(project: Path, bare: Sshd, tmp_path: Path) -> N
 def test_what_a_bare_host_lacks(project: Path, bare: Sshd) -> None:
     """Given a Python, it tells the rest; what the client sends is no fault."""
     (project / "hosts.yaml").write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
+    assert dgxlab(project, "host", "trust", "box", "--yes").returncode == 0
     found = of_box(project)
     assert [name for name, each in found.items() if each["state"] == "missing"] == ["c++"]
     assert found["c++"]["next"] == "ssh -t box sudo apt-get install g++"
