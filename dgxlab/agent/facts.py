@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary wo
 
 GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
-TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi", "setsid", "sha256sum")
+TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
 OTHERS = ("git", "ccache")
 """Tools that shape no program, whose versions are told all the same."""
 
@@ -179,7 +179,6 @@ def _disk(folder: Path) -> dict[str, Any]:
         "path": str(folder),
         "total_mib": found.f_blocks * found.f_frsize >> 20,
         "free_mib": found.f_bavail * found.f_frsize >> 20,
-        "noexec": bool(found.f_flag & os.ST_NOEXEC),
     }
 
 

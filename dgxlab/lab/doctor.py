@@ -36,9 +36,6 @@ HOST_DISK_MIB = 10_000
 """A CUDA build of llama.cpp takes 3 GB, a copy of its programs 1 GB, a synthetic model some more."""
 HOST_MEMORY_MIB = 4096
 
-PACKAGES = {"setsid": "util-linux", "sha256sum": "coreutils"}
-"""Programs by which the agent is sent and started, and the packages of theirs."""
-
 CLIENT = "this client"
 
 COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}
@@ -239,9 +236,6 @@ def _compilers(facts: Facts, install: Install, told: Collection[str]) -> Iterato
 
 def _tools(facts: Facts, install: Install) -> Iterator[Found]:
     paths = facts.details["tools"]
-    for name, package in PACKAGES.items():
-        if not paths.get(name):
-            yield name, MISSING, "not found on PATH: no job can be sent and started without it", install(package)
     both = install("cmake", "ninja-build")
     for name in TOOLS:
         if paths[name]:
@@ -306,11 +300,6 @@ def _room(details: Mapping[str, Any], host: HostEntry) -> Iterator[Found]:
         yield "disk", OK, text
     else:
         yield "disk", MISSING, f"{text}, {size(HOST_DISK_MIB << 20)} is needed", f"dgxlab host clean {host.name}"
-    if disk.get("noexec"):
-        text = f"{disk['path']} is on a file system mounted noexec: no program that is built there can be started"
-        elsewhere = f"; root: of {host.name} in {host.file} can name another folder" if host.file else ""
-        mend = edit(host.file) if host.file else host.typed(command("findmnt", "-T", disk["path"]))
-        yield "root", MISSING, text + elsewhere, mend
     if killer := details.get("logout_kills"):
         text = f"{killer} says KillUserProcesses=yes, which ends every job at logout: write no, restart systemd-logind"
         yield "logout", MISSING, text, host.typed(command("sudoedit", killer))

@@ -125,7 +125,7 @@ def test_machine_without_a_gpu_lacks_none(machine: Callable[..., Facts]) -> None
 
 def test_little_room(machine: Callable[..., Facts]) -> None:
     """A disk without 10 GB keeps a build from its end; little memory is noted; nowhere to lock is told."""
-    disk = {"path": "/home/me/.dgxlab", "total_mib": 100_000, "free_mib": 9_000, "noexec": False}
+    disk = {"path": "/home/me/.dgxlab", "total_mib": 100_000, "free_mib": 9_000}
     told = found(machine(*COMPLETE, disk=disk, mem_available_mib=1000, memory_mib=8000, lock_folder=""))
     assert told["disk"][1:] == (
         "missing",
@@ -139,29 +139,6 @@ def test_little_room(machine: Callable[..., Facts]) -> None:
         "neither /var/lock nor /tmp can be written",
         "ssh -t me@dgx sudo chmod 1777 /tmp",
     )
-
-
-@pytest.mark.parametrize(("lacking", "package"), [("setsid", "util-linux"), ("sha256sum", "coreutils")])
-def test_what_sends_and_starts_jobs(machine: Callable[..., Facts], lacking: str, package: str) -> None:
-    """Any Linux has it, but for the smallest."""
-    gathered = machine(*COMPLETE)
-    tools = {**gathered.details["tools"], lacking: ""}
-    told = found(replace(gathered, details={**gathered.details, "tools": tools}))
-    assert told[lacking][1:] == (
-        "missing",
-        "not found on PATH: no job can be sent and started without it",
-        f"ssh -t me@dgx sudo apt-get install {package}",
-    )
-
-
-def test_a_root_where_nothing_can_be_started(machine: Callable[..., Facts]) -> None:
-    """A file system that is mounted noexec."""
-    gathered = machine(*COMPLETE)
-    disk = {**gathered.details["disk"], "path": "/tmp/root", "noexec": True}
-    told = found(replace(gathered, details={**gathered.details, "disk": disk}))["root"]
-    assert (told[1], told[3]) == ("missing", EDIT)
-    assert "/tmp/root is on a file system mounted noexec" in told[2]
-    assert "root" not in found(gathered)
 
 
 def test_a_logout_that_ends_jobs(machine: Callable[..., Facts]) -> None:
