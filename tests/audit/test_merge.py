@@ -10,7 +10,7 @@ from dgxlab.audit import check, merge
 from dgxlab.errors import CheckFailed
 from dgxlab.store import Store
 from dgxlab.store.seals import seal_all
-from tests.audit.conftest import JOBS, cut
+from tests.audit.conftest import JOBS, cut, unguarded
 from tests.conftest import PROJECT
 from tests.journals import dump
 
@@ -32,6 +32,12 @@ def copies(sides: tuple[Path, Path], folder: Path, edit: str = "") -> tuple[Path
             store.connection.execute(edit)
             seal_all(store.connection)
     return one, two
+
+
+@pytest.fixture(autouse=True)
+def without_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces have none."""
+    unguarded(monkeypatch)
 
 
 @pytest.mark.parametrize("edit", ["", "DELETE FROM verdicts", "UPDATE verdicts SET reasons = '[\"in other words\"]'"])
