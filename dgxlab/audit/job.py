@@ -205,7 +205,7 @@ class _Job:
         if step["recipe"]:
             return f"synthetic-{digest(step['recipe'], 16)}"
         found = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
-        return str(next(found))
+        return str(next(found, ""))
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
         """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""

@@ -229,6 +229,8 @@ def named_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it
+        raise damaged(path, f"its schema is no text: {error}") from error
     except sqlite3.Error as error:
         known = _explain(error, path)
         if known is None:
@@ -238,6 +240,8 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
+        code = sqlite3.SQLITE_CORRUPT  # Python itself: a text is no UTF-8
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Locked(f"{path} is locked by another program", next=command("fuser", path))
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):

@@ -13,6 +13,7 @@ from faults.kinds.commit import COMMIT
 from faults.kinds.fuzz import FUZZ
 from faults.kinds.machine import MACHINE
 from faults.kinds.network import BLACKHOLE, RESET
+from faults.kinds.pages import PAGES
 from faults.kinds.raw import RAW
 from faults.kinds.trust import UNTRUSTED
 from faults.kinds.yaml import YAML
@@ -31,6 +32,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     YAML,
     CANARY,
     COMMIT,
+    PAGES,
     crowd.CROWD,
     clock.SET,
     MACHINE,

@@ -375,7 +375,6 @@ def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
         ("DROP TRIGGER samples_no_update", "trigger samples_no_update is missing"),
         ("DROP INDEX jobs_host", "index jobs_host is missing"),
         ("CREATE TABLE more (a)", "table more is none of dgxlab"),
-        ("DROP VIEW expectations; CREATE VIEW expectations AS SELECT 1", "view expectations is changed"),
     ],
 )
 def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None:
@@ -388,6 +387,26 @@ def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None
         assert check(store) == [f"{path}: {sentence}"]
         store.update_job("job-1", next="x")
         assert store.job("job-1").next == "x"
+
+
+@pytest.mark.parametrize(
+    ("sql", "sentence"),
+    [
+        ("DROP VIEW expectations; CREATE VIEW expectations AS SELECT 1", "its view expectations is changed"),
+        ("PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = replace(sql, '_valid', '_val')", "its table arms is changed"),
+        ("PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = 'x', name = CAST(x'c7ff' AS TEXT)", "is no text"),
+        ("PRAGMA writable_schema = ON; UPDATE jobs SET plan = CAST(x'ff' AS TEXT)", "decode"),
+    ],
+)
+def test_a_schema_or_a_text_that_cannot_be_read_is_damage(folder: Path, sql: str, sentence: str) -> None:
+    """Never a traceback, whichever way SQLite or Python says it."""
+    path = filled(folder / "results.db")
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    connection.executescript(sql)
+    connection.close()
+    with pytest.raises(connect.Damaged, match=sentence), Store.open(path, create=False) as store:
+        check(store)
 
 
 def test_the_schema_is_what_migrations_make(folder: Path) -> None:
