@@ -71,7 +71,7 @@ WRITES(int, ftruncate64, (int fd, off64_t n), (fd, n), fd, NULL)
 WRITES(int, rename, (const char * a, const char * b), (a, b), -1, error == EINTR ? "" : b)
 WRITES(int, mkdir, (const char * a, mode_t mode), (a, mode), -1, error == EINTR ? "" : a)
 """
-"""Counts what writes below a folder, and lets one of it fail, or all from one on; EINTR only where a kernel gives it."""
+"""Counts what writes below a folder, and lets one fail, or all from one on; EINTR only where a kernel gives it."""
 
 Act = Callable[..., Any]
 
@@ -96,7 +96,8 @@ class Refusing:
             that were counted, and `done`: what was acknowledged before it ended.
         """
         ask = {"act": act, "folder": str(folder), "n": n, "number": number, "lasting": lasting, "given": given}
-        assert self.child.stdin and self.child.stdout
+        assert self.child.stdin
+        assert self.child.stdout
         print(json.dumps(ask), file=self.child.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.child.stdout.readline())
         return reply
@@ -134,16 +135,18 @@ def main(acts: Mapping[str, Act]) -> None:
             os._exit(0)
         os.close(theirs)
         with os.fdopen(ours, "rb") as pipe:
-            reply = pipe.read().decode()
+            told = pipe.read().decode()
         os.waitpid(pid, 0)
-        print(reply or json.dumps({"error": "", "traceback": "it was killed", "writes": 0, "done": []}), flush=True)
+        print(told or json.dumps({"error": "", "traceback": "it was killed", "writes": 0, "done": []}), flush=True)
 
 
 def _done(act: Act, ask: Mapping[str, Any]) -> dict[str, Any]:
     done: list[Any] = []
     library = ctypes.CDLL(None)
     library.refused.restype = ctypes.c_long
-    library.refuse(os.fsencode(ask["folder"]), ctypes.c_long(ask["n"]), ask["number"] if ask["n"] else 0, ask["lasting"])
+    library.refuse(
+        os.fsencode(ask["folder"]), ctypes.c_long(ask["n"]), ask["number"] if ask["n"] else 0, ask["lasting"]
+    )
     reply = {"error": "", "traceback": ""}
     try:
         act(Path(ask["folder"]), done, **ask["given"])

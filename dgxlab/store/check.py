@@ -64,7 +64,13 @@ def check(store: Store) -> list[str]:
         for problem in schema:
             if problem.startswith(("table", "view")) and problem.endswith(("missing", "changed")):
                 raise damaged(store.path, f"its {problem}")
-        return [*_pages(store), *(f"{store.path}: {each}" for each in schema), *_references(store), *broken(store.connection), *_identities(store)]
+        return [
+            *_pages(store),
+            *(f"{store.path}: {each}" for each in schema),
+            *_references(store),
+            *broken(store.connection),
+            *_identities(store),
+        ]
 
 
 def _pages(store: Store) -> list[str]:

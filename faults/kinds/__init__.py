@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from faults.fault import Fault
-from faults.kinds import agent, clock, crowd, disk, reboot
+from faults.kinds import agent, clock, crowd, disk, io, reboot
 from faults.kinds.canary import CANARY
 from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
@@ -33,6 +33,8 @@ _ORDER: tuple[Fault[Any], ...] = (
     CANARY,
     COMMIT,
     PAGES,
+    io.RECORD,
+    io.AGENT,
     crowd.CROWD,
     clock.SET,
     MACHINE,

@@ -8,16 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dgxlab import audit
 from dgxlab.errors import DgxlabError
-from dgxlab.lab import Lab
-from dgxlab.lab.rebuild import mend, rebuild
-from dgxlab.source import PinCache
+from dgxlab.lab.rebuild import mend
 from dgxlab.store import Damaged, Store
 from faults.fault import Broken, Fault
-from faults.host import Box, box
+from tests.audit.conftest import JOBS, cut
+from tests.conftest import PROJECT
 from tests.elsewhere import figure, from_elsewhere
 from tests.journals import dump
 
@@ -35,13 +35,11 @@ class Shelf:
         folder: Of one trial.
         record: All of the database.
         before: The database when some of that was not written yet.
-        raw: The raw files of its jobs.
     """
 
     folder: Path
     record: bytes
     before: bytes
-    raw: Path
     truth: Mapping[str, list[dict[str, Any]]]
 
     def anew(self) -> Path:
@@ -57,24 +55,16 @@ class Shelf:
 
 @contextmanager
 def shelf() -> Iterator[Shelf]:
-    """Measure a job, and add what no job gives."""
-    with box() as made:
-        yield _of(made)
-
-
-def _of(made: Box) -> Shelf:
-    with made.store() as store:
-        pass
-    before = made.database.read_bytes()
-    with made.store() as store:
-        from_elsewhere(store)
-        if problems := audit.check(store):
-            raise Broken(f"the record is not sound before it is damaged: {problems[0]}")
-        truth = dump(store)
-    here = made.there.here.folder
-    return Shelf(
-        here / "pages", made.database.read_bytes(), before, here / "home" / ".local" / "share" / "dgxlab" / "raw", truth
-    )
+    """Take two jobs of the shipped record, and what no job gives."""
+    with TemporaryDirectory(prefix="dgxlab-pages-") as name:
+        path = cut(Path(shutil.copy(PROJECT / "results.db", name)), JOBS[:2])
+        before = path.read_bytes()
+        with Store.open(path) as store:
+            from_elsewhere(store)
+            if problems := audit.check(store):
+                raise Broken(f"the record is not sound before it is damaged: {problems[0]}")
+            truth = dump(store)
+        yield Shelf(Path(name) / "trial", path.read_bytes(), before, truth)
 
 
 def _garbage(content: bytes, at: int, random: Random, place: Shelf) -> bytes:
@@ -161,9 +151,7 @@ def _told(path: Path) -> str | None:
 
 def _mended(place: Shelf, path: Path) -> None:
     mend(path, lambda sentence: None)
-    with Store.open(path) as store:
-        lab = Lab(store, PinCache(place.folder / "pins.git"), lambda name: None, place.raw)  # type: ignore[arg-type,return-value]
-        rebuild(lab, [], lambda event: None)
+    with Store.open(path, create=False) as store:
         if problems := audit.check(store):
             raise Broken(f"a record that was made again is not sound: {problems[0]}")
         if dump(store) != place.truth:

@@ -393,7 +393,10 @@ def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None
     ("sql", "sentence"),
     [
         ("DROP VIEW expectations; CREATE VIEW expectations AS SELECT 1", "its view expectations is changed"),
-        ("PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = replace(sql, '_valid', '_val')", "its table arms is changed"),
+        (
+            "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = replace(sql, '_valid', '_val')",
+            "its table arms is changed",
+        ),
         ("PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = 'x', name = CAST(x'c7ff' AS TEXT)", "is no text"),
         ("PRAGMA writable_schema = ON; UPDATE jobs SET plan = CAST(x'ff' AS TEXT)", "decode"),
     ],
