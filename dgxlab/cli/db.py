@@ -27,9 +27,9 @@ def check(
 
     Example: dgxlab db check
     """
-    from dgxlab import audit, ingest
-
     gc.disable()  # it would walk 100,000 rows again and again for cycles, and there are none
+
+    from dgxlab import audit, ingest
 
     with store(path or db) as opened:
         problems = audit.check(opened)

@@ -28,16 +28,16 @@ def test_an_agent() -> None:
 
 
 def test_a_write_that_fails_is_met(tmp_path: Path) -> None:
-    """Exactly the one that is asked for; what says something else than that the disk refused is found."""
+    """And is told; what says something else than that the disk refused is found."""
     record = tmp_path / "record"
     record.mkdir()
     with refusing(tmp_path, os.environ) as program:
         made = io.Refusals(program, {})
         made.do("open", record, None)
         (record / "results.db").unlink()
-        refused = program.do("open", record, 5, errno.ENOSPC, lasting=False)
-        assert (refused["traceback"], refused["writes"] < made.writes["open", 0]) == ("", True)
-        assert refused["error"].startswith(f"the disk that holds {record}/results.db is full")
+        refused = program.do("open", record, 5, errno.ENOSPC, lasting=True)
+        assert (refused["traceback"], refused["writes"] >= 5) == ("", True)
+        assert io.NAMED.search(refused["error"])
         (record / "results.db").write_text("no database")
         with pytest.raises(Broken, match="is not an SQLite database"):
             made.do("open", record, seeded(1, "io", 1))
