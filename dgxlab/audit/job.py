@@ -60,6 +60,8 @@ class _Job:
         self.planned_arms = {arm["name"]: arm for arm in self.plan["arms"]}
         self.steps = {_stem(step["id"]): step for step in self.plan["steps"]}
         self.models = {(step["arm"], step["model"]): step for step in self.plan["steps"] if step["kind"] == "model"}
+        recipes = {key: step["recipe"] for key, step in self.models.items() if step["recipe"]}
+        self.synthetic = {key: f"synthetic-{digest(recipe, 16)}" for key, recipe in recipes.items()}
         self.inputs = {row["model_id"]: row for row in self._rows("inputs", "job_id")}
         self.root = ""
 
@@ -201,11 +203,10 @@ class _Job:
 
     def _model(self, arm: str, name: str) -> str:
         """Return the identity of what an arm calls a model."""
-        step = self.models[arm, name]
-        if step["recipe"]:
-            return f"synthetic-{digest(step['recipe'], 16)}"
+        if synthetic := self.synthetic.get((arm, name)):
+            return synthetic
         found = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
-        return str(next(found))
+        return str(next(found, ""))
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
         """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""

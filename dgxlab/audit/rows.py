@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from dgxlab.agent.measure import PARSERS
@@ -41,7 +42,7 @@ def row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: M
         if run["tool"] == "batched-bench":  # its warm row alone is kept
             measurements = [{**one, "discarded": cold[row["cell"], one["metric"]]} for one in measurements]
         results.append({"cell": row["cell"], "measurements": measurements})
-    if {tuple(sample[column] for column in SAMPLE) for sample in samples} != set(samples_of(run["run_id"], results)):
+    if set(map(itemgetter(*SAMPLE), samples)) != set(samples_of(run["run_id"], results)):
         yield f"the samples of run {run['run_id']} are not what the tool's rows give"
 
 

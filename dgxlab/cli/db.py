@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dgxlab.cli._lab import connect, lab, store
+from dgxlab.cli._lab import connect, database, lab, store
 from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, command
@@ -27,9 +27,9 @@ def check(
 
     Example: dgxlab db check
     """
-    from dgxlab import audit, ingest
-
     gc.disable()  # it would walk 100,000 rows again and again for cycles, and there are none
+
+    from dgxlab import audit, ingest
 
     with store(path or db) as opened:
         problems = audit.check(opened)
@@ -37,9 +37,8 @@ def check(
     said = [*(problems or ["ok"]), *(f"note: {each}" for each in beyond)]
     Out(format, quiet).result({"problems": problems, "beyond": beyond}, "\n".join(said))
     if problems:
-        raise CheckFailed(
-            f"{opened.path} has {plural(len(problems), 'problem')}", next=command("ls", f"{opened.path}.backups")
-        )
+        again = command("dgxlab", "db", "rebuild", opened.path)
+        raise CheckFailed(f"{opened.path} has {plural(len(problems), 'problem')}", next=again)
 
 
 @app.command("text")
@@ -89,14 +88,16 @@ def rebuild(
 ) -> None:
     """Record anew what jobs left on hosts, and here.
 
-    Their folders there and their raw files here hold all of it. What the database has already stays; what was imported
-    is in neither.
+    Their folders there and their raw files here hold all of it. A sound database keeps what it has. One that is damaged
+    or gone is set aside first, and its newest sound copy is where this begins: what was imported is in that alone.
 
     Example: dgxlab db rebuild new.db --host local
     """
+    from dgxlab.lab.rebuild import mend
     from dgxlab.lab.rebuild import rebuild as use_case
 
     out = Out(format, quiet)
+    mend(database(path or db), out.note)
     with lab(path or db, create=True) as opened:
         done = use_case(opened, [connect(name) for name in host or ()], lambda event: out.note(event.get("note", "")))
     reasons = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]

@@ -19,7 +19,7 @@ from dgxlab.lab import raw
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.lab.provision import send
 from dgxlab.model import Experiment, Plan, Source
-from dgxlab.store import Job, Store, the_one
+from dgxlab.store import Damaged, Job, Locked, Store, the_one
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
 
@@ -37,6 +37,7 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Se
         of: The experiments of its arms, the candidate's last.
     """
     send(lab.cache, host, job, probe, watch)
+    _back_up(lab.store, watch)
     with lab.store.transaction():
         for experiment in of:
             lab.store.know(experiment)
@@ -44,6 +45,16 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Se
     status = _submit(host, job, watch)
     watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
     return status
+
+
+def _back_up(store: Store, watch: Watch) -> None:
+    """Copy the record once a day; a copy that does not fit on the disk keeps no job from being measured."""
+    try:
+        store.back_up()
+    except Damaged:
+        raise
+    except SpecError as error:
+        noted(watch)(f"the record was not copied: {error.message}")
 
 
 def carry_out(
@@ -84,14 +95,15 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
 
     Raises:
         Interrupted: on Ctrl-C; the job goes on.
+        Locked: if another program holds the record for minutes; the job goes on.
         SpecError: if a dgxlab with other fields has planned it.
     """
-    job = lab.store.job(job_id)
-    if job.ended:
-        return _ending(host, job)
-    _check_plan(job)
     status = None
-    with interruptible(lab.store, job_id):
+    with interruptible(lab.store, job_id), _waiting(lab.store, job_id, watch):
+        job = lab.store.job(job_id)
+        if job.ended:
+            return _ending(host, job)
+        _check_plan(job)
         if job.state == "lost" and retry.first(host, partial(host.status, job_id), noted(watch)).state == "running":
             _runs_again(lab.store, job_id)
         while status is None or status.state == "running":  # as it is when it started after it was followed
@@ -320,3 +332,14 @@ def interruptible(store: Store, job_id: str) -> Iterator[None]:
             f"stopped watching; job {job_id} goes on, and dgxlab cancel {job_id} ends it",
             next=f"dgxlab attach {job_id}",
         ) from None
+
+
+@contextmanager
+def _waiting(store: Store, job_id: str, watch: Watch) -> Iterator[None]:
+    """Wait where another program holds the record, and say that the job goes on meanwhile."""
+    goes_on = f"job {job_id} goes on"
+    try:
+        with store.waiting(lambda sentence: noted(watch)(f"{sentence}: waiting for it; {goes_on}")):
+            yield
+    except Locked as locked:
+        raise Locked(f"{locked.message}; {goes_on}", next=f"dgxlab attach {job_id}") from locked

@@ -7,20 +7,25 @@ status), and the raw files that are kept here hold the same. Only when a job was
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from dgxlab import __version__
+from dgxlab import __version__, audit
 from dgxlab.agent.job import final_status
-from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, command
+from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecError, command
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
 from dgxlab.lab.archive import SUFFIX, content, listing
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.lab.jobs import adopt, follow, record_end
+from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, HostJob, read_plan, read_rc
 from dgxlab.transport.reply import WRONG
@@ -37,6 +42,47 @@ class Rebuilt:
 
     added: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
+
+
+def mend(path: Path, note: Callable[[str], None]) -> None:
+    """Where something is wrong with a database, or it is gone: set it aside, and begin with its newest sound copy.
+
+    Raises:
+        SpecError: if it cannot be opened for another reason than its content, or nothing can be written beside it.
+    """
+    wrong = _wrong(path) if path.exists() else ""
+    if path.exists() and not wrong:
+        return
+    try:
+        with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
+            sound = next((copy for copy in map(partial(_copy, Path(folder)), reversed(copies(path))) if copy), None)
+            if wrong:
+                aside = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+                for suffix in ("", "-wal", "-shm"):
+                    with suppress(FileNotFoundError):
+                        Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+                note(f"{wrong}; it is now {aside}")
+            if sound:
+                sound.rename(path)
+                note(f"{path} begins with its newest sound copy, {sound.name}")
+    except OSError as error:
+        raise SpecError(f"{path} cannot be made again: {error}", next=command("df", path.parent)) from error
+
+
+def _wrong(path: Path) -> str:
+    """Return what is wrong with a database, "" for nothing."""
+    try:
+        with Store.open(path, create=False) as store:
+            problems = audit.check(store)
+    except Damaged as error:
+        return error.message
+    return f"{path} is not sound: {problems[0]}" if problems else ""
+
+
+def _copy(folder: Path, copy: Path) -> Path | None:
+    """Return a copy of a copy, at the current schema, None where something is wrong with it."""
+    made = Path(shutil.copy(copy, folder))
+    return None if _wrong(made) else made
 
 
 def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:

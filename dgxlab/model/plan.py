@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Union
 
 from dgxlab.model.checks import Check
@@ -62,7 +63,7 @@ class Cell:
     params: Mapping[str, Param]
     fixed: Mapping[str, Param] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Identity of the cell within a build, a model, an environment and a host: 16 hex digits."""
         return digest([self.tool, self.params, self.fixed], 16)

@@ -6,6 +6,7 @@ migrate.
 """
 
 from dgxlab.store.check import check
+from dgxlab.store.connect import Damaged, Locked, copies
 from dgxlab.store.merge import merging
 from dgxlab.store.records import Job, device_row, figure_digest, gate_digest, the_one
 from dgxlab.store.schema import ROOFLINE
@@ -15,9 +16,12 @@ from dgxlab.store.text import text
 __all__ = [
     "OPEN_CHAINS",
     "ROOFLINE",
+    "Damaged",
     "Job",
+    "Locked",
     "Store",
     "check",
+    "copies",
     "device_row",
     "figure_digest",
     "gate_digest",

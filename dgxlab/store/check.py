@@ -1,4 +1,4 @@
-"""A database by itself: the file, the references, the seals, and every identity computed again."""
+"""A database by itself: the file, its schema, the references, the seals, and every identity computed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dgxlab.model import case_digest, digest, plan_digest
-from dgxlab.store.connect import named_errors
+from dgxlab.store.connect import damaged, named_errors, schema_problems
 from dgxlab.store.records import device_from, device_row, experiment_row, figure_digest
 from dgxlab.store.schema import PUBLISHED
 from dgxlab.store.seals import broken
@@ -54,13 +54,23 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each page, reference, seal and identity that is wrong; `audit.check` looks at the rest too.
+    """Return a sentence for each page, trigger, reference, seal and identity that is wrong; see `audit.check` too.
 
     Raises:
-        SpecError: if the file is too damaged to be asked.
+        Damaged: if the file is too damaged to be asked.
     """
     with named_errors(store.path):
-        return [*_pages(store), *_references(store), *broken(store.connection), *_identities(store)]
+        schema = schema_problems(store.connection)
+        for problem in schema:
+            if problem.startswith(("table", "view")) and problem.endswith(("missing", "changed")):
+                raise damaged(store.path, f"its {problem}")
+        return [
+            *_pages(store),
+            *(f"{store.path}: {each}" for each in schema),
+            *_references(store),
+            *broken(store.connection),
+            *_identities(store),
+        ]
 
 
 def _pages(store: Store) -> list[str]:

@@ -1,31 +1,59 @@
-"""Open results.db, or say in one sentence why not: not ours, too new, on a network disk, locked, full, damaged."""
+"""Open results.db, or say in one sentence why not: not ours, too new, on a network disk, locked, full, damaged.
+
+A write begins here too: all of it or nothing, and never past a trigger that another program left.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from dgxlab.errors import DgxlabError, HostBusy, SpecError, command
 from dgxlab.store.mounts import on_network
-from dgxlab.store.schema import APPLICATION_ID, VERSION
+from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION
 
 BUSY_S = 10.0
 """How long a writer waits for another one."""
 
+PATIENCE_S = 600.0
+"""How long it waits where it can say so."""
+
+Tell = Callable[[str], None]
+"""Is told in a sentence what is waited for."""
+
 OLDEST_SQLITE = (3, 37, 0)
 """The first with STRICT tables."""
+
+COPY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db")
+"""What a copy of the database is called."""
+
+INTERNAL = ("sqlite_", "_sqlite_migrations")
+"""Beginnings of names of tables that SQLite and sqlite_utils make for themselves."""
+
+
+class Damaged(SpecError):
+    """The file is no database any more, or pages of it are damaged."""
+
+
+class Locked(HostBusy):
+    """Another program holds the database."""
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     """Return a connection to the database at `path`, at the current schema, in autocommit mode.
 
+    On a read-only file system it can only be read, and its log is not looked for.
+
     Raises:
         SpecError: if it cannot be used, with the cause.
-        HostBusy: if others kept it locked for `BUSY_S` seconds.
+        Locked: if others kept it locked for `BUSY_S` seconds.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise SpecError(f"this Python carries SQLite {sqlite3.sqlite_version}; results.db needs 3.37 or newer")
@@ -35,7 +63,9 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
         connection = plain(path)
         try:
             found = version(connection, path)
-            _tune(connection)
+            if found == 0 and (not create or copies(path)):
+                raise damaged(path, "it is empty")
+            _tune(connection, wal=not on_read_only(path))
             if found < VERSION:
                 from dgxlab.store import migrations
 
@@ -46,8 +76,11 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     return connection
 
 
-def plain(path: Path) -> sqlite3.Connection:
+def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     """Open an existing file for SQLite as it is, without looking whether it is ours.
+
+    Args:
+        immutable: Read the file alone, and make nothing beside it.
 
     Raises:
         SpecError: if it is not there, or lies on a network file system.
@@ -60,8 +93,30 @@ def plain(path: Path) -> sqlite3.Connection:
             "local disk",
             next="df -hl",
         )
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
+    # immutable: SQLite asks for no lock and no log, which cannot be made there
+    mode = "ro&immutable=1" if immutable or on_read_only(path) else "rw"
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
+    if _json_is_safe():
+        connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers of another program get plain SQL only
+    return connection
+
+
+@cache
+def _json_is_safe() -> bool:
+    """Tell whether this SQLite lets a CHECK call json_valid where the schema is not trusted; 3.40 does not."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        try:
+            connection.execute("CREATE TABLE probe (text CHECK (json_valid(text)))")
+        except sqlite3.OperationalError:
+            return False
+    return True
+
+
+def on_read_only(path: Path) -> bool:
+    """Tell whether a file lies on a read-only file system."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def version(connection: sqlite3.Connection, path: Path) -> int:
@@ -79,6 +134,8 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
         return 0
     if application != APPLICATION_ID:
         raise SpecError(f"{path} is an SQLite database, but not one of dgxlab", next="dgxlab doctor")
+    if number < 1:
+        raise damaged(path, f"its schema has the version {number}")
     if number > VERSION:
         raise SpecError(
             f"{path} was written by a newer dgxlab (schema {number}, this one knows {VERSION})",
@@ -88,15 +145,92 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 @contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, path: Path, tell: Tell | None = None) -> Iterator[None]:
+    """Write all of a block or nothing of it.
+
+    Args:
+        tell: Is told, every `BUSY_S` seconds, that another program holds the database; then this waits for
+            `PATIENCE_S` seconds, and without it for `BUSY_S`.
+
+    Raises:
+        Locked: if another program holds the database for longer.
+        SpecError: if the disk is full, the file is damaged, or a trigger in it is none of dgxlab: it would change what
+            is written, or what was.
+    """
+    with named_errors(path):
+        _begin(connection, path, tell)
+        try:
+            for problem in schema_problems(connection):
+                if problem.startswith("trigger") and not problem.endswith("missing"):
+                    look = command("dgxlab", "db", "check", path)
+                    raise SpecError(f"{path} is not written: its {problem}", next=look)
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # where a disk is full SQLite has rolled back by itself
+                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell; it is undone anyway
+                    connection.execute("ROLLBACK")
+            raise
+
+
+def _begin(connection: sqlite3.Connection, path: Path, tell: Tell | None) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with named_errors(path):
+                # a deferred transaction that turns into a writer is refused at once, whatever the timeout
+                connection.execute("BEGIN IMMEDIATE")
+            return
+        except Locked as locked:
+            if tell is None or time.monotonic() >= deadline:
+                raise
+            tell(locked.message)
+
+
+def schema_problems(connection: sqlite3.Connection) -> list[str]:
+    """Return a sentence for each table, index, view and trigger that is not what dgxlab makes."""
+    found = schema_of(connection)
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
+    if not found or (number == VERSION and schema_digest(found) == SCHEMA):
+        return []
+    from dgxlab.store import migrations
+
+    made = migrations.schema(number)
+    return [
+        f"{kind} {name} is {'missing' if key not in found else 'changed' if key in made else 'none of dgxlab'}"
+        for key in sorted(made.keys() | found.keys())
+        if made.get(key) != found.get(key)
+        for kind, name in [key]
+    ]
+
+
+def schema_of(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
+    """Return the SQL of whatever the database has, by kind and name; versions of SQLite quote names differently."""
+    return {
+        (kind, name): sql.replace('"', "")
+        for kind, name, of, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
+        if sql and (kind == "trigger" or not of.startswith(INTERNAL))
+    }
+
+
+def schema_digest(found: dict[tuple[str, str], str]) -> str:
+    """Return the digest of a schema, for `schema.SCHEMA`."""
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
     """Turn what SQLite says of the file or the disk into our errors; what it says of our SQL is a bug and passes.
 
     Raises:
-        HostBusy: if the database stayed locked.
-        SpecError: if the disk is full, or the file is damaged or cannot be written.
+        Locked: if the database stayed locked.
+        Damaged: if the file is damaged.
+        SpecError: if the disk is full, or the file cannot be written.
     """
     try:
         yield
+    except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it
+        raise damaged(path, f"its schema is no text: {error}") from error
     except sqlite3.Error as error:
         known = _explain(error, path)
         if known is None:
@@ -106,24 +240,32 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
+        code = sqlite3.SQLITE_CORRUPT  # Python itself: a text is no UTF-8
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return HostBusy(f"{path} was locked by another program for {BUSY_S:.0f} s", next=command("fuser", path))
-    copies = path.parent / f"{path.name}.backups"
+        return Locked(f"{path} is locked by another program", next=command("fuser", path))
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return damaged(path, str(error), "damaged" if code == sqlite3.SQLITE_CORRUPT else "not an SQLite database")
     sentence = {
         sqlite3.SQLITE_FULL: f"the disk that holds {path} is full",
         sqlite3.SQLITE_READONLY: f"{path} cannot be written",
         sqlite3.SQLITE_CANTOPEN: f"{path} cannot be opened",
         sqlite3.SQLITE_PERM: f"{path} cannot be opened",
         sqlite3.SQLITE_IOERR: f"the disk that holds {path} does not read or write",
-        sqlite3.SQLITE_NOTADB: f"{path} is not an SQLite database",
-        sqlite3.SQLITE_CORRUPT: f"{path} is damaged" + f", copies are in {copies.name}" * copies.is_dir(),
     }.get(code)
-    nexts = {
-        sqlite3.SQLITE_FULL: command("df", path.parent),
-        sqlite3.SQLITE_NOTADB: "dgxlab doctor",
-        sqlite3.SQLITE_CORRUPT: command("dgxlab", "db", "check", path),
-    }
-    return SpecError(f"{sentence}: {error}", next=nexts.get(code, command("ls", "-l", path))) if sentence else None
+    look = command("df", path.parent) if code == sqlite3.SQLITE_FULL else command("ls", "-l", path)
+    return SpecError(f"{sentence}: {error}", next=look) if sentence else None
+
+
+def copies(path: Path) -> list[Path]:
+    """Return the copies of a database that `backups` keeps beside it, the oldest first."""
+    files = path.with_name(f"{path.name}.backups").glob("*.db")
+    return sorted(file for file in files if COPY.fullmatch(file.name))
+
+
+def damaged(path: Path, cause: str, what: str = "damaged") -> Damaged:
+    """Return the error of a damaged file, with the command that makes it again."""
+    return Damaged(f"{path} is {what}: {cause}", next=command("dgxlab", "db", "rebuild", path))
 
 
 def _make(path: Path) -> None:
@@ -138,8 +280,9 @@ def _make(path: Path) -> None:
         ) from error
 
 
-def _tune(connection: sqlite3.Connection) -> None:
-    _use_wal(connection)
+def _tune(connection: sqlite3.Connection, *, wal: bool) -> None:
+    if wal:
+        _use_wal(connection)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA cache_size = -65536")  # KiB; with the usual 2 MiB a report reads the same pages again
     connection.execute("PRAGMA synchronous = FULL")

@@ -8,19 +8,18 @@ A migration that was released is never edited; a later one changes what it made,
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import re
 import sqlite3
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
-from dgxlab.errors import SpecError, command
+from dgxlab.errors import SpecError
 from dgxlab.model import Device
+from dgxlab.store.backups import backup
+from dgxlab.store.connect import schema_of, transaction
 from dgxlab.store.records import device_row
 from dgxlab.store.schema import (
     APPEND_ONLY,
@@ -43,10 +42,6 @@ from dgxlab.store.schema import (
     VERSION,
 )
 from dgxlab.store.seals import seal_all
-
-KEEP_BACKUPS = 7
-ABANDONED_S = 3600.0
-"""A backup that is not whole after an hour was killed."""
 
 MIGRATIONS = Migrations("dgxlab")
 
@@ -163,45 +158,20 @@ def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | No
     if 0 < _version(connection) < VERSION:
         backup(connection, path)
     connection.execute("PRAGMA foreign_keys = OFF")  # has no effect inside a transaction
-    connection.execute("BEGIN IMMEDIATE")
     try:
-        if _version(connection) < VERSION:  # else another process was faster
-            _apply(connection, path, stop_before)
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+        with transaction(connection, path):
+            if _version(connection) < VERSION:  # else another process was faster
+                _apply(connection, path, stop_before)
     finally:
         connection.execute("PRAGMA foreign_keys = ON")
 
 
-def backup(connection: sqlite3.Connection, path: Path) -> Path:
-    """Copy the database to <name>.backups/ beside it, look whether the copy is sound, keep the newest seven.
-
-    A copy has its name once it is whole: one that was killed halfway would be taken for what there was.
-
-    Raises:
-        SpecError: if the copy cannot be read back.
-    """
-    folder = path.with_name(f"{path.name}.backups")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    copy = folder / f"{stamp}-v{_version(connection)}.db"
-    part = folder / f"{copy.stem}-{os.getpid()}.part"
-    part.touch(mode=0o600)  # VACUUM INTO takes an empty file as it is, and with it the mode
-    connection.execute("VACUUM INTO ?", (str(part),))
-    reader = sqlite3.connect(part)
-    try:
-        verdict = reader.execute("PRAGMA integrity_check").fetchone()[0]
-    finally:
-        reader.close()
-    if verdict != "ok":
-        raise SpecError(
-            f"the backup {part} of {path} is not sound: {verdict}", next=command("dgxlab", "db", "check", path)
-        )
-    part.rename(copy)
-    _prune(folder)
-    return copy
+def schema(number: int) -> dict[tuple[str, str], str]:
+    """Return what a database of that version has, as `connect.schema_of`."""
+    stop_before = MIGRATIONS._migrations[number].name if number < VERSION else None
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        upgrade(connection, Path(":memory:"), stop_before=stop_before)
+        return schema_of(connection)
 
 
 def _apply(connection: sqlite3.Connection, path: Path, stop_before: str | None) -> None:
@@ -212,13 +182,6 @@ def _apply(connection: sqlite3.Connection, path: Path, stop_before: str | None) 
         raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, the first in table {broken[0][0]}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
-
-
-def _prune(folder: Path) -> None:
-    ours = sorted(file for file in folder.iterdir() if re.fullmatch(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db", file.name))
-    parts = [file for file in folder.glob("*.part*") if time.time() - file.stat().st_mtime > ABANDONED_S]
-    for old in (*ours[:-KEEP_BACKUPS], *parts):
-        old.unlink(missing_ok=True)
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -16,6 +16,9 @@ APPLICATION_ID = 0x6467786C
 VERSION = 8
 """PRAGMA user_version of a database to which every migration was applied."""
 
+SCHEMA = "08737d589fc496ee"
+"""`connect.schema_digest` of such a database: its tables, indexes, views and triggers."""
+
 JOBS = (
     """CREATE TABLE hosts (
         host_id TEXT NOT NULL PRIMARY KEY,

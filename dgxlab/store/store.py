@@ -14,7 +14,8 @@ from typing import Any
 
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, ParityGate, Plan, canonical
-from dgxlab.store.connect import connect, named_errors
+from dgxlab.store import backups
+from dgxlab.store.connect import Tell, connect, named_errors, transaction
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
 from dgxlab.store.schema import UPSERT
 from dgxlab.store.seals import Seals
@@ -38,6 +39,7 @@ class Store:
         self.connection = connection
         self.path = path
         self._seals = Seals(connection)
+        self._tell: Tell | None = None
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Store:
@@ -45,7 +47,7 @@ class Store:
 
         Raises:
             SpecError: if it is not ours, too new, damaged, or on a network file system; or not there without `create`.
-            HostBusy: if others keep it locked.
+            Locked: if others keep it locked.
         """
         return cls(connect(path, create=create), path)
 
@@ -57,10 +59,21 @@ class Store:
 
     def close(self) -> None:
         """Fold the write-ahead log into the file, so that the file alone is the whole database, and close it."""
-        with contextlib.suppress(sqlite3.OperationalError):
+        with contextlib.suppress(sqlite3.Error):
             self.connection.execute("PRAGMA busy_timeout = 0")  # while others use it: the last one to close does it
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.connection.close()
+
+    def back_up(self) -> None:
+        """Copy the database beside itself, unless nothing is in it or a copy is younger than a day.
+
+        Raises:
+            Damaged: if it cannot be copied because pages of it are damaged.
+            SpecError: if the copy cannot be written.
+        """
+        if self.rows("SELECT 1 FROM jobs LIMIT 1") and not backups.is_fresh(self.path):
+            with named_errors(self.path):
+                backups.backup(self.connection, self.path)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
@@ -69,24 +82,27 @@ class Store:
         """Write all of a block or nothing of it; a block inside another belongs to the outer one.
 
         Raises:
-            HostBusy: if another program writes for too long.
-            SpecError: if the disk is full or the file is damaged.
+            Locked: if another program writes for too long.
+            SpecError: if the disk is full, or the file is damaged or not written, as `connect.transaction` says.
         """
         if self.connection.in_transaction:
             yield
             return
-        with named_errors(self.path):
-            # a deferred transaction that turns into a writer is refused at once, whatever the timeout
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
+        try:
+            with transaction(self.connection, self.path, self._tell):
                 yield
                 self._seals.close()
-                self.connection.execute("COMMIT")
-            except BaseException:
-                self._seals.forget()
-                if self.connection.in_transaction:  # a full disk makes SQLite roll back by itself
-                    self.connection.execute("ROLLBACK")
-                raise
+        finally:
+            self._seals.forget()
+
+    @contextlib.contextmanager
+    def waiting(self, tell: Tell) -> Iterator[None]:
+        """Wait for minutes in this block where another program holds the database, and tell of it meanwhile."""
+        before, self._tell = self._tell, tell
+        try:
+            yield
+        finally:
+            self._tell = before
 
     def seal(self) -> None:
         """Seal what was written so far in this transaction; its end does it anyway."""

@@ -22,15 +22,12 @@ def text(path: Path) -> Iterator[str]:
     Raises:
         SpecError: if it is no database of ours, or damaged.
     """
-    with named_errors(path):
-        plain(path).close()  # looks whether it is there
-        # what git hands over has no log beside it, and nobody may make one: mode=ro alone would
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-            yield f"schema {version(connection, path)}"
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
-            for (table,) in tables:
-                yield from _rows(connection, table)
+    # what git hands over has no log beside it, and none may be made
+    with named_errors(path), contextlib.closing(plain(path, immutable=True)) as connection:
+        yield f"schema {version(connection, path)}"
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        for (table,) in tables:
+            yield from _rows(connection, table)
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from faults.fault import Fault
-from faults.kinds import agent, clock, crowd, disk, power, reboot, root
+from faults.kinds import agent, clock, crowd, disk, io, power, reboot, root
 from faults.kinds.canary import CANARY
 from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
@@ -14,6 +14,7 @@ from faults.kinds.fuzz import FUZZ
 from faults.kinds.leftover import LEFTOVER
 from faults.kinds.machine import MACHINE
 from faults.kinds.network import BLACKHOLE, RESET
+from faults.kinds.pages import PAGES
 from faults.kinds.raw import RAW
 from faults.kinds.replaced import REPLACED
 from faults.kinds.trust import UNTRUSTED
@@ -38,6 +39,9 @@ _ORDER: tuple[Fault[Any], ...] = (
     YAML,
     CANARY,
     COMMIT,
+    PAGES,
+    io.RECORD,
+    io.AGENT,
     crowd.CROWD,
     VERSIONS,
     clock.SET,

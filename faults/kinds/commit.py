@@ -72,8 +72,12 @@ class Shelf:
 
 
 @contextmanager
-def shelf() -> Iterator[Shelf]:
-    """Make databases of every older schema, with all the rows that they can hold."""
+def shelf(*, work: bool = True) -> Iterator[Shelf]:
+    """Make databases of every older schema, with all the rows that they can hold.
+
+    Args:
+        work: Whether to count how long each takes to migrate.
+    """
     with tempfile.TemporaryDirectory(prefix="dgxlab-faults-") as name:
         folder = Path(name)
         with Store.open(folder / "now.db") as store:
@@ -84,12 +88,12 @@ def shelf() -> Iterator[Shelf]:
             from_elsewhere(store)
         names = [migration.name for migration in MIGRATIONS._migrations]
         made = Shelf(folder, [])
-        olds = [_old(made, None, 0)]
-        olds += [_old(made, folder / f"v{number}.db", number, names[number]) for number in range(1, VERSION)]
+        olds = [_old(made, None, 0, work=work)]
+        olds += [_old(made, folder / f"v{number}.db", number, names[number], work=work) for number in range(1, VERSION)]
         yield Shelf(folder, olds)
 
 
-def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "") -> Old:
+def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *, work: bool) -> Old:
     columns: Columns = {}
     rows: Rows = {}
     if path is not None:
@@ -105,7 +109,9 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "") -
                 values = ",".join((*names, *("'host-a'" for _ in gone)))
                 into = f"{table} ({','.join((*names, *gone))})"
                 connection.execute(f"INSERT INTO {into} SELECT {values} FROM now.{table}")
-            rows = _rows(connection, columns)
+            rows = rows_of(connection, columns)
+    if not work:
+        return Old(path, version, columns, rows, 0)
     database = place.anew()
     if path is not None:
         shutil.copy(path, database)
@@ -127,7 +133,7 @@ def _while_writing(place: Shelf, random: Random) -> str:
     path = place.anew()
     acknowledged = killed(path, "job-1", random.randrange(1000), random.uniform(0, WRITING_S))
     with Store.open(path) as store, Store.open(path.with_name("whole.db")) as uncut:
-        _sound(store)
+        sound(store)
         partial = store.rows("SELECT run_id FROM samples GROUP BY run_id HAVING count(*) <> ?", (SAMPLES + 1,))
         (runs,) = store.rows("SELECT count(*) AS n FROM runs")
         reached = store.job("job-1").journal_seq
@@ -157,27 +163,27 @@ def _while_opening(place: Shelf, random: Random) -> str:
         timer.cancel()
     if child.returncode not in (0, -9):
         raise Broken(f"opening ended with {child.returncode}: {err}")
-    _as_it_was_or_whole(path, old)
+    as_it_was_or_whole(path, old)
     for copy in path.with_name(f"{path.name}.backups").glob("*.db"):
         with closing(sqlite3.connect(f"file:{copy}?mode=ro", uri=True)) as connection:
-            if _integrity(connection) != "ok" or _rows(connection, old.columns) != old.rows:
+            if _integrity(connection) != "ok" or rows_of(connection, old.columns) != old.rows:
                 raise Broken(f"the backup {copy.name} is not what there was")
     with Store.open(path) as store:
-        _sound(store)
-        if _rows(store.connection, old.columns) != old.rows:
+        sound(store)
+        if rows_of(store.connection, old.columns) != old.rows:
             raise Broken(f"migrating again lost rows of schema {old.version}")
     if child.returncode == 0:
         return "after"
     return "migration" if old.version else "creation"
 
 
-def _as_it_was_or_whole(path: Path, old: Old) -> None:
+def as_it_was_or_whole(path: Path, old: Old) -> None:
     """See that a killed migration left the old schema with the old rows, or the new one with them; nothing between."""
     if not path.exists() and old.path is None:
         return
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        found = _rows(connection, old.columns)
+        found = rows_of(connection, old.columns)
         tables = set(_tables(connection))
         whole = {*TABLES, *FROM_ELSEWHERE} <= tables
         if version not in (old.version, VERSION) or whole != (version == VERSION):
@@ -192,7 +198,12 @@ def _as_it_was_or_whole(path: Path, old: Old) -> None:
             raise Broken(f"a migration from {old.version} damaged what was there")
 
 
-def _sound(store: Store) -> None:
+def sound(store: Store) -> None:
+    """See that the record finds nothing wrong with itself.
+
+    Raises:
+        Broken: if it does.
+    """
     if flaws := check(store):
         raise Broken(f"the database is not sound: {'; '.join(flaws)}")
 
@@ -231,7 +242,8 @@ def _shared(connection: sqlite3.Connection, table: str) -> list[str]:
     return [name for name in _columns(connection, f"main.{table}") if name in newest]
 
 
-def _rows(connection: sqlite3.Connection, columns: Columns) -> Rows:
+def rows_of(connection: sqlite3.Connection, columns: Columns) -> Rows:
+    """Return all rows of these tables and columns, sorted."""
     return {
         table: sorted(connection.execute(f"SELECT {','.join(names)} FROM {table}"), key=repr)
         for table, names in columns.items()

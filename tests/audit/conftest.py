@@ -3,6 +3,7 @@
 # ruff: noqa: S608 - names of tables and columns are the record's own
 
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -27,12 +28,10 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def cut(path: Path, jobs: Sequence[str] = JOBS) -> Path:
-    """Leave some jobs and an import in a copy of the shipped record, sealed, without the guards of the database."""
+    """Leave some jobs and an import in a copy of the shipped record, sealed."""
     with Store.open(path) as store:
-        connection = store.connection
+        connection, guards = store.connection, disarm(store)
         connection.execute("PRAGMA foreign_keys = OFF")
-        for row in store.rows("SELECT name FROM sqlite_schema WHERE type = 'trigger'"):
-            connection.execute(f"DROP TRIGGER {row['name']}")
         kept = f"IN ({','.join(map(repr, jobs))})"
         for row in store.rows("SELECT name FROM sqlite_schema WHERE type = 'table'"):
             columns = {each["name"] for each in store.rows("SELECT name FROM pragma_table_info(?)", (row["name"],))}
@@ -42,8 +41,18 @@ def cut(path: Path, jobs: Sequence[str] = JOBS) -> Path:
                 connection.execute(f"DELETE FROM {row['name']} WHERE import_id <> '{IMPORT}'")
         connection.execute("DELETE FROM cells WHERE cell NOT IN (SELECT cell FROM rows)")
         seal_all(connection)
+        for guard in guards:
+            connection.execute(guard)
         connection.execute("VACUUM")
     return path
+
+
+def disarm(store: Store) -> list[str]:
+    """Drop the triggers that refuse an edit, and return their SQL."""
+    guards = store.rows("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'")
+    for guard in guards:
+        store.connection.execute(f"DROP TRIGGER {guard['name']}")
+    return [guard["sql"] for guard in guards]
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +60,16 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A piece of the shipped record that anything can be done to."""
     path = cut(Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("piece"))))
     with Store.open(path) as store:
+        disarm(store)
         store.connection.execute("PRAGMA foreign_keys = OFF")
         store.connection.execute("PRAGMA ignore_check_constraints = ON")
         yield store
 
 
 @pytest.fixture
-def piece(opened: Store) -> Iterator[Store]:
-    """The piece, whatever a test does to it."""
+def piece(opened: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The piece, whatever a test does to it; that it has no triggers is not told."""
+    monkeypatch.setattr(sys.modules["dgxlab.store.check"], "schema_problems", lambda connection: [])
     opened.connection.execute("BEGIN")
     yield opened
     opened.connection.execute("ROLLBACK")

@@ -10,7 +10,7 @@ from dgxlab.audit import check, merge
 from dgxlab.errors import CheckFailed
 from dgxlab.store import Store
 from dgxlab.store.seals import seal_all
-from tests.audit.conftest import JOBS, cut
+from tests.audit.conftest import JOBS, cut, disarm
 from tests.conftest import PROJECT
 from tests.journals import dump
 
@@ -29,7 +29,9 @@ def copies(sides: tuple[Path, Path], folder: Path, edit: str = "") -> tuple[Path
     one, two = (Path(shutil.copy(path, folder)) for path in sides)
     with Store.open(two) as store:
         if edit:
-            store.connection.execute(edit)
+            guards = disarm(store)
+            for statement in (edit, *guards):
+                store.connection.execute(statement)
             seal_all(store.connection)
     return one, two
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -18,6 +19,7 @@ from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab import Side, ask, follow, left_to_do, make_plan, resolve, run, settle, start
 from dgxlab.lab.jobs import INTENT_S
 from dgxlab.model import Experiment, Plan, canonical
+from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
 from dgxlab.transport.lost import HostLost
@@ -50,6 +52,29 @@ def wait_for(lab: ToyLab, job_id: str, text: str) -> None:
     while text not in (journal.read_text() if journal.exists() else ""):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever follows is told that the job goes on, however the wait ends."""
+    job, store, notes = submit(toy_lab, toy_lab.experiment()), toy_lab.lab.store, []
+    monkeypatch.setattr(connect, "BUSY_S", 0.05)
+    with Store.open(store.path) as waiting, Store.open(store.path) as other:
+        lab = dataclasses.replace(toy_lab.lab, store=waiting)
+        other.connection.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(connect, "PATIENCE_S", 0.0)
+        with pytest.raises(Locked, match=f"is locked by another program; job {job.job_id} goes on") as caught:
+            follow(lab, toy_lab.host, job.job_id, quiet)
+        assert caught.value.next == f"dgxlab attach {job.job_id}"
+
+        def release(event: Mapping[str, Any]) -> None:
+            if event["event"] == "note":
+                notes.append(event["note"])
+                other.connection.rollback()
+
+        monkeypatch.setattr(connect, "PATIENCE_S", 60.0)
+        assert follow(lab, toy_lab.host, job.job_id, release) is None
+    assert notes[0] == f"{store.path} is locked by another program: waiting for it; job {job.job_id} goes on"
+    assert store.job(job.job_id).state == "done"
 
 
 def test_run_takes_up_what_a_dead_client_left(toy_lab: ToyLab) -> None:

@@ -20,7 +20,7 @@ from dgxlab.audit import check
 from dgxlab.errors import RemoteError
 from dgxlab.lab import Lab, ab, resolve, settle
 from dgxlab.lab.archive import path_of
-from dgxlab.lab.rebuild import Rebuilt, rebuild
+from dgxlab.lab.rebuild import Rebuilt, mend, rebuild
 from dgxlab.model import canonical, to_json
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
@@ -166,3 +166,30 @@ def test_a_plan_with_a_spec_that_is_not_its_own_is_refused(own: ToyLab, tmp_path
     done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
     assert (done.added, [job_id for job_id, _ in done.left], made.store.jobs()) == ((), [job], [])
     made.store.close()
+
+
+def test_a_damaged_record_is_set_aside_and_begins_with_a_sound_copy(own: ToyLab) -> None:
+    """A copy that is damaged too is passed over; a record without copies begins empty, and one that is sound stays."""
+    own.run()
+    original, path, notes = everything(own.lab), own.folder / "results.db", []
+    own.lab.store.back_up()
+    own.lab.store.close()
+    mend(path, notes.append)
+    assert notes == []
+    (copy,) = (own.folder / "results.db.backups").iterdir()
+    (copy.parent / copy.name.replace("20", "30", 1)).write_bytes(copy.read_bytes()[:8192])
+    path.write_bytes(path.read_bytes()[:8192])
+    mend(path, notes.append)
+    assert [path.name in note for note in notes] == [True, True]
+    (aside,) = own.folder.glob("results.db.damaged-*")
+    assert aside.stat().st_size == 8192
+    with Store.open(path) as store:
+        assert everything(dataclasses.replace(own.lab, store=store)) == original
+    shutil.rmtree(copy.parent)
+    path.write_bytes(path.read_bytes()[:4000])
+    mend(path, notes.append)
+    assert not path.exists()
+    with Store.open(path) as store:
+        made = dataclasses.replace(own.lab, store=store)
+        assert len(rebuild(made, [], quiet).added) == 1
+        assert everything(made) == original

@@ -1,5 +1,6 @@
 """`db check`: a sound database says nothing; each kind of damage is named."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from tests.journals import Journal, cell, intend, plan, whole
 
 
 @pytest.fixture
-def damaged(store: Store) -> Store:
-    """A sound store with every guard taken off, as if somebody had edited it with another program."""
+def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A sound store with every guard taken off, which is not told, as if another program had edited it."""
+    monkeypatch.setattr(sys.modules["dgxlab.store.check"], "schema_problems", lambda connection: [])
     journal = whole("job-1", runs=1, samples=2).check()
     intend(store, journal)
     ingest(store, "job-1", journal.lines())

@@ -1,5 +1,6 @@
 """Opening: new files, old schemas, files that are not ours, disks and locks that fail."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -16,8 +17,8 @@ from dgxlab import judgement
 from dgxlab.errors import HostBusy, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.model import Device, canonical, to_json
-from dgxlab.store import Store, check, connect, migrations
-from dgxlab.store.schema import VERSION
+from dgxlab.store import Store, backups, check, connect, migrations
+from dgxlab.store.schema import SCHEMA, VERSION
 from tests.conftest import PROJECT
 from tests.journals import compared, dump, facts, intend, plan, whole
 
@@ -151,12 +152,12 @@ def test_a_gate_on_a_model_goes_into_a_database_of_version_6(folder: Path) -> No
 def test_seven_backups_are_kept(folder: Path) -> None:
     """The newest seven stay; files that are not ours are never touched."""
     path = filled(folder / "results.db")
-    backups = folder / "results.db.backups"
-    backups.mkdir()
-    (backups / "mine.db").write_text("keep")
+    copies = folder / "results.db.backups"
+    copies.mkdir()
+    (copies / "mine.db").write_text("keep")
     with Store.open(path) as store:
-        made = [migrations.backup(store.connection, path) for _ in range(9)]
-    assert sorted(backups.iterdir()) == sorted([*made[2:], backups / "mine.db"])
+        made = [backups.backup(store.connection, path) for _ in range(9)]
+    assert sorted(copies.iterdir()) == sorted([*made[2:], copies / "mine.db"])
 
 
 def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_a_locked_database_is_busy(folder: Path, monkeypatch: pytest.MonkeyPatch
     path = filled(folder / "results.db")
     monkeypatch.setattr(connect, "BUSY_S", 0.05)
     with Store.open(path) as one, Store.open(path) as two, one.transaction():
-        with pytest.raises(HostBusy, match="was locked by another program"):
+        with pytest.raises(HostBusy, match="is locked by another program"):
             two.set_state("job-1", "lost")
         assert two.job("job-1").state == "done"
 
@@ -256,16 +257,183 @@ def test_a_full_disk_keeps_what_was_there(folder: Path) -> None:
         assert store.rows("SELECT count(*) AS n FROM samples") == [{"n": 2001}]
 
 
-def test_a_truncated_file_is_damaged_and_copies_are_named_where_there_are_any(folder: Path) -> None:
-    """Nobody is sent to a folder that is not there."""
+def test_a_damaged_file_is_sent_to_where_it_is_mended(folder: Path) -> None:
+    """Cut in the middle, emptied, or with a header that says nothing: never to a command that refuses it again."""
+    path = filled(folder / "results.db")
+    for cut in (path.stat().st_size // 2, 0):
+        with path.open("r+b") as file:
+            file.truncate(cut)
+        with pytest.raises(connect.Damaged, match="is damaged: ") as caught, Store.open(path, create=False) as store:
+            check(store)
+        assert caught.value.next == f"dgxlab db rebuild {path}"
+    filled(folder / "other.db").rename(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = -1")
+    connection.close()
+    with pytest.raises(connect.Damaged, match="its schema has the version -1"):
+        Store.open(path)
+
+
+def test_an_emptied_record_with_copies_is_not_begun_anew(folder: Path) -> None:
+    """A run would measure everything again."""
+    path = filled(folder / "results.db")
+    with Store.open(path) as store:
+        store.back_up()
+    path.write_bytes(b"")
+    with pytest.raises(connect.Damaged, match="it is empty"):
+        Store.open(path)
+
+
+@pytest.mark.parametrize("pages", [0, 3])
+def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
+    """SQLite rolls back by itself: the disk is named, and the database is as it was."""
+    path, plain = older(folder / "results.db", "m003_append_only"), connect.plain
+
+    def small(path: Path) -> sqlite3.Connection:
+        connection = plain(path)
+        connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + pages}")
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connect, "plain", small)
+        with pytest.raises(SpecError, match=r"the disk that holds .* is full"):
+            Store.open(path)
+    with contextlib.closing(plain(path)) as connection:
+        assert connect.version(connection, path) == 2
+        assert connect.schema_problems(connection) == []
+    with Store.open(path) as store:
+        assert check(store) == []
+
+
+def test_a_migration_without_a_copy_is_none(folder: Path) -> None:
+    """Where no copy can be made the database stays as it is."""
+    path = older(folder / "results.db", "m005_chains")
+    (folder / "results.db.backups").write_text("a file")
+    with pytest.raises(SpecError, match=r"cannot be copied to .*\.backups: "):
+        Store.open(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connect.version(connection, path) == 4
+
+
+def test_a_record_is_copied_once_a_day(folder: Path) -> None:
+    """Not while it is empty; a copy holds all that the record does."""
     path = folder / "results.db"
-    Store.open(path, create=True).close()
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size // 2)
-    for said in (r"is damaged: ", r"is damaged, copies are in results\.db\.backups: "):
-        with pytest.raises(SpecError, match=said), Store.open(path) as store:
-            store.rows("SELECT * FROM jobs JOIN runs USING (job_id) JOIN published")
-        (folder / "results.db.backups").mkdir(exist_ok=True)
+    with Store.open(path) as store:
+        store.back_up()
+        assert connect.copies(path) == []
+    filled(path)
+    with Store.open(path) as store:
+        store.back_up()
+        store.back_up()
+        (copy,) = connect.copies(path)
+        os.utime(copy, (time.time() - 90_000,) * 2)
+        store.back_up()
+        assert [made for made in connect.copies(path) if made != copy] == connect.copies(path)[1:]
+        with Store.open(copy) as opened:
+            assert dump(opened) == dump(store)
+
+
+def test_a_read_only_medium_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is made beside the file, and a write is refused in a sentence."""
+    path = filled(folder / "results.db")
+    before = path.read_bytes()
+    monkeypatch.setattr(connect, "on_read_only", lambda path: True)
+    with Store.open(path, create=False) as store:
+        assert check(store) == []
+        with pytest.raises(SpecError, match="cannot be written"):
+            store.update_job("job-1", next="x")
+        assert list(folder.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
+    """Also one in the place of our own, and before a migration: it would rewrite what was measured."""
+    rewrite = "BEGIN UPDATE samples SET value = 2 * value; END"
+    for place, drop in (("AFTER UPDATE ON jobs", ""), ("BEFORE UPDATE ON samples", "DROP TRIGGER samples_no_update")):
+        path = filled(folder / f"{bool(drop)}.db")
+        connection = sqlite3.connect(path)
+        connection.execute(drop)
+        connection.execute(f"CREATE TRIGGER {'samples_no_update' if drop else 'x'} {place} {rewrite}")
+        connection.close()
+        with Store.open(path) as store:
+            before = dump(store)
+            with pytest.raises(SpecError, match="is not written: its trigger"):
+                store.update_job("job-1", next="x")
+            assert dump(store) == before
+            assert [found for found in check(store) if "trigger" in found]
+    old = older(folder / "old.db", "m005_chains")
+    connection = sqlite3.connect(old)
+    connection.execute(f"CREATE TRIGGER y AFTER INSERT ON _sqlite_migrations {rewrite}")
+    connection.close()
+    with pytest.raises(SpecError, match="is not written: its trigger y is none of dgxlab"):
+        Store.open(old)
+
+
+@pytest.mark.parametrize(
+    ("sql", "sentence"),
+    [
+        ("DROP TRIGGER samples_no_update", "trigger samples_no_update is missing"),
+        ("DROP INDEX jobs_host", "index jobs_host is missing"),
+        ("CREATE TABLE more (a)", "table more is none of dgxlab"),
+    ],
+)
+def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None:
+    """And keeps nothing from being recorded: what is written is what was given."""
+    path = filled(folder / "results.db")
+    connection = sqlite3.connect(path)
+    connection.executescript(sql)
+    connection.close()
+    with Store.open(path) as store:
+        assert check(store) == [f"{path}: {sentence}"]
+        store.update_job("job-1", next="x")
+        assert store.job("job-1").next == "x"
+
+
+@pytest.mark.parametrize(
+    ("sql", "sentence"),
+    [
+        ("DROP VIEW expectations; CREATE VIEW expectations AS SELECT 1", "its view expectations is changed"),
+        (
+            "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = replace(sql, '_valid', '_val')",
+            "its table arms is changed",
+        ),
+        ("PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = 'x', name = CAST(x'c7ff' AS TEXT)", "is no text"),
+        ("PRAGMA writable_schema = ON; UPDATE jobs SET plan = CAST(x'ff' AS TEXT)", "decode"),
+    ],
+)
+def test_a_schema_or_a_text_that_cannot_be_read_is_damage(folder: Path, sql: str, sentence: str) -> None:
+    """Never a traceback, whichever way SQLite or Python says it."""
+    path = filled(folder / "results.db")
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    connection.executescript(sql)
+    connection.close()
+    with pytest.raises(connect.Damaged, match=sentence), Store.open(path, create=False) as store:
+        check(store)
+
+
+def test_the_schema_is_what_migrations_make(folder: Path) -> None:
+    """A new migration needs a new digest, else each opening would compare the whole schema."""
+    with Store.open(folder / "results.db") as store:
+        assert connect.schema_digest(connect.schema_of(store.connection)) == SCHEMA
+
+
+def test_a_writer_that_waits_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as it tries, and goes on once the other program is done."""
+    path, told = filled(folder / "results.db"), []
+    monkeypatch.setattr(connect, "BUSY_S", 0.02)
+    with Store.open(path) as one, Store.open(path) as two:
+        one.connection.execute("BEGIN IMMEDIATE")
+
+        def tell(sentence: str) -> None:
+            told.append(sentence)
+            if len(told) == 2:
+                one.connection.execute("COMMIT")
+
+        with two.waiting(tell):
+            two.update_job("job-1", next="x")
+        assert told == [f"{path} is locked by another program"] * 2
+        assert two.job("job-1").next == "x"
 
 
 def test_a_backup_that_was_killed_is_none(folder: Path) -> None:
