@@ -33,9 +33,9 @@ class Limits:
 
     Attributes:
         connect_s: For each of connecting, the banner, the key exchange and opening a channel.
-        auth_s: For signing in with one key; an agent may ask a person to touch something.
+        auth_s: For the host's answer to one key: it may ask a directory first, an agent may ask a person.
         ask_s: Pause between questions whether the host is still there.
-        silent_s: Without a byte from the host for so long, it is gone.
+        silent_s: Once signed in, without a byte from the host for so long, it is gone.
     """
 
     connect_s: float = 15.0
