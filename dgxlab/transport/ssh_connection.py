@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shlex
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
 
-from dgxlab.errors import HostError
+from dgxlab.errors import HostError, edit
 from dgxlab.transport.lost import HostDropped, HostLost, HostSilent
 from dgxlab.transport.ssh_auth import KeysOnly
 from dgxlab.transport.ssh_config import Hop, Limits
@@ -29,6 +31,10 @@ DROPPED_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 HUNG_UP = "it hung up at once, as sshd does above its MaxStartups"
 REFUSED_PAUSE_S = 0.05
 """Pause before a command's channel is asked for again."""
+WEAK = re.compile("cbc|md5")
+"""Algorithms that are never offered, whatever the ssh configuration says."""
+SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
+"""ssh's names for what paramiko knows under another one."""
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its errors reach the terminal beside ours
 
@@ -126,7 +132,9 @@ class Connection:
         except (HostError, Seen):
             raise
         except paramiko.ssh_exception.IncompatiblePeer as error:
-            raise HostError(f"{hop.destination} and this machine share no way to talk: {error}") from error
+            raise HostError(
+                f"{hop.destination} and this machine share no way to talk: {error}", next=_try(hop.destination)
+            ) from error
         except paramiko.ChannelException as error:
             raise self._no_way_on(hop, error) from error
         except CUT as error:
@@ -153,7 +161,7 @@ class Connection:
                 "auth_timeout": self._limits.auth_s,
                 "channel_timeout": self._limits.connect_s,
                 "auth_strategy": KeysOnly(hop),
-                "transport_factory": partial(_transport, policy=policy, pulse=pulse, limits=self._limits),
+                "transport_factory": partial(_transport, hop=hop, policy=policy, pulse=pulse, limits=self._limits),
             },
         )
         opened.client.set_missing_host_key_policy(policy)
@@ -254,12 +262,37 @@ class _Policy:
             raise NotTrusted(found, self._add)
 
 
-def _transport(sock: Any, *, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:
-    """Make a transport that asks for a key of a known type first: one of another type would look like a changed key."""
+def _transport(sock: Any, *, hop: Hop, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:
+    """Make a transport that offers what the ssh configuration allows.
+
+    It asks for a key of a known type first: one of another type would look like a changed key.
+    """
     heard: Any = Heard(sock, pulse)
     transport = paramiko.Transport(heard, **options)
     transport.handshake_timeout = limits.connect_s
     security = transport.get_security_options()
+    try:
+        security.ciphers = _offered(hop, "Ciphers", hop.ciphers, security.ciphers)
+        security.digests = _offered(hop, "MACs", hop.macs, security.digests)
+        security.kex = _offered(hop, "KexAlgorithms", hop.kex, security.kex)
+    except HostError:
+        heard.close()
+        raise
     known = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in policy.keytypes)
     security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(known))
     return transport
+
+
+def _offered(hop: Hop, keyword: str, allowed: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the allowed algorithms that paramiko knows, in the order of the ssh configuration.
+
+    Raises:
+        HostError: if there are none.
+    """
+    names = dict.fromkeys(SAME.get(name, name) for name in allowed if not WEAK.search(name))
+    if offered := [name for name in names if name in known]:
+        return offered
+    raise HostError(
+        f"the ssh configuration allows no {keyword} for {hop.destination} that dgxlab knows: {','.join(allowed)}",
+        next=edit(Path.home() / ".ssh" / "config"),
+    )
