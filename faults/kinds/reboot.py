@@ -14,7 +14,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from dgxlab.agent.job import Job
-from faults.aftermath import appeared, freed, last_noted, recovered, sid
+from faults.aftermath import appeared, freed, last_noted, recovered, sid, unlocked
 from faults.fault import Broken, Fault
 from faults.host import Box, box, ended
 from faults.spaces import power
@@ -62,6 +62,7 @@ class Machine(Box):
                 raise RuntimeError("the machine does not go down")
             time.sleep(0.01)
         self.running.close()
+        unlocked(self)
         self.boot_id.write_text(f"{uuid.uuid4()}\n")
         self.boots.append(
             self.running.enter_context(serving(self.server.folder, self.server.port, power(self.boot_id)))
