@@ -14,6 +14,7 @@ from faults.kinds.fuzz import FUZZ
 from faults.kinds.machine import MACHINE
 from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.raw import RAW
+from faults.kinds.sshd import SSHD
 from faults.kinds.trust import UNTRUSTED
 from faults.kinds.yaml import YAML
 
@@ -21,6 +22,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     CLIENT_KILLED,
     RESET,
     BLACKHOLE,
+    SSHD,
     UNTRUSTED,
     agent.KILLED,
     reboot.REBOOT,
