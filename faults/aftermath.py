@@ -81,7 +81,24 @@ def freed(box: Box, job: Job, session: int) -> None:
 def _held(box: Box, job: Job, session: int) -> str:
     if pids := members(session):
         return f"there are orphans: {[Path(f'/proc/{pid}/cmdline').read_bytes() for pid in pids]}"
-    for path in (job.folder / "run.lock", *box.server.locks.glob("dgxlab-*")):
+    return _locked(job.folder / "run.lock", *box.server.locks.glob("dgxlab-*"))
+
+
+def unlocked(box: Box) -> None:
+    """Wait until all locks on a host whose processes were killed are free: each ends a moment before its files do.
+
+    Raises:
+        Broken: if one stays held.
+    """
+    deadline = time.monotonic() + FREE_S
+    while held := _locked(*box.root.glob("jobs/*/run.lock"), *box.server.locks.glob("dgxlab-*")):
+        if time.monotonic() > deadline:
+            raise Broken(f"{FREE_S:.0f} s after the host went down {held}")
+        time.sleep(0.01)
+
+
+def _locked(*paths: Path) -> str:
+    for path in paths:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

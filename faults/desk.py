@@ -25,7 +25,7 @@ from dgxlab.spec.hosts import find_host
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.ssh import SshTransport
-from faults.aftermath import FREE_S, members, sid
+from faults.aftermath import FREE_S, members, sid, unlocked
 from faults.fault import Broken
 from faults.host import Box, box
 from faults.spaces import Disk, disk
@@ -115,6 +115,7 @@ class Desk:
                 os.kill(pid, signal.SIGKILL)
         end_sessions(self.box.server)
         _see_gone(lambda: _running(root))
+        unlocked(self.box)
         self.boot_id.write_text(f"{UUID(int=time.time_ns())}\n")
 
     def kill_client(self, args: Sequence[str], after_s: float) -> None:

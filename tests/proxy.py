@@ -117,26 +117,26 @@ class Proxy:
             return
         pair = {writer, up_writer}
         self._writers |= pair
-        ways = (self._carry(reader, up_writer, down=False), self._carry(up_reader, writer, down=True))
         try:
-            await asyncio.gather(*ways, return_exceptions=True)
+            async with asyncio.TaskGroup() as group:  # an error on either side ends both
+                for source, sink, down in ((reader, up_writer, False), (up_reader, writer, True)):
+                    on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(1024)
+                    group.create_task(self._take(source, on_the_way))
+                    group.create_task(self._deliver(on_the_way, sink, down=down))
+        except* OSError:
+            for end in pair:
+                self._reset(end)
         finally:
             self._writers -= pair
             for end in pair:
                 end.transport.abort()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
-        on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(1024)
-        deliver = asyncio.create_task(self._deliver(on_the_way, writer, down=down))
-        try:
-            chunk = b"-"
-            while chunk:
-                await self._gate.wait()
-                chunk = await reader.read(CHUNK)
-                await on_the_way.put((self._loop.time() + self.delay_s, chunk))
-            await deliver
-        finally:
-            deliver.cancel()
+    async def _take(self, reader: asyncio.StreamReader, on_the_way: asyncio.Queue[tuple[float, bytes]]) -> None:
+        chunk = b"-"
+        while chunk:
+            await self._gate.wait()
+            chunk = await reader.read(CHUNK)
+            await on_the_way.put((self._loop.time() + self.delay_s, chunk))
 
     async def _deliver(
         self, on_the_way: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, *, down: bool

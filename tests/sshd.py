@@ -39,7 +39,6 @@ KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 UsePAM no
 StrictModes no
-MaxStartups 50:30:100
 MaxSessions 20
 LogLevel VERBOSE
 SetEnv HOME={folder}/home DGXLAB_LOCKS={folder}/locks PATH={path}
@@ -125,6 +124,8 @@ def sshd(
         make_key(folder / f"host_{keytype}", keytype)
     port = port or _free_port()
     text = config + CONFIG.format(port=port, folder=folder, authorized=authorized, path=path)
+    if "MaxStartups" not in config:  # the only keyword here of which the last line wins
+        text += "MaxStartups 50:30:100\n"
     text += "".join(f"HostKey {folder}/host_{keytype}\n" for keytype in keytypes)
     (folder / "config").write_text(text)
     if ordinary and os.getuid() == 0:
@@ -149,6 +150,18 @@ def serving(folder: Path, port: int, within: Sequence[str] = ()) -> Iterator[Ssh
             _end(pid)
         child.terminate()
         child.wait()
+
+
+def occupy(server: Sshd) -> socket.socket:
+    """Return a connection that never signs in: sshd counts it against its MaxStartups until it is closed."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        peer = socket.create_connection(("127.0.0.1", server.port))
+        if peer.recv(4) == b"SSH-":
+            return peer
+        peer.close()
+        time.sleep(0.01)
+    raise AssertionError(f"sshd takes no connection: {server.log}")
 
 
 def end_sessions(server: Sshd) -> None:

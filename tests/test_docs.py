@@ -83,11 +83,13 @@ def test_experiments_and_files_named_exist() -> None:
     assert named == {path.stem for path in (PROJECT / "experiments").glob("*.yaml")}
     for path in re.findall(r"(?:experiments|patches|schema)/[\w./-]+\w", README):
         assert (PROJECT / path).exists(), path
-    for name in ("LICENSE", "CHANGELOG.md"):
+    for name in ("LICENSE", "CHANGELOG.md", "SECURITY.md", "docs/reliability.md"):
         assert (PROJECT / name).is_file()
 
 
-@pytest.mark.parametrize("document", ["README.md", "Makefile", "patches/README.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "Makefile", "patches/README.md", "CHANGELOG.md", "docs/reliability.md", "SECURITY.md"]
+)
 def test_commands_in_documents_parse(document: str) -> None:
     """Whatever a reader may copy is a command line that the program takes."""
     text = (PROJECT / document).read_text().replace("$(BIN)/", ".venv/bin/")

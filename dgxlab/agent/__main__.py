@@ -1,7 +1,7 @@
 """The agent's command line: what the client asks of a host, each a short program with JSON on stdout.
 
-probe ROOT REQUEST      facts, missing commits, which model files are there, what runs, and what hosts.yaml
-                        names in vain
+probe ROOT              facts, missing commits, which model files are there, what runs, and what hosts.yaml
+                        names in vain; the commits and models are on stdin
 receive ROOT            objects on stdin
 tool ROOT NAME VERSION SHA256
                         a wheel on stdin: unpack the build tool in it
@@ -57,7 +57,7 @@ def _told(error: DgxlabError) -> int:
     return error.exit_code
 
 
-def probe(root: str, request: str) -> dict[str, Any]:
+def probe(root: str) -> dict[str, Any]:
     """Return facts, the missing ones of the commits, the identity of each model path, and the jobs that run.
 
     With them goes what hosts.yaml says of this host in vain.
@@ -68,7 +68,7 @@ def probe(root: str, request: str) -> dict[str, Any]:
     from dgxlab.agent.objects import Objects
     from dgxlab.model import to_json
 
-    asked = json.loads(request)
+    asked = json.load(sys.stdin.buffer)
     return {
         "facts": to_json(facts.gather()),
         "absent": [*environment.absent(), *unfit(_root(root))],

@@ -128,8 +128,8 @@ class Host:
 
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
         """Ask for facts, which commits and models (files and ids) are there, and what runs, in one round trip."""
-        request = canonical({"commits": commits, "models": models, "synthetic": synthetic})
-        return self._ask(lambda reply: _probe(reply, models), "probe", request)
+        request = canonical({"commits": commits, "models": models, "synthetic": synthetic}).encode()
+        return self._ask(lambda reply: _probe(reply, models), "probe", stdin=lambda: [request])
 
     def send_objects(self, commit: str, shallow: Sequence[str], pack: Stdin) -> None:
         """Send a pack that completes `commit`."""

@@ -12,5 +12,9 @@ class HostLost(HostError):
     """
 
 
+class HostDropped(HostLost):
+    """The host hung up before it said anything, as sshd does with new connections above its MaxStartups."""
+
+
 class HostSilent(HostLost):
     """Nobody answered for as long as is waited: more time has gone by than with any other loss."""

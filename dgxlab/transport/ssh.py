@@ -73,6 +73,7 @@ class SshTransport:
         self.python = python
         self._limits = limits or Limits()
         self._connection: Connection | None = None
+        self._asked = False
         self._lock = threading.Lock()
 
     def stream(
@@ -114,9 +115,10 @@ class SshTransport:
 
     def _open(self) -> tuple[Connection, Any]:
         """Return a new channel, on the connection at hand where it still stands."""
-        from dgxlab.transport.ssh_connection import Connection
+        from dgxlab.transport.ssh_connection import Connection, meet
 
         with self._lock:
+            connect, self._asked = Connection if self._asked else meet, True
             if self._connection is not None and self._connection.alive:
                 try:
                     return self._connection, self._connection.session()
@@ -126,5 +128,5 @@ class SshTransport:
                 except HostLost:  # it had died unnoticed, and nothing ran on it yet
                     pass
             self._end()
-            self._connection = Connection(self.name, route(self.destination), self._limits)
+            self._connection = connect(self.name, route(self.destination), self._limits)
             return self._connection, self._connection.session()

@@ -19,24 +19,19 @@ import paramiko
 from dgxlab.errors import HostError
 from dgxlab.transport.lost import HostLost, HostSilent
 from dgxlab.transport.ssh_config import Hop
-from dgxlab.transport.ssh_pulse import Pulse
 from dgxlab.transport.ssh_trust import fingerprint_of
 
 AGENT_S = 5.0
 """How long the agent may take to list its keys."""
+TIMED_OUT = "Authentication timeout."
+"""What paramiko says where the host did not answer; it has one type of error for that and for a refusal."""
 
 
 class KeysOnly:
-    """Signs in on one hop; what fabric and paramiko call an authentication strategy.
+    """Signs in on one hop; what fabric and paramiko call an authentication strategy."""
 
-    Args:
-        pulse: Ends the connection where the hop falls silent meanwhile; not while a key is signing, which may wait for
-            a person.
-    """
-
-    def __init__(self, hop: Hop, pulse: Pulse) -> None:
+    def __init__(self, hop: Hop) -> None:
         self._hop = hop
-        self._pulse = pulse
         self._tried: list[str] = []
         """What was tried and why it did not work, in words."""
 
@@ -45,12 +40,10 @@ class KeysOnly:
 
         Raises:
             HostError: if it takes none; it names what was tried.
-            HostSilent: if it falls silent.
+            HostSilent: if it does not answer for as long as the transport's auth_timeout.
             HostLost: if the connection ended meanwhile.
         """
-        self._pulse.watch(transport)
-        with self._pulse.ours():
-            agent = _Agent(self._hop.agent)
+        agent = _Agent(self._hop.agent)
         try:
             for label, key in self._keys(agent):
                 if self._accepted(transport, label, key):
@@ -61,9 +54,9 @@ class KeysOnly:
 
     def _accepted(self, transport: Any, label: str, key: Any) -> bool:
         try:
-            more = transport.auth_publickey(self._hop.user, _Signing(key, self._pulse))
+            more = transport.auth_publickey(self._hop.user, key)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            self._check_alive(transport, error)
+            self._check_alive(transport, error, f" to {label}")
             refused = isinstance(error, paramiko.AuthenticationException)
             self._tried.append(f"{label}: {'refused' if refused else error}")
             return False
@@ -81,13 +74,14 @@ class KeysOnly:
             self._check_alive(transport, error)
             raise self._error("") from error
 
-    def _check_alive(self, transport: Any, error: Exception) -> None:
+    def _check_alive(self, transport: Any, error: Exception, asked: str = "") -> None:
+        if str(error) == TIMED_OUT:
+            silence = f"{self._hop.destination} did not answer{asked} for {transport.auth_timeout:g} s"
+            raise HostSilent(silence, next=self._by_hand) from error
         # what could not be sent says so before the transport's own thread has noticed
         if transport.is_active() and not isinstance(error, EOFError):
             return
         said = str(error) or "end of file"
-        if self._pulse.lost:
-            raise HostSilent(f"{self._hop.destination} {self._pulse.lost}", next=self._by_hand) from error
         if self._tried:  # most likely: too many keys in the agent
             raise self._error(f"it ended the connection ({said})") from error
         raise HostLost(
@@ -136,21 +130,6 @@ class KeysOnly:
         except Exception as error:  # whatever is wrong with this file, the next one may be good
             self._tried.append(f"{path}: {error}")
         return None
-
-
-class _Signing:
-    """A key that tells a pulse when it is signing."""
-
-    def __init__(self, key: Any, pulse: Pulse) -> None:
-        self._key, self._pulse = key, pulse
-
-    def sign_ssh_data(self, *args: Any, **options: Any) -> Any:
-        """Sign as the key does."""
-        with self._pulse.ours():
-            return self._key.sign_ssh_data(*args, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._key, name)
 
 
 class _Agent:

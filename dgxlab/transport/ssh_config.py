@@ -1,7 +1,8 @@
 """How ssh would reach a destination, in ssh's own words: `ssh -G` applies Host, Match, Include and the defaults.
 
 What is taken from it: HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, ProxyJump, ProxyCommand,
-HostKeyAlias, UserKnownHostsFile, GlobalKnownHostsFile. StrictHostKeyChecking is not: unknown keys are always refused.
+HostKeyAlias, UserKnownHostsFile, GlobalKnownHostsFile, Ciphers, MACs, KexAlgorithms. StrictHostKeyChecking is not:
+unknown keys are always refused.
 Neither are ForwardAgent, SendEnv, forwardings and password prompts. RevokedHostKeys is refused rather than ignored.
 """
 
@@ -33,9 +34,9 @@ class Limits:
 
     Attributes:
         connect_s: For each of connecting, the banner, the key exchange and opening a channel.
-        auth_s: For signing in with one key; an agent may ask a person to touch something.
+        auth_s: For the host's answer to one key: it may ask a directory first, an agent may ask a person.
         ask_s: Pause between questions whether the host is still there.
-        silent_s: Without a byte from the host for so long, it is gone.
+        silent_s: Once signed in, without a byte from the host for so long, it is gone.
     """
 
     connect_s: float = 15.0
@@ -57,6 +58,7 @@ class Hop:
         identities_only: Whether the agent may offer only these.
         agent: Path of the agent's socket, "" for none.
         proxy_command: A shell command whose streams are the connection, "" for none.
+        ciphers, macs, kex: Algorithms that may be offered, the preferred ones first.
     """
 
     destination: str
@@ -69,6 +71,9 @@ class Hop:
     identities_only: bool
     agent: str
     proxy_command: str
+    ciphers: tuple[str, ...]
+    macs: tuple[str, ...]
+    kex: tuple[str, ...]
 
 
 def route(destination: str) -> tuple[Hop, ...]:
@@ -166,6 +171,9 @@ def _hop(destination: str, said: Mapping[str, list[str]]) -> Hop:
         identities_only=one("identitiesonly", "no") == "yes",
         agent=_agent(said.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         proxy_command=_expand(_safely(one("proxycommand"), destination, tokens), tokens),
+        ciphers=tuple(one("ciphers").split(",")),
+        macs=tuple(one("macs").split(",")),
+        kex=tuple(one("kexalgorithms").split(",")),
     )
 
 

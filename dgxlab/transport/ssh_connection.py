@@ -5,23 +5,36 @@ Fabric alone checks no host key, not even a changed one, has no deadlines and do
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import shlex
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fabric
 import paramiko
 
-from dgxlab.errors import HostError
-from dgxlab.transport.lost import HostLost, HostSilent
+from dgxlab.errors import HostError, edit
+from dgxlab.transport.lost import HostDropped, HostLost, HostSilent
 from dgxlab.transport.ssh_auth import KeysOnly
 from dgxlab.transport.ssh_config import Hop, Limits
 from dgxlab.transport.ssh_pulse import CUT, Heard, Pulse
 from dgxlab.transport.ssh_socket import ProxyProgram, connect
 from dgxlab.transport.ssh_trust import TRUSTED, HostKey, KnownHosts, NotTrusted, private_known_hosts
+
+DROPPED_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses between attempts at a first connection on which sshd hangs up."""
+HUNG_UP = "it hung up at once, as sshd does above its MaxStartups"
+REFUSED_PAUSE_S = 0.05
+"""Pause before a command's channel is asked for again."""
+WEAK = re.compile("cbc|md5")
+"""Algorithms that are never offered, whatever the ssh configuration says."""
+SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
+"""ssh's names for what paramiko knows under another one."""
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its errors reach the terminal beside ours
 
@@ -45,6 +58,7 @@ class Connection:
         self.destination = hops[-1].destination
         self._add = shlex.join([self.destination, *([] if host == self.destination else ["--name", host])])
         self._limits = limits
+        self._used = False
         self._pulses: list[Pulse] = []
         self._opened: list[Any] = []
         self._program: ProxyProgram | None = None
@@ -63,21 +77,33 @@ class Connection:
     def session(self) -> Any:
         """Open a paramiko channel for one command.
 
+        One that is refused is asked for again: sshd counts the command before it against its MaxSessions until that
+        has ended and both sides have closed its channel.
+
         Raises:
             HostSilent: if nobody answers.
             HostLost: if the connection is gone.
             HostError: if the host refuses.
         """
         began, most_s = time.monotonic(), self._limits.connect_s
-        try:
-            return self._opened[-1].transport.open_session(timeout=most_s)
-        except paramiko.ChannelException as error:
-            raise HostError(f"host {self.host} refuses another session: {error.text}") from error
-        except CUT as error:
-            if self.alive and time.monotonic() - began >= most_s:
-                silence = f"host {self.host} did not answer for {most_s:g} s"
-                raise HostSilent(silence, next=_try(self.destination)) from error
-            raise self.lost(error) from error
+        while True:
+            try:
+                channel = self._opened[-1].transport.open_session(timeout=most_s)
+            except paramiko.ChannelException as error:
+                if not self._used or time.monotonic() - began >= most_s:
+                    raise HostError(
+                        f"host {self.host} refuses another session, see its sshd's MaxSessions: {error.text}",
+                        next=_try(self.destination),
+                    ) from error
+                time.sleep(REFUSED_PAUSE_S)
+            except CUT as error:
+                if self.alive and time.monotonic() - began >= most_s:
+                    silence = f"host {self.host} did not answer for {most_s:g} s"
+                    raise HostSilent(silence, next=_try(self.destination)) from error
+                raise self.lost(error) from error
+            else:
+                self._used = True
+                return channel
 
     def lost(self, error: object = "") -> HostLost:
         """Return the error that says how the connection ended."""
@@ -106,12 +132,16 @@ class Connection:
         except (HostError, Seen):
             raise
         except paramiko.ssh_exception.IncompatiblePeer as error:
-            raise HostError(f"{hop.destination} and this machine share no way to talk: {error}") from error
+            raise HostError(
+                f"{hop.destination} and this machine share no way to talk: {error}", next=_try(hop.destination)
+            ) from error
         except paramiko.ChannelException as error:
             raise self._no_way_on(hop, error) from error
         except CUT as error:
+            if self._program is None and _hung_up(opened.client.get_transport(), error):
+                raise self._unreachable(hop, HUNG_UP, HostDropped) from error
             raise self._unreachable(hop, error) from error
-        pulse.ask(opened.transport)
+        pulse.begin(opened.transport)
 
     def _prepare(self, hop: Hop, policy: _Policy, pulse: Pulse) -> Any:
         """Return an unopened fabric connection that is given everything and looks nothing up itself."""
@@ -130,8 +160,8 @@ class Connection:
                 "banner_timeout": self._limits.connect_s,
                 "auth_timeout": self._limits.auth_s,
                 "channel_timeout": self._limits.connect_s,
-                "auth_strategy": KeysOnly(hop, pulse),
-                "transport_factory": partial(_transport, policy=policy, pulse=pulse, limits=self._limits),
+                "auth_strategy": KeysOnly(hop),
+                "transport_factory": partial(_transport, hop=hop, policy=policy, pulse=pulse, limits=self._limits),
             },
         )
         opened.client.set_missing_host_key_policy(policy)
@@ -143,6 +173,8 @@ class Connection:
             return self._program.socket
         try:
             return connect(hop, self._limits)
+        except ConnectionResetError as error:
+            raise self._unreachable(hop, HUNG_UP, HostDropped) from error
         except OSError as error:
             raise self._unreachable(hop, error.strerror or error) from error
 
@@ -156,13 +188,13 @@ class Connection:
             next=_try(hop.destination),
         )
 
-    def _unreachable(self, hop: Hop, why: object) -> HostLost:
+    def _unreachable(self, hop: Hop, why: object, kind: type[HostLost] = HostLost) -> HostLost:
         way, said = "", ""
         if self._program is not None:
             way, said = " through its ProxyCommand", self._program.said()
         elif len(self._opened) > 1:
             way = f" through {self._opened[-2].host}"
-        return HostLost(
+        return kind(
             f"{hop.destination} ({hop.hostname}:{hop.port}) cannot be reached{way}: {said or why or 'no answer'}",
             next=_try(hop.destination),
         )
@@ -171,6 +203,21 @@ class Connection:
 def _try(destination: str) -> str:
     """Return the command that shows whether ssh itself gets there without a prompt."""
     return f"ssh -o BatchMode=yes {shlex.quote(destination)} true"
+
+
+def _hung_up(transport: Any, error: Exception) -> bool:
+    """Whether the other end closed a connection before it named its version of ssh."""
+    unnamed = transport is not None and not transport.remote_version  # None: no way through a jump host
+    return unnamed and isinstance(error.__context__ or error, EOFError | ConnectionError)
+
+
+def meet(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> Connection:
+    """Return a first Connection to a host; where sshd hangs up on it, it is tried again."""
+    for pause_s in DROPPED_PAUSES_S:
+        with contextlib.suppress(HostDropped):
+            return Connection(host, hops, limits, peek=peek)
+        time.sleep(pause_s)
+    return Connection(host, hops, limits, peek=peek)
 
 
 class Seen(Exception):
@@ -188,7 +235,7 @@ class Seen(Exception):
 def show(destination: str, hops: Sequence[Hop], limits: Limits) -> HostKey:
     """Return the key of the first hop that is not trusted, else the destination's, without signing in there."""
     try:
-        Connection(destination, hops, limits, peek=True)
+        meet(destination, hops, limits, peek=True)
     except (NotTrusted, Seen) as end:
         return end.key
     raise AssertionError("a peek ends at a key")
@@ -215,12 +262,37 @@ class _Policy:
             raise NotTrusted(found, self._add)
 
 
-def _transport(sock: Any, *, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:
-    """Make a transport that asks for a key of a known type first: one of another type would look like a changed key."""
+def _transport(sock: Any, *, hop: Hop, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:
+    """Make a transport that offers what the ssh configuration allows.
+
+    It asks for a key of a known type first: one of another type would look like a changed key.
+    """
     heard: Any = Heard(sock, pulse)
     transport = paramiko.Transport(heard, **options)
     transport.handshake_timeout = limits.connect_s
     security = transport.get_security_options()
+    try:
+        security.ciphers = _offered(hop, "Ciphers", hop.ciphers, security.ciphers)
+        security.digests = _offered(hop, "MACs", hop.macs, security.digests)
+        security.kex = _offered(hop, "KexAlgorithms", hop.kex, security.kex)
+    except HostError:
+        heard.close()
+        raise
     known = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in policy.keytypes)
     security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(known))
     return transport
+
+
+def _offered(hop: Hop, keyword: str, allowed: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the allowed algorithms that paramiko knows, in the order of the ssh configuration.
+
+    Raises:
+        HostError: if there are none.
+    """
+    names = dict.fromkeys(SAME.get(name, name) for name in allowed if not WEAK.search(name))
+    if offered := [name for name in names if name in known]:
+        return offered
+    raise HostError(
+        f"the ssh configuration allows no {keyword} for {hop.destination} that dgxlab knows: {','.join(allowed)}",
+        next=edit(Path.home() / ".ssh" / "config"),
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import paramiko
@@ -28,7 +27,6 @@ class Pulse:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._silent_ticks = 0
-        self._ours = False
         self._over = threading.Event()
         self.lost = ""
         """Why the connection was ended here, "" while it was not."""
@@ -37,23 +35,10 @@ class Pulse:
         """Note that something came from the host."""
         self._silent_ticks = 0
 
-    @contextlib.contextmanager
-    def ours(self) -> Iterator[None]:
-        """Do something for which the host waits in silence."""
-        self._ours = True
-        try:
-            yield
-        finally:
-            self._silent_ticks = 0
-            self._ours = False
-
-    def watch(self, transport: Any) -> None:
-        """Watch a transport, from the key exchange on, until it closes."""
-        threading.Thread(target=self._watch, args=(transport,), daemon=True).start()
-
-    def ask(self, transport: Any) -> None:
-        """Begin to ask: a host may answer questions only when we are signed in."""
-        threading.Thread(target=self._ask, args=(transport,), daemon=True).start()
+    def begin(self, transport: Any) -> None:
+        """Ask and watch until the transport closes: from signing in on, as a host answers no questions before."""
+        for work in (self._watch, self._ask):
+            threading.Thread(target=work, args=(transport,), daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching."""
@@ -71,7 +56,7 @@ class Pulse:
 
     def _watch(self, transport: Any) -> None:
         while transport.is_active() and not self._over.wait(self._limits.silent_s / self.TICKS):
-            self._silent_ticks += not self._ours
+            self._silent_ticks += 1
             if self._silent_ticks > self.TICKS:
                 self.lost = f"did not answer for {self._limits.silent_s:g} s"
                 transport.close()

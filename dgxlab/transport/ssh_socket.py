@@ -21,8 +21,10 @@ def connect(hop: Hop, limits: Limits) -> socket.socket:
     sock = socket.create_connection((hop.hostname, hop.port), timeout=limits.connect_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else every command waits 40 ms for a delayed ACK
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux: bytes that nobody acknowledges end the connection
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a dead network ends the connection, also while we sign in
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.silent_s * 1000))
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, int(limits.ask_s)))
     return sock
 
 

@@ -17,6 +17,7 @@ from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.pages import PAGES
 from faults.kinds.raw import RAW
 from faults.kinds.replaced import REPLACED
+from faults.kinds.sshd import SSHD
 from faults.kinds.trust import UNTRUSTED
 from faults.kinds.versions import VERSIONS
 from faults.kinds.yaml import YAML
@@ -25,6 +26,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     CLIENT_KILLED,
     RESET,
     BLACKHOLE,
+    SSHD,
     UNTRUSTED,
     agent.KILLED,
     LEFTOVER,

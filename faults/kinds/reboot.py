@@ -14,7 +14,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 from dgxlab.agent.job import Job
-from faults.aftermath import appeared, freed, last_noted, recovered, sid
+from faults.aftermath import appeared, freed, last_noted, recovered, sid, unlocked
 from faults.fault import Broken, Fault
 from faults.host import Box, box, ended
 from faults.spaces import power
@@ -69,6 +69,7 @@ class Machine(Box):
                 raise RuntimeError("the machine does not go down")
             time.sleep(0.01)
         self.running.close()
+        unlocked(self)
 
     def boot(self) -> None:
         """Start sshd, as another boot."""

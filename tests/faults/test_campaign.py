@@ -6,9 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 
-from faults.__main__ import table
+import pytest
+
+from faults.__main__ import fill, table
 from faults.campaign import Tally, campaign, trials
 from faults.fault import Broken, Fault
 
@@ -77,8 +80,19 @@ def test_table() -> None:
     """A kind that failed has no bound; one that did not has 3/N, or 100 % where N says nothing."""
     failed, held = trials(DICE, 1, range(300)), trials(DICE, 1, range(4, 5))
     rows = [table([DICE], {"dice": tally}).splitlines()[2] for tally in (failed, held)]
-    assert rows[0].startswith(f"| a die is thrown | 300 | {len(failed.failures)} | - | no six | a ")
-    assert rows[1].startswith("| a die is thrown | 1 | 0 | 100 % | no six | a ")
+    assert rows[0].startswith(f"| `dice` | a die is thrown | 300 | {len(failed.failures)} | - | no six | a ")
+    assert rows[1].startswith("| `dice` | a die is thrown | 1 | 0 | 100 % | no six | a ")
+
+
+def test_a_document_takes_the_table(tmp_path: Path) -> None:
+    """Between its markers, and only there."""
+    path = tmp_path / "doc.md"
+    path.write_text("before\n<!-- faults -->\nold\n<!-- /faults -->\nafter\n")
+    fill(path, "new\n")
+    assert path.read_text() == "before\n<!-- faults -->\nnew\n<!-- /faults -->\nafter\n"
+    path.write_text("<!-- faults -->\n")
+    with pytest.raises(ValueError, match="has no lines"):
+        fill(path, "new\n")
 
 
 def test_table_names_what_was_met_most() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ from faults.fault import Broken
 from faults.host import Box, Ran
 from faults.kinds import network
 from faults.kinds.network import BLACKHOLE, RESET
+from tests.proxy import RESET_ON_CLOSE, Proxy
 
 pytestmark = pytest.mark.slow
 TRIALS = 4
@@ -39,6 +41,20 @@ def test_silence_that_is_noticed_late_is_a_failure(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(network, "NOTICED_S", 0.0)
     tally = trials(BLACKHOLE, seed=3, numbers=range(1))
     assert [failure.reason[:12] for failure in tally.failures] == ["a silence of"]
+
+
+def test_a_reset_of_one_side_ends_the_other() -> None:
+    """As on a network: a client whose server is gone does not wait for it in silence."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        Proxy(server.getsockname()[1]) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as client,
+    ):
+        there, _ = server.accept()
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        there.close()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
 
 
 @pytest.mark.parametrize("rc", [2, 4, 12])

@@ -192,17 +192,17 @@ class Watched(LocalTransport):
 
 
 def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
-    """Others on the host can read arguments, and env may hold a token: it is an argument of nothing."""
+    """Others on the host can read arguments: neither a token in env is in one nor what is asked for."""
     secret = "hf_ " + "\\ $HOME 'é' \n" * 3
     way = Watched(str(tmp_path / "root"))
     real = way.python
     seen = 'tr "\\0" " " </proc/$$/cmdline; printf %s "$DGXLAB_HOST"'
     way.python = script(tmp_path / "python", f"{{ {seen}; }} >'{tmp_path}/seen'\nexec '{real}' \"$@\"")
     host = Host(way, HostEntry("box", env={"HF_TOKEN": secret}))
-    host.probe()
+    assert host.probe(models=["/é/own.gguf"]).models == {"/é/own.gguf": None}
     command, settings = (tmp_path / "seen").read_text().rsplit('{"env"', 1)
     assert json.loads('{"env"' + settings)["env"] == {"HF_TOKEN": secret}
-    assert not [word for word in (*way.seen, command) if "hf_" in word]
+    assert not [word for word in (*way.seen, command) if "hf_" in word or "own.gguf" in word]
 
 
 def test_interpreter_under_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from dgxlab.lab.archive import listing, path_of
 from dgxlab.model import Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
-from dgxlab.transport import retry
+from dgxlab.transport import retry, ssh_connection
 from dgxlab.transport.host import Host
 from dgxlab.transport.lost import HostLost
 from dgxlab.transport.ssh import SshTransport
@@ -190,8 +190,9 @@ def staged(lab: ToyLab) -> Plan:
     return plan.make(experiment, resolve(lab.lab, experiment, None, quiet), job_id=plan.new_job_id("toy"))
 
 
-def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy) -> None:
+def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last error names the cause and how often it was tried; each pause was announced."""
+    monkeypatch.setattr(ssh_connection, "DROPPED_PAUSES_S", ())
     proxy.refuse = True
     notes: list[str] = []
     began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from dgxlab.errors import HostError
 from dgxlab.transport.lost import HostLost
 from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_config import Limits
 from tests.sshd import Sshd, agent, make_key, sshd
 from tests.transport.conftest import QUICK, Client, Keys
 from tests.transport.test_ssh import run
@@ -120,6 +122,19 @@ def test_key_that_waits_for_a_person(
     with agent(tmp_path, keys.private) as path, asking(tmp_path / "asking", path, QUICK.silent_s * 1.6):
         known.host("box", server.port, f"IdentityAgent {tmp_path}/asking")
         assert run(reach(), "echo", "in") == b"in\n"
+
+
+def test_host_that_looks_a_key_up_slowly(
+    client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """It asks a directory for longer than a silence may last, and says nothing meanwhile."""
+    command = f'AuthorizedKeysCommand /bin/sh -c "sleep 0.7; cat {keys.authorized}"\n'
+    config = f"{command}AuthorizedKeysCommandUser {getpass.getuser()}\n"
+    with sshd(tmp_path / "slow", tmp_path / "none", config=config) as slow:
+        client.host("slow", slow.port)
+        client.knows(slow.known_hosts_line())
+        box = reach("slow", limits=Limits(connect_s=5.0, auth_s=10.0, ask_s=0.1, silent_s=0.3))
+        assert run(box, "echo", "in") == b"in\n"
 
 
 def test_agent_is_never_forwarded(

@@ -53,6 +53,29 @@ def test_defaults(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hop.identities_only, hop.agent) == (False, "/run/agent")
 
 
+def test_algorithms(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """Those of the configuration are used, in its order, where the host has them too."""
+    with sshd(tmp_path / "sshd", keys.authorized, config="LogLevel DEBUG\n") as server:
+        client.knows(server.known_hosts_line())
+        wanted = ("Ciphers aes256-ctr,aes128-ctr", "MACs hmac-sha2-512", "KexAlgorithms curve25519-sha256")
+        client.host("box", server.port, *wanted)
+        run(reach(), "true")
+        assert "kex: algorithm: curve25519-sha256@libssh.org" in server.log
+        assert "kex: server->client cipher: aes256-ctr MAC: hmac-sha2-512" in server.log
+
+
+def test_weak_algorithms(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """Neither a host that has nothing else gets them nor a configuration that asks for them."""
+    with sshd(tmp_path / "sshd", keys.authorized, config="Ciphers aes128-cbc\nMACs hmac-md5\n") as server:
+        client.knows(server.known_hosts_line())
+        client.host("box", server.port)
+        client.host("old", server.port, "Ciphers aes128-cbc", "MACs hmac-md5")
+        with pytest.raises(HostError, match="share no way to talk"):
+            run(reach(), "true")
+        with pytest.raises(HostError, match="allows no Ciphers for old that dgxlab knows: aes128-cbc"):
+            run(reach("old"), "true")
+
+
 def test_url_with_a_port(client: Client) -> None:
     """The other form of a destination."""
     (hop,) = route("ssh://kim@gpu.example.org:2222")

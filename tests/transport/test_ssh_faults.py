@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from dgxlab.transport import ssh_connection
 from dgxlab.transport.base import CommandFailed
-from dgxlab.transport.lost import HostLost
+from dgxlab.transport.lost import HostDropped, HostLost
 from dgxlab.transport.ssh import SshTransport
-from dgxlab.transport.ssh_config import Limits
+from dgxlab.transport.ssh_config import Limits, route
+from dgxlab.transport.ssh_socket import connect
 from tests.proxy import Proxy
-from tests.sshd import Sshd, end_sessions
-from tests.transport.conftest import QUICK, Client
+from tests.sshd import Sshd, end_sessions, occupy, sshd
+from tests.transport.conftest import QUICK, Client, Keys
 from tests.transport.test_ssh import run
 
 FOLLOW = """
 import sys
 from dgxlab.transport.ssh import SshTransport
-from dgxlab.transport.ssh_config import Limits
+from dgxlab.transport.ssh_config import Limits, route
+from dgxlab.transport.ssh_socket import connect
 box = SshTransport("box", "box", limits=Limits(ask_s=0.2, silent_s=1.0))
 try:
     for chunk in box.stream(["sh", "-c", f"echo one; sleep {sys.argv[1]}; echo two"]):
@@ -99,8 +106,8 @@ def outcome(box: SshTransport, script: str) -> bytes:
 
 
 def test_cut_while_connecting(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
-    """At any point up to the first command: a loss, never a stuck client or a traceback."""
-    for allowed in (1, 30, 400, 1100, 1500, 1700, 1900, 2100):
+    """At any point from the host's first line to the first command: a loss, never a stuck client or a traceback."""
+    for allowed in (60, 400, 1100, 1500, 1700, 1900, 2100):
         proxy.cut_after = allowed
         box = reach()
         with pytest.raises(HostLost):
@@ -109,11 +116,49 @@ def test_cut_while_connecting(proxy: Proxy, reach: Callable[..., SshTransport]) 
     assert run(reach(), "echo", "at last") == b"at last\n"
 
 
-def test_refused(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
-    """A port that hangs up at once."""
+def test_host_that_hangs_up(proxy: Proxy, reach: Callable[..., SshTransport], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that hangs up at once is tried again, but for a later connection, which the caller tries again."""
+    monkeypatch.setattr(ssh_connection, "DROPPED_PAUSES_S", (0.01, 0.02))
     proxy.refuse = True
-    with pytest.raises(HostLost, match="cannot be reached"):
+    with pytest.raises(HostDropped, match=r"cannot be reached: it hung up at once, as sshd does above its MaxStartups"):
         run(reach(), "true")
+    assert proxy.connections == 3
+    proxy.refuse = False
+    box = reach()
+    run(box, "true")
+    proxy.refuse = True
+    proxy.cut()
+    with pytest.raises(HostDropped):
+        run(box, "true")
+    assert proxy.connections == 5
+
+
+def test_first_contact_above_max_startups(
+    client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+) -> None:
+    """It waits for those that are signing in."""
+    with sshd(tmp_path / "busy", keys.authorized, config="MaxStartups 1:100:1\n") as busy:
+        client.host("busy", busy.port)
+        client.knows(busy.known_hosts_line())
+        with occupy(busy) as other:
+            leaves = threading.Timer(0.3, other.shutdown, [socket.SHUT_RDWR])
+            leaves.start()
+            assert run(reach("busy"), "echo", "in") == b"in\n"
+            leaves.join()
+        assert "drop connection" in busy.log
+
+
+def test_one_session_at_a_time(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+    """A command waits until the one before it has ended on the host."""
+    with sshd(tmp_path / "one", keys.authorized, config="MaxSessions 1\n") as one:
+        client.host("one", one.port)
+        client.knows(one.known_hosts_line())
+        box = reach("one")
+        stream = box.stream(["sh", "-c", "echo one; sleep 0.5"])
+        assert next(stream) == b"one\n"
+        stream.close()  # type: ignore[attr-defined]
+        assert run(box, "echo", "two") == b"two\n"
+        assert one.log.count("Connection from") == 2  # the first one is the server's own test
 
 
 def test_silence_while_following(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
@@ -189,7 +234,7 @@ def test_silence_before_anything_runs(proxy: Proxy, reach: Callable[..., SshTran
 
 def test_silence_while_connecting_and_signing_in(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
     """Wherever it begins it is a loss, told in time: also where the host is to say whether it takes a key."""
-    limits = Limits(connect_s=0.8, auth_s=60.0, ask_s=0.3, silent_s=0.8)
+    limits = Limits(connect_s=0.8, auth_s=0.8, ask_s=0.3, silent_s=60.0)
     said = set()
     for allowed in range(1520, 2000, 40):
         proxy.silent_after = allowed
@@ -198,7 +243,7 @@ def test_silence_while_connecting_and_signing_in(proxy: Proxy, reach: Callable[.
         assert error.next == "ssh -o BatchMode=yes box true"
         said.add(error.message)
         proxy.heal()
-    assert "box did not answer for 0.8 s" in said
+    assert any(re.fullmatch(r"box did not answer to \S+/id_ed25519 for 0.8 s", sentence) for sentence in said)
 
 
 def test_silence_is_told_before_the_next_attempt(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
@@ -212,6 +257,18 @@ def test_silence_is_told_before_the_next_attempt(proxy: Proxy, reach: Callable[.
     assert proxy.connections == 1
     proxy.heal()
     assert run(box, "echo", "back") == b"back\n"
+
+
+def test_dead_network_is_noticed_by_the_kernel(client: Client) -> None:
+    """While we sign in the host itself may be silent for long: probes of TCP are not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client.host("box", server.getsockname()[1])
+        with connect(route("box")[0], Limits()) as sock:
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            probes = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+            idle_s, pause_s = (sock.getsockopt(socket.IPPROTO_TCP, option) for option in probes)
+            dead_ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert idle_s + pause_s + dead_ms / 1000 < 24
 
 
 def test_short_outage_is_survived(proxy: Proxy, reach: Callable[..., SshTransport]) -> None:
