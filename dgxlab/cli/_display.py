@@ -19,7 +19,7 @@ from dgxlab.units import conditions, duration, metric, size, style
 
 def lines(event: Mapping[str, Any]) -> list[str]:
     """Return what to say about an event that stands for itself, [] for most."""
-    say = _SAY.get(str(event["event"]))
+    say = _SAY.get(event["event"])
     return say(event) if say else []
 
 
@@ -36,7 +36,7 @@ class Lines:
         if event["event"] == "chain":
             run, self._run = self._run, {}
             return [_chain(event, run)]
-        if event["event"] == "run" and event.get("chain"):
+        if event["event"] == "run" and event["chain"]:
             self._run = event
             return []
         if event["event"] == "build":
@@ -48,7 +48,7 @@ class Lines:
 
 
 def _note(event: Mapping[str, Any]) -> list[str]:
-    return [str(event["note"])]
+    return [event["note"]]
 
 
 def _lock(event: Mapping[str, Any]) -> list[str]:
@@ -91,13 +91,13 @@ def _check(event: Mapping[str, Any], whose: str = "") -> list[str]:
 
 def _run(event: Mapping[str, Any]) -> list[str]:
     cells = event["cells"]
-    said = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event.get("flags", ())]
+    said = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event["flags"]]
     if event["status"] != "valid":
         return [f"{event['id']} {event['status']}: {event['reason']}", *said]
     for result in event["results"]:
         values = (_value(m["metric"], median(m["samples"])) for m in result["measurements"])
         said.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
-    around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event.get("telemetry", ())))))
+    around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event["telemetry"]))))
     return [f"{event['id']} {event['tool']} ({around})", *said]
 
 
