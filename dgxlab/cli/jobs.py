@@ -112,7 +112,7 @@ def cancel(
         settle(opened, connected, None, lambda event: None)
     out.result(
         {"job": found, "state": status.state, "rc": status.rc},
-        f"job {found}: {(status.rc or {}).get('status', status.state)}",
+        f"job {found}: {status.rc['status'] if status.rc else status.state}",
     )
 
 

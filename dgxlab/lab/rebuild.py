@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dgxlab import __version__
-from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, command
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
 from dgxlab.lab.archive import SUFFIX, content, listing
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.lab.jobs import adopt, follow, record_end
+from dgxlab.lab.raw import final_word
+from dgxlab.model import events
 from dgxlab.transport import retry
-from dgxlab.transport.host import Host, HostJob, read_plan, read_rc
-from dgxlab.transport.reply import WRONG
+from dgxlab.transport.host import Host, HostJob, read_plan
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,11 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     files = listing(path)
     try:
         found = json.loads(content(path, "plan.json"))
-        plan, rc = read_plan(found), read_rc(final_status(content(path, "rc"))) if "rc" in files else None
+        plan, rc = read_plan(found), final_word(content(path, "rc")) if "rc" in files else None
         host = str(plan.specs[0]["host"]) if plan.specs else _hostname(path)
         if plan.job_id != job_id:
             raise ValueError(f"they are of job {plan.job_id!r}")
-    except WRONG as error:
+    except (ValueError, LookupError, RecursionError) as error:
         raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
     with lab.store.transaction():
         lab.store.intend(plan, None, host, __version__, found=content(path, "plan.json").decode())
@@ -127,5 +126,5 @@ def _credit(lab: Lab, job_id: str) -> None:
 
 def _hostname(path: Path) -> str:
     """Return what a job's host calls itself, for a plan that does not say what the client called it."""
-    first: dict[str, Any] = json.loads(content(path, "journal.jsonl").partition(b"\n")[0])
+    first = events.read(json.loads(content(path, "journal.jsonl").partition(b"\n")[0]))
     return str(first["facts"]["hostname"])

@@ -189,14 +189,19 @@ class BuildEvent(TypedDict):
     reused: bool
 
 
-class ModelEvent(TypedDict):
-    """A model is there; `reused` is None where an earlier agent did not say it."""
+class ModelFile(TypedDict):
+    """A model on the host."""
 
-    name: Name
     model_id: Name
     path: Path
     size: Count
     digest: Digest
+
+
+class ModelEvent(ModelFile):
+    """A model is there; `reused` is None where an earlier agent did not say it."""
+
+    name: Name
     recipe: Union[Annotated[Mapping[str, Any], As(Union[SyntheticModel, DerivedModel])], None]
     seconds: Seconds
     reused: Union[bool, None]
@@ -298,11 +303,24 @@ class ErrorEvent(TypedDict):
     details: str
 
 
-class EndEvent(TypedDict):
-    """The job is over; `raw` has the sha256 of each raw file, which earlier agents did not tell."""
+class Ending(TypedDict):
+    """How a job ended."""
 
     exit_code: Exit
     status: Literal["done", "failed", "cancelled"]
+
+
+class FinalStatus(Ending):
+    """A job's last word outside its journal; `agent.job` has written it, and sealed it with a digest."""
+
+    message: str
+    next: str
+    journal_sha256: str
+
+
+class EndEvent(Ending):
+    """The job is over; `raw` has the sha256 of each raw file, which earlier agents did not tell."""
+
     raw: Mapping[Path, Digest]
 
 

@@ -114,7 +114,7 @@ def from_json(kind: type[T], value: Any) -> T:
     Raises:
         ValueError: if the value does not fit.
     """
-    result: T = decoder(kind)(value)
+    result: T = decoder(typing.cast("Any", kind))(value)
     return result
 
 
@@ -140,19 +140,19 @@ def _text(value: Any) -> str:
     return str(value) if value.isascii() else str(value).encode("utf-8", "replace").decode()
 
 
-def _whole(value: Any) -> int:
+def _whole(value: Any) -> Any:
     return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else _wrong(value, "integer of 64 bits")
 
 
-def _number(value: Any) -> float:
+def _number(value: Any) -> Any:
     return value if type(value) in (int, float) and abs(value) <= LARGEST else _wrong(value, "number")
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: Any) -> Any:
     return value if type(value) is bool else _wrong(value, "true or false")
 
 
-def _none(value: Any) -> None:
+def _none(value: Any) -> Any:
     return None if value is None else _wrong(value, "null")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from dgxlab.errors import RemoteError
 from dgxlab.model import from_json
@@ -15,6 +15,7 @@ MOST_BYTES = 64 << 20
 """How long a reply, or a line of a journal, may be: the largest that a job writes are a hundredth of it."""
 WRONG = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading a value of another shape raises."""
+
 
 def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
     """Return a reply in one piece.
@@ -58,20 +59,16 @@ def first_line(pieces: Iterator[bytes], most: int = 1000) -> tuple[bytes, bytes]
     return line, rest
 
 
-def understood(host: str, verb: str, reply: bytes, kind: type[T], told: Mapping[str, Any] | None = None) -> T:
-    """Return the record that the JSON in a reply is.
-
-    Args:
-        told: Fields that the reply must have as they are: a status of another job would end this one's record.
+def understood(host: str, verb: str, reply: bytes, kind: type[T], agree: Callable[[T], str] = lambda _: "") -> T:
+    """Return the record that the JSON in a reply is; `agree` says what of it is no answer to what was asked.
 
     Raises:
-        RemoteError: if it is no JSON, no such record, or about something else.
+        RemoteError: if it is no JSON, no such record, or no answer.
     """
     try:
         found = from_json(kind, json.loads(reply))
-        for name, value in (told or {}).items():
-            if getattr(found, name) != value:
-                raise ValueError(f"its {name} is {getattr(found, name)!r}")
+        if wrong := agree(found):
+            raise ValueError(wrong)
     except (ValueError, RecursionError) as error:
         raise RemoteError(
             f"host {host} answered {verb} with something else than dgxlab's agent does: "
