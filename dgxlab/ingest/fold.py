@@ -16,7 +16,7 @@ from typing import Any
 from dgxlab import judgement
 from dgxlab.agent.conditions import HOST
 from dgxlab.agent.parse.judge import judge_check
-from dgxlab.errors import RemoteError
+from dgxlab.errors import RemoteError, command
 from dgxlab.ingest.guard import Extremes, Guard
 from dgxlab.model import CANDIDATE, Cell, Device, canonical, case_digest, check_from_json, events, from_json
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
@@ -82,7 +82,8 @@ def _read(job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[tuple
 
 def _unusable(job_id: str, seq: int | None, cause: str) -> RemoteError:
     line = "the first line that was read" if seq is None else f"line {seq + 1}"
-    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {cause}", next=f"dgxlab attach {job_id}")
+    mend = command("dgxlab", "session", "reject", job_id, "--because", "its journal cannot be used")
+    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {cause}", next=mend)
 
 
 class _Fold:

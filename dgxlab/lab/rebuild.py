@@ -66,7 +66,7 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
 
 def _settled(lab: Lab, job_id: str) -> bool:
     job = lab.store.find_job(job_id)
-    return job is not None and (job.ended or job.state == "lost")
+    return job is not None and (job.ended or job.state == "lost" or bool(job.rejected))
 
 
 def _on_host(lab: Lab, host: Host, left: dict[str, str], watch: Watch) -> list[str]:

@@ -310,8 +310,8 @@ class Ending(TypedDict):
     status: Literal["done", "failed", "cancelled"]
 
 
-class FinalStatus(Ending):
-    """A job's last word outside its journal; `agent.job` has written it, and sealed it with a digest."""
+class FinalStatus(Ending, total=False):
+    """A job's last word outside its journal; an earlier agent's has less."""
 
     message: str
     next: str

@@ -75,6 +75,7 @@ OF_JOB, OF_RUN, OF_IMPORT = ("jobs", "job_id"), ("runs", "run_id"), ("imports", 
 TABLES = (  # parents before children
     Table("experiments", ("digest",)),
     Table("jobs", ("job_id",), may_differ=("experiment", *INTENT, *PROGRESS)),
+    Table("rejections", ("job_id",), may_differ=("reason", "at")),
     Table("devices", ("device_id",)),
     Table("arms", ("job_id", "arm"), part_of=OF_JOB),
     Table("inputs", ("job_id", "model_id"), part_of=OF_JOB),
