@@ -70,7 +70,7 @@ class Case:
 
 
 def judge(store: Store, job_id: str) -> list[Judged]:
-    """Return a verdict on every claim of a job, in the order of its plan; none while it may run, or once it was rejected.
+    """Return a verdict on every claim of a job, in the order of its plan; none while it may run, or if rejected.
 
     Raises:
         UsageError: if there is no such job.

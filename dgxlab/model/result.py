@@ -31,11 +31,14 @@ class Toolchain:
     """Architecture and a digest of the CPU flags: GGML_NATIVE compiles for exactly this."""
 
 
-class Gpu(TypedDict, total=False):
-    """A GPU as nvidia-smi names it, None where it does not say."""
-
+class _Gpu(TypedDict):
     name: Told
     uuid: Told
+
+
+class Gpu(_Gpu, total=False):
+    """A GPU as nvidia-smi names it, None where it does not say."""
+
     driver_version: Told
     compute_cap: Told
 

@@ -12,6 +12,7 @@ from faults.kinds.client import CLIENT_KILLED
 from faults.kinds.commit import COMMIT
 from faults.kinds.fuzz import FUZZ
 from faults.kinds.machine import MACHINE
+from faults.kinds.mutants import MUTANTS
 from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.raw import RAW
 from faults.kinds.trust import UNTRUSTED
@@ -28,6 +29,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     disk.CLIENT,
     RAW,
     FUZZ,
+    MUTANTS,
     YAML,
     CANARY,
     COMMIT,
