@@ -83,7 +83,8 @@ def _read(job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[tuple
 def _unusable(job_id: str, seq: int | None, cause: str) -> RemoteError:
     line = "the first line that was read" if seq is None else f"line {seq + 1}"
     mend = command("dgxlab", "session", "reject", job_id, "--because", "its journal cannot be used")
-    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {cause}", next=mend)
+    said = " ".join(cause.split())  # it may quote the journal, and is one sentence
+    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {said}", next=mend)
 
 
 class _Fold:

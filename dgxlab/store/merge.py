@@ -189,7 +189,7 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
         tests.append(f"{ended} AND ({_list('m', ENDING)}) IS NOT ({_list('t', ENDING)})")
     return (
         f"SELECT {_list('t', table.key)} FROM theirs.{table.name} AS t JOIN main.{table.name} AS m"
-        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests)}) AND NOT ({table.unless.format('m')})"
+        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests) or 'false'}) AND NOT ({table.unless.format('m')})"
         f" ORDER BY {_list('t', table.key)} LIMIT 1"
     )
 

@@ -15,7 +15,7 @@ def test_refused_or_shown() -> None:
     """Whatever the value is that changed."""
     tally = trials(MUTANTS, 1, range(60))
     assert tally.failures == []
-    assert min(tally.met[word] for word in ("refused", "read")) > 5
+    assert min(tally.met[word] for word in ("refused", "read")) > 2
 
 
 def test_it_finds_what_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
