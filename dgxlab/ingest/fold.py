@@ -22,7 +22,7 @@ from dgxlab.model import CANDIDATE, Cell, Device, canonical, case_digest, check_
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
 from dgxlab.units import metric as metric_of
 
-Event = dict[str, Any]
+Event = Mapping[str, Any]
 
 COLD = "cold: the tool's first repetition"
 """Why a discarded sample of a measurement does not count."""
@@ -87,6 +87,10 @@ def _unusable(job_id: str, seq: int | None, cause: str) -> RemoteError:
     return RemoteError(f"{line} of the journal of {job_id} cannot be used: {said}", next=mend)
 
 
+def _taken(event: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
+    return {name: event[name] for name in names}
+
+
 class _Fold:
     """Folds the lines of one call; how far the journal is read is written once, by `finish`."""
 
@@ -121,7 +125,7 @@ class _Fold:
             self._try(fold, event)
         return True
 
-    def _try(self, fold: Callable[[_Fold, Event], None], event: Event) -> None:
+    def _try(self, fold: Callable[[_Fold, Any], None], event: Event) -> None:
         try:
             fold(self, event)
         except (LookupError, ValueError, sqlite3.IntegrityError) as error:
@@ -138,22 +142,22 @@ class _Fold:
 
     # -- one method an event ------------------------------------------------------------------------------------------
 
-    def on_job(self, event: Event) -> None:
+    def on_job(self, event: events.JobEvent) -> None:
         """The agent has begun: who it is and what the host looks like."""
         if (event["job_id"], event["plan_digest"]) != (self.job.job_id, self.job.plan_digest):
             raise ValueError(f"it is of job {event['job_id']} with plan {event['plan_digest'][:16]}")
         self.facts = event["facts"]
-        told = {name: event[name] for name in ("boot_id", "agent_version", "protocol")}
+        told = _taken(event, ("boot_id", "agent_version", "protocol"))
         self.store.update_job(self.job.job_id, host_id=self.facts["host_id"], facts=canonical(self.facts), **told)
         self.store.set_state(self.job.job_id, "running")
 
-    def on_build(self, event: Event) -> None:
+    def on_build(self, event: events.BuildEvent) -> None:
         """An arm has its build. What it was made from is the plan's word: a reused build was stamped by another job."""
         source = self.sources[event["arm"]]
         for name in ("pin", "tree"):
             if event["source"][name] != source[name]:
                 raise ValueError(f"its {name} is {event['source'][name]}, the plan says {source[name]}")
-        row = {name: event[name] for name in ("arm", "build_id", "cmake_cache", "log", "seconds")}
+        row = _taken(event, ("arm", "build_id", "cmake_cache", "log", "seconds"))
         row |= {name: canonical(event[name]) for name in ("cmake", "toolchain", "binaries", "libraries")}
         row |= {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
         row |= {"series": canonical(source["series"]), "dirty": source["dirty"], "reused": event["reused"]}
@@ -161,17 +165,17 @@ class _Fold:
         self.store.put("devices", device)
         self.store.put("arms", {"job_id": self.job.job_id, "device_id": device["device_id"], **row})
 
-    def on_model(self, event: Event) -> None:
+    def on_model(self, event: events.ModelEvent) -> None:
         """A model is there; one that two arms share is told twice and kept once."""
-        row = {name: event[name] for name in ("model_id", "name", "path", "size", "digest", "seconds")}
+        row = _taken(event, ("model_id", "name", "path", "size", "digest", "seconds"))
         row["recipe"] = None if event["recipe"] is None else canonical(event["recipe"])
         self.store.put("inputs", {"job_id": self.job.job_id, **row, "reused": event["reused"]})
 
-    def on_gate(self, event: Event) -> None:
+    def on_gate(self, event: events.GateEvent) -> None:
         """A parity gate was judged."""
         gate = event["gate"]
         names = ("arm", "build_id", "rc", "passed", "total", "unsupported", "status", "seconds")
-        row = {name: event[name] for name in names}
+        row = _taken(event, names)
         row |= {name: canonical(event[name]) for name in ("reasons", "flaky", "failed", "argv", "env", "raw")}
         row |= {"op": gate["op"], "backend": gate["backend"], "gate_digest": gate_digest(gate, event["env"])}
         row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"]}
@@ -183,22 +187,22 @@ class _Fold:
             self.store.put("case_lists", {"cases": event["cases"], "lines": canonical(event["case_list"])})
         self.store.put("gates", {"gate_id": self._key(event), "job_id": self.job.job_id, **row})
 
-    def on_check(self, event: Event) -> None:
+    def on_check(self, event: events.CheckEvent) -> None:
         """A gate on a model was judged."""
         told = judge_check(check_from_json(event["gate"]), event["readings"])
         if bool(told) != (event["status"] == "failed"):
             raise ValueError(f"it {event['status']}, and its readings say: {'; '.join(told) or 'passed'}")
-        row = {name: event[name] for name in ("arm", "build_id", "kind", "status", "seconds")}
+        row = _taken(event, ("arm", "build_id", "kind", "status", "seconds"))
         texts = ("gate", "inputs", "env", "commands", "readings", "reasons", "raw")
-        row |= {name: canonical(event[name]) for name in texts}
+        row |= {name: canonical(value) for name, value in _taken(event, texts).items()}
         row |= {"step": event["id"], "gate_digest": gate_digest(event["gate"], event["env"]), "at": event["t"]}
         self.store.put("checks", {"check_id": self._key(event), "job_id": self.job.job_id, **row})
 
-    def on_run(self, event: Event) -> None:
+    def on_run(self, event: events.RunEvent) -> None:
         """One launch of a benchmark, valid or not, with every raw value."""
         run_id = self._key(event)
         names = ("arm", "build_id", "tool", "position", "env_digest", "rc", "signal", "started", "seconds", "status")
-        row = {name: event[name] for name in names}
+        row = _taken(event, names)
         row |= {name: canonical(event[name]) for name in ("argv", "env", "before", "after", "raw")}
         row |= {"model_id": event["model_id"] or None, "reason": event["reason"]}
         self.store.put("runs", {"run_id": run_id, "job_id": self.job.job_id, **row})
@@ -208,20 +212,20 @@ class _Fold:
         self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
         self.store.put_many("samples", SAMPLE, samples_of(run_id, results))
         for table, columns in CONDITIONS.items():
-            told = [(run_id, *(seen[name] for name in columns)) for seen in event[table]]
+            told = [(run_id, *(seen[name] for name in columns)) for seen in _taken(event, [table])[table]]
             self.store.put_many(table, ("run_id", *columns), told)
         self._flag_excess(run_id, row, results)
         if event["chain"] is not None:
-            place = {name: event[name] for name in ("chain", "role", "cycle")}
+            place = _taken(event, ("chain", "role", "cycle"))
             self._look_up(**place, arm=event["arm"])
             self.store.put("chain_runs", {"run_id": run_id, **place})
 
-    def on_error(self, event: Event) -> None:
+    def on_error(self, event: events.ErrorEvent) -> None:
         """Something failed; the last one told is why the job ended as it did."""
         told = {"error": event["message"], "next": event["next"], "details": event["details"]}
         self.store.update_job(self.job.job_id, **told)
 
-    def on_end(self, event: Event) -> None:
+    def on_end(self, event: events.EndEvent) -> None:
         """The job is over, and this is the last word on it."""
         ended = {"state": event["status"], "exit_code": event["exit_code"], "finished_at": event["t"]}
         self.store.update_job(self.job.job_id, **ended)
@@ -236,7 +240,7 @@ class _Fold:
             flag = {"device": HOST, "kind": ROOFLINE, "hard": 0, "reason": reason}
             self.store.put("flags", {"run_id": run_id, **flag})
 
-    def _key(self, event: Event) -> str:
+    def _key(self, event: events.Stamp) -> str:
         return f"{self.job.job_id}/{event['seq']}"
 
     def _put_cells(self, cells: Mapping[str, Event]) -> None:
@@ -250,7 +254,7 @@ class _Fold:
             self.cells.add(key)
 
 
-EVENTS: dict[str, Callable[[_Fold, Event], None]] = {
+EVENTS: dict[str, Callable[[_Fold, Any], None]] = {
     "job": _Fold.on_job,
     "build": _Fold.on_build,
     "model": _Fold.on_model,

@@ -26,6 +26,14 @@ Texts = list[str]
 Variables = Mapping[Name, str]
 
 
+class Stamp(TypedDict):
+    """What every line of a journal has: its place in it, and when it was written."""
+
+    seq: Count
+    t: Time
+    event: Name
+
+
 class File(TypedDict):
     """A raw file: its path in the job's folder, and its size in bytes."""
 
@@ -131,7 +139,7 @@ class Reference(TypedDict):
     ppl: float
 
 
-class JobEvent(TypedDict):
+class JobEvent(Stamp):
     """The agent has begun: who it is and what the host looks like."""
 
     job_id: Name
@@ -142,7 +150,7 @@ class JobEvent(TypedDict):
     facts: Annotated[Mapping[str, Any], As(Facts)]
 
 
-class StepEvent(TypedDict):
+class StepEvent(Stamp):
     """A step has begun or ended, or is left out."""
 
     id: Name
@@ -150,7 +158,7 @@ class StepEvent(TypedDict):
     state: Name
 
 
-class ProgressEvent(TypedDict):
+class ProgressEvent(Stamp):
     """How far a step is; a `total` of 0 is not known."""
 
     id: Name
@@ -159,13 +167,13 @@ class ProgressEvent(TypedDict):
     note: str
 
 
-class NoteEvent(TypedDict):
+class NoteEvent(Stamp):
     """A sentence for those who watch; the client alone tells it."""
 
     note: str
 
 
-class LockEvent(TypedDict):
+class LockEvent(Stamp):
     """The device is waited for, or was let go."""
 
     state: Name
@@ -173,7 +181,7 @@ class LockEvent(TypedDict):
     owner: str
 
 
-class BuildEvent(TypedDict):
+class BuildEvent(Stamp):
     """An arm has its build."""
 
     arm: Name
@@ -198,7 +206,7 @@ class ModelFile(TypedDict):
     digest: Digest
 
 
-class ModelEvent(ModelFile):
+class ModelEvent(Stamp, ModelFile):
     """A model is there; `reused` is None where an earlier agent did not say it."""
 
     name: Name
@@ -207,7 +215,7 @@ class ModelEvent(ModelFile):
     reused: Union[bool, None]
 
 
-class GateEvent(TypedDict):
+class GateEvent(Stamp):
     """A parity gate was judged; earlier agents knew no lists of cases."""
 
     id: Name
@@ -230,7 +238,7 @@ class GateEvent(TypedDict):
     seconds: Seconds
 
 
-class CheckEvent(TypedDict):
+class CheckEvent(Stamp):
     """A gate on a model was judged."""
 
     id: Name
@@ -248,7 +256,7 @@ class CheckEvent(TypedDict):
     seconds: Seconds
 
 
-class RunEvent(TypedDict):
+class RunEvent(Stamp):
     """One launch of a benchmark, with every raw value; `chain`, `role` and `cycle` are None outside a chain."""
 
     id: Name
@@ -278,7 +286,7 @@ class RunEvent(TypedDict):
     cycle: Union[Count, None]
 
 
-class ChainEvent(TypedDict):
+class ChainEvent(Stamp):
     """How a chain is going, none of it about the candidate's values."""
 
     id: Name
@@ -295,7 +303,7 @@ class ChainEvent(TypedDict):
     note: str
 
 
-class ErrorEvent(TypedDict):
+class ErrorEvent(Stamp):
     """Something failed; the last one told is why the job ended as it did."""
 
     message: str
@@ -318,7 +326,7 @@ class FinalStatus(Ending, total=False):
     journal_sha256: str
 
 
-class EndEvent(Ending):
+class EndEvent(Stamp, Ending):
     """The job is over; `raw` has the sha256 of each raw file, which earlier agents did not tell."""
 
     raw: Mapping[Path, Digest]
@@ -347,14 +355,6 @@ UNTOLD: Mapping[str, Mapping[str, Any]] = {
     "end": {"raw": {}},
 }
 """By event, what is said where the journal says nothing: it is of an earlier agent, or there is nothing to say."""
-
-
-class Stamp(TypedDict):
-    """What every line of a journal has: its place in it, and when it was written."""
-
-    seq: Count
-    t: Time
-    event: Name
 
 
 def read(value: Any) -> dict[str, Any]:
