@@ -75,7 +75,6 @@ OF_JOB, OF_RUN, OF_IMPORT = ("jobs", "job_id"), ("runs", "run_id"), ("imports", 
 TABLES = (  # parents before children
     Table("experiments", ("digest",)),
     Table("jobs", ("job_id",), may_differ=("experiment", *INTENT, *PROGRESS)),
-    Table("rejections", ("job_id",), may_differ=("reason", "at")),
     Table("devices", ("device_id",)),
     Table("arms", ("job_id", "arm"), part_of=OF_JOB),
     Table("inputs", ("job_id", "model_id"), part_of=OF_JOB),
@@ -93,6 +92,7 @@ TABLES = (  # parents before children
     Table("published_gates", ("figure",), may_differ=("line",)),
     Table("imports", ("import_id",), may_differ=("name", "at", "content")),
     Table("imported_rows", ("import_id", "position"), part_of=OF_IMPORT),
+    Table("rejections", ("job_id",), may_differ=("reason", "at")),
     Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=OF_IMPORT),
 )
 
