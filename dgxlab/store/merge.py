@@ -92,8 +92,8 @@ TABLES = (  # parents before children
     Table("published_gates", ("figure",), may_differ=("line",)),
     Table("imports", ("import_id",), may_differ=("name", "at", "content")),
     Table("imported_rows", ("import_id", "position"), part_of=OF_IMPORT),
-    Table("rejections", ("job_id",), may_differ=("reason", "at")),
     Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=OF_IMPORT),
+    Table("rejections", ("job_id",), may_differ=("reason", "at")),
 )
 
 
