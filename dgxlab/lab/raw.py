@@ -120,7 +120,7 @@ def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.m
             for known in (_final, _ending):
                 _compare(job, files, known(path), next)
         except (ValueError, RecursionError) as error:
-            raise CheckFailed(f"{path.name} is not what an agent left: {error}", next=next) from error
+            raise CheckFailed(f"rc of job {job.job_id} or its journal cannot be read: {error}", next=next) from error
     elif job.ended:
         raise CheckFailed(f"rc of job {job.job_id} is missing", next=next)
     return files
@@ -155,7 +155,7 @@ def final_word(content: bytes) -> FinalStatus:
         ValueError: if it is no final status, or was damaged.
     """
     if (told := final_status(content)) is None:
-        raise ValueError("its rc is no final status, or was damaged")
+        raise ValueError("it is no final status, or was damaged")
     return from_json(FinalStatus, told)
 
 
