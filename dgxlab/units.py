@@ -7,7 +7,7 @@ of its `scales` in which the column's largest value is at least 1, so that it re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MISSING = "\N{EN DASH}"
@@ -149,7 +149,7 @@ _CONDITIONS = {
 }
 
 
-def conditions(ranges: Mapping[str, tuple[float, float]]) -> str:
+def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
     """Say in which state runs found the device: `SM 1965 to 1980 MHz, 55 to 61 °C`, the processor's without a GPU.
 
     Args:

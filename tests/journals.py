@@ -317,7 +317,8 @@ class Journal:
         """A chain that gave these values: two runs of burn-in, then a_0 b_1 a_1 and so on until one of them ends."""
         for cycle in (1, 2):
             self.place(step, BURN_IN, cycle, a[0], **changes)
-            self.add("chain", id=step.id, state="burn-in", role=BURN_IN, cycle=cycle)
+            still = {"cycles": step.cycles, "done": 0, "total": 0, "valid": 0, "drift": None, "left_s": None}
+            self.add("chain", id=step.id, state="burn-in", role=BURN_IN, cycle=cycle, **still, conditions={}, note="")
         for cycle, value in enumerate(a):
             self.place(step, BASELINE, cycle, value, **changes)
             if cycle < len(b):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,11 @@ class Journal:
 
         Raises:
             OSError: if the disk is full; nothing of the event is there then, and a later one that fits comes whole.
+            ValueError: if the event is not as `model.events` declares it.
         """
-        body = {"seq": self._seq, "t": time.time(), "event": event, **fields}
-        line = json.dumps(body, separators=(",", ":"), allow_nan=False)  # NaN is no JSON: readers would refuse the line
+        from dgxlab.model import events  # only here: whoever follows a journal comes by, which should be quick
+
+        line = json.dumps(events.written(self._seq, event, fields), separators=(",", ":"), allow_nan=False)
         blob, end = line.encode() + b"\n", os.fstat(self._fd).st_size
         try:
             while blob:

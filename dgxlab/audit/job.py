@@ -10,12 +10,24 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, get_type_hints
 
 from dgxlab.agent.conditions import HOST
 from dgxlab.agent.parse.judge import judge_check
 from dgxlab.audit.rows import row_problems
-from dgxlab.model import ARM, Cell, Device, Source, Toolchain, build_id, check_from_json, digest, sources
+from dgxlab.model import (
+    ARM,
+    Cell,
+    Device,
+    Source,
+    Toolchain,
+    build_id,
+    check_from_json,
+    digest,
+    events,
+    from_json,
+    sources,
+)
 from dgxlab.store import Store, device_row, gate_digest
 
 Row = Mapping[str, Any]
@@ -26,9 +38,22 @@ PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
 
 JSON = (
     *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
-    *("readings", "reasons", "flaky", "failed", "before", "after"),
+    *("readings", "reasons", "flaky", "failed", "before", "after", "binaries", "libraries"),
 )
 """Columns that hold JSON."""
+
+TOLD = {
+    table: get_type_hints(kind, include_extras=True)
+    for table, kind in (
+        ("jobs", events.JobEvent),
+        ("arms", events.BuildEvent),
+        ("inputs", events.ModelEvent),
+        ("gates", events.GateEvent),
+        ("checks", events.CheckEvent),
+        ("runs", events.RunEvent),
+    )
+}
+"""By table, the types of the event that its rows come from: a column has the type of the field of its name."""
 
 
 def job_problems(store: Store, job: Row, labels: Labels) -> Iterator[str]:
@@ -52,7 +77,7 @@ def job_problems(store: Store, job: Row, labels: Labels) -> Iterator[str]:
 class _Job:
     def __init__(self, store: Store, job: Row) -> None:
         self.store = store
-        self.job = _decoded(job)
+        self.job = _decoded("jobs", job)
         self.job_id = str(job["job_id"])
         self.plan = self.job["plan"]
         self.facts = self.job["facts"] or {}
@@ -182,7 +207,7 @@ class _Job:
         where = "job_id = ?1" if key == "job_id" else f"{key} > ?1 || '/' AND {key} < ?1 || '0'"
         sql = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {key}"  # noqa: S608 - names of our own
         found = self.store.rows(sql, (self.job_id,))
-        return [_decoded(row) for row in found] if decode else found
+        return [_decoded(table, row) for row in found] if decode else found
 
     def _step(self, row: Row, kind: str) -> Any:
         """Return the step whose output is a row's raw file."""
@@ -241,8 +266,16 @@ def _gate_status(name: str, row: Row, unsupported: int | None) -> Iterator[str]:
         yield f"{name} is {row['status']} with flaky cases {_short(row['flaky'])}"
 
 
-def _decoded(row: Row) -> dict[str, Any]:
-    return {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
+def _decoded(table: str, row: Row) -> dict[str, Any]:
+    """Return a row with its JSON read, and looked at as `ingest` looks at an event: reports believe it."""
+    found = {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
+    for name, kind in TOLD.get(table, {}).items():
+        if found.get(name) is not None and not (table == "jobs" and name not in JSON):
+            try:
+                from_json(kind, bool(found[name]) if name == "reused" else found[name])
+            except ValueError as error:
+                raise ValueError(f"{name} of {table}: {error}") from error
+    return found
 
 
 def _by_run(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -13,14 +13,14 @@ from typing import Any
 from dgxlab.agent.parse.judge import shown
 from dgxlab.cli._out import Out
 from dgxlab.errors import one_line
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, about, check_from_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, about, check_from_json, events
 from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
 
 
 def lines(event: Mapping[str, Any]) -> list[str]:
     """Return what to say about an event that stands for itself, [] for most."""
-    say = _SAY.get(str(event["event"]))
+    say = _SAY.get(event["event"])
     return say(event) if say else []
 
 
@@ -32,12 +32,12 @@ class Lines:
         """The run of a chain that has ended and was not told of."""
         self._arms: set[str] = set()
 
-    def of(self, event: Mapping[str, Any]) -> list[str]:
+    def of(self, event: Any) -> list[str]:
         """Return what to say about an event, [] for most."""
         if event["event"] == "chain":
             run, self._run = self._run, {}
             return [_chain(event, run)]
-        if event["event"] == "run" and event.get("chain"):
+        if event["event"] == "run" and event["chain"]:
             self._run = event
             return []
         if event["event"] == "build":
@@ -48,11 +48,11 @@ class Lines:
         return lines(event)
 
 
-def _note(event: Mapping[str, Any]) -> list[str]:
-    return [str(event["note"])]
+def _note(event: events.NoteEvent) -> list[str]:
+    return [event["note"]]
 
 
-def _lock(event: Mapping[str, Any]) -> list[str]:
+def _lock(event: events.LockEvent) -> list[str]:
     if event["state"] == "waiting":
         return [f"waiting for the device: {event['path']} is held by {event['owner']}"]
     if event["state"] == "unwatched":
@@ -60,16 +60,16 @@ def _lock(event: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _build(event: Mapping[str, Any]) -> list[str]:
+def _build(event: events.BuildEvent) -> list[str]:
     how = "reused" if event["reused"] else f"built in {duration(event['seconds'])}"
     return [f"build {event['build_id']} of {event['arm']}: {how}"]
 
 
-def _model(event: Mapping[str, Any]) -> list[str]:
+def _model(event: events.ModelEvent) -> list[str]:
     return [f"model {event['name']}: {event['path']}, {size(event['size'])}"]
 
 
-def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
+def _gate(event: events.GateEvent, whose: str = "") -> list[str]:
     gate = event["gate"]
     counted = "nothing counted"
     if event["total"] is not None:
@@ -82,7 +82,7 @@ def _gate(event: Mapping[str, Any], whose: str = "") -> list[str]:
     return [words + ("; recorded as what to expect from now on" if recorded else "")]
 
 
-def _check(event: Mapping[str, Any], whose: str = "") -> list[str]:
+def _check(event: events.CheckEvent, whose: str = "") -> list[str]:
     gate = check_from_json(event["gate"])
     again = ", after the chains" if event["id"].endswith(":after") else ""
     found = "; ".join((*event["reasons"], *shown(gate, event["readings"])))
@@ -90,19 +90,19 @@ def _check(event: Mapping[str, Any], whose: str = "") -> list[str]:
     return [f"{words}, {found or 'nothing read'} ({duration(event['seconds'])})"]
 
 
-def _run(event: Mapping[str, Any]) -> list[str]:
+def _run(event: events.RunEvent) -> list[str]:
     cells = event["cells"]
-    said = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event.get("flags", ())]
+    said = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event["flags"]]
     if event["status"] != "valid":
         return [f"{event['id']} {event['status']}: {event['reason']}", *said]
     for result in event["results"]:
         values = (_value(m["metric"], median(m["samples"])) for m in result["measurements"])
         said.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
-    around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event.get("telemetry", ())))))
+    around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event["telemetry"]))))
     return [f"{event['id']} {event['tool']} ({around})", *said]
 
 
-def _chain(event: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+def _chain(event: events.ChainEvent, run: Mapping[str, Any]) -> str:
     """Say how a chain stands after a run, or while the device cools; the run is {} where none has ended."""
     if event["state"] == "cooling" or (event["state"] == "done" and not run):
         about = [event["note"] or "done", conditions(event["conditions"])]
@@ -115,7 +115,7 @@ def _chain(event: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     return what + (f" ({around})" if around else "") + (f": {said}" if said else "")
 
 
-def place(event: Mapping[str, Any]) -> str:
+def place(event: events.ChainEvent) -> str:
     """Name the place of a chain that an event is about."""
     role, cycle = event["role"], event["cycle"]
     if role == BURN_IN:
@@ -123,7 +123,7 @@ def place(event: Mapping[str, Any]) -> str:
     return f"cycle {cycle} of {event['cycles']}, {role}" if cycle else f"first {role}"
 
 
-def _standing(event: Mapping[str, Any]) -> Iterator[str]:
+def _standing(event: events.ChainEvent) -> Iterator[str]:
     """Yield how a chain stands, none of it about the candidate."""
     if event["role"] != CANDIDATE and event["drift"] is not None:
         yield f"baselines {100 * event['drift']:.2f} % apart"
@@ -135,7 +135,7 @@ def _standing(event: Mapping[str, Any]) -> Iterator[str]:
         yield f"{duration(event['left_s'])} left"
 
 
-def _conditions(telemetry: Iterable[Mapping[str, Any]]) -> str:
+def _conditions(telemetry: Iterable[events.Summary]) -> str:
     ranges: dict[str, tuple[float, float]] = {}
     for seen in telemetry:  # of one GPU, or of several
         middle = seen["median"]
@@ -150,7 +150,7 @@ def _value(name: str, value: float) -> str:
     return f"{label} {shown.value(value)} {shown.unit}".lstrip()
 
 
-_SAY: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
+_SAY: Mapping[str, Callable[[Any], list[str]]] = {
     "note": _note,
     "lock": _lock,
     "build": _build,
@@ -206,7 +206,7 @@ class _Bar:
     def __exit__(self, *ended: object) -> None:
         self.progress.stop()
 
-    def show(self, event: Mapping[str, Any]) -> None:
+    def show(self, event: Any) -> None:
         for line in self.lines.of(event):
             self.console.print(one_line(line), markup=False)
         if event["event"] == "progress":

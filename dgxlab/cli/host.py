@@ -115,7 +115,7 @@ def check(
     Example: dgxlab host check local
     """
     facts = connect(name).probe().facts
-    Out(format, quiet).result(facts, lambda: "\n".join(_lines(facts)))
+    Out(format, quiet).result(facts, lambda: "\n".join(facts_lines(facts)))
 
 
 @app.command("clean")
@@ -207,10 +207,11 @@ def _check_name(name: str, destination: str) -> None:
     raise UsageError(f"{name!r} is no name for a host", next=mend)
 
 
-def _lines(facts: Any) -> list[str]:
+def facts_lines(facts: Any) -> list[str]:
+    """Return what a host says of itself, for people."""
     details, toolchain = facts.details, facts.toolchain
     driver, disk, tools = details["driver"], details["disk"], details["tools"]
-    gpus = [f"{gpu['name']}, {_mib(gpu['memory.total'])}" for gpu in details["gpus"]]
+    gpus = [f"{gpu['name']}, {_mib(gpu.get('memory.total'))}" for gpu in details["gpus"]]
     rows = [
         ("host", f"{facts.hostname}, {details['os']}, kernel {details['kernel']}, user {details['user']}"),
         ("boot", facts.boot_id),
@@ -238,7 +239,7 @@ def _tool(details: Mapping[str, Any], name: str) -> str:
 def _mib(number: int | str | None) -> str:
     from dgxlab.units import size
 
-    return size(int(number) << 20) if number else "?"
+    return size(int(text) << 20) if (text := str(number or "")).isdecimal() and len(text) < 15 else "?"
 
 
 def _process(process: Mapping[str, Any]) -> str:

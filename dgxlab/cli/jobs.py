@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgxlab import project
-from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host
+from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host, store
 from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
 from dgxlab.cli._out import Out, clean, table
 from dgxlab.cli._tables import show
 from dgxlab.cli.ab import leave
-from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError
+from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from dgxlab.store import Job
     from dgxlab.transport.host import HostJob
+
+app = typer.Typer(help="Judge whole sessions.", no_args_is_help=True, rich_markup_mode=None)
 
 AskOption = Annotated[
     str | None, typer.Option("--host", help="The host to ask, by its name in hosts.yaml; local by default.")
@@ -116,8 +118,31 @@ def cancel(
         settle(opened, connected, None, lambda event: None)
     out.result(
         {"job": found, "state": status.state, "rc": status.rc},
-        f"job {found}: {(status.rc or {}).get('status', status.state)}",
+        f"job {found}: {status.rc['status'] if status.rc else status.state}",
     )
+
+
+@app.command("reject")
+def reject(
+    session: JobArgument,
+    because: Annotated[str, typer.Option("--because", help="Why, in words; every report of it says so.")],
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+) -> None:
+    """Set a session's evidence aside for good: it stays in the record, and nothing of it counts.
+
+    Example: dgxlab session reject 20261120-120301-quickstart-3f2a9c --because "the GPU was shared"
+    """
+    from dgxlab import judgement
+    from dgxlab.store import the_one
+
+    if not because.strip():
+        raise UsageError("--because says nothing", next="dgxlab session reject --help")
+    with store(db) as opened:
+        found = the_one(opened.job_ids(session), session)
+        judgement.reject(opened, found, because)
+    Out(format, quiet).result({"session": found, "rejected": because}, f"session {found} is rejected: {because}")
 
 
 def _again(job: Job) -> str:
@@ -148,7 +173,7 @@ def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> di
         "kind": says.kind,
         "age_s": there.age_s if there else time.time() - known.intent_at if known else None,
         "on_host": there.state if there else "absent",
-        "recorded": known.state if known else "not here",
+        "recorded": "rejected" if known and known.rejected else known.state if known else "not here",
     }
 
 

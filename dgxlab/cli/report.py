@@ -198,7 +198,7 @@ def _newest(opened: Store, tool: str | None) -> list[str]:
     """Return the names of the experiments that ran last, those with numbers of the tool first: one, or both arms."""
     measured = opened.rows(
         """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM runs WHERE tool = ? AND status = 'valid')
-           ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+           AND job_id NOT IN (SELECT job_id FROM rejections) ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
         (tool,),
     )
     job = opened.job(measured[0]["job_id"]) if measured else opened.latest_job()

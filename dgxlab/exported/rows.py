@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dgxlab.model import digest
-from dgxlab.store import OPEN_CHAINS, Store
+from dgxlab.store import UNCOUNTED, Store
 
 COMMIT_DIGITS = 8
 """Of every build_commit, the same for all: compare-llama-bench.py cuts them to the shortest."""
@@ -25,7 +25,7 @@ ROWS = f"""
     FROM rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm)
     LEFT JOIN chain_runs USING (run_id)
     WHERE runs.status = 'valid' AND runs.tool = :tool AND coalesce(role, '') <> 'burn-in'
-    AND runs.job_id NOT IN ({OPEN_CHAINS})
+    AND runs.job_id NOT IN ({UNCOUNTED})
     AND (:job IS NULL OR runs.job_id = :job)
     AND (:name IS NULL OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))
     AND EXISTS (SELECT 1 FROM samples AS s

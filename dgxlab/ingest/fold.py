@@ -9,19 +9,20 @@ the disk and not one a run; following a live job, a piece is what arrived meanwh
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dgxlab import judgement
 from dgxlab.agent.conditions import HOST
-from dgxlab.errors import RemoteError
+from dgxlab.agent.parse.judge import judge_check
+from dgxlab.errors import RemoteError, command
 from dgxlab.ingest.guard import Extremes, Guard
-from dgxlab.model import CANDIDATE, Cell, Device, canonical
+from dgxlab.model import CANDIDATE, Cell, Device, canonical, case_digest, check_from_json, events, from_json
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
+from dgxlab.units import metric as metric_of
 
-Event = dict[str, Any]
+Event = Mapping[str, Any]
 
 COLD = "cold: the tool's first repetition"
 """Why a discarded sample of a measurement does not count."""
@@ -31,7 +32,7 @@ CONDITIONS: Mapping[str, tuple[str, ...]] = {
     "telemetry": ("device", "name", "unit", "n", "median", "min", "max"),
     "flags": ("device", "kind", "hard", "reason"),
 }
-"""What a run says of its surroundings; an older agent says nothing."""
+"""What a run says of its surroundings."""
 
 
 def ingest(store: Store, job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[Event]:
@@ -66,57 +67,28 @@ def _read(job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[tuple
     pieces: list[tuple[Event, int]] = []
     torn = False
     for line in lines:
-        if torn:
-            raise _corrupt(job_id, pieces, "it has no end")
-        if isinstance(line, bytes):
-            torn = not line.endswith(b"\n")
-            if not torn:
-                pieces.append((_parse(job_id, pieces, line), len(line)))
-        else:
-            pieces.append((_checked(job_id, pieces, dict(line)), 0))
+        try:
+            if torn:
+                raise ValueError("it has no end")
+            if not isinstance(line, bytes):
+                pieces.append((events.read({**line}), 0))
+            elif not (torn := not line.endswith(b"\n")):
+                pieces.append((events.read(json.loads(line)), len(line)))
+        except (ValueError, RecursionError) as error:
+            number = pieces[-1][0]["seq"] + 1 if pieces else None
+            raise _unusable(job_id, number, str(error) or type(error).__name__) from error
     return pieces
 
 
-def _parse(job_id: str, before: list[tuple[Event, int]], line: bytes) -> Event:
-    try:
-        event = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise _corrupt(job_id, before, str(error) or type(error).__name__) from error
-    if b"\\ud" in line.lower():
-        event = _scrub(event)
-    return _checked(job_id, before, event)
+def _unusable(job_id: str, seq: int | None, cause: str) -> RemoteError:
+    line = "the first line that was read" if seq is None else f"line {seq + 1}"
+    mend = command("dgxlab", "session", "reject", job_id, "--because", "its journal cannot be used")
+    said = " ".join(cause.split())  # it may quote the journal, and is one sentence
+    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {said}", next=mend)
 
 
-def _checked(job_id: str, before: list[tuple[Event, int]], event: Any) -> Event:
-    if not isinstance(event, dict) or type(event.get("seq")) is not int or not isinstance(event.get("event"), str):
-        raise _corrupt(job_id, before, "it is no event with seq and event")
-    if not _finite(event.get("t")) or event["seq"] < 0:
-        raise _corrupt(job_id, before, "its time or number is none")
-    return event
-
-
-def _corrupt(job_id: str, before: list[tuple[Event, int]], cause: str) -> RemoteError:
-    where = f"line {before[-1][0]['seq'] + 2}" if before else "the first line that was read"
-    return RemoteError(f"the journal of {job_id} is corrupt at {where}: {cause}", next=f"dgxlab attach {job_id}")
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
-
-
-def _scrub(value: Any) -> Any:
-    """Replace halves of surrogate pairs, which stand for bytes that were no UTF-8: no database text can hold them."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [_scrub(item) for item in value]
-    if isinstance(value, dict):
-        return {_scrub(k): _scrub(v) for k, v in value.items()}
-    return value
-
-
-def _finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+def _taken(event: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
+    return {name: event[name] for name in names}
 
 
 class _Fold:
@@ -153,20 +125,12 @@ class _Fold:
             self._try(fold, event)
         return True
 
-    def _try(self, fold: Callable[[_Fold, Event], None], event: Event) -> None:
+    def _try(self, fold: Callable[[_Fold, Any], None], event: Event) -> None:
         try:
             fold(self, event)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            cause = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-            raise self._unusable(event, cause) from error
-        except (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
-            raise self._unusable(event, str(error)) from error
-
-    def _unusable(self, event: Event, cause: str) -> RemoteError:
-        return RemoteError(
-            f"line {event['seq'] + 1} of the journal of {self.job.job_id} ({event['event']}) cannot be used: {cause}",
-            next=f"dgxlab attach {self.job.job_id}",
-        )
+        except (LookupError, ValueError, sqlite3.IntegrityError) as error:
+            cause = f"there is no {error}" if isinstance(error, LookupError) else str(error)
+            raise _unusable(self.job.job_id, event["seq"], f"{event['event']}: {cause}") from error
 
     def finish(self) -> None:
         """Write how far the journal was read, and what it then says; a piece with nothing new writes nothing."""
@@ -178,22 +142,22 @@ class _Fold:
 
     # -- one method an event ------------------------------------------------------------------------------------------
 
-    def on_job(self, event: Event) -> None:
+    def on_job(self, event: events.JobEvent) -> None:
         """The agent has begun: who it is and what the host looks like."""
         if (event["job_id"], event["plan_digest"]) != (self.job.job_id, self.job.plan_digest):
             raise ValueError(f"it is of job {event['job_id']} with plan {event['plan_digest'][:16]}")
         self.facts = event["facts"]
-        told = {name: event[name] for name in ("boot_id", "agent_version", "protocol")}
+        told = _taken(event, ("boot_id", "agent_version", "protocol"))
         self.store.update_job(self.job.job_id, host_id=self.facts["host_id"], facts=canonical(self.facts), **told)
         self.store.set_state(self.job.job_id, "running")
 
-    def on_build(self, event: Event) -> None:
+    def on_build(self, event: events.BuildEvent) -> None:
         """An arm has its build. What it was made from is the plan's word: a reused build was stamped by another job."""
         source = self.sources[event["arm"]]
         for name in ("pin", "tree"):
             if event["source"][name] != source[name]:
                 raise ValueError(f"its {name} is {event['source'][name]}, the plan says {source[name]}")
-        row = {name: event[name] for name in ("arm", "build_id", "cmake_cache", "log", "seconds")}
+        row = _taken(event, ("arm", "build_id", "cmake_cache", "log", "seconds"))
         row |= {name: canonical(event[name]) for name in ("cmake", "toolchain", "binaries", "libraries")}
         row |= {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
         row |= {"series": canonical(source["series"]), "dirty": source["dirty"], "reused": event["reused"]}
@@ -201,40 +165,44 @@ class _Fold:
         self.store.put("devices", device)
         self.store.put("arms", {"job_id": self.job.job_id, "device_id": device["device_id"], **row})
 
-    def on_model(self, event: Event) -> None:
+    def on_model(self, event: events.ModelEvent) -> None:
         """A model is there; one that two arms share is told twice and kept once."""
-        row = {name: event[name] for name in ("model_id", "name", "path", "size", "digest", "seconds")}
+        row = _taken(event, ("model_id", "name", "path", "size", "digest", "seconds"))
         row["recipe"] = None if event["recipe"] is None else canonical(event["recipe"])
-        self.store.put("inputs", {"job_id": self.job.job_id, **row, "reused": event.get("reused")})
+        self.store.put("inputs", {"job_id": self.job.job_id, **row, "reused": event["reused"]})
 
-    def on_gate(self, event: Event) -> None:
+    def on_gate(self, event: events.GateEvent) -> None:
         """A parity gate was judged."""
         gate = event["gate"]
         names = ("arm", "build_id", "rc", "passed", "total", "unsupported", "status", "seconds")
-        row = {name: event[name] for name in names}
+        row = _taken(event, names)
         row |= {name: canonical(event[name]) for name in ("reasons", "flaky", "failed", "argv", "env", "raw")}
         row |= {"op": gate["op"], "backend": gate["backend"], "gate_digest": gate_digest(gate, event["env"])}
         row |= {"expected": gate["expect"]["total"] if gate["expect"] else None, "at": event["t"]}
         row |= {"expected_cases": gate.get("cases"), "overridden": int(gate.get("overridden", False))}
-        # an agent that knew no lists of cases tells none
-        row |= {"cases": event.get("cases")}
-        if "case_list" in event:
+        row |= {"cases": event["cases"]}
+        if event["case_list"] is not None:
+            if case_digest(event["case_list"]) != event["cases"]:
+                raise ValueError(f"its cases are not the list {event['cases']}")
             self.store.put("case_lists", {"cases": event["cases"], "lines": canonical(event["case_list"])})
         self.store.put("gates", {"gate_id": self._key(event), "job_id": self.job.job_id, **row})
 
-    def on_check(self, event: Event) -> None:
+    def on_check(self, event: events.CheckEvent) -> None:
         """A gate on a model was judged."""
-        row = {name: event[name] for name in ("arm", "build_id", "kind", "status", "seconds")}
+        told = judge_check(check_from_json(event["gate"]), event["readings"])
+        if bool(told) != (event["status"] == "failed"):
+            raise ValueError(f"it {event['status']}, and its readings say: {'; '.join(told) or 'passed'}")
+        row = _taken(event, ("arm", "build_id", "kind", "status", "seconds"))
         texts = ("gate", "inputs", "env", "commands", "readings", "reasons", "raw")
-        row |= {name: canonical(event[name]) for name in texts}
+        row |= {name: canonical(value) for name, value in _taken(event, texts).items()}
         row |= {"step": event["id"], "gate_digest": gate_digest(event["gate"], event["env"]), "at": event["t"]}
         self.store.put("checks", {"check_id": self._key(event), "job_id": self.job.job_id, **row})
 
-    def on_run(self, event: Event) -> None:
+    def on_run(self, event: events.RunEvent) -> None:
         """One launch of a benchmark, valid or not, with every raw value."""
         run_id = self._key(event)
         names = ("arm", "build_id", "tool", "position", "env_digest", "rc", "signal", "started", "seconds", "status")
-        row = {name: event[name] for name in names}
+        row = _taken(event, names)
         row |= {name: canonical(event[name]) for name in ("argv", "env", "before", "after", "raw")}
         row |= {"model_id": event["model_id"] or None, "reason": event["reason"]}
         self.store.put("runs", {"run_id": run_id, "job_id": self.job.job_id, **row})
@@ -244,20 +212,20 @@ class _Fold:
         self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
         self.store.put_many("samples", SAMPLE, samples_of(run_id, results))
         for table, columns in CONDITIONS.items():
-            told = [(run_id, *(seen[name] for name in columns)) for seen in event.get(table, ())]
+            told = [(run_id, *(seen[name] for name in columns)) for seen in _taken(event, [table])[table]]
             self.store.put_many(table, ("run_id", *columns), told)
         self._flag_excess(run_id, row, results)
-        if "chain" in event:
-            place = {name: event[name] for name in ("chain", "role", "cycle")}
+        if event["chain"] is not None:
+            place = _taken(event, ("chain", "role", "cycle"))
             self._look_up(**place, arm=event["arm"])
             self.store.put("chain_runs", {"run_id": run_id, **place})
 
-    def on_error(self, event: Event) -> None:
+    def on_error(self, event: events.ErrorEvent) -> None:
         """Something failed; the last one told is why the job ended as it did."""
         told = {"error": event["message"], "next": event["next"], "details": event["details"]}
         self.store.update_job(self.job.job_id, **told)
 
-    def on_end(self, event: Event) -> None:
+    def on_end(self, event: events.EndEvent) -> None:
         """The job is over, and this is the last word on it."""
         ended = {"state": event["status"], "exit_code": event["exit_code"], "finished_at": event["t"]}
         self.store.update_job(self.job.job_id, **ended)
@@ -272,21 +240,21 @@ class _Fold:
             flag = {"device": HOST, "kind": ROOFLINE, "hard": 0, "reason": reason}
             self.store.put("flags", {"run_id": run_id, **flag})
 
-    def _key(self, event: Event) -> str:
+    def _key(self, event: events.Stamp) -> str:
         return f"{self.job.job_id}/{event['seq']}"
 
     def _put_cells(self, cells: Mapping[str, Event]) -> None:
         for key, cell in cells.items():
             if key in self.cells:
                 continue
-            if Cell(cell["tool"], cell["label"], cell["params"], cell["fixed"]).key != key:
+            if from_json(Cell, cell).key != key:
                 raise ValueError(f"cell {key} is not the digest of its parameters")
-            texts = {"params": canonical(cell["params"]), "fixed": canonical(cell["fixed"])}
+            texts = {name: canonical(cell.get(name, {})) for name in ("params", "fixed")}
             self.store.put("cells", {"cell": key, "tool": cell["tool"], "label": cell["label"], **texts})
             self.cells.add(key)
 
 
-EVENTS: dict[str, Callable[[_Fold, Event], None]] = {
+EVENTS: dict[str, Callable[[_Fold, Any], None]] = {
     "job": _Fold.on_job,
     "build": _Fold.on_build,
     "model": _Fold.on_model,
@@ -305,9 +273,9 @@ def samples_of(run_id: str, results: Iterable[Event]) -> list[tuple[Any, ...]]:
     for result in results:
         for measured in result["measurements"]:
             metric, unit, cold = measured["metric"], measured["unit"], measured["discarded"]
+            if metric_of(metric).unit != unit:
+                raise ValueError(f"{metric} is not in {unit}")
             for ordinal, value in enumerate((*cold, *measured["samples"])):
-                if not _finite(value):
-                    raise ValueError(f"{metric} of cell {result['cell']} is {value!r}")
                 reason = COLD if ordinal < len(cold) else None
                 rows.append((run_id, result["cell"], metric, ordinal, value, unit, reason))
     return rows

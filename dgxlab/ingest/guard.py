@@ -80,13 +80,11 @@ class Guard:
         return found[0] + more if found else ""
 
     def _of_cell(self, run: Row, one: Extremes, peaks: Peaks) -> str:
-        """Judge the sample of a cell that asks most of the GPU; a metric of a newer agent says nothing.
+        """Judge the sample of a cell that asks most of the GPU.
 
         Runs of a session repeat a cell: whatever asks no more than what was found possible before is so too.
         """
-        metric = units.METRICS.get(one.metric)
-        if metric is None:
-            return ""
+        metric = units.metric(one.metric)
         value, sign = (one.least, -1) if metric.better == "lower" else (one.most, 1)
         said = [str(one.raw.get(name, "")) for name in SAID]
         alike = (run["job_id"], run["arm"], run["tool"], run["model_id"] or "", one.cell, one.metric, *said)

@@ -4,7 +4,7 @@
 They depend on nothing but the job itself, so they can be computed again at any time, which is what `check` does.
 """
 
-from dgxlab.judgement.record import check, noise_floors, record, recorded
+from dgxlab.judgement.record import check, noise_floors, record, recorded, reject
 from dgxlab.judgement.verdicts import Judged, counted, judge, whole
 
-__all__ = ["Judged", "check", "counted", "judge", "noise_floors", "record", "recorded", "whole"]
+__all__ = ["Judged", "check", "counted", "judge", "noise_floors", "record", "recorded", "reject", "whole"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dgxlab import stats
 from dgxlab.agent.slots import Claim
+from dgxlab.errors import UsageError
 from dgxlab.judgement.evidence import ENDS
 from dgxlab.judgement.verdicts import Judged, judge
 from dgxlab.model import PROTOCOL, NoiseFloor, canonical
@@ -38,6 +40,19 @@ def record(store: Store, job_id: str) -> None:
     """
     with store.transaction():
         store.put_verdicts(job_id, _rows(store, job_id))
+
+
+def reject(store: Store, job_id: str, because: str) -> None:
+    """Set a job's evidence aside, for good: it stays in the record, and no number, gate or verdict of it counts.
+
+    Raises:
+        UsageError: if it was rejected before, or there is no such job.
+    """
+    with store.transaction():
+        if job := store.job(job_id).rejected:
+            raise UsageError(f"session {job_id} was rejected before: {job}", next=f"dgxlab report {job_id}")
+        store.put("rejections", {"job_id": job_id, "reason": because, "at": time.time()})
+        record(store, job_id)
 
 
 def recorded(store: Store, job_id: str) -> list[Judged]:

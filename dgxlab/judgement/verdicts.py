@@ -70,13 +70,13 @@ class Case:
 
 
 def judge(store: Store, job_id: str) -> list[Judged]:
-    """Return a verdict on every claim of a job, in the order of its plan; none while it may still run.
+    """Return a verdict on every claim of a job, in the order of its plan; none while it may run, or if rejected.
 
     Raises:
         UsageError: if there is no such job.
     """
     job = store.job(job_id)
-    if job.state not in ENDS:
+    if job.state not in ENDS or job.rejected:
         return []
     evidence = Evidence(store, job)
     cases = [case for step in evidence.plan.chains for case in _cases(evidence, step)]

@@ -242,7 +242,7 @@ def _tools(facts: Facts, install: Install) -> Iterator[Found]:
             yield name, OK, paths[name]
             continue
         try:
-            wheel = wheels.find(name, facts.toolchain.machine.split()[0], facts.details["glibc"])
+            wheel = wheels.find(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
         except wheels.NoWheel as error:
             yield name, MISSING, f"not found on PATH, and {error}", both
         else:
@@ -260,12 +260,12 @@ def _gpu(facts: Facts, host: HostEntry, install: Install) -> Iterator[Found]:
         yield "gpu", OK, "none: for the CPU backend alone"
         return
     if not details["gpus"]:
-        smi = details["tools"]["nvidia-smi"]
+        smi = details["tools"].get("nvidia-smi")
         cause = "nvidia-smi lists none" if smi else "there is no nvidia-smi"
         mend = host.typed("nvidia-smi" if smi else "sudo ubuntu-drivers install")
         yield "driver", MISSING, f"there is an NVIDIA GPU, and {cause}", mend
     for gpu in details["gpus"]:
-        yield "gpu", OK, gpu["name"]
+        yield "gpu", OK, gpu["name"] or "one without a name"
     if details["gpus"]:
         yield "driver", OK, f"{driver['version']}, runs CUDA up to {driver['cuda'] or 'a version that it does not say'}"
     if nvcc:

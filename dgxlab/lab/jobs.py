@@ -138,7 +138,8 @@ def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None) -> Job:
     """Record how a job ended by its final word; one that left none was lost."""
     if rc is None:
         return _set_state(store, job_id, "lost")
-    return _set_state(store, job_id, rc["status"], exit_code=rc["exit_code"], error=rc["message"], next=rc["next"])
+    words = {"error": rc.get("message", ""), "next": rc.get("next", "")}
+    return _set_state(store, job_id, rc["status"], exit_code=rc["exit_code"], **words)
 
 
 def _set_state(store: Store, job_id: str, state: str, **told: Any) -> Job:
@@ -293,7 +294,7 @@ def join(
     """
     for job_id, asked in probe.running.items():
         known = lab.store.find_job(job_id)
-        if asked != subject or (known and known.ended):
+        if asked != subject or (known and (known.ended or known.rejected)):
             continue
         plan, text = (known.plan, known.plan_json) if known else _plan(host, job_id, watch)
         if [arm.source for arm in plan.arms] == list(sources):

@@ -79,7 +79,7 @@ def _need(host: Host, experiment: Experiment, facts: Facts) -> None:
 def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     tell = noted(watch)
     try:
-        wheel = wheels.find(name, facts.toolchain.machine.split()[0], str(facts.details["glibc"]))
+        wheel = wheels.find(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
         file = wheels.fetch(wheel, tell)
     except wheels.NoWheel as error:
         raise SpecError(

@@ -13,7 +13,8 @@ from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
 from dgxlab.lab.archive import RawFile, content, incoming, listing, path_of
 from dgxlab.lab.base import Lab, Watch, noted
-from dgxlab.model import CheckStep, about, from_json
+from dgxlab.model import CheckStep, about, events, from_json
+from dgxlab.model.events import FinalStatus
 from dgxlab.store import Job, Store
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host
@@ -115,8 +116,11 @@ def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.m
     files = listing(path, at_most)
     _compare(job, files, _recorded(store, job), next)
     if "rc" in files:
-        _compare(job, files, _final(path), next)
-        _compare(job, files, _ending(path), next)
+        try:
+            for known in (_final, _ending):
+                _compare(job, files, known(path), next)
+        except (ValueError, RecursionError) as error:
+            raise CheckFailed(f"rc of job {job.job_id} or its journal cannot be read: {error}", next=next) from error
     elif job.ended:
         raise CheckFailed(f"rc of job {job.job_id} is missing", next=next)
     return files
@@ -144,16 +148,26 @@ def _recorded(store: Store, job: Job) -> dict[str, str]:
     return {"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}}
 
 
+def final_word(content: bytes) -> FinalStatus:
+    """Return what a job's rc says.
+
+    Raises:
+        ValueError: if it is no final status, or was damaged.
+    """
+    if (told := final_status(content)) is None:
+        raise ValueError("it is no final status, or was damaged")
+    return from_json(FinalStatus, told)
+
+
 def _final(path: Path) -> dict[str, str]:
     """Return the journal's sha256 as the job's last word has it."""
-    rc = final_status(content(path, "rc"))
-    if rc is None:
-        raise CheckFailed(f"rc in {path.name} is no final status, or was damaged")
-    return {"journal.jsonl": rc["journal_sha256"]} if rc["journal_sha256"] else {}
+    sha256 = final_word(content(path, "rc"))["journal_sha256"]
+    return {"journal.jsonl": sha256} if sha256 else {}
 
 
-def _ending(path: Path) -> dict[str, str]:
+def _ending(path: Path) -> Mapping[str, str]:
     """Return the sha256 of each raw file as the last line of the journal has it; older agents wrote none."""
     whole, _, _ = content(path, "journal.jsonl").rpartition(b"\n")  # a full disk tore the last line of older agents
-    *_, last = whole.splitlines() or [b"{}"]
-    return {str(name): str(sha256) for name, sha256 in json.loads(last).get("raw", {}).items()}
+    *_, last = whole.splitlines() or [b""]
+    found: Mapping[str, str] = events.read(json.loads(last)).get("raw", {}) if last else {}
+    return found

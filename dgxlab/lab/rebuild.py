@@ -15,20 +15,19 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from dgxlab import __version__, audit
-from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecError, command
 from dgxlab.ingest import ingest
 from dgxlab.lab import raw
 from dgxlab.lab.archive import SUFFIX, content, listing
 from dgxlab.lab.base import Lab, Watch, noted
 from dgxlab.lab.jobs import adopt, follow, record_end
+from dgxlab.lab.raw import final_word
+from dgxlab.model import events
 from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry
-from dgxlab.transport.host import Host, HostJob, read_plan, read_rc
-from dgxlab.transport.reply import WRONG
+from dgxlab.transport.host import Host, HostJob, read_plan
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
 
 def _settled(lab: Lab, job_id: str) -> bool:
     job = lab.store.find_job(job_id)
-    return job is not None and (job.ended or job.state == "lost")
+    return job is not None and (job.ended or job.state == "lost" or bool(job.rejected))
 
 
 def _on_host(lab: Lab, host: Host, left: dict[str, str], watch: Watch) -> list[str]:
@@ -151,11 +150,11 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     files = listing(path)
     try:
         found = json.loads(content(path, "plan.json"))
-        plan, rc = read_plan(found), read_rc(final_status(content(path, "rc"))) if "rc" in files else None
+        plan, rc = read_plan(found), final_word(content(path, "rc")) if "rc" in files else None
         host = str(plan.specs[0]["host"]) if plan.specs else _hostname(path)
         if plan.job_id != job_id:
             raise ValueError(f"they are of job {plan.job_id!r}")
-    except WRONG as error:
+    except (ValueError, LookupError, RecursionError) as error:
         raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
     with lab.store.transaction():
         lab.store.intend(plan, None, host, __version__, found=content(path, "plan.json").decode())
@@ -173,5 +172,5 @@ def _credit(lab: Lab, job_id: str) -> None:
 
 def _hostname(path: Path) -> str:
     """Return what a job's host calls itself, for a plan that does not say what the client called it."""
-    first: dict[str, Any] = json.loads(content(path, "journal.jsonl").partition(b"\n")[0])
+    first = events.read(json.loads(content(path, "journal.jsonl").partition(b"\n")[0]))
     return str(first["facts"]["hostname"])

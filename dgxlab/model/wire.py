@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+import math
+import re
+import reprlib
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
@@ -16,6 +21,13 @@ T = TypeVar("T")
 LATER: Mapping[str, Any] = types.MappingProxyType({"later": True})
 """Metadata of a field that came later: it is written only where it differs from its default, so that what was recorded
 before keeps its digest."""
+
+LONGEST = 1 << 20
+"""Characters of a text that is believed."""
+LARGEST = 1e30
+"""No number that is believed is larger: what is computed of such numbers is finite."""
+DEEPEST = 20
+"""How deep JSON of no given type may be nested."""
 
 
 def canonical(value: Any) -> str:
@@ -56,64 +68,204 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(kind: type[T], value: Any) -> T:
-    """Rebuild a record from `to_json`'s output.
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """What a number may be, or how long a text or a list: from `least` to `most`. Follows a type in Annotated."""
 
-    A union of records is told apart by its `kind` field's default, else by which record has exactly the keys.
+    least: float = -math.inf
+    most: float = math.inf
+
+    def __call__(self, value: Any) -> None:
+        """Raise ValueError for a value that is outside."""
+        measure, what = (value, "") if isinstance(value, (int, float)) else (len(value), " items or characters")
+        if not self.least <= measure <= self.most:
+            raise ValueError(f"{measure:g}{what} is not within {self.least:g} and {self.most:g}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """What a text must be, all of it. Follows a type in Annotated."""
+
+    pattern: str
+
+    def __call__(self, value: str) -> None:
+        """Raise ValueError for another text."""
+        if not re.fullmatch(self.pattern, value):
+            _wrong(value, f"of the form {self.pattern}")
+
+
+@dataclasses.dataclass(frozen=True)
+class As:
+    """A value that stays JSON and that a record can be rebuilt from. Follows a type in Annotated."""
+
+    kind: Any
+
+    def __call__(self, value: Any) -> None:
+        """Raise ValueError where it cannot be."""
+        decoder(self.kind)(value)
+
+
+def from_json(kind: type[T], value: Any) -> T:
+    """Rebuild a record from `to_json`'s output, whoever wrote it: every field is of its type and within its limits.
+
+    A union of records is told apart by its `kind` field's default, else by which record has exactly the keys. A
+    TypedDict stays a dictionary, and what it has beyond its own keys may be any JSON.
 
     Raises:
         ValueError: if the value does not fit.
     """
-    result: T = _decode(kind, value)
+    result: T = decoder(typing.cast("Any", kind))(value)
     return result
 
 
-def _decode(kind: Any, value: Any) -> Any:
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind):
-        return _decode_record(kind, value)
-    if origin is tuple:
-        (item, *_) = typing.get_args(kind)
-        return tuple(_decode(item, v) for v in value)
-    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
-        (_, item) = typing.get_args(kind)
-        return {k: _decode(item, v) for k, v in value.items()}
+def open_json(value: Any, depth: int = 0) -> Any:
+    """Return any JSON, whose numbers and texts are such as can be stored and printed.
+
+    Raises:
+        ValueError: if one is not, or it is nested too deeply.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
+    if isinstance(value, (list, tuple)):
+        return [open_json(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {_text(name): open_json(item, depth + 1) for name, item in value.items()}
+    return _SCALARS[type(value)](value) if type(value) in _SCALARS else _wrong(value, "JSON")
+
+
+def _text(value: Any) -> str:
+    """Return a text; halves of surrogate pairs, which stand for bytes that were no UTF-8, are replaced."""
+    if type(value) is not str or len(value) > LONGEST:
+        _wrong(value, f"text of at most {LONGEST} characters")
+    return str(value) if value.isascii() else str(value).encode("utf-8", "replace").decode()
+
+
+def _whole(value: Any) -> Any:
+    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else _wrong(value, "integer of 64 bits")
+
+
+def _number(value: Any) -> Any:
+    return value if type(value) in (int, float) and abs(value) <= LARGEST else _wrong(value, "number")
+
+
+def _flag(value: Any) -> Any:
+    return value if type(value) is bool else _wrong(value, "true or false")
+
+
+def _none(value: Any) -> Any:
+    return None if value is None else _wrong(value, "null")
+
+
+def _wrong(value: Any, wanted: str) -> Any:
+    raise ValueError(f"{reprlib.repr(value)} is not {wanted}")
+
+
+_SCALARS: Mapping[Any, Callable[[Any], Any]] = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: _flag,
+    types.NoneType: _none,
+}
+_JSON: Mapping[Any, Callable[[Any], Any]] = {**_SCALARS, Any: open_json}
+
+
+@functools.cache
+def decoder(kind: Any) -> Callable[[Any], Any]:
+    """Return what makes a value of this type from JSON, or raises ValueError."""
+    if kind in _JSON:
+        return _JSON[kind]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return functools.partial(_ruled, decoder(args[0]), args[1:])
+    if origin is typing.Literal:
+        return functools.partial(_chosen, args)
     if origin is Union or origin is types.UnionType:
-        return _decode_union(typing.get_args(kind), value)
-    return value
+        return functools.partial(_united, sorted(args, key=lambda option: option is not types.NoneType))
+    if origin is tuple and args[-1] is not Ellipsis:
+        return functools.partial(_row, [decoder(item) for item in args])
+    if origin in (tuple, list):
+        return functools.partial(_listed, origin, decoder(args[0]))
+    if origin is not None and issubclass(origin, Mapping):
+        return functools.partial(_mapped, decoder(args[0]), decoder(args[1]))
+    hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]), include_extras=True)
+    if typing.is_typeddict(kind):
+        return functools.partial(_shaped, {name: decoder(hint) for name, hint in hints.items()}, kind.__required_keys__)
+    names = {field.name for field in dataclasses.fields(kind)}
+    return functools.partial(_record, kind, {name: decoder(hints[name]) for name in names})
 
 
-def _decode_record(kind: Any, value: Any) -> Any:
+def _ruled(base: Callable[[Any], Any], rules: tuple[Callable[[Any], None], ...], value: Any) -> Any:
+    made = base(value)
+    for rule in rules:
+        rule(made)
+    return made
+
+
+def _chosen(choices: tuple[Any, ...], value: Any) -> Any:
+    return value if type(value) is str and value in choices else _wrong(value, f"one of {', '.join(choices)}")
+
+
+def _row(items: list[Callable[[Any], Any]], value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) != len(items):
+        _wrong(value, f"a list of {len(items)}")
+    return tuple(item(each) for item, each in zip(items, value, strict=True))
+
+
+def _listed(kind: type, item: Callable[[Any], Any], value: Any) -> Any:
+    return kind(map(item, value)) if isinstance(value, (list, tuple)) else _wrong(value, "a list")
+
+
+def _mapped(name: Callable[[Any], Any], item: Callable[[Any], Any], value: Any) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        _wrong(value, "an object")
+    return {name(key): item(each) for key, each in value.items()}
+
+
+def _shaped(known: Mapping[str, Callable[[Any], Any]], needed: frozenset[str], value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _wrong(value, "an object")
+    if missing := sorted(needed - value.keys()):
+        raise ValueError(f"it lacks {missing[0]!r}")
+    return {_text(name): _field(name, known.get(name, open_json), each) for name, each in value.items()}
+
+
+def _field(name: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _record(kind: Any, known: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{kind.__name__} expects an object, not {type(value).__name__}")
-    hints = _hints(kind)
-    if extra := sorted(set(value) - set(hints)):
+    if extra := sorted(value.keys() - known.keys()):
         raise ValueError(f"{kind.__name__} has no field {extra[0]!r}")
     try:
-        return kind(**{name: _decode(hints[name], v) for name, v in value.items()})
+        return kind(**{name: _field(name, known[name], each) for name, each in value.items()})
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
 
 
-def _decode_union(options: tuple[Any, ...], value: Any) -> Any:
-    records: list[Any] = [option for option in options if dataclasses.is_dataclass(option)]
-    if not isinstance(value, dict) or not records:
-        return value
+def _united(options: list[Any], value: Any) -> Any:
+    records = [option for option in options if dataclasses.is_dataclass(option)]
+    if isinstance(value, dict) and records:
+        return decoder(_meant(records, value))(value)
+    others = [option for option in options if option not in records]
+    for option in others[:-1]:
+        with contextlib.suppress(ValueError):
+            return decoder(option)(value)
+    return decoder(others[-1])(value) if others else _wrong(value, "an object")
+
+
+def _meant(records: list[Any], value: dict[str, Any]) -> Any:
     for option in records:
         names = {f.name: f.default for f in dataclasses.fields(option)}
         if "kind" in value and names.get("kind") == value["kind"]:
-            return _decode_record(option, value)
+            return option
     for option in records:
         fields = dataclasses.fields(option)
         if {f.name for f in fields if not f.metadata} <= set(value) <= {f.name for f in fields}:
-            return _decode_record(option, value)
+            return option
     raise ValueError(f"none of {[record.__name__ for record in records]} has the fields {sorted(value)}")
-
-
-_hint_cache: dict[Any, dict[str, Any]] = {}
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _hint_cache:
-        _hint_cache[kind] = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]))
-    return _hint_cache[kind]

@@ -31,7 +31,7 @@ from dgxlab.model import (
     digest,
     from_json,
 )
-from dgxlab.store import OPEN_CHAINS, gate_digest
+from dgxlab.store import REJECTED, UNCOUNTED, gate_digest
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -130,9 +130,9 @@ def of_experiment(store: Store, experiment: Experiment, source: Source, device: 
     """Return what an experiment asks for on a tree and device, also when everything was measured by others for it."""
     arm = _arm_of_experiment(experiment, plan.make_arm(experiment, source))
     found = store.rows(
-        """SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? AND kind IN ('run', 'gate')
+        f"""SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? AND kind IN ('run', 'gate')
            AND coalesce((SELECT max(device_id = ?) FROM arms WHERE arms.job_id = jobs.job_id), true)
-           ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+           ORDER BY job_id IN ({REJECTED}), intent_at DESC, job_id DESC LIMIT 1""",  # noqa: S608 - our own
         (experiment.digest, device.host_id, device.id),
     )
     job = store.job(found[0]["job_id"]) if found else None
@@ -178,7 +178,7 @@ def newest_job(store: Store, name: str) -> Job:
         UsageError: if there is none; with the newest session of two arms that it is one of, or the nearest name.
     """
     # gates alone, perhaps of another tree, do not hide what was measured
-    if found := _first(store, "name = :name", "kind = 'gate'", name):
+    if found := _first(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name):
         return found
     compared = store.rows(
         "SELECT name FROM arms JOIN jobs USING (job_id) WHERE arm = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
@@ -194,7 +194,7 @@ def newest_job(store: Store, name: str) -> Job:
 
 
 UNMEASURED = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name AND status = 'valid')
-                 OR job_id IN ({OPEN_CHAINS})"""  # noqa: S608 - our own
+                 OR job_id IN ({UNCOUNTED})"""  # noqa: S608 - our own
 """Whether a session has no numbers of an arm, or shows none yet."""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import UsageError
-from dgxlab.model import SESSIONS, Device, Experiment, Source
+from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
 from dgxlab.report.checks import failed_check, gate_of
@@ -86,8 +87,21 @@ def _collect(store: Store, ask: Ask) -> Report:
         ask.hypothesis,
         tuple(made),
         tuple(missing for arm in found for missing in _missing(arm, ask)),
-        (*failed_session(ask.job, failures), *failures),
+        (*failed_session(ask.job, failures), *_rejected(store, ask), *failures),
     )
+
+
+def _rejected(store: Store, ask: Ask) -> Iterator[Failure]:
+    """Yield the other sessions that built these trees and were set aside: what they measured is left out."""
+    trees = canonical([[arm.arm.source.pin, arm.arm.source.tree] for arm in ask.arms])
+    found = store.rows(
+        """SELECT DISTINCT job_id, reason FROM rejections JOIN arms USING (job_id)
+           WHERE json_array(pin, tree) IN (SELECT value FROM json_each(?)) ORDER BY job_id""",
+        (trees,),
+    )
+    for row in found:
+        if ask.session is None and not (ask.job and ask.job.job_id == row["job_id"]):
+            yield Failure(row["job_id"], "session", "rejected", row["reason"])
 
 
 # -- what is not there ------------------------------------------------------------------------------------------------

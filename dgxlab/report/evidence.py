@@ -18,7 +18,7 @@ from dgxlab.model import BASELINE, CANDIDATE, Device, FileModel, Model, RunStep,
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk, label
 from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of, rows_of, together
 from dgxlab.report.numbers import Mean, Quantity
-from dgxlab.store import OPEN_CHAINS
+from dgxlab.store import REJECTED, UNCOUNTED
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -125,18 +125,18 @@ def find(store: Store, ask: Ask, arm: ArmAsk) -> Evidence:
 RUNS = f"""SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, env_digest, argv,
                  started AS at, status, reason, chain, role, cycle
           FROM runs JOIN arms USING (job_id, arm, build_id) LEFT JOIN chain_runs USING (run_id)
-          WHERE job_id IN ({{marks}}) AND job_id NOT IN ({OPEN_CHAINS})"""  # noqa: S608 - both are our own
+          WHERE job_id IN ({{marks}}) AND job_id NOT IN ({UNCOUNTED})"""  # noqa: S608 - both are our own
 
-GATES = """SELECT gates.*, device_id, expectations.job_id AS recorded_by, printed.lines AS printed,
+GATES = f"""SELECT gates.*, device_id, expectations.job_id AS recorded_by, printed.lines AS printed,
                   demanded.lines AS demanded
            FROM gates JOIN arms USING (job_id, arm, build_id) JOIN devices USING (device_id)
            LEFT JOIN expectations USING (pin, tree, gate_digest, compute_cap)
            LEFT JOIN case_lists AS printed ON printed.cases = gates.cases AND status = 'failed'
            LEFT JOIN case_lists AS demanded ON demanded.cases = expected_cases AND status = 'failed'
-           WHERE build_id IN ({marks}) ORDER BY at, gate_id"""
+           WHERE build_id IN ({{marks}}) AND gates.job_id NOT IN ({REJECTED}) ORDER BY at, gate_id"""  # noqa: S608
 
-CHECKS = """SELECT checks.*, device_id FROM checks JOIN arms USING (job_id, arm, build_id)
-            WHERE build_id IN ({marks}) ORDER BY at, check_id"""
+CHECKS = f"""SELECT checks.*, device_id FROM checks JOIN arms USING (job_id, arm, build_id)
+            WHERE build_id IN ({{marks}}) AND job_id NOT IN ({REJECTED}) ORDER BY at, check_id"""  # noqa: S608
 
 SAMPLES = """SELECT run_id, cell, metric, value, unit FROM samples
              WHERE run_id IN ({marks}) AND discarded IS NULL ORDER BY run_id, cell, metric, ordinal"""

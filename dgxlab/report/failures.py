@@ -41,6 +41,8 @@ def failed_gate(gate: Mapping[str, Any], whose: str = "", *, again: bool = False
 
 def failed_session(job: Job | None, failures: Sequence[Failure]) -> list[Failure]:
     """Say how a session stands, unless it is done or what ended it is listed anyway."""
+    if job is not None and job.rejected:
+        return [Failure(job.job_id, "session", "rejected", job.rejected)]
     if job is None or job.state == "done":
         return []
     if any(failure.session == job.job_id and _explains(failure, job.error) for failure in failures):

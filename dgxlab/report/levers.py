@@ -14,6 +14,7 @@ from dgxlab.report.lineage import origin
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import ArmsTable, Column, Origin, Provenance
 from dgxlab.stats import VERDICTS
+from dgxlab.store import REJECTED
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -145,8 +146,9 @@ def _without(latest: Mapping[str, Any]) -> tuple[str, str]:
 def _latest(store: Store, name: str) -> Mapping[str, Any] | None:
     """Return the newest session that was about an experiment: alone, or as the candidate."""
     found = store.rows(
-        """SELECT job_id, state, error FROM jobs JOIN experiments ON digest = experiment
-           WHERE experiments.name = ? AND kind <> 'noise' ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+        f"""SELECT job_id, state, error FROM jobs JOIN experiments ON digest = experiment
+           WHERE experiments.name = ? AND kind <> 'noise'
+           ORDER BY job_id IN ({REJECTED}), intent_at DESC, job_id DESC LIMIT 1""",  # noqa: S608 - our own
         (name,),
     )
     return found[0] if found else None

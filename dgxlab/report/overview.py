@@ -14,6 +14,7 @@ from dgxlab.report.records import Column, Glance, Overview
 from dgxlab.report.session import WORDS
 from dgxlab.report.tables import standing
 from dgxlab.report.verdicts import summary
+from dgxlab.store import REJECTED
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 SESSIONS_SHOWN, GATES_SHOWN, VERDICTS_SHOWN = 6, 3, 3
 """Lines; with what stands around them a screen of 30 lines."""
 
-NEWEST = """SELECT job_id, kind, name, host, state, error,
+NEWEST = """SELECT job_id, kind, name, host, iif(reason IS NULL, state, 'rejected') AS state,
+                   coalesce(reason, error) AS error,
                    (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id AND status = 'valid') AS valid,
                    (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id) AS runs
-            FROM jobs ORDER BY intent_at DESC, job_id DESC LIMIT ?"""
+            FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?"""
 
-LATEST_GATES = """WITH every AS (
+LATEST_GATES = f"""WITH every AS (
                       SELECT gate_id, build_id, gate_digest, at, op || ' on ' || backend AS what, NULL AS gate,
                              arm, passed, total, status, overridden, reasons, job_id FROM gates
                       UNION ALL
@@ -35,8 +37,8 @@ LATEST_GATES = """WITH every AS (
                   ranked AS (
                       SELECT *, row_number() OVER (PARTITION BY build_id, device_id, gate_digest
                                                    ORDER BY at DESC, gate_id DESC) AS place
-                      FROM every JOIN arms USING (job_id, arm, build_id))
-                  SELECT * FROM ranked WHERE place = 1 ORDER BY at DESC, gate_id DESC"""
+                      FROM every JOIN arms USING (job_id, arm, build_id) WHERE job_id NOT IN ({REJECTED}))
+                  SELECT * FROM ranked WHERE place = 1 ORDER BY at DESC, gate_id DESC"""  # noqa: S608 - our own
 """The newest of each gate on each build and device."""
 
 

@@ -118,7 +118,7 @@ class Failure:
     Attributes:
         session: Job id.
         what: The gate, the run with its cells, or "session".
-        status: failed, discarded, lost, cancelled, running.
+        status: failed, discarded, lost, cancelled, running, rejected.
         reason: In words.
         again: It was done again later, and then it counted.
     """

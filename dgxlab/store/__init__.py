@@ -10,12 +10,13 @@ from dgxlab.store.connect import Damaged, Locked, copies
 from dgxlab.store.merge import merging
 from dgxlab.store.records import Job, device_row, figure_digest, gate_digest, the_one
 from dgxlab.store.schema import ROOFLINE
-from dgxlab.store.store import OPEN_CHAINS, Store
+from dgxlab.store.store import REJECTED, UNCOUNTED, Store
 from dgxlab.store.text import text
 
 __all__ = [
-    "OPEN_CHAINS",
+    "REJECTED",
     "ROOFLINE",
+    "UNCOUNTED",
     "Damaged",
     "Job",
     "Locked",

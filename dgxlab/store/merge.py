@@ -93,6 +93,7 @@ TABLES = (  # parents before children
     Table("imports", ("import_id",), may_differ=("name", "at", "content")),
     Table("imported_rows", ("import_id", "position"), part_of=OF_IMPORT),
     Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=OF_IMPORT),
+    Table("rejections", ("job_id",), may_differ=("reason", "at")),
 )
 
 
@@ -188,7 +189,7 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
         tests.append(f"{ended} AND ({_list('m', ENDING)}) IS NOT ({_list('t', ENDING)})")
     return (
         f"SELECT {_list('t', table.key)} FROM theirs.{table.name} AS t JOIN main.{table.name} AS m"
-        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests)}) AND NOT ({table.unless.format('m')})"
+        f" USING ({','.join(table.key)}) WHERE ({' OR '.join(tests) or 'false'}) AND NOT ({table.unless.format('m')})"
         f" ORDER BY {_list('t', table.key)} LIMIT 1"
     )
 

@@ -36,6 +36,7 @@ from dgxlab.store.schema import (
     PUBLISHED,
     REBUILT,
     REINDEXED,
+    REJECTIONS,
     SEALS,
     TELEMETRY,
     VERDICTS,
@@ -110,6 +111,14 @@ def m008_devices(db: Database) -> None:
     _make_append_only(db, ("flags",), settled=("reason",))  # which a merge settles
     db.execute(SEALS)
     seal_all(db.conn)
+
+
+@MIGRATIONS()
+def m009_rejections(db: Database) -> None:
+    """Jobs whose evidence is set aside; what a gate of one recorded is expected no more."""
+    left_out = "WHERE job_id NOT IN (SELECT job_id FROM rejections) AND status"
+    _run(db, (REJECTIONS, "DROP VIEW expectations", EXPECTATIONS.replace("WHERE status", left_out)))
+    _make_append_only(db, ("rejections",), settled=("reason", "at"))
 
 
 def _devices_of_arms(db: Database) -> list[dict[str, str]]:

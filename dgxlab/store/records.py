@@ -34,6 +34,7 @@ class Job:
         journal_seq: Sequence number of the next line that is wanted.
         facts: The host as the agent found it, None until it has reported.
         finished_at: Unix seconds on the host's clock.
+        rejected: Why its evidence was set aside, "" where it was not.
     """
 
     job_id: str
@@ -58,6 +59,7 @@ class Job:
     dgxlab_version: str
     facts: Mapping[str, Any] | None
     finished_at: float | None
+    rejected: str
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Job:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 8
+VERSION = 9
 """PRAGMA user_version of a database to which every migration was applied."""
 
-SCHEMA = "08737d589fc496ee"
+SCHEMA = "b950ba2ad66b0bdb"
 """`connect.schema_digest` of such a database: its tables, indexes, views and triggers."""
 
 JOBS = (
@@ -430,10 +430,20 @@ SEALS = """CREATE TABLE seals (
     ) STRICT, WITHOUT ROWID"""
 """What `store.seals` keeps; a migration that changes a sealed table ends in `seals.seal_all`."""
 
+REJECTIONS = """CREATE TABLE rejections (
+        job_id TEXT NOT NULL PRIMARY KEY REFERENCES jobs (job_id) ON DELETE RESTRICT,
+        reason TEXT NOT NULL CHECK (reason <> ''),
+        at REAL NOT NULL
+    ) STRICT"""
+"""Append-only: the jobs whose evidence is set aside, and why. All of it stays in the record and counts for nothing."""
+
 UPSERT = {
     "devices": "ON CONFLICT (device_id) DO NOTHING",
     "case_lists": "ON CONFLICT (cases) DO NOTHING",
     "experiments": "ON CONFLICT (digest) DO NOTHING",
+    # two clients may reject a job, each with its words: the first one's stay
+    "rejections": """ON CONFLICT (job_id) DO UPDATE SET reason = excluded.reason, at = excluded.at
+        WHERE (excluded.at, excluded.reason) < (rejections.at, rejections.reason)""",
     # a label is no part of a cell's identity: of two, one is kept by a rule that does not depend on the order
     "cells": """ON CONFLICT (cell) DO UPDATE SET label = excluded.label WHERE excluded.label < cells.label""",
     "inputs": "ON CONFLICT (job_id, model_id) DO NOTHING",

@@ -20,8 +20,12 @@ from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
 from dgxlab.store.schema import UPSERT
 from dgxlab.store.seals import Seals
 
-OPEN_CHAINS = f"SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')"
-"""The sessions whose chains go on: nobody is shown what they measured, so for nobody does it count yet."""
+REJECTED = "SELECT job_id FROM rejections"
+"""The jobs whose evidence was set aside."""
+UNCOUNTED = f"""SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')
+                UNION ALL {REJECTED}"""
+"""Those of which no run counts: the sessions whose chains go on are shown to nobody either."""
+JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected FROM jobs LEFT JOIN rejections USING (job_id)"""
 
 Wanted = tuple[str, str, str]
 """What a cell is up to date for: Cell.key, model_id ("" for none), env_digest."""
@@ -203,7 +207,7 @@ class Store:
 
     def find_job(self, job_id: str) -> Job | None:
         """Return a job, None if there is none of that id."""
-        found = self.rows("SELECT * FROM jobs WHERE job_id = ?", (job_id,))
+        found = self.rows(f"{JOBS} WHERE job_id = ?", (job_id,))
         return Job.from_row(found[0]) if found else None
 
     def job_ids(self, beginning: str) -> list[str]:
@@ -214,20 +218,21 @@ class Store:
     def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
         """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""
         found = self.rows(
-            """SELECT * FROM jobs WHERE state IN (SELECT value FROM json_each(:states))
+            f"""{JOBS} WHERE state IN (SELECT value FROM json_each(:states))
                AND (:host IS NULL OR host = :host) ORDER BY intent_at DESC, job_id DESC""",
             {"states": canonical(states), "host": host},
         )
         return [Job.from_row(row) for row in found]
 
     def unfinished(self, host: str) -> list[Job]:
-        """Return the jobs for a host whose end is not known, the latest first."""
-        return self.jobs(host=host, states=("intended", "running"))
+        """Return the jobs for a host whose end is to be found out, the latest first; never of a rejected one."""
+        return [job for job in self.jobs(host=host, states=("intended", "running")) if not job.rejected]
 
     def latest_job(self, *, kind: str | None = None, name: str | None = None, host: str | None = None) -> Job | None:
         """Return the latest job that left evidence (a gate or a run) and is of this kind, experiment name and host."""
         found = self.rows(
-            """SELECT * FROM jobs WHERE (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name)
+            f"""{JOBS} WHERE rejections.job_id IS NULL
+               AND (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name)
                AND (:host IS NULL OR host = :host)
                AND (EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
                     OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id)
@@ -291,7 +296,7 @@ class Store:
                FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
                LEFT JOIN chain_runs AS c USING (run_id)
                WHERE runs.build_id = ? AND device_id = ? AND runs.status = 'valid' AND jobs.protocol = ?
-               AND job_id NOT IN ({OPEN_CHAINS})
+               AND job_id NOT IN ({UNCOUNTED})
                AND (c.chain IS NULL OR EXISTS (SELECT 1 FROM verdicts AS v
                                                WHERE v.job_id = runs.job_id AND v.chain = c.chain
                                                AND v.verdict <> 'invalid' AND rows.cell IN (v.cell, v.candidate_cell)))
@@ -306,8 +311,9 @@ class Store:
     ) -> bool:
         """Tell whether the latest verdict of a gate on this build and device is a pass, with the counts and cases."""
         found = self.rows(
-            """SELECT gates.* FROM gates JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
-               WHERE build_id = ? AND device_id = ? AND gate_digest = ? AND jobs.protocol = ?
+            f"""SELECT gates.* FROM gates JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
+               WHERE job_id NOT IN ({REJECTED})
+               AND build_id = ? AND device_id = ? AND gate_digest = ? AND jobs.protocol = ?
                ORDER BY at DESC, gate_id DESC LIMIT 1""",
             (build_id, device_id, gate_digest, protocol),
         )
@@ -322,8 +328,9 @@ class Store:
     ) -> bool:
         """Tell whether the latest verdict of a gate on these models, this build and device is a pass."""
         found = self.rows(
-            """SELECT checks.* FROM checks JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
-               WHERE build_id = ? AND device_id = ? AND gate_digest = ? AND inputs = ? AND jobs.protocol = ?
+            f"""SELECT checks.* FROM checks JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
+               WHERE job_id NOT IN ({REJECTED})
+               AND build_id = ? AND device_id = ? AND gate_digest = ? AND inputs = ? AND jobs.protocol = ?
                ORDER BY at DESC, check_id DESC LIMIT 1""",
             (build_id, device_id, gate_digest, canonical(inputs), protocol),
         )

@@ -7,17 +7,18 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
 from dgxlab.agent.inventory import Item, Removal
-from dgxlab.agent.lock import plain as one_line
-from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit
-from dgxlab.model import Experiment, Facts, HostEntry, Plan, Step, canonical, digest, from_json
+from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit, one_line
+from dgxlab.model import Experiment, Facts, HostEntry, Plan, canonical, digest, from_json
+from dgxlab.model.events import FinalStatus, ModelFile
+from dgxlab.model.result import Count, Details
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
-from dgxlab.transport.reply import WRONG, T, first_line, need, plain, understood, whole, whole_lines
+from dgxlab.transport.reply import WRONG, T, first_line, understood, whole, whole_lines
 
 NO_PYTHON = (126, 127)
 """Exit statuses by which a shell says that it cannot start the interpreter; the agent has none of them."""
@@ -42,8 +43,7 @@ JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 PATIENCE_S = 120.0
 """How long a verb may say nothing; following a job has no such limit."""
 
-STATES = ("absent", "staged", "running", "done", "lost")
-ENDS = ("done", "failed", "cancelled")
+State = Literal["absent", "staged", "running", "done", "lost"]
 
 Stdin = Callable[[], Iterable[bytes]]
 """Makes what a verb reads; anew for each attempt, so that a second one never goes on where the first one broke off."""
@@ -56,24 +56,29 @@ def nothing() -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job's state on the host, one of STATES; `rc` is its final word: its `status` is one of ENDS.
+    """A job's state on the host; `rc` is its final word.
 
     `cause` says why a job that left one is lost nevertheless.
     """
 
     job_id: str
-    state: str
-    journal_bytes: int = 0
-    rc: Mapping[str, Any] | None = None
+    state: State
+    journal_bytes: Count = 0
+    rc: FinalStatus | None = None
     cause: str = ""
 
 
 @dataclass(frozen=True)
 class HostJob(JobStatus):
-    """A job in the host's list, whoever started it; name and kind are "" where its plan cannot be read."""
+    """A job in the host's list, whoever started it; name and kind are "" where its plan cannot be read.
 
+    What its final word says is not looked at: it may be of any version.
+    """
+
+    rc: Any = field(default=None, compare=False)
     name: str = ""
     kind: str = ""
+    experiment: str = field(default="", compare=False)
     age_s: float | None = None
 
 
@@ -81,8 +86,8 @@ class HostJob(JobStatus):
 class RawSize:
     """How many bytes of raw files a job has, and how many files."""
 
-    size: int
-    files: int
+    size: Count
+    files: Count
 
     @property
     def at_most(self) -> int:
@@ -96,13 +101,18 @@ class Probe:
 
     facts: Facts
     missing: tuple[str, ...]
-    models: Mapping[str, Mapping[str, Any] | None]
+    models: Mapping[str, ModelFile | None]
     running: Mapping[str, str]
     """Jobs that run there, whoever started them: the digest of each one's experiment by job id."""
     to_send: tuple[str, ...]
     """Ids of synthetic models that it neither has nor can make."""
     absent: tuple[tuple[str, str], ...] = ()
     """What hosts.yaml names and the host does not have: key, and path or program."""
+
+    def lacks(self, models: Sequence[str]) -> str:
+        """Return what was asked and is not answered, "" for nothing."""
+        asked = {*models, *Details.__annotations__}
+        return ", ".join(sorted(asked - self.models.keys() - self.facts.details.keys()))
 
 
 class Host:
@@ -129,7 +139,7 @@ class Host:
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
         """Ask for facts, which commits and models (files and ids) are there, and what runs, in one round trip."""
         request = canonical({"commits": commits, "models": models, "synthetic": synthetic}).encode()
-        return self._ask(lambda reply: _probe(reply, models), "probe", stdin=lambda: [request])
+        return self._ask(Probe, "probe", stdin=lambda: [request], agree=lambda found: found.lacks(models))
 
     def send_objects(self, commit: str, shallow: Sequence[str], pack: Stdin) -> None:
         """Send a pack that completes `commit`."""
@@ -153,15 +163,15 @@ class Host:
         """Stage and start a job; safe to repeat, it runs at most once."""
         content = canonical(plan).encode()
         digest = hashlib.sha256(content).hexdigest()
-        return self._ask(_status_of(plan.job_id), "submit", plan.job_id, digest, stdin=lambda: [content])
+        return self._status(plan.job_id, "submit", digest, stdin=lambda: [content])
 
     def status(self, job_id: str) -> JobStatus:
         """Ask for a job's state."""
-        return self._ask(_status_of(job_id), "status", job_id)
+        return self._status(job_id, "status")
 
     def jobs(self) -> list[HostJob]:
         """Ask for every job on the host, oldest first; a folder whose name cannot be a job's is passed over."""
-        return self._ask(lambda reply: [_listed(job) for job in reply if JOB_ID.fullmatch(job["job_id"])], "jobs")
+        return [job for job in self._ask(list[HostJob], "jobs") if JOB_ID.fullmatch(job.job_id)]
 
     def plan(self, job_id: str) -> tuple[Plan, str]:
         """Ask for the plan of a job, whoever started it, and for the text that it was staged as.
@@ -170,10 +180,10 @@ class Host:
             JobLost: if it is not there.
             RemoteError: if what the host has is not the plan of this job, or not one that this dgxlab can read.
         """
-        reply = self._ask(lambda reply: reply, "plan", job_id)
+        reply = self._ask(dict[str, Any], "plan", job_id)
         try:
             plan = read_plan(reply)
-        except WRONG as error:
+        except ValueError as error:
             raise RemoteError(
                 f"the plan of job {job_id} on host {self.name} cannot be read, follow it with the dgxlab that started "
                 f"it: {error}",
@@ -193,7 +203,7 @@ class Host:
         """
         pieces = self._call("raw", job_id, str(limit))
         line, rest = first_line(pieces)
-        told = understood(self.name, "raw", line, _raw_size)
+        told = understood(self.name, "raw", line, RawSize)
         left = told.at_most if told.size <= limit else 0
         for piece in itertools.chain([rest], pieces):
             left -= len(piece)
@@ -204,29 +214,39 @@ class Host:
 
     def cancel(self, job_id: str) -> JobStatus:
         """End a job and see that it is gone."""
-        return self._ask(_status_of(job_id), "cancel", job_id)
+        return self._status(job_id, "cancel")
 
     def inventory(self) -> list[Item]:
         """Ask what lies under the root, by kind, the longest unused first."""
-        return self._ask(lambda reply: [plain(from_json(Item, item)) for item in reply], "inventory")
+        return self._ask(list[Item], "inventory")
 
     def remove(self, items: Iterable[Item]) -> Removal:
         """Remove things; what runs, or was used since `items` were listed, stays."""
         wanted = canonical([[item.kind, item.name, item.used] for item in items]).encode()
-        return self._ask(_removal, "clean", stdin=lambda: [wanted])
+        return self._ask(Removal, "clean", stdin=lambda: [wanted])
 
     def follow(self, job_id: str, offset: int) -> Iterator[bytes]:
         """Yield pieces of the job's journal from byte `offset` on, each ending with a whole line, until it ends."""
         yield from whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow")
 
-    def _ask(self, read: Callable[[Any], T], verb: str, *args: str, stdin: Stdin = nothing) -> T:
-        """Return what `read` makes of the reply.
+    def _status(self, job_id: str, verb: str, *args: str, stdin: Stdin = nothing) -> JobStatus:
+        """Return the status of this job: that of another one would end this one's record."""
+
+        def agree(found: JobStatus) -> str:
+            return "" if found.job_id == job_id else f"it is about job {found.job_id!r}"
+
+        return self._ask(JobStatus, verb, job_id, *args, stdin=stdin, agree=agree)
+
+    def _ask(
+        self, kind: type[T], verb: str, *args: str, stdin: Stdin = nothing, agree: Callable[[T], str] = lambda _: ""
+    ) -> T:
+        """Return the record that the reply is; `agree` says what of it is no answer to what was asked.
 
         Raises:
-            RemoteError: if it cannot be read so.
+            RemoteError: if it is none.
         """
         reply = whole(self._call(verb, *args, stdin=stdin), self.name, verb)
-        return understood(self.name, verb, reply, read)
+        return understood(self.name, verb, reply, kind, agree)
 
     def _tell(self, verb: str, *args: str, stdin: Stdin) -> None:
         """Do what has no reply."""
@@ -297,7 +317,7 @@ class Host:
 
     def _open_root(self, owner: str, user: str, path: str) -> HostError:
         """Return the error about a folder in which others could put what would run as the user."""
-        told, sudo = one_line(path, 1000), "" if int(owner) == int(user) else "sudo "
+        told, sudo = one_line(path), "" if int(owner) == int(user) else "sudo "
         if int(owner) in (0, int(user)):
             cause, mend = f"others may write in {told}", command("chmod", "go-w", path)
         else:
@@ -320,78 +340,11 @@ def read_plan(found: Any) -> Plan:
     """Return the plan that a job's folder holds; nothing in it is believed.
 
     Raises:
-        ValueError, LookupError, TypeError, AttributeError, RecursionError: if it is none that this dgxlab can read.
+        ValueError: if it is none that this dgxlab can read.
     """
-    plan = plain(from_json(Plan, found))
-    if not all(isinstance(step, get_args(Step)) for step in plan.steps):
-        raise ValueError("its steps are none")
+    plan = from_json(Plan, found)
     for spec in plan.specs:
-        plain(from_json(Experiment, {**spec, "path": "", "root": ""}))
+        from_json(Experiment, {**spec, "path": "", "root": ""})
     if not {digest(spec) for spec in plan.specs} <= {plan.experiment, plan.baseline}:
         raise ValueError("it holds the spec of another experiment")
     return plan
-
-
-def _probe(reply: Any, models: Sequence[str]) -> Probe:
-    facts = plain(from_json(Facts, reply["facts"]))
-    plain(facts.toolchain)
-    need(facts.details["tools"], dict)
-    return Probe(
-        facts=facts,
-        missing=tuple(need(commit, str) for commit in reply["missing"]),
-        models={path: need(reply["models"][path], dict, type(None)) for path in models},
-        running={job_id: need(experiment, str) for job_id, experiment in reply["running"].items()},
-        to_send=tuple(need(model, str) for model in reply["to_send"]),
-        absent=tuple((need(key, str), need(what, str)) for key, what in reply["absent"]),
-    )
-
-
-def _status_of(job_id: str) -> Callable[[Any], JobStatus]:
-    """Return what reads the status of one job: that of another one would end this one's record."""
-
-    def read(reply: Any) -> JobStatus:
-        if reply["job_id"] != job_id:
-            raise ValueError(f"it is about job {reply['job_id']!r}")
-        rc, cause = None if reply["rc"] is None else read_rc(reply["rc"]), need(reply.get("cause", ""), str)
-        return JobStatus(job_id, *_state(reply), rc, cause)
-
-    return read
-
-
-def _listed(reply: Any) -> HostJob:
-    """Read one of many: what its final word says is not looked at, it may be of any version."""
-    name, kind = need(reply.get("name", ""), str), need(reply.get("kind", ""), str)
-    age_s = need(reply.get("age_s"), float, int, type(None))
-    return HostJob(reply["job_id"], *_state(reply), name=name, kind=kind, age_s=age_s)
-
-
-def _state(reply: Any) -> tuple[str, int]:
-    if reply["state"] not in STATES:
-        raise ValueError(f"no job is {reply['state']!r}")
-    return reply["state"], need(reply["journal_bytes"], int)
-
-
-def read_rc(told: Any) -> dict[str, Any]:
-    """Return the fields of a job's final word that are used.
-
-    Raises:
-        ValueError, LookupError, TypeError, AttributeError: if it is none.
-    """
-    if told["status"] not in ENDS:
-        raise ValueError(f"no job ends as {told['status']!r}")
-    texts = {name: str(told.get(name, "")) for name in ("message", "next")}
-    if need(told["exit_code"], int) not in range(256):
-        raise ValueError(f"no program ends with {told['exit_code']}")
-    return {**told, **texts}
-
-
-def _raw_size(told: Any) -> RawSize:
-    return RawSize(need(told["size"], int), need(told["files"], int))
-
-
-def _removal(reply: Any) -> Removal:
-    return Removal(
-        removed=tuple((str(kind), str(name)) for kind, name in reply["removed"]),
-        kept=tuple((str(kind), str(name), str(reason)) for kind, name, reason in reply["kept"]),
-        busy=bool(reply["busy"]),
-    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dgxlab.errors import RemoteError
+from dgxlab.model import from_json
 
 T = TypeVar("T")
 
@@ -14,7 +15,6 @@ MOST_BYTES = 64 << 20
 """How long a reply, or a line of a journal, may be: the largest that a job writes are a hundredth of it."""
 WRONG = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading a value of another shape raises."""
-PLAIN = {"str": (str,), "int": (int,), "float": (float, int)}
 
 
 def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
@@ -59,43 +59,23 @@ def first_line(pieces: Iterator[bytes], most: int = 1000) -> tuple[bytes, bytes]
     return line, rest
 
 
-def understood(host: str, verb: str, reply: bytes, read: Callable[[Any], T]) -> T:
-    """Return what `read` makes of the JSON in a reply.
+def understood(host: str, verb: str, reply: bytes, kind: type[T], agree: Callable[[T], str] = lambda _: "") -> T:
+    """Return the record that the JSON in a reply is; `agree` says what of it is no answer to what was asked.
 
     Raises:
-        RemoteError: if it is no JSON, or `read` raises one of WRONG.
+        RemoteError: if it is no JSON, no such record, or no answer.
     """
     try:
-        return read(json.loads(reply))
-    except WRONG as error:
+        found = from_json(kind, json.loads(reply))
+        if wrong := agree(found):
+            raise ValueError(wrong)
+    except (ValueError, RecursionError) as error:
         raise RemoteError(
             f"host {host} answered {verb} with something else than dgxlab's agent does: "
             f"{reply[:200].decode(errors='replace')!r}",
             details=f"{type(error).__name__}: {error}"[:1000],
         ) from error
-
-
-def need(value: Any, *kinds: type) -> Any:
-    """Return a value that is of one of these types itself: True is no number.
-
-    Raises:
-        TypeError: if it is not.
-    """
-    if type(value) not in kinds:
-        raise TypeError(f"{value!r} is no {kinds[0].__name__}")
-    return value
-
-
-def plain(record: T) -> T:
-    """Return a record whose text and numbers are what its fields name; `from_json` leaves them as they came.
-
-    Raises:
-        TypeError: if one is not.
-    """
-    for name, kind in type(record).__annotations__.items():
-        if kind in PLAIN:
-            need(getattr(record, name), *PLAIN[kind])
-    return record
+    return found
 
 
 def _endless(host: str, verb: str, where: str) -> RemoteError:

@@ -13,6 +13,7 @@ from faults.kinds.commit import COMMIT
 from faults.kinds.fuzz import FUZZ
 from faults.kinds.leftover import LEFTOVER
 from faults.kinds.machine import MACHINE
+from faults.kinds.mutants import MUTANTS
 from faults.kinds.network import BLACKHOLE, RESET
 from faults.kinds.pages import PAGES
 from faults.kinds.raw import RAW
@@ -38,6 +39,7 @@ _ORDER: tuple[Fault[Any], ...] = (
     disk.CLIENT,
     RAW,
     FUZZ,
+    MUTANTS,
     YAML,
     CANARY,
     COMMIT,

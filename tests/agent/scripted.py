@@ -14,8 +14,8 @@ from dgxlab.agent.journal import Journal, read
 from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.agent.runs import Runs
 from dgxlab.errors import DgxlabError
-from dgxlab.model import Arm, Cell, ChainStep, Plan, RunStep
-from tests.journals import source
+from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest, to_json
+from tests.journals import CLOCK, raw, source
 
 CELLS = tuple(Cell("llama-bench", label, {"n_prompt": n}, {}) for label, n in (("pp16", 16), ("pp32", 32)))
 
@@ -108,18 +108,27 @@ class Scripted(Bench):
         self.world.absent.append(tuple(absent))  # type: ignore[arg-type]
         said = self.world.says(name)
         results = [
-            {"cell": cell.key, "measurements": [{"metric": "avg_ts", "samples": [value]}]}
+            to_json(CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value,)),)))
             for cell, value in zip(step.cells, said.values, strict=False)
         ]
         fields = {
             "tool": step.tool,
             "argv": list(argv),
+            "env": {},
+            "env_digest": digest({}),
+            "rc": 0,
+            "signal": None,
+            "started": 0.0,
+            "seconds": 1.0,
+            "before": {},
+            "after": {},
+            "cells": {cell.key: to_json(cell) for cell in step.cells},
             "status": said.status,
             "reason": said.reason,
             "flags": list(said.flags),
             "results": results,
-            "telemetry": [{"device": "host", "name": "cpu_mhz", "median": 2600.0, "min": 800.0, "max": 3000.0}],
-            "raw": {"stderr": {"path": f"raw/{name}.err"}},
+            "telemetry": [{**CLOCK, "device": "host", "name": "cpu_mhz", "median": 2600.0, "max": 3000.0}],
+            "raw": {"stdout": raw(f"{name}.out"), "stderr": raw(f"{name}.err")},
         }
         return Attempt(fields, said.again)
 

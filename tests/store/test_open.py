@@ -35,7 +35,7 @@ def filled(path: Path) -> Path:
 def older(path: Path, stop_before: str) -> Path:
     """Make a database as a dgxlab of an older schema left it."""
     connection = sqlite3.connect(path, isolation_level=None)
-    migrations.upgrade(connection, path, stop_before=stop_before)
+    migrations.upgrade(connection, path, stop_before=min(stop_before, "m008_devices"))
     begun = json.dumps(to_json(facts()))
     connection.execute("INSERT INTO hosts VALUES ('host-a', 'dgx', 'box', ?, 1.5)", (begun,))
     connection.execute(
@@ -47,6 +47,9 @@ def older(path: Path, stop_before: str) -> Path:
     if stop_before > "m002_evidence":
         arm = ("build-a", "p", "t", "c", "[]", 0, '{"GGML_CUDA":"OFF"}', "{}", "{}", "{}", "", "", 1.0, 0)
         connection.execute(f"INSERT INTO arms VALUES ('job-0', 'toy', {','.join('?' * len(arm))})", arm)  # noqa: S608
+    if stop_before > "m008_devices":
+        migrations.upgrade(connection, path, stop_before=stop_before)
+        shutil.rmtree(path.with_name(f"{path.name}.backups"))
     connection.close()
     return path
 
@@ -109,7 +112,7 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
     assert backup.stat().st_mode & 0o777 == 0o600
     assert backup.parent.stat().st_mode & 0o777 == 0o700
     old = sqlite3.connect(backup)
-    assert old.execute("SELECT user_version, name FROM pragma_user_version, hosts").fetchone() == (
+    assert old.execute("SELECT user_version, host FROM pragma_user_version, jobs").fetchone() == (
         int(stop_before[1:4]) - 1,
         "dgx",
     )

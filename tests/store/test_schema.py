@@ -46,6 +46,7 @@ EXPECTED = {
     "devices": "device_id host_id names uuids driver compute_cap cpus",
     "case_lists": "cases lines",
     "seals": "unit content seal",
+    "rejections": "job_id reason at",
     "expectations": "pin tree gate_digest compute_cap op backend total unsupported cases job_id",
 }
 

@@ -112,11 +112,11 @@ def test_another_answer_than_the_agents_is_refused(tmp_path: Path, verb: str, re
 
 
 def test_status_is_read_as_the_agent_says_it(tmp_path: Path) -> None:
-    """The same answers, whole; an older agent's final word may have less, and its text may be anything."""
+    """The same answers, whole; an older agent's final word may have less."""
     assert saying(tmp_path, json.dumps(JOB)).status("job-1") == JobStatus("job-1", "running", 7)
-    rc = {"status": "failed", "exit_code": 4, "message": ["odd"]}
+    rc = {"status": "failed", "exit_code": 4}
     told = saying(tmp_path, json.dumps({**JOB, "state": "done", "rc": rc})).status("job-1").rc
-    assert told == {"status": "failed", "exit_code": 4, "message": "['odd']", "next": ""}
+    assert told == rc
 
 
 def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
