@@ -168,7 +168,7 @@ class ProgressEvent(Stamp):
 
 
 class NoteEvent(Stamp):
-    """A sentence for those who watch; the client alone tells it."""
+    """A sentence for those who watch, from the agent or from the client itself."""
 
     note: str
 

@@ -58,6 +58,7 @@ def test_the_order_of_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     """What hosts.yaml prepends wins over the login's PATH, and that over what the client had to send."""
     sent = tmp_path / "tools" / "cmake-1" / "bin"
     sent.mkdir(parents=True)
+    (sent / "cmake").write_bytes(b"x")
     monkeypatch.setenv("PATH", "/opt/login:/opt/last")
     given(monkeypatch, tmp_path, path_prepend=["/opt/first"])
     assert search_path().split(":")[:4] == ["/opt/first", "/opt/login", "/opt/last", str(sent)]
