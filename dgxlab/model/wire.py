@@ -181,7 +181,9 @@ def decoder(kind: Any) -> Callable[[Any], Any]:
     if origin is typing.Literal:
         return functools.partial(_chosen, args)
     if origin is Union or origin is types.UnionType:
-        return functools.partial(_united, sorted(args, key=lambda option: option is not types.NoneType))
+        records = [option for option in args if dataclasses.is_dataclass(option)]
+        others = [decoder(option) for option in args if option not in records and option is not types.NoneType]
+        return functools.partial(_united, types.NoneType in args, records, others)
     if origin is tuple and args[-1] is not Ellipsis:
         return functools.partial(_row, [decoder(item) for item in args])
     if origin in (tuple, list):
@@ -248,15 +250,15 @@ def _record(kind: Any, known: Mapping[str, Callable[[Any], Any]], value: Any) ->
         raise ValueError(f"{kind.__name__}: {error}") from error
 
 
-def _united(options: list[Any], value: Any) -> Any:
-    records = [option for option in options if dataclasses.is_dataclass(option)]
-    if isinstance(value, dict) and records:
-        return decoder(_meant(records, value))(value)
-    others = [option for option in options if option not in records]
+def _united(nullable: bool, records: list[Any], others: list[Callable[[Any], Any]], value: Any) -> Any:
+    if value is None and nullable:
+        return None
+    if records and (isinstance(value, dict) or not others):
+        return decoder(_meant(records, value))(value) if isinstance(value, dict) else _wrong(value, "an object")
     for option in others[:-1]:
         with contextlib.suppress(ValueError):
-            return decoder(option)(value)
-    return decoder(others[-1])(value) if others else _wrong(value, "an object")
+            return option(value)
+    return others[-1](value)
 
 
 def _meant(records: list[Any], value: dict[str, Any]) -> Any:
