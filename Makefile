@@ -23,7 +23,7 @@ FAST   := not slow and not llama and not network and not gpu
 WAITS  := (slow or network or gpu) and not llama
 BUILDS := llama and not alone
 test: .make/test .make/packages
-	$(BIN)/pytest --no-skips --numprocesses 2 -m "$(FAST)"
+	$(BIN)/pytest --no-skips --numprocesses 2 --dist loadfile -m "$(FAST)"
 	nice $(BIN)/pytest --no-skips -m "$(BUILDS)" > .make/builds.log 2>&1 & builds=$$!; \
 	    $(BIN)/pytest --no-skips --numprocesses 4 --dist loadfile -m "$(WAITS)"; waits=$$?; \
 	    wait $$builds; built=$$?; cat .make/builds.log; exit $$((waits | built))

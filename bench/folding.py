@@ -40,7 +40,7 @@ def ingest(quick: bool) -> Figure:
 def _journal(runs: int, cells: int, samples: int, gpu: str = "") -> Journal:
     """Return a job of `runs` runs, each of `cells` cells with `samples` values, the cold one among them."""
     made = replace(arm(), cmake={"GGML_CUDA": "ON"} if gpu else {})
-    host = replace(facts(), details={"gpus": [{"name": gpu}] if gpu else []})
+    host = replace(facts(), details={"gpus": [{"uuid": "GPU-1", "name": gpu}] if gpu else []})
     journal = Journal(plan("20261120-120000-bench", [made]), host).job().build().model()
     for run in range(runs):
         journal.run({cell + 1: [100 + run % 7 + sample / 8 for sample in range(samples - 1)] for cell in range(cells)})

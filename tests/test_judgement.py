@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dgxlab import judgement, stats
+from dgxlab.errors import RemoteError
 from dgxlab.ingest import ingest
 from dgxlab.judgement import Judged, judge, recorded, whole
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, NoiseFloor
@@ -222,11 +223,12 @@ def test_drift_in_too_many_cycles_is_invalid(store: Store) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_value_that_is_no_measurement_is_invalid(store: Store, value: float) -> None:
-    """Zero and less: a run that says so of itself is valid, a verdict is not."""
+def test_a_value_that_is_no_measurement_is_not_recorded(store: Store, value: float) -> None:
+    """Zero and less: a run that says so of itself is valid, its values are not."""
     step = chain_step()
-    said = reasons(store, begun(step).chain(step, A, (110.0, value, 110.0, 111.0)).gates().end())
-    assert said == (f"b[1] is {value}: a measurement is a finite number above 0",)
+    lines = begun(step).chain(step, A, (110.0, value, 110.0, 111.0)).gates().end()
+    with pytest.raises(RemoteError, match=f"samples: {value / 2:g} is not within"):
+        reasons(store, lines)
 
 
 def test_a_cell_without_a_value_is_invalid_alone(store: Store) -> None:
