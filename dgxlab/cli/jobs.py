@@ -132,7 +132,7 @@ def reject(
 ) -> None:
     """Set a session's evidence aside for good: it stays in the record, and nothing of it counts.
 
-    Example: dgxlab session reject 20261120-120301-quickstart-3f2a9c --because "the GPU was shared"
+    Example: dgxlab session reject 20261120-120301-toy-3f2a9c --because hot
     """
     from dgxlab import judgement
     from dgxlab.store import the_one

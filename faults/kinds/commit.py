@@ -102,7 +102,8 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
             upgrade(connection, path, stop_before=stop_before)
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.execute("ATTACH ? AS now", (str(place.folder / "now.db"),))
-            connection.execute("INSERT INTO hosts VALUES ('host-a', 'local', 'box', '{}', 1.0)")
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'hosts'").fetchone():
+                connection.execute("INSERT INTO hosts VALUES ('host-a', 'local', 'box', '{}', 1.0)")
             columns = {table: _shared(connection, table) for table in _tables(connection)}
             for table, names in columns.items():
                 gone = {"host_id"}.intersection(_columns(connection, f"main.{table}")).difference(names)

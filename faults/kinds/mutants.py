@@ -132,7 +132,7 @@ REPLIES: Mapping[str, tuple[Any, Callable[[Host], Any]]] = {
     "inventory": ([ITEM], lambda host: host.inventory()),
     "clean": (
         {"removed": [["jobs", "a"]], "kept": [["jobs", "b", "it runs"]], "busy": False},
-        lambda host: host.remove([Item("jobs", "a", 1.0)]),
+        lambda host: host.remove([Item("jobs", "a", 1.0, 0.0)]),
     ),
 }
 

@@ -47,7 +47,7 @@ def test_every_command_is_there() -> None:
     """A command more or less is a decision, and in the README."""
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
-        *("import", "export", "verdict", "doctor", "schema"),
+        *("import", "export", "verdict", "doctor", "schema", "session reject"),
         *("patch list", "patch check", "patch refresh", "patch export", "host add", "host trust", "host list"),
         *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
     ]

@@ -21,7 +21,7 @@ ASK = "import time; print(time.time(), time.monotonic())"
 
 def test_clocks_that_are_set() -> None:
     """An hour back or forward, on either side: all is done once, and took as long as it did."""
-    tally = trials(SET, 3, range(4))
+    tally = trials(SET, 3, range(2))
     assert tally.failures == []
     assert any("in the journal" in word for word in tally.met)
 
@@ -56,5 +56,5 @@ def test_a_duration_by_the_wrong_clock_is_seen() -> None:
                 store.connection.execute("UPDATE runs SET seconds = seconds + ?", (seconds,))
                 store.connection.execute(guard["sql"])
                 seal_all(store.connection)
-            with pytest.raises(Broken, match="is said to have taken"):
+            with pytest.raises(Broken, match=r"is said to have taken|is not within"):
                 _durations(place, "timed")

@@ -12,7 +12,7 @@ from tests.store.writer import killed
 
 def test_nothing_in_part() -> None:
     """Of runs, of new databases, of migrations and of backups."""
-    tally = trials(COMMIT, 1, range(12))
+    tally = trials(COMMIT, 1, range(6))
     assert tally.failures == []
     assert {"commit", "migration"} <= set(tally.met)
 

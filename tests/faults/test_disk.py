@@ -16,14 +16,14 @@ from faults.spaces import disk
 
 def test_the_host() -> None:
     """Full before a job, or during it: said, and mended once there is room."""
-    tally = trials(HOST, 3, range(4))
+    tally = trials(HOST, 3, range(2))
     assert tally.failures == []
     assert tally.met["submit failed"]
 
 
 def test_the_client() -> None:
     """The record is whole, and the job goes on without it."""
-    tally = trials(CLIENT, 3, range(4))
+    tally = trials(CLIENT, 3, range(2))
     assert tally.failures == []
     assert tally.met["the disk that holds"]
 

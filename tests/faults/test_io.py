@@ -16,7 +16,7 @@ from faults.refusal import refusing
 
 def test_the_record() -> None:
     """Filled, opened, copied and merged."""
-    tally = trials(io.RECORD, 2, range(12))
+    tally = trials(io.RECORD, 2, range(6))
     assert tally.failures == []
     assert any("refused" in word for word in tally.met)
 

@@ -203,8 +203,8 @@ def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
         ({"job_id": "20260101-000000-toy-000001"}, "gave the plan of '20260101-000000-toy-000001' for job"),
         ({"later_field": 1}, "cannot be read, .*: Plan has no field 'later_field'"),
         ({"steps": None}, "cannot be read"),
-        ({"steps": "none"}, "cannot be read, .*: its steps are none"),
-        ({"name": ["toy"]}, r"cannot be read, .*: \['toy'\] is no str"),
+        ({"steps": "none"}, "cannot be read, .*: steps: 'none' is not a list"),
+        ({"name": ["toy"]}, r"cannot be read, .*: \['toy'\] is not text"),
     ],
 )
 def test_a_plan_that_is_not_this_jobs_is_refused(
