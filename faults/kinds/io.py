@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -259,6 +260,7 @@ def _agents() -> Iterator[Agents]:
     with box() as there, TemporaryDirectory(prefix="dgxlab-io-") as name:
         folder, (warm,) = Path(name), there.folders("warm")
         env = {**there.there.here.env, "DGXLAB_ROOT": str(there.root), "DGXLAB_LOCKS": name}
+        env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as the box's sshd has it
         env["DGXLAB_HOST"] = json.dumps({"env": {"TOY_LEDGER": str(there.ledger)}})
         with refusing(folder, env) as program:
             plan = from_json(Plan, json.loads(warm.plan.read_text()))
