@@ -1,7 +1,7 @@
 """The agent's command line: what the client asks of a host, each a short program with JSON on stdout.
 
 probe ROOT              facts, missing commits, which model files are there, what runs, and what hosts.yaml
-                        names in vain; the commits and models are on stdin
+                        names that is not there; the commits and models are on stdin
 receive ROOT            objects on stdin
 tool ROOT NAME VERSION SHA256
                         a wheel on stdin: unpack the build tool in it
@@ -60,7 +60,7 @@ def _told(error: DgxlabError) -> int:
 def probe(root: str) -> dict[str, Any]:
     """Return facts, the missing ones of the commits, the identity of each model path, and the jobs that run.
 
-    With them goes what hosts.yaml says of this host in vain.
+    With them goes what hosts.yaml names and this host does not have.
     """
     from dgxlab.agent import environment, facts, models
     from dgxlab.agent import jobs as all_jobs

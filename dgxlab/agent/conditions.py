@@ -181,7 +181,7 @@ class Conditions:
         return [*gauges, *single]
 
     def flags(self, left_running: str = "") -> list[Flag]:
-        """Return what speaks against the run, the hard ones first.
+        """Return the flags of the run, the hard ones first.
 
         Args:
             left_running: Says which processes outlived the program, "" for none. They were ended before the next run.

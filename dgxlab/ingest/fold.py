@@ -16,7 +16,7 @@ from typing import Any
 from dgxlab import judgement
 from dgxlab.agent.conditions import HOST
 from dgxlab.agent.parse.judge import judge_check
-from dgxlab.errors import RemoteError, command
+from dgxlab.errors import RemoteError, command, one_line
 from dgxlab.ingest.guard import Extremes, Guard
 from dgxlab.model import CANDIDATE, Cell, Device, canonical, case_digest, check_from_json, events, from_json
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
@@ -83,8 +83,7 @@ def _read(job_id: str, lines: Iterable[bytes | Mapping[str, Any]]) -> list[tuple
 def _unusable(job_id: str, seq: int | None, cause: str) -> RemoteError:
     line = "the first line that was read" if seq is None else f"line {seq + 1}"
     mend = command("dgxlab", "session", "reject", job_id, "--because", "its journal cannot be used")
-    said = " ".join(cause.split())  # it may quote the journal, and is one sentence
-    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {said}", next=mend)
+    return RemoteError(f"{line} of the journal of {job_id} cannot be used: {one_line(cause)}", next=mend)
 
 
 def _taken(event: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
