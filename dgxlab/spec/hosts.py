@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field, RootModel, ValidationError, field_validator, model_validator
 
-from dgxlab.errors import HostError, SpecError, command, edit
+from dgxlab.errors import HostError, SpecError, command, edit, one_line
 from dgxlab.model import HostEntry, digest
 from dgxlab.spec import explain
 from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching, shell_text
@@ -142,14 +142,15 @@ def consent(entry: HostEntry, own: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as out:
-            out.write(f"{digest(vars(entry))} {entry.name} {entry.file}\n")
+            out.write(one_line(f"{digest(vars(entry))} {entry.name} {entry.file}") + "\n")
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
 
 
 def _has_consent(entry: HostEntry, own: Path) -> bool:
     path = own.with_name(CONSENTS)
-    return path.exists() and digest(vars(entry)) in path.read_text(errors="replace").split()
+    given = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return digest(vars(entry)) in [line.partition(" ")[0] for line in given]
 
 
 def add_host(path: Path, name: str, ssh: str) -> None:

@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from dgxlab.agent.boot import settle
 from dgxlab.errors import SpecError, command
 from dgxlab.store.connect import copies, damaged
 
@@ -47,9 +48,7 @@ def backup(connection: sqlite3.Connection, path: Path) -> Path:
             verdict = reader.execute("PRAGMA integrity_check").fetchone()[0]
         if verdict != "ok":
             raise damaged(path, f"so is a copy of it: {verdict}")
-        _sync(part)
-        part.rename(copy)
-        _sync(folder)
+        settle(part, copy)
     except OSError as error:
         raise SpecError(f"{path} cannot be copied to {folder}: {error}", next=command("df", path.parent)) from error
     finally:
@@ -63,12 +62,3 @@ def _prune(folder: Path, whole: list[Path]) -> None:
     parts = [file for file in folder.glob("*.part*") if time.time() - file.stat().st_mtime > ABANDONED_S]
     for old in (*whole[:-KEEP], *parts):
         old.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """See that a file or a folder is on the disk, not only in memory."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
