@@ -1,4 +1,4 @@
-// How exact llama.cpp's own product is: quantisers for given inputs, and MMQ's arithmetic in double. Plain C++.
+// The error of llama.cpp's own product: quantisers, and MMQ's arithmetic in double. Plain C++.
 
 #pragma once
 
@@ -22,7 +22,7 @@ static inline std::vector<float> random_floats(distribution how, int64_t count, 
 
 // -- f16 --
 
-// The nearest number of binary16, half to even; nothing here comes near to its largest.
+// The nearest f16, half to even. No input here comes near f16's largest.
 static inline double f16_round(double x) {
     const double step = std::ldexp(1.0, std::max(x == 0.0 ? -14 : std::ilogb(x), -14) - 10);
     return std::nearbyint(x / step) * step;
@@ -43,7 +43,7 @@ static inline int code_of(double x) {
     return (int) std::fmin(15.0, std::fmax(0.0, std::nearbyint(x)));
 }
 
-// As ggml does: the value that is furthest from 0 becomes code 0, which counts -8.
+// As ggml does: the value furthest from 0 becomes code 0, which means -8.
 static inline void quantise_q4_0(const float * x, uint8_t * block) {
     const float far = *std::max_element(x, x + 32, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
     f16_store(block, far / -8.0);
@@ -64,7 +64,7 @@ static inline void store_six_bits(uint8_t * s, int i, int value) {
     }
 }
 
-// From the least to the greatest of each 32: what ggml's search starts from.
+// The scale spans the least to the greatest of each 32, from which ggml's search starts.
 static inline void quantise_q4_K(const float * x, uint8_t * block) {
     double step[8], least[8];
     for (int j = 0; j < 8; ++j) {
@@ -100,7 +100,7 @@ static inline std::vector<uint8_t> quantise(weight_type type, const std::vector<
 
 // -- MMQ --
 
-// 32 activations as MMQ takes them: 8 bits each, their scale and the sum of what they were, both f16.
+// 32 activations as MMQ reads them: 8 bits each, their scale, and the sum of the unrounded ones, both f16.
 struct q8_1_block {
     double code[32];
     double scale, sum;
@@ -121,7 +121,7 @@ static inline q8_1_block q8_1_of(const float * x) {
     return b;
 }
 
-// 32 weights as MMQ takes them: integers, a scale and a minimum. The products of Q4_K's two scales are f16 there.
+// 32 weights as MMQ reads them: integers, a scale and a minimum. MMQ rounds the products of Q4_K's two scales to f16.
 struct mmq_block {
     double code[32];
     double scale, least;
@@ -139,7 +139,7 @@ static inline mmq_block mmq_block_of(weight_type type, const uint8_t * row, int6
     return b;
 }
 
-// What MMQ gives, but for the rounding of its f32 sums: n rows of m.
+// MMQ's output without the rounding of its f32 sums: n rows of m.
 static inline std::vector<double> multiply_as_mmq(
         weight_type type, const uint8_t * w, const float * x, int64_t m, int64_t n, int64_t k) {
     std::vector<double>     y(m * n);

@@ -1,6 +1,6 @@
 // ./harness test            exit status 0 if everything is right
-// ./harness edges           the part of it that a sanitizer can run
-// ./harness bench           JSON lines on stdout, a table on stderr; nothing is timed that is not right
+// ./harness edges           the part of `test` that a sanitizer can run
+// ./harness bench           JSON lines on stdout, a table on stderr; a wrong output is not timed
 // ./harness tune            every rung at every size: right or not, and how long
 // ./harness one TYPE M N K  one launch of each rung and table, for a profiler or a sanitizer
 
@@ -108,7 +108,7 @@ static void print_row(
             median(tflops), median(bandwidth(c, t)), median(t.sm_clock_mhz));
 }
 
-// False, and nothing timed, if the output is wrong.
+// Returns false, without timing, if the output is wrong.
 static bool bench_shape(bench & b, const std::string & name, const gemm_shape & s, const rung & r, bool cold) {
     std::vector<problem> sets;
     std::vector<operand> weights;

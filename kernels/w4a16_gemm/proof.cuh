@@ -21,7 +21,7 @@ static __global__ void spread_columns(float * x, int64_t count, int64_t k, int p
     }
 }
 
-// Weights where they lie, or packed.
+// The weights as a kernel reads them: ggml's blocks, or packed.
 class operand {
   public:
     explicit operand(const void * weights) : at_(weights) {}
@@ -56,14 +56,14 @@ struct problem {
         return (int64_t) r.of(shape.type).scratch_bytes(shape.m, shape.n, shape.k, blocks_of(r, shape));
     }
 
-    // what a product has to read and write once
+    // bytes that a product must read or write at least once
     int64_t bytes() const { return w.size() + x.size() + y.size(); }
 
     void fill(uint64_t seed, q4_fill how = q4_fill::ORDINARY) const {
         fill_q4(shape.type, w.as<uint8_t>(), shape.m * shape.k, seed, how);
         const int64_t count = shape.n * shape.k;
         fill_f32(x.as<float>(), count, seed, how);
-        // of ordinary tokens none must be scaled to become f16, of others four in five
+        // ordinary tokens fit f16 unscaled; of the others four in five must be scaled
         const int power = how == q4_fill::ORDINARY ? 3 : 24;
         spread_columns<<<(unsigned) ((count + 255) / 256), 256>>>(x.as<float>(), count, shape.k, power);
         CUDA_CHECK(cudaGetLastError());
@@ -75,7 +75,7 @@ struct problem {
         CUDA_CHECK(cudaMemcpy(x.as<void>(), from_x.data(), x.size(), cudaMemcpyHostToDevice));
     }
 
-    // The weights as a rung takes them.
+    // The weights in the form that the rung reads.
     operand weights_of(const rung & r) const {
         operand weights(w.as<void>());
         if (r.of(shape.type).packed) {
@@ -90,7 +90,7 @@ struct problem {
                                        shape.n, shape.k, blocks_of(r, shape), stream);
     }
 
-    // False if it wrote outside its buffers.
+    // False if a kernel wrote outside its buffers.
     bool run(const rung & r) const {
         const device_buffer scratch(scratch_bytes(r));
         const operand       weights = weights_of(r);
@@ -100,7 +100,7 @@ struct problem {
         return weights.guards_intact() && w.guards_intact() && x.guards_intact() && scratch.guards_intact() && y.guards_intact();
     }
 
-    // Those of some rows of the weights: n times `rows` outputs.
+    // The outputs of some rows of the weights: n times `rows` of them.
     std::vector<float> outputs(int64_t first, int64_t rows) const {
         std::vector<float> part(shape.n * rows);
         CUDA_CHECK(cudaMemcpy2D(part.data(), rows * sizeof(float), y.as<float>() + first, shape.m * sizeof(float),
@@ -127,23 +127,23 @@ static product reference_of(const problem & p, int64_t first, int64_t rows) {
     return multiply_on_cpu(s.type, w.data(), p.x.host<float>().data(), rows, s.n, s.k);
 }
 
-// As a part of an output's magnitude. What is rounded to bf16 is off by up to 2^-8, and by 1.5e-3 in the quadratic
-// mean; to f16, by an eighth of it. With bf16 and Q4_0 that is the activation alone; else step, centre and their sum as
-// well. No sum can be off by more than its terms. Of k ordinary terms of random signs the errors add up to far less, to
-// eight standard deviations in no test of ours: that limit finds a single term that is wrong, up to some thousand terms.
+// The tolerance, relative to an output's magnitude. Rounding to bf16 has an error of at most 2^-8, 1.5e-3 in the quadratic
+// mean; rounding to f16 an eighth of that. With bf16 and Q4_0 only the activation is rounded; otherwise step, centre and
+// their sum are rounded too. A sum's error is at most the sum of its terms' errors. Errors of k ordinary terms have random
+// signs and stay below eight standard deviations: this limit finds one wrong term among up to some thousand.
 static tolerance tolerance_of(const rung & r, const gemm_shape & s, int64_t rows, q4_fill how) {
     const double part      = r.f16 ? 0.125 : 1.0;
     const double roundings = s.type == weight_type::Q4_0 && !r.f16 ? 1.0 : 3.0;
     const double terms     = roundings * part * std::ldexp(1.1, -8);
     if (how != q4_fill::ORDINARY) {
-        // what is less than 2^-19 of a row's largest weight is lost when it is packed; where one block of a thousand weights
-        // has all that is large, the others' activations, some a thousand times as large, add up to 1200 times its own
+        // Packing loses weights below 2^-19 of the row's largest. If one block of a thousand weights holds all large ones,
+        // the activations of the others, some a thousand times as large, add up to 1200 times that block's.
         const double lost = r.of(s.type).packed ? std::ldexp(1200.0, -19) : 0.0;
         return {terms + lost, 1e-4};
     }
-    // 1.45: what the quadratic mean of the terms is to their mean
+    // 1.45: quadratic mean of the terms over their mean
     const double deviation = roundings * part * 1.5e-3 * 1.45 / std::sqrt((double) s.k);
-    // a mean over a few outputs says nothing: a single one may be near 0
+    // the mean of few outputs is no measure: one of them may be near 0
     const double nmse = r.f16 ? 1e-6 : s.type == weight_type::Q4_0 ? 5e-6 : 2e-5;
     return {std::fmin(terms, 8.0 * deviation), rows * s.n < 256 ? 1e-3 : nmse};
 }
@@ -232,7 +232,7 @@ static bool wrong_arguments_are_refused(const rung & r, weight_type type) {
                 r.name + ": wrong arguments are refused, no outputs are no work, " + name_of(type));
 }
 
-// What there is no plan for, and what a plan's launch refuses.
+// Sizes without a plan, and arguments that a plan's launch refuses.
 static bool impossible_plans_are_refused(weight_type type) {
     const w4a16_type    w4a16  = w4a16_of(type);
     const w4a16_device  device = {900, 132, 227 * 1024, false};
@@ -261,7 +261,7 @@ static bool impossible_plans_are_refused(weight_type type) {
                 std::string("planned: what cannot be is refused, ") + name_of(type));
 }
 
-// Every number of columns at which the table changes, and those beside it.
+// Every n at which the table changes, and its neighbours.
 static bool switches_are_right(const rung & r, weight_type type, int64_t m, int64_t k) {
     const w4a16_table & table = *r.of(type).table();
     bool                all   = true;
@@ -273,7 +273,7 @@ static bool switches_are_right(const rung & r, weight_type type, int64_t m, int6
     return all;
 }
 
-// What cannot be packed.
+// Arguments that packing refuses.
 static bool wrong_packing_is_refused(weight_type type) {
     const w4a16_type    w4a16 = w4a16_of(type);
     const problem       p({type, 2, 1, 256});
@@ -365,7 +365,7 @@ template <typename T> static double nmse_of(const std::vector<T> & out, const st
     return errors / squares;
 }
 
-// The error is at most a part of MMQ's, of inputs drawn from a distribution.
+// The error is below a fraction of MMQ's, on inputs drawn from a distribution.
 static bool nearer_than_mmq(const rung & r, const gemm_shape & s, distribution how, uint64_t seed) {
     const bool                 uniform = how == distribution::UNIFORM;
     const std::vector<uint8_t> w       = quantise(s.type, random_floats(how, s.m * s.k, 2 * seed));
@@ -385,8 +385,8 @@ static bool nearer_than_mmq(const rung & r, const gemm_shape & s, distribution h
 
 // -- activations for a library's GEMM --
 
-// Columns of every size: what goes back and forth is off by 2^-11 of an activation, or by what is nothing beside the
-// largest of its column; one that is infinite or NaN changes no other.
+// Columns of every size. Converting and undoing has an error of 2^-11 of the activation, or one that is negligible beside
+// the column's largest. An infinite or NaN column changes no other column.
 static bool columns_are_right() {
     const int64_t      n = 10, k = 16400;
     std::vector<float> x = random_floats(distribution::GAUSSIAN, n * k, 3);
@@ -414,7 +414,7 @@ static bool columns_are_right() {
         for (int64_t i = 0; i < k; ++i) {
             const double exact = x[col * k + i];
             const double value = f16_at((const uint8_t *) &x16[col * k + i]) * (double) back[col];
-            // below f32's normal numbers fast math has 0
+            // fast math flushes f32 denormals to 0
             const double limit = std::fmax(std::ldexp(std::fabs(exact), -11), std::ldexp(largest, -17));
             passed = std::fabs(value - exact) <= std::fmax(limit, std::ldexp(1.0, -126)) && passed;
         }

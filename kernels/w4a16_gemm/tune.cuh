@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-// What an output's error is, summed up on the device: the host would take longer than the product.
+// Errors of an output, summed on the device: the host would take longer than the product.
 struct deviations {
     double   errors, squares;  // of all outputs
-    unsigned long long largest;  // the bits of the largest error as a part of its output's magnitude
+    unsigned long long largest;  // bits of the largest error relative to its output's magnitude
     unsigned long long not_finite;
 };
 
@@ -31,7 +31,7 @@ static __global__ void deviations_kernel(const float * y, const double2 * refere
     }
     atomicAdd(&out->errors, errors);
     atomicAdd(&out->squares, squares);
-    // of numbers that are not negative the bits are in the same order
+    // non-negative doubles order like their bits
     atomicMax(&out->largest, (unsigned long long) __double_as_longlong(largest));
 }
 
@@ -97,7 +97,7 @@ class tuning {
     std::vector<operand>       operands_, packed_;  // of the copies
 };
 
-// Microseconds of a launch, the median of samples of several; rotating through all copies of the weights or not.
+// Microseconds a launch: the median of samples of several launches. Cold rotates through all copies of the weights.
 static double tuned_us(const tuning & t, const rung & r, const device_buffer & scratch, bool cold, double sample_us) {
     cudaStream_t stream;
     cudaEvent_t  start, stop;
@@ -107,7 +107,7 @@ static double tuned_us(const tuning & t, const rung & r, const device_buffer & s
     std::vector<double> us;
     int                 launches = 2;
     for (int i = -1; i < 7; ++i) {
-        t.launch(r, scratch, 0, stream);  // the first timed one waits in line
+        t.launch(r, scratch, 0, stream);  // untimed: the timed launches queue behind it
         CUDA_CHECK(cudaEventRecord(start, stream));
         for (int l = 0; l < launches; ++l) {
             t.launch(r, scratch, cold ? l % t.sets() : 0, stream);
@@ -128,7 +128,7 @@ static double tuned_us(const tuning & t, const rung & r, const device_buffer & s
     return median(us);
 }
 
-// What packing takes, the median of several.
+// Microseconds of packing, the median of several.
 static double packing_us(const problem & p) {
     cudaEvent_t         start, stop;
     std::vector<double> us;
@@ -150,7 +150,7 @@ static double packing_us(const problem & p) {
     return median(us);
 }
 
-// What the conversion of the activations alone takes.
+// Microseconds of the conversion of the activations alone.
 static double conversion_us(const problem & p, w4a16_order order) {
     const gemm_shape &  s = p.shape;
     const int64_t       padded = (s.n + 15) / 16 * 16;
@@ -194,7 +194,7 @@ static void print_resources(const rung & r) {
     }
 }
 
-// A rung whose tile is much wider than the product wastes itself; one whose tile is much narrower reads the weights often.
+// Skips tiles much wider than the product, which compute unused columns, and much narrower ones, which reread the weights.
 static bool worth_it(const rung & r, const gemm_shape & s) {
     const int64_t tile_n = r.of(s.type).tile_n;
     return r.of(s.type).plan != nullptr ||
@@ -254,7 +254,7 @@ static void add_tuned_packed_wgmma_rungs(std::vector<rung> & rungs) {
     add_packed_wgmma_rungs<128, 256, 2, 4, 64, 4, 1>(rungs);
 }
 
-// The first are of what a multiprocessor of sm_90 has, the last of sm_12x's.
+// The first group fits the shared memory of sm_90, the last that of sm_12x.
 static void add_tuned_packed_mma_rungs(std::vector<rung> & rungs) {
     add_packed_mma_rungs< 64,  16, 16, 16, 3, 256, 3, 4>(rungs);
     add_packed_mma_rungs<128,  16, 16, 16, 3, 256, 3, 2>(rungs);

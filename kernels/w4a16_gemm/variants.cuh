@@ -1,4 +1,4 @@
-// What there is to be tested and timed: the rungs, and the tiles and divisions of the last of them.
+// The rungs that are tested and timed, with the tiles and divisions of the latest ones.
 
 #pragma once
 
@@ -30,8 +30,7 @@ static inline w4a16_type w4a16_of(weight_type type) {
 using gemm_t = cudaError_t (*)(const void *, const float *, float *, void *, int64_t, int64_t, int64_t, int64_t,
                                cudaStream_t);
 
-// How the work is divided: a tile a block, or the same share for each of so many blocks as a multiprocessor has room
-// for, times the multiprocessors.
+// How the work is divided. TILES: a tile a block. SHARES: one equal share for each block that fits the GPU at once.
 enum class division { TILES, SHARES };
 
 struct variant {
@@ -43,12 +42,12 @@ struct variant {
     int          threads, shared;
     w4a16_plan   (*plan)(int64_t, int64_t, int64_t);  // nullptr: the tiles are always the same
     bool         packed = false;  // the weights
-    const w4a16_table * (*table)() = nullptr;  // that plans
+    const w4a16_table * (*table)() = nullptr;  // the table that plans
 };
 
 struct rung {
     std::string name;
-    bool        f16;       // else bf16
+    bool        f16;       // operands; otherwise bf16
     variant     by_type[2];
     division    divided;
 
@@ -122,7 +121,7 @@ static variant variant_of(gemm_t launch, void (*kernel)(w4a16_problem), int thre
             C::SHARED, nullptr, packed};
 }
 
-// Divided either way.
+// Adds a configuration with both divisions.
 static inline void add_both(std::vector<rung> & rungs, const std::string & name, const variant & q4_0, const variant & q4_K) {
     rungs.push_back({name + ":tiles", true, {q4_0, q4_K}, division::TILES});
     rungs.push_back({name + ":shares", true, {q4_0, q4_K}, division::SHARES});
@@ -178,7 +177,7 @@ template <typename C> static variant packed_wgmma_variant_of() {
     return variant_of<C>(w4a16_packed_wgmma_cuda<C>, w4a16_packed_wgmma<C>, C::ALL, true);
 }
 
-// Named by the tile, its warpgroups, stages of weights, of activations times what one has of k, blocks a multiprocessor.
+// Named by the tile, its warpgroups, stages of weights, stages of activations x k of a stage, blocks a multiprocessor.
 template <int tile_m, int tile_n, int groups, int w_stages, int x_step, int x_stages, int blocks>
 static void add_packed_wgmma_rungs(std::vector<rung> & rungs) {
     using packed_0 = w4a16_packed_wgmma_config<w4a16_type::Q4_0, tile_m, tile_n, groups, w_stages, x_step, x_stages, blocks>;
@@ -192,7 +191,7 @@ template <typename C> static variant packed_mma_variant_of() {
     return variant_of<C>(w4a16_packed_mma_cuda<C>, w4a16_packed_mma<C>, C::ALL, true);
 }
 
-// The same with the warp's part in place of the warpgroups.
+// The same name, with the warp's part in place of the warpgroups.
 template <int tile_m, int tile_n, int warp_m, int warp_n, int w_stages, int x_step, int x_stages, int blocks>
 static void add_packed_mma_rungs(std::vector<rung> & rungs) {
     using packed_0 =
@@ -205,7 +204,7 @@ static void add_packed_mma_rungs(std::vector<rung> & rungs) {
     add_both(rungs, name, packed_mma_variant_of<packed_0>(), packed_mma_variant_of<packed_K>());
 }
 
-// One with registers given to others and one without, of different steps.
+// Two of different steps: one whose copying warps give registers away, one whose do not.
 static inline std::vector<rung> packed_wgmma_rungs() {
     std::vector<rung> rungs;
     if (w4a16_has_wgmma()) {
@@ -215,7 +214,7 @@ static inline std::vector<rung> packed_wgmma_rungs() {
     return rungs;
 }
 
-// Two of different steps, of one warp along n and of two.
+// Two of different steps: one warp along n, and two.
 static inline std::vector<rung> packed_mma_rungs() {
     std::vector<rung> rungs;
     if (device_here().cc >= 900) {
@@ -225,7 +224,7 @@ static inline std::vector<rung> packed_mma_rungs() {
     return rungs;
 }
 
-// Two in which every part of the kernel is reached.
+// Two that together reach every part of the kernel.
 static inline std::vector<rung> fragment_rungs() {
     std::vector<rung> rungs;
     add_rungs<true, 128, 128, 32, 128, 2, 4, 2>(rungs);
@@ -235,8 +234,7 @@ static inline std::vector<rung> fragment_rungs() {
 
 // -- as a table has it --
 
-// Whose table: that of the device that is here, for packed weights or not, of its architecture without wgmma, or of an
-// sm_121.
+// Which table: of this device, of its architecture without wgmma (PLAIN), each for packed weights too, or of an sm_121.
 enum class table_of { HERE, PACKED, PLAIN, PLAIN_PACKED, SM_121 };
 
 static constexpr bool is_packed(table_of of) { return of == table_of::PACKED || of == table_of::PLAIN_PACKED; }
@@ -292,7 +290,7 @@ static const rung PLANNED_121          = planned_rung<table_of::SM_121>("planned
 
 static inline bool has_table(const rung & r) { return r.of(weight_type::Q4_0).table() != nullptr; }
 
-// As a caller has them on the device that is here: weights as they lie and, where there is a kernel for them, packed.
+// The rungs that a caller gets on this device: unpacked weights and, where a table plans them, packed ones.
 static inline std::vector<rung> rungs_here() {
     std::vector<rung> rungs = {PLANNED};
     if (has_table(PLANNED_PACKED)) {
@@ -311,7 +309,7 @@ static inline std::vector<rung> planned_rungs() {
     return rungs;
 }
 
-// One of each rung that is kept, the last as every table has it.
+// One of each rung that is kept; the last rung once for every table.
 static inline std::vector<rung> kept_rungs() {
     std::vector<rung> rungs = {NAIVE, TILED, LDMATRIX};
     for (const rung & r : planned_rungs()) {

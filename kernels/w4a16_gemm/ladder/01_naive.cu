@@ -1,6 +1,6 @@
 // Rung 1: one warp a tile of 16 x 8 outputs, everything straight from global memory, each weight taken apart by every
 // warp that needs it. Contract and numerics are those of ../w4a16_gemm.cuh, of which it uses only the type; the scratch
-// memory is not used. It is kept as it was: to be compared with, and to find where a later rung differs.
+// memory is not used. It is kept unchanged, as the reference that shows where a later rung differs.
 
 #include "../w4a16_gemm.cuh"
 
@@ -62,7 +62,7 @@ naive_gemm(const uint8_t * __restrict__ w, const float * __restrict__ x, float *
     const int64_t   row_bytes = k / w4a16_block_size<type> * w4a16_block_bytes<type>;
     const int64_t   row       = (int64_t) blockIdx.x * 16 + g;
     const int64_t   col       = (int64_t) blockIdx.y * 8;
-    // what lies beyond the matrix is read from its last row and not written
+    // rows beyond the matrix are read as its last row and not written
     const uint8_t * w0        = w + (row < m ? row : m - 1) * row_bytes;
     const uint8_t * w8        = w + (row + 8 < m ? row + 8 : m - 1) * row_bytes;
     const float *   x0        = x + (col + g < n ? col + g : n - 1) * k;

@@ -206,7 +206,7 @@ static __global__ void tiled_to_bf16(const float4 * __restrict__ x, uint4 * __re
                       tiled_as_u32(__floats2bfloat162_rn(b.x, b.y)), tiled_as_u32(__floats2bfloat162_rn(b.z, b.w)));
 }
 
-// What a thread holds of the next step of the activations: 8 of one row, and 8 as far on in every 64th row after it.
+// A thread's activations of the next step: 8 of one row, and 8 at the same k in every 64th row after it.
 // Rows beyond n count as 0.
 struct tiled_activations {
     uint4 chunks[TILED_X_CHUNKS];
@@ -290,7 +290,7 @@ static __device__ __forceinline__ void tiled_multiply_step(
     }
 }
 
-// A warp's tile to y, of which m x n outputs from its first on are there.
+// Writes a warp's tile to y; only its first m x n outputs exist.
 static __device__ __forceinline__ void tiled_write(
         const float (&acc)[TILED_TILES_M][TILED_TILES_N][4], float * __restrict__ y,
         const int64_t stride, const int m, const int n) {
@@ -361,7 +361,7 @@ tiled_gemm(const uint8_t * __restrict__ w, const uint4 * __restrict__ x, float *
             next_x.load(x, k / 8, x_row, cols);
         }
         tiled_multiply_step<type>(stages[step % 2], acc, warp_row, warp_col);
-        // nobody reads that stage: all have passed the barrier after the step that did
+        // no warp reads that stage: all have passed the barrier after the step that read it
         if (more) {
             next_w.store(stages[(step + 1) % 2], w_row, step + 1, w_half);
             next_x.store(stages[(step + 1) % 2], x_row, x_chunk);

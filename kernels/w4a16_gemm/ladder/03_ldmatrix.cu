@@ -83,7 +83,7 @@ struct ldmatrix_stage {
 
 // -- one instruction --
 
-// Four matrices of 8 x 8, of which each lane says where a row is.
+// Loads four 8 x 8 matrices; each lane gives the address of one row.
 static __device__ __forceinline__ void ldmatrix_load(uint32_t (&r)[4], const uint4 * row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void ldmatrix_load(uint32_t (&r)[4], const uin
 
 // -- dequantisation --
 
-// What a code less 8 is multiplied by, and what is added.
+// A weight is (code - 8) d + c.
 struct ldmatrix_scale {
     __half2 d, c;
 
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void ldmatrix_multiply(
     }
 }
 
-// A warp's tile to y, of which m x n outputs from its first on are there.
+// Writes a warp's tile to y; only its first m x n outputs exist.
 static __device__ __forceinline__ void ldmatrix_write(
         const float (&acc)[LDMATRIX_TILES_M][LDMATRIX_TILES_N][4], const float * __restrict__ undo,
         float * __restrict__ y, const int64_t stride, const int m, const int n) {
@@ -299,7 +299,7 @@ ldmatrix_gemm(const uint8_t * __restrict__ w, const uint4 * __restrict__ x, cons
             next_x.load(step + 1);
         }
         ldmatrix_multiply(stages[step % 2], acc, warp_row, warp_col);
-        // nobody reads that stage: all have passed the barrier after the step that did
+        // no warp reads that stage: all have passed the barrier after the step that read it
         if (more) {
             next_w.store(stages[(step + 1) % 2].w[w_row], step + 1, w_half);
             next_x.store(stages[(step + 1) % 2], x_col, x_piece);
