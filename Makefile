@@ -12,7 +12,7 @@ BIN    := $(VENV)/bin
 .PHONY: demo test test-fast lint bench faults clean
 
 demo: .make/installed
-	$(BIN)/dgxlab run experiments/quickstart.yaml --db demo.db
+	$(BIN)/dgxlab run experiments/cpu/quickstart.yaml --db demo.db
 
 # The tests start Python a thousand times: what it compiled is kept, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE

@@ -16,10 +16,11 @@ from bench.folding import ingest
 from bench.following import followed, memory
 from bench.importing import adopt
 from bench.machine import Others, described
+from bench.noises import alternating, families, half_widths, noises, promotions
 from bench.overhead import agent
 from bench.rebuild import edit
 from bench.reporting import living, report
-from bench.simulated import coverage, false_verdicts, family, power, power_wandering, screens, wrong_sign
+from bench.simulated import blocks, coverage, false_verdicts, power, power_restless, screens, wrong_sign
 from bench.size import size
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
@@ -42,9 +43,14 @@ FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "false_verdicts": false_verdicts,
     "wrong_sign": wrong_sign,
     "power": power,
-    "power_wandering": power_wandering,
+    "power_restless": power_restless,
     "coverage": coverage,
-    "family": family,
+    "blocks": blocks,
+    "noises": noises,
+    "alternating": alternating,
+    "families": families,
+    "promotions": promotions,
+    "half_widths": half_widths,
     "screens": screens,
 }
 

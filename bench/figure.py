@@ -57,3 +57,9 @@ def figure(name: str, what: str, values: Sequence[float], unit: str, reach: floa
     spread = mad(values) if len(values) > 1 else None
     medians = {part: median(of) for part, of in parts.items()}
     return Figure(name, what, median(values), unit, len(values), spread, reach=reach, parts=medians)
+
+
+def rate_error(rate: float, n: int) -> float:
+    """Return the Monte Carlo standard error of a rate over n, both rates in per cent; that of 0 is not 0."""
+    share = max(rate / 100, 1 / n)
+    return 100 * math.sqrt(share * (1 - share) / n)

@@ -35,7 +35,7 @@ def threshold(box: Box, _random: Random) -> str:
 
 def mann_whitney(box: Box, random: Random) -> str:
     """As many launches of each as a chain has candidates, in random order; Mann and Whitney's exact U test."""
-    order = [False, True] * CYCLES
+    order = [False, True] * CYCLES[0]
     random.shuffle(order)
     runs = [(median(box.run(candidate)), candidate) for candidate in order]
     a = [value for value, candidate in runs if not candidate]

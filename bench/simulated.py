@@ -14,25 +14,26 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from random import Random
+from statistics import fmean
 
-from bench.figure import Figure
+from bench.figure import Figure, rate_error
 from bench.peers import PEERS
-from bench.simulated_box import SCENARIOS, Box, Scenario
+from bench.simulated_box import HEAT_TAU_S, SCENARIOS, Box, Scenario
 from dgxlab import stats
 
-SESSIONS = {0.0: 10_000, 0.02: 10_000, -0.02: 4_000}
-"""For every scenario, by the effect: enough to tell a rate of 1.1 % from one of 1.5 %."""
+SESSIONS = {0.0: 20_000, 0.02: 20_000, -0.02: 20_000}
+"""For every scenario, by the effect: enough to tell a rate of 1.3 % from one of 1.5 %."""
 
-WANDERING = ("S4", "S8")
-WANDERING_SESSIONS = 40_000
-"""There at +2 %: the power lies so close to its bound that a standard error of 0.3 % decides nothing."""
+RESTLESS = ("S4", "S6", "S8")
+"""Where surroundings wander or states flip."""
 
 PIECE = 250
 """Sessions that one process simulates at a time."""
 
-CELLS = 20
 OURS = "dgxlab"
+FIXED = "any distance discards"
 SCREEN = "dgxlab --screen"
 
 Tally = Counter[tuple[str, str]]
@@ -40,15 +41,13 @@ Tally = Counter[tuple[str, str]]
 
 
 def hold(box: Box) -> stats.Chain:
-    """Hold a session of the default length as the agent does: burn-in, the chain, cycles for invalid ones."""
-    _burn_in(box)
+    """Hold a session of the shortest chosen length as the agent does: burn-in, then the chain."""
+    before = _burn_in(box)
     a, b = [_run(box, False)], list[float]()
-    valid = 0
-    while stats.another_cycle(stats.CYCLES, len(b), valid):
+    while stats.another_cycle(stats.CYCLES[0], len(b), len(b)):
         b.append(_run(box, True))
         a.append(_run(box, False))
-        valid += stats.drift_flaw(a[-2], a[-1]) is None
-    return stats.Chain(a, b, cycles=stats.CYCLES)
+    return stats.Chain(a, b, cycles=stats.CYCLES[0], before=before)
 
 
 def bracket(box: Box) -> stats.Chain:
@@ -58,10 +57,29 @@ def bracket(box: Box) -> stats.Chain:
     return stats.Chain([before, after], [candidate])
 
 
-def _burn_in(box: Box) -> None:
+def hold_blocks(box: Box, block_s: float) -> stats.Chain:
+    """Hold a session whose every place is a block: an arm runs for so long, and then once more, which counts."""
+
+    def block(candidate: bool) -> float:
+        end = box.time + block_s
+        while box.time < end:
+            box.run(candidate)
+        return _run(box, candidate)
+
+    _burn_in(box)
+    a, b = [block(False)], list[float]()
+    for _ in range(stats.CYCLES[0]):
+        b.append(block(True))
+        a.append(block(False))
+    return stats.Chain(a, b, cycles=stats.CYCLES[0])
+
+
+def _burn_in(box: Box) -> float:
+    """Run the baseline until it has settled; return its last value."""
     values: list[float] = []
     while stats.burn_in_needed(values):
         values.append(_run(box, False))
+    return values[-1]
 
 
 def _run(box: Box, candidate: bool) -> float:
@@ -81,8 +99,10 @@ def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
     random = Random(f"{name} {effect} {seed}")  # noqa: S311 - not for secrets
     tally: Tally = Counter()
     for _ in range(sessions):
-        found = stats.judge(hold(Box(scenario, gain, random)))
+        chain = hold(Box(scenario, gain, random))
+        found = stats.judge(chain)
         tally[OURS, found.verdict] += 1
+        tally[FIXED, stats.judge(_discarding(chain)).verdict] += 1
         if found.ci is not None:
             tally[OURS, "covered"] += found.ci[0] <= effect <= found.ci[1]
         same = stats.judge(hold(Box(replace(scenario, power=1.0), 0.0, random)))
@@ -91,6 +111,12 @@ def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
         for rule, peer in PEERS.items():
             tally[rule, peer(Box(scenario, gain, random), random)] += 1
     return tally
+
+
+def _discarding(chain: stats.Chain) -> stats.Chain:
+    """Return a chain of which each cycle is discarded whose baselines lie further apart than the limit, step or not."""
+    pairs = enumerate(pairwise(chain.a), 1)
+    return replace(chain, flaws={cycle: flaw for cycle, pair in pairs if (flaw := stats.drift_flaw(*pair))})
 
 
 @cache
@@ -108,7 +134,7 @@ def campaign(quick: bool) -> Mapping[tuple[str, float], Tally]:
         (PIECE // 10 if quick else PIECE, name, effect, seed)
         for name in SCENARIOS
         for effect in SESSIONS
-        for seed in range(1 if quick else _planned(name, effect) // PIECE)
+        for seed in range(1 if quick else SESSIONS[effect] // PIECE)
     ]
     tallies: dict[tuple[str, float], Tally] = {}
     with ProcessPoolExecutor() as pool:
@@ -122,12 +148,8 @@ def _rates(quick: bool, effect: float, *words: str) -> dict[str, dict[str, float
     tallies = {name: campaign(quick)[name, effect] for name in SCENARIOS}
     return {
         rule: {name: 100 * _count(tally, rule, words) / _sessions(tally) for name, tally in tallies.items()}
-        for rule in (OURS, SCREEN, *PEERS)
+        for rule in (OURS, FIXED, SCREEN, *PEERS)
     }
-
-
-def _planned(name: str, effect: float) -> int:
-    return WANDERING_SESSIONS if name in WANDERING and effect > 0 else SESSIONS[effect]
 
 
 def _count(tally: Tally, rule: str, words: Iterable[str]) -> int:
@@ -163,19 +185,19 @@ def wrong_sign(quick: bool) -> Figure:
     sessions = sum(_sessions(tally) for tally, _ in tallies)
     rate = 100 * sum(tally[OURS, word] for tally, word in tallies) / sessions
     what = "claims of the wrong direction at +-2 %"
-    return Figure("wrong_sign", what, rate, "%", sessions, _error(rate, sessions), reach=0.0, table=table)
+    return Figure("wrong_sign", what, rate, "%", sessions, rate_error(rate, sessions), reach=0.0, table=table)
 
 
 def power(quick: bool) -> Figure:
     """Count how often an effect of 2 % is found."""
-    names = [name for name in SCENARIOS if name not in WANDERING]
+    names = [name for name in SCENARIOS if name not in RESTLESS]
     return _worst("power", "worst scenario's +2 % found", quick, 0.02, ("faster",), least=90.0, names=names)
 
 
-def power_wandering(quick: bool) -> Figure:
-    """Count the same where the surroundings wander."""
-    what = "the same where surroundings wander"
-    return _worst("power_wandering", what, quick, 0.02, ("faster",), least=88.0, names=WANDERING)
+def power_restless(quick: bool) -> Figure:
+    """Count the same where the box does not stay as it is."""
+    what = "the same where surroundings wander or states flip"
+    return _worst("power_restless", what, quick, 0.02, ("faster",), least=82.0, names=RESTLESS)
 
 
 def coverage(quick: bool) -> Figure:
@@ -186,21 +208,23 @@ def coverage(quick: bool) -> Figure:
         n[name] = _sessions(tally) - tally[OURS, "invalid"]
         rates[name] = 100 * tally[OURS, "covered"] / n[name]
     worst = max(rates, key=lambda name: abs(rates[name] - 99))
-    what, error = "99 % interval holds the truth, worst scenario", _error(rates[worst], n[worst])
+    what, error = "99 % interval holds the truth, worst scenario", rate_error(rates[worst], n[worst])
     return Figure("coverage", what, rates[worst], "%", n[worst], error, reach=99.5, least=98.5, table={OURS: rates})
 
 
-def family(quick: bool) -> Figure:
-    """Count sessions of many cells in which any cell claims a difference and none has one."""
-    sessions = 50 if quick else 4000
-    random = Random("cells")  # noqa: S311 - not for secrets
-    wrong = 0
-    for _ in range(sessions):
-        chains = [hold(Box(SCENARIOS["S0"], 0.0, random)) for _ in range(CELLS)]
-        wrong += any(found.verdict in ("faster", "slower") for found in stats.judge_session(chains))
-    rate = 100 * wrong / sessions
-    what = f"sessions of {CELLS} cells with any claim at no effect"
-    return Figure("family", what, rate, "%", sessions, _error(rate, sessions), reach=1.5)
+def blocks(quick: bool) -> Figure:
+    """Take the share that a block session sees of what a candidate with 10 % more power loses alone, hot for hours."""
+    sessions, scenario = (10 if quick else 500), SCENARIOS["S5"]
+    alone = Box(replace(scenario, power=1.0), 0.0, None), Box(scenario, 0.0, None)
+    hot = [[_run(box, candidate) for _ in range(100)][-1] for candidate, box in enumerate(alone)]
+    truth, random = math.log(hot[1] / hot[0]), Random("blocks")  # noqa: S311 - not for secrets
+    seen = {}
+    for name, taus in (("shared", 0), ("1 tau", 1), ("3 tau", 3)):
+        found = (stats.judge(hold_blocks(Box(scenario, 0.0, random), taus * HEAT_TAU_S)) for _ in range(sessions))
+        seen[name] = 100 * fmean(math.log1p(each.effect or 0.0) for each in found) / truth
+    loss = f"{100 * math.expm1(truth):.1f} %"
+    what = f"of the {loss} that a hotter candidate loses alone, seen in blocks of 3 time constants"
+    return Figure("blocks", what, seen["3 tau"], "%", sessions, None, least=90.0, table={"seen of it": seen})
 
 
 def _worst(
@@ -221,10 +245,4 @@ def _worst(
     ours = table[rule]
     worst = (max if least is None else min)(ours, key=ours.__getitem__)
     n = _sessions(campaign(quick)[worst, effect])
-    return Figure(name, what, ours[worst], "%", n, _error(ours[worst], n), reach=reach, least=least, table=table)
-
-
-def _error(rate: float, sessions: int) -> float:
-    """Return the Monte Carlo standard error of a rate, both in per cent; a rate of 0 has one below 1 session."""
-    share = max(rate / 100, 1 / sessions)
-    return 100 * math.sqrt(share * (1 - share) / sessions)
+    return Figure(name, what, ours[worst], "%", n, rate_error(ours[worst], n), reach=reach, least=least, table=table)

@@ -104,6 +104,11 @@ class Box:
             self._pass(REPETITION_S / 2, power)
         return values
 
+    @property
+    def time(self) -> float:
+        """Seconds since the session began."""
+        return self._time
+
     def _pass(self, seconds: float, power: float) -> None:
         """Let time pass at a power; heat relaxes towards it."""
         scenario = self.scenario

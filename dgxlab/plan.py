@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from dgxlab import checks, synth
+from dgxlab.agent.slots import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
 from dgxlab.matrix import Launch, Wanted, launches, tool_of
@@ -39,6 +40,7 @@ from dgxlab.model import (
     canonical,
     model_id,
 )
+from dgxlab.stats import fewest_cycles
 
 PROGRAMS = {"backend-ops": "test-backend-ops", "llama-bench": "llama-bench", "batched-bench": "llama-batched-bench"}
 
@@ -100,6 +102,7 @@ def make_ab(
     job_id: str,
     kind: str = "ab",
     wait_s: float = WAIT_S,
+    max_s: float = 0.0,
 ) -> Plan:
     """Return the plan of a session: both builds, models, flag checks and gates, the chains, the gates again.
 
@@ -107,9 +110,11 @@ def make_ab(
 
     Args:
         kind: "ab", "noise", or "screen" for one bracket instead of a chain, without gates after it.
+        max_s: Seconds that the chains may take, each the same part of them; 0 for no limit.
 
     Raises:
-        SpecError: if two different arms have one name, or nothing in common that can be measured.
+        SpecError: if two different arms have one name, or nothing in common that can be measured; if the session has
+            fewer cycles than its family of claims needs, or a limit of time that has no say.
     """
     arms = [make_arm(baseline, sources[0])]
     sides = [(baseline, arms[0])]
@@ -121,7 +126,7 @@ def make_ab(
             )
         arms.append(make_arm(candidate, sources[1]))
         sides.append((candidate, arms[1]))
-    chains = tuple(_chains(baseline, candidate, arms, kind))
+    chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
     gates = [(side, gate) for side in sides for gate in own(side[0])]
     before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
     before = [_beside(arms[0].name, step, before) for step in before]
@@ -296,4 +301,27 @@ def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], ki
             thermal=session.thermal,
             screen=kind == "screen",
             absent=tuple(marker for marker in second.markers if marker not in first.markers),
+            pin=session.pin,
+            block_s=60 * session.block_minutes,
         )
+
+
+def _of_family(baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float) -> tuple[ChainStep, ...]:
+    """Return the chains of a session with what each must know of all of them."""
+    session, count = baseline.session, sum(len(comparisons(chain)) for chain in chains)
+    screens, needed = any(chain.screen for chain in chains), fewest_cycles(count)
+    if max_s and (screens or session.cycles or session.thermal == "cold"):
+        why = "a screen is one cycle" if screens else "session.cycles fixes the number of cycles by hand"
+        if session.thermal == "cold":
+            why = "nobody knows beforehand how long the device cools (thermal: cold)"
+        raise SpecError(f"a limit of minutes has no say here: {why}", next=edit(baseline.path))
+    if 0 < session.cycles < needed and not screens:
+        raise SpecError(
+            f"{session.cycles} cycles are too few for this session of {count} claim{'s' * (count > 1)}, which needs"
+            f" {needed}: with fewer, chance alone puts all runs of one arm first too often",
+            next=edit(baseline.path),
+        )
+    if screens:
+        return chains
+    effect, share = 0.0 if session.cycles else session.effect, max_s / len(chains)
+    return tuple(replace(chain, claims=count, effect=effect, max_s=share) for chain in chains)

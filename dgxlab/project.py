@@ -23,6 +23,25 @@ def root(spec: Path | None = None) -> Path:
     return [*marked, *guessed, here][0]
 
 
+def specs(project: Path) -> dict[str, list[Path]]:
+    """Return the spec files anywhere below a project's experiments/, by the file's name without its ending."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted((project / "experiments").rglob("*.yaml")):
+        files.setdefault(path.stem, []).append(path)
+    return files
+
+
+def spec_at(path: Path) -> Path:
+    """Return a spec's file: that of the path, or of its name in a folder below the experiments/ that the path names.
+
+    So a command, and an `extends`, stay right when the file is put into the folder of its device.
+    """
+    if path.parent.name != "experiments" or path.exists():
+        return path
+    below = list(path.parent.rglob(path.name))
+    return below[0] if len(below) == 1 else path
+
+
 def is_marked(folder: Path) -> bool:
     """Tell whether a folder is known to be a project's."""
     return (folder / MARKER).is_file()

@@ -205,7 +205,7 @@ def _tera(flops: float) -> str:
     return f"{flops / 1e12:.4g} TFLOPS"
 
 
-def excess(
+def implausible(
     metric: str,
     params: Mapping[str, Param],
     value: float,

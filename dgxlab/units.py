@@ -165,6 +165,24 @@ def _range(low: float, high: float) -> str:
     return " to ".join(ends)
 
 
+def share(text: str) -> float:
+    """Read a share: `2%` or `0.02`.
+
+    Raises:
+        ValueError: if it is none between 0 and 1.
+    """
+    number = text.strip().removesuffix("%")
+    found = float(number) / (100 if number != text.strip() else 1)
+    if not 0 < found < 1:
+        raise ValueError(f"{text} is not between 0 and 1")
+    return found
+
+
+def percent(share: float) -> str:
+    """Format a share: 0.013 is `1.3 %`, 3.456 is `346 %`."""
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
+
+
 # -- durations and sizes ----------------------------------------------------------------------------------------------
 
 

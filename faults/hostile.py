@@ -11,8 +11,7 @@ from pathlib import Path
 from random import Random
 
 from dgxlab.transport.base import CommandFailed
-from dgxlab.transport.ssh import quote
-from dgxlab.transport.ssh_command import MARK, framed
+from dgxlab.transport.ssh_command import MARK, framed, quote
 from faults.fault import Broken
 
 SHAPES = (

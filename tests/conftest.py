@@ -141,7 +141,7 @@ class Quickstart:
 def quickstart(make_bench: Callable[[], Bench]) -> Quickstart:
     """Run the shipped quickstart once; later tests look at what it left."""
     bench = make_bench()
-    experiment = load(PROJECT / "experiments" / "quickstart.yaml")
+    experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
     outcome, events = bench.run(experiment)
     return Quickstart(bench, experiment, outcome, events)
 
@@ -150,7 +150,7 @@ def quickstart(make_bench: Callable[[], Bench]) -> Quickstart:
 def llama_bin(make_bench: Callable[[], Bench]) -> Path:
     """Return the folder of the quickstart's programs, built and held to a gate of a second, but not measured."""
     bench = make_bench()
-    experiment = load(PROJECT / "experiments" / "quickstart.yaml")
+    experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
     outcome, events = bench.run(replace(experiment, gates=(ParityGate("SQR", "CPU"),)), bench=False)
     assert outcome.error is None
     (build,) = (event for event in events if event["event"] == "build")

@@ -12,6 +12,7 @@ import pytest
 
 from bench.figure import figure, take_turns
 from bench.place import remove
+from bench.shape import shape
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -64,3 +65,23 @@ def test_a_figure_is_the_median_of_its_turns() -> None:
     assert made.spread == pytest.approx(0.14826)
     assert figure("x", "what", [2.0], "x", 1.2).spread is None
     assert not figure("x", "what", [2.0], "x", 1.2).reached
+
+
+def test_the_house_is_counted(tmp_path: Path) -> None:
+    """Modules, helpers named once, and tests that quote a sentence; a name in another's does not count."""
+    for folder, text in (
+        (
+            "dgxlab",
+            "LLAMA = 'llama-bench'\n\n\ndef _once():\n    pass\n\n\ndef use():\n    return _once() or _once_more()\n",
+        ),
+        (
+            "tests",
+            "def test_a():\n    assert x == 'one two three four'\n\n\ndef test_b():\n    assert x == 'one two'\n",
+        ),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "module.py").write_text(text)
+    found = shape(tmp_path)
+    assert (found["modules"], found["functions"], found["private helpers named once"]) == ("1", "2", "1")
+    assert (found["tests"], found["tests that quote prose"]) == ("2", "50 %")
+    assert (found["modules that name llama-bench"], found["modules that name harness"]) == ("1", "0")

@@ -48,7 +48,7 @@ def test_the_same_experiment_differs_in_nothing(baseline: Experiment) -> None:
         ({"env": {"GGML_X": "1"}}, ["env GGML_X: - -> 1"]),
         ({"env": {"GGML_X": ""}}, ['env GGML_X: - -> ""']),
         ({"host": "dgx"}, ["host: local -> dgx"]),
-        ({"session": Session(cycles=4)}, ["session cycles: 8 -> 4"]),
+        ({"session": Session(cycles=4)}, ["session cycles: 0 -> 4"]),
         ({"gates": (toy.parity(5),)}, ["gates MUL_MAT CPU: "]),
         ({"gates": (toy.parity(), EngagedGate("here:"))}, ["gates here:: - -> "]),
         ({"models": {"m": FileModel("/other.gguf")}}, ["models m: "]),
@@ -170,7 +170,7 @@ def test_entries_that_exchange_their_models_differ(baseline: Experiment) -> None
 
 def test_the_shipped_candidate_differs_in_its_series_and_what_comes_with_it() -> None:
     """A spec that extends another names only what differs, and measures other shapes here."""
-    one, two = (load(PROJECT / "experiments" / f"{name}.yaml") for name in ("quickstart", "shapes-cpu"))
+    one, two = (load(PROJECT / "experiments" / "cpu" / f"{name}.yaml") for name in ("quickstart", "shapes-cpu"))
     found = differences(one, two)
     assert next(d for d in found if d.what == "series").candidate == "backend-ops-shapes"
     assert {d.what for d in found} == {"series", "gates", "matrix"}

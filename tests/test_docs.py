@@ -77,10 +77,13 @@ def test_paths_of_the_layout_exist() -> None:
 
 
 def test_experiments_and_files_named_exist() -> None:
-    """What the layout says of experiments/, and every file named in a command."""
-    (row,) = [line for line in section("Layout").splitlines() if line.startswith("| `experiments/`")]
-    named = set(re.findall(r"`([a-z0-9-]+)`", row))
-    assert named == {path.stem for path in (PROJECT / "experiments").glob("*.yaml")}
+    """Each experiment in the section of its folder, and every file named in a command."""
+    folder = PROJECT / "experiments"
+    listed = []
+    for part in (folder / "README.md").read_text().split("\n## ")[1:]:
+        device = re.findall(r"`(.*?)/`", part)[0]
+        listed += [folder / device / f"{name}.yaml" for name in re.findall(r"(?m)^\| `([^`]+)` \|", part)]
+    assert sorted(listed) == sorted(folder.rglob("*.yaml"))
     for path in re.findall(r"(?:experiments|patches|schema)/[\w./-]+\w", README):
         assert (PROJECT / path).exists(), path
     for name in ("LICENSE", "CHANGELOG.md", "SECURITY.md", "docs/reliability.md"):
@@ -88,7 +91,16 @@ def test_experiments_and_files_named_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "Makefile", "patches/README.md", "CHANGELOG.md", "docs/reliability.md", "SECURITY.md"]
+    "document",
+    [
+        "README.md",
+        "Makefile",
+        "experiments/README.md",
+        "patches/README.md",
+        "CHANGELOG.md",
+        "docs/reliability.md",
+        "SECURITY.md",
+    ],
 )
 def test_commands_in_documents_parse(document: str) -> None:
     """Whatever a reader may copy is a command line that the program takes."""
@@ -121,8 +133,8 @@ def test_messages_of_the_troubleshooting_table_are_the_programs() -> None:
 
 
 def test_captured_run_is_about_the_shipped_quickstart() -> None:
-    """The pin and the gate of the capture are those of experiments/quickstart.yaml."""
-    spec = (PROJECT / "experiments" / "quickstart.yaml").read_text()
+    """The pin and the gate of the capture are those of experiments/cpu/quickstart.yaml."""
+    spec = (PROJECT / "experiments" / "cpu" / "quickstart.yaml").read_text()
     pin = re.search(r"pin: ([0-9a-f]{40})", spec)
     count = re.search(r"expect: (\d+/\d+)", spec)
     assert pin

@@ -101,7 +101,7 @@ def test_a_session_is_judged_when_it_has_ended(store: Store) -> None:
     assert (row["verdict"], row["ci_low"], row["valid_cycles"]) == (
         "faster",
         found.verdict.ci and found.verdict.ci[0],
-        4,
+        6,
     )
 
 
@@ -131,8 +131,8 @@ def test_the_record_says_what_stats_says_of_the_same_numbers(store: Store, seed:
     steps = [chain_step(number, cells) for number in (1, 2)]
     journal, chains = begun(*steps), []
     for step in steps:
-        a: list[Any] = [[source.gauss(100, 1.0 + seed) for _ in cells] for _ in range(5)]
-        b: list[Any] = [[source.gauss(101 + seed, 1.0) for _ in cells] for _ in range(4)]
+        a: list[Any] = [[source.gauss(100, 1.0 + seed) for _ in cells] for _ in range(7)]
+        b: list[Any] = [[source.gauss(101 + seed, 1.0) for _ in cells] for _ in range(6)]
         crash = source.choice([None, 1, 3])
         if crash:
             b[crash - 1] = None
@@ -140,7 +140,7 @@ def test_the_record_says_what_stats_says_of_the_same_numbers(store: Store, seed:
         flaws = {crash: f"candidate {crash} failed: killed by signal 9"} if crash else {}
         for place in range(2):
             columns = [[run and run[place] for run in side] for side in (a, b)]
-            chains.append(stats.Chain(*columns, drift_limit=0.05, cycles=4, flaws=flaws))
+            chains.append(stats.Chain(*columns, drift_limit=0.05, cycles=6, flaws=flaws, before=a[0][place]))
         journal.chain(step, a, b)
     found = read(store, journal.gates().end())
     held = ("not promoted", "a clock")
@@ -155,8 +155,7 @@ def longer(step: ChainStep, a: list[Any], b: list[Any], source: random.Random) -
     def counts(place: int) -> int:
         columns = [[run and run[place] for run in side] for side in (a, b)]
         flaws = {cycle: "it crashed" for cycle, run in enumerate(b, 1) if run is None}
-        chain = stats.Chain(*columns, drift_limit=step.drift_limit, flaws=flaws)
-        return len(b) - len(chain.invalid_cycles())
+        return len(b) - len(stats.Chain(*columns, drift_limit=step.drift_limit, flaws=flaws).flaws)
 
     while stats.another_cycle(step.cycles, len(b), min(map(counts, cells))):
         b.append([source.gauss(101, 1.0) for _ in cells])
@@ -170,9 +169,9 @@ def test_a_run_that_was_repeated_in_its_place_counts_once(store: Store) -> None:
     journal = begun(step).chain(step, A[:1], FASTER[:1])
     journal.events[-1] |= {"status": "discarded", "reason": "1 of 2 rows are missing"}
     journal.place(step, CANDIDATE, 1, FASTER[0])
-    for cycle in range(1, 5):
+    for cycle in range(1, 7):
         journal.place(step, BASELINE, cycle, A[cycle])
-        if cycle < 4:
+        if cycle < 6:
             journal.place(step, CANDIDATE, cycle + 1, FASTER[cycle])
     assert one(store, journal.gates().end()).verdict == one(store, compared("job-2")).verdict
 
@@ -181,7 +180,7 @@ def test_a_time_is_better_when_it_is_lower(store: Store) -> None:
     """More microseconds are slower, and the effect says more."""
     step = chain_step(cells=(KERNEL,))
     found = one(store, begun(step).chain(step, A, FASTER, model_id="").gates().end())
-    assert (found.verdict.verdict, found.verdict.better, found.claim.metric) == ("slower", "lower", "time_us")
+    assert (found.verdict.verdict, found.verdict.better, found.comparison.metric) == ("slower", "lower", "time_us")
     assert found.verdict.effect == pytest.approx(0.0995, abs=1e-3)
     assert found.model_id is None
 
@@ -190,43 +189,84 @@ def test_a_time_is_better_when_it_is_lower(store: Store) -> None:
 
 
 def test_an_arm_that_crashes_in_half_of_its_runs_is_invalid(store: Store) -> None:
-    """Three of six cycles would be enough for a number; there is none for a program that works half the time."""
+    """There is no number for a program that works half the time, however many cycles are left."""
     step = chain_step()
-    b = (None, 110.0, None, 111.0, None, 110.0)
+    b = (None, 110.0, None, 111.0, None, 110.0, None, 111.0)
     found = begun(step).chain(step, (*A, 101.0, 100.0), b).gates().end("failed", 8)
-    assert reasons(store, found) == ("patched failed as candidate in 3 of 6 runs: killed by signal 9",)
+    assert reasons(store, found) == ("patched failed as candidate in 4 of 8 runs: killed by signal 9",)
     (verdict,) = (each.verdict for each in recorded(store, JOB))
-    assert (verdict.cycles, verdict.valid_cycles, list(verdict.flaws)) == (6, 3, [1, 3, 5])
+    assert (verdict.cycles, verdict.valid_cycles, list(verdict.flaws)) == (8, 4, [1, 3, 5, 7])
 
 
 def test_a_chain_that_cannot_be_saved_ends_early(store: Store) -> None:
     """Where no number of further cycles could help, the chain is whole: each cycle says why it does not count."""
     step = chain_step()
     journal = begun(step).chain(step, A[:1], ())
-    for cycle in range(1, 5):
+    for cycle in range(1, 6):
         flags = [THROTTLED]
         journal.place(step, CANDIDATE, cycle, 110.0, flags=flags).place(step, BASELINE, cycle, 100.0)
     assert reasons(store, journal.gates().end("failed", 8))[:2] == (
-        "0 of 4 cycles are valid, at least 3 must be",
+        "0 of 5 cycles are valid, at least 5 must be",
         "cycle 1 does not count: candidate 1 HW thermal slowdown for 2.1 s",
     )
 
 
-def test_drift_in_too_many_cycles_is_invalid(store: Store) -> None:
-    """A baseline that jumps to and fro makes no bracket."""
+JUMPING = (100.0, 110.0, 100.0, 110.0, 100.0, 110.0, 100.0)
+
+
+def test_too_many_steps_are_invalid(store: Store) -> None:
+    """A baseline that changes and stays so makes no bracket there."""
     step = chain_step()
-    journal = begun(step).chain(step, (100.0, 110.0, 100.0, 110.0, 100.0), FASTER).gates().end("failed", 8)
-    assert reasons(store, journal)[:2] == (
-        "0 of 4 cycles are valid, at least 3 must be",
+    found = reasons(
+        store,
+        begun(step).chain(step, (100.0, 100.0, 110.0, 110.0, 100.0, 100.0, 100.0), FASTER).gates().end("failed", 8),
+    )
+    assert found[0] == "4 of 6 cycles are valid, at least 5 must be"
+    assert [reason.partition(" does not count: a step")[0] for reason in found[1:]] == ["cycle 2", "cycle 4"]
+
+
+def test_a_baseline_that_jumps_to_and_fro_is_noise(store: Store) -> None:
+    """By which rule is decided by the plan's protocol: before the third, its cycles did not count."""
+    step = chain_step()
+    found = one(store, begun(step).chain(step, JUMPING, FASTER).gates().end())
+    assert (found.verdict.verdict, found.verdict.valid_cycles) == ("inconclusive", 6)
+    older = Journal(session_plan("job-2", step, protocol=2)).built().gates()
+    assert reasons(store, older.chain(step, JUMPING, FASTER).gates().end("failed", 8))[:2] == (
+        "0 of 6 cycles are valid, at least 4 must be",
         "cycle 1 does not count: its baselines are 9.5 % apart, the limit is 5 %",
     )
+
+
+def test_an_older_protocol_has_no_interval_of_same_and_no_noise_of_its_own(store: Store) -> None:
+    """Its verdict stays as it was recorded; a newer one of the same runs has both."""
+    step = chain_step()
+    of = [
+        one(
+            store,
+            Journal(session_plan(f"job-{number}", step, protocol=number))
+            .built()
+            .gates()
+            .chain(step, A, A[1:])
+            .gates()
+            .end(),
+        )
+        for number in (2, 3)
+    ]
+    assert [(each.verdict.same_ci is None, each.verdict.noise is None) for each in of] == [(True, True), (False, False)]
+    low, high = of[1].verdict.same_ci or (0.0, 0.0)
+    assert low < (of[1].verdict.effect or 0.0) < high
+    sql = "SELECT job_id, same_low, same_high, noise FROM verdicts ORDER BY job_id"
+    assert [tuple(row.values()) for row in store.rows(sql)] == [
+        ("job-2", None, None, None),
+        ("job-3", low, high, of[1].verdict.noise),
+    ]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_value_that_is_no_measurement_is_not_recorded(store: Store, value: float) -> None:
     """Zero and less: a run that says so of itself is valid, its values are not."""
     step = chain_step()
-    lines = begun(step).chain(step, A, (110.0, value, 110.0, 111.0)).gates().end()
+    lines = begun(step).chain(step, A, (110.0, value, *FASTER[2:])).gates().end()
     with pytest.raises(RemoteError, match=f"samples: {value / 2:g} is not within"):
         reasons(store, lines)
 
@@ -245,10 +285,10 @@ def test_a_hard_flag_makes_its_cycles_invalid(store: Store) -> None:
     step = chain_step()
     journal = begun(step)
     journal.chain(step, A[:1], FASTER[:1], flags=[CAPPED]).place(step, BASELINE, 1, 100.0, flags=[CAPPED, THROTTLED])
-    for cycle in range(2, 7):
+    for cycle in range(2, 9):
         journal.place(step, CANDIDATE, cycle, 110.0 + cycle % 2).place(step, BASELINE, cycle, 100.0)
     found = one(store, journal.gates().end())
-    assert (found.verdict.verdict, found.verdict.valid_cycles, found.verdict.cycles) == ("faster", 4, 6)
+    assert (found.verdict.verdict, found.verdict.valid_cycles, found.verdict.cycles) == ("faster", 6, 8)
     assert found.verdict.flaws == {
         1: "baseline 1 HW thermal slowdown for 2.1 s",
         2: "baseline 1 HW thermal slowdown for 2.1 s",
@@ -258,10 +298,10 @@ def test_a_hard_flag_makes_its_cycles_invalid(store: Store) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        (4, 4, "the chain was cut after 3 of 4 cycles: nothing is glued across a gap"),
-        (4, 3, "the chain was cut after 3 of 4 cycles: nothing is glued across a gap"),
-        (1, 1, "the chain was cut after 0 of 4 cycles: nothing is glued across a gap"),
-        (1, 0, "the chain was cut after 0 of 4 cycles: nothing is glued across a gap"),
+        (6, 6, "the chain was cut after 5 of 6 cycles: nothing is glued across a gap"),
+        (4, 3, "the chain was cut after 3 of 6 cycles: nothing is glued across a gap"),
+        (1, 1, "the chain was cut after 0 of 6 cycles: nothing is glued across a gap"),
+        (1, 0, "the chain was cut after 0 of 6 cycles: nothing is glued across a gap"),
     ],
 )
 @pytest.mark.parametrize(
@@ -283,9 +323,9 @@ def test_a_cut_chain_is_invalid(store: Store, a: int, b: int, said: str, status:
 def test_a_chain_cut_before_a_further_cycle_is_invalid(store: Store) -> None:
     """The planned cycles were there, one did not count, and the one in its place never ended."""
     step = chain_step()
-    journal = begun(step).chain(step, A, (*FASTER[:3], None)).end("cancelled", 130)
+    journal = begun(step).chain(step, A, (*FASTER[:5], None)).end("cancelled", 130)
     assert reasons(store, journal) == (
-        "the chain was cut after 4 of 4 cycles and before another: nothing is glued across a gap",
+        "the chain was cut after 6 of 6 cycles and before another: nothing is glued across a gap",
         "the job was cancelled",
     )
 
@@ -293,8 +333,8 @@ def test_a_chain_cut_before_a_further_cycle_is_invalid(store: Store) -> None:
 @pytest.mark.parametrize(
     ("b", "words", "said"),
     [
-        (FASTER, ["faster", "invalid"], "0 of 4 cycles are valid, at least 3 must be"),
-        ((*FASTER[:3], None), ["invalid", "invalid"], "the chain was cut after 4 of 4 cycles and before another: "),
+        (FASTER, ["faster", "invalid"], "0 of 6 cycles are valid, at least 4 must be"),
+        ((*FASTER[:5], None), ["invalid", "invalid"], "the chain was cut after 6 of 6 cycles and before another: "),
     ],
 )
 def test_a_cell_beyond_hope_asks_for_no_further_cycle(
@@ -302,8 +342,8 @@ def test_a_cell_beyond_hope_asks_for_no_further_cycle(
 ) -> None:
     """Whether a chain is whole is up to the cells that can still be judged."""
     step = chain_step(cells=(cell(), cell(1024)))
-    jumping = list(zip(A, (100.0, 110.0, 100.0, 110.0, 100.0), strict=True))
-    found = read(store, begun(step).chain(step, jumping, b).gates().end())
+    jumping = list(zip(A, JUMPING, strict=True))
+    found = read(store, begun(step, protocol=2).chain(step, jumping, b).gates().end())
     assert [each.verdict.verdict for each in found] == words
     assert found[1].verdict.reasons[0].startswith(said)
 
@@ -315,7 +355,7 @@ def test_a_chain_that_is_cut_does_not_take_the_others_with_it(store: Store) -> N
     one, two, three = read(store, journal)
     assert (one.verdict.verdict, one.verdict.confidence, one.promoted) == ("faster", 0.99, False)
     assert one.verdict.reasons[-1] == ("not promoted: the gates after the chains were not asked, the job was cancelled")
-    assert two.verdict.reasons[0].startswith("the chain was cut after 1 of 4 cycles")
+    assert two.verdict.reasons[0].startswith("the chain was cut after 1 of 6 cycles")
     assert three.verdict.reasons == ("the chain was not begun", "the job was cancelled")
     assert (three.verdict.cycles, three.model_id) == (0, None)
 
@@ -455,22 +495,47 @@ def test_a_screen_that_was_cut_is_a_screen(store: Store) -> None:
     assert (found.verdict.verdict, found.verdict.screen) == ("invalid", True)
 
 
+SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)
+"""Candidates of A that are 3 % faster."""
+
+
 @pytest.mark.parametrize(
-    ("noise", "dirty", "candidate", "said"),
+    ("b", "dirty", "candidate", "said"),
     [
-        ([floor(0.002)], False, "patched", ""),
-        ([], False, "patched", "not promoted: the noise floor of this host is not known"),
-        ([floor(0.04)], False, "patched", "not promoted: the interval does not clear 2 % and 3 noise floors of 4 %"),
-        ([floor(0.002)], True, "patched", "not promoted: patched was built from a checkout that is no commit"),
-        ([floor(0.002)], False, "toy", "not promoted: both arms are the same"),
+        (FASTER, False, "patched", ""),
+        (
+            SLIGHTLY,
+            False,
+            "patched",
+            "not promoted: in speed the interval begins at +1.67 %, not above 5.47 %, which is 3 noise",
+        ),
+        (FASTER, True, "patched", "not promoted: patched was built from a checkout that is no commit"),
+        (FASTER, False, "toy", "not promoted: both arms are the same"),
     ],
 )
-def test_what_is_promoted(store: Store, noise: Sequence[NoiseFloor], dirty: bool, candidate: str, said: str) -> None:
-    """What clears 2 % and 3 noise floors, built from a commit, against something else; else why not."""
-    step = chain_step(noise=noise, candidate=candidate)
-    found = one(store, begun(step, dirty=dirty).chain(step, A, FASTER).gates().end())
+def test_what_is_promoted(store: Store, b: Sequence[float], dirty: bool, candidate: str, said: str) -> None:
+    """What clears 2 % and 3 noise floors of its own, built from a commit, against something else; else why not."""
+    step = chain_step(candidate=candidate)
+    found = one(store, begun(step, dirty=dirty).chain(step, A, b).gates().end())
     assert found.verdict.verdict == "faster"
-    assert (found.promoted, found.verdict.reasons[-1] if said else "") == (not said, said)
+    assert found.promoted == (not said)
+    assert found.verdict.reasons[-1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        ([floor(0.002)], ""),
+        ([], "not promoted: the noise floor is not known"),
+        ([floor(0.04)], ", not above 12 %, which is 3 noise floors of 4 %"),
+    ],
+)
+def test_before_protocol_3_the_plan_tells_the_noise_floor(store: Store, noise: Sequence[NoiseFloor], said: str) -> None:
+    """It came from an A/A session."""
+    step = chain_step(noise=noise)
+    found = one(store, begun(step, protocol=2).chain(step, A, FASTER).gates().end())
+    assert (found.verdict.verdict, found.promoted) == ("faster", not said)
+    assert found.verdict.reasons[-1].endswith(said)
     assert found.noise == (noise[0] if noise else None)
 
 
@@ -497,14 +562,12 @@ def test_a_gate_that_the_command_line_changed_holds_promotion_back(store: Store)
     assert (found.verdict.verdict, found.promoted, found.verdict.reasons[-1]) == ("faster", False, said)
 
 
-def session_of_noise(
-    store: Store, job_id: str, spread: float, at: float, host: str = "host-a", *, cycles: int = 4
-) -> str:
+def session_of_noise(store: Store, job_id: str, spread: float, at: float, host: str = "host-a") -> str:
     """Record an A/A session whose candidates are that much above and below; it was intended at that time."""
-    step = chain_step(candidate="toy", cycles=cycles)
-    b = [100.0 * (1 + (-1) ** cycle * spread) for cycle in range(cycles)]
+    step = chain_step(candidate="toy")
+    b = [100.0 * (1 + (-1) ** cycle * spread) for cycle in range(6)]
     journal = Journal(session_plan(job_id, step, kind="noise"), facts(host)).built().gates()
-    read(store, journal.chain(step, [100.0] * (cycles + 1), b).gates().end())
+    read(store, journal.chain(step, [100.0] * 7, b).gates().end())
     store.update_job(job_id, intent_at=at)
     return step.baseline.cells[0].key
 
@@ -517,7 +580,7 @@ def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
     read(store, compared("job-6"))
     (verdict,) = recorded(store, "job-3")
     (found,) = judgement.noise_floors(store, device("host-a"), [key], verdict.model_id or "")
-    assert (found.cell, found.metric, found.cycles, found.session) == (key, "avg_ts", 4, "job-3")
+    assert (found.cell, found.metric, found.cycles, found.session) == (key, "avg_ts", 6, "job-3")
     assert found.sigma == stats.noise_floor(verdict.verdict) == pytest.approx(0.0038, abs=1e-3)
     assert judgement.noise_floors(store, device("host-a"), [key], "") == []
     assert judgement.noise_floors(store, device("host-a"), [cell(1024).key], verdict.model_id or "") == []
@@ -533,16 +596,6 @@ def test_another_protocol_tells_no_noise(store: Store) -> None:
     assert judgement.noise_floors(store, device("host-a"), [key], model) == []
 
 
-def test_a_short_session_does_not_replace_a_whole_one(store: Store) -> None:
-    """Few cycles tell a floor badly: the newest with at least five stands, whatever came after it."""
-    key = session_of_noise(store, "job-1", 0.004, 100.0, cycles=8)
-    session_of_noise(store, "job-2", 0.01, 200.0, cycles=6)
-    session_of_noise(store, "job-3", 0.001, 300.0)
-    model = recorded(store, "job-1")[0].model_id or ""
-    (found,) = judgement.noise_floors(store, device("host-a"), [key], model)
-    assert (found.session, found.cycles) == ("job-2", 6)
-
-
 def test_an_invalid_session_tells_no_noise(store: Store) -> None:
     """The older one that is whole stands; and runs that do not differ at all are not taken for a host without noise."""
     key = session_of_noise(store, "job-1", 0.004, 100.0)
@@ -553,7 +606,7 @@ def test_an_invalid_session_tells_no_noise(store: Store) -> None:
     assert [each.session for each in judgement.noise_floors(store, device("host-a"), [key], model)] == ["job-1"]
 
 
-# -- cycle space ------------------------------------------------------------------------------------------------------
+# -- clocks and power -------------------------------------------------------------------------------------------------
 
 
 def at_clocks(
@@ -588,13 +641,49 @@ def test_a_gap_that_is_a_clock_is_called_one(
 ) -> None:
     """10 % more at 10 % more MHz vanishes per cycle; where a run has not one clock nothing is said."""
     step = chain_step(cells=(cell() if tool == "llama-bench" else KERNEL,))
-    found = one(store, at_clocks(step, A, (110.2, 110.9, 110.3, 110.4), clocks, gpus))
+    found = one(store, at_clocks(step, A, (110.2, 110.9, 110.3, 110.4, 110.6, 110.5), clocks, gpus))
     assert found.verdict.verdict == ("faster" if tool == "llama-bench" else "slower")
     spoken = [reason for reason in found.verdict.reasons if reason.startswith("a clock, not a kernel")]
     assert bool(spoken) == said
     if said:
         assert f"at {clocks[0]:.0f} and {clocks[1]:.0f} MHz" in spoken[0]
         assert "% per clock cycle" in spoken[0]
+
+
+@pytest.mark.parametrize(
+    ("watts", "block_s", "protocol", "warned"),
+    [
+        ((300.0, 320.0), 0.0, PROTOCOL, True),
+        ((300.0, 310.0), 0.0, PROTOCOL, False),
+        ((300.0, 320.0), 600.0, PROTOCOL, False),
+        ((300.0, 320.0), 0.0, 2, False),
+        ((300.0, None), 0.0, PROTOCOL, False),
+    ],
+)
+def test_a_candidate_that_draws_more_power_is_told(
+    store: Store, watts: tuple[float, float | None], block_s: float, protocol: int, warned: bool
+) -> None:
+    """Half of it on each of two GPUs; a run that does not count draws what it likes."""
+    step = replace(chain_step(), block_s=block_s)
+    journal = begun(step, protocol=protocol).place(step, BURN_IN, 1, 100.0)
+    for cycle, value in enumerate((*A, 100.0)):
+        journal.place(step, BASELINE, cycle, value, telemetry=drawing(watts[0]))
+        if cycle < 7:
+            first = 900.0 if cycle == 0 else watts[1]
+            flags = [THROTTLED] if cycle == 0 else []
+            journal.place(step, CANDIDATE, cycle + 1, 110.0 + cycle % 2, telemetry=drawing(first), flags=flags)
+    found = one(store, journal.gates().end())
+    assert found.verdict.verdict == "faster"
+    said = [reason for reason in found.verdict.reasons if "320 W and the baseline 300 W" in reason]
+    assert bool(said) == warned
+
+
+def drawing(watts: float | None) -> list[dict[str, Any]]:
+    """Return the telemetry of a run whose two GPUs drew that much together."""
+    if watts is None:
+        return []
+    half = {**CLOCK, "name": "power.draw", "unit": "W", "median": watts / 2, "min": 0.0, "max": watts}
+    return [{**half, "device": f"GPU-{n}"} for n in (1, 2)]
 
 
 # -- a session's word, and looking again ------------------------------------------------------------------------------
@@ -622,10 +711,12 @@ def test_the_word_for_a_session(words: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("sql", "sentence"),
     [
-        ("UPDATE verdicts SET verdict = 'slower'", "has verdict slower where its runs give faster"),
+        ("UPDATE verdicts SET verdict = 'slower', promoted = 0", "verdict slower where its runs give faster"),
         ("UPDATE verdicts SET effect = effect * 1.001", "has effect 0.0"),
         ("UPDATE verdicts SET ci_low = NULL, ci_high = NULL", "ci_low None where its runs give 0.0"),
-        ("UPDATE verdicts SET promoted = 1", "has promoted 1 where its runs give False"),
+        ("UPDATE verdicts SET promoted = 0", "has promoted 0 where its runs give True"),
+        ("UPDATE verdicts SET noise = noise / 2", "has noise 0.0"),
+        ("UPDATE verdicts SET same_low = NULL, same_high = NULL", "has same_low None where its runs give 0.0"),
         ('UPDATE verdicts SET flaws = \'{"2":"drift"}\'', 'has flaws {"2":"drift"} where its runs give {}'),
         ("UPDATE verdicts SET noise_sigma = 0.001", "has noise_sigma 0.001 where its runs give None"),
         ("UPDATE verdicts SET metric = 'flops'", "on flops of cell {cell} is none of its claims"),
@@ -658,8 +749,8 @@ def test_what_another_machine_or_version_may_say_differently(store: Store, sql: 
 def test_what_is_recorded_is_read_back_whole(store: Store) -> None:
     """Flaws by their numbers, the interval, the floor; and the columns say the same in SQL."""
     step = chain_step(noise=[floor(0.002)])
-    found = one(store, begun(step).chain(step, (*A, 100.0), (*FASTER[:3], None, 110.0)).gates().end())
-    assert found.verdict.flaws == {4: "candidate 4 failed: killed by signal 9"}
+    found = one(store, begun(step).chain(step, (*A, 100.0), (*FASTER[:5], None, 110.0)).gates().end())
+    assert found.verdict.flaws == {6: "candidate 6 failed: killed by signal 9"}
     (row,) = store.rows("SELECT * FROM verdicts")
     assert (row["ci_low"], row["ci_high"]) == found.verdict.ci
     assert json.loads(row["reasons"]) == list(found.verdict.reasons)

@@ -37,7 +37,7 @@ STOCK, PATCHED = Source(PIN, "t" * 40, PIN), Source(PIN, "u" * 40, "c" * 40)
 @pytest.fixture
 def baseline(tmp_path: Path) -> Experiment:
     """The toy: one entry of each tool, and a gate."""
-    return toy.experiment(tmp_path, PIN, tmp_path, name="stock", session=Session(cycles=4, drift_limit=0.03))
+    return toy.experiment(tmp_path, PIN, tmp_path, name="stock", session=Session(cycles=7, drift_limit=0.03))
 
 
 def made(one: Experiment, two: Experiment, sources: tuple[Source, Source] = (STOCK, PATCHED), kind: str = "ab") -> Plan:
@@ -70,7 +70,7 @@ def test_a_chain_holds_both_arms_of_one_entry(baseline: Experiment) -> None:
     session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}))
     chains = list(session.chains)
     assert [(c.baseline.arm, c.candidate.arm, c.cycles, c.drift_limit) for c in chains] == [
-        ("stock", "new", 4, 0.03)
+        ("stock", "new", 7, 0.03)
     ] * 3
     assert [chain.baseline.tool for chain in chains] == ["backend-ops", "llama-bench", "batched-bench"]
     assert [(c.baseline.env, c.candidate.env) for c in chains] == [({}, {"TOY": "x"})] * 3

@@ -116,3 +116,9 @@ def test_conditions() -> None:
     gpu = {"temperature.gpu": (43.0, 71.0), "clocks.sm": (1965.0, 1980.0), "clocks.mem": (3201.0, 3201.0)}
     assert units.conditions({**host, **gpu}) == "SM 1965 to 1980 MHz, 43 to 71 °C"
     assert (units.conditions({}), units.conditions({"load_1min": (0.1, 0.2)})) == ("", "")
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.013, "1.3 %"), (0.002, "0.2 %"), (0.996, "100 %"), (3.456, "346 %")])
+def test_a_share_as_percent(share: float, text: str) -> None:
+    """Two digits, and no power of ten where it is large."""
+    assert units.percent(share) == text

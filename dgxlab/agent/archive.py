@@ -43,13 +43,8 @@ def send(job: Job, limit: int, out: BinaryIO) -> None:
 
 def digests(job: Job) -> dict[str, str]:
     """Return the sha256 of every raw file by its path in the job's folder; of those that still grow, of none."""
-    return {
-        str(path.relative_to(job.folder)): sha256(path) for path in _files(job) if path not in (job.rc, *_open(job))
-    }
-
-
-def _open(job: Job) -> tuple[Path, Path]:
-    return job.journal, job.folder / "agent.err"
+    grow = (job.rc, job.journal, job.folder / "agent.err")
+    return {str(path.relative_to(job.folder)): sha256(path) for path in _files(job) if path not in grow}
 
 
 def _files(job: Job) -> list[Path]:

@@ -16,26 +16,42 @@ from dgxlab.agent.conditions import HOST
 from dgxlab.agent.cooling import Cooling, NotCool
 from dgxlab.agent.measure import Attempt
 from dgxlab.agent.runs import Runs
-from dgxlab.agent.slots import Claim, Slot, chain_of, claims, flaw, goes_on
+from dgxlab.agent.slots import (
+    Slot,
+    burn_in_of,
+    burns_in,
+    chain_of,
+    comparisons,
+    flaw,
+    goes_on,
+    planned,
+    wanted,
+)
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.stats import (
+    BURN_IN_RUNS,
     SCREEN_DRIFT_LIMIT,
     Chain,
-    burn_in_needed,
     burn_in_settled,
     cycles_needed,
+    fewest_cycles,
+    mde,
     median,
+    sigma_bound,
 )
-from dgxlab.units import duration
+from dgxlab.units import duration, percent
 
 WAITED_S = 5.0
 """A device that had to be waited for any longer has cooled meanwhile: the next run is no neighbour of the last."""
 
+IDLE = 2
+"""After so many cycles in which the candidate's path never ran, it is not expected to run."""
+
 Ranges = dict[str, tuple[float, float]]
 
 
-class Alternation:
+class ChainRunner:
     """One chain that is held.
 
     Args:
@@ -46,11 +62,14 @@ class Alternation:
     def __init__(self, step: ChainStep, runs: Runs, progress: Callable[[str, int, int, str], None]) -> None:
         limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
         self._step = replace(step, drift_limit=limit)
-        self._claims = claims(step)
+        self._comparisons = comparisons(step)
         self._runs = runs
         self._progress = progress
-        self._slots: dict[tuple[str, int], Slot] = {}
+        self._slots: list[Slot] = []
+        """Of every run, in order; of those in one place the last counts."""
         self._at = (BURN_IN, 1)
+        self._idle = 0
+        """Candidate runs in which the path under test did not run."""
         self._around: Ranges = {}
         self._failed: Attempt | None = None
         self._cooling = Cooling(runs.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
@@ -64,7 +83,7 @@ class Alternation:
             HostBusy: if somebody else has the device for too long.
         """
         try:
-            return self._burn_in() or self._alternate()
+            return self._burn_in() or self._choose() or self._alternate()
         except NotCool as error:
             self._tell("done", error.message)
             return error
@@ -74,7 +93,7 @@ class Alternation:
     def _burn_in(self) -> DgxlabError | None:
         """Run the baseline until it has settled; return why it cannot be run, if so."""
         failures = 0
-        while any(map(burn_in_needed, self._burn_in_values())):
+        while burns_in(self._step, self._burn_in_values()):
             number = self._number(BURN_IN) + 1
             attempt = self._run(BURN_IN, number)
             failures = 0 if attempt.fields["status"] == "valid" else failures + 1
@@ -84,6 +103,27 @@ class Alternation:
             self._tell("burn-in", "; ".join(filter(None, (self._said(), self._unsettled()))))
             if self._cooling and number == 1:
                 self._cooling.find_gate()
+        return None
+
+    def _choose(self) -> DgxlabError | None:
+        """Fix the number of cycles by what the burn-in says; return why they would claim nothing, if so.
+
+        The candidate has not run yet: nothing that it does can make the chain longer or shorter.
+        """
+        step = self._step
+        if step.cycles:
+            return None
+        cycles, needed, least = planned(step, self._slots), wanted(step, self._slots), fewest_cycles(step.claims)
+        if cycles < least:
+            why = f"{duration(step.max_s)} allow {cycles} cycles after the burn-in, and its session needs {least}"
+            self._tell("done", why)
+            return ConditionsError(f"{step.id} ({step.baseline.tool}): {why}", next=f"{AGAIN} with --max-minutes MORE")
+        self._step = replace(step, cycles=cycles)
+        sigmas = [sigma_bound(values) for values in self._burn_in_values()]
+        known = [sigma for sigma in sigmas if sigma is not None]
+        finds = f", to find {percent(mde(max(known), cycles, step.claims))}" if len(known) == len(sigmas) else ""
+        capped = f": {duration(step.max_s)} allow no more, {needed} would find {percent(step.effect)}"
+        self._tell("burn-in", f"{cycles} cycles{finds}{capped if cycles < needed else ''}")
         return None
 
     def _alternate(self) -> DgxlabError | None:
@@ -99,17 +139,19 @@ class Alternation:
         return self._shortfall()
 
     def _goes_on(self) -> bool:
-        return goes_on(self._step, self._chains())
+        never = self._idle == self._done == IDLE
+        return not never and goes_on(self._step, self._chains())
 
     def _shortfall(self) -> DgxlabError | None:
-        """Return why a claim cannot be judged: of those that cannot, the one of which the least counts."""
-        needed, done = 1 if self._step.screen else cycles_needed(self._step.cycles), self._done
-        short = [(claim, f) for claim, f in zip(self._claims, self._flaws(), strict=True) if done - len(f) < needed]
+        """Return why a comparison cannot be judged: of those that cannot, the one of which the least counts."""
+        step, done = self._step, self._done
+        needed = 1 if step.screen else max(cycles_needed(step.cycles), fewest_cycles(step.claims))
+        short = [(one, f) for one, f in zip(self._comparisons, self._flaws(), strict=True) if done - len(f) < needed]
         if not short:
             return None
-        claim, flaws = max(short, key=lambda each: len(each[1]))
+        comparison, flaws = max(short, key=lambda each: len(each[1]))
         cells = {cell.key: cell.label for cell in self._step.baseline.cells}
-        of = f" for {cells[claim.baseline]}" if len(short) < len(self._claims) else ""
+        of = f" for {cells[comparison.baseline]}" if len(short) < len(self._comparisons) else ""
         count = f"{done - len(flaws)} of {done} cycles count and {needed} are needed"
         cycle, why = list(flaws.items())[-1]
         kind = GateFailed if self._failed and self._failed.fields["status"] == "discarded" else ConditionsError
@@ -122,22 +164,29 @@ class Alternation:
     # -- one run ------------------------------------------------------------------------------------------------------
 
     def _run(self, role: str, cycle: int) -> Attempt:
-        """Fill one place of the chain: run again only what lost rows, which is no fault of the conditions."""
+        """Fill one place of the chain: run again what lost rows, which is no fault of the conditions.
+
+        A place that is a block begins with runs that only warm the device; one of them that fails ends it.
+        """
         self._at = (role, cycle)
         step = self._step.candidate if role == CANDIDATE else self._step.baseline
         absent = () if role == CANDIDATE else self._step.absent
         name, waited, begin = f"{self._step.id}-{role}-{cycle}", 0.0, time.monotonic()
+        block_s, warm, lost = 0.0 if role == BURN_IN else self._step.block_s, 0.0, 0
         number = 0
         while True:
             took = self._ready()
-            if self._slots:  # the first has no neighbour to be away from
+            warm = warm or time.monotonic() + block_s
+            if self._slots and (number or not block_s):  # otherwise it has no neighbour to be away from
                 waited += took
-            self._progress(self._step.id, len(self._slots) + 1, self._total, f"{step.tool}, {role} {cycle}")
-            attempt = self._runs.launch(step, f"{name}-{number}" if number else name, absent)
-            again = attempt.again == "rows" and number + 1 < step.attempts
-            self._record(attempt, waited, again=again)
+            self._progress(self._step.id, self._places + 1, self._total, f"{step.tool}, {role} {cycle}")
+            warms = time.monotonic() < warm
+            attempt = self._runs.launch(step, f"{name}-{number}" if number else name, absent, pin=self._step.pin)
+            lost += attempt.again == "rows"
+            again = lost < step.attempts if attempt.again == "rows" else warms and attempt.fields["status"] == "valid"
+            self._record(attempt, waited, again=again, warms=warms)
             if not again:
-                if role != CANDIDATE:
+                if role != CANDIDATE and not (role == BURN_IN and self._step.block_s):
                     self._took.append(time.monotonic() - begin)
                 return attempt
             self._tell("burn-in" if role == BURN_IN else "running", f"{self._said()}; it is run again")
@@ -150,7 +199,7 @@ class Alternation:
             waited += self._runs.hold()
         return waited
 
-    def _record(self, attempt: Attempt, waited: float, *, again: bool) -> None:
+    def _record(self, attempt: Attempt, waited: float, *, again: bool, warms: bool) -> None:
         """Note what ran, with what the chain knows against it."""
         role, cycle = self._at
         fields = attempt.fields
@@ -158,10 +207,15 @@ class Alternation:
         if waited > WAITED_S:
             reason = f"the device had to be waited for, {duration(waited)}, right before it"
             flags.insert(0, _flag("waited", reason, hard=True))
+        if warms:
+            reason = f"warmed the device, as runs in the first {duration(self._step.block_s)} of a block do"
+            flags.insert(0, _flag("warming", reason, hard=True))
         hard = [flag["reason"] for flag in flags if flag["hard"]]
         wrong = flaw(fields["status"], fields["reason"], hard)
         values = _values(fields["results"]) if fields["status"] == "valid" else {}
-        self._slots[self._at] = Slot(role, cycle, values, wrong)
+        self._slots.append(Slot(role, cycle, values, wrong, fields["seconds"]))
+        if role == CANDIDATE and fields["status"] == "discarded" and attempt.again != "disturbed":
+            self._idle += 1
         self._around = _ranges((row["name"], row["median"]) for row in fields["telemetry"])
         if fields["status"] != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
             self._failed = attempt
@@ -176,9 +230,9 @@ class Alternation:
     # -- how it stands ------------------------------------------------------------------------------------------------
 
     def _tell(self, state: str, note: str = "") -> None:
-        (role, cycle), done, total = self._at, len(self._slots), self._total
+        (role, cycle), done, total = self._at, self._places, self._total
         # by the baseline's runs alone: how much longer the candidate's take is what nobody is to be shown
-        left = 0.0 if state == "done" else sum(self._took) / len(self._took) * (total - done) if self._took else None
+        left = sum(self._took) / len(self._took) * (total - done) if self._took and total else None
         self._runs.journal.emit(
             "chain",
             id=self._step.id,
@@ -191,7 +245,7 @@ class Alternation:
             valid=self._done - max(map(len, self._flaws())),
             drift=self._drift(),
             conditions=self._around,
-            left_s=left,
+            left_s=0.0 if state == "done" else left,
             note=note,
         )
 
@@ -203,7 +257,7 @@ class Alternation:
     def _said(self) -> str:
         """Return what is wrong with what ran last, "" for nothing."""
         role, cycle = self._at
-        wrong = self._slots[self._at].flaw
+        wrong = self._slots[-1].flaw
         if role == BASELINE and cycle and not wrong:
             flaws = dict.fromkeys(found[cycle] for found in self._flaws() if cycle in found)
             return f"cycle {cycle} does not count: {'; '.join(flaws)}" if flaws else ""
@@ -212,7 +266,7 @@ class Alternation:
     def _unsettled(self) -> str:
         """Return that the last run of burn-in was the last that there may be, "" when it was not, or all is well."""
         values = self._burn_in_values()
-        if self._at[0] != BURN_IN or any(map(burn_in_needed, values)) or all(map(burn_in_settled, values)):
+        if self._at[0] != BURN_IN or burns_in(self._step, values) or all(map(burn_in_settled, values)):
             return ""
         return f"the burn-in did not settle in {self._number(BURN_IN)} runs"
 
@@ -223,40 +277,43 @@ class Alternation:
 
     @property
     def _cycles(self) -> int:
-        """Cycles that there will be, as far as that is decided."""
-        return max(self._step.cycles, self._done + self._goes_on())
+        """Cycles that there will be, as far as that is decided; 0 before the burn-in has."""
+        return self._step.cycles and max(self._step.cycles, self._done + self._goes_on())
 
     @property
     def _total(self) -> int:
-        """Runs that there will be, burn-in included."""
-        return max(2, self._number(BURN_IN)) + 2 * self._cycles + 1
+        """Places that there will be, burn-in included, as far as that is decided; 0 before."""
+        cycles = self._cycles
+        return max(BURN_IN_RUNS[0], self._number(BURN_IN)) + 2 * cycles + 1 if cycles else 0
+
+    @property
+    def _places(self) -> int:
+        """Places that have a run."""
+        return sum(map(self._number, (BURN_IN, BASELINE, CANDIDATE)))
 
     def _number(self, role: str) -> int:
-        return sum(slot.role == role for slot in self._slots.values())
+        return len({slot.cycle for slot in self._slots if slot.role == role})
 
     def _flaws(self) -> list[dict[int, str]]:
-        """Return which cycles so far do not count, and why, for each claim."""
+        """Return which cycles so far do not count, and why, for each comparison."""
+        if not self._done:
+            return [{} for _ in self._comparisons]
         found = (chain.invalid_cycles() for chain in self._chains())
         return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in found]
 
     def _chains(self) -> list[Chain]:
-        return [chain_of(self._step, claim, self._slots.values()) for claim in self._claims]
+        return [chain_of(self._step, comparison, self._slots) for comparison in self._comparisons]
 
     def _drift(self) -> float | None:
-        """Return how far the last two runs of the baseline are apart, burn-in included, at most over the claims."""
-        last = [slot.values for slot in self._slots.values() if slot.role != CANDIDATE][-2:]
-        keys = [(claim.baseline, claim.metric) for claim in self._claims]
+        """Return how far the last two runs of the baseline are apart, burn-in included, at most of all comparisons."""
+        places = {(slot.role, slot.cycle): slot.values for slot in self._slots if slot.role != CANDIDATE}
+        last = list(places.values())[-2:]
+        keys = [(one.baseline, one.metric) for one in self._comparisons]
         pairs = [[values[key] for values in last if key in values] for key in keys]
         return max((abs(math.log(pair[1] / pair[0])) for pair in pairs if len(pair) == 2), default=None)
 
     def _burn_in_values(self) -> list[list[float | None]]:
-        """Return for each claim what the burn-in's runs gave, None where it says nothing about settling."""
-        slots = [slot for slot in self._slots.values() if slot.role == BURN_IN]
-        return [[self._settling(slot, claim) for slot in slots] for claim in self._claims]
-
-    def _settling(self, slot: Slot, claim: Claim) -> float | None:
-        heats = self._cooling is not None and slot.cycle == 1  # it began at any temperature
-        return None if slot.flaw or heats else slot.values.get((claim.baseline, claim.metric))
+        return burn_in_of(self._step, self._slots)
 
 
 def _flag(kind: str, reason: str, *, hard: bool) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def run_check(bench: Bench, step: CheckStep, fill: Fill) -> dict[str, Any]:
     raw: dict[str, Any] = {}
     if step.text:
         words.write_text(text(step.text.words, step.text.seed), encoding="utf-8")
-        raw["text"] = _file(words)
+        raw["text"] = {"path": f"raw/{words.name}", "sha256": sha256(words), "size": words.stat().st_size}
     try:
         _write(files, step.files)
         for command in step.commands:
@@ -103,7 +103,3 @@ def _engaged(step: CheckStep, launched: Launch) -> dict[str, Any]:
     """Return whether the path under test said that it ran, {} where the gate claims none."""
     marker = "" if isinstance(step.gate, HarnessGate) else step.gate.engaged
     return {"engaged": marker in launched.errors()} if marker else {}
-
-
-def _file(path: Path) -> dict[str, Any]:
-    return {"path": f"raw/{path.name}", "sha256": sha256(path), "size": path.stat().st_size}

@@ -103,6 +103,7 @@ def run(  # noqa: PLR0913 - all but argv by name
     look: Callable[[int], float] | None = None,
     death_signal: int = signal.SIGKILL,
     file_limit: int = FILE_LIMIT,
+    processors: Sequence[int] = (),
 ) -> Ended:
     """Run `argv` to its end with stdin closed and both streams in files.
 
@@ -113,6 +114,7 @@ def run(  # noqa: PLR0913 - all but argv by name
         look: Called with its pid once it runs, whenever the seconds that it returned are over, and when it has ended.
         death_signal: What the kernel sends the program when the agent dies.
         file_limit: Bytes of any file that it may write; resource.RLIM_INFINITY for who makes large ones.
+        processors: To which it is pinned; none for all that the agent may use.
 
     Raises:
         OSError: if the program cannot be started.
@@ -129,7 +131,7 @@ def run(  # noqa: PLR0913 - all but argv by name
             env=dict(env),
             cwd=cwd,
             pass_fds=tuple(keep),
-            preexec_fn=_prepare(death_signal, file_limit),  # noqa: PLW1509 - the agent has no threads
+            preexec_fn=_prepare(death_signal, file_limit, processors),  # noqa: PLW1509 - the agent has no threads
         )
         left: tuple[str, ...] = ()
         try:
@@ -264,7 +266,7 @@ def _signal_group(pgid: int, number: int) -> None:
         os.killpg(pgid, number)
 
 
-def _prepare(death_signal: int, file_limit: int) -> Callable[[], None]:
+def _prepare(death_signal: int, file_limit: int, processors: Sequence[int] = ()) -> Callable[[], None]:
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     unlimited = resource.RLIM_INFINITY
     limit = most if file_limit == unlimited else file_limit if most == unlimited else min(file_limit, most)
@@ -273,6 +275,8 @@ def _prepare(death_signal: int, file_limit: int) -> Callable[[], None]:
         os.setpgid(0, 0)
         _libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        if processors:
+            os.sched_setaffinity(0, processors)
 
     return prepare
 

@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dgxlab.agent.sensors import PERIOD_S, read
@@ -47,10 +48,14 @@ class Contention:
 
 
 class Watch:
-    """Looks at one program, from right before its start to right after its end."""
+    """Looks at one program, from right before its start to right after its end.
 
-    def __init__(self) -> None:
-        self._usable = os.sched_getaffinity(0)
+    Args:
+        processors: To which it is pinned; none for all that the agent may use.
+    """
+
+    def __init__(self, processors: Sequence[int] = ()) -> None:
+        self._usable = set(processors) or os.sched_getaffinity(0)
         self._waited: dict[str, int] = {}
         self._looks = 0
         self._before = self._now()

@@ -78,7 +78,7 @@ def gather() -> Facts:
             "disk": _disk(settings().root or Path.home()),
             "logout_kills": logout_kills(user()),
             "gpus": gpus,
-            "driver": {"version": _value(gpus, "driver_version"), "cuda": parse_cuda(smi_version)},
+            "driver": {"version": gpus[0]["driver_version"] if gpus else None, "cuda": parse_cuda(smi_version)},
             "nvidia_devices": len(gpus) or _nvidia_devices(),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
             "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
@@ -151,10 +151,6 @@ def _toolchain(versions: Sequence[str]) -> Toolchain:
 
 def _first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0].strip()
-
-
-def _value(gpus: Sequence[Mapping[str, str | None]], field: str) -> str | None:
-    return gpus[0][field] if gpus else None
 
 
 def _nvidia_devices() -> int:

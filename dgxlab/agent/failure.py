@@ -24,6 +24,10 @@ def refused(doing: str, error: OSError) -> RemoteError:
     host = settings().name
     if error.errno in FULL:
         return RemoteError(f"{doing} failed: the disk of {host} is full", next=clean(), details=str(error))
+    if error.errno == errno.EIO:  # a write names no file
+        return RemoteError(
+            f"{doing} failed: an I/O error on the disk of {host}", next=f"dgxlab doctor {host}", details=str(error)
+        )
     program = error.filename if isinstance(error.filename, str) else ""
     if isinstance(error, FileNotFoundError) and program and os.sep not in program:
         return RemoteError(f"{doing} failed: there is no {program} on {host}", next=f"dgxlab doctor {host}")

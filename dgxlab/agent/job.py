@@ -205,14 +205,18 @@ class Job:
         That is its agent's session, and whatever has the job's id in its environment.
         """
         sid = self._sid() if self._held() else 0  # a free number may be anybody's session
-        ours, found = f"{JOB}={self.job_id}".encode(), []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                before, _, after = (entry / "stat").read_text().rpartition(")")
-                state, _, group, session = after.split()[:4]
-                of_agent = sid > 0 and int(session) == sid  # the kernel's own processes have 0
-                if state not in "ZX" and (of_agent or ours in (entry / "environ").read_bytes().split(b"\0")):
-                    found.append((int(entry.name), int(group), plain(before.partition("(")[2])))
+        ours, seen = f"{JOB}={self.job_id}".encode(), set[Path]()
+        found: list[tuple[int, int, str]] = []
+        # one that forks on and on may end before it is looked at, and then it goes on in one that began meanwhile
+        while not found and (new := set(Path("/proc").glob("[0-9]*")) - seen):
+            seen |= new
+            for entry in new:
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    before, _, after = (entry / "stat").read_text().rpartition(")")
+                    state, _, group, session = after.split()[:4]
+                    of_agent = sid > 0 and int(session) == sid  # the kernel's own processes have 0
+                    if state not in "ZX" and (of_agent or ours in (entry / "environ").read_bytes().split(b"\0")):
+                        found.append((int(entry.name), int(group), plain(before.partition("(")[2])))
         return found
 
     def _held(self) -> bool:

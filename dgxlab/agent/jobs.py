@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ def running(folder: Path) -> dict[str, str]:
     Part of every probe, so a job that has ended costs a look for its rc and no more.
     """
     live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
-    return {job.job_id: _subject(plan(job)) for job in live if _about(job)}
+    plans = ((job.job_id, plan(job)) for job in live if _about(job))
+    return {job_id: subject(said["kind"], said["experiment"], said.get("baseline", "")) for job_id, said in plans}
 
 
 def plan(job: Job) -> Any:
@@ -47,10 +48,6 @@ def gone(job_id: str) -> JobLost:
 
 def _jobs(folder: Path) -> Iterator[Job]:
     return (Job(path) for path in sorted(folder.iterdir()) if not path.name.startswith("."))
-
-
-def _subject(staged: Mapping[str, Any]) -> str:
-    return subject(staged["kind"], staged["experiment"], staged.get("baseline", ""))
 
 
 def _about(job: Job) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dgxlab.agent.occupancy import ComputeProcess
 from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
 from dgxlab.agent.parse.gate import GateReading
 from dgxlab.agent.parse.parsed import Parsed
+from dgxlab.agent.processors import pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.model import GateStep, ParityGate, RunStep, case_digest, digest, to_json
 
@@ -130,6 +131,7 @@ class Bench:
         limit_s: float,
         look: Callable[[int], float] | None = None,
         file_limit: int = child.FILE_LIMIT,
+        processors: Sequence[int] = (),
     ) -> Launch:
         """Run one program to its end; `name` becomes its raw files' names, the rest is as in `child.run`."""
         stem = name.replace(":", "-")
@@ -143,6 +145,7 @@ class Bench:
             keep=self.keep,
             look=look,
             file_limit=file_limit,
+            processors=processors,
         )
         self.pids.add(ended.pid)
         if ended.left:
@@ -215,6 +218,8 @@ class Bench:
         name: str,
         disturbance: Callable[[Sequence[list[ComputeProcess] | None]], str],
         absent: Sequence[str] = (),
+        *,
+        pin: bool = False,
     ) -> Attempt:
         """Run one benchmark and read it.
 
@@ -223,10 +228,14 @@ class Bench:
         Args:
             disturbance: Says who disturbed it, given who computed before and after it, None where that is not known.
             absent: None of these may be on its stderr.
+            pin: Whether it gets processors of its own choice, as many as it has threads; `before` then names them.
         """
         before = self.telemetry.state()
-        watch = Watch()
-        launched = self.launch(name, argv, step.env, step.limit_s, watch.look)
+        processors = pinned(argv) if pin else ()
+        if processors:
+            before = {**before, "pinned": list(processors)}
+        watch = Watch(processors)
+        launched = self.launch(name, argv, step.env, step.limit_s, watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
         parsed = PARSERS[step.tool](launched.text(), step.cells)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dgxlab.agent.claim import Claim
 from dgxlab.agent.journal import Journal
+from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError
 from dgxlab.model import RunStep
@@ -30,13 +30,20 @@ class Runs:
     """
 
     def __init__(
-        self, job_id: str, journal: Journal, bench: Bench, claim: Claim, fill: Fill, identify: Identify, keep: list[int]
+        self,
+        job_id: str,
+        journal: Journal,
+        bench: Bench,
+        lease: DeviceLease,
+        fill: Fill,
+        identify: Identify,
+        keep: list[int],
     ) -> None:
         self.journal = journal
         self.telemetry = bench.telemetry
         self._job_id = job_id
         self._bench = bench
-        self._claim = claim
+        self._lease = lease
         self._fill = fill
         self._identify = identify
         self._keep = keep
@@ -45,14 +52,15 @@ class Runs:
 
     def hold(self) -> float:
         """Have the devices for the next launch, never before the builds are done; return the seconds that it took."""
-        waited = self._claim.hold()
+        waited = self._lease.hold()
         self.telemetry.start()
-        self._keep[:] = [*self._lasting, *self._claim.fds]
+        self._keep[:] = [*self._lasting, *self._lease.fds]
         return waited
 
-    def launch(self, step: RunStep, name: str, absent: Sequence[str] = ()) -> Attempt:
-        """Run it once; `name` becomes its raw files' names, and what is `absent` must not be on its stderr."""
-        return self._bench.run(step, self._fill(step.argv, step.arm), name, self._claim.disturbance, absent)
+    def launch(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
+        """Run it once; `name` becomes its raw files' names, the rest is as in `Bench.run`."""
+        argv = self._fill(step.argv, step.arm)
+        return self._bench.run(step, argv, name, self._lease.disturbance, absent, pin=pin)
 
     def record(self, step: RunStep, fields: Mapping[str, Any], **place: Any) -> None:
         """Write a run's event; `place` says where in a chain it ran."""

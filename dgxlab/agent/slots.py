@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dgxlab.model import BASELINE, CANDIDATE, ChainStep
-from dgxlab.stats import Chain, another_cycle, hopeless
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, ChainStep
+from dgxlab.stats import (
+    BURN_IN_RUNS,
+    PLANNING_RUNS,
+    Chain,
+    another_cycle,
+    burn_in_needed,
+    cycles_for,
+    hopeless,
+    median,
+)
 from dgxlab.units import metric
 
-CLAIMS: Mapping[str, tuple[str, ...]] = {
+COMPARED: Mapping[str, tuple[str, ...]] = {
     "backend-ops": ("time_us",),
     "llama-bench": ("avg_ts",),
     "batched-bench": ("speed_pp", "speed_tg"),
@@ -22,8 +31,8 @@ CLAIMS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One thing that a chain may say: about one metric of two cells that are compared.
+class Comparison:
+    """Two cells that a chain compares, by one metric.
 
     Attributes:
         baseline: Cell.key in the baseline's runs.
@@ -45,24 +54,26 @@ class Slot:
         cycle: Baselines count from 0, the others from 1; cycle i is baseline i - 1, candidate i, baseline i.
         values: One a cell and metric; none where the run gave none.
         flaw: Why no verdict may use the run, "" when it may.
+        seconds: That the run took.
     """
 
     role: str
     cycle: int
     values: Mapping[tuple[str, str], float] = field(default_factory=dict)
     flaw: str = ""
+    seconds: float = 0.0
 
 
-def claims(step: ChainStep) -> tuple[Claim, ...]:
-    """Return what a chain makes claims about, in the order of its cells.
+def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
+    """Return what a chain compares, in the order of its cells.
 
     A batched-bench cell without generation, or without a prompt, has one speed only.
     """
     pairs = zip(step.baseline.cells, step.candidate.cells, strict=True)
     return tuple(
-        Claim(one.key, two.key, name)
+        Comparison(one.key, two.key, name)
         for one, two in pairs
-        for name in CLAIMS[step.baseline.tool]
+        for name in COMPARED[step.baseline.tool]
         if one.params.get({"speed_pp": "pp", "speed_tg": "tg"}.get(name, ""), 1)
     )
 
@@ -76,18 +87,74 @@ def flaw(status: str, reason: str, hard: Sequence[str]) -> str:
     return f"{status}: {reason}" if status != "valid" else "; ".join(hard)
 
 
-def chain_of(step: ChainStep, claim: Claim, slots: Iterable[Slot]) -> Chain:
-    """Return the chain of one claim, from the slots of a chain in the order in which they ran, burn-in or not."""
+def burn_in_of(step: ChainStep, slots: Iterable[Slot]) -> list[list[float | None]]:
+    """Return what the runs of the burn-in gave each comparison, None where that says nothing about how values settle.
+
+    Args:
+        slots: Of a chain, in the order in which they ran; of those in one place the last counts.
+    """
+    ran = {slot.cycle: slot for slot in slots if slot.role == BURN_IN}
+    # where each run waits for a temperature, the first began at any
+    count = {cycle: not slot.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, slot in ran.items()}
+    return [
+        [slot.values.get((one.baseline, one.metric)) if count[cycle] else None for cycle, slot in ran.items()]
+        for one in comparisons(step)
+    ]
+
+
+def burns_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) -> bool:
+    """Return whether a burn-in with these values, as `burn_in_of` gives them, needs another run."""
+    fewest = BURN_IN_RUNS[0] if step.cycles else PLANNING_RUNS
+    return any(burn_in_needed(values, fewest) for values in burn_in)
+
+
+def wanted(step: ChainStep, slots: Iterable[Slot]) -> int:
+    """Return how many cycles a chain needs: the number fixed by hand, or what its burn-in asks for."""
+    return step.cycles or cycles_for(burn_in_of(step, slots), step.effect, step.claims)
+
+
+def planned(step: ChainStep, slots: Iterable[Slot]) -> int:
+    """Return how many cycles a chain is to have: those that are wanted, or as many as its limit of time allows.
+
+    The number comes from the baseline's runs alone. It may be less than the claims of the session need, even 0: such a
+    chain does not begin.
+
+    Args:
+        slots: Of a chain, in the order in which they ran, its whole burn-in among them.
+    """
+    slots = list(slots)
+    most = wanted(step, slots)
+    took = [slot.seconds for slot in slots if slot.role == BURN_IN]
+    if step.cycles or not step.max_s or not took:
+        return most
+    # a candidate is taken to be as fast as its baseline: how fast it is must not decide
+    places = (step.max_s - sum(took)) / (step.block_s + median(took))
+    return min(most, max(0, int((places - 1) // 2)))
+
+
+def chain_of(step: ChainStep, comparison: Comparison, slots: Iterable[Slot], protocol: int = PROTOCOL) -> Chain:
+    """Return the chain of one comparison.
+
+    Args:
+        slots: Of a chain, in the order in which they ran, its burn-in among them; of those in one place the last
+            counts.
+        protocol: By which it was held.
+    """
+    slots = list(slots)
     ran = {(slot.role, slot.cycle): slot for slot in slots}
     baselines = _in_a_row(ran, BASELINE, 0)
     candidates = _in_a_row(ran, CANDIDATE, 1)
+    burn_in = [slot for (role, _), slot in ran.items() if role == BURN_IN]
+    last = burn_in[-1].values if burn_in and not burn_in[-1].flaw else {}
     return Chain(
-        [slot.values.get((claim.baseline, claim.metric)) for slot in baselines],
-        [slot.values.get((claim.candidate, claim.metric)) for slot in candidates],
-        better=metric(claim.metric).better,
+        [slot.values.get((comparison.baseline, comparison.metric)) for slot in baselines],
+        [slot.values.get((comparison.candidate, comparison.metric)) for slot in candidates],
+        better=metric(comparison.metric).better,
         drift_limit=step.drift_limit,
-        cycles=step.cycles,
+        cycles=planned(step, slots),
         flaws=_flaws(baselines, candidates),
+        before=last.get((comparison.baseline, comparison.metric)),
+        protocol=protocol,
     )
 
 
@@ -97,17 +164,22 @@ def whole_cycles(chain: Chain) -> int:
 
 
 def goes_on(step: ChainStep, chains: Sequence[Chain]) -> bool:
-    """Return whether another cycle follows, for the sake of those claims that can still be judged.
+    """Return whether another cycle follows, for the sake of those comparisons that can still be judged.
 
     Args:
-        chains: One a claim, all equally long.
+        chains: One a comparison, all equally long.
     """
-    done = whole_cycles(chains[0])
+    done, needed = whole_cycles(chains[0]), chains[0].planned
     if step.screen:
-        return done < step.cycles
-    valid = [done - sum(cycle <= done for cycle in chain.invalid_cycles()) for chain in chains]
-    open_ = [count for count in valid if not hopeless(step.cycles, done, count)]
-    return bool(open_) and another_cycle(step.cycles, done, min(open_))
+        return done < needed
+    unflawed = [_left(done, chain.flawed()) for chain in chains]
+    still = [count for count in unflawed if not hopeless(needed, done, count)]
+    return bool(still) and another_cycle(needed, done, min(still))
+
+
+def _left(done: int, flaws: Iterable[int]) -> int:
+    """Return how many cycles have no flaw."""
+    return done - sum(cycle <= done for cycle in flaws)
 
 
 def _in_a_row(ran: Mapping[tuple[str, int], Slot], role: str, first: int) -> list[Slot]:

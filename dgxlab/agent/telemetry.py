@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ class Telemetry:
         self._samplers = [Sampler(sense, raw / "telemetry-host.jsonl", parse_host)]
         if gpus:
             ask = smi.sampling(tuple(gpus), tuple(self._fields.values()), PERIOD_S)
-            self._samplers.append(Sampler(ask, raw / "telemetry-gpu.csv", self._parse_gpu))
+            self._samplers.append(Sampler(ask, raw / "telemetry-gpu.csv", partial(parse_gpu, tuple(self._fields))))
         self._started = False
 
     def start(self) -> None:
@@ -158,9 +159,6 @@ class Telemetry:
         deadline = time.monotonic() + STOP_S
         for sampler in self._samplers:
             sampler.stop(deadline)
-
-    def _parse_gpu(self, line: str) -> Sample | None:
-        return parse_gpu(tuple(self._fields), line)
 
 
 def parse_host(line: str) -> Sample | None:

@@ -20,14 +20,14 @@ from dgxlab.agent import child, facts, models
 from dgxlab.agent.archive import digests
 from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
-from dgxlab.agent.chain import Alternation
+from dgxlab.agent.chain import ChainRunner
 from dgxlab.agent.check import run_check
-from dgxlab.agent.claim import Claim
 from dgxlab.agent.devices import devices
 from dgxlab.agent.failure import clean, full_disk, refused
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
+from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.measure import Bench, Gated
 from dgxlab.agent.root import Root
 from dgxlab.agent.runs import Runs
@@ -76,13 +76,13 @@ class Worker:
         gpus = self.facts.details["gpus"]
         measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in devices(plan, gpus)}
         self.bench = Bench(job.raw, self.keep, Telemetry(job.raw, job.folder / "agent.pyz", measured), self._note)
-        self.claim = Claim(
+        self.lease = DeviceLease(
             plan,
             gpus,
             self.bench.pids,
             lambda state, path, owner: self.journal.emit("lock", state=state, path=path, owner=owner),
         )
-        self.runs = Runs(job.job_id, self.journal, self.bench, self.claim, self.fill, self.identify, self.keep)
+        self.runs = Runs(job.job_id, self.journal, self.bench, self.lease, self.fill, self.identify, self.keep)
         self.builds: dict[str, str] = {}
         self.models: dict[tuple[str, str], dict[str, Any]] = {}
         """By arm and name: two arms may mean different models by one name."""
@@ -111,7 +111,8 @@ class Worker:
             if not skipped:
                 self._STEPS[type(step)](self, step)
                 self.journal.emit("step", id=step.id, kind=step.kind, state="done")
-        worst = max(self.failures, key=_severity, default=None)
+        # a gate that failed matters more than a run that did
+        worst = max(self.failures, key=lambda error: error.exit_code == GateFailed.exit_code, default=None)
         if worst and worst is not self.failures[-1]:
             self.report(worst)  # the last error told is why the job ended as it did
         return worst
@@ -276,7 +277,7 @@ class Worker:
             self.fail(self.runs.failure(step.id, attempt, number + 1))
 
     def _chain(self, step: ChainStep) -> None:
-        if error := Alternation(step, self.runs, self._progress).carry_out():
+        if error := ChainRunner(step, self.runs, self._progress).carry_out():
             self.fail(error)
 
     _STEPS: ClassVar[dict[type, Callable[..., None]]] = {
@@ -345,7 +346,7 @@ def _carry_out(job: Job, root: Root) -> End:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
-        worker.claim.release()
+        worker.lease.release()
     flush(job.folder)  # what the digests are of
     worker.journal.emit("end", exit_code=end.exit_code, status=end.status, raw=digests(job))
     worker.journal.close()
@@ -354,11 +355,6 @@ def _carry_out(job: Job, root: Root) -> End:
 
 def _failed(error: DgxlabError) -> End:
     return End(error.exit_code, "failed", error.message, error.next)
-
-
-def _severity(error: DgxlabError) -> int:
-    """A gate that failed matters more than a run that did."""
-    return {5: 2}.get(error.exit_code, 1)
 
 
 def _cancel(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dgxlab.errors import SpecError, UsageError, command
-from dgxlab.project import MARKER, is_marked, root
+from dgxlab.project import MARKER, is_marked, root, spec_at, specs
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -33,7 +33,7 @@ def where(db: Path | None, project: Path | None = None) -> str:
 
 
 def experiment(spec: str, overrides: Sequence[str] = (), host: str | None = None) -> Experiment:
-    """Read the spec of that path, or of that name in the project's experiments folder.
+    """Read the spec of that path, or of that name anywhere below the project's experiments/.
 
     Raises:
         SpecError: if anything is wrong with it; never without the command that looks at it again.
@@ -54,23 +54,25 @@ def _spec_file(spec: str) -> Path:
     """Return the file that a path or a name stands for.
 
     Raises:
-        SpecError: if no experiment of the project has that name.
+        SpecError: if no experiment of the project has that name, or more than one has.
     """
     path = Path(spec)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
-        return path
+        return spec_at(path)
     from dgxlab.spec.resolve import label
 
-    folder = root() / "experiments"
-    known = sorted(file.stem for file in folder.glob("*.yaml"))
-    if spec in known:
-        return Path(label(folder / f"{spec}.yaml"))
+    known = specs(root())
+    if named := [label(file) for file in known.get(spec, [])]:
+        if len(named) > 1:
+            raise SpecError(f"{' and '.join(named)} share a name", next=command("dgxlab", "plan", named[0]))
+        return Path(named[0])
     if path.exists():  # a folder, for one: the reader knows the words for it
         return path
+    folder = label(root() / "experiments")
     near = difflib.get_close_matches(spec, known, n=1)
     raise SpecError(
-        f"{label(folder)} has no experiment {spec!r}" + (f"; there is {near[0]!r}" if near else ""),
-        next=command("ls", label(folder)),
+        f"{folder} has no experiment {spec!r}" + (f"; there is {near[0]!r}" if near else ""),
+        next=command("ls", "-R", folder),
     )
 
 

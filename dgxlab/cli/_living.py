@@ -13,7 +13,7 @@ from dgxlab.errors import CheckFailed, SpecError, UsageError, edit
 
 if TYPE_CHECKING:
     from dgxlab.document import Block, Document
-    from dgxlab.report import Asked
+    from dgxlab.report import Query
     from dgxlab.store import Store
 
 
@@ -101,7 +101,7 @@ def _fill(store: Store, paths: Sequence[Path]) -> list[_Filled]:
     once = {path.resolve(): path for path in reversed(paths)}  # under the first of its names
     documents = [Document(path) for path in reversed(once.values())]
     wanted = [[_wanted(document, block) for block in document.blocks] for document in documents]
-    known: dict[Asked, str | UsageError] = {}
+    known: dict[Query, str | UsageError] = {}
     filled = []
     for document, asks in zip(documents, wanted, strict=True):
         for ask in asks:
@@ -113,16 +113,16 @@ def _fill(store: Store, paths: Sequence[Path]) -> list[_Filled]:
     return filled
 
 
-def _wanted(document: Document, block: Block) -> Asked:
-    from dgxlab.report import asked
+def _wanted(document: Document, block: Block) -> Query:
+    from dgxlab.report import query
 
     try:
-        return asked(block.words)
+        return query(block.words)
     except UsageError as error:
         raise SpecError(f"{document.path}:{block.line}: {error.message}", next=edit(document.path)) from error
 
 
-def _text(store: Store, ask: Asked) -> str | UsageError:
+def _text(store: Store, ask: Query) -> str | UsageError:
     from dgxlab import report
 
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dgxlab.errors import SpecError
 
 
 class Format(StrEnum):
@@ -61,7 +64,27 @@ WaitOption = Annotated[
     int,
     typer.Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
 ]
+MaxMinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-minutes",
+        metavar="MINUTES",
+        help="Let the chains take so long at most, builds and gates left out: fewer cycles then, and a larger MDE.",
+        show_default=False,
+    ),
+]
 SpecArgument = Annotated[
     str, typer.Argument(help="The experiment's YAML file, or its name in experiments/.", show_default=False)
 ]
 JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]
+
+
+def seconds(max_minutes: float | None) -> float:
+    """Return a limit of minutes in seconds, 0 for none.
+
+    Raises:
+        SpecError: if it leaves no time at all.
+    """
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next="dgxlab ab --help")
+    return 60 * (max_minutes or 0.0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dgxlab import stats
 from dgxlab.cli._out import table
-from dgxlab.lab.outlook import blind, command, percent
-from dgxlab.units import duration, metric
+from dgxlab.lab.outlook import command
+from dgxlab.stats import cycle_range
+from dgxlab.units import duration, metric, percent
 
 if TYPE_CHECKING:
-    from dgxlab.errors import SpecError
     from dgxlab.lab import Outlook
     from dgxlab.lab.outlook import Expected
     from dgxlab.model import Experiment
@@ -25,13 +24,13 @@ def describe(found: Outlook, experiment: Experiment) -> str:
     return "\n".join(_lines(found, experiment))
 
 
-def short(found: Outlook, experiment: Experiment) -> SpecError | None:
-    """Return that the spec's own min_effect cannot be seen, None where it can or none is asked for."""
-    wanted = experiment.session.min_effect
-    worst = max(found.claims, key=lambda one: one.mde, default=None)
-    if wanted is None or worst is None or worst.mde <= wanted:
-        return None
-    return blind(experiment, worst.label, worst.mde, stats.to_see(wanted, worst.sigma, found.family))
+def planned(found: Outlook) -> str:
+    """Return how many cycles a session will have, and how long they take, as far as the record knows."""
+    if found.cycles is None:
+        fewest, most = cycle_range(found.family)
+        return f"planned: {fewest} to {most} cycles, as the burn-in of each chain decides"
+    decides = "" if found.fixed else "; the burn-in of each chain decides"
+    return f"planned: {_session(found.cycles, found.seconds)}{decides}"
 
 
 def _lines(found: Outlook, experiment: Experiment) -> Iterator[str]:
@@ -41,7 +40,7 @@ def _lines(found: Outlook, experiment: Experiment) -> Iterator[str]:
         yield ""
         yield table([_row(one) for one in found.claims], right=("noise floor", "MDE", "cycles"))
         yield ""
-        yield f"planned: {_session(found.cycles, found.seconds)}"
+        yield planned(found)
         if found.needed is None:
             yield f"needed for {effect}: {NEVER} cycles, which no session has"
         else:

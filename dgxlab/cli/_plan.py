@@ -24,8 +24,7 @@ from dgxlab.model import (
     about,
     limits,
 )
-from dgxlab.stats import SCREEN_DRIFT_LIMIT
-from dgxlab.stats.chain import BURN_IN_RUNS, EXTRA_CYCLES
+from dgxlab.stats import BURN_IN_RUNS, EXTRA_CYCLES, PLANNING_RUNS, SCREEN_DRIFT_LIMIT, cycle_range
 from dgxlab.units import duration
 
 PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
@@ -76,9 +75,11 @@ def _step(step: Step) -> Iterator[str]:
 def _chain(step: ChainStep) -> Iterator[str]:
     """Say what runs in which order, how often and under which conditions."""
     extra = 0 if step.screen else EXTRA_CYCLES
-    fewest, most = BURN_IN_RUNS[0] + 2 * step.cycles + 1, BURN_IN_RUNS[1] + 2 * (step.cycles + extra) + 1
-    limit = max(step.baseline.limit_s, step.candidate.limit_s)
-    yield f"[{step.id}] {fewest} to {most} runs of at most {duration(limit)} each"
+    least, most = (step.cycles, step.cycles) if step.cycles else cycle_range(step.claims)
+    first = BURN_IN_RUNS[0] if step.cycles else PLANNING_RUNS
+    fewest, most = first + 2 * least + 1, BURN_IN_RUNS[1] + 2 * (most + extra) + 1
+    longest = max(step.baseline.limit_s, step.candidate.limit_s)
+    yield f"[{step.id}] {fewest} to {most} runs of at most {duration(longest)} each"
     if step.candidate == step.baseline:
         yield "  baseline and candidate"
         yield _command(step.baseline.argv, dict(step.baseline.env))
@@ -88,15 +89,28 @@ def _chain(step: ChainStep) -> Iterator[str]:
             yield _command(run.argv, dict(run.env))
     yield _cells(step.baseline)
     one_more = f", and at most {extra} cycles more for those that do not count" if extra else ""
-    yield f"  order: {BURN_IN} of the {BASELINE}, then {_order(step.cycles)}{one_more}"
-    conditions = "each run waits until the device has cooled" if step.thermal == "cold" else "the device stays warm"
-    limit_of = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
-    yield f"  thermal {step.thermal}: {conditions}; baselines at most {100 * limit_of:g} % apart"
+    yield f"  order: {BURN_IN} of the {BASELINE}, then {_order(step)}{one_more}"
+    if step.block_s:
+        yield f"  each A and B is a block: its arm runs for {duration(step.block_s)}, and then the run that counts"
+    if step.pin:
+        yield "  each run is pinned to as many processors as it has threads, on cores of their own while there are some"
+    warm = "each arm at its own temperature" if step.block_s else "the arms at their shared temperature"
+    conditions = "each run waits until the device has cooled" if step.thermal == "cold" else warm
+    limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
+    step_of = f"a step of more than {100 * limit:g} % costs its cycle"
+    apart = f"baselines at most {100 * limit:g} % apart" if step.screen else step_of
+    yield f"  thermal {step.thermal}: {conditions}; {apart}"
 
 
-def _order(cycles: int) -> str:
+def _order(step: ChainStep) -> str:
     """Return the order of a chain, A for the baseline and B for the candidate: `A B A B A`, long ones shortened."""
-    return f"A{' B A' * cycles}" if cycles <= 3 else f"A B A ... B A with {cycles} B"
+    if 0 < step.cycles <= 3:
+        return f"A{' B A' * step.cycles}"
+    if step.cycles:
+        return f"A B A ... B A with {step.cycles} B"
+    least, most = cycle_range(step.claims)
+    within = f", as many as {duration(step.max_s)} allow" if step.max_s else ""
+    return f"A B A ... B A with {least} to {most} B, by its noise, to find {100 * step.effect:g} %{within}"
 
 
 def _cells(step: RunStep) -> str:

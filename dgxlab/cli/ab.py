@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,12 @@ from dgxlab.cli._options import (
     Format,
     FormatOption,
     HostOption,
+    MaxMinutesOption,
     QuietOption,
     SetOption,
     TrustSourceOption,
     WaitOption,
+    seconds,
 )
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.cli._tables import show
@@ -50,6 +52,7 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
     allow: AllowOption = None,
     screen: ScreenOption = False,
     fail_on: FailOnOption = None,
+    max_minutes: MaxMinutesOption = None,
     wait: WaitOption = 60,
     trust_source: TrustSourceOption = False,
     db: DbOption = None,
@@ -69,11 +72,12 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
         two,
         Out(format, quiet),
         db,
-        "screen" if screen else "ab",
-        allow or (),
         fail_on or (),
-        60 * wait,
         trust_source,
+        kind="screen" if screen else "ab",
+        allow=allow or (),
+        wait_s=60 * wait,
+        max_s=seconds(max_minutes),
     )
 
 
@@ -92,10 +96,10 @@ def noise(
 
     The floor of each cell is what screens, promotion and `plan --effect` go by.
 
-    Example: dgxlab noise experiments/h200.yaml
+    Example: dgxlab noise experiments/h200/h200.yaml
     """
     one = experiment(spec, set_ or [], host)
-    _carry_out(one, one, Out(format, quiet), db, "noise", (), fail_on or (), 60 * wait, trust_source)
+    _carry_out(one, one, Out(format, quiet), db, fail_on or (), trust_source, kind="noise", wait_s=60 * wait)
 
 
 def _carry_out(
@@ -103,11 +107,9 @@ def _carry_out(
     candidate: Experiment,
     out: Out,
     db: Path | None,
-    kind: str,
-    allow: Collection[str],
     fail_on: Collection[str],
-    wait_s: float,
     trust_source: bool,
+    **options: Any,
 ) -> None:
     """Hold the session, print the report whatever came of it, and leave with its error or its verdict's code."""
     from dgxlab import lab as use_cases
@@ -117,7 +119,7 @@ def _carry_out(
     out.note(where(db, project))
     with lab(db, create=True, project=project, trust_source=trust_source) as opened:
         with display(out) as watch:
-            session = use_cases.ab(opened, baseline, candidate, watch=watch, kind=kind, allow=allow, wait_s=wait_s)
+            session = use_cases.ab(opened, baseline, candidate, watch=watch, **options)
         from dgxlab import report  # only now: until here it would delay the measuring
 
         made = report.collect_session(opened.store, session.job_id)

@@ -155,11 +155,12 @@ def _again(job: Job) -> str:
     if job.kind in SESSIONS:
         chain = next(job.plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
-    paths = [project.root() / "experiments" / f"{name}.yaml" for name in names]
-    if not all(path.is_file() for path in paths):
+    known = project.specs(project.root())
+    found = [known.get(name, []) for name in names]
+    if any(len(files) != 1 for files in found):
         return f"dgxlab report {job.job_id}"
     command, *screen = ("ab", "--screen") if job.kind == "screen" else (job.kind,)
-    return shlex.join(["dgxlab", command, *map(label, paths), *screen, "--host", job.host])
+    return shlex.join(["dgxlab", command, *(label(file) for (file,) in found), *screen, "--host", job.host])
 
 
 def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:

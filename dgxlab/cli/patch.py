@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,7 +154,7 @@ def _wanted(root: Path, names: list[str] | None) -> list[str]:
 def _specs(root: Path, out: Out) -> list[Experiment]:
     """Return the project's specs; one that somebody is in the middle of editing is left out, and said."""
     specs = []
-    for path in sorted((root / "experiments").glob("*.yaml")):
+    for path in chain.from_iterable(project.specs(root).values()):
         try:
             specs.append(experiment(str(path)))
         except SpecError as error:
@@ -169,7 +170,7 @@ def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out, trust
     named = sorted({spec.pin for spec in specs})
     if pin is None and len(named) != 1:
         which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"
-        mend = f"{typed()} --pin {named[0]}" if named else f"ls {shlex.quote(str(root / 'experiments'))}"
+        mend = f"{typed()} --pin {named[0]}" if named else f"ls -R {shlex.quote(str(root / 'experiments'))}"
         raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins{which}", next=mend)
     at = pin or named[0]
     known = [s for spec in specs if spec.pin == at or pin for s in spec.sources]

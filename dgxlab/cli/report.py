@@ -112,7 +112,7 @@ def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, s
 
     words = {"form": form.value, **_subject(opened, form, named, given), **given}
     try:
-        wanted = reports.asked(words)
+        wanted = reports.query(words)
     except UsageError as error:
         error.next = error.next or "dgxlab report --help"
         raise
@@ -203,7 +203,7 @@ def _newest(opened: Store, tool: str | None) -> list[str]:
     )
     job = opened.job(measured[0]["job_id"]) if measured else opened.latest_job()
     if job is None:
-        raise UsageError("nothing is recorded yet", next="dgxlab run experiments/quickstart.yaml")
+        raise UsageError("nothing is recorded yet", next="dgxlab run experiments/cpu/quickstart.yaml")
     arms = opened.rows("SELECT arm FROM arms WHERE job_id = ? ORDER BY rowid", (job.job_id,))
     return [str(row["arm"]) for row in arms]
 

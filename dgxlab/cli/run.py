@@ -18,15 +18,18 @@ from dgxlab.cli._options import (
     Format,
     FormatOption,
     HostOption,
+    MaxMinutesOption,
     QuietOption,
     SetOption,
     SpecArgument,
     TrustSourceOption,
     WaitOption,
+    seconds,
 )
 from dgxlab.cli._out import Out, plural
 from dgxlab.cli._tables import show
 from dgxlab.errors import SpecError, UsageError, command
+from dgxlab.units import share
 
 if TYPE_CHECKING:
     from dgxlab.lab import Outcome
@@ -61,7 +64,7 @@ def run(  # noqa: PLR0913, PLR0917 - each is an option
 ) -> None:
     """Build, gate and measure what is not up to date, and report.
 
-    Example: dgxlab run experiments/quickstart.yaml
+    Example: dgxlab run experiments/cpu/quickstart.yaml
     """
     experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
     _carry_out(experiment, out, db, trust_source, again=again, tree=tree, wait_s=60 * wait)
@@ -80,7 +83,7 @@ def gate(
 ) -> None:
     """Build and run the gates alone.
 
-    Example: dgxlab gate experiments/quickstart.yaml
+    Example: dgxlab gate experiments/cpu/quickstart.yaml
     """
     experiment, out = read_spec(spec, set_ or [], host), Out(format, quiet)
     _carry_out(experiment, out, db, trust_source, again=True, tree=tree, wait_s=60 * wait, bench=False)
@@ -94,6 +97,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option
     tree: TreeOption = None,
     allow: AllowOption = None,
     effect: EffectOption = None,
+    max_minutes: MaxMinutesOption = None,
     trust_source: TrustSourceOption = False,
     db: DbOption = None,
     format: FormatOption = Format.human,
@@ -104,7 +108,7 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option
     With a candidate, those of an A/B session. With --effect, what such a session would be able to see, by the noise
     floors in the record, and how long it would take.
 
-    Example: dgxlab plan experiments/h200.yaml
+    Example: dgxlab plan experiments/h200/h200.yaml
     """
     from dgxlab import plan as planning
     from dgxlab.cli._plan import describe
@@ -116,8 +120,10 @@ def plan(  # noqa: PLR0913, PLR0917 - each is an option
     if effect:
         _show_outlook(experiment, _share(effect), source, out, db)
     elif candidate:
-        two = _plan_of_two(experiment, read_spec(candidate, set_ or [], host), allow or (), source)
-        out.result(two, lambda: describe(two))
+        other = read_spec(candidate, set_ or [], host)
+        two = _plan_of_two(experiment, other, allow or (), source, seconds(max_minutes))
+        ahead = _ahead(experiment, two.arms[0].source, db)
+        out.result(two, lambda: "\n".join([describe(two), *ahead]))
     else:
         one = planning.make(experiment, source(experiment), job_id=experiment.name)
         out.result(one, lambda: describe(one))
@@ -129,14 +135,10 @@ def _share(text: str) -> float:
     Raises:
         UsageError: if it is no share between 0 and 1.
     """
-    number = text.strip().removesuffix("%")
     try:
-        found = float(number) / (100 if number != text.strip() else 1)
+        return share(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < 1:
-        raise UsageError(f"an effect is a share as in 2% or 0.02, not {text!r}", next="dgxlab plan --help")
-    return found
+        raise UsageError(f"an effect is a share as in 2% or 0.02, not {text!r}", next="dgxlab plan --help") from None
 
 
 def _source(experiment: Experiment, *, tree: Path | None, out: Out, trust_source: bool) -> Source:
@@ -153,7 +155,11 @@ def _source(experiment: Experiment, *, tree: Path | None, out: Out, trust_source
 
 
 def _plan_of_two(
-    baseline: Experiment, candidate: Experiment, allow: Collection[str], source: Callable[[Experiment], Source]
+    baseline: Experiment,
+    candidate: Experiment,
+    allow: Collection[str],
+    source: Callable[[Experiment], Source],
+    max_s: float,
 ) -> Plan:
     """Return the plan of an A/B session."""
     from dgxlab import compare
@@ -161,7 +167,20 @@ def _plan_of_two(
 
     compare.refuse(compare.differences(baseline, candidate), allow, candidate.path)
     sources = (source(baseline), source(candidate))
-    return planning.make_ab(baseline, candidate, sources, job_id=planning.session_name(baseline, candidate))
+    name = planning.session_name(baseline, candidate)
+    return planning.make_ab(baseline, candidate, sources, job_id=name, max_s=max_s)
+
+
+def _ahead(experiment: Experiment, source: Source, db: Path | None) -> list[str]:
+    """Return how long a session will be, as far as there is a record that knows."""
+    from dgxlab.cli._outlook import planned
+    from dgxlab.lab import outlook
+
+    record = database(db, Path(experiment.root))
+    if not record.exists():
+        return []
+    with store(record) as opened:
+        return [planned(outlook(opened, experiment, source, experiment.session.effect))]
 
 
 def _show_outlook(
@@ -170,9 +189,9 @@ def _show_outlook(
     """Print what a session will see.
 
     Raises:
-        SpecError: if that is less than the spec itself asks for.
+        SpecError: if there is no record to know it from.
     """
-    from dgxlab.cli._outlook import describe, short
+    from dgxlab.cli._outlook import describe
     from dgxlab.lab import outlook
     from dgxlab.lab.outlook import command
 
@@ -183,8 +202,6 @@ def _show_outlook(
     with store(record) as opened:
         made = outlook(opened, experiment, tree, effect)
     out.result(made, lambda: describe(made, experiment))
-    if error := short(made, experiment):
-        raise error
 
 
 def _carry_out(

@@ -27,6 +27,8 @@ KEYS: dict[str, tuple[type, ...]] = {
     "noise_cycles": (int,),
     "cycles": (int,),
     "flaws": (dict,),
+    "burn_in": (list,),
+    "model": (str,),
 }
 """What a line may say, and of which types; the first three are needed."""
 
@@ -39,9 +41,11 @@ def verdict(
     screen: Annotated[bool, typer.Option("--screen", help="One bracket a line, against its noise floor.")] = False,
     drift_limit: Annotated[
         float | None,
-        typer.Option("--drift-limit", help="How far a cycle's baselines may be apart; else 0.05."),
+        typer.Option("--drift-limit", help="How far two baselines in a row may be apart without a step; else 0.05."),
     ] = None,
-    noise: Annotated[float | None, typer.Option("--noise", help="The host's noise floor, a share as in 0.006.")] = None,
+    noise: Annotated[
+        float | None, typer.Option("--noise", help="The noise floor, a share as in 0.006; else a chain's own.")
+    ] = None,
     fail_on: FailOnOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
@@ -49,9 +53,9 @@ def verdict(
     """Judge A/B chains: faster, slower, same, inconclusive, invalid.
 
     A line is {"a": [k + 1 baselines], "b": [k candidates], "better": "higher" or "lower"}, with "name", "drift_limit",
-    "noise", "noise_cycles" (of the A/A sessions behind it), "cycles" (planned) and "flaws" ({"3": "why cycle 3 does not
-    count"}) where there are any. Every line is judged alone: many unrelated lines make false claims more likely, one of
-    a hundred; --holm holds the lines together to that.
+    "noise", "noise_cycles" (of the A/A sessions behind it), "cycles" (planned), "burn_in" (baselines before the first),
+    "model" and "flaws" ({"3": "why cycle 3 does not count"}) where there are any. Every line is judged alone: many
+    unrelated lines make false claims more likely, one of a hundred; --holm holds the lines together to that.
 
     Example: dgxlab verdict chains.jsonl --format json
     """
@@ -85,7 +89,8 @@ class _Line:
         from dgxlab.stats import Chain
 
         keys = ("a", "b", "better", "drift_limit", "cycles", "flaws")
-        return Chain(**{key: self.said[key] for key in keys if key in self.said})
+        before = (self.said.get("burn_in") or [None])[-1]
+        return Chain(**{key: self.said[key] for key in keys if key in self.said}, before=before)
 
 
 def _read(file: Path) -> list[str]:
@@ -153,7 +158,7 @@ def _judged(lines: Sequence[_Line], *, holm: bool, screen: bool) -> Iterator[Ver
 
 def _row(line: _Line, found: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON; effects are per cent of the baseline, noise floors shares as in the input."""
-    from dgxlab.stats import noise_floor, promoted
+    from dgxlab.stats import promoted
 
     return {
         "line": line.number,
@@ -161,13 +166,14 @@ def _row(line: _Line, found: Verdict) -> dict[str, Any]:
         "verdict": found.verdict,
         "effect_pct": _percent(found.effect),
         "ci_pct": found.ci and [_percent(bound) for bound in found.ci],
+        "same_ci_pct": found.same_ci and [_percent(bound) for bound in found.same_ci],
         "confidence": found.confidence,
         "mde_pct": _percent(found.mde),
         "valid_cycles": found.valid_cycles,
         "cycles": found.cycles,
         "p": found.p,
         "k_to_settle": found.k_to_settle,
-        "noise_floor": noise_floor(found),
+        "noise_floor": found.noise,
         "promoted": promoted(found, line.said.get("noise")),
         "screen": found.screen,
         "flaws": found.flaws,
@@ -181,10 +187,15 @@ def _sentence(line: _Line, found: Verdict) -> str:
     if found.effect is not None:
         parts.append(f"{100 * found.effect:+.2f} %")
     if found.ci is not None and found.mde is not None:
-        low, high = (f"{100 * bound:+.2f}" for bound in found.ci)
-        parts[-1] += f" ({100 * found.confidence:.4g} %: {low} to {high} %)"
+        parts[-1] += f" ({100 * found.confidence:.4g} %: {_range(found.ci)})"
+        if found.verdict == "same" and found.same_ci:
+            parts[-1] += f", interval of same {_range(found.same_ci)}"
         parts.append(f"{found.valid_cycles} of {plural(found.cycles, 'cycle')}, MDE {100 * found.mde:.2f} %")
     return f"{', '.join(parts)}; {'; '.join(found.reasons)}"
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return " to ".join(f"{100 * bound:+.2f}" for bound in interval) + " %"
 
 
 def _percent(share: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dgxlab.imported.reading import Reading, Row
-from dgxlab.roofline import excess, together, weights_of
+from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.units import METRICS
 
 NAMES = ("device_description", "gpu_info", "gpu")
@@ -27,10 +27,10 @@ def impossible(reading: Reading) -> Iterator[str]:
     count = 0
     for row in reading.rows:
         for each in (each for each in row.values if each.metric in METRICS):
-            found = filter(
-                None, (excess(each.metric, row.params, v, gpu, weights=weights, moved=_moved(row)) for v in each.values)
+            found = (
+                implausible(each.metric, row.params, v, gpu, weights=weights, moved=_moved(row)) for v in each.values
             )
-            for why in found:
+            for why in filter(None, found):
                 count += 1
                 if count <= NAMED:
                     yield f"{row.label} cannot be true: {why}"

@@ -213,7 +213,7 @@ class _Fold:
         for table, columns in CONDITIONS.items():
             told = [(run_id, *(seen[name] for name in columns)) for seen in _taken(event, [table])[table]]
             self.store.put_many(table, ("run_id", *columns), told)
-        self._flag_excess(run_id, row, results)
+        self._flag_implausible(run_id, row, results)
         if event["chain"] is not None:
             place = _taken(event, ("chain", "role", "cycle"))
             self._look_up(**place, arm=event["arm"])
@@ -234,8 +234,8 @@ class _Fold:
         if step is None or step["candidate" if role == CANDIDATE else "baseline"]["arm"] != arm:
             raise ValueError(f"the plan has no {role} {cycle} of {chain} with arm {arm}")
 
-    def _flag_excess(self, run_id: str, row: Event, results: Iterable[Event]) -> None:
-        if reason := self.guard.excess({**row, "job_id": self.job.job_id}, _extremes(results)):
+    def _flag_implausible(self, run_id: str, row: Event, results: Iterable[Event]) -> None:
+        if reason := self.guard.implausible({**row, "job_id": self.job.job_id}, _extremes(results)):
             flag = {"device": HOST, "kind": ROOFLINE, "hard": 0, "reason": reason}
             self.store.put("flags", {"run_id": run_id, **flag})
 

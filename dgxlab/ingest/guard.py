@@ -65,7 +65,7 @@ class Guard:
         self._cells: dict[str, tuple[str, Row]] = {}
         self._possible: dict[tuple[str, ...], float] = {}
 
-    def excess(self, run: Row, extremes: Iterable[Extremes]) -> str:
+    def implausible(self, run: Row, extremes: Iterable[Extremes]) -> str:
         """Say why numbers of a run cannot be true; "" where nothing speaks against them.
 
         Args:
@@ -96,7 +96,7 @@ class Guard:
             return ""
         moved = int(said[1]) * 1024 if said[1].isdecimal() else None
         weights = _weights(self._model_of(run), said[2])
-        why = roofline.excess(metric.name, params, value, peaks, weights=weights, moved=moved)
+        why = roofline.implausible(metric.name, params, value, peaks, weights=weights, moved=moved)
         if not why:
             self._possible[alike] = sign * value
         return f"{label}: {why}" if why else ""
@@ -131,7 +131,7 @@ def beyond(store: Store) -> Iterator[str]:
         extremes = Extremes(row["cell"], row["metric"], row["least"], row["most"], decode(row["raw"]))
         recorded[row["run_id"]].append(extremes)
     for run in store.rows(RUNS):
-        if reason := guard.excess(run, recorded[run["run_id"]]):
+        if reason := guard.implausible(run, recorded[run["run_id"]]):
             yield f"run {run['run_id']} is kept, and cannot be true: {reason}"
 
 

@@ -33,6 +33,7 @@ class Run:
         slot: Its place, and what it gave.
         unsettled: That it was the last of a burn-in that had not settled, "" where it was not.
         clock: Median of the SM clock of the one GPU that it had, in MHz; None where there were more, or none was told.
+        power: Median of what its GPUs drew, in W, all of them together; None where none was told.
     """
 
     chain: str
@@ -41,6 +42,7 @@ class Run:
     slot: Slot
     unsettled: str
     clock: float | None
+    power: float | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class Evidence:
         places = {(run.slot.role, run.slot.cycle): run for run in self.runs if run.chain == step.id}
         return [run for (role, _), run in places.items() if role != BURN_IN]
 
+    def slots(self, step: ChainStep) -> list[Slot]:
+        """Return everything that ran in a chain, its burn-in too, in the order in which it ran."""
+        return [run.slot for run in self.runs if run.chain == step.id]
+
     def last(self, step: ChainStep) -> Run | None:
         """Return what ran last of a chain; None where it was not begun."""
         return next((run for run in reversed(self.runs) if run.chain == step.id), None)
@@ -110,8 +116,11 @@ def _runs(store: Store, job_id: str) -> Iterator[Run]:
         values[row["run_id"]][row["cell"], row["metric"]].append(row["value"])
     hard = _grouped(_about_runs(store, job_id, "flags.reason AS value FROM flags", "hard", order="device, kind"))
     unsettled = _grouped(_about_runs(store, job_id, "flags.reason AS value FROM flags", "kind = 'unsettled'"))
-    clocks = _grouped(_about_runs(store, job_id, "median AS value FROM telemetry", "name = 'clocks.sm'"))
-    places = "chain, role, cycle, status, reason, model_id FROM chain_runs"
+    clocks, powers = (
+        _grouped(_about_runs(store, job_id, "median AS value FROM telemetry", f"name = '{name}'"))
+        for name in ("clocks.sm", "power.draw")
+    )
+    places = "chain, role, cycle, status, reason, model_id, seconds FROM chain_runs"
     for row in _about_runs(store, job_id, places, order="position"):
         run_id = row["run_id"]
         counted = values[run_id] if row["status"] == "valid" else {}
@@ -119,8 +128,9 @@ def _runs(store: Store, job_id: str) -> Iterator[Run]:
         wrong = flaw(row["status"], row["reason"], hard[run_id])
         clock = clocks[run_id][0] if len(clocks[run_id]) == 1 else None
         failed = row["reason"] if row["status"] == "failed" else ""
-        slot = Slot(row["role"], row["cycle"], medians, wrong)
-        yield Run(row["chain"], row["model_id"], failed, slot, "".join(unsettled[run_id]), clock)
+        power = sum(powers[run_id]) if powers[run_id] else None
+        slot = Slot(row["role"], row["cycle"], medians, wrong, row["seconds"])
+        yield Run(row["chain"], row["model_id"], failed, slot, "".join(unsettled[run_id]), clock, power)
 
 
 def _about_runs(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dgxlab import stats
-from dgxlab.agent.slots import Claim
+from dgxlab.agent.slots import Comparison
 from dgxlab.errors import UsageError
 from dgxlab.judgement.evidence import ENDS
 from dgxlab.judgement.verdicts import Judged, judge
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 OF_JUDGED = ("chain", "promoted", "baseline", "candidate", "baseline_arm", "candidate_arm", "model_id")
 OF_VERDICT = (
     *("verdict", "effect", "confidence", "mde", "p", "spread", "k_to_settle", "cycles", "valid_cycles", "better"),
-    "screen",
+    *("screen", "noise"),
 )
 """Columns that are fields of the same name."""
 
@@ -76,8 +76,7 @@ def check(store: Store) -> list[str]:
 def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
     """Return how much metrics of these cells differ from run to run on a device.
 
-    Each is of the latest A/A session with at least as many cycles as a whole chain needs; of a shorter one where there
-    is none. Sessions of another protocol measured otherwise.
+    Each is of the latest A/A session. Those of another protocol measured otherwise.
 
     Args:
         cells: Cell.key.
@@ -88,8 +87,8 @@ def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id:
            JOIN arms ON arms.job_id = v.job_id AND arm = baseline_arm
            WHERE baseline_arm = candidate_arm AND NOT screen AND spread > 0 AND protocol = ?
            AND device_id = ? AND coalesce(model_id, '') = ?
-           ORDER BY valid_cycles >= ?, intent_at, v.job_id""",
-        (PROTOCOL, device_id, model_id, stats.cycles_needed(stats.CYCLES)),
+           ORDER BY intent_at, v.job_id""",
+        (PROTOCOL, device_id, model_id),
     )
     floors = {}
     for row in found:
@@ -108,14 +107,17 @@ def _rows(store: Store, job_id: str) -> list[Row]:
 def _row(one: Judged) -> Row:
     verdict, noise = one.verdict, one.noise
     low, high = verdict.ci or (None, None)
+    same_low, same_high = verdict.same_ci or (None, None)
     return {
         **{name: getattr(one, name) for name in OF_JUDGED},
         **{name: getattr(verdict, name) for name in OF_VERDICT},
-        "cell": one.claim.baseline,
-        "candidate_cell": one.claim.candidate,
-        "metric": one.claim.metric,
+        "cell": one.comparison.baseline,
+        "candidate_cell": one.comparison.candidate,
+        "metric": one.comparison.metric,
         "ci_low": low,
         "ci_high": high,
+        "same_low": same_low,
+        "same_high": same_high,
         "noise_sigma": noise.sigma if noise else None,
         "noise_cycles": noise.cycles if noise else None,
         "noise_session": noise.session if noise else None,
@@ -125,25 +127,26 @@ def _row(one: Judged) -> Row:
 
 
 def _judged(row: Mapping[str, Any]) -> Judged:
-    claim = Claim(row["cell"], row["candidate_cell"], row["metric"])
+    comparison = Comparison(row["cell"], row["candidate_cell"], row["metric"])
     floor = None
     if row["noise_sigma"] is not None:
         floor = NoiseFloor(row["cell"], row["metric"], row["noise_sigma"], row["noise_cycles"], row["noise_session"])
     verdict = Verdict(
         **{**{name: row[name] for name in OF_VERDICT}, "screen": bool(row["screen"])},
         ci=None if row["ci_low"] is None else (row["ci_low"], row["ci_high"]),
+        same_ci=None if row["same_low"] is None else (row["same_low"], row["same_high"]),
         flaws={int(cycle): flaw for cycle, flaw in json.loads(row["flaws"]).items()},
         reasons=tuple(json.loads(row["reasons"])),
     )
     of_judged = {**{name: row[name] for name in OF_JUDGED}, "promoted": bool(row["promoted"])}
-    return Judged(claim=claim, verdict=verdict, noise=floor, **of_judged)
+    return Judged(comparison=comparison, verdict=verdict, noise=floor, **of_judged)
 
 
 # -- looking again ----------------------------------------------------------------------------------------------------
 
 
 def _check_job(store: Store, job_id: str) -> Iterator[str]:
-    written, computed = _by_claim(store.verdicts(job_id)), _by_claim(_rows(store, job_id))
+    written, computed = _by_comparison(store.verdicts(job_id)), _by_comparison(_rows(store, job_id))
     state = store.job(job_id).state
     for key in {**computed, **written}:
         verdict = f"the verdict of job {job_id} in {key[0]} on {key[2]} of cell {key[1]}"
@@ -159,7 +162,7 @@ def _check_job(store: Store, job_id: str) -> Iterator[str]:
             yield f"{verdict} has {', '.join(differ)}"
 
 
-def _by_claim(rows: list[Row]) -> dict[tuple[str, str, str], Row]:
+def _by_comparison(rows: list[Row]) -> dict[tuple[str, str, str], Row]:
     return {(row["chain"], row["cell"], row["metric"]): row for row in rows}
 
 

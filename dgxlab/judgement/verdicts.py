@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dgxlab import stats
-from dgxlab.agent.slots import Claim, Slot, chain_of, claims, goes_on, whole_cycles
+from dgxlab.agent.slots import Comparison, chain_of, comparisons, goes_on, whole_cycles
 from dgxlab.judgement.evidence import ENDS, Evidence, Run
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, GateStep, NoiseFloor
 from dgxlab.stats import Chain, Verdict
@@ -18,16 +18,19 @@ ROLES = (BASELINE, CANDIDATE)
 IN_CYCLE_SPACE = 0.5
 """The share of an effect below which what is left of it per clock cycle is called nothing."""
 
+MORE_POWER = 1.05
+"""How many times the baseline's power a candidate may draw before a reader is warned."""
+
 
 @dataclass(frozen=True)
 class Judged:
-    """What one chain says of one claim.
+    """What one chain says of one comparison.
 
     Attributes:
         chain: ChainStep.id.
-        claim: Cells and metric.
+        comparison: Cells and metric.
         verdict: With reasons that speak of gates, builds and clocks too.
-        noise: The noise floor that the plan had for it.
+        noise: The noise floor that the plan had for it; it judges screens, and held promotion before protocol 3.
         promoted: Whether the change is worth keeping.
         baseline: Geometric mean over the cycles that count, of the two runs of each; None where the verdict is invalid.
         candidate: The same of the candidate's.
@@ -35,7 +38,7 @@ class Judged:
     """
 
     chain: str
-    claim: Claim
+    comparison: Comparison
     verdict: Verdict
     noise: NoiseFloor | None
     promoted: bool
@@ -48,7 +51,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Case:
-    """A claim and all that speaks for or against judging it.
+    """A comparison and all that speaks for or against judging it.
 
     Attributes:
         runs: Those of its chain that count.
@@ -57,20 +60,26 @@ class Case:
     """
 
     step: ChainStep
-    claim: Claim
+    comparison: Comparison
     runs: Sequence[Run]
     chain: Chain
     faults: tuple[str, ...]
 
     @property
     def noise(self) -> NoiseFloor | None:
-        """The noise floor that the plan has for the claim."""
-        wanted = (self.claim.baseline, self.claim.metric)
+        """The noise floor that the plan has for the comparison."""
+        wanted = (self.comparison.baseline, self.comparison.metric)
         return next((floor for floor in self.step.noise if (floor.cell, floor.metric) == wanted), None)
+
+    def promotion_noise(self, verdict: Verdict) -> float | None:
+        """Return the noise floor that decides on promotion: the chain's own, before protocol 3 the plan's."""
+        if self.chain.protocol >= stats.STEPS:
+            return verdict.noise
+        return self.noise.sigma if self.noise else None
 
 
 def judge(store: Store, job_id: str) -> list[Judged]:
-    """Return a verdict on every claim of a job, in the order of its plan; none while it may run, or if rejected.
+    """Return a verdict on every comparison of a job, in the order of its plan; none while it may run, or if rejected.
 
     Raises:
         UsageError: if there is no such job.
@@ -86,7 +95,7 @@ def judge(store: Store, job_id: str) -> list[Judged]:
 
 
 def whole(words: Sequence[str]) -> str:
-    """Return the word for a session, given those on its claims; `mixed` where some are faster and some slower."""
+    """Return the word for a session, given those on its comparisons; `mixed` where some are faster and some slower."""
     if not words or "invalid" in words:
         return "invalid"
     if "faster" in words and "slower" in words:
@@ -103,12 +112,13 @@ def counted(verdict: Verdict, role: str) -> list[int]:
 
 def _cases(evidence: Evidence, step: ChainStep) -> list[Case]:
     runs = evidence.of(step)
-    asked = claims(step)
+    asked = comparisons(step)
     if not asked:
         return []
-    chains = [chain_of(step, claim, [run.slot for run in runs]) for claim in asked]
+    slots = evidence.slots(step)
+    chains = [chain_of(step, comparison, slots, evidence.plan.protocol) for comparison in asked]
     faults = tuple(_faults(evidence, step, chains))
-    return [Case(step, claim, runs, chain, faults) for claim, chain in zip(asked, chains, strict=True)]
+    return [Case(step, comparison, runs, chain, faults) for comparison, chain in zip(asked, chains, strict=True)]
 
 
 def _faults(evidence: Evidence, step: ChainStep, chains: Sequence[Chain]) -> Iterator[str]:
@@ -136,21 +146,22 @@ def _crashes(evidence: Evidence, step: ChainStep) -> Iterator[str]:
 
 
 def _cut(step: ChainStep, chains: Sequence[Chain]) -> str:
-    """Return where a chain broke off, "" where it is whole; the chains of all claims of a step are equally long."""
+    """Return where a chain broke off, "" where it is whole; all chains of a step are equally long."""
     done = whole_cycles(chains[0])
     if not chains[0].a:
         return "the chain was cut in its burn-in"
     if (len(chains[0].a), len(chains[0].b)) == (done + 1, done) and not goes_on(step, chains):
         return ""
-    another = " and before another" if done >= step.cycles else ""
-    return f"the chain was cut after {done} of {step.cycles} cycles{another}: nothing is glued across a gap"
+    planned = chains[0].planned
+    another = " and before another" if done >= planned else ""
+    return f"the chain was cut after {done} of {planned} cycles{another}: nothing is glued across a gap"
 
 
 def _verdict(case: Case, screens: int) -> Verdict | None:
-    """Return the verdict of a claim that is not judged together with the session's others.
+    """Return the verdict of a comparison that is not judged together with the session's others.
 
     Args:
-        screens: How many claims of the session are screened.
+        screens: How many comparisons of the session are screened.
     """
     if case.faults:
         done = whole_cycles(case.chain)
@@ -168,13 +179,13 @@ def _verdict(case: Case, screens: int) -> Verdict | None:
 def _judged(evidence: Evidence, case: Case, verdict: Verdict) -> Judged:
     verdict = replace(verdict, better=case.chain.better)
     held = tuple(_held_back(evidence, case, verdict))
-    more = (evidence.unsettled(case.step), *_clock_says(case, verdict), *held)
+    more = (evidence.unsettled(case.step), *_clock_says(case, verdict), *_power_says(case, verdict), *held)
     verdict = replace(verdict, reasons=(*verdict.reasons, *filter(None, more)))
-    promoted = not held and case.noise is not None and stats.promoted(verdict, case.noise.sigma)
+    promoted = verdict.verdict == "faster" and not verdict.screen and not held
     baseline, candidate = _means(case.chain, verdict)
     return Judged(
         case.step.id,
-        case.claim,
+        case.comparison,
         verdict,
         case.noise,
         promoted,
@@ -202,10 +213,14 @@ def _held_back(evidence: Evidence, case: Case, verdict: Verdict) -> Iterator[str
         yield f"not promoted: --set changed what gate {changed[0].op} on {changed[0].backend} must reach"
     if not evidence.gated_after(case.step):
         yield f"not promoted: the gates after the chains were not asked, {evidence.ending}"
-    if case.noise is None:
-        yield "not promoted: the noise floor of this host is not known"
-    elif not stats.promoted(verdict, case.noise.sigma):
-        yield f"not promoted: the interval does not clear 2 % and 3 noise floors of {100 * case.noise.sigma:.2g} %"
+    noise = case.promotion_noise(verdict)
+    if noise is None or verdict.ci is None:
+        yield "not promoted: the noise floor is not known"
+    elif not stats.promoted(verdict, noise):
+        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.worth(noise)
+        floors = f", which is 3 noise floors of {100 * noise:.3g} %" if wanted > stats.PROMOTION else ""
+        begins = f"in speed the interval begins at {100 * least:+.2f} %"
+        yield f"not promoted: {begins}, not above {100 * wanted:.3g} %{floors}"
 
 
 def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
@@ -220,14 +235,14 @@ def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
     return baseline, candidate
 
 
-# -- cycle space ------------------------------------------------------------------------------------------------------
+# -- clocks and power -------------------------------------------------------------------------------------------------
 
 
 def _clock_says(case: Case, verdict: Verdict) -> Iterator[str]:
     """Yield that a difference is one of clocks, where it vanishes once values are taken per SM clock cycle."""
     if verdict.verdict not in ("faster", "slower") or verdict.screen or not all(run.clock for run in case.runs):
         return
-    per_cycle = stats.judge(chain_of(case.step, case.claim, [_per_cycle(case, run) for run in case.runs]))
+    per_cycle = stats.judge(_per_cycle(case))
     if verdict.effect is None or per_cycle.effect is None or per_cycle.ci is None:
         return
     low, high = per_cycle.ci
@@ -239,8 +254,30 @@ def _clock_says(case: Case, verdict: Verdict) -> Iterator[str]:
         )
 
 
-def _per_cycle(case: Case, run: Run) -> Slot:
-    clock = run.clock or 0
-    higher = case.chain.better == "higher"
-    values = {key: value / clock if higher else value * clock for key, value in run.slot.values.items()}
-    return replace(run.slot, values=values)
+def _per_cycle(case: Case) -> Chain:
+    """Return a chain with its throughputs divided by the clock of their run, and its times multiplied by it."""
+    clocks = {(run.slot.role, run.slot.cycle): run.clock or 1 for run in case.runs}
+    sign = -1 if case.chain.better == "higher" else 1
+    a, b = (
+        [value and value * clocks[role, cycle] ** sign for cycle, value in enumerate(values, first)]
+        for role, first, values in ((BASELINE, 0, case.chain.a), (CANDIDATE, 1, case.chain.b))
+    )
+    return replace(case.chain, a=a, b=b, before=None)
+
+
+def _power_says(case: Case, verdict: Verdict) -> Iterator[str]:
+    """Yield that the candidate draws more power: the heat slows its baselines as much as itself, and hides its cost."""
+    if verdict.verdict == "invalid" or verdict.screen or case.chain.protocol < stats.STEPS or case.step.block_s:
+        return
+    drawn: dict[str, list[float]] = {role: [] for role in ROLES}
+    for run in case.runs:
+        if run.power is not None and run.slot.cycle in counted(verdict, run.slot.role):
+            drawn[run.slot.role].append(run.power)
+    if not all(drawn.values()):
+        return
+    baseline, candidate = (stats.median(drawn[role]) for role in ROLES)
+    if candidate >= MORE_POWER * baseline:
+        yield (
+            f"the candidate draws {candidate:.0f} W and the baseline {baseline:.0f} W, at shared temperature: "
+            "session: {block_minutes: M} compares each at its own"
+        )

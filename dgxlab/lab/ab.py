@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from dgxlab import judgement, plan, stats
-from dgxlab.agent.slots import claims
+from dgxlab import judgement, plan
+from dgxlab.agent.slots import comparisons
 from dgxlab.compare import Difference, differences, refuse
 from dgxlab.errors import ConditionsError, DgxlabError
 from dgxlab.lab.base import Lab, Side, Watch, noted
 from dgxlab.lab.jobs import carry_out, join, settle
-from dgxlab.lab.outlook import blind, command
+from dgxlab.lab.outlook import command
 from dgxlab.lab.provision import prepare
 from dgxlab.lab.run import resolve
 from dgxlab.lab.todo import device_of, identity, with_expectations
@@ -42,6 +42,7 @@ def ab(
     kind: str = "ab",
     allow: Collection[str] = (),
     wait_s: float = WAIT_S,
+    max_s: float = 0.0,
 ) -> Session:
     """Hold a session that compares a candidate with its baseline, and record it.
 
@@ -52,9 +53,10 @@ def ab(
         kind: "ab", "noise" for an A/A session, "screen" for one bracket.
         allow: Kinds of `compare.MUST_AGREE` in which the arms may differ.
         wait_s: How long the job may wait for its devices, 0 for not at all.
+        max_s: How long its chains may take, 0 for as long as they need.
 
     Raises:
-        SpecError: if the arms cannot be compared, or the session could not see its own min_effect.
+        SpecError: if the arms cannot be compared, or the session would have too few cycles for its claims.
         DgxlabError: for whatever else ends it before a job runs; what a job itself reports is in the session.
         Interrupted: on Ctrl-C while a job runs; the job goes on.
     """
@@ -69,7 +71,7 @@ def ab(
     about = subject(kind, candidate.digest, baseline.digest)
     left = settle(lab, host, about, watch)
     probe = prepare(host, sides, watch)
-    job = _plan(lab.store, sides, probe, kind, wait_s)
+    job = _plan(lab.store, sides, probe, kind, wait_s, max_s)
     of = [baseline, candidate]
     left = left or join(lab, host, about, [arm.source for arm in job.arms], probe, watch, of=of)
     if left and _answers(lab.store.job(left), job):
@@ -92,12 +94,8 @@ def _compared(baseline: Experiment, candidate: Experiment, found: Sequence[Diffe
     return f"{candidate.name} against {baseline.name}: their specs differ in nothing but the name"
 
 
-def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: float) -> Plan:
-    """Return the plan of a session, with what the record knows of this host in it.
-
-    Raises:
-        SpecError: if its chains are too short to see an effect of min_effect.
-    """
+def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: float, max_s: float) -> Plan:
+    """Return the plan of a session, with what the record knows of this host in it."""
     one, two = sides
     name = plan.session_name(one.experiment, two.experiment)
     made = plan.make_ab(
@@ -107,11 +105,10 @@ def _plan(store: Store, sides: Sequence[Side], probe: Probe, kind: str, wait_s: 
         job_id=plan.new_job_id(name),
         kind=kind,
         wait_s=wait_s,
+        max_s=max_s,
     )
     steps = tuple(_with_noise(store, one, step, probe) if isinstance(step, ChainStep) else step for step in made.steps)
     made = with_expectations(store, replace(made, steps=steps), probe)
-    if kind == "ab":
-        _sees(made, one.experiment)
     if kind == "screen":
         _knows(made, one.experiment)
     return made
@@ -128,26 +125,15 @@ def _knows(made: Plan, experiment: Experiment) -> None:
     """Refuse a screen without the noise floor that it judges by."""
     for chain in made.chains:
         known = {(floor.cell, floor.metric) for floor in chain.noise}
-        for claim in claims(chain):
-            if (claim.baseline, claim.metric) not in known:
+        for comparison in comparisons(chain):
+            if (comparison.baseline, comparison.metric) not in known:
+                cell = _label(chain, comparison.baseline)
                 raise ConditionsError(
-                    f"a screen needs the noise floor of host {experiment.host} for {_label(chain, claim.baseline)}, and"
-                    " no A/A session has measured it",
+                    f"a screen needs the noise floor of host {experiment.host} for {cell}, and no A/A session has"
+                    " measured it",
                     next=command("noise", experiment),
                 )
 
 
 def _label(chain: ChainStep, key: str) -> str:
     return next(cell.label for cell in chain.baseline.cells if cell.key == key)
-
-
-def _sees(made: Plan, experiment: Experiment) -> None:
-    wanted = experiment.session.min_effect
-    if wanted is None:
-        return
-    count = sum(len(claims(chain)) for chain in made.chains)
-    for chain in made.chains:
-        for floor in chain.noise:
-            seen = stats.mde(floor.sigma, chain.cycles, count)
-            if seen > wanted:
-                raise blind(experiment, _label(chain, floor.cell), seen, stats.to_see(wanted, floor.sigma, count))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
-from dgxlab.agent.slots import claims
-from dgxlab.errors import SpecError
+from dgxlab.agent.slots import comparisons
 from dgxlab.model import (
     ChainStep,
     CheckStep,
@@ -19,19 +18,17 @@ from dgxlab.model import (
     GateStep,
     NoiseFloor,
     Plan,
+    Session,
     Source,
     gpu_backends,
     model_id,
 )
 from dgxlab.store import Store, gate_digest
 
-BURN_IN = 3
-"""Runs of burn-in that a chain usually takes."""
-
 
 @dataclass(frozen=True)
 class Expected:
-    """One claim of a session to come.
+    """One comparison of a session to come.
 
     Attributes:
         label: Of the cell.
@@ -41,6 +38,7 @@ class Expected:
         session: That measured it.
         mde: Smallest effect that is found with a chance of 80 %, a share.
         needed: Cycles that find the wanted effect, None if 100 do not.
+        chosen: Cycles that a burn-in with this noise asks for, to find the effect that the spec names.
     """
 
     label: str
@@ -50,6 +48,7 @@ class Expected:
     session: str
     mde: float
     needed: int | None
+    chosen: int
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,10 @@ class Outlook:
     Attributes:
         effect: The wanted one, a share.
         family: Claims of the session, known or not.
-        cycles: As the spec has it.
+        cycles: As the spec has it, or as many as the burn-ins will probably ask for; None where nothing is known.
+        fixed: Whether the spec has it.
         needed: Cycles that find the effect in every cell that is known, None if 100 do not.
-        seconds: Of the session as the spec has it, without builds; None where something in it was never run there.
+        seconds: Of the session with `cycles`, without builds; None where something in it was never run there.
         seconds_needed: The same with as many cycles as are needed.
         claims: Those whose noise floor is known.
         unknown: Labels of the cells of the others.
@@ -69,7 +69,8 @@ class Outlook:
 
     effect: float
     family: int
-    cycles: int
+    cycles: int | None
+    fixed: bool
     needed: int | None
     seconds: float | None
     seconds_needed: float | None
@@ -90,18 +91,18 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     """
     made = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
     chains, device = list(made.chains), _device(store, experiment.host, made)
-    count = sum(len(claims(chain)) for chain in chains)
+    count = sum(len(comparisons(chain)) for chain in chains)
     known: list[Expected] = []
     unknown: list[str] = []
     for chain in chains:
         floors = {(floor.cell, floor.metric): floor for floor in _floors(store, experiment, chain, device)}
-        for claim in claims(chain):
-            label = next(cell.label for cell in chain.baseline.cells if cell.key == claim.baseline)
-            if floor := floors.get((claim.baseline, claim.metric)):
-                known.append(_expected(label, chain, floor, effect, count))
+        for comparison in comparisons(chain):
+            label = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
+            if floor := floors.get((comparison.baseline, comparison.metric)):
+                known.append(_expected(label, chain, floor, effect, experiment.session))
             elif label not in unknown:
                 unknown.append(label)
-    cycles = experiment.session.cycles
+    cycles = experiment.session.cycles or max((one.chosen for one in known), default=None)
     needed = [one.needed for one in known]
     enough = None if None in needed else max((each for each in needed if each), default=None)
     times = _Times(store, made, device)
@@ -109,28 +110,12 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
         effect=effect,
         family=count,
         cycles=cycles,
+        fixed=bool(experiment.session.cycles),
         needed=enough,
-        seconds=times.session(cycles),
+        seconds=cycles and times.session(cycles),
         seconds_needed=enough and times.session(enough),
         claims=tuple(known),
         unknown=tuple(unknown),
-    )
-
-
-def blind(experiment: Experiment, label: str, seen: float, needed: int | None) -> SpecError:
-    """Return that a spec's own min_effect cannot be seen.
-
-    Args:
-        label: Of the cell in which it cannot.
-        seen: Smallest effect that is seen there, a share.
-        needed: Cycles that would do, None if 100 do not.
-    """
-    cycles, wanted = experiment.session.cycles, experiment.session.min_effect or 0.0
-    enough = f"; {needed} cycles would" if needed else ""
-    return SpecError(
-        f"{cycles} cycles cannot see the spec's min_effect of {percent(wanted)}: {label} shows effects of "
-        f"{percent(seen)} and more{enough}",
-        next=command("plan", experiment, "--effect", f"{100 * wanted:.4g}%"),
     )
 
 
@@ -141,20 +126,20 @@ def command(name: str, experiment: Experiment, *words: str) -> str:
     return shlex.join(["dgxlab", name, label(Path(experiment.path)), "--host", experiment.host, *words])
 
 
-def percent(share: float) -> str:
-    """Format a share: 0.013 is `1.3 %`, 3.456 is `346 %`."""
-    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
-
-
-def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, count: int) -> Expected:
+def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, session: Session) -> Expected:
+    # a burn-in takes the upper bound of the noise in its differences
+    bound = floor.sigma * stats.bound_factor(stats.PLANNING_RUNS - 1)
+    chosen = session.cycles or stats.cycles_at(bound, session.effect, chain.claims)
+    needed = stats.to_see(effect, floor.sigma, chain.claims)
     return Expected(
         label,
         chain.baseline.model,
         floor.metric,
         floor.sigma,
         floor.session,
-        stats.mde(floor.sigma, chain.cycles, count),
-        stats.to_see(effect, floor.sigma, count),
+        stats.mde(floor.sigma, chosen, chain.claims),
+        needed and max(needed, stats.fewest_cycles(chain.claims)),
+        chosen,
     )
 
 
@@ -193,15 +178,17 @@ class _Times:
     """How long the parts of a session took on a device when they were last run."""
 
     def __init__(self, store: Store, made: Plan, device: str) -> None:
-        self._chains = [_seconds_of_runs(store, chain, device) for chain in made.chains]
+        self._chains = [(chain, _seconds_of_runs(store, chain, device)) for chain in made.chains]
         gates = [step for step in made.steps if isinstance(step, (GateStep, CheckStep))]
         # both arms have about the baseline's gates
         self._gates = [2 * _seconds_of_gate(store, gate, device) for gate in gates]
 
     def session(self, cycles: int) -> float | None:
         """Return the seconds of a session of that many cycles, None where a part is not known."""
-        runs = 2 * cycles + 1 + BURN_IN
-        total = sum(self._gates) + sum(runs * seconds for seconds in self._chains)
+        total = sum(self._gates)
+        for chain, seconds in self._chains:
+            burn_in = stats.BURN_IN_RUNS[0] if chain.cycles else stats.PLANNING_RUNS
+            total += burn_in * seconds + (2 * cycles + 1) * (chain.block_s + seconds)
         return total if math.isfinite(total) else None
 
 

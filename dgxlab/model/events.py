@@ -72,6 +72,8 @@ class State(TypedDict, total=False):
     oom_kills: Union[float, None]
     cpu_mhz: Union[float, None]
     cpu_temp_c: Union[float, None]
+    pinned: list[Count]
+    """The processors that the program was pinned to, before a run that was."""
 
 
 class Summary(TypedDict):

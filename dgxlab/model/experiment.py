@@ -178,10 +178,18 @@ Bench = Union[BackendOpsBench, LlamaBench, BatchedBench]
 class Session:
     """How an A/B session is run; every field but these is decided by the protocol."""
 
-    cycles: int = 8
+    cycles: int = 0
+    """Candidate runs of a chain; 0 where each chain's burn-in decides how many `effect` needs."""
     thermal: str = "hot"
     drift_limit: float = 0.05
     min_effect: float | None = None
+    """Always None; specs recorded before protocol 3 may say it."""
+    effect: float = field(default=0.02, metadata=LATER)
+    """What a chain is to find with a chance of 80 %, a share; of no meaning where `cycles` is given."""
+    pin: bool = field(default=False, metadata=LATER)
+    """Whether each run is pinned to as many processors as it has threads."""
+    block_minutes: float = field(default=0.0, metadata=LATER)
+    """How long an arm runs before the run that counts; 0 where every run counts."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dgxlab.model.checks import Check
 from dgxlab.model.experiment import DerivedModel, Param, ParityGate, SyntheticModel
 from dgxlab.model.wire import LATER, digest
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of plan, journal and agent taken together; results of another protocol are measured again."""
 
 WAIT_S = 3600.0
@@ -238,12 +238,17 @@ class ChainStep:
 
     Attributes:
         id: Of the chain; its runs are told from one another by role and cycle.
-        cycles: Candidate runs, fixed beforehand; 1 for a screen.
-        drift_limit: How far the two baselines of a cycle may be apart.
+        cycles: Candidate runs, fixed beforehand; 1 for a screen, 0 where the burn-in decides (`slots.planned`).
+        drift_limit: How far two baselines may be apart before they may lie on two sides of a step.
         thermal: "hot" for steady state, "cold" where each run waits for the device to cool.
         screen: Whether it is one bracket only, which settles nothing.
         noise: What is known beforehand of the baseline's cells on this host.
         absent: What must not be on a baseline run's stderr: the candidate's path under test.
+        effect: What is to be found where the burn-in decides, a share.
+        claims: Of the whole session, all of its chains; 0 for a screen, and in plans before protocol 3.
+        max_s: Seconds that the chain may take where the burn-in decides, the burn-in included; 0 for no limit.
+        pin: Whether each run is pinned to as many processors as it has threads.
+        block_s: How long an arm runs in each place before the run that counts; 0 where the first one does.
     """
 
     id: str
@@ -255,6 +260,11 @@ class ChainStep:
     screen: bool = False
     noise: tuple[NoiseFloor, ...] = ()
     absent: tuple[str, ...] = ()
+    effect: float = field(default=0.0, metadata=LATER)
+    claims: int = field(default=0, metadata=LATER)
+    max_s: float = field(default=0.0, metadata=LATER)
+    pin: bool = field(default=False, metadata=LATER)
+    block_s: float = field(default=0.0, metadata=LATER)
     kind: str = "chain"
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, stats, units
-from dgxlab.agent.slots import Claim, claims
+from dgxlab.agent.slots import Comparison, comparisons
 from dgxlab.errors import UsageError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, CANDIDATE, SESSIONS, ChainStep
@@ -31,7 +31,7 @@ CONDITIONS = (
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a chain, as one claim sees it.
+    """One run of a chain, as one comparison sees it.
 
     Attributes:
         at: The middle of the run, in seconds after its chain began.
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One claim over time.
+    """One comparison over time.
 
     Attributes:
         label: Names the cell, and the metric where a cell has several.
@@ -95,7 +95,7 @@ class Held:
     Attributes:
         title: Tool and model.
         seconds: From the beginning of its first run to the end of its last.
-        panels: One a claim.
+        panels: One a comparison.
         conditions: Under which it was held.
     """
 
@@ -173,7 +173,7 @@ class _Reader:
         seen = {row["name"] for found in self._telemetry.values() for row in found}
         self._sampled = next((names for names in CONDITIONS if seen.intersection(names)), {})
         self._kind = kind
-        self._judged = {(one.chain, one.claim): one for one in judgement.recorded(store, job_id)}
+        self._judged = {(one.chain, one.comparison): one for one in judgement.recorded(store, job_id)}
 
     def held(self, step: ChainStep) -> Held:
         """Return one chain."""
@@ -181,23 +181,24 @@ class _Reader:
         title = " ".join(filter(None, (step.baseline.tool, step.baseline.model)))
         seconds = max(run["started"] + run["seconds"] for run in runs) - _began(runs)
         names = _names(step)
-        panels = tuple(self._panel(step, claim, names[claim]) for claim in claims(step))
+        panels = tuple(self._panel(step, comparison, names[comparison]) for comparison in comparisons(step))
         return Held(title, seconds, panels, tuple(self._conditions(runs)))
 
-    def _panel(self, step: ChainStep, claim: Claim, name: str) -> Panel:
+    def _panel(self, step: ChainStep, comparison: Comparison, name: str) -> Panel:
         runs = self.runs[step.id]
-        judged = self._judged.get((step.id, claim))
+        judged = self._judged.get((step.id, comparison))
         places = {(run["role"], run["cycle"]): run["run_id"] for run in runs}
         counted = _counted(judged)
         points = []
         for run in runs:
-            cell = claim.candidate if run["role"] == CANDIDATE else claim.baseline
-            value = self._values.get((run["run_id"], cell, claim.metric))
+            cell = comparison.candidate if run["role"] == CANDIDATE else comparison.baseline
+            value = self._values.get((run["run_id"], cell, comparison.metric))
             role, cycle = run["role"], run["cycle"]
             counts = (role, cycle) in counted and places[role, cycle] == run["run_id"]
             points.append(Point(_middle(run) - _began(runs), role, cycle, value, counts))
         means = (judged.baseline, judged.candidate) if judged else (None, None)
-        return Panel(name, claim.metric, tuple(points), _said(self._kind, judged), means, _discards(points, judged))
+        said, discards = _said(self._kind, judged), _discards(points, judged)
+        return Panel(name, comparison.metric, tuple(points), said, means, discards)
 
     def _conditions(self, runs: Sequence[Row]) -> Iterator[Conditions]:
         began = _began(runs)
@@ -221,15 +222,12 @@ def _middle(run: Row) -> float:
     return float(run["started"] + run["seconds"] / 2)
 
 
-def _names(step: ChainStep) -> dict[Claim, str]:
-    """Name a chain's claims: by their cells, and by the metric where a cell has several."""
-    found = claims(step)
+def _names(step: ChainStep) -> dict[Comparison, str]:
+    """Name a chain's comparisons: by their cells, and by the metric where a cell has several."""
+    found = comparisons(step)
     labels = {cell.key: label(cell) for cell in step.baseline.cells}
-    several = len({claim.metric for claim in found}) > 1
-    return {
-        claim: f"{labels[claim.baseline]} {units.metric(claim.metric).label if several else ''}".strip()
-        for claim in found
-    }
+    several = len({one.metric for one in found}) > 1
+    return {one: f"{labels[one.baseline]} {units.metric(one.metric).label if several else ''}".strip() for one in found}
 
 
 def _counted(judged: Judged | None) -> set[tuple[str, int]]:
@@ -260,4 +258,4 @@ def _said(kind: str, judged: Judged | None) -> str:
     if found.effect is None:
         return f"{said}: {found.reasons[0]}" if found.reasons else said
     said += f" {100 * found.effect:+.2f} %"
-    return said if found.ci is None else f"{said} ({100 * found.ci[0]:+.2f} to {100 * found.ci[1]:+.2f})"
+    return f"{said} ({' to '.join(f'{100 * bound:+.2f}' for bound in found.interval)})" if found.interval else said

@@ -49,7 +49,7 @@ class Figure(Published):
 
     Attributes:
         value: In `unit`.
-        excess: Why it cannot be true, see `published.excess`; "" where nothing speaks against it.
+        excess: Why it cannot be true, see `published.implausible`; "" where nothing speaks against it.
     """
 
     value: float

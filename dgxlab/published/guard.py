@@ -17,7 +17,7 @@ GENERATED = re.compile(r"S_TG|decode|tg\d")
 STREAMS = re.compile(r"(?:^|\s)(?:B|N|n|npl)=?(\d+)(?!\S)")
 
 
-def excess(figure: Figure) -> str:
+def implausible(figure: Figure) -> str:
     """Say why a figure cannot be true on the GPU that its host names; "" where nothing speaks against it."""
     peaks = peaks_of(figure.host)
     if peaks is None:

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any
 
 from dgxlab.published.figure import Figure, GateResult, Published
-from dgxlab.published.guard import excess
+from dgxlab.published.guard import implausible
 from dgxlab.published.read import COLUMNS, read_figures, read_gates
 from dgxlab.store import Store
 
@@ -47,7 +47,7 @@ def figures(store: Store, **where: Condition) -> list[Figure]:
         ValueError: if there is no such column.
     """
     found = [Figure(**row) for row in _asked(store, "published", where)]
-    return [dataclasses.replace(figure, excess=excess(figure)) for figure in found]
+    return [dataclasses.replace(figure, excess=implausible(figure)) for figure in found]
 
 
 def gates(store: Store, **where: Condition) -> list[GateResult]:

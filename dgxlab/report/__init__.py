@@ -9,12 +9,12 @@ and columns of their own, and imported files in tables of their own. Builds are 
 a session of two arms, which shows its verdicts, and nothing of its chains before its end.
 """
 
-from dgxlab.report.asked import KEYS, Asked, asked
 from dgxlab.report.collect import collect, collect_experiment, collect_session
 from dgxlab.report.forms import page
 from dgxlab.report.markdown import render, render_overview, render_page, render_table
 from dgxlab.report.numbers import Mean, Printed, Quantity
 from dgxlab.report.overview import overview
+from dgxlab.report.query import KEYS, Query, query
 from dgxlab.report.records import (
     ArmsTable,
     Because,
@@ -36,7 +36,6 @@ from dgxlab.report.records import (
 __all__ = [
     "KEYS",
     "ArmsTable",
-    "Asked",
     "Because",
     "Column",
     "Discard",
@@ -50,16 +49,17 @@ __all__ = [
     "Printed",
     "Provenance",
     "Quantity",
+    "Query",
     "Report",
     "SessionReport",
     "SessionTable",
     "Table",
-    "asked",
     "collect",
     "collect_experiment",
     "collect_session",
     "overview",
     "page",
+    "query",
     "render",
     "render_overview",
     "render_page",

@@ -10,9 +10,9 @@ from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import ArmAsk, Ask, CellAsk
-from dgxlab.report.asked import Asked
 from dgxlab.report.evidence import Evidence, Measured, find
 from dgxlab.report.numbers import Value
+from dgxlab.report.query import Query
 from dgxlab.report.records import ArmsTable, Column, Flag, Origin, Provenance
 from dgxlab.report.tables import conditions, env_text, flags, origin_of, provenance, stream_test, unsteady
 
@@ -55,7 +55,7 @@ class ArmCells:
         return origin_of(self.experiment, self.arm, self.evidence, jobs)
 
 
-def find_arms(store: Store, wanted: Asked) -> tuple[ArmCells, ...]:
+def find_arms(store: Store, wanted: Query) -> tuple[ArmCells, ...]:
     """Return everything that was measured for each experiment or session that is named.
 
     Raises:
@@ -80,7 +80,7 @@ def _of_session(store: Store, session: str) -> Ask:
     return asking.of_session(store, job)
 
 
-def of_tools(found: Sequence[ArmCells], tools: Sequence[str], wanted: Asked) -> tuple[ArmCells, ...]:
+def of_tools(found: Sequence[ArmCells], tools: Sequence[str], wanted: Query) -> tuple[ArmCells, ...]:
     """Keep the cells of these tools that are wanted.
 
     Raises:

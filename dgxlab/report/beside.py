@@ -13,10 +13,10 @@ from dgxlab import published, units
 from dgxlab.model import Param
 from dgxlab.published import Figure
 from dgxlab.report.ask import OP_ORDER
-from dgxlab.report.asked import Asked
 from dgxlab.report.citation import REMARKABLE, Beside, Remark, fitting, label, sources
 from dgxlab.report.failures import some
 from dgxlab.report.numbers import Value
+from dgxlab.report.query import Query
 from dgxlab.report.records import Column, Table
 from dgxlab.report.series import Cell, Series, selected
 
@@ -31,7 +31,7 @@ LEFT = 3
 """Figures named that have no place in a table; the rest are counted."""
 
 
-def rows_beside(store: Store, wanted: Asked, table: Shown, column_of: Callable[[Cell], str | None]) -> Shown:
+def rows_beside(store: Store, wanted: Query, table: Shown, column_of: Callable[[Cell], str | None]) -> Shown:
     """Return a table with a row for each series whose figures are of its columns.
 
     Args:
@@ -91,7 +91,7 @@ def columns_beside(
     return _with(table, columns, rows, placed, found[0].shared, _left(left, "rows"))
 
 
-def gates_beside(store: Store, wanted: Asked, table: Table) -> Table:
+def gates_beside(store: Store, wanted: Query, table: Table) -> Table:
     """Return a table of gates with a row for each that a document reports.
 
     Raises:
@@ -166,7 +166,7 @@ def _with(
     left: Sequence[str],
 ) -> Shown:
     """Return a table with other columns and rows, and what must be said beneath it of the figures placed in it."""
-    excess = [Remark((f"{series.label} at {place}",), one.excess) for series, place, one in placed if one.excess]
+    implausible = [Remark((f"{series.label} at {place}",), one.excess) for series, place, one in placed if one.excess]
     groups: dict[tuple[str, str], list[str]] = {}
     for series, place, one in placed:
         if one.notes not in (*REMARKABLE, series.variant):
@@ -174,5 +174,5 @@ def _with(
     remarks = [
         Remark((f"{name} at {', '.join(some(places, LEFT))}",), notes) for (name, notes), places in groups.items()
     ]
-    under = Beside(sources([one for _, _, one in placed]), shared, tuple(excess), tuple(remarks), tuple(left))
+    under = Beside(sources([one for _, _, one in placed]), shared, tuple(implausible), tuple(remarks), tuple(left))
     return replace(table, columns=tuple(columns), rows=tuple(rows), beside=under)

@@ -208,9 +208,9 @@ def _judged(store: Store, runs: Sequence[Row]) -> dict[Place, list[Judged]]:
     for job_id in sorted({run["job_id"] for run in runs if run["role"]}):
         for one in judgement.recorded(store, job_id):
             if one.verdict.verdict != "invalid":
-                found[job_id, one.chain, BASELINE, one.claim.baseline].append(one)
+                found[job_id, one.chain, BASELINE, one.comparison.baseline].append(one)
                 if one.baseline_arm != one.candidate_arm:
-                    found[job_id, one.chain, CANDIDATE, one.claim.candidate].append(one)
+                    found[job_id, one.chain, CANDIDATE, one.comparison.candidate].append(one)
     return dict(found)
 
 
@@ -287,7 +287,7 @@ def _quantities(
         for (metric, _), values in samples[run["run_id"], cell].items():
             medians[metric][run["cycle"]] = stats.median(values)
     verdicts = judged[_place(last, cell)]
-    of_metric = {one.claim.metric: one for one in verdicts}  # of a metric without a verdict the cell's first counts
+    of_metric = {one.comparison.metric: one for one in verdicts}  # a metric without a verdict has the cell's first
     return {
         metric: mean_of(of_metric.get(metric, verdicts[0]), last["role"], metric, values)
         for metric, values in medians.items()

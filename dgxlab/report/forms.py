@@ -12,11 +12,11 @@ from dgxlab.model import SESSIONS
 from dgxlab.report import ask as asking
 from dgxlab.report import published
 from dgxlab.report.arms import ArmCells, find_arms, of_tools
-from dgxlab.report.asked import Asked
 from dgxlab.report.beside import columns_beside, gates_beside, op_lead, rows_beside
 from dgxlab.report.imports import imports
 from dgxlab.report.levers import levers
 from dgxlab.report.lineage import lineage
+from dgxlab.report.query import Query
 from dgxlab.report.records import Page, Table
 from dgxlab.report.roof import with_roof
 from dgxlab.report.series import selected
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 OP_TITLE = BY_TOOL["backend-ops"][1]
 
 
-def page(store: Store, wanted: Asked) -> Page:
+def page(store: Store, wanted: Query) -> Page:
     """Return what is asked for.
 
     Raises:
@@ -43,21 +43,21 @@ def page(store: Store, wanted: Asked) -> Page:
     return FORMS[wanted.form](store, wanted)
 
 
-def _single_stream(store: Store, wanted: Asked) -> Page:
+def _single_stream(store: Store, wanted: Query) -> Page:
     table = single_stream(of_tools(find_arms(store, wanted), ("llama-bench",), wanted))
     tests = {column.key for column in table.columns if column.metric}
     made = rows_beside(store, wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
     return Page(wanted.form, (made,))
 
 
-def _concurrency(store: Store, wanted: Asked) -> Page:
+def _concurrency(store: Store, wanted: Query) -> Page:
     table = concurrency(of_tools(find_arms(store, wanted), ("batched-bench",), wanted))
     found = selected(store, wanted.form, wanted.published)
     made = columns_beside(found, table, lambda cell: dict(zip(("PP", "TG", "B"), cell, strict=True)))
     return Page(wanted.form, (made,))
 
 
-def _ops(store: Store, wanted: Asked) -> Page:
+def _ops(store: Store, wanted: Query) -> Page:
     found = of_tools(find_arms(store, wanted), ("backend-ops",), wanted)
     said = selected(store, wanted.form, wanted.published)
     made: list[Table] = []
@@ -70,7 +70,7 @@ def _ops(store: Store, wanted: Asked) -> Page:
     return Page(wanted.form, tuple(made))
 
 
-def _gates(store: Store, wanted: Asked) -> Page:
+def _gates(store: Store, wanted: Query) -> Page:
     made: list[Table] = []
     for session in wanted.session:
         job = store.job(session)
@@ -86,7 +86,7 @@ def _gates(store: Store, wanted: Asked) -> Page:
     return Page(wanted.form, (gates_beside(store, wanted, made[0]), *made[1:]))
 
 
-def _gates_alone(store: Store, wanted: Asked) -> list[Table]:
+def _gates_alone(store: Store, wanted: Query) -> list[Table]:
     return [
         replace(table, title=f"{one.name}: {table.title}")
         for one in find_arms(store, wanted)
@@ -103,7 +103,7 @@ def _titled(table: Table, one: ArmCells, several: int) -> Table:
     return replace(table, title=f"{one.name}: {table.title}") if several > 1 else table
 
 
-def _verdicts(store: Store, wanted: Asked) -> Page:
+def _verdicts(store: Store, wanted: Query) -> Page:
     jobs = [store.job(session) for session in wanted.session]
     jobs += [_newest_of_two(store, name, wanted) for name in wanted.experiment]
     made: list[Table] = []
@@ -123,7 +123,7 @@ def _verdicts(store: Store, wanted: Asked) -> Page:
     return Page(wanted.form, tuple(made), " · ".join(said))
 
 
-def _newest_of_two(store: Store, name: str, wanted: Asked) -> Job:
+def _newest_of_two(store: Store, name: str, wanted: Query) -> Job:
     """Return the newest session that has a verdict on an experiment: its own name's, or one that it is candidate in."""
     found = store.rows(
         """SELECT DISTINCT job_id FROM verdicts JOIN jobs USING (job_id)
@@ -139,7 +139,7 @@ def _newest_of_two(store: Store, name: str, wanted: Asked) -> Job:
     return store.job(found[0]["job_id"])
 
 
-def _published(store: Store, wanted: Asked) -> Page:
+def _published(store: Store, wanted: Query) -> Page:
     tables = {make.__name__: make for make in published.TABLES}
     absent = [name for name in wanted.table if name not in tables]
     if absent:
@@ -151,7 +151,7 @@ def _published(store: Store, wanted: Asked) -> Page:
     return Page(wanted.form, (*made, *(published.series(store, pattern) for pattern in wanted.source)))
 
 
-FORMS: Mapping[str, Callable[[Store, Asked], Page]] = {
+FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "steps": lambda store, wanted: Page(wanted.form, (steps(store, wanted),)),
     "single-stream": _single_stream,
     "concurrency": _concurrency,

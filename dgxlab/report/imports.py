@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats, units
 from dgxlab.errors import UsageError
-from dgxlab.report.asked import Asked
 from dgxlab.report.conditions import Row
 from dgxlab.report.numbers import Printed, Quantity, Value
+from dgxlab.report.query import Query
 from dgxlab.report.records import Column, Provenance, Table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class ImportedTable(Table):
     notes: tuple[str, ...] = ()
 
 
-def imports(store: Store, wanted: Asked) -> tuple[ImportedTable, ...]:
+def imports(store: Store, wanted: Query) -> tuple[ImportedTable, ...]:
     """Return a table for each file that is asked for, or one of all files.
 
     Raises:
@@ -72,7 +72,7 @@ def imports(store: Store, wanted: Asked) -> tuple[ImportedTable, ...]:
 
 
 def find_import(store: Store, name: str) -> Row:
-    """Return the imported file of a name, whose blanks are alike in `Asked`, or of an id that begins so.
+    """Return the imported file of a name, whose blanks are alike in `Query`, or of an id that begins so.
 
     Raises:
         UsageError: if there is none, or more than one.

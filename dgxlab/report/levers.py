@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement
 from dgxlab.errors import UsageError
-from dgxlab.report.asked import Asked
 from dgxlab.report.lineage import origin
 from dgxlab.report.numbers import Value
+from dgxlab.report.query import Query
 from dgxlab.report.records import ArmsTable, Column, Origin, Provenance
+from dgxlab.report.session import older
 from dgxlab.stats import VERDICTS
 from dgxlab.store import REJECTED
 
@@ -42,7 +43,7 @@ TRIED = """SELECT e.digest, e.name, e.hypothesis, min(j.intent_at) AS first, max
            FROM experiments AS e LEFT JOIN jobs AS j ON j.experiment = e.digest
            WHERE e.hypothesis <> '' GROUP BY e.digest ORDER BY first IS NULL, first, e.name, e.digest"""
 
-OF_TWO = """SELECT DISTINCT v.job_id, jobs.kind FROM verdicts AS v JOIN jobs USING (job_id)
+OF_TWO = """SELECT DISTINCT v.job_id, jobs.kind, jobs.protocol FROM verdicts AS v JOIN jobs USING (job_id)
             WHERE candidate_arm = :candidate AND baseline_arm <> candidate_arm
               AND (:baseline = '' OR baseline_arm = :baseline)
             ORDER BY intent_at DESC, v.job_id DESC LIMIT 1"""
@@ -56,17 +57,24 @@ class Found:
         session: Its job.
         kind: ab or screen.
         word: For the whole session; a screen says so.
+        protocol: By which it is judged.
         promoted: At least one claim is, and none is slower or invalid.
         why: In words.
-        gains: How many times as fast the candidate is, by its cell's key and the metric of the claim.
+        gains: How many times as fast the candidate is, by its cell's key and the metric of the comparison.
     """
 
     session: str
     kind: str
     word: str
+    protocol: int
     promoted: bool
     why: str
     gains: Mapping[tuple[str, str], float]
+
+    @property
+    def shown(self) -> str:
+        """The word, marked where it is older than its neighbours in a table may be."""
+        return self.word + older(self.protocol)
 
 
 def newest(store: Store, candidate: str, baseline: str = "") -> Found | None:
@@ -81,10 +89,10 @@ def newest(store: Store, candidate: str, baseline: str = "") -> Found | None:
     screen = "screen: " if kind == "screen" else ""
     told = [row for row in rows if row["effect"] is not None]
     gains = {(row["candidate_cell"], row["metric"]): 1 + _gain(row) / 100 for row in told}
-    return Found(session, kind, screen + word, promoted, "; ".join(_because(rows)), gains)
+    return Found(session, kind, screen + word, found[0]["protocol"], promoted, "; ".join(_because(rows)), gains)
 
 
-def levers(store: Store, wanted: Asked) -> ArmsTable:
+def levers(store: Store, wanted: Query) -> ArmsTable:
     """Return a row for each experiment with a hypothesis, the first that was tried first.
 
     Raises:
@@ -114,11 +122,11 @@ def _lever(store: Store, experiment: Mapping[str, Any]) -> tuple[dict[str, Value
     judged = newest(store, name)
     latest = _latest(store, name)
     if judged is not None and (latest is None or latest["state"] not in ("failed", "lost")):
-        about = {"verdict": judged.word, "why": judged.why, "session": judged.session}
+        about = {"verdict": judged.shown, "why": judged.why, "session": judged.session}
         return {**row, **about, "status": _status(judged, latest)}, origin(store, store.job(judged.session), name)
     if latest is None:
         return {**row, "status": "not measured"}, None
-    row |= {"session": latest["job_id"], "verdict": judged.word if judged else None}
+    row |= {"session": latest["job_id"], "verdict": judged.shown if judged else None}
     status, why = _without(latest)
     return {**row, "status": status, "why": why}, origin(store, store.job(latest["job_id"]), name)
 
@@ -174,6 +182,6 @@ def _because(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _gain(row: Mapping[str, Any]) -> float:
-    """Return by how many percent a claim's candidate is faster, also where it is about a time."""
+    """Return by how many percent a comparison's candidate is faster, also where it is about a time."""
     effect = float(row["effect"])
     return 100 * (effect if row["better"] == "higher" else 1 / (1 + effect) - 1)

@@ -10,9 +10,9 @@ from dgxlab import units
 from dgxlab.errors import UsageError
 from dgxlab.model import SESSIONS
 from dgxlab.report import ask as asking
-from dgxlab.report.asked import Asked
 from dgxlab.report.evidence import machine
 from dgxlab.report.numbers import Value
+from dgxlab.report.query import Query
 from dgxlab.report.records import ArmsTable, Column, Origin, Provenance
 from dgxlab.report.session import WORDS
 from dgxlab.report.tables import backend_of
@@ -27,7 +27,7 @@ BUILT = """SELECT arms.*, jobs.job_id AS job FROM arms JOIN jobs USING (job_id)
            WHERE job_id = ? AND (? = '' OR arm = ?) ORDER BY arm"""
 
 
-def lineage(store: Store, wanted: Asked) -> ArmsTable:
+def lineage(store: Store, wanted: Query) -> ArmsTable:
     """Return a column for each experiment, of its newest session or of the sessions that are named.
 
     Raises:

@@ -11,7 +11,7 @@ from dgxlab.model import about
 from dgxlab.report.checks import gate_of
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import Column, Glance, Overview
-from dgxlab.report.session import WORDS
+from dgxlab.report.session import WORDS, older
 from dgxlab.report.tables import standing
 from dgxlab.report.verdicts import summary
 from dgxlab.store import REJECTED
@@ -120,12 +120,13 @@ def _gates(store: Store) -> Glance:
 def _verdicts(store: Store) -> Glance:
     """Return a line a session that has ended; of the others nobody is told anything."""
     found = store.rows(
-        """SELECT job_id, kind FROM jobs WHERE job_id IN (SELECT job_id FROM verdicts)
+        """SELECT job_id, kind, protocol FROM jobs WHERE job_id IN (SELECT job_id FROM verdicts)
            ORDER BY intent_at DESC, job_id DESC"""
     )
     rows: list[dict[str, Value]] = []
     for row in found[:VERDICTS_SHOWN]:
         words = [verdict["verdict"] for verdict in store.verdicts(row["job_id"])]
-        rows.append({"session": row["job_id"], "verdict": summary(row["kind"], judgement.whole(words), words)})
+        word = summary(row["kind"], judgement.whole(words), words) + older(row["protocol"])
+        rows.append({"session": row["job_id"], "verdict": word})
     columns = (Column("session", "session"), Column("verdict", "verdict"))
     return Glance("Verdicts", columns, tuple(rows), len(found) - len(rows))

@@ -12,6 +12,7 @@ from dgxlab.model import (
     BASELINE,
     BURN_IN,
     CANDIDATE,
+    PROTOCOL,
     Arm,
     Cell,
     ChainStep,
@@ -38,7 +39,11 @@ Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
 WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
 """What a session of a kind is called."""
 
-CHAIN_RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason
+AT_TEMPERATURE = ("at shared temperature", "each at its own temperature")
+"""How the arms of an ordinary chain are compared, and those of blocks: by turns they heat one another."""
+
+CHAIN_RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason,
+                       json_extract(before, '$.pinned') AS pinned
                 FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
 
 
@@ -111,7 +116,7 @@ class Session:
         closed = max((run["cycle"] for run in mine if run["role"] == BASELINE), default=None)
         if closed is None:
             return f"{BURN_IN}, run {len(mine)}" if mine else "not begun"
-        return f"{closed} of {max(chain.cycles, closed)} cycles"
+        return f"{closed} of {max(chain.cycles, closed)} cycles" if chain.cycles else f"{closed} cycles"
 
     # -- gates --------------------------------------------------------------------------------------------------------
 
@@ -204,6 +209,11 @@ class Session:
         ]
 
 
+def older(protocol: int) -> str:
+    """Mark a verdict that may stand beside newer ones, ` (protocol 2)`; "" for one of this protocol."""
+    return "" if protocol == PROTOCOL else f" (protocol {protocol})"
+
+
 def _when(step: GateStep | CheckStep) -> str:
     return "after" if step.id.endswith(":after") else "before"
 
@@ -218,7 +228,7 @@ def means_of(judged: Judged, medians: Medians) -> tuple[Mean | None, Mean | None
         return None, None
 
     def mean(role: str, cell: str) -> Mean:
-        metric = judged.claim.metric
+        metric = judged.comparison.metric
         return mean_of(judged, role, metric, medians[judged.chain, role, cell, metric])
 
-    return mean(BASELINE, judged.claim.baseline), mean(CANDIDATE, judged.claim.candidate)
+    return mean(BASELINE, judged.comparison.baseline), mean(CANDIDATE, judged.comparison.candidate)

@@ -10,11 +10,11 @@ from dgxlab import units
 from dgxlab.report import levers
 from dgxlab.report.arms import ArmCells, by_environment, common, find_arms, in_order, of_tools, side_by_side
 from dgxlab.report.ask import CellAsk, op_params
-from dgxlab.report.asked import Asked
 from dgxlab.report.beside import is_of_op, rows_beside
 from dgxlab.report.evidence import Measured, find
 from dgxlab.report.levers import Found
 from dgxlab.report.numbers import Mean, Quantity, Value
+from dgxlab.report.query import Query
 from dgxlab.report.records import ArmsTable, Column
 from dgxlab.report.series import Cell
 from dgxlab.report.session import WORDS
@@ -53,7 +53,7 @@ class _Cells:
         return self.ask.cell.tool == "backend-ops"
 
 
-def steps(store: Store, wanted: Asked) -> ArmsTable:
+def steps(store: Store, wanted: Query) -> ArmsTable:
     """Return a row for each experiment, in the order given, the baseline first where it is not among them.
 
     Raises:
@@ -62,7 +62,7 @@ def steps(store: Store, wanted: Asked) -> ArmsTable:
     names = wanted.experiment
     if wanted.baseline and wanted.baseline not in names:
         names = (wanted.baseline, *names)
-    every = find_arms(store, Asked("steps", names, host=wanted.host))
+    every = find_arms(store, Query("steps", names, host=wanted.host))
     found = by_environment(of_tools(every, TOOLS, wanted))
     verdicts = {one.name: levers.newest(store, one.experiment, wanted.baseline) for one in found if _alone(one, found)}
     found = tuple(_as_judged(store, one, verdicts.get(one.name)) for one in found)
@@ -136,7 +136,7 @@ def _row(one: ArmCells, base: ArmCells | None, shown: Sequence[_Cells], verdict:
         "step": one.name,
         **mine,
         "ratio": None if base is None else _ratio(one, base, shown, verdict),
-        "verdict": None if verdict is None else verdict.word,
+        "verdict": None if verdict is None else verdict.shown,
         "verdict_session": None if verdict is None else verdict.session,
         "verdict_elsewhere": None
         if verdict is None
@@ -149,8 +149,8 @@ def _ratio(one: ArmCells, base: ArmCells, shown: Sequence[_Cells], verdict: Foun
     """Say how many times as fast as the baseline a step is, over the columns that both have."""
     if one is base:
         return "baseline"
-    claimed = {(cell.key[0], "time_us" if cell.op else cell.metric) for cell in shown}
-    if verdict and (gains := [gain for claim, gain in verdict.gains.items() if claim in claimed]):
+    compared = {(cell.key[0], "time_us" if cell.op else cell.metric) for cell in shown}
+    if verdict and (gains := [gain for key, gain in verdict.gains.items() if key in compared]):
         return f"{_ends(gains)} ({WORDS[verdict.kind]})"
     if one.evidence.device != base.evidence.device:
         return OTHER_DEVICE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.judgement import Judged
-from dgxlab.model import ChainStep, RunStep
+from dgxlab.model import ChainStep, Plan, RunStep
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk, cell_ask
 from dgxlab.report.between import differences
@@ -19,9 +19,9 @@ from dgxlab.report.failures import failed_session
 from dgxlab.report.numbers import Mean, Value, percent
 from dgxlab.report.pairs import pair_table, sessions_of_pair
 from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable, Table
-from dgxlab.report.session import Session, means_of
+from dgxlab.report.session import AT_TEMPERATURE, Session, means_of
 from dgxlab.report.tables import FORMS, Form, env_text, leading, of_arms, others_of, rank, varying_of
-from dgxlab.stats import SCREEN_DRIFT_LIMIT, VERDICTS, Verdict, noise_floor
+from dgxlab.stats import SCREEN_DRIFT_LIMIT, STEPS, VERDICTS, Verdict, noise_floor
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -31,8 +31,9 @@ PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
 
 NEITHER = (None, None)
 
-LEVEL = re.compile(r"the 99[.\d]* % interval")
-"""How a reason begins that names its confidence."""
+LEVEL = re.compile(r"the 99[.\d]* % interval(?= lies above| lies below| contains)")
+SAME_LEVEL = re.compile(r"the [.\d]+ % interval(?= lies inside| is not inside)")
+"""How reasons name their confidence."""
 
 
 def verdicts(store: Store, job: Job) -> SessionReport:
@@ -93,7 +94,7 @@ def _floors(kind: str, found: Sequence[Judged]) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """One claim with its verdict.
+    """One comparison with its verdict.
 
     Attributes:
         chain: It is one of this chain's.
@@ -123,7 +124,7 @@ def _chain_tables(session: Session, found: Sequence[Judged]) -> list[SessionTabl
     medians = session.medians(list(chains.values())) if found else {}
     for one in found:
         chain = chains[one.chain]
-        ask, other = _ask(chain.baseline, one.claim.baseline), _ask(chain.candidate, one.claim.candidate)
+        ask, other = _ask(chain.baseline, one.comparison.baseline), _ask(chain.candidate, one.comparison.candidate)
         groups.setdefault((ask.cell.tool, FORMS[ask.cell.tool][1](ask)), []).append(
             _Row(chain, ask, other, one, *means_of(one, medians))
         )
@@ -135,11 +136,11 @@ def _ask(run: RunStep, key: str) -> CellAsk:
 
 
 def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> SessionTable:
-    ordered = sorted(found, key=lambda row: rank(form, row.ask))  # stable: the claims of a cell keep their order
+    ordered = sorted(found, key=lambda row: rank(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in ordered]
     varying = varying_of(others)
     both, differ = _shared({key: value for key, value in others[0].items() if key not in varying}, ordered[0])
-    metrics = list(dict.fromkeys(row.judged.claim.metric for row in ordered))
+    metrics = list(dict.fromkeys(row.judged.comparison.metric for row in ordered))
     own = [
         {
             key: one if one == two else of_arms(key, one, two)
@@ -170,7 +171,7 @@ def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> S
         candidate_conditions=range_of(
             conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name
         ),
-        protocol=_protocol(chains, rows),
+        protocol=_protocol(session.plan, chains, rows, runs),
         discards=tuple(_discards(rows)),
         because=tuple(_because(rows, session.plan.kind)),
     )
@@ -193,17 +194,19 @@ def _shared(
 
 
 def _with_label(row: _Row, varying: Mapping[str, Value], metrics: Sequence[str]) -> _Row:
-    metric = units.metric(row.judged.claim.metric).label if len(metrics) > 1 else ""
+    metric = units.metric(row.judged.comparison.metric).label if len(metrics) > 1 else ""
     words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in varying.items() if v is not None), metric)
     return replace(row, label=" ".join(filter(None, words)))
 
 
 def _values(kind: str, row: _Row) -> dict[str, Value]:
     """Return the columns of a verdict, and the numbers behind those that are texts."""
-    judged, found, metric = row.judged, row.verdict, units.metric(row.judged.claim.metric)
-    floor = (noise_floor(found) or None) if kind == "noise" else judged.noise.sigma if judged.noise else None
+    judged, found, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
+    floor = _floor(kind, judged)
     low, high = found.ci or (None, None)
-    pairs = {"effect": found.effect, "ci_low": low, "ci_high": high, "mde": found.mde, "noise_floor": floor}
+    same_low, same_high = found.same_ci or (None, None)
+    pairs = {"effect": found.effect, "ci_low": low, "ci_high": high, "same_low": same_low, "same_high": same_high}
+    pairs |= {"mde": found.mde, "noise_floor": floor}
     return {
         "chain": row.chain.id,
         "metric": metric.name,
@@ -211,7 +214,8 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
         "baseline": row.baseline,
         "candidate": row.candidate,
         "effect": None if found.effect is None else percent(found.effect, "+"),
-        "interval": found.ci and f"{percent(found.ci[0], '+')} to {percent(found.ci[1], '+')}",
+        "interval": found.ci and _range(found.ci),
+        "same": _range(found.same_ci) if found.same_ci and found.verdict not in ("faster", "slower") else None,
         "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,
         "mde": None if found.mde is None else percent(found.mde),
         "cycles": f"{found.valid_cycles} of {found.cycles}",
@@ -226,6 +230,19 @@ def _values(kind: str, row: _Row) -> dict[str, Value]:
     }
 
 
+def _floor(kind: str, judged: Judged) -> float | None:
+    """Return the noise floor that is of interest: what an A/A session was held for, or what decided on promotion."""
+    if kind == "noise":
+        return noise_floor(judged.verdict) or None
+    if judged.verdict.noise is not None:
+        return judged.verdict.noise
+    return judged.noise.sigma if judged.noise else None
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return " to ".join(percent(bound, "+") for bound in interval)
+
+
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
     """Return the columns of verdicts; what a screen has not, and what is the same in every row, has none."""
     metric = str(rows[0]["metric"])
@@ -238,6 +255,7 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
         Column("effect", "effect (%)", numeric=True),
         Column("interval", f"{level}interval (%)", numeric=True) if kind != "screen" else None,
         Column("confidence", "confidence", numeric=True) if len(confidences) > 1 else None,
+        Column("same", "interval of same (%)", numeric=True) if any(row["same"] for row in rows) else None,
         Column("mde", "MDE (%)", numeric=True) if kind != "screen" else None,
         Column("cycles", "cycles", numeric=True),
         Column("noise_floor", "noise floor (%)", numeric=True),
@@ -247,16 +265,21 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
     return [column for column in every if column]
 
 
-def _protocol(chains: Sequence[ChainStep], rows: Sequence[_Row]) -> dict[str, Value]:
+def _protocol(plan: Plan, chains: Sequence[ChainStep], rows: Sequence[_Row], runs: Sequence[Row]) -> dict[str, Value]:
     """Say how the chains were held; they all were alike."""
     first = chains[0]
     limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
-    floors = sorted({row.judged.noise.session for row in rows if row.judged.noise})
+    decided = first.screen or plan.protocol < STEPS
+    floors = sorted({row.judged.noise.session for row in rows if row.judged.noise and decided})
     said: dict[str, Value] = {
-        "cycles planned": first.cycles,
+        "protocol": plan.protocol,
+        "cycles planned": first.cycles or f"for an effect of {100 * first.effect:g} %",
+        "arms": AT_TEMPERATURE[bool(first.block_s)],
         "thermal": first.thermal,
         "drift limit": f"{100 * limit:g} %",
     }
+    if pinned := dict.fromkeys(run["pinned"].strip("[]") for run in runs if run["pinned"]):
+        said["pinned"] = "to processors " + " or ".join(pinned)
     return {**said, "noise floors of": ", ".join(floors)} if floors else said
 
 
@@ -290,13 +313,17 @@ def _discards(rows: Sequence[_Row]) -> list[Discard]:
     ]
 
 
+def _without_level(found: Verdict, reason: str) -> str:
+    return SAME_LEVEL.sub("the interval of same" if found.same_ci else r"\g<0>", LEVEL.sub("the interval", reason))
+
+
 def _because(rows: Sequence[_Row], kind: str) -> list[Because]:
     """Return why each verdict, the rows with the same reasons together; what discards say is not said again."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         flaws = {f"cycle {cycle} does not count: {flaw}" for cycle, flaw in row.verdict.flaws.items()}
         # at which confidence is in the table; here it would tell rows apart that say the same
-        reasons = [LEVEL.sub("the interval", reason) for reason in row.verdict.reasons if reason not in flaws]
+        reasons = [_without_level(row.verdict, reason) for reason in row.verdict.reasons if reason not in flaws]
         groups.setdefault((PREFIX[kind] + row.verdict.verdict, tuple(reasons)), []).append(row.label)
     return [
         Because(verdict, () if len(labels) == len(rows) else tuple(labels), reasons)

@@ -38,6 +38,7 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from _compiler_flags(spec)
     yield from _gpu_builds(spec)
     yield from _on_models(spec)
+    yield from _of_session(spec)
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
         for rule in _ENTRY_RULES:
@@ -112,6 +113,14 @@ def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
         for key in ("env", "against"):
             names = filter(SECRET.fullmatch, getattr(body, key, {}))
             yield from (((part, place, kind, key, name), text) for name in names)
+
+
+def _of_session(spec: ExperimentSpec) -> Iterator[Finding]:
+    session = spec.session
+    if session.effect is not None and session.cycles is not None:
+        yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
+    if session.block_minutes is not None and session.thermal == "cold":
+        yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"
 
 
 def _on_models(spec: ExperimentSpec) -> Iterator[Finding]:

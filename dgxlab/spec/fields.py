@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from dgxlab.model import COMMIT, NAME, Expectation
+from dgxlab.units import share
 
 T = TypeVar("T")
 
@@ -129,6 +130,16 @@ def _excluded(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: _flash_attn(value) if key == "flash_attn" else value for key, value in entry.items()}
 
 
+def _share(value: Any) -> Any:
+    """Return a share for its text; a number is one already."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return share(value)
+    except ValueError:
+        raise ValueError("must be a share between 0 and 1, as in 2% or 0.02") from None
+
+
 def _no_newline(text: str) -> str:
     if "\n" in text:
         raise ValueError("must be one line")
@@ -209,6 +220,11 @@ GpuArch = Annotated[str, *matching(GPU_ARCH, "an architecture by nvcc's name, as
 Md5 = Annotated[str, *matching(MD5, "an md5: 32 hex digits, in lower case")]
 Cases = Annotated[str, *matching(CASES, "a digest of cases as a gate reports it: 16 hex digits, in lower case")]
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
+_Part = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[
+    _Part,
+    BeforeValidator(_share, json_schema_input_type=_Part | Annotated[str, Field(pattern="^ *[0-9.]+ *%? *$")]),
+]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Width = Annotated[int, Field(ge=1, le=2**22)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]

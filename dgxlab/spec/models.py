@@ -24,6 +24,7 @@ from dgxlab.spec.fields import (
     Name,
     OneKind,
     Quant,
+    Share,
     Source,
     Strict,
     Whole,
@@ -103,14 +104,18 @@ class ModelSpec(OneKind):
 class SessionSpec(Strict):
     """How an A/B session is run."""
 
-    cycles: Annotated[int, Field(ge=2, le=100)] = 8
-    """Candidate runs of a chain, fixed before the session."""
+    effect: Maybe[Share] = None
+    """The effect that is to be found, as in 2% or 0.02: each chain's burn-in decides how many cycles that takes. 2%."""
+    cycles: Maybe[Annotated[int, Field(ge=2, le=100)]] = None
+    """Candidate runs of a chain, fixed by hand, in place of effect."""
     thermal: Literal["hot", "cold"] = "hot"
     """hot: steady state; cold: each run waits for a temperature."""
     drift_limit: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    """Largest change between neighbouring baselines that leaves a cycle valid, as a fraction."""
-    min_effect: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Smallest effect that matters, as a fraction."""
+    """Largest distance of two neighbouring baselines that is no step, as a fraction."""
+    pin: bool = False
+    """Pin every run to as many processors as it has threads, each of a core of its own where there are enough."""
+    block_minutes: Maybe[Annotated[float, Field(gt=0, le=1440)]] = None
+    """Run an arm for so long before each run that counts: each arm is then at its own temperature."""
 
 
 class ExperimentSpec(Strict):
@@ -164,7 +169,7 @@ class ExperimentSpec(Strict):
             models=self.model_records(),
             gates=tuple(gate.record() for gate in self.gates),
             bench=tuple(entry.record() for entry in self.bench or ()),
-            session=model.Session(**self.session.model_dump()),
+            session=model.Session(**self.session.model_dump(exclude_none=True)),
         )
 
     def model_records(self) -> dict[str, model.Model]:

@@ -2,6 +2,7 @@
 
 maps             merge, key by key
 models.NAME      merges with a model of its own kind; of another kind (path, synthetic, derived) it replaces it
+session          merges, but effect and cycles replace one another
 gates            append, and no child can remove one. A gate with the identity of an inherited one refines it where it
                  stands: what the child writes counts (`expect: null` too), the rest is inherited, but for `cases`
                  where the child says another `expect`. The identity of a parity gate is op, backend and env, of an
@@ -17,11 +18,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dgxlab.project import spec_at
 from dgxlab.spec.nodes import Loc, Mark, Node, Problem, fail, plain, printable, refuse, shown
 from dgxlab.spec.yaml_file import read_file
 
 MODEL_KINDS = frozenset({"path", "synthetic", "derived"})
 """A model entry has one of these keys."""
+
+SESSION_KINDS = frozenset({"effect", "cycles"})
+"""A session has one of these keys at most."""
 
 LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
 """Keys of a gate that say what it must reach, and in which time."""
@@ -60,10 +65,11 @@ def absolute_path(path: Path) -> Path:
 
 
 def drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
-    """Return a model's entries without the kind that `stated` keys replace; any other map as it is."""
-    if len(loc) != 2 or loc[0] != "models" or not stated & MODEL_KINDS:
+    """Return a model's or the session's entries without the key that `stated` ones replace; any other map as it is."""
+    kinds = SESSION_KINDS if loc == ("session",) else MODEL_KINDS if len(loc) == 2 and loc[0] == "models" else set()
+    if not stated & kinds:
         return entries
-    return {key: node for key, node in entries.items() if key in stated or key not in MODEL_KINDS}
+    return {key: node for key, node in entries.items() if key in stated or key not in kinds}
 
 
 # -- extends ----------------------------------------------------------------------------------------------------------
@@ -87,7 +93,7 @@ def _read_chain(path: Path) -> list[Node]:
         if parent is None:
             return chain
         mark = parent.mark
-        path = absolute_path(path.parent / _parent_name(parent))
+        path = spec_at(absolute_path(path.parent / _parent_name(parent)))
 
 
 def _parent_name(node: Node) -> str:

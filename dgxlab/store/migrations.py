@@ -33,6 +33,7 @@ from dgxlab.store.schema import (
     IMPORTED,
     IMPORTS,
     JOBS,
+    OWN_NOISE,
     PUBLISHED,
     REBUILT,
     REINDEXED,
@@ -42,7 +43,7 @@ from dgxlab.store.schema import (
     VERDICTS,
     VERSION,
 )
-from dgxlab.store.seals import seal_all
+from dgxlab.store.seals import Seals, seal_all
 
 MIGRATIONS = Migrations("dgxlab")
 
@@ -119,6 +120,15 @@ def m009_rejections(db: Database) -> None:
     left_out = "WHERE job_id NOT IN (SELECT job_id FROM rejections) AND status"
     _run(db, (REJECTIONS, "DROP VIEW expectations", EXPECTATIONS.replace("WHERE status", left_out)))
     _make_append_only(db, ("rejections",), settled=("reason", "at"))
+
+
+@MIGRATIONS()
+def m010_own_noise(db: Database) -> None:
+    """Verdicts get the interval of `same` and the chain's noise floor; their seals change by that, and by no edit."""
+    seals = Seals(db.conn)
+    seals.writing("verdicts", ("job_id",), db.execute("SELECT DISTINCT job_id FROM verdicts").fetchall())
+    _run(db, OWN_NOISE)
+    seals.close()
 
 
 def _devices_of_arms(db: Database) -> list[dict[str, str]]:

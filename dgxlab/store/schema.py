@@ -13,10 +13,10 @@ from collections.abc import Mapping
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 9
+VERSION = 10
 """PRAGMA user_version of a database to which every migration was applied."""
 
-SCHEMA = "b950ba2ad66b0bdb"
+SCHEMA = "4cb0cc529643fcd2"
 """`connect.schema_digest` of such a database: its tables, indexes, views and triggers."""
 
 JOBS = (
@@ -436,6 +436,13 @@ REJECTIONS = """CREATE TABLE rejections (
         at REAL NOT NULL
     ) STRICT"""
 """Append-only: the jobs whose evidence is set aside, and why. All of it stays in the record and counts for nothing."""
+
+OWN_NOISE = (
+    "ALTER TABLE verdicts ADD COLUMN same_low REAL",
+    "ALTER TABLE verdicts ADD COLUMN same_high REAL CHECK ((same_low IS NULL) = (same_high IS NULL))",
+    "ALTER TABLE verdicts ADD COLUMN noise REAL CHECK (noise >= 0)",
+)
+"""The interval that decides `same`, and the noise floor of the chain itself; NULL where an older protocol judges."""
 
 UPSERT = {
     "devices": "ON CONFLICT (device_id) DO NOTHING",

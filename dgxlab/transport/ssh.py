@@ -9,29 +9,16 @@ Here and in the first row nothing heavy is imported: fabric costs a tenth of a s
 
 from __future__ import annotations
 
-import shlex
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dgxlab.errors import UsageError
 from dgxlab.transport.lost import HostLost, HostSilent
 from dgxlab.transport.ssh_config import Limits, route
 from dgxlab.transport.ssh_trust import HostKey
 
 if TYPE_CHECKING:
     from dgxlab.transport.ssh_connection import Connection
-
-
-def quote(argv: Sequence[str]) -> bytes:
-    """Return `argv` as a command line for a POSIX shell: the only place where words become shell text.
-
-    Raises:
-        UsageError: for a NUL byte, at which the host would cut the line.
-    """
-    if any("\0" in word for word in argv):
-        raise UsageError("an argument for the host holds a NUL byte")
-    return shlex.join(argv).encode("utf-8", "surrogateescape")
 
 
 def fingerprint(destination: str, limits: Limits | None = None) -> HostKey:
@@ -93,10 +80,10 @@ class SshTransport:
             HostLost: if the host is gone; what the command did is unknown.
             HostError: if the host does not let us in, or never ran the command.
         """
+        from dgxlab.transport.ssh_command import Command, quote
+
         line = quote(argv)
         connection, channel = self._open()
-        from dgxlab.transport.ssh_command import Command
-
         command = Command(connection, channel, stdin)
         try:
             yield from command.run(line, patience_s)

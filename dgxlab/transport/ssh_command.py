@@ -12,13 +12,12 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from dgxlab.errors import HostError
+from dgxlab.errors import HostError, UsageError
 from dgxlab.transport.base import CommandFailed
 from dgxlab.transport.lost import HostLost
-from dgxlab.transport.ssh import quote
 from dgxlab.transport.ssh_connection import Connection
 from dgxlab.transport.ssh_pulse import CUT
 
@@ -33,6 +32,17 @@ CHUNK_BYTES = 1 << 18
 SEND_BYTES = 1 << 15
 TICK_S = 0.25
 """How often stderr is looked at while stdout is silent."""
+
+
+def quote(argv: Sequence[str]) -> bytes:
+    """Return `argv` as a command line for a POSIX shell: the only place where words become shell text.
+
+    Raises:
+        UsageError: for a NUL byte, at which the host would cut the line.
+    """
+    if any("\0" in word for word in argv):
+        raise UsageError("an argument for the host holds a NUL byte")
+    return shlex.join(argv).encode("utf-8", "surrogateescape")
 
 
 def framed(line: bytes, nonce: str) -> bytes:

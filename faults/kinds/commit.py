@@ -19,8 +19,10 @@ from typing import Any
 
 from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
+from dgxlab.store.connect import schema_problems
 from dgxlab.store.migrations import MIGRATIONS, upgrade
 from dgxlab.store.schema import VERSION
+from dgxlab.store.seals import seal_all
 from faults.fault import Broken, Fault
 from tests.elsewhere import from_elsewhere
 from tests.journals import FROM_ELSEWHERE, TABLES, compared, dump, intend
@@ -111,6 +113,8 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
                 into = f"{table} ({','.join((*names, *gone))})"
                 connection.execute(f"INSERT INTO {into} SELECT {values} FROM now.{table}")
             rows = rows_of(connection, columns)
+            if connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'seals'").fetchone():
+                seal_all(connection)
     if not work:
         return Old(path, version, columns, rows, 0)
     database = place.anew()
@@ -185,12 +189,10 @@ def as_it_was_or_whole(path: Path, old: Old) -> None:
     with closing(sqlite3.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         found = rows_of(connection, old.columns)
-        tables = set(_tables(connection))
-        whole = {*TABLES, *FROM_ELSEWHERE} <= tables
-        if version not in (old.version, VERSION) or whole != (version == VERSION):
-            raise Broken(f"a migration from {old.version} was left at {version} with {len(tables)} tables")
-        if version == old.version and tables != set(old.rows):
-            raise Broken(f"a migration from {version} left {sorted(tables ^ set(old.rows))}")
+        if version not in (old.version, VERSION):
+            raise Broken(f"a migration from {old.version} was left at {version}")
+        if problems := schema_problems(connection):
+            raise Broken(f"a migration from {old.version} was left at {version}: {'; '.join(problems)}")
         if (
             found != old.rows
             or _integrity(connection) != "ok"

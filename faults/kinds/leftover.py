@@ -62,11 +62,14 @@ def _gone(name: str) -> None:
 
 
 def _living(word: str) -> list[int]:
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if word.encode() in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
+    found: list[int] = []
+    seen = set[Path]()
+    while not found and (new := set(Path("/proc").glob("[0-9]*")) - seen):  # what forks on began meanwhile
+        seen |= new
+        for process in new:
+            with suppress(OSError):
+                if word.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
     return found
 
 

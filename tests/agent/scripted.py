@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dgxlab.agent.chain import Alternation
-from dgxlab.agent.claim import Claim
+from dgxlab.agent.chain import ChainRunner
 from dgxlab.agent.journal import Journal, read
+from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.agent.runs import Runs
 from dgxlab.errors import DgxlabError
@@ -42,28 +42,29 @@ class World:
     names: list[str] = field(default_factory=list)
     holds: int = 0
     absent: list[tuple[str, ...]] = field(default_factory=list)
+    pinned: list[bool] = field(default_factory=list)
 
     def hold(self, changed: Callable[[ChainStep], ChainStep] = lambda step: step) -> DgxlabError | None:
         """Hold the chain."""
         runs = [RunStep(f"chain:0:{arm}", arm, "llama-bench", (arm,), {}, CELLS, attempts=2) for arm in ("one", "two")]
         step = changed(ChainStep("chain:0", *runs, cycles=4, drift_limit=0.05))
         arms = tuple(Arm(name, source(), {"GGML_CUDA": "OFF"}) for name in ("one", "two"))
-        claim = SlowClaim(self, Plan("J", "n", "e", arms, (step,), "ab"), [], (), lambda *told: None)
+        lease = SlowLease(self, Plan("J", "n", "e", arms, (step,), "ab"), [], (), lambda *told: None)
         journal = Journal(self.folder / "journal.jsonl")
         keep: list[int] = []
         held = Runs(
             "J",
             journal,
             Scripted(self, keep),
-            claim,
+            lease,
             lambda argv, arm: [*argv, arm],
             lambda run: {"build_id": f"B-{run.arm}", "model_id": ""},
             keep,
         )
         try:
-            return Alternation(step, held, lambda *told: None).carry_out()
+            return ChainRunner(step, held, lambda *told: None).carry_out()
         finally:
-            claim.release()
+            lease.release()
             journal.close()
 
     @property
@@ -82,8 +83,8 @@ class World:
         return [f"{letters[run['role']]}{run['cycle']}" for run in self.of("run")]
 
 
-class SlowClaim(Claim):
-    """A claim that some runs have to wait for."""
+class SlowLease(DeviceLease):
+    """A lease that some runs have to wait for."""
 
     def __init__(self, world: World, *args: Any) -> None:
         super().__init__(*args)
@@ -102,10 +103,20 @@ class Scripted(Bench):
         super().__init__(world.folder, keep, Thermometer(world), lambda note: None)  # type: ignore[arg-type]
         self.world = world
 
-    def run(self, step: RunStep, argv: Sequence[str], name: str, disturbance: object, absent: object = ()) -> Attempt:
+    def run(
+        self,
+        step: RunStep,
+        argv: Sequence[str],
+        name: str,
+        disturbance: object,
+        absent: Sequence[str] = (),
+        *,
+        pin: bool = False,
+    ) -> Attempt:
         """Return what the script says of this run."""
+        self.world.pinned.append(pin)
         self.world.names.append(name)
-        self.world.absent.append(tuple(absent))  # type: ignore[arg-type]
+        self.world.absent.append(tuple(absent))
         said = self.world.says(name)
         results = [
             to_json(CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value,)),)))

@@ -48,15 +48,15 @@ def test_a_cold_chain_waits_for_its_gate(world: World) -> None:
     """A run that heats, then 3 degrees above where it falls no further; and every later run begins there."""
     cools(world, lambda runs, looks: 50.0 if runs == 0 else max(40.0, 60.0 - looks))
     assert world.hold(cold) is None
-    assert world.places == ["u1", "u2", "u3", "a0", "b1", "a1", "b2", "a2"]
+    assert world.places == ["u1", "u2", "u3", "u4", "a0", "b1", "a1", "b2", "a2"]
     cooling = [event for event in world.of("chain") if event["state"] == "cooling"]
     assert cooling[0]["note"] == "cooling from 59.0 °C until it gets no cooler"
-    assert [event["note"] for event in cooling[1:]] == ["cooling from 59.0 °C to 43.0 °C"] * 6
+    assert [event["note"] for event in cooling[1:]] == ["cooling from 59.0 °C to 43.0 °C"] * 7
     assert [(event["role"], event["cycle"]) for event in cooling[:4]] == [
         ("burn-in", 1),
         ("burn-in", 3),
+        ("burn-in", 4),
         ("baseline", 0),
-        ("candidate", 1),
     ]
     assert cooling[1]["conditions"] == {"temperature.gpu": [56.0, 58.0]}
     assert not any(run["flags"] for run in world.of("run"))

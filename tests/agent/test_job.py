@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent.job import Job, sha256
+from dgxlab.agent.lock import locked
 from dgxlab.errors import RemoteError
 from tests.agent.test_child import alive
 
@@ -148,6 +150,28 @@ def test_cancel_ends_what_a_dead_agent_left_running(job: Job) -> None:
         assert not alive(left)
         assert other.poll() is None
         other.kill()
+
+
+def test_cancel_ends_what_forks_on_and_on(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is another process by the time of a look, on a host with many, and holds a lock for as long as it lives."""
+    forks_on = "import os, time\nwhile True:\n    time.sleep(0.01)\n    if os.fork():\n        os._exit(0)\n"
+    job.start()
+    (job.folder / "hold").unlink()
+    wait_for(job, "done")
+    with (job.folder / "held").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        argv, env = [sys.executable, "-c", forks_on], {**os.environ, "DGXLAB_JOB": job.job_id}
+        child = subprocess.Popen(argv, env=env, start_new_session=True, pass_fds=(held.fileno(),))
+    child.wait()  # the first of them
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: time.sleep(0.002) or read(path))
+    try:
+        assert job.cancel().state == "done"
+        with (job.folder / "held").open() as again:
+            assert locked(again.fileno())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, 9)
 
 
 def test_cancel_names_what_it_cannot_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

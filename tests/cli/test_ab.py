@@ -18,16 +18,16 @@ from dgxlab.cli._options import Same
 from dgxlab.compare import MUST_AGREE
 from tests.cli.conftest import Project, shown_on
 
-BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 4}\n"
+BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 6}\n"
 STREAM = f"extends: toy.yaml\n{BENCH}"
 HALF = "extends: stream.yaml\nhypothesis: half is slower\nenv: {TOY: half}\n"
 NOISY = "extends: stream.yaml\nenv: {TOY: noisy}\n"
 SLOW = """extends: toy.yaml
 bench: [{llama-bench: {model: m, n_prompt: [16, 32], env: {TOY: slow}}}]
-session: {cycles: 4}
+session: {cycles: 6}
 """
-VALUES = re.compile(r"\b(16[01]\d|1[56]\d\d|32\d\d|31\d\d|799|800|400)(\.\d+)?\b|t/s")
-"""What the toy's single stream gives, as it would be shown."""
+VALUES = re.compile(r"\b(16[01]\d|1[56]\d\d|32\d\d|31\d\d|799|800|400)(\.\d+)?\b(?! m?s\b)|t/s")
+"""What the toy's single stream gives, as it would be shown; `400 ms left` is a duration, and no value."""
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def test_a_slower_candidate_is_called_slower(two: Project) -> None:
     assert "**slower: 3 of 3 slower**" in rest
     assert "| env TOY | - | half |" in rest
     (row,) = [line for line in rest if line.startswith("| m | pp16 |")]
-    assert "| 1600 ± 0 (5 runs) | 799.8 ± 0 (4 runs) | -50.00 | -50.00 to -50.00 |" in row
-    assert row.endswith("| 4 of 4 | \N{EN DASH} | slower | no |")
+    assert "| 1600 ± 0 (7 runs) | 799.8 ± 0 (6 runs) | -50.00 | -50.00 to -50.00 |" in row
+    assert row.endswith("| 6 of 6 | \N{EN DASH} | slower | no |")
     assert [line for line in rest if line.startswith(("- baseline", "- candidate"))] != []
     assert "  env TOY: - -> half" in ran.err.splitlines()
     assert ran.err.endswith(f"\nslower: 3 of 3 slower; recorded in {two.folder}/results.db\n")
@@ -66,12 +66,12 @@ def test_no_value_of_a_chain_is_shown_while_it_runs(two: Project) -> None:
     """
     ran = two.run("ab", "experiments/stream.yaml", "half")
     runs = [line for line in ran.err.splitlines() if line.startswith("chain:0")]
-    assert len(runs) == 2 + 1 + 2 * 4
+    assert len(runs) == 4 + 1 + 2 * 6
     assert runs[0].startswith("chain:0 llama-bench burn-in 1 (")
-    assert runs[2].startswith("chain:0 llama-bench first baseline")
-    assert re.match(r"chain:0 llama-bench cycle 3 of 4, candidate.*: [\w. ]+ left$", runs[7])
-    assert [line for line in runs[2:] if re.search(r"\d m?s\b", line.rpartition(": ")[0])] == []
-    assert re.search(r"cycle 4 of 4, baseline.*: baselines 0\.00 % apart, 4 of 4 count, done$", runs[-1])
+    assert runs[4].startswith("chain:0 llama-bench first baseline")
+    assert re.match(r"chain:0 llama-bench cycle 3 of 6, candidate.*: [\w. ]+ left$", runs[9])
+    assert [line for line in runs[4:] if re.search(r"\d m?s\b", line.rpartition(": ")[0])] == []
+    assert re.search(r"cycle 6 of 6, baseline.*: baselines 0\.00 % apart, 6 of 6 count, done$", runs[-1])
     assert [line for line in ran.err.splitlines() if VALUES.search(line)] == []
     assert VALUES.search(ran.out)
     gates = [line for line in ran.err.splitlines() if line.startswith("gate ")]
@@ -88,9 +88,9 @@ def test_a_terminal_gets_the_same_lines_above_a_bar(two: Project) -> None:
     out, _ = child.communicate(timeout=60)
     assert (child.returncode, "**slower: 3 of 3 slower**" in out) == (0, True)
     text = seen.decode()
-    assert "chain:0 llama-bench cycle 4 of 4, baseline" in text
-    assert "/11" in text
-    assert " 0/11 " not in text  # the gates after the chain have no such count
+    assert "chain:0 llama-bench cycle 6 of 6, baseline" in text
+    assert "/17" in text
+    assert " 0/17 " not in text  # the gates after the chain have no such count
     assert not VALUES.search(text)
 
 
@@ -107,15 +107,14 @@ def test_noise_tells_the_floor_and_what_can_be_seen(two: Project) -> None:
     assert 0 < floor < 2
     plan = two.run("plan", "experiments/noisy.yaml", "--effect", "50%")
     assert plan.rc == 0
-    assert re.search(r"(?m)^planned: 4 cycles, about ", plan.out)
+    assert re.search(r"(?m)^planned: 6 cycles, about ", plan.out)
     assert re.search(r"(?m)^needed for 50 %: \d+ cycles, about ", plan.out)
     assert (
         json.loads(two.run("plan", "experiments/noisy.yaml", "--effect", "0.5", "--format", "json").out)["effect"]
         == 0.5
     )
-    blind = two.run("plan", "experiments/noisy.yaml", "--effect", "0.01%", "--set", "session.min_effect=0.0001")
-    assert (blind.rc, "needed for 0.01 %" in blind.out) == (9, True)
-    assert blind.error.startswith("4 cycles cannot see the spec's min_effect of 0.01 %: ")
+    chosen = two.run("plan", "experiments/noisy.yaml", "experiments/half.yaml", "--set", "session.effect=50%")
+    assert re.search(r"^planned: 8 cycles, about .*; the burn-in of each chain decides$", chosen.out.splitlines()[-1])
     judged = two.run("ab", "noisy", "half", "--screen", "--fail-on", "inconclusive", "--fail-on", "slower", "-q")
     assert (judged.rc, judged.error) == (11, "screen: 3 verdicts of 3 are slower, on which to fail")
     screen = two.run("ab", "noisy", "half", "--screen", "--set", "env.TOY=noisy")
@@ -138,15 +137,32 @@ def test_what_no_session_has_measured_is_listed(two: Project) -> None:
     assert two.run("plan", "experiments/stream.yaml", "--effect", "2").rc == 2
 
 
-def test_a_session_that_could_not_see_its_own_min_effect_is_refused(two: Project) -> None:
-    """Before anything is built or measured, with the command that says how many cycles would do."""
-    assert two.run("noise", "noisy", "-q").rc == 0
-    ran = two.run("ab", "noisy", "noisy", "--set", "session.min_effect=0.000125")
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (("--set", "session.cycles=5"), "5 cycles are too few for this session of 3 claims, which needs 6"),
+        (("--set", "session.effect=0"), "--set: session.effect: must be more than 0"),
+        (("--max-minutes", "0"), "0 minutes are no time to measure in"),
+        (("--max-minutes", "5"), "a limit of minutes has no say here: session.cycles fixes the number"),
+    ],
+)
+def test_a_session_that_could_claim_nothing_is_refused(two: Project, words: tuple[str, ...], cause: str) -> None:
+    """Before anything is built or measured."""
+    ran = two.run("ab", "stream", "half", *words)
     assert (ran.rc, ran.out) == (9, "")
-    assert ran.error.startswith("4 cycles cannot see the spec's min_effect of 0.013 %: ")
-    assert ran.next == "dgxlab plan experiments/noisy.yaml --host local --effect 0.0125%"
-    recorded = [row["recorded"] for row in json.loads(two.run("jobs", "--format", "json").out)]
-    assert [state for state in recorded if state != "not here"] == ["done"]
+    assert cause in ran.error
+    assert "runs on local" not in ran.err
+
+
+def test_the_burn_in_decides_how_many_cycles_there_are(two: Project) -> None:
+    """Eight runs of the baseline first; how many cycles follow is told before the first of them."""
+    ran = two.run("ab", "stream", "half", "--set", "session.effect=2%", "--max-minutes", "60")
+    assert ran.rc == 0
+    runs = [line for line in ran.err.splitlines() if line.startswith("chain:0")]
+    assert [" burn-in " in line for line in runs[:10]] == [True] * 9 + [False]
+    assert runs[8].endswith("8 cycles, to find 0 %")
+    assert len(runs) == 8 + 1 + 1 + 2 * 8
+    assert "**slower: 3 of 3 slower**" in ran.out
 
 
 def test_fail_on_makes_a_verdict_an_exit_code(two: Project) -> None:
@@ -176,10 +192,30 @@ def test_an_unknown_name_is_told_the_nearest(two: Project) -> None:
     ran = two.run("ab", "stream", "halff")
     assert (ran.rc, ran.out) == (9, "")
     assert ran.error == "experiments has no experiment 'halff'; there is 'half'"
-    assert ran.next == "ls experiments"
+    assert ran.next == "ls -R experiments"
     assert two.run("plan", "halff").error == ran.error
     assert two.run("plan", "stream", "half").out == two.run("plan", "stream", "experiments/half.yaml").out != ""
     assert two.run("noise", "experiments/nope.yaml").rc == 9
+
+
+def test_a_name_is_found_in_a_folder_of_experiments(two: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a folder below too, with `extends` from the file's own; two files of one name are refused."""
+    deep = two.folder / "experiments" / "deep"
+    deep.mkdir()
+    (deep / "deeper.yaml").write_text("extends: ../half.yaml\n")
+    planned = two.run("plan", "deeper")
+    assert (planned.rc, planned.out) == (0, two.run("plan", "experiments/deep/deeper.yaml").out)
+    assert two.run("plan", "experiments/deeper.yaml").out == planned.out  # as before it was put into its folder
+    (two.folder / "experiments" / "of.yaml").write_text("extends: deeper.yaml\nname: deeper\n")
+    assert two.run("plan", "of").rc == 0
+    (deep / "half.yaml").write_text("extends: ../half.yaml\n")
+    ran = two.run("plan", "half")
+    assert (ran.rc, ran.out) == (9, "")
+    assert ran.error == "experiments/deep/half.yaml and experiments/half.yaml share a name"
+    assert ran.next == "dgxlab plan experiments/deep/half.yaml"
+    assert two.run("plan", "experiments/half.yaml").rc == 0
+    monkeypatch.chdir(deep)
+    assert two.run("plan", "deeper").out == planned.out
 
 
 def test_arms_that_measure_something_else_are_refused(two: Project) -> None:
@@ -208,13 +244,13 @@ def test_plan_shows_what_ab_would_do(two: Project) -> None:
     assert ran.rc == 0
     chain = ran.out.split("[chain:0] ")[1].splitlines()
     assert chain[:7] == [
-        "11 to 21 runs of at most 30 min 00 s each",
+        "17 to 33 runs of at most 30 min 00 s each",
         "  baseline stream",
         "  {bin}/llama-bench -m {model:m} -p 16,32 -n 4 -r 6 -o jsonl",
         "  candidate half",
         "  TOY=half {bin}/llama-bench -m {model:m} -p 16,32 -n 4 -r 6 -o jsonl",
         "  3 cells: pp16, pp32, tg4",
-        "  order: burn-in of the baseline, then A B A ... B A with 4 B, and at most 2 cycles more for those that do not"
+        "  order: burn-in of the baseline, then A B A ... B A with 6 B, and at most 2 cycles more for those that do not"
         " count",
     ]
     assert ran.out.splitlines()[-1].endswith("steps, 3 cells")
@@ -245,14 +281,14 @@ def test_a_session_whose_agent_is_killed_is_invalid_and_held_anew(two: Project) 
     child = two.spawn("ab", "slow", "slow")
     assert child.stderr
     job = ""
-    while "chain:0 llama-bench cycle 1 of 4, candidate" not in (line := child.stderr.readline()):
+    while "chain:0 llama-bench cycle 1 of 6, candidate" not in (line := child.stderr.readline()):
         assert line
         job = line.split()[1] if line.endswith("runs on local\n") else job
     os.kill(_agent(job), signal.SIGKILL)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 12
     assert "**invalid: 2 of 2 invalid**" in out
-    assert "the chain was cut after 0 of 4 cycles: nothing is glued across a gap" in out
+    assert "the chain was cut after 0 of 6 cycles: nothing is glued across a gap" in out
     assert f"job {job} was lost" in err
     assert "| m | pp16 | \N{EN DASH} | \N{EN DASH} | \N{EN DASH} |" in out
     two.spec("slow", SLOW.replace(", env: {TOY: slow}", ""))

@@ -15,7 +15,7 @@ from dgxlab.exported import TABLES, collect, write
 from dgxlab.model import to_json
 from dgxlab.store import Store
 from tests.journals import PIN, source
-from tests.report.worlds import Session, capture, fails, h200, places, session_of_two
+from tests.report.worlds import CYCLES, Session, capture, fails, h200, places, session_of_two
 
 
 def test_rows_of_llama_bench_are_computed_from_what_counts(store: Store) -> None:
@@ -74,7 +74,7 @@ def test_only_what_counts_is_handed_on(tmp_path: Path) -> None:
         assert [collect(store, tool).rows for tool in TABLES] == [(), (), ()]
         session.gates(after=True).end()
         rows = collect(store, "llama-bench").rows
-        assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * 5 + ["w4a16"] * 4
+        assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
 
 
 def written(store: Store, path: Path, *tools: str) -> Path:

@@ -27,7 +27,7 @@ def place() -> Iterator[Box]:
 
 def test_killed_jobs() -> None:
     """Agent, program, or all at once: lost or failed, and mended by the next command."""
-    tally = trials(KILLED, 17, range(6))
+    tally = trials(KILLED, 17, range(3))
     assert tally.failures == []
     assert {word.split()[0] for word in tally.met} == {"agent", "child", "all"}
 

@@ -19,7 +19,7 @@ from faults.machine import Machine, Modelled
 pytestmark = pytest.mark.slow
 
 BRIEF = settings(
-    max_examples=8,
+    max_examples=5,
     stateful_step_count=12,
     deadline=None,
     database=None,

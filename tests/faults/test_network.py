@@ -16,7 +16,7 @@ from faults.kinds.network import BLACKHOLE, RESET
 from tests.proxy import RESET_ON_CLOSE, Proxy
 
 pytestmark = pytest.mark.slow
-TRIALS = 4
+TRIALS = 3
 
 
 def test_resets() -> None:

@@ -28,7 +28,7 @@ def bench(quickstart: Quickstart) -> Bench:
 
 def arm(name: str) -> Experiment:
     """Return a shipped experiment at half its sizes, with a gate of a second instead of half a minute."""
-    experiment = load(PROJECT / "experiments" / f"{name}.yaml")
+    experiment = load(PROJECT / "experiments" / "cpu" / f"{name}.yaml")
     (entry,) = experiment.bench
     assert isinstance(entry, LlamaBench)
     small = replace(entry, n_prompt=(128,), n_gen=(16,))
@@ -65,12 +65,12 @@ def hold(
 
 def test_a_slower_arm_is_called_slower(bench: Bench) -> None:
     """One thread against two, with a limit that a processor shared with other programs keeps."""
-    wide = Session(cycles=4, drift_limit=0.5)
+    wide = Session(cycles=5, drift_limit=0.5)
     baseline, candidate = (replace(arm(name), session=wide) for name in ("threads-2", "threads-1"))
     session, events = hold(bench, baseline, candidate, settled)
     assert session.error is None
     found = judgement.recorded(bench.lab.store, session.job_id)
-    assert [one.claim.metric for one in found] == ["avg_ts", "avg_ts"]
+    assert [one.comparison.metric for one in found] == ["avg_ts", "avg_ts"]
     prompt = of_the_prompt(found)
     assert (prompt.verdict.verdict, prompt.promoted) == ("slower", False)
     assert prompt.verdict.effect is not None
@@ -84,22 +84,23 @@ def test_a_slower_arm_is_called_slower(bench: Bench) -> None:
 
 def test_an_experiment_against_itself(bench: Bench) -> None:
     """An A/A session: one build, a noise floor a cell, and nothing to keep."""
-    session, events = hold(bench, arm("threads-1"), arm("threads-1"), valid, kind="noise")
+    one = replace(arm("threads-1"), session=Session(cycles=5))
+    session, events = hold(bench, one, one, valid, kind="noise")
     assert session.error is None
     assert len([event for event in events if event["event"] == "build"]) == 1
     found = judgement.recorded(bench.lab.store, session.job_id)
     assert len(found) == 2
-    for one in found:
-        assert not one.promoted
-        assert one.verdict.effect is not None
-    cells = [one.claim.baseline for one in found]
+    for each in found:
+        assert not each.promoted
+        assert each.verdict.effect is not None
+    cells = [each.comparison.baseline for each in found]
     (model,) = {row["model_id"] for row in bench.lab.store.rows("SELECT model_id FROM verdicts")}
     (device,) = bench.lab.store.devices(session.job_id).values()
     floors = judgement.noise_floors(bench.lab.store, device.id, cells, model)
     assert {floor.session for floor in floors} == {session.job_id}
     assert {floor.cell for floor in floors} == set(cells)
     ahead = lab.outlook(bench.lab.store, arm("threads-1"), bench.lab.store.job(session.job_id).plan.arms[0].source, 0.5)
-    assert {one.label for one in ahead.claims} == {"pp128", "tg16"}
+    assert {claim.label for claim in ahead.claims} == {"pp128", "tg16"}
     assert ahead.unknown == ()
     assert ahead.seconds is not None
     assert ahead.seconds > 0

@@ -275,7 +275,7 @@ def test_a_cut_on_the_way_begins_anew(
 def test_the_real_quantiser_takes_what_was_sent(make_bench: Callable[[], Bench], bare_python: str) -> None:
     """llama.cpp measures a model that came from the client, and its quantised bytes are those of one made there."""
     recipe = replace(RECIPE, quant="Q4_0", seed=7)
-    shipped = load(PROJECT / "experiments" / "quickstart.yaml")
+    shipped = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
     entry = next(entry for entry in shipped.bench if isinstance(entry, LlamaBench))
     experiment = replace(shipped, models={"small": recipe}, gates=(), bench=(entry,))
     digests = []

@@ -24,12 +24,13 @@ from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, wait_for
 
 Event = dict[str, Any]
+BURN_IN = ["u1", "u2", "u3", "u4"]
 
 
 def arm(lab: ToyLab, name: str, env: Mapping[str, str] | None = None, **changes: Any) -> Experiment:
-    """Return an arm with one entry of one cell, in a session of four cycles."""
+    """Return an arm with one entry of one cell, in a session of six cycles."""
     entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env=env or {})
-    return lab.experiment(**{"name": name, "bench": (entry,), "session": Session(cycles=4), **changes})
+    return lab.experiment(**{"name": name, "bench": (entry,), "session": Session(cycles=6), **changes})
 
 
 def begin(lab: ToyLab, baseline: Experiment, candidate: Experiment, kind: str = "ab") -> Plan:
@@ -75,22 +76,27 @@ def places(events: list[Event]) -> list[str]:
     return [f"{letters[run['role']]}{run['cycle']}" for run in of(events, "run")]
 
 
+def chain(cycles: int) -> list[str]:
+    """Return the places of a whole chain."""
+    return [*BURN_IN, "a0", *(f"{arm}{i}" for i in range(1, cycles + 1) for arm in "ba")]
+
+
 def test_a_session_against_itself(toy_lab: ToyLab) -> None:
     """One build; gates before and after; a chain for each entry, every run a process with output of its own."""
-    both = arm(toy_lab, "same", bench=(toy.backend_ops(), toy.batched_bench()), session=Session(cycles=2))
+    both = arm(toy_lab, "same", bench=(toy.backend_ops(), toy.batched_bench()), session=Session(cycles=6))
     events, end = hold(toy_lab, both)
     assert (end["exit_code"], end["status"]) == (0, "done")
     assert len(of(events, "build")) == 1
     assert [gate["id"] for gate in of(events, "gate")] == ["gate:0", "gate:0:after"]
-    assert places(events) == ["u1", "u2", "a0", "b1", "a1", "b2", "a2"] * 2
+    assert places(events) == chain(6) * 2
     runs = of(events, "run")
-    assert [run["chain"] for run in runs] == ["chain:0"] * 7 + ["chain:1"] * 7
+    assert [run["chain"] for run in runs] == ["chain:0"] * 17 + ["chain:1"] * 17
     assert {(run["status"], run["tool"]) for run in runs} == {("valid", "backend-ops"), ("valid", "batched-bench")}
-    assert len({run["raw"]["stdout"]["path"] for run in runs}) == 14
-    assert runs[10]["raw"]["stdout"]["path"] == "raw/chain-1-candidate-1.out"
-    assert [run["position"] for run in runs] == list(range(14))
+    assert len({run["raw"]["stdout"]["path"] for run in runs}) == 34
+    assert runs[22]["raw"]["stdout"]["path"] == "raw/chain-1-candidate-1.out"
+    assert [run["position"] for run in runs] == list(range(34))
     last = of(events, "chain")[-1]
-    assert (last["id"], last["state"], last["valid"], last["drift"]) == ("chain:1", "done", 2, 0.0)
+    assert (last["id"], last["state"], last["valid"], last["drift"]) == ("chain:1", "done", 6, 0.0)
     steps = [event["id"] for event in of(events, "step") if event["state"] == "done"]
     assert steps[-3:] == ["chain:0", "chain:1", "gate:0:after"]
 
@@ -116,26 +122,26 @@ def test_a_candidate_that_always_crashes(toy_lab: ToyLab) -> None:
     crash = (toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "crash"}), toy.backend_ops())
     events, end = hold(toy_lab, baseline, arm(toy_lab, "broken", bench=crash))
     assert (end["exit_code"], end["status"]) == (8, "failed")
-    assert "chain:0 (llama-bench) gives no verdict: 0 of 4 cycles count and 3 are needed" in end["message"]
-    assert "candidate 4 failed: llama-bench was killed by SIGSEGV" in end["message"]
-    assert end["next"].endswith("raw/chain-0-candidate-4.err")
-    whole = ["u1", "u2", "a0", "b1", "a1", "b2", "a2", "b3", "a3", "b4", "a4"]
-    assert places(events) == whole * 2
+    assert "chain:0 (llama-bench) gives no verdict: 0 of 5 cycles count and " in end["message"]
+    assert "candidate 5 failed: llama-bench was killed by SIGSEGV" in end["message"]
+    assert end["next"].endswith("raw/chain-0-candidate-5.err")
+    assert places(events) == chain(5) + chain(6)
     assert {run["status"] for run in of(events, "run") if run["chain"] == "chain:1"} == {"valid"}
     assert [gate["id"] for gate in of(events, "gate")] == ["gate:0", "gate:1", "gate:0:after", "gate:1:after"]
     (error,) = of(events, "error")
-    assert len(error["details"].splitlines()) == 4
+    assert len(error["details"].splitlines()) == 5
 
 
 def test_a_candidate_that_crashes_in_half_its_runs(toy_lab: ToyLab, tmp_path: Path) -> None:
     """Each crash costs a cycle and brings another; here just enough are left."""
     env = {"TOY": "every second crashes", "TOY_COUNT": str(tmp_path / "calls")}
-    events, end = hold(toy_lab, arm(toy_lab, "stock"), arm(toy_lab, "shaky", env))
+    eight = Session(cycles=8)
+    events, end = hold(toy_lab, *(arm(toy_lab, *of, session=eight) for of in (("stock",), ("shaky", env))))
     assert end["exit_code"] == 0
     ran = [(run["cycle"], run["status"]) for run in of(events, "run") if run["role"] == "candidate"]
-    assert ran == [(i, "valid" if i % 2 else "failed") for i in range(1, 7)]
+    assert ran == [(i, "valid" if i % 2 else "failed") for i in range(1, 11)]
     last = of(events, "chain")[-1]
-    assert (last["state"], last["cycles"], last["valid"], last["done"]) == ("done", 6, 3, 15)
+    assert (last["state"], last["cycles"], last["valid"], last["done"]) == ("done", 10, 5, 25)
 
 
 def test_a_baseline_that_crashes_is_told_at_once(toy_lab: ToyLab) -> None:
@@ -208,7 +214,7 @@ def test_a_screen_is_one_bracket_without_gates_after(toy_lab: ToyLab) -> None:
     """The least that can be held."""
     events, end = hold(toy_lab, arm(toy_lab, "stock"), arm(toy_lab, "other"), kind="screen")
     assert end["exit_code"] == 0
-    assert places(events) == ["u1", "u2", "a0", "b1", "a1"]
+    assert places(events) == chain(1)
     assert [gate["id"] for gate in of(events, "gate")] == ["gate:0", "gate:1"]
 
 
@@ -219,7 +225,7 @@ def test_a_session_cancelled_in_the_middle_of_its_chain(toy_lab: ToyLab) -> None
     end = rc(toy_lab.host.cancel(job.job_id))
     assert (end["exit_code"], end["status"]) == (130, "cancelled")
     events = told(toy_lab, job)
-    assert places(events) == ["u1", "u2", "a0", "b1", "a1"]
+    assert places(events) == chain(1)
     assert (events[-1]["event"], events[-1]["status"]) == ("end", "cancelled")
     assert of(events, "chain")[-1]["state"] == "running"
 
@@ -249,8 +255,17 @@ def test_a_cold_session_needs_a_temperature(toy_lab: ToyLab, gpu: str, tmp_path:
     """A GPU whose temperature is not known is refused before anything is measured."""
     unknown = "[N/A], 1980, 3201, 472.33, 99, P0, 580.159.04, 0x0000000000000000, 0, 0, 0, 0"
     machines.sampled(tmp_path / "smi", {gpu: "NVIDIA H200"}, unknown)
-    cold = Session(cycles=4, thermal="cold")
+    cold = Session(cycles=5, thermal="cold")
     events, end = hold(toy_lab, arm(toy_lab, "cold", cmake={"GGML_CUDA": "ON"}, gates=(), session=cold))
     assert end["exit_code"] == 8
     assert end["message"].startswith("thermal: cold needs the device's temperature")
     assert places(events) == []
+
+
+def test_a_pinned_session_names_its_processors(toy_lab: ToyLab) -> None:
+    """Each run says where it ran, the same in both arms; gates are left alone."""
+    events, end = hold(toy_lab, arm(toy_lab, "pinned", session=Session(cycles=5, pin=True)))
+    assert end["exit_code"] == 0
+    (places,) = {tuple(run["before"]["pinned"]) for run in of(events, "run")}
+    assert set(places) <= os.sched_getaffinity(0)
+    assert not any("pinned" in run["after"] for run in of(events, "run"))

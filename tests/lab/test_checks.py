@@ -148,7 +148,7 @@ def test_a_gate_that_changed_is_asked_again(toy_lab: ToyLab) -> None:
 
 def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
     """For each arm its own; what only one of them fails makes the verdicts invalid, and says so."""
-    baseline = gated(toy_lab, session=Session(cycles=2, drift_limit=0.5))
+    baseline = gated(toy_lab, session=Session(cycles=8, drift_limit=0.5))
     events: list[dict[str, Any]] = []
     for name, gate, when in (
         ("good", GREEDY, ["before", "after"]),

@@ -39,7 +39,7 @@ def test_a_client_reads_the_vocabulary_from_its_cache(pin_cache: PinCache, tmp_p
 def test_they_pass_where_nothing_differs(make_bench: Callable[[], Bench]) -> None:
     """The prompt's tokens are its words and the first; NVFP4 on the CPU is near its exact values, F16 is not it."""
     bench = make_bench()
-    experiment = load(PROJECT / "experiments" / "quickstart.yaml")
+    experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
     experiment = replace(experiment, name="gated", models=MODELS, gates=(GREEDY, PERPLEXITY), bench=())
     outcome, events = bench.run(experiment, bench=False)
     assert outcome.error is None

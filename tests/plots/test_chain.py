@@ -16,7 +16,8 @@ from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, BatchedBench, ChainStep, 
 from dgxlab.plots import chains
 from dgxlab.plots.trace import Panel, Trace, trace
 from dgxlab.store import Store
-from tests.report.worlds import Session, h200, places, session_of_two
+from tests.journals import THROTTLED
+from tests.report.worlds import CYCLES, Session, h200, places, session_of_two
 
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
 STREAM = (LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048,)}),)
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def value(step: ChainStep, role: str, cycle: int) -> float:
-    """Candidates are a tenth faster; one baseline in between is far off."""
+    """Candidates are a tenth faster; one baseline in between is far off, and was throttled."""
     if role == CANDIDATE:
         return 1100.0 + cycle
     return 1200.0 if (role, cycle) == (BASELINE, 3) else 1000.0 + cycle
@@ -51,7 +52,8 @@ def held(store: Store, job_id: str = A, telemetry: Sequence[dict[str, Any]] = WA
     session = session_of_two(store, job_id, **{"bench": STREAM, **changes}).build().gates()
     for step in session.plan.chains:
         for role, cycle in places(step.cycles + 2):
-            session.place(step, role, cycle, value(step, role, cycle), telemetry=list(telemetry))
+            flags = [THROTTLED] if (role, cycle) == (BASELINE, 3) else []
+            session.place(step, role, cycle, value(step, role, cycle), telemetry=list(telemetry), flags=flags)
     session.gates(after=True).end()
     return trace(store, job_id)
 
@@ -67,19 +69,13 @@ def drawn(axes: Axes, label: str) -> list[float]:
 
 
 def test_every_run_is_there_by_its_role(store: Store) -> None:
-    """Two of burn-in, seven baselines, six candidates, in every panel of the chain."""
+    """Two of burn-in, baselines and candidates, in every panel of the chain."""
     (chain,) = held(store).chains
     assert [panel.label for panel in chain.panels] == ["pp512", "tg32"]
     for panel in chain.panels:
-        assert [(point.role, point.cycle) for point in panel.points] == places(6)
-        assert [point.value for point in panel.points if point.role == CANDIDATE] == [
-            1101,
-            1102,
-            1103,
-            1104,
-            1105,
-            1106,
-        ]
+        assert [(point.role, point.cycle) for point in panel.points] == places(CYCLES + 2)
+        values = [point.value for point in panel.points if point.role == CANDIDATE]
+        assert values == [1100 + cycle for cycle in range(1, CYCLES + 3)]
         times = [point.at for point in panel.points]
         assert times == sorted(times)
         assert 0 < times[0] < times[-1] < chain.seconds
@@ -88,12 +84,12 @@ def test_every_run_is_there_by_its_role(store: Store) -> None:
 def test_cycles_that_do_not_count_are_marked(store: Store) -> None:
     """The baseline between them does not count either; those at their ends do, for the cycles beside."""
     panel = held(store).chains[0].panels[0]
-    assert counts(panel, CANDIDATE) == {1: True, 2: True, 3: False, 4: False, 5: True, 6: True}
-    assert counts(panel, BASELINE) == {0: True, 1: True, 2: True, 3: False, 4: True, 5: True, 6: True}
+    assert counts(panel, CANDIDATE) == {cycle: cycle not in (3, 4) for cycle in range(1, CYCLES + 3)}
+    assert counts(panel, BASELINE) == {cycle: cycle != 3 for cycle in range(CYCLES + 3)}
     at = {(point.role, point.cycle): point.at for point in panel.points}
     assert panel.discards == ((at[BASELINE, 2], at[BASELINE, 3]), (at[BASELINE, 3], at[BASELINE, 4]))
     axes = panels(chains.figure(trace(store, A)))["pp512"]
-    assert drawn(axes, "candidate") == [1101, 1102, 1105, 1106]
+    assert drawn(axes, "candidate") == [1101, 1102, *(1100 + cycle for cycle in range(5, CYCLES + 3))]
     assert drawn(axes, "candidate, does not count") == [1103, 1104]
     assert drawn(axes, "baseline, does not count") == [1200]
     spans = [
@@ -135,7 +131,7 @@ def test_temperature_and_clock_stand_beneath_on_the_same_axis(store: Store) -> N
     for name, ends in (("GPU temperature", (41, 50)), ("SM clock", (345, 1980))):
         (whiskers,) = found[name].collections
         bars = [tuple(float(y) for y in segment[:, 1]) for segment in whiskers.get_segments()]
-        assert bars == [ends] * len(places(6))
+        assert bars == [ends] * len(places(CYCLES + 2))
     assert "time since the chain began (s)" in [axes.get_xlabel() for axes in found.values()]
 
 
@@ -168,7 +164,7 @@ def test_session_pin_series_and_host_are_named(store: Store) -> None:
     assert "synthetic model q4k" in said
     verdict = panels(figure)["pp512"].get_title(loc="right")
     assert verdict == trace(store, A).chains[0].panels[0].verdict
-    assert verdict.startswith("faster +10.02 % (+9.")
+    assert verdict.startswith("faster +9.99 % (+9.")
     assert [text.get_text() for text in figure.legends[0].get_texts()][:3] == [
         "baseline h200",
         "candidate w4a16",
@@ -209,7 +205,7 @@ def test_a_run_without_a_value_has_a_cross(store: Store) -> None:
     """It failed and was run again in its place: only the last there counts."""
     session = session_of_two(store, A, bench=STREAM).build().gates()
     (step,) = session.plan.chains
-    for role, cycle in places(4):
+    for role, cycle in places(CYCLES):
         if (role, cycle) == (CANDIDATE, 2):
             session.place(step, role, cycle, None)
         session.place(step, role, cycle, value(step, role, cycle))
@@ -252,7 +248,7 @@ def test_nothing_is_drawn_before_the_end(store: Store, tmp_path: Path) -> None:
     session = session_of_two(store, A, bench=STREAM).build().gates()
     (step,) = session.plan.chains
     path = tmp_path / "chain.png"
-    for role, cycle in places(4):
+    for role, cycle in places(CYCLES):
         session.place(step, role, cycle, 4242.0)
         session.save()
         with pytest.raises(UsageError, match="has not ended, and nothing of its chains is shown before") as refused:

@@ -14,7 +14,7 @@ from dgxlab import published
 from dgxlab.errors import UsageError
 from dgxlab.model import to_json
 from dgxlab.published import Figure
-from dgxlab.report import Quantity, asked, page, render_page
+from dgxlab.report import Quantity, page, query, render_page
 from dgxlab.report.series import batch, op, selected, stream
 from dgxlab.store import Store
 from tests.report.test_forms import BENCH, MACHINE, compared, step
@@ -62,7 +62,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def shown(store: Store, name: str) -> str:
     """Return a golden file's page."""
-    return render_page(page(store, asked(ASKED[name])))
+    return render_page(page(store, query(ASKED[name])))
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -75,9 +75,9 @@ def test_what_was_measured_is_as_without(store: Store) -> None:
     """The measured rows have the same numbers, ratios and verdicts; published rows have none of them."""
     for form in ("ops", "steps", "single-stream", "concurrency"):
         words = dict(ASKED[form])
-        (both,) = page(store, asked(words)).tables
+        (both,) = page(store, query(words)).tables
         del words["published"]
-        (alone,) = page(store, asked(words)).tables
+        (alone,) = page(store, query(words)).tables
         keys = [column.key for column in alone.columns]
         measured = [row for row in both.rows if "published" not in row]
         assert [[row.get(key) for key in keys] for row in measured] == [
@@ -92,7 +92,7 @@ def test_what_was_measured_is_as_without(store: Store) -> None:
 
 def test_the_twin_has_the_figures_as_they_were_published(store: Store) -> None:
     """In their own unit, with their document and machine, under keys that say so."""
-    twin = json.loads(json.dumps(to_json(page(store, asked(ASKED["ops"])))))
+    twin = json.loads(json.dumps(to_json(page(store, query(ASKED["ops"])))))
     row = twin["tables"][0]["rows"][0]
     figure = row["published.0.flops"]
     assert (figure["value"], figure["unit"], figure["host"]) == (817.0, "GFLOPS", "dgx.casa GB10 sm_121")
@@ -161,7 +161,7 @@ def test_sizes_that_are_not_said_are_not_guessed(store: Store) -> None:
     assert batch(figure(test="B=8", metric="S_TG")).cell == (None, None, 8)  # type: ignore[union-attr]
     assert batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (128, 64, 8)  # type: ignore[union-attr]
     assert batch(figure(test="npp128", metric="S_PP")) is None
-    (table,) = page(store, asked(ASKED["concurrency"])).tables
+    (table,) = page(store, query(ASKED["concurrency"])).tables
     unsaid = [row for row in table.rows if row["B"] == 8 and row["PP"] is None]
     assert [row.get("speed_pp.0") for row in unsaid] == [None]
 
@@ -198,7 +198,7 @@ def test_a_figure_beside_the_very_cell_stands_in_its_row(store: Store) -> None:
 def test_what_was_not_published(store: Store, words: dict[str, str], said: str) -> None:
     """One sentence, with the documents that have something of the kind."""
     with pytest.raises(UsageError) as error:
-        page(store, asked(words))
+        page(store, query(words))
     assert error.value.message.startswith(said)
 
 
@@ -207,13 +207,13 @@ def test_a_record_without_figures_says_how_to_get_them(tmp_path: Path) -> None:
     with Store.open(tmp_path / "results.db") as empty:
         Session(empty, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
         with pytest.raises(UsageError, match="does not hold the published record") as error:
-            page(empty, asked({"form": "ops", "experiment": "h200", "published": "seed000"}))
+            page(empty, query({"form": "ops", "experiment": "h200", "published": "seed000"}))
     assert error.value.next == "dgxlab import --published"
 
 
 def test_figures_without_a_column_are_counted(store: Store) -> None:
     """The note names some of them."""
-    (table,) = page(store, asked({**ASKED["single-stream"], "cells": "pp512"})).tables
+    (table,) = page(store, query({**ASKED["single-stream"], "cells": "pp512"})).tables
     assert table.beside is not None
     (note,) = table.beside.left
     assert note.startswith("12 published figures asked for are of none of these columns: pp2048 ub512 prefill, ")

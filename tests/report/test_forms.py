@@ -15,7 +15,7 @@ from dgxlab import published
 from dgxlab.cli.report import Form
 from dgxlab.errors import UsageError
 from dgxlab.model import CANDIDATE, PROTOCOL, BackendOpsBench, CellResult, ChainStep, RunStep, to_json
-from dgxlab.report import KEYS, ArmsTable, Page, Quantity, asked, overview, page, render_overview, render_page
+from dgxlab.report import KEYS, ArmsTable, Page, Quantity, overview, page, query, render_overview, render_page
 from dgxlab.report.forms import FORMS
 from dgxlab.store import Store
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
@@ -118,12 +118,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def shown(store: Store, **words: str) -> str:
     """Return a form as markdown."""
-    return render_page(page(store, asked(words)))
+    return render_page(page(store, query(words)))
 
 
 def table(store: Store, **words: str) -> ArmsTable:
     """Return a form's only table."""
-    (only,) = page(store, asked(words)).tables
+    (only,) = page(store, query(words)).tables
     assert isinstance(only, ArmsTable)
     return only
 
@@ -131,7 +131,7 @@ def table(store: Store, **words: str) -> ArmsTable:
 def refused(store: Store, **words: str) -> str:
     """Return why a form is not shown."""
     with pytest.raises(UsageError) as error:
-        page(store, asked(words))
+        page(store, query(words))
     return error.value.message.replace(str(store.path), "DB")
 
 
@@ -165,7 +165,7 @@ def test_nothing_of_a_session_that_goes_on(store: Store) -> None:
 def test_a_table_names_its_source(store: Store) -> None:
     """Session, pin, series digest and host stand beneath every form, and there are samples for every number."""
     for form, words in ASKED.items():
-        made = page(store, asked({"form": form, **words}))
+        made = page(store, query({"form": form, **words}))
         for each in made.tables:
             text = render_page(Page(form, (each,)))
             assert all(f"{word} " in text for word in ("session", "pin", "series", "host", "tree", "build")), form
@@ -177,7 +177,7 @@ def test_a_table_names_its_source(store: Store) -> None:
 
 def test_the_twin_has_the_numbers(store: Store) -> None:
     """What is a text in the table is a number beside it in JSON."""
-    twin = json.loads(json.dumps(to_json(page(store, asked({"form": "ops", **ASKED["ops"]})))))
+    twin = json.loads(json.dumps(to_json(page(store, query({"form": "ops", **ASKED["ops"]})))))
     row = twin["tables"][0]["rows"][0]
     assert (row["of_bandwidth"], row["type_a"]) == (f"{row['of_bandwidth_pct']:.1f}", "q4_0")
     moved = (4096 * 14336 * 4.5 / 8 + 14336 * 4 + 4096 * 4) / 1e9
@@ -187,7 +187,7 @@ def test_the_twin_has_the_numbers(store: Store) -> None:
 
 def test_every_operation_is_set_against_the_same_peak(store: Store) -> None:
     """The H200's bf16, whatever the weights are; its memory only where that is the nearer bound."""
-    (only,) = page(store, asked({"form": "ops", **ASKED["ops"]})).tables
+    (only,) = page(store, query({"form": "ops", **ASKED["ops"]})).tables
     assert [column.label for column in only.columns if "%" in column.label] == ["% of bf16 peak", "% of bandwidth"]
     for row in only.rows:
         assert row["of_flops_pct"] == pytest.approx(100 * row["flops"].median / 989e12, rel=1e-3)  # type: ignore[union-attr]
@@ -196,7 +196,7 @@ def test_every_operation_is_set_against_the_same_peak(store: Store) -> None:
 
 def test_cells_by_words(store: Store) -> None:
     """A value, a key with its value, a test's name; each pattern must find something."""
-    ops = page(store, asked({"form": "ops", "experiment": "h200", "cells": "type_a=q4_K n=8, q4_0 n=1"})).tables[0]
+    ops = page(store, query({"form": "ops", "experiment": "h200", "cells": "type_a=q4_K n=8, q4_0 n=1"})).tables[0]
     assert [(row["type_a"], row["n"]) for row in ops.rows] == [("q4_0", 1), ("q4_K", 8)]
     streams = table(store, form="single-stream", experiment="h200", cells="tg32")
     assert [column.label for column in streams.columns] == ["experiment", "tg32"]
@@ -217,7 +217,7 @@ def test_a_ratio_is_better_above_1_and_never_between_devices(store: Store, tmp_p
         far = Session(other, h200(name="skew", bench=(OPS,)), "20261120-160000-forms", tree=tree, host=elsewhere)
         far.build().runs(numbers(100)).end()
         words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
-        made = page(other, asked(words)).tables[0]
+        made = page(other, query(words)).tables[0]
         beside = shown(other, form="steps", experiment="tiles,h200")
         apart = shown(other, form="steps", experiment="skew,h200")
     assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another device"]

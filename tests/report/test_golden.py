@@ -14,7 +14,7 @@ from dgxlab.model import BASELINE, CANDIDATE, ChainStep, FileModel, LlamaBench
 from dgxlab.report import collect, render
 from dgxlab.store import Store
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
-from tests.report.worlds import Session, fails, h200, numbers, places, session_of_two, whole
+from tests.report.worlds import CYCLES, Session, fails, h200, numbers, places, session_of_two, whole
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
@@ -72,19 +72,19 @@ def _flagged(store: Store) -> str:
 
 
 def _compared(store: Store) -> str:
-    """Return an A/B session with faster, slower and undecided cells, and what does not count of its chains."""
+    """Return an A/B session with faster, slower and same cells, and what does not count of its chains."""
     session = (
         session_of_two(store, A, noise=0.004, bench=(*h200().bench, LlamaBench("q4k", (1024,), ()))).build().gates()
     )
-    effects = {"chain:0": 0.9, "chain:1": 1.10, "chain:2": 1.008, "chain:3": 0.95}
+    effects = {"chain:0": 0.9, "chain:1": 1.10, "chain:2": 1.002, "chain:3": 0.95}
 
     def value(step: ChainStep, role: str, cycle: int) -> float:
-        drifted = 1.1 if (step.id, role, cycle) == ("chain:3", BASELINE, 2) else 1.0
-        return 1000 * drifted * (1 + 0.001 * (2 * cycle % 5)) * (effects[step.id] if role == CANDIDATE else 1)
+        stepped = 1.1 if step.id == "chain:3" and cycle >= (3 if role == BASELINE else 4) else 1.0
+        return 1000 * stepped * (1 + 0.001 * (2 * cycle % 5)) * (effects[step.id] if role == CANDIDATE else 1)
 
     hot = {**CLOCK, "median": 1305.0}
     for step in session.plan.chains:
-        for role, cycle in places({"chain:1": 5, "chain:3": 6}.get(step.id, step.cycles)):
+        for role, cycle in places(step.cycles + (step.id == "chain:1")):
             around: dict[str, Any] = {"telemetry": [CLOCK], "flags": []}
             if (step.id, role, cycle) == ("chain:1", CANDIDATE, 3):
                 around = {"telemetry": [hot], "flags": [THROTTLED]}
@@ -125,7 +125,7 @@ def _unfinished(store: Store) -> str:
     """Return a session that goes on: how far it is, and nothing of what it found."""
     session = session_of_two(store, A).build().gates()
     first, second, *_ = session.plan.chains
-    for role, cycle in places(4):
+    for role, cycle in places(CYCLES):
         session.place(first, role, cycle, 4242.0)
     session.place(second, "burn-in", 1, 4242.0)
     session.save()

@@ -13,7 +13,7 @@ import pytest
 from dgxlab import imported
 from dgxlab.errors import UsageError
 from dgxlab.model import to_json
-from dgxlab.report import Printed, Quantity, asked, page, render_page
+from dgxlab.report import Printed, Quantity, page, query, render_page
 from dgxlab.store import Store
 from tests.report.worlds import GOLDEN as CAPTURES
 from tests.report.worlds import whole
@@ -56,14 +56,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def shown(store: Store, **words: str) -> str:
     """Return the form as markdown, as if imported on some day."""
-    text = render_page(page(store, asked({"form": "imported", **words})))
+    text = render_page(page(store, query({"form": "imported", **words})))
     return re.sub(r"\d{4}-\d\d-\d\d(?![\dT])", "2025-11-20", text)
 
 
 def refused(store: Store, **words: str) -> str:
     """Return why the form is not shown."""
     with pytest.raises(UsageError) as error:
-        page(store, asked({"form": "imported", **words}))
+        page(store, query({"form": "imported", **words}))
     return error.value.message.replace(str(store.path), "DB")
 
 
@@ -82,10 +82,10 @@ def test_golden_of_all_files(store: Store) -> None:
 
 def test_a_mean_has_the_spread_and_the_count_of_its_file(store: Store) -> None:
     """What llama-bench computed stays what it is; a table for people does not say of how many."""
-    (rows, abridged) = (table.rows for table in page(store, asked({"form": "imported", "file": BOTH})).tables)
+    (rows, abridged) = (table.rows for table in page(store, query({"form": "imported", "file": BOTH})).tables)
     assert rows[0]["avg_ts"] == Printed("avg_ts", "t/s", 36503.901762, pytest.approx(2555.63088), 5)
     assert abridged[0]["avg_ts"] == Printed("avg_ts", "t/s", 36563.16, 2486.79, None)
-    (harness,) = page(store, asked({"form": "imported", "file": "harness.jsonl"})).tables
+    (harness,) = page(store, query({"form": "imported", "file": "harness.jsonl"})).tables
     assert harness.rows[0]["time_us"] == Quantity("time_us", "us", 310.5, 3, pytest.approx(1.4826), "values")
     assert "time_us" not in harness.rows[1]  # it did not pass
 
@@ -95,7 +95,7 @@ BOTH = "llama-bench-q4_k.jsonl, llama-bench-q4_k.md"
 
 def test_a_file_is_found_by_the_beginning_of_its_sha256(store: Store) -> None:
     """As `dgxlab import` prints it."""
-    (table,) = page(store, asked({"form": "imported", "file": "d48c8e67", "cells": "tg32"})).tables
+    (table,) = page(store, query({"form": "imported", "file": "d48c8e67", "cells": "tg32"})).tables
     twin = json.loads(json.dumps(to_json(table)))
     assert (twin["file"], twin["tool"].partition(",")[0]) == ("llama-bench-q4_k.jsonl", "llama-bench (jsonl)")
     assert twin["sha256"].startswith("d48c8e6786cf5847")
@@ -108,7 +108,7 @@ def test_blanks_in_a_name_are_alike(tmp_path: Path) -> None:
     path.write_text(HARNESS)
     with Store.open(tmp_path / "results.db") as store:
         imported.record(store, imported.open_file(path, "", ""))
-        (table,) = page(store, asked({"form": "imported", "file": path.name})).tables
+        (table,) = page(store, query({"form": "imported", "file": path.name})).tables
         assert [row["row"] for row in table.rows] == ["kernel=w4a16 n=512", "kernel=swizzle|x n=512"]
         assert "\n" not in refused(store, file="nosuch")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
-from dgxlab.report import Quantity, Table, asked, collect, page, render, render_page
+from dgxlab.report import Quantity, Table, collect, page, query, render, render_page
 from dgxlab.report.markdown import layout
 from dgxlab.report.records import Flag
 from dgxlab.report.tables import stream_test
@@ -175,7 +175,7 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
     assert said("20261120-103001-h200-a", 28.66, 28.66) == ()
     assert said("20261120-103002-h200-a", 28.65, 28.66) == (Flag(("pp512",), False, reason.format(5)),)
     assert said("20261120-103003-h200-a", 28.65, 2.0) == (Flag((), False, reason.format(49)),)
-    (compared,) = page(store, asked({"form": "single-stream", "experiment": "h200"})).tables
+    (compared,) = page(store, query({"form": "single-stream", "experiment": "h200"})).tables
     assert compared.flags == (Flag(("h200",), False, reason.format(49)),)
 
 
@@ -209,5 +209,5 @@ def test_every_table_names_what_computed_it(
         ("concurrency", backend),
     ]
     assert render(report).count(f" · backend {backend} · host ") == 2 + (backend == "CPU")
-    shown = render_page(page(store, asked({"form": "concurrency", "experiment": "h200"})))
+    shown = render_page(page(store, query({"form": "concurrency", "experiment": "h200"})))
     assert f" · backend {backend} · host " in shown

@@ -11,23 +11,25 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import UsageError
-from dgxlab.model import BASELINE, CANDIDATE, ChainStep, LlamaBench, to_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, LlamaBench, to_json
+from dgxlab.model import Session as SessionSpec
 from dgxlab.report import (
     ArmsTable,
     Mean,
     SessionReport,
     SessionTable,
-    asked,
     collect,
     collect_session,
+    overview,
     page,
+    query,
     render,
     render_page,
 )
 from dgxlab.report.markdown import layout
 from dgxlab.store import Store
-from tests.journals import CAPPED, CLOCK, source
-from tests.report.worlds import H200, Session, h200, numbers, places, session_of_two
+from tests.journals import CAPPED, CLOCK, THROTTLED, source
+from tests.report.worlds import CYCLES, H200, Session, h200, numbers, places, session_of_two
 
 A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
 STREAM = (LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048,)}),)
@@ -64,7 +66,7 @@ def verdicts(report: SessionReport, title: str = "") -> SessionTable:
 
 def test_numbers_are_in_the_json_twin(store: Store) -> None:
     """Texts for people, and beside them what they were made from; means know how many runs they are of."""
-    held(store, noise=0.004)
+    held(store)
     report = collect_session(store, A)
     twin = json.loads(json.dumps(to_json(report)))
     assert (twin["session"], twin["kind"], twin["ended"], twin["verdict"]) == (A, "ab", True, "faster")
@@ -74,12 +76,14 @@ def test_numbers_are_in_the_json_twin(store: Store) -> None:
         *("q4k", "pp512", "avg_ts", "faster"),
         True,
     )
-    baseline = {"mean": pytest.approx(1002.12, abs=0.01), "n": 5, "spread": pytest.approx(1.4826)}
+    baseline = {"mean": pytest.approx(1002.05, abs=0.01), "n": 10, "spread": pytest.approx(1.4826)}
     assert row["baseline"] == {"metric": "avg_ts", "unit": "t/s", **baseline}
-    assert row["candidate"]["n"] == row["valid_cycles"] == row["run_cycles"] == 4
+    assert row["candidate"]["n"] == row["valid_cycles"] == row["run_cycles"] == CYCLES
     assert row["effect"] == f"{row['effect_pct']:+.2f}"
     assert row["interval"] == f"{row['ci_low_pct']:+.2f} to {row['ci_high_pct']:+.2f}"
-    assert row["noise_floor_pct"] == pytest.approx(0.4)
+    assert row["same"] is None
+    assert row["ci_low_pct"] < row["same_low_pct"] < row["effect_pct"] < row["same_high_pct"] < row["ci_high_pct"]
+    assert row["noise_floor_pct"] == pytest.approx(0.34, abs=0.01)
     assert twin["tables"][1]["candidate"]["experiment"] == "w4a16"
     assert [one["what"] for one in twin["differences"]] == ["series", "cmake", "env"]
 
@@ -102,15 +106,50 @@ def test_what_is_known_of_an_arm_stands_beneath(store: Store) -> None:
     assert "not promoted: w4a16 was built from a checkout that is no commit" in text
 
 
-def test_an_unknown_noise_floor_promotes_nothing(store: Store) -> None:
-    """The reason stands beside the verdict; the column has no number."""
-    held(store)
+def test_what_decides_is_in_the_table(store: Store) -> None:
+    """The interval of same where that is the verdict, and the chain's own noise floor; and why nothing is promoted."""
+    held(store, 1.002)
     table = verdicts(collect_session(store, A))
     headers, _, body = layout(table)
-    assert [row[headers.index("noise floor (%)")] for row in body] == ["\N{EN DASH}"] * 2
-    assert [row[-2:] for row in body] == [["faster", "no"]] * 2
-    said = {because.reasons[-1] for because in table.because}
-    assert said == {"not promoted: the noise floor of this host is not known"}
+    for row, numbers_of in zip(body, table.rows, strict=True):
+        low, high = (float(bound) for bound in row[headers.index("interval of same (%)")].split(" to "))
+        assert -1 < low < high < 1
+        assert [low, high] == pytest.approx([numbers_of["same_low_pct"], numbers_of["same_high_pct"]], abs=0.005)
+        assert row[headers.index("noise floor (%)")] == "0.34"
+        assert row[-2:] == ["same", "no"]
+    held(store, 1.008, B)
+    table = verdicts(collect_session(store, B))
+    assert "interval of same (%)" not in layout(table)[0]
+    assert all("not promoted: in speed the interval begins at +0." in because.reasons[-1] for because in table.because)
+
+
+def test_how_the_chains_were_held_is_told(store: Store) -> None:
+    """Blocks or not, on which processors, and for which effect where the burn-in decided how many cycles."""
+    changes = {"session": SessionSpec(pin=True, block_minutes=10.0)}
+    session = session_of_two(store, A, bench=STREAM, **changes).build().gates()
+    (chain,) = session.plan.chains
+    for role, cycle in [*((BURN_IN, n) for n in range(1, 9)), *places(8)[2:]]:
+        session.place(chain, role, cycle, 1000.0 + cycle % 3, before={"pinned": [0, 2]})
+    session.gates(after=True).end()
+    table = verdicts(collect_session(store, A))
+    assert [row["cycles"] for row in table.rows] == ["8 of 8"] * 2
+    held_so = "cycles planned for an effect of 2 %, arms each at its own temperature, thermal hot, drift limit 5 %"
+    assert f" · protocol 3, {held_so}, pinned to processors 0,2 · " in render(collect_session(store, A))
+
+
+def test_an_older_verdict_is_marked_beside_newer_ones(store: Store) -> None:
+    """In the session itself, beside another of its pair, among all, as a lever and as a step."""
+    held(store, 1.1, A, protocol=2)
+    held(store, 1.1, B)
+    assert verdicts(collect_session(store, A)).protocol["protocol"] == 2
+    (pair,) = (table for table in collect_session(store, B).tables if isinstance(table, ArmsTable))
+    assert [column.label for column in pair.columns] == ["cell", "session 1 (protocol 2)", "session 2, this one"]
+    (latest,) = (table for table in overview(store).tables if table.title == "Verdicts")
+    assert [str(row["verdict"]).endswith(" (protocol 2)") for row in latest.rows] == [False, True]
+    held(store, 1.1, "20261120-195900-h200-c", protocol=2)
+    for words in ({"form": "levers"}, {"form": "steps", "experiment": "w4a16", "baseline": "h200"}):
+        (table,) = page(store, query(words)).tables
+        assert [row["verdict"] for row in table.rows if row.get("verdict")] == ["faster (protocol 2)"]
 
 
 def test_a_gate_that_fails_afterwards_makes_it_invalid(store: Store) -> None:
@@ -140,16 +179,16 @@ def test_nobody_is_shown_a_value_before_the_end(store: Store) -> None:
     session = session_of_two(store, A, bench=STREAM).build().gates()
     ordinary = Session(store, h200(bench=STREAM), B).build().gates().end()
     (chain,) = session.plan.chains
-    for role, cycle in places(4):
+    for role, cycle in places(CYCLES):
         session.place(chain, role, cycle, 4242.0)
         session.save()
         shown = [collect_session(store, A), collect(store, "h200-vs-w4a16"), collect(store, "h200")]
         assert all("4242" not in json.dumps(to_json(report)) + render(report) for report in shown)
-    assert collect_session(store, A).progress == ("chain:0 llama-bench q4k: 4 of 4 cycles",)
+    assert collect_session(store, A).progress == ("chain:0 llama-bench q4k: 9 of 9 cycles",)
     assert collect_session(store, A).summary == ""
     session.gates(after=True).end()
     assert "4242" in render(collect_session(store, A))
-    assert "| q4k | pp512 | 4242 ± 0 (5 runs) |" in render(collect(store, "h200"))
+    assert "| q4k | pp512 | 4242 ± 0 (10 runs) |" in render(collect(store, "h200"))
     assert ordinary.plan.kind == "run"
 
 
@@ -164,7 +203,7 @@ def test_a_run_of_a_chain_does_not_replace_one_of_an_ordinary_session(store: Sto
 
 def of_h200(store: Store) -> ArmsTable:
     """Return what single stream shows of the baseline."""
-    (table,) = page(store, asked({"form": "single-stream", "experiment": "h200"})).tables
+    (table,) = page(store, query({"form": "single-stream", "experiment": "h200"})).tables
     assert isinstance(table, ArmsTable)
     return table
 
@@ -174,20 +213,24 @@ def test_an_arm_of_a_chain_has_one_number(store: Store) -> None:
     held(store, effect=0.5, job_id=A)
     session = session_of_two(store, B, bench=(*STREAM, h200().bench[0])).build().gates()
     for chain in session.plan.chains:
-        for role, cycle in places(5):
-            drifted = 1.3 if (role, cycle) == (BASELINE, 5) else 1.0
+        for role, cycle in places(CYCLES + 1):
+            last = (role, cycle) == (BASELINE, CYCLES + 1)
             burnt = 0.1 if role == "burn-in" else 1.0
-            session.place(chain, role, cycle, burnt * drifted * (1000.0 + 10 * cycle) * (6 if role == CANDIDATE else 1))
+            flags = [THROTTLED] if last else []
+            value = burnt * (1.3 if last else 1.0) * (1000.0 + 10 * cycle) * (6 if role == CANDIDATE else 1)
+            session.place(chain, role, cycle, value, flags=flags)
     session.gates(after=True).end()
     judged = {str(row["test"]): row for row in verdicts(collect_session(store, B), "Single").rows if "test" in row}
-    assert judged["pp512"]["cycles"] == "4 of 5"
+    assert judged["pp512"]["cycles"] == "9 of 10"
     table = of_h200(store)
     for test in ("pp512", "tg32"):
         assert table.rows[0][test] == judged[test]["baseline"]
-    assert table.rows[0]["pp512"] == Mean("avg_ts", "t/s", pytest.approx(1019.926, abs=0.001), 5, pytest.approx(14.826))
+    assert table.rows[0]["pp512"] == Mean(
+        "avg_ts", "t/s", pytest.approx(1044.669, abs=0.001), 10, pytest.approx(37.065)
+    )
     assert table.provenance.sessions == (B,)
     words = {"form": "steps", "experiment": "w4a16", "baseline": "h200", "cells": "pp512, tg32"}
-    (steps,) = page(store, asked(words)).tables
+    (steps,) = page(store, query(words)).tables
     keys = {column.label: column.key for column in steps.columns}
     for row, arm in zip(steps.rows, ("baseline", "candidate"), strict=True):
         assert {test: row[keys[test]] for test in judged} == {test: judged[test][arm] for test in judged}
@@ -200,13 +243,13 @@ def test_a_step_has_the_numbers_that_its_verdict_is_on(store: Store) -> None:
     alone = h200(name="w4a16", series=("w4a16",), bench=STREAM, **changes)
     Session(store, alone, B, tree=source(["w4a16"])).build().gates().runs(numbers(77.0)).end()
     words = {"form": "steps", "experiment": "w4a16", "baseline": "h200", "cells": "pp512"}
-    assert "| w4a16 | 1103 ± 2 (4 runs) | 1.10x (A/B) | faster |" in render_page(page(store, asked(words)))
+    assert "| w4a16 | 1102 ± 2 (9 runs) | 1.10x (A/B) | faster |" in render_page(page(store, query(words)))
     said = "its ratio, are of session 20261120-103000-h200-a"
-    assert f"{said}\n" in render_page(page(store, asked(words)))
+    assert f"{said}\n" in render_page(page(store, query(words)))
     newer = h200(name="w4a16", series=("w4a16",), bench=STREAM, **changes, hypothesis="again")
     job = "20261120-195900-h200-c"
     Session(store, newer, job, tree=source(["w4a16"], "f" * 40)).build().gates().runs(numbers(88.0)).end()
-    shown = render_page(page(store, asked(words)))
+    shown = render_page(page(store, query(words)))
     assert "| w4a16 | 88.0 ± \N{EN DASH} (1) | 1.10x (A/B) | faster |" in shown
     assert f"{said}, which measured another build or device than the row's numbers\n" in shown
 
@@ -245,7 +288,7 @@ def test_what_both_arms_share_and_what_differs(store: Store) -> None:
         "candidate GGML_CUDA_W4A16=; baseline ONLY=x, candidate unset · "
     )
     assert said in render(report)
-    assert said in render_page(page(store, asked({"form": "verdicts", "session": A})))
+    assert said in render_page(page(store, query({"form": "verdicts", "session": A})))
     twin = json.loads(json.dumps(to_json(report)))["tables"][1]
     assert twin["settings"] == {"env": "SAME=1"}
     differ = {"n_ubatch": [2048, 512], "GGML_CUDA_W4A16": ["0", ""], "ONLY": ["x", None]}
@@ -288,7 +331,7 @@ def test_every_session_of_a_pair_is_shown(store: Store) -> None:
     assert str(row["effect.3"]).endswith(" slower")
     assert [origin.provenance.sessions for origin in table.origins] == [(job,) for job in jobs]
     assert "NVIDIA H200 GPU-22222222" in table.origins[1].provenance.host
-    shown = render_page(page(store, asked({"form": "verdicts", "session": B})))
+    shown = render_page(page(store, query({"form": "verdicts", "session": B})))
     assert shown.startswith(f"**{report.summary}**")
     assert "| cell | session 1 | session 2, this one | session 3 |" in shown
     alone = collect_session(store, "20261120-205900-h200-d")
@@ -302,14 +345,14 @@ def test_what_speaks_against_runs_of_a_chain_is_said_once(store: Store) -> None:
     """With how many of them it was; temperatures are of all of them."""
     session = session_of_two(store, A, bench=STREAM).build().gates()
     (chain,) = session.plan.chains
-    for role, cycle in places(4):
+    for role, cycle in places(CYCLES):
         capped = [{**CAPPED, "reason": f"SW power cap for {100 + cycle} ms"}] if cycle in (1, 3) else []
         clock = {**CLOCK, "median": 1900.0 + cycle}
         session.place(chain, role, cycle, 1000.0, telemetry=[clock], flags=capped)
     session.gates(after=True).end()
     table = of_h200(store)
-    assert [flag.reason for flag in table.flags] == ["in 2 of 5 runs SW power cap for 101 ms, and 1 like it"]
-    assert table.origins[0].conditions["clocks.sm"] == (1900.0, 1904.0)
+    assert [flag.reason for flag in table.flags] == ["in 2 of 10 runs SW power cap for 101 ms, and 1 like it"]
+    assert table.origins[0].conditions["clocks.sm"] == (1900.0, 1909.0)
 
 
 def test_settings_that_differ_are_named(store: Store) -> None:

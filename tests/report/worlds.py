@@ -11,12 +11,13 @@ from typing import Any
 from dgxlab import plan as planning
 from dgxlab.agent.measure import PARSERS
 from dgxlab.agent.parse.gate import read_gate
-from dgxlab.agent.slots import CLAIMS, claims
+from dgxlab.agent.slots import COMPARED, comparisons
 from dgxlab.ingest import ingest
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
     CANDIDATE,
+    PROTOCOL,
     BackendOpsBench,
     BatchedBench,
     Cell,
@@ -57,6 +58,10 @@ H200 = replace(facts("host-h200", "h200-7"), details={"cpu": "Xeon", "cpus": 16,
 RECIPE = SyntheticModel(n_layer=8, n_embd=4096, n_ff=14336, n_head=32, n_head_kv=8, n_vocab=32000, quant="Q4_K")
 
 Tool = Callable[[RunStep], tuple[CellResult, ...]]
+
+
+CYCLES = 9
+"""Cycles of a chain: enough for the claims of a whole session, although two do not count."""
 
 
 def h200(**changes: Any) -> Experiment:
@@ -135,6 +140,7 @@ def session_of_two(
     dirty: bool = False,
     candidate: Mapping[str, Any] | None = None,
     host: Facts = H200,
+    protocol: int = PROTOCOL,
     **changes: Any,
 ) -> Session:
     """Begin a session of w4a16, a series with its own flags and environment, against stock h200; or of h200 alone.
@@ -144,8 +150,9 @@ def session_of_two(
         dirty: The candidate is somebody's checkout.
         candidate: What else differs in it.
         host: The machine.
+        protocol: By which it is held.
     """
-    one = h200(**{"session": SessionSpec(cycles=4), **changes})
+    one = h200(**{"session": SessionSpec(cycles=CYCLES), **changes})
     two, trees = one, (source(), source())
     if kind != "noise":
         cmake, env = {**one.cmake, "GGML_CUDA_FA": "OFF"}, {"GGML_CUDA_W4A16": "1"}
@@ -153,11 +160,11 @@ def session_of_two(
         two, trees = replace(two, **(candidate or {})), (source(), source(["w4a16"], dirty=dirty))
     plan = planning.make_ab(one, two, trees, job_id=job_id, kind=kind)
     steps = tuple(_known(step, noise) if isinstance(step, ChainStep) and noise else step for step in plan.steps)
-    return Session(store, two, job_id, host=host, plan=replace(plan, steps=steps))
+    return Session(store, two, job_id, host=host, plan=replace(plan, steps=steps, protocol=protocol))
 
 
 def _known(step: ChainStep, sigma: float) -> ChainStep:
-    floors = (NoiseFloor(claim.baseline, claim.metric, sigma, 8, "20261101-090000-noise") for claim in claims(step))
+    floors = (NoiseFloor(one.baseline, one.metric, sigma, 8, "20261101-090000-noise") for one in comparisons(step))
     return replace(step, noise=tuple(floors))
 
 
@@ -265,13 +272,13 @@ class Session:
         return self
 
     def place(self, step: ChainStep, role: str, cycle: int, value: float | None, **changes: Any) -> None:
-        """One run of a chain gave this value for each claim; None for one that failed."""
+        """One run of a chain gave this value for each comparison; None for one that failed."""
         run = step.candidate if role == CANDIDATE else step.baseline
         models = {s.model: s for s in self.plan.steps if isinstance(s, ModelStep)}
         model = models[run.model] if run.model else None
         results = []
         for cell in run.cells if value is not None else ():
-            told = tuple(Measurement(cell.key, name, metric(name).unit, (value,)) for name in CLAIMS[run.tool])
+            told = tuple(Measurement(cell.key, name, metric(name).unit, (value,)) for name in COMPARED[run.tool])
             results.append(CellResult(cell.key, told, {"at": value}))
         fields = {
             "id": run.id,

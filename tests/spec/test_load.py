@@ -25,7 +25,7 @@ from dgxlab.spec import json_schema, load
 from tests.spec.specs import BASE, BENCH, PIN, read, write
 
 PROJECT = Path(__file__).resolve().parents[2]
-SHIPPED = sorted((PROJECT / "experiments").glob("*.yaml"))
+SHIPPED = sorted((PROJECT / "experiments").rglob("*.yaml"))
 
 
 def test_every_record() -> None:
@@ -205,7 +205,8 @@ def test_a_shipped_experiment(path: Path) -> None:
     """It loads, is called like its file, points editors at the schema, and names series that are there."""
     experiment = load(path)
     assert experiment.name == path.stem
-    assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=../schema/experiment.schema.json"
+    schema = path.read_text().splitlines()[0].removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / schema).samefile(PROJECT / "schema/experiment.schema.json")
     assert experiment.root == str(PROJECT)
     assert experiment.pin == PIN
     assert all((PROJECT / "patches" / name / "series").is_file() for name in experiment.series)
@@ -213,8 +214,10 @@ def test_a_shipped_experiment(path: Path) -> None:
 
 
 def test_the_shipped_experiments_are_these() -> None:
-    """None is missing, so that the test above tests something."""
-    assert {"quickstart", "shapes-cpu", "stock", "shapes", "h200"} <= {path.stem for path in SHIPPED}
+    """None is missing, so that the test above tests something; each is found by a name that no other has."""
+    names = {path.stem for path in SHIPPED}
+    assert {"quickstart", "shapes-cpu", "stock", "shapes", "h200"} <= names
+    assert len(names) == len(SHIPPED)
 
 
 def test_the_checked_in_schema_is_this_one() -> None:

@@ -16,7 +16,7 @@ REFUSED = [
     ("llama_cp: {}", "llama_cp: unknown key; did you mean llama_cpp?"),
     ("llama_cpp: {pinn: x}", "llama_cpp.pinn: unknown key; did you mean pin?"),
     ("session: {Cycles: 3}", "session.Cycles: unknown key; did you mean cycles?"),
-    ("session: {zzz: 3}", "session.zzz: unknown key; known: cycles, drift_limit, min_effect, thermal"),
+    ("session: {zzz: 3}", "session.zzz: unknown key; known: block_minutes, cycles, drift_limit, effect, pin, thermal"),
     ("zzz: 1", "zzz: unknown key"),
     ("models: {q4k: {pth: /x}}", "models.q4k.pth: unknown key; did you mean path?"),
     ("models: {m: {synthetic: {n_layers: 2}}}", "models.m.synthetic.n_layers: unknown key; did you mean n_layer?"),

@@ -223,8 +223,8 @@ def test_a_contradiction_is_refused(folder: Path, one: Journal, two: Journal, se
         ((15, True), (15, False), "invalid", "the job was lost"),
         ((15, True), (17, True), "invalid", "the job was lost"),
         ((15, True), (17, False), None, ""),
-        ((15, True), (None, False), "faster", "not promoted"),
-        ((None, False), (None, True), "faster", "not promoted"),
+        ((15, True), (None, False), "faster", "the 99 % interval lies above 0"),
+        ((None, False), (None, True), "faster", "the 99 % interval lies above 0"),
     ],
 )
 def test_verdicts_come_from_the_side_that_read_more(

@@ -17,7 +17,7 @@ from dgxlab import judgement
 from dgxlab.errors import HostBusy, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.model import Device, canonical, to_json
-from dgxlab.store import Store, backups, check, connect, migrations
+from dgxlab.store import Store, backups, check, connect, migrations, seals
 from dgxlab.store.schema import SCHEMA, VERSION
 from tests.conftest import PROJECT
 from tests.journals import compared, dump, facts, intend, plan, whole
@@ -150,6 +150,24 @@ def test_a_gate_on_a_model_goes_into_a_database_of_version_6(folder: Path) -> No
         ingest(store, "job-1", journal.lines())
         assert [row["status"] for row in store.rows("SELECT status FROM checks ORDER BY at")] == ["passed", "failed"]
         assert check(store) == []
+
+
+def test_a_wider_verdict_hides_no_edit(folder: Path) -> None:
+    """Verdicts of version 9 are sealed with their new columns; one that another program changed is still told."""
+    path = older(folder / "results.db", "m010_own_noise")
+    sql = """INSERT INTO verdicts (job_id, chain, cell, metric, position, baseline_arm, candidate_arm, candidate_cell,
+                                   screen, better, verdict, promoted, confidence, cycles, valid_cycles, flaws, reasons)
+             VALUES ('job-0', 'c', 'x', 'm', 0, 'a', 'b', 'x', 0, 'higher', 'invalid', 0, 0.99, 0, 0, '{}', '[]')"""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql)
+        seals.seal_all(connection)
+    changed = Path(shutil.copy(path, folder / "changed.db"))
+    with contextlib.closing(sqlite3.connect(changed)) as connection, connection:
+        connection.execute("UPDATE verdicts SET metric = 'other'")
+    for file, problems in ((path, 0), (changed, 1)):
+        with Store.open(file) as store:
+            assert len(list(seals.broken(store.connection))) == problems
+            assert store.verdicts("job-0")[0]["noise"] is None
 
 
 def test_seven_backups_are_kept(folder: Path) -> None:

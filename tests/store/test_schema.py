@@ -33,7 +33,7 @@ EXPECTED = {
     "chain_runs": "run_id chain role cycle",
     "verdicts": "job_id chain cell metric position model_id baseline_arm candidate_arm candidate_cell screen"
     " better verdict promoted effect ci_low ci_high confidence mde p spread k_to_settle cycles valid_cycles baseline"
-    " candidate noise_sigma noise_cycles noise_session flaws reasons",
+    " candidate noise_sigma noise_cycles noise_session flaws reasons same_low same_high noise",
     "published": "figure source_doc host engine pin model quant tool test metric value unit stddev notes line",
     "published_gates": "figure source_doc host engine pin model quant tool test metric value unit stddev notes line",
     "imports": "import_id sha256 size tool format provenance notes content name at",

@@ -113,7 +113,7 @@ def project(
     """A project with the quickstart, and a host `far` behind a proxy that has llama.cpp built already."""
     folder = tmp_path / "project"
     (folder / "patches").mkdir(parents=True)
-    shutil.copy(PROJECT / "experiments" / "quickstart.yaml", folder)
+    shutil.copy(PROJECT / "experiments" / "cpu" / "quickstart.yaml", folder)
     (folder / "hosts.yaml").write_text("far: {ssh: far}\n")
     (tmp_path / "cache" / "dgxlab").mkdir(parents=True)
     (tmp_path / "cache" / "dgxlab" / "llama.cpp.git").symlink_to(CACHE / "llama.cpp.git")

@@ -24,7 +24,8 @@ from dgxlab.model import HostEntry
 from dgxlab.transport.base import CommandFailed
 from dgxlab.transport.host import Host
 from dgxlab.transport.lost import HostLost
-from dgxlab.transport.ssh import SshTransport, quote
+from dgxlab.transport.ssh import SshTransport
+from dgxlab.transport.ssh_command import quote
 from tests.proxy import Proxy
 from tests.sshd import Sshd, sshd
 from tests.transport.conftest import Client, Keys

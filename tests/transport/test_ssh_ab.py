@@ -89,13 +89,13 @@ class Far:
 def far(project: tuple[Path, Proxy]) -> Far:
     """Write both arms beside the quickstart, with a gate of a second; they stand on its build and its model."""
     folder, proxy = project
-    base = (PROJECT / "experiments" / "quickstart.yaml").read_text().split("gates:")[0]
+    base = (PROJECT / "experiments" / "cpu" / "quickstart.yaml").read_text().split("gates:")[0]
     (folder / "experiments").mkdir()
     for name, bench in ARMS.items():
         text = base.replace("name: quickstart", f"name: {name}")
         text += "gates: [{backend-ops: {op: SQR, backend: CPU}}]\n"
         text += f"bench: [{{llama-bench: {bench}}}]\n"
-        text += "session: {cycles: 4, drift_limit: 0.5}\n"
+        text += "session: {cycles: 6, drift_limit: 0.5}\n"
         (folder / "experiments" / f"{name}.yaml").write_text(text)
     return Far(folder, proxy)
 

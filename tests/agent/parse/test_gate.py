@@ -12,7 +12,7 @@ ALL = Expectation(1103, 1103)
 CASE = "MUL_MAT(type_a={},type_b=f32,m=16,n=1,k=256,bs=[1,1],nr={},per=[0,1,2,3],k_v=0,o=1)"
 Q4 = CASE.format("q4_0", "[1,1]")
 PINS_OWN = "886b1ca8db5f34c5"
-"""Digest of the pin's 1409 cases of MUL_MAT, as experiments/quickstart.yaml has it."""
+"""Digest of the pin's 1409 cases of MUL_MAT, as experiments/cpu/quickstart.yaml has it."""
 
 
 def judge(

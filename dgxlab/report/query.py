@@ -1,4 +1,4 @@
-"""What a form is asked about: the keys of a block in a document, or of a command line."""
+"""What a form is asked: the keys of a block in a document, or of a command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LISTS = ("experiment", "session", "cells", "table", "source", "published", "file
 
 
 @dataclass(frozen=True)
-class Asked:
+class Query:
     """What to show.
 
     Attributes:
@@ -60,7 +60,7 @@ class Asked:
     file: tuple[str, ...] = ()
 
 
-def asked(words: Mapping[str, str]) -> Asked:
+def query(words: Mapping[str, str]) -> Query:
     """Read what a block or command line says.
 
     Raises:
@@ -76,7 +76,7 @@ def asked(words: Mapping[str, str]) -> Asked:
         values[key] = _several(key, text) if key in LISTS else text
         if not values[key]:
             raise UsageError(f"{key} has no value")
-    made = Asked(**values)  # type: ignore[arg-type]  # each key has its type above
+    made = Query(**values)  # type: ignore[arg-type]  # each key has its type above
     _complete(made)
     return made
 
@@ -91,7 +91,7 @@ def _several(key: str, text: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _complete(made: Asked) -> None:
+def _complete(made: Query) -> None:
     """See that it is said whom the form is about, once.
 
     Raises:

@@ -38,7 +38,7 @@ class Holder:
         return f"{self.what} is held by {self.who}"
 
 
-class Claim:
+class DeviceLease:
     """The devices of one job. Nothing is taken before `hold`, and nothing is kept after `release`.
 
     Args:

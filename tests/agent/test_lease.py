@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.claim import Claim
+from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.lock import BenchLock
 from dgxlab.agent.occupancy import ComputeProcess
 from dgxlab.errors import HostBusy, RemoteError
@@ -36,15 +36,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def claim(plan: Plan, told: list[tuple[str, str]], gpus: list[dict[str, str]] = H200) -> Claim:
-    """Return the claim of a job that does not wait."""
-    return Claim(replace(plan, wait_s=0.0), gpus, (), lambda state, path, owner: told.append((state, Path(path).name)))
+def lease(plan: Plan, told: list[tuple[str, str]], gpus: list[dict[str, str]] = H200) -> DeviceLease:
+    """Return the lease of a job that does not wait."""
+    return DeviceLease(
+        replace(plan, wait_s=0.0), gpus, (), lambda state, path, owner: told.append((state, Path(path).name))
+    )
 
 
 def test_gpu_that_is_not_there_is_not_the_processor(here: Path, told: list[tuple[str, str]]) -> None:
     """A plan for CUDA is refused where nvidia-smi lists no GPU; nothing is held."""
     with pytest.raises(RemoteError, match="nvidia-smi lists no GPU on this host") as refused:
-        claim(plan({}), told, []).hold()
+        lease(plan({}), told, []).hold()
     assert refused.value.next == "dgxlab doctor local"
     assert told == []
     assert not list(here.glob("dgxlab-*"))
@@ -52,7 +54,7 @@ def test_gpu_that_is_not_there_is_not_the_processor(here: Path, told: list[tuple
 
 def test_what_is_taken_away_is_said(here: Path, told: list[tuple[str, str]]) -> None:
     """A file that a cleaner removed is locked anew and told anew, and nothing else is told twice."""
-    mine = claim(plan({}), told)
+    mine = lease(plan({}), told)
     mine.hold()
     mine.hold()
     assert told == [("held", f"dgxlab-{uuid}") for uuid in ALL]
@@ -65,7 +67,7 @@ def test_what_is_taken_away_is_said(here: Path, told: list[tuple[str, str]]) -> 
 
 def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str, str]]) -> None:
     """A job that lost a lock to another lets go of the later ones, which that one needs next: neither waits in vain."""
-    mine = claim(plan({}), told)
+    mine = lease(plan({}), told)
     mine.hold()
     (here / f"dgxlab-{ALL[1]}").unlink()
     theirs = [BenchLock(uuid) for uuid in ALL]
@@ -82,7 +84,7 @@ def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str
 def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first launch, not before each."""
     monkeypatch.setenv("DGXLAB_HOST", json.dumps({"lock": str(here / "gone" / "owner")}))
-    mine = claim(plan({}, cuda="OFF"), told)
+    mine = lease(plan({}, cuda="OFF"), told)
     mine.hold()
     mine.hold()
     mine.release()
@@ -92,8 +94,8 @@ def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], mo
 def test_silence_about_a_run_is_not_nobody(told: list[tuple[str, str]]) -> None:
     """A look that failed may hide a stranger; on the processor nobody looks."""
     stranger = ComputeProcess(ALL[0], 2**22 + 1, "/usr/bin/python3", "", 300)
-    mine = claim(plan({}), told)
+    mine = lease(plan({}), told)
     assert mine.disturbance(([], [])) == ""
     assert mine.disturbance(([], None)) == "nvidia-smi did not say who computes"
     assert mine.disturbance(([stranger], [])).startswith("a foreign compute process appeared: pid 4194305 (python3 of")
-    assert claim(plan({}, cuda="OFF"), told).disturbance((None, [stranger])) == ""
+    assert lease(plan({}, cuda="OFF"), told).disturbance((None, [stranger])) == ""
