@@ -17,7 +17,7 @@ from typing import Any
 from dgxlab.errors import AGAIN, DgxlabError, command, edit
 from dgxlab.lab.provision import TOOLS
 from dgxlab.model import Facts, HostEntry
-from dgxlab.source import wheels
+from dgxlab.source import packages
 from dgxlab.source.git import Git
 from dgxlab.source.programs import run
 from dgxlab.store import Store
@@ -242,8 +242,8 @@ def _tools(facts: Facts, install: Install) -> Iterator[Found]:
             yield name, OK, paths[name]
             continue
         try:
-            wheel = wheels.find(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
-        except wheels.NoWheel as error:
+            wheel = packages.find_wheel(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
+        except packages.SourceError as error:
             yield name, MISSING, f"not found on PATH, and {error}", both
         else:
             yield name, NOTE, f"not found on PATH: the first run sends {wheel.version}", both

@@ -13,7 +13,7 @@ from dgxlab.errors import BuildFailed, SpecError
 from dgxlab.lab.base import Side, Watch, noted
 from dgxlab.lab.todo import ask
 from dgxlab.model import Experiment, Facts, ModelStep, Plan, Source, SyntheticModel, model_id
-from dgxlab.source import PinCache, wheels
+from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
 from dgxlab.units import size
@@ -79,9 +79,9 @@ def _need(host: Host, experiment: Experiment, facts: Facts) -> None:
 def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     tell = noted(watch)
     try:
-        wheel = wheels.find(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
-        file = wheels.fetch(wheel, tell)
-    except wheels.NoWheel as error:
+        wheel = packages.find_wheel(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
+        file = packages.fetch_wheel(wheel, tell)
+    except packages.SourceError as error:
         raise SpecError(
             f"host {host.name} has no {name}, and none can be sent: {error}",
             next=host.entry.typed("sudo apt-get install cmake ninja-build"),

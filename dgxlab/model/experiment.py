@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Annotated, Any, Union
 
 from dgxlab.model.checks import GreedyGate, HarnessGate, PerplexityGate
-from dgxlab.model.wire import LATER, digest, to_json
+from dgxlab.model.wire import LATER, Match, Within, digest, to_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name from a spec may be: it becomes a file name on the host."""
@@ -44,33 +44,76 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class SyntheticModel:
-    """A model written from a fixed seed; its identity is this recipe."""
+class Between(Within):
+    """What a number may be, in a record that is also a map of the spec file."""
 
-    arch: str = "llama"
-    n_layer: int = 2
-    n_embd: int = 256
-    n_ff: int = 1024
-    n_head: int = 4
-    n_head_kv: int = 4
-    n_vocab: int = 1000
-    n_ctx_train: int = 4096
-    seed: int = 0
-    quant: str = "Q4_0"
-    """A type that llama-quantize knows; F16 is written as it is."""
+    def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what pydantic, which reads the file, is to check."""
+        return {**inner(source), "ge": self.least, "le": self.most}
+
+
+@dataclass(frozen=True)
+class Text(Match):
+    """What a text may be, in a record that is also a map of the spec file; `wanted` says it in words."""
+
+    wanted: str
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        """Return what pydantic, which reads the file, is to check."""
+        checked = {"type": "no-info", "function": self._checked}
+        return {"type": "function-after", "function": checked, "schema": inner(source)}
+
+    def __get_pydantic_json_schema__(self, schema: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Return the pattern for editors."""
+        return {**inner(schema), "pattern": f"^({self.pattern})$"}
+
+    def _checked(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(f"must be {self.wanted}")
+        return value
+
+
+Width = Annotated[int, Between(1, 2**22)]
+Quant = Annotated[str, Text(r"[A-Z][A-Z0-9_]{0,31}", "a type of llama-quantize, as Q4_K_M")]
+
+
+@dataclass(frozen=True)
+class SyntheticModel:
+    """A model written from a fixed seed: good for shapes and throughput, not for quality."""
+
+    arch: Annotated[str, Text(r"[a-z][a-z0-9_-]{0,31}", "an architecture by llama.cpp's name, as llama")] = "llama"
+    """Architecture, by llama.cpp's name."""
+    n_layer: Annotated[int, Between(1, 1000)] = 2
+    """Number of layers."""
+    n_embd: Width = 256
+    """Width; a multiple of n_head and of the quantisation's block."""
+    n_ff: Width = 1024
+    """Width of the feed-forward part; a multiple of the quantisation's block."""
+    n_head: Width = 4
+    """Attention heads; a multiple of n_head_kv."""
+    n_head_kv: Width = 4
+    """Key and value heads."""
+    n_vocab: Width = 1000
+    """Size of the vocabulary, which has no text unless vocab names one."""
+    n_ctx_train: Annotated[int, Between(1, 2**31 - 1)] = 4096
+    """Context length that the model states, in tokens."""
+    seed: Annotated[int, Between(0, 2**31 - 1)] = 0
+    """Seed of the weights."""
+    quant: Quant = "Q4_0"
+    """A type that llama-quantize knows, F16, or NVFP4 for the matrices of layers and F16 for the others."""
     pure: bool = True
-    """Every tensor in `quant` (llama-quantize --pure)."""
-    vocab: str = field(default="", metadata=LATER)
-    """The pin's models/ggml-vocab-NAME.gguf, whose tokenizer it gets; "" for none."""
+    """Every tensor in quant (llama-quantize --pure); of no meaning for NVFP4 and F16."""
+    vocab: Annotated[str, Text(NAME.pattern, "a name, as llama-spm")] = field(default="", metadata=LATER)
+    """Tokenizer of the pin's models/ggml-vocab-NAME.gguf, for gates on text: llama-spm, with n_vocab 32000."""
     vocab_pin: str = field(default="", metadata=LATER)
     """The commit that the vocabulary comes from."""
     scales: bool = field(default=False, metadata=LATER)
-    """Every matrix of a layer has a `.scale` of its own, as models published in NVFP4 have."""
+    """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
 
 
 @dataclass(frozen=True)
 class DerivedModel:
-    """A synthetic model that was finished, in another type: F32 for exactly the weights that its blocks stand for."""
+    """A synthetic model that was finished, in another type: F32 for exactly the weights that its blocks give."""
 
     source: SyntheticModel
     quant: str
@@ -176,20 +219,22 @@ Bench = Union[BackendOpsBench, LlamaBench, BatchedBench]
 
 @dataclass(frozen=True)
 class Session:
-    """How an A/B session is run; every field but these is decided by the protocol."""
+    """How an A/B session is run."""
 
-    cycles: int = 0
-    """Candidate runs of a chain; 0 where each chain's burn-in decides how many `effect` needs."""
+    cycles: int = 0  # where each chain's burn-in decides how many `effect` needs
+    """Candidate runs of a chain, fixed by hand, in place of effect."""
     thermal: str = "hot"
+    """hot: steady state; cold: each run waits for a temperature."""
     drift_limit: float = 0.05
+    """Largest distance of two neighbouring baselines that is no step, as a fraction."""
     min_effect: float | None = None
     """Always None; specs recorded before protocol 3 may say it."""
     effect: float = field(default=0.02, metadata=LATER)
-    """What a chain is to find with a chance of 80 %, a share; of no meaning where `cycles` is given."""
+    """The effect to be found with a chance of 80 %, as in 2% or 0.02: it decides how many cycles a chain has."""
     pin: bool = field(default=False, metadata=LATER)
-    """Whether each run is pinned to as many processors as it has threads."""
+    """Pin every run to as many processors as it has threads, each of a core of its own where there are enough."""
     block_minutes: float = field(default=0.0, metadata=LATER)
-    """How long an arm runs before the run that counts; 0 where every run counts."""
+    """Run an arm for so long before each run that counts: each arm is then at its own temperature."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +260,7 @@ class Experiment:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What is asked for, as plain JSON; where the file lies is left out, it is no part of it."""
+        """What is asked for, as plain JSON; the path of the file is no part of it."""
         return {k: v for k, v in to_json(self).items() if k not in ("path", "root")}
 
     @property

@@ -52,11 +52,11 @@ class HostEntry:
         words = command if re.fullmatch(r"[\w@%+=:,./ -]*", command) else shlex.quote(command)
         return f"ssh -t {shlex.quote(self.ssh)} {words}"
 
-    def next_of_agent(self, said: str) -> str:
+    def next_of_agent(self, command: str) -> str:
         """Return the `next` of an error that the agent told, as it is typed here; "" for one that is not its own.
 
         The agent does not know from where it is reached; and what answers in its name may want anything to be typed.
         """
-        if ON_HOST.fullmatch(said):
-            return self.typed(said)
-        return said if said == AGAIN or ON_CLIENT.fullmatch(said) else ""
+        if ON_HOST.fullmatch(command):
+            return self.typed(command)
+        return command if command == AGAIN or ON_CLIENT.fullmatch(command) else ""

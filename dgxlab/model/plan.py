@@ -43,7 +43,7 @@ class Source:
     """The pin itself when nothing is applied."""
     series: tuple[SeriesRef, ...] = ()
     dirty: bool = False
-    """Made from somebody's checkout (--tree): measured, never promoted."""
+    """Made from a checkout (--tree): measured, never promoted."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class ChainStep:
     Attributes:
         id: Of the chain; its runs are told from one another by role and cycle.
         cycles: Candidate runs, fixed beforehand; 1 for a screen, 0 where the burn-in decides (`slots.planned`).
-        drift_limit: How far two baselines may be apart before they may lie on two sides of a step.
+        drift_limit: Largest distance of two baselines that are taken to be on one side of a step.
         thermal: "hot" for steady state, "cold" where each run waits for the device to cool.
         screen: Whether it is one bracket only, which settles nothing.
         noise: What is known beforehand of the baseline's cells on this host.

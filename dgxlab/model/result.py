@@ -1,4 +1,4 @@
-"""What comes back from a host, and the identities that both sides compute alike."""
+"""What comes back from a host, what computed it, and the identities that both sides compute alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict, Union
 
-from dgxlab.model.device import gpu_backends
 from dgxlab.model.experiment import FileModel, Model
 from dgxlab.model.plan import Source
 from dgxlab.model.wire import As, Match, Within, digest
@@ -16,7 +15,23 @@ Name = Annotated[str, Within(1, 1000)]
 Count = Annotated[int, Within(0)]
 Sample = Annotated[float, Within(1e-30)]
 """A measured value: all of them are above 0."""
-Told = Union[str, None]
+_Told = Union[str, None]
+
+GPU_BACKENDS: Mapping[str, str] = {
+    "GGML_CUDA": "CUDA",
+    "GGML_HIP": "ROCm",
+    "GGML_MUSA": "MUSA",
+    "GGML_VULKAN": "Vulkan",
+    "GGML_METAL": "MTL",
+    "GGML_SYCL": "SYCL",
+    "GGML_OPENCL": "GPUOpenCL",
+    "GGML_CANN": "CANN",
+    "GGML_WEBGPU": "WebGPU",
+}
+"""By cmake key, what llama.cpp's tools call the backend that it builds; a device of it has a number behind."""
+
+UUID_DIGITS = 12
+"""Characters of a GPU's uuid that reports show: `GPU-1a69cc14`."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +47,22 @@ class Toolchain:
 
 
 class _Gpu(TypedDict):
-    name: Told
-    uuid: Told
+    name: _Told
+    uuid: _Told
 
 
 class Gpu(_Gpu, total=False):
     """A GPU as nvidia-smi names it, None where it does not say."""
 
-    driver_version: Told
-    compute_cap: Told
+    driver_version: _Told
+    compute_cap: _Told
 
 
 class Driver(TypedDict):
     """The GPUs' driver, and the newest CUDA that it runs; None where it does not say."""
 
-    version: Told
-    cuda: Told
+    version: _Told
+    cuda: _Told
 
 
 class Disk(TypedDict):
@@ -115,6 +130,59 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Device:
+    """One device of one host, as a job saw it; numbers of two devices are never taken for each other's.
+
+    Attributes:
+        host_id: Facts.host_id.
+        names: Of each GPU in nvidia-smi's order, or of the processor.
+        uuids: Of each GPU; () for the processor.
+        driver: Of the GPUs, "" for the processor.
+        compute_cap: Of each different GPU, `9.0`; "" for the processor.
+        cpus: Processors that programs may use; 0 for GPUs.
+    """
+
+    host_id: str
+    names: tuple[str, ...]
+    uuids: tuple[str, ...] = ()
+    driver: str = ""
+    compute_cap: str = ""
+    cpus: int = 0
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], cmake: Mapping[str, str]) -> Device:
+        """Return what a build with these cmake definitions computes on.
+
+        Args:
+            facts: `Facts` of the job as JSON.
+        """
+        details = facts.get("details", {})
+        if not gpu_backends(cmake):
+            return cls(facts["host_id"], (details.get("cpu") or "unknown processor",), cpus=details.get("cpus") or 0)
+        gpus = details.get("gpus") or [{}]
+        return cls(
+            facts["host_id"],
+            tuple(gpu.get("name") or "unknown GPU" for gpu in gpus),
+            tuple(gpu.get("uuid") or "" for gpu in gpus),
+            gpus[0].get("driver_version") or "",
+            ",".join(dict.fromkeys(gpu.get("compute_cap") or "" for gpu in gpus)),
+        )
+
+    @property
+    def id(self) -> str:
+        """Identity, 16 hex digits."""
+        return digest(self, 16)
+
+    @property
+    def label(self) -> str:
+        """Name it for people: `NVIDIA H200 GPU-1a69cc14`, `AMD EPYC, 2 processors`."""
+        if not self.uuids:
+            return f"{self.names[0]}, {self.cpus} processors" if self.cpus else self.names[0]
+        pairs = zip(self.names, self.uuids, strict=True)
+        return ", ".join(f"{name} {uuid[:UUID_DIGITS]}".strip() for name, uuid in pairs)
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One metric of one cell in one run.
 
@@ -140,6 +208,11 @@ class CellResult:
     cell: str
     measurements: tuple[Measurement, ...]
     raw: Mapping[str, Any] = field(default_factory=dict)
+
+
+def gpu_backends(cmake: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPU backends that are built with these cmake definitions; () for a build that only has the CPU's."""
+    return tuple(name for key, name in GPU_BACKENDS.items() if cmake.get(key) == "ON")
 
 
 def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> str:

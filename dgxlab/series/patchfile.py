@@ -16,23 +16,23 @@ NO_BLOB = "0" * 40
 MODES = ("100644", "100755")
 """Plain files: a symbolic link or a submodule could point outside the tree."""
 
-_INDEX = re.compile(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
-_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*", re.DOTALL)
-_MODE = re.compile(r"(?:old mode|new mode|new file mode|deleted file mode) (\d{6})")
+_HEADER = re.compile(
+    r"diff --git (?P<names>.*)\n"
+    r"(?:old mode (?P<mode0>\d{6})\nnew mode (?P<mode1>\d{6})\n)?"
+    r"(?:(?P<made>new|deleted) file mode (?P<mode2>\d{6})\n)?"
+    r"(?:(?:dis)?similarity index .*\n)?"
+    r"(?:(?:rename|copy) from (?P<source>.*)\n(?:rename|copy) to (?P<target>.*)\n)?"
+    r"(?:index (?P<blob0>[0-9a-f]+)\.\.(?P<blob1>[0-9a-f]+)(?: (?P<mode3>\d{6}))?\n)?"
+    r"(?:--- (?P<old>.*)\n\+\+\+ (?P<new>.*)\n)?"
+)
+"""What a patch file says of one file, in git's order, up to its first hunk."""
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*\n")
 _DIFFSTAT = re.compile(rb"(?:\A|\n)---\n(?: [^\n]*\n)* \d+ files? changed[^\n]*\n(?: [^\n]*\n)*\n*\Z")
-_MOVE = re.compile(r"(rename|copy) (from|to) (.*)")
 
 
 class PatchSyntaxError(ValueError):
     """A patch file is not what `git format-patch --full-index` writes; the message has the line number."""
-
-
-@dataclass(frozen=True)
-class Hunk:
-    """One hunk: the line where it starts, in the file before and after; the first line is 1."""
-
-    line: int
-    new_line: int
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Change:
         new_path: The file after, "" for a removed one.
         old_blob: Blob id before: NO_BLOB for a new file, "" where the patch names none (a pure rename or mode change).
         new_blob: Blob id after, likewise.
-        hunks: In order; none for a rename or a mode change.
         text: The file's part of the patch.
     """
 
@@ -52,7 +51,6 @@ class Change:
     new_path: str
     old_blob: str
     new_blob: str
-    hunks: tuple[Hunk, ...]
     text: bytes
 
     @property
@@ -87,7 +85,7 @@ class Patch:
         Raises:
             PatchSyntaxError: if it is not what `git format-patch --full-index` writes, or touches what it may not.
         """
-        changes = tuple(_Reader(content).changes())
+        changes = tuple(_changes(content))
         touched = [path for change in changes for path in sorted(change.paths)]
         if twice := sorted({path for path in touched if touched.count(path) > 1}):
             raise PatchSyntaxError(f"{twice[0]} is there twice")
@@ -118,128 +116,102 @@ class Patch:
         return frozenset().union(*(change.paths for change in self.changes))
 
 
-class _Reader:
-    """Walks over the lines of a patch file."""
+def _changes(content: bytes) -> Iterator[Change]:
+    text = content.decode(errors="surrogateescape").removesuffix("\n") + "\n"
+    if not text.startswith("From "):
+        raise PatchSyntaxError("line 1: a patch file starts with `From `, as git format-patch writes it")
+    place = text.find("\ndiff --git ") + 1
+    if not place:
+        raise PatchSyntaxError("it changes nothing")
+    while place < len(text):
+        start, header = place, _HEADER.match(text, place)
+        assert header, "a place is where `diff --git ` is"
+        place = _after_hunks(text, header.end())
+        _check_header(text, header, has_hunks=place > header.end())
+        old, new = _paths(text, header)
+        part = text[start : (place := _after_end(text, place))]
+        yield Change(old, new, header["blob0"] or "", header["blob1"] or "", part.encode(errors="surrogateescape"))
 
-    def __init__(self, content: bytes) -> None:
-        # at newlines only: a carriage return belongs to the line
-        self.lines = [line + b"\n" for line in content.removesuffix(b"\n").split(b"\n")]
-        self.at = 0
 
-    def changes(self) -> Iterator[Change]:
-        if not self.lines or not self.lines[0].startswith(b"From "):
-            raise PatchSyntaxError("line 1: a patch file starts with `From `, as git format-patch writes it")
-        while self.at < len(self.lines) and not self.lines[self.at].startswith(b"diff --git "):
-            self.at += 1
-        if self.at == len(self.lines):
-            raise PatchSyntaxError("it changes nothing")
-        while self.at < len(self.lines):
-            yield self._change()
+def _check_header(text: str, header: re.Match[str], *, has_hunks: bool) -> None:
+    fields = header.groupdict()
+    for name in ("mode0", "mode1", "mode2", "mode3"):
+        if fields[name] and fields[name] not in MODES:
+            problem = f"mode {fields[name]}: only plain files, no symbolic links and no submodules"
+            raise _wrong(text, header.start(name), problem)
+    blobs = [fields[name] for name in ("blob0", "blob1") if fields[name]]
+    if any(len(blob) != 40 for blob in blobs):
+        raise _wrong(text, header.start("blob0"), "shortened blob ids: write it with git format-patch --full-index")
+    if has_hunks and not fields["old"]:
+        raise _wrong(text, header.end(), "hunks without `---` and `+++` lines")
+    if has_hunks and not blobs:
+        raise _wrong(text, header.start(), "no blob ids: write it with git format-patch --full-index")
 
-    def _change(self) -> Change:
-        start = self.at
-        header = self._header()
-        hunks = []
-        while self._peek().startswith("@@ "):
-            hunks.append(self._hunk())
-        self._skip_end()
-        if hunks and "old" not in header:
-            raise self._wrong("hunks without `---` and `+++` lines")
-        if hunks and not header.get("old_blob"):
-            raise PatchSyntaxError(f"line {start + 1}: no blob ids: write it with git format-patch --full-index")
-        old, new = self._paths(start, header)
-        text = b"".join(self.lines[start : self.at])
-        return Change(old, new, header.get("old_blob", ""), header.get("new_blob", ""), tuple(hunks), text)
 
-    def _header(self) -> dict[str, str]:
-        """Read from `diff --git` to the first hunk."""
-        found = {"git": self._peek()}
-        self.at += 1
-        while self.at < len(self.lines):
-            line = self._peek()
-            if match := _INDEX.fullmatch(line):
-                self._read_index(match, found)
-            elif match := _MODE.fullmatch(line):
-                self._check_mode(match[1])
-                found[line.rpartition(" ")[0]] = match[1]
-            elif match := _MOVE.fullmatch(line):
-                found[f"{match[2]} path"] = match[3]
-            elif line.startswith(("--- ", "+++ ")):
-                found["old" if line.startswith("-") else "new"] = line[4:].removesuffix("\t")
-            elif not line.startswith(("similarity index ", "dissimilarity index ")):
-                break
-            self.at += 1
-        if line := self._peek():
-            if line.startswith(("GIT binary patch", "Binary files ")):
-                raise self._wrong("binary patches are refused")
-            if not line.startswith(("@@ ", "diff --git ")):
-                raise self._wrong(f"unexpected {line[:40]!r}")
-        return found
-
-    def _read_index(self, match: re.Match[str], found: dict[str, str]) -> None:
-        if len(match[1]) != 40 or len(match[2]) != 40:
-            raise self._wrong("shortened blob ids: write it with git format-patch --full-index")
-        if match[3]:
-            self._check_mode(match[3])
-        found["old_blob"], found["new_blob"] = match[1], match[2]
-
-    def _check_mode(self, mode: str) -> None:
-        if mode not in MODES:
-            raise self._wrong(f"mode {mode}: only plain files, no symbolic links and no submodules")
-
-    def _hunk(self) -> Hunk:
-        match = _HUNK.fullmatch(self._peek())
+def _after_hunks(text: str, place: int) -> int:
+    """Return where the hunks end that begin at a place."""
+    while text.startswith("@@ ", place):
+        match = _HUNK.match(text, place)
         if not match:
-            raise self._wrong("a damaged hunk header")
+            raise _wrong(text, place, "a damaged hunk header")
         before, after = int(match[2] or 1), int(match[4] or 1)
-        self.at += 1
+        place = match.end()
         while before > 0 or after > 0:
             # an editor may have removed the one space of an empty context line; git reads that too
-            kind = self.lines[self.at][:1] if self.at < len(self.lines) else b"end"
-            if kind not in (b" ", b"\n", b"-", b"+", b"\\"):
-                raise self._wrong("the hunk is shorter than its header says")
-            before -= kind in (b" ", b"\n", b"-")
-            after -= kind in (b" ", b"\n", b"+")
-            self.at += 1
+            kind = text[place : place + 1]
+            if kind not in (" ", "\n", "-", "+", "\\"):
+                raise _wrong(text, place, "the hunk is shorter than its header says")
+            before -= kind in " \n-"
+            after -= kind in " \n+"
+            place = text.index("\n", place) + 1
         if before < 0 or after < 0:
-            raise self._wrong("the hunk does not fit its header")
-        if self._peek().startswith("\\ "):
-            self.at += 1
-        return Hunk(int(match[1]), int(match[3]))
+            raise _wrong(text, place, "the hunk does not fit its header")
+        if text.startswith("\\ ", place):
+            place = text.index("\n", place) + 1
+    return place
 
-    def _skip_end(self) -> None:
-        """Accept the signature and empty lines that end a patch file, and nothing else between two files."""
-        if self._peek() == "-- ":
-            self.at = len(self.lines)
-        while self.at < len(self.lines) and not self._peek():
-            self.at += 1
-        if self.at < len(self.lines) and not self._peek().startswith("diff --git "):
-            raise self._wrong(f"unexpected {self._peek()[:40]!r}")
 
-    def _paths(self, start: int, header: dict[str, str]) -> tuple[str, str]:
-        """Return the file before and after, "" for none; they must agree with the `diff --git` line."""
-        names = header["git"].removeprefix("diff --git ")
-        half = (len(names) - 5) // 2
-        old = header.get("from path") or _strip(header.get("old", ""), "a/") or names[2 : 2 + half]
-        new = header.get("to path") or _strip(header.get("new", ""), "b/") or names[-half:]
-        old, new = (new if old == "/dev/null" else old), (old if new == "/dev/null" else new)
-        if names != f"a/{old} b/{new}":
-            raise PatchSyntaxError(f"line {start + 1}: its paths do not agree, or need quoting: {names}")
-        for path in (old, new):
-            if problem := path_problem(path):
-                raise PatchSyntaxError(f"line {start + 1}: {path!r} {problem}")
-        created, removed = "new file mode" in header, "deleted file mode" in header
-        if created != (header.get("old_blob") == NO_BLOB) or removed != (header.get("new_blob") == NO_BLOB):
-            raise PatchSyntaxError(f"line {start + 1}: the blob ids do not agree with a file made or removed")
-        return "" if created else old, "" if removed else new
+def _after_end(text: str, place: int) -> int:
+    """Return where the next file begins: after empty lines, or at the end after the signature of a patch file."""
+    if text.startswith("-- \n", place):
+        return len(text)
+    while text.startswith("\n", place):
+        place += 1
+    if place < len(text) and not text.startswith("diff --git ", place):
+        line = text[place : text.index("\n", place)]
+        if line.startswith(("GIT binary patch", "Binary files ")):
+            raise _wrong(text, place, "binary patches are refused")
+        raise _wrong(text, place, f"unexpected {line[:40]!r}")
+    return place
 
-    def _peek(self) -> str:
-        if self.at >= len(self.lines):
-            return ""
-        return self.lines[self.at].decode(errors="surrogateescape").removesuffix("\n")
 
-    def _wrong(self, problem: str) -> PatchSyntaxError:
-        return PatchSyntaxError(f"line {self.at + 1}: {problem}")
+def _paths(text: str, header: re.Match[str]) -> tuple[str, str]:
+    """Return the file before and after, "" for none; they must agree with the `diff --git` line."""
+    names = header["names"]
+    half = (len(names) - 5) // 2
+    # a name with a space has a tab after it
+    sides = [(header[name] or "").removesuffix("\t") for name in ("old", "new")]
+    old = header["source"] or _strip(sides[0], "a/") or names[2 : 2 + half]
+    new = header["target"] or _strip(sides[1], "b/") or names[-half:]
+    old, new = (new if old == "/dev/null" else old), (old if new == "/dev/null" else new)
+    if names != f"a/{old} b/{new}":
+        raise _wrong(text, header.start(), f"its paths do not agree, or need quoting: {names}")
+    for path in (old, new):
+        if problem := path_problem(path):
+            raise _wrong(text, header.start(), f"{path!r} {problem}")
+    is_made, is_removed = header["made"] == "new", header["made"] == "deleted"
+    if is_made != (header["blob0"] == NO_BLOB) or is_removed != (header["blob1"] == NO_BLOB):
+        raise _wrong(text, header.start(), "the blob ids do not agree with a file made or removed")
+    return "" if is_made else old, "" if is_removed else new
+
+
+def _strip(path: str, prefix: str) -> str:
+    return path if path == "/dev/null" else path.removeprefix(prefix)
+
+
+def _wrong(text: str, place: int, problem: str) -> PatchSyntaxError:
+    line = text.count("\n", 0, place) + 1
+    return PatchSyntaxError(f"line {line}: {problem}")
 
 
 def path_problem(path: str) -> str:
@@ -258,7 +230,3 @@ def path_problem(path: str) -> str:
     if any(ord(letter) < 32 or letter in '"\\\x7f' for letter in path):
         return "has characters that need quoting"
     return ""
-
-
-def _strip(path: str, prefix: str) -> str:
-    return path if path == "/dev/null" else path.removeprefix(prefix)

@@ -1,8 +1,7 @@
-"""Patch series: what lies in patches/<name>/, and the tree that series make of a pin.
+"""A series as patches/<name>/ has it: a `series` file, its patch files, and overlays, which are files of kernels/.
 
-A series is a `series` file with one patch file name a line, in order, `#` comments, and lines `overlay SRC DEST` that
-copy a file of kernels/ into the tree. Its digest covers every byte that can reach the tree, so the outcome on a pin is
-remembered under it.
+The `series` file has one patch file name a line, in order, `#` comments, and `overlay SRC DEST` lines that copy a file
+of kernels/ into the tree.
 """
 
 from __future__ import annotations
@@ -10,28 +9,35 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgxlab.errors import SpecError
-from dgxlab.model import NAME, SeriesRef, Source, digest
-from dgxlab.series.checkout import apply_tree
-from dgxlab.series.lines import Line, parse
+from dgxlab.model import NAME, SeriesRef
 from dgxlab.series.patchfile import Patch
-from dgxlab.series.stack import Stack
-from dgxlab.source.cache import PINS, PinCache, check_pin
-
-__all__ = ["Overlay", "Series", "apply", "apply_tree", "inspect", "list_all", "names", "read"]
-
-RECIPE = 1
-"""Version of how a series becomes commits; part of the name under which an outcome is remembered."""
-
-MADE = "refs/dgxlab/series/"
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _SIZE_LIMIT = 16 << 20
 """Bytes of one patch or overlay file."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One entry of a `series` file: a patch, or an overlay when `dest` is set.
+
+    Attributes:
+        name: The patch file, or the overlay's source.
+        dest: Where the overlay goes, else "".
+        comments: The comment and empty lines above it.
+    """
+
+    name: str
+    dest: str = ""
+    comments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([*self.comments, f"overlay {self.name} {self.dest}" if self.dest else self.name])
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,20 @@ class Series:
         return sorted({path for patch in self.patches for path in patch.paths} | {o.dest for o in self.overlays})
 
 
+def names(root: Path) -> list[str]:
+    """Return the names of the folders in patches/ that hold a `series` file."""
+    return sorted(path.parent.name for path in (root / "patches").glob("*/series"))
+
+
+def list_all(root: Path) -> list[Series]:
+    """Read every series of the project, by name.
+
+    Raises:
+        SpecError: if one is wrong.
+    """
+    return [read(root, name) for name in names(root)]
+
+
 def read(root: Path, name: str) -> Series:
     """Read the series patches/<name> of the project at `root`, overlay files as they are on disk now.
 
@@ -100,108 +120,40 @@ def read(root: Path, name: str) -> Series:
     return series
 
 
-def names(root: Path) -> list[str]:
-    """Return the names of the folders in patches/ that hold a `series` file."""
-    return sorted(path.parent.name for path in (root / "patches").glob("*/series"))
-
-
-def list_all(root: Path) -> list[Series]:
-    """Read every series of the project, by name.
-
-    Raises:
-        SpecError: if one is wrong.
-    """
-    return [read(root, name) for name in names(root)]
-
-
-def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
-    """Return the tree that series make of a pin, in order, the same commit for everybody everywhere.
-
-    An outcome is remembered in the cache; asking again only looks whether it is still there.
-
-    Raises:
-        SpecError: if the pin is not in the cache, or two series want the same name or overlay.
-        PatchError: if a patch does not apply: series, patch, file and hunk are named.
-    """
-    check_pin(pin)
-    _refuse_clashes(series)
-    refs = tuple(one.ref for one in series)
-    made = MADE + digest([RECIPE, pin, refs], 40) if series else PINS + pin
-    known = cache.git.attempt("cat-file", "--batch-check", input=f"{made}^{{commit}}\n{made}^{{tree}}\n").text.split()
-    if known[1::3] == ["commit", "tree"]:
-        return Source(pin, known[3], known[0], refs)
-    cache.require(pin)
-    with Stack.on(cache, pin) as stack:
-        for one in series:
-            _put_beside(cache, stack, one)
-        cache.git.run("update-ref", made, stack.commit)
-        return Source(pin, stack.tree(), stack.commit, refs)
-
-
-def put(stack: Stack, series: Series) -> None:
-    """Put a whole series on top of a stack: each patch as its own commit, then the overlays as one.
-
-    Raises:
-        PatchError: if it does not apply.
-    """
-    for patch in series.patches:
-        stack.push(series.name, patch)
-    lay(stack, series)
-
-
-def lay(stack: Stack, series: Series) -> None:
-    """Put a series' overlays on top of a stack, if it has any.
-
-    Raises:
-        PatchError: if the tree has such a file already.
-    """
-    if series.overlays:
-        stack.overlay(series.name, {overlay.dest: overlay.content for overlay in series.overlays})
-
-
-def _put_beside(cache: PinCache, stack: Stack, series: Series) -> None:
-    """Put a series on a stack that may hold others.
-
-    Series are made on the pin. One that changes a file that another has changed is merged, but only after it has been
-    seen to apply to the pin alone, blob by blob: that also puts what it was made on into the cache.
-    """
-    if not stack.touches(series.paths):
-        put(stack, series)
-        return
-    apply(cache, stack.pin, [series])
-    for patch in series.patches:
-        stack.merge(series.name, patch)
-    lay(stack, series)
-
-
 def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
-    """Read a series and return it with every problem that its files have; None when it cannot be made sense of."""
+    """Read a series and return it with every problem of its files; None where there is no readable `series` file."""
     if not NAME.fullmatch(name):
         return None, [f"{name!r} is no name for a series"]
     folder = root / "patches" / name
     if not (folder / "series").is_file():
         near = difflib.get_close_matches(name, names(root), 1)
         return None, [f"there is no {folder / 'series'}" + (f"; is it {near[0]}?" if near else "")]
-    problems: list[str] = []
     try:
         lines = parse(_content(root, f"patches/{name}/series").decode())
     except ValueError as error:
         return None, [str(error)]
-    patches, overlays = [], []
+    problems: list[str] = []
+    patches: list[Patch] = []
+    overlays: list[Overlay] = []
     for line in lines:
         try:
             if line.dest:
                 overlays.append(read_overlay(root, line))
+            elif not NAME.fullmatch(line.name) or not line.name.endswith(".patch"):
+                problems.append(f"{line.name}: a patch is a file NAME.patch beside the series file")
             else:
-                patches.append(_read_patch(root, name, line.name))
+                patches.append(Patch.parse(line.name, _content(root, f"patches/{name}/{line.name}")))
         except ValueError as error:
-            problems.append(str(error))
-    listed = {line.name for line in lines}
+            problems.append(str(error) if line.dest else f"{line.name}: {error}")
+    unlisted = {path.name for path in folder.glob("*.patch")} - {line.name for line in lines}
+    problems += [f"{file} is not in its series file" for file in sorted(unlisted)]
+    patched = {path: patch.name for patch in patches for path in patch.paths}
     problems += [
-        f"{path.name} is not in its series file" for path in sorted(folder.glob("*.patch")) if path.name not in listed
+        f"{patched[overlay.dest]} changes {overlay.dest}, which is an overlay: change {overlay.source}"
+        for overlay in overlays
+        if overlay.dest in patched
     ]
-    series = Series(name, tuple(patches), tuple(overlays))
-    return series, problems + _clashes_inside(series)
+    return Series(name, tuple(patches), tuple(overlays)), problems
 
 
 def read_overlay(root: Path, line: Line) -> Overlay:
@@ -221,13 +173,43 @@ def read_overlay(root: Path, line: Line) -> Overlay:
         raise ValueError(f"overlay {line.name}: {error}") from error
 
 
-def _read_patch(root: Path, series: str, name: str) -> Patch:
-    try:
-        if not NAME.fullmatch(name) or not name.endswith(".patch"):
-            raise ValueError("a patch is a file NAME.patch beside the series file")
-        return Patch.parse(name, _content(root, f"patches/{series}/{name}"))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+def parse(text: str) -> list[Line]:
+    """Read a `series` file.
+
+    Raises:
+        ValueError: naming the line that is wrong, listed twice, or when there is none.
+    """
+    lines: list[Line] = []
+    comments: list[str] = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        words = raw.split()
+        if not words or raw.lstrip().startswith("#"):
+            comments.append(raw)
+            continue
+        line = Line(words[0], comments=tuple(comments))
+        if words[0] == "overlay" and len(words) == 3:
+            line = Line(words[1], words[2], tuple(comments))
+        elif len(words) != 1:
+            raise ValueError(f"line {number}: neither a patch file nor `overlay SRC DEST`: {raw.strip()}")
+        if line.name in {other.name for other in lines} or line.dest in {other.dest for other in lines} - {""}:
+            raise ValueError(f"line {number}: {line.dest or line.name} is listed twice")
+        lines.append(line)
+        comments = []
+    if not lines:
+        raise ValueError("it lists nothing: a build would be called patched and be stock")
+    return lines
+
+
+def render(lines: Sequence[Line]) -> str:
+    """Return the text of a `series` file; `parse` gives the same lines again."""
+    return "".join(f"{line}\n" for line in lines)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is never seen half-written."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def _content(root: Path, path: str) -> bytes:
@@ -242,26 +224,3 @@ def _content(root: Path, path: str) -> bytes:
     if place.stat().st_size > _SIZE_LIMIT:
         raise ValueError(f"it has more than {_SIZE_LIMIT >> 20} MB")
     return place.read_bytes()
-
-
-def _clashes_inside(series: Series) -> list[str]:
-    patched = {path: patch.name for patch in series.patches for path in patch.paths}
-    return [
-        f"{patched[overlay.dest]} changes {overlay.dest}, which is an overlay: change {overlay.source}"
-        for overlay in series.overlays
-        if overlay.dest in patched
-    ]
-
-
-def _refuse_clashes(series: Iterable[Series]) -> None:
-    """Raise a SpecError when series get in one another's way without git seeing it."""
-    owners: dict[str, str] = {}
-    seen: list[Series] = []
-    for one in series:
-        if one.name in {other.name for other in seen}:
-            raise SpecError(f"series {one.name} is there twice", next="list it once")
-        for dest in [overlay.dest for overlay in one.overlays]:
-            if dest in owners:
-                raise SpecError(f"series {owners[dest]} and {one.name} both overlay {dest}", next="use one of the two")
-            owners[dest] = one.name
-        seen.append(one)

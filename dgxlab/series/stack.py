@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dgxlab.errors import PatchError
-from dgxlab.series.conflict import fits, how_moved, merge_conflicts, trials
 from dgxlab.series.patchfile import MODES, NO_BLOB, Change, Patch
 from dgxlab.source.cache import PinCache
 from dgxlab.source.git import Git, reason
@@ -21,14 +20,12 @@ from dgxlab.source.git import Git, reason
 FORMAT = ("--zero-commit", "--no-signature", "--full-index", "--no-numbered", "--no-stat", "-U1")
 """How `git format-patch` writes a series, so that a patch file changes only where the patch does."""
 
-APPLY = ("apply", "--cached", "--whitespace=nowarn", "-")
-
 
 class Stack:
     """Commits on a pin; made by `Stack.on`.
 
     Attributes:
-        pin: What it stands on.
+        pin: The commit below all patches.
         commit: The last commit, at first the pin.
     """
 
@@ -37,8 +34,9 @@ class Stack:
         self.pin = self.commit = pin
         self._folder = folder
         # `git apply --cached --3way` writes files all the same when both sides add one: let it, into a folder of ours
-        (folder / "work").mkdir()
-        self._apply = ("-C", str(folder / "work"), f"--work-tree={folder / 'work'}", *APPLY)
+        work = folder / "work"
+        work.mkdir()
+        self._apply = ("-C", str(work), f"--work-tree={work}", "apply", "--cached", "--whitespace=nowarn", "-")
         self.git.run("read-tree", pin)
 
     @classmethod
@@ -55,15 +53,24 @@ class Stack:
             PatchError: if a file moved, a hunk does not apply, or the outcome is not what the patch names.
         """
         blobs = self._blobs(patch.paths)
-        if moved := [change for change in patch.changes if not fits(change, blobs)]:
-            raise self._moved(series, patch, moved, blobs)
+        refresh = f"dgxlab patch refresh {series} --pin {self.pin}"
+        if moved := [cause for change in patch.changes if (cause := _misfit(change, blobs))]:
+            raise PatchError(
+                f"series {series}: {patch.name} does not apply to pin {self.pin[:12]}: {moved[0]}",
+                next=refresh,
+                details="\n".join(moved),
+            )
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)
         if ran.rc != 0:
-            raise self._damaged(series, patch, trials(self.git, self._folder, patch, blobs), reason(ran.err))
+            raise _damaged(series, patch, ran.err)
         after = self._blobs(patch.paths)
         for change in patch.changes:
             if change.new_blob not in ("", after.get(change.new_path, NO_BLOB)):
-                raise self._edited(series, patch, change)
+                raise PatchError(
+                    f"series {series}: {patch.name} does not give the {change.path} that it names: it was edited by "
+                    "hand; read what a refresh makes of it before you use it",
+                    next=refresh,
+                )
         self._commit(series, patch)
 
     def merge(self, series: str, patch: Patch) -> None:
@@ -76,11 +83,11 @@ class Stack:
         self._check_bases(series, patch, blobs)
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)
         if ran.rc != 0:
-            places = merge_conflicts(self.git, self._folder, patch)
-            places = places or [how_moved(change, blobs) for change in patch.changes if not fits(change, blobs)]
+            places = self._conflicts(patch) or [c for change in patch.changes if (c := _misfit(change, blobs))]
             places = places or [reason(ran.err)]
+            below = f"pin {self.pin[:12]}" if self.commit == self.pin else f"what is on pin {self.pin[:12]} already"
             raise PatchError(
-                f"{_where(series, patch)} conflicts with {self._ground()}: {places[0]}",
+                f"series {series}: {patch.name} conflicts with {below}: {places[0]}",
                 next=f"resolve it in a checkout, then dgxlab patch export {series} --tree CHECKOUT",
                 details="\n".join(places),
             )
@@ -90,18 +97,16 @@ class Stack:
         """Put new files, content by path, into the tree as one commit.
 
         Raises:
-            PatchError: if the tree has one of them already: nobody would see what upstream changed in it.
+            PatchError: if the tree has one of them already: what upstream changes in it would be hidden.
         """
         if there := sorted(self._blobs(files)):
             raise PatchError(
                 f"series {series}: its overlay {there[0]} is there already at pin {self.pin[:12]}",
                 next=f"give the overlay another name in patches/{series}/series, or make a patch of it",
             )
-        blobs = {path: self.git.run("hash-object", "-w", "--stdin", input=files[path]) for path in files}
-        entries = "".join(f"100644 {blob}\t{path}\0" for path, blob in blobs.items())
-        self.git.run("update-index", "--add", "-z", "--index-info", input=entries)
+        _add(self.git, {path: self.git.run("hash-object", "-w", "--stdin", input=files[path]) for path in files})
         message = f"overlays of {series}\n\n" + "".join(f"{path}\n" for path in files)
-        commit = self.git.run("commit-tree", self._write_tree(), "-p", self.commit, input=message)
+        commit = self.git.run("commit-tree", self.git.run("write-tree"), "-p", self.commit, input=message)
         if gone := {path for _, path in changed_files(self.git, self.commit, commit)} - set(files):
             raise PatchError(
                 f"series {series}: an overlay makes a folder of {min(gone)}, a file at pin {self.pin[:12]}",
@@ -118,110 +123,103 @@ class Stack:
         return bool({path for _, path in changed_files(self.git, self.pin, self.commit)} & set(paths))
 
     def tree(self) -> str:
-        """Return the tree that it all gives."""
+        """Return the tree of the last commit."""
         return self.git.run("rev-parse", "--verify", f"{self.commit}^{{tree}}")
 
     def _commit(self, series: str, patch: Patch) -> None:
-        author, message = self._message(series, patch)
-        made = self.git.attempt("commit-tree", self._write_tree(), "-p", self.commit, input=message, env=author)
-        if made.rc != 0:
-            raise PatchError(
-                f"{_where(series, patch)} makes no commit: {reason(made.err)}", next="mend its header lines"
-            )
-        self._check_touched(series, patch, made.text)
-        self.commit = made.text
-
-    def _message(self, series: str, patch: Patch) -> tuple[dict[str, str], bytes]:
-        """Return the author as environment variables, and the commit message."""
         given = self.git.run("mailinfo", "-b", "/dev/null", "/dev/null", input=patch.header)
         fields = dict(line.split(": ", 1) for line in given.splitlines() if ": " in line)
         if missing := [name for name in ("Author", "Email", "Date", "Subject") if not fields.get(name)]:
-            raise PatchError(f"{_where(series, patch)} has no {missing[0].lower()}", next="mend its header")
-        author = {f"GIT_AUTHOR_{name}": fields[f] for name, f in zip(_AUTHOR, ("Author", "Email", "Date"), strict=True)}
+            raise PatchError(f"series {series}: {patch.name} has no {missing[0].lower()}", next="mend its header")
+        names = {"GIT_AUTHOR_NAME": "Author", "GIT_AUTHOR_EMAIL": "Email", "GIT_AUTHOR_DATE": "Date"}
+        author = {variable: fields[name] for variable, name in names.items()}
         subject = fields["Subject"].encode(errors="surrogateescape")
-        return author, (subject + b"\n\n" + patch.body).strip(b"\n") + b"\n"
-
-    def _check_touched(self, series: str, patch: Patch, commit: str) -> None:
-        """Look at what really changed: our reader of patches is not trusted to see all that git sees."""
-        touched = changed_files(self.git, self.commit, commit)
-        for mode, path in touched:
-            if path not in patch.paths or mode not in (*MODES, "000000"):
-                raise PatchError(f"{_where(series, patch)} changes {path} to mode {mode}, which it does not announce")
-        if not touched:
+        message = (subject + b"\n\n" + patch.body).strip(b"\n") + b"\n"
+        tree = self.git.run("write-tree")
+        ran = self.git.attempt("commit-tree", tree, "-p", self.commit, input=message, env=author)
+        if ran.rc != 0:
             raise PatchError(
-                f"{_where(series, patch)} changes nothing at pin {self.pin[:12]}: it is in there already",
+                f"series {series}: {patch.name} makes no commit: {reason(ran.err)}", next="mend its header lines"
+            )
+        # What really changed: our reader of patches is not trusted to see all that git sees.
+        changed = changed_files(self.git, self.commit, ran.text)
+        for mode, path in changed:
+            if path not in patch.paths or mode not in (*MODES, "000000"):
+                raise PatchError(
+                    f"series {series}: {patch.name} changes {path} to mode {mode}, which it does not announce"
+                )
+        if not changed:
+            raise PatchError(
+                f"series {series}: {patch.name} changes nothing at pin {self.pin[:12]}: it is in there already",
                 next=f"take it out of patches/{series}/series",
             )
+        self.commit = ran.text
 
     def _check_bases(self, series: str, patch: Patch, blobs: Mapping[str, str]) -> None:
         """Make sure that a patch applies to what it was made on: else git would search for its context after all."""
         bases = {change.old_path: change.old_blob or blobs.get(change.old_path, "") for change in patch.changes}
-        bases = {path: blob for path, blob in bases.items() if path}
+        bases.pop("", None)
         for path, blob in bases.items():
             if self.git.attempt("cat-file", "-e", blob or NO_BLOB).rc != 0:
                 raise PatchError(
-                    f"{_where(series, patch)} cannot be merged: the {path} that it was made on ({blob[:12]}) is in no "
-                    "pin here",
+                    f"series {series}: {patch.name} cannot be merged: the {path} that it was made on ({blob[:12]}) is "
+                    "in no pin here",
                     next=f"dgxlab patch check {series} --pin PIN, with the pin that it was made for, then this again",
                 )
         alone = self.git.having(GIT_INDEX_FILE=self._folder / "bases")
         alone.run("read-tree", "--empty")
-        entries = "".join(f"100644 {blob}\t{path}\0" for path, blob in bases.items())
-        alone.run("update-index", "--add", "-z", "--index-info", input=entries)
+        _add(alone, bases)
         ran = alone.attempt(*self._apply, input=patch.diff)
         if ran.rc != 0:
-            raise self._damaged(series, patch, trials(self.git, self._folder, patch, bases), reason(ran.err))
+            raise _damaged(series, patch, ran.err)
 
     def _blobs(self, paths: Iterable[str]) -> dict[str, str]:
         """Return blob ids by path for what the tree has at these paths, or below them."""
-        listed = self.git.run("--literal-pathspecs", "ls-files", "-s", "-z", "--", *sorted(paths))
-        rows = (row.split("\t", 1) for row in listed.split("\0") if row)
-        return {path: entry.split(" ")[1] for entry, path in rows}
+        return {path: entry.split()[1] for entry, path in self._listed("-s", paths)}
 
-    def _write_tree(self) -> str:
-        return self.git.run("write-tree")
+    def _conflicts(self, patch: Patch) -> list[str]:
+        """Name the files of which a three-way apply left several sides in the index."""
+        stages: dict[str, set[str]] = {}
+        for entry, path in self._listed("-u", patch.paths):
+            stages.setdefault(path, set()).add(entry.split()[2])
+        # stage 1 is what both sides started from
+        return [f"{path}: {'conflict' if '1' in sides else 'both add it'}" for path, sides in sorted(stages.items())]
 
-    def _ground(self) -> str:
-        pin = f"pin {self.pin[:12]}"
-        return pin if self.commit == self.pin else f"what is on {pin} already"
-
-    def _moved(self, series: str, patch: Patch, moved: Sequence[Change], blobs: Mapping[str, str]) -> PatchError:
-        causes = [how_moved(change, blobs) for change in moved]
-        return PatchError(
-            f"{_where(series, patch)} does not apply to pin {self.pin[:12]}: {causes[0]}",
-            next=f"dgxlab patch refresh {series} --pin {self.pin}",
-            details="\n".join(causes + trials(self.git, self._folder, patch, blobs)),
-        )
-
-    def _damaged(self, series: str, patch: Patch, places: Sequence[str], cause: str) -> PatchError:
-        first = next((place for place in places if place.endswith("does not apply")), cause)
-        return PatchError(
-            f"{_where(series, patch)} does not apply, not even to what it was made on: {first}",
-            next=f"mend the patch, or make it anew from a checkout: dgxlab patch export {series} --tree CHECKOUT",
-            details="\n".join(places or [cause]),
-        )
-
-    def _edited(self, series: str, patch: Patch, change: Change) -> PatchError:
-        return PatchError(
-            f"{_where(series, patch)} does not give the {change.path} that it names: it was edited by hand; read "
-            "what a refresh makes of it before you use it",
-            next=f"dgxlab patch refresh {series} --pin {self.pin}",
-        )
-
-
-_AUTHOR = ("NAME", "EMAIL", "DATE")
+    def _listed(self, flag: str, paths: Iterable[str]) -> Iterator[list[str]]:
+        listed = self.git.run("--literal-pathspecs", "ls-files", flag, "-z", "--", *sorted(paths))
+        return (row.split("\t", 1) for row in listed.split("\0") if row)
 
 
 def format_patch(git: Git, commit: str) -> bytes:
-    """Return one commit as a patch file, the same bytes for everybody."""
+    """Return one commit as a patch file, the same bytes for every user."""
     return git.read("format-patch", "-1", "--stdout", *FORMAT, commit)
 
 
-def changed_files(git: Git, before: str, after: str) -> list[tuple[str, str]]:
+def changed_files(git: Git, before: str, after: str) -> Sequence[tuple[str, str]]:
     """Return (mode after, path) of each file that differs between two commits; mode 000000 for a removed one."""
     fields = git.run("diff-tree", "-r", "-z", "--raw", "--no-renames", before, after).split("\0")
     return [(entry.split(" ")[1], path) for entry, path in zip(fields[0::2], fields[1::2], strict=False)]
 
 
-def _where(series: str, patch: Patch) -> str:
-    return f"series {series}: {patch.name}"
+def _add(git: Git, blobs: Mapping[str, str]) -> None:
+    """Put files, blob ids by path, into git's index."""
+    entries = "".join(f"100644 {blob}\t{path}\0" for path, blob in blobs.items())
+    git.run("update-index", "--add", "-z", "--index-info", input=entries)
+
+
+def _damaged(series: str, patch: Patch, err: str) -> PatchError:
+    return PatchError(
+        f"series {series}: {patch.name} does not apply, not even to what it was made on: {reason(err)}",
+        next=f"mend the patch, or make it anew from a checkout: dgxlab patch export {series} --tree CHECKOUT",
+        details=err.strip(),
+    )
+
+
+def _misfit(change: Change, blobs: Mapping[str, str]) -> str:
+    """Say why a file is not the very one that the patch was made on, or that its new place is taken; else ""."""
+    old, new, base = change.old_path, change.new_path, change.old_blob
+    if old and old not in blobs:
+        return f"{old} is not there"
+    if old and base not in ("", blobs[old]):
+        return f"{old} moved: the patch was made on blob {base[:12]}, there it is {blobs[old][:12]}"
+    return f"{new} is there already" if new not in ("", old) and new in blobs else ""

@@ -1,10 +1,11 @@
 """Pins: llama.cpp's commits in the client's cache, from a git URL, a clone or the PyPI sdist.
 
 cache       the bare repository that holds them, and packs for hosts
-sdist       the repository inside llama-cpp-python's source archive
-git         git with settings of its own (programs: running any program, disk: what a full one looks like)
+packages    what comes from the package index: the sdist, and wheels of build tools
+git         git with settings of its own (programs: running any program, and this machine's disk)
 """
 
-from dgxlab.source.cache import PinCache, default_path
+from dgxlab.source.cache import PinCache
+from dgxlab.source.programs import default_path
 
 __all__ = ["PinCache", "default_path"]

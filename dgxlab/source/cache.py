@@ -12,16 +12,16 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import COMMIT
-from dgxlab.source import sdist
-from dgxlab.source.disk import disk_trouble, locked, unwritable, writing
+from dgxlab.source import packages
 from dgxlab.source.git import Git, GitError, reason
-from dgxlab.source.sdist import NotTrusted, SourceError
+from dgxlab.source.packages import NotTrusted, Progress, SourceError
+from dgxlab.source.programs import default_path, disk_trouble, locked, unwritable, writing
 
 PINS = "refs/dgxlab/pins/"
 INCOMING = "refs/dgxlab/incoming/"
@@ -34,9 +34,7 @@ LLAMA_FILES = ("CMakeLists.txt", "ggml")
 """What every llama.cpp that can be built here has at its top."""
 
 SCRATCH_S = 86400.0
-"""A scratch folder that was not touched for so long is nobody's any more."""
-
-Progress = Callable[[str], None]
+"""A scratch folder that was not touched for so long is what a killed client left."""
 
 
 class PinCache:
@@ -70,7 +68,11 @@ class PinCache:
             return
         if not sources:
             raise SpecError(f"pin {pin[:12]} is not here yet and no source is named", next="add llama_cpp.sources")
-        self._check_place()
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            strange = any(self.path.iterdir()) and not (self.path / LOCK).exists()
+        if strange:
+            raise SpecError(f"{self.path} is not empty and not dgxlab's cache", next="set XDG_CACHE_HOME elsewhere")
         with locked(self.path / LOCK, lambda: on_progress("waiting for another dgxlab that fetches a pin")):
             if not self.has(pin):
                 self._prepare()
@@ -93,7 +95,7 @@ class PinCache:
         return self.git.attempt("for-each-ref", "--format=%(refname:lstrip=3)", PINS).text.split()
 
     def pack(self, wants: Sequence[str], haves: Sequence[str] = ()) -> Iterator[bytes]:
-        """Yield a pack that gives commits to somebody who has others.
+        """Yield a pack that gives commits to a receiver that has others.
 
         A pin comes without its history: the receiver must list it in its `shallow` file first. With `haves` the pack
         is thin, for `git index-pack --stdin --fix-thin`.
@@ -105,7 +107,9 @@ class PinCache:
         Raises:
             GitError: after the last piece, if the pack is not whole.
         """
-        revisions = [*wants, *(f"^{commit}" for commit in self._known(haves))]
+        listed = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in haves))
+        known = [commit for commit, line in zip(haves, listed.splitlines(), strict=True) if line == commit]
+        revisions = [*wants, *(f"^{commit}" for commit in known)]
         args = ("--revs", "--stdout", "--delta-base-offset", "--quiet")
         return self.git.stream(
             "pack-objects", *args, *(("--thin",) if haves else ()), input="".join(f"{r}\n" for r in revisions)
@@ -128,28 +132,12 @@ class PinCache:
         """Give a folder beside the objects that is gone afterwards."""
         with writing(self.path):
             (self.path / "tmp").mkdir(exist_ok=True)
-            self._forget_scratch()
-            with tempfile.TemporaryDirectory(dir=self.path / "tmp", ignore_cleanup_errors=True) as folder:
-                yield Path(folder)
-
-    def _forget_scratch(self) -> None:
-        """Remove what killed clients left: a model that was being sent may be gigabytes."""
-        for folder in self.path.glob("tmp/*"):
-            with suppress(FileNotFoundError):  # another client's, gone this instant
-                if time.time() - folder.stat().st_mtime > SCRATCH_S:
-                    shutil.rmtree(folder, ignore_errors=True)
-
-    def _known(self, commits: Sequence[str]) -> list[str]:
-        found = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in commits))
-        return [commit for commit, line in zip(commits, found.splitlines(), strict=True) if line == commit]
-
-    def _check_place(self) -> None:
-        """Make the folder; refuse one that holds something else."""
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            strange = any(self.path.iterdir()) and not (self.path / LOCK).exists()
-        if strange:
-            raise SpecError(f"{self.path} is not empty and not dgxlab's cache", next="set XDG_CACHE_HOME elsewhere")
+            for folder in self.path.glob("tmp/*"):  # a model that was being sent may be gigabytes
+                with suppress(FileNotFoundError):  # another client's, gone this instant
+                    if time.time() - folder.stat().st_mtime > SCRATCH_S:
+                        shutil.rmtree(folder, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=self.path / "tmp", ignore_cleanup_errors=True) as own:
+                yield Path(own)
 
     def _prepare(self) -> None:
         """Under the lock: make the repository, and remove what a killed fetch has left."""
@@ -183,22 +171,19 @@ class PinCache:
             with self.scratch() as folder:
                 archive = local
                 if source.startswith("pypi:"):
-                    archive = sdist.download(source, folder / "sdist", on_progress, trusted=self.trusted)
-                self._take_from_sdist(pin, archive, folder / "llama.cpp.git", on_progress)
+                    archive = packages.download_sdist(source, folder / "sdist", on_progress, trusted=self.trusted)
+                on_progress(f"unpacking {archive.name}")
+                head = packages.unpack_sdist(archive, folder / "llama.cpp.git")
+                carried = f", it carries {head[:12]}" if head else ""
+                self._fetch(pin, str(folder / "llama.cpp.git"), on_progress, carried)
         elif local.is_dir():
-            self._fetch(pin, str(local.resolve()), on_progress, lambda cause: _look_at_clone(local, cause))
+            self._fetch(pin, str(local.resolve()), on_progress)
         elif URL.fullmatch(source):
-            self._fetch(pin, source, on_progress, str)
+            self._fetch(pin, source, on_progress)
         else:
             raise SourceError("neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION")
 
-    def _take_from_sdist(self, pin: str, archive: Path, repository: Path, on_progress: Progress) -> None:
-        on_progress(f"unpacking {archive.name}")
-        head = sdist.unpack(archive, repository)
-        carried = f", it carries {head[:12]}" if head else ""
-        self._fetch(pin, str(repository), on_progress, lambda cause: f"{cause}{carried}")
-
-    def _fetch(self, pin: str, url: str, on_progress: Progress, explain: Callable[[str], str]) -> None:
+    def _fetch(self, pin: str, url: str, on_progress: Progress, carried: str = "") -> None:
         """Fetch one commit without its history, look at it, and only then give it its ref."""
         incoming = f"{INCOMING}{pin}"
         flags = "--depth=1 --progress --no-tags --no-prune --no-recurse-submodules --no-write-fetch-head"
@@ -212,7 +197,7 @@ class PinCache:
         if full := disk_trouble(ran.err):
             raise unwritable(self.path, full)
         if ran.rc != 0:
-            raise SourceError(explain(_cause(ran.err, pin)))
+            raise SourceError(f"{_cause(ran.err, pin)}{carried}")
         try:
             self._look_at_commit(pin)
         except SourceError:
@@ -231,12 +216,6 @@ class PinCache:
             self.git.run("rev-list", "--objects", "--quiet", pin)
         except GitError as error:
             raise SourceError(f"commit {pin[:12]} did not arrive whole: {reason(error.details)}") from error
-
-
-def default_path() -> Path:
-    """Return the user's cache: $XDG_CACHE_HOME, else ~/.cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "dgxlab" / "llama.cpp.git"
 
 
 def check_pin(pin: str) -> None:
@@ -267,15 +246,3 @@ def _cause(err: str, pin: str) -> str:
     if "unadvertised object" in err:
         return "it gives out branch tips only, not this commit: use a clone of it"
     return reason(err)
-
-
-def _look_at_clone(path: Path, cause: str) -> str:
-    """Add to the cause what a folder on this machine is, when it is not what it should be."""
-    clone = Git.checkout(path)
-    head = clone.attempt("rev-parse", "--quiet", "--verify", "HEAD^{commit}")
-    if head.rc != 0:
-        return cause
-    names = clone.attempt("ls-tree", "--full-tree", "--name-only", "HEAD").text.splitlines()
-    if set(LLAMA_FILES) - set(names):
-        return f"{cause}, and is no clone of llama.cpp"
-    return f"{cause}, it is at {head.text[:12]}"

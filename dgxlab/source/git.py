@@ -10,34 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from dgxlab.errors import SpecError
 from dgxlab.source import programs
-from dgxlab.source.disk import disk_trouble
-from dgxlab.source.programs import Outcome
+from dgxlab.source.programs import Outcome, disk_trouble
 
 PLACES = frozenset(
-    f"GIT_{name}"
-    for name in (
-        "DIR",
-        "WORK_TREE",
-        "INDEX_FILE",
-        "OBJECT_DIRECTORY",
-        "ALTERNATE_OBJECT_DIRECTORIES",
-        "COMMON_DIR",
-        "NAMESPACE",
-        "PREFIX",
-        "SHALLOW_FILE",
-        "GRAFT_FILE",
-        "REPLACE_REF_BASE",
-        "INTERNAL_SUPER_PREFIX",
-        "QUARANTINE_PATH",
-        "IMPLICIT_WORK_TREE",
-        "LITERAL_PATHSPECS",
-        "GLOB_PATHSPECS",
-        "ICASE_PATHSPECS",
-    )
+    {
+        *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+        *("GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_QUARANTINE_PATH"),
+        *("GIT_REPLACE_REF_BASE", "GIT_INTERNAL_SUPER_PREFIX", "GIT_IMPLICIT_WORK_TREE"),
+        *("GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS", "GIT_ICASE_PATHSPECS"),
+    }
 )
 """Variables that say where a repository is and how paths are read; never inherited."""
 
@@ -56,7 +42,7 @@ NOWHERE = {
     "GIT_COMMITTER_DATE": "946684800 +0000",
     "TZ": "UTC",
 }
-"""An environment in which a command gives the same objects for everybody; HOME too, for git before 2.32."""
+"""An environment in which a command gives the same objects for every user; HOME too, for git before 2.32."""
 
 QUIET = (
     *("-c", "gc.auto=0", "-c", "maintenance.auto=false"),
@@ -128,11 +114,9 @@ class Git:
         Raises:
             GitError: after the last piece, if git says no: what was yielded is then not whole.
         """
-        for piece in programs.stream(self.argv(*args), input=input.encode(), env=self.env()):
-            if isinstance(piece, bytes):
-                yield piece
-            elif piece.rc != 0:
-                raise self.failed(args, piece)
+        return programs.stream(
+            self.argv(*args), input=input.encode(), env=self.env(), failed=partial(self.failed, args)
+        )
 
     def follow(self, *args: str, on_line: Callable[[str], None], silence_s: float = 120.0) -> Outcome:
         """Run a git command that shows progress and return how it ended."""

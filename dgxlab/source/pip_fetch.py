@@ -31,13 +31,13 @@ def main(name: str, version: str, sha256: str, into: str, *flags: str) -> None:
     options, _ = command.parse_args(["--no-input", "--retries=2", *flags])
     session = command._build_session(options)
     finder = command._build_package_finder(options, session, make_target_python(options))
-    found = finder.find_all_candidates(name)
-    if not found:
+    candidates = finder.find_all_candidates(name)
+    if not candidates:
         raise PipError("pip finds no version of it at all: no package index has it, or none can be reached")
-    links = [one.link for one in found if one.version == Version(version) and one.link.filename.endswith(KINDS)]
+    links = [c.link for c in candidates if c.version == Version(version) and c.link.filename.endswith(KINDS)]
     if not links:
         raise PipError(f"No matching distribution found for {name}=={version}")
-    link = next((one for one in links if (one.hash_name, one.hash) == ("sha256", sha256)), links[-1])
+    link = next((each for each in links if (each.hash_name, each.hash) == ("sha256", sha256)), links[-1])
     logging.warning("Downloading %s", link.filename)
     response = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
     raise_for_status(response)

@@ -1,10 +1,12 @@
-"""Programs on the client: run one, stream its output, or follow one that shows progress.
+"""The client's programs and its disk: run a program, stream its output, or follow one that shows progress; lock files.
 
 git and pip are run through here. Nothing goes through a shell, and no token of the user's goes along.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 import re
@@ -15,7 +17,9 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from dgxlab.errors import SpecError
 
@@ -28,6 +32,19 @@ SURROUNDINGS = re.compile(
     r"|(?i:https?|ftp|all|no)_(?i:proxy)|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE"
 )
 """What a program needs to find its files, the network and the user's own agents."""
+
+
+_TROUBLE = {
+    "No space left on device": "No space left on device",
+    "Out of diskspace": "No space left on device",
+    "Disk quota exceeded": "Disk quota exceeded",
+    "Read-only file system": "Read-only file system",
+    "File too large": "File too large",
+    "died of signal 25": "File too large",
+}
+"""What a program says when this machine's disk is at fault, and what that means; signal 25 is SIGXFSZ."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 @dataclass(frozen=True)
@@ -65,28 +82,25 @@ def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | Non
     Raises:
         SpecError: if the program is not installed.
     """
-    try:
+    with _installed(argv[0]):
         ran = subprocess.run(argv, input=input, capture_output=True, env=env or surroundings(), check=False)
-    except FileNotFoundError as error:
-        raise not_installed(argv[0]) from error
     return Outcome(ran.returncode, ran.stdout, ran.stderr.decode(errors="replace"))
 
 
-def stream(argv: Sequence[str], *, input: bytes, env: Mapping[str, str]) -> Iterator[bytes | Outcome]:
-    """Run a program and yield its stdout in pieces, then its outcome.
-
-    A consumer that stops early ends the program.
+def stream(
+    argv: Sequence[str], *, input: bytes, env: Mapping[str, str], failed: Callable[[Outcome], Exception]
+) -> Iterator[bytes]:
+    """Run a program and yield its stdout in pieces; a consumer that stops early ends it.
 
     Raises:
         SpecError: if the program is not installed.
+        Exception: what `failed` makes of an outcome that is no success, after the last piece.
     """
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as err:
         given.write(input)
         given.seek(0)
-        try:
+        with _installed(argv[0]):
             child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=err, env=env)
-        except FileNotFoundError as error:
-            raise not_installed(argv[0]) from error
         with child.stdout or io.BytesIO() as out:
             try:
                 while piece := out.read(CHUNK):
@@ -96,8 +110,9 @@ def stream(argv: Sequence[str], *, input: bytes, env: Mapping[str, str]) -> Iter
                 raise
             finally:
                 child.wait()
-        err.seek(0)
-        yield Outcome(child.returncode, b"", err.read().decode(errors="replace"))
+        if child.returncode != 0:
+            err.seek(0)
+            raise failed(Outcome(child.returncode, b"", err.read().decode(errors="replace")))
 
 
 def follow(
@@ -115,7 +130,7 @@ def follow(
     Raises:
         SpecError: if the program is not installed.
     """
-    try:
+    with _installed(argv[0]):
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -124,8 +139,6 @@ def follow(
             env=env,
             start_new_session=True,
         )
-    except FileNotFoundError as error:
-        raise not_installed(argv[0]) from error
     kept: deque[str] = deque(maxlen=200)
     with child.stdout or io.BytesIO() as out:
         try:
@@ -142,9 +155,12 @@ def follow(
     return Outcome(child.wait(), b"", "\n".join(kept))
 
 
-def not_installed(name: str) -> SpecError:
-    """Return the error that says that a program is missing."""
-    return SpecError(f"{name} is not installed on this machine", next=f"sudo apt-get install {name}")
+@contextmanager
+def _installed(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SpecError(f"{name} is not installed on this machine", next=f"sudo apt-get install {name}") from error
 
 
 def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:
@@ -175,3 +191,48 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             time.sleep(0.02)
         if child.poll() is not None:
             break
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file; a process that dies lets go of it."""
+    with writing(path.parent):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a disk that is full or not writable into a SpecError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise unwritable(path, error.strerror or "") from error
+
+
+def unwritable(path: Path, cause: str) -> SpecError:
+    """Return the error for a folder that cannot be written."""
+    return SpecError(
+        f"{path} cannot be written: {cause}", next="make room there, or set XDG_CACHE_HOME to another disk"
+    )
+
+
+def disk_trouble(output: str) -> str:
+    """Return what a program's output says against this machine's disk, or ""."""
+    return next((cause for words, cause in _TROUBLE.items() if words in output), "")
+
+
+def default_path() -> Path:
+    """Return the user's cache of pins: below $XDG_CACHE_HOME, else ~/.cache."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "dgxlab" / "llama.cpp.git"

@@ -1,19 +1,19 @@
 """Experiment specs: from a YAML file to an `Experiment` of dgxlab.model. Nothing after this package sees YAML.
 
-yaml_file   the strict loader; every value keeps the file and line that wrote it (scalars: what one value means)
-resolve     `extends`, and what a child's value does to its parent's
-overrides   `--set key=value`
+yaml_file   the strict loader; every value keeps the file and line that wrote it
+nodes       those values, and errors as sentences about them
+resolve     `extends`, what a child's value does to its parent's, and `--set key=value`
 models      the shape of a file, as pydantic models (entries: gates and benchmarks, fields: the types of values)
 checks      what must hold between fields
-explain     pydantic's errors as sentences
-flags       which flags of llama.cpp's tools a spec says by a key
+hosts       hosts.yaml
 
 Only this package imports yaml and pydantic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,10 +25,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from dgxlab import project
 from dgxlab.errors import command
 from dgxlab.model import Experiment, ParityGate
-from dgxlab.spec import checks, explain, overrides, resolve
-from dgxlab.spec.models import ExperimentSpec
-from dgxlab.spec.nodes import Mark, Node, locate, plain, refuse
-from dgxlab.spec.overrides import changed_gates
+from dgxlab.spec import checks, resolve
+from dgxlab.spec.models import ExperimentSpec, SpecSchema
+from dgxlab.spec.nodes import Loc, Mark, Node, explain, locate, plain, refuse
 
 __all__ = ["json_schema", "load"]
 
@@ -39,22 +38,31 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
     Args:
         path: The YAML file.
         overrides: `key=value` each, as given to `--set`, applied in order after `extends`.
-        host: Stands for the spec's host when given.
+        host: Instead of the spec's host when given.
 
     Raises:
         SpecError: naming file, line and key of the first thing that is wrong; its details list all of them.
     """
-    tree = _tree(path, overrides, host)
-    next_command = command("dgxlab", "plan", resolve.label(path))
+    tree = resolve.resolve(path)
+    for setting in overrides:
+        tree = resolve.override(tree, setting)
+    given: Any = tree.value
+    if host is not None:
+        given = {**given, "host": Node(host, Mark("--host"))}
+    tree = Node({"name": Node(path.stem, Mark(resolve.label(path), 1)), **given}, tree.mark)
+    values, next_command = plain(tree), command("dgxlab", "plan", resolve.label(path))
+    # as JSON, whose lists may become tuples; a file's name may hold bytes that are no UTF-8
+    text = json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
     try:
-        spec = ExperimentSpec.model_validate(plain(tree))
+        spec = ExperimentSpec.model_validate_json(text)
     except ValidationError as error:
-        refuse(explain.explain(error, tree, json_schema()), next=next_command)
-    if problems := [locate(tree, loc, text) for loc, text in checks.check(spec)]:
-        refuse(problems, next=next_command)
+        refuse(explain(error, tree, json_schema()), next=next_command)
+    problems = [*checks.check(spec), *_contradictions(values.get("session", {}))]
+    if problems:
+        refuse([locate(tree, loc, text) for loc, text in problems], next=next_command)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
-    changed = changed_gates(tree)
+    changed = resolve.changed_gates(tree)
     gates = (
         replace(gate, overridden=True) if place in changed and isinstance(gate, ParityGate) else gate
         for place, gate in enumerate(record.gates)
@@ -68,36 +76,14 @@ def json_schema() -> dict[str, Any]:
 
     Little is required, because a file that extends another one may leave out what it inherits.
     """
-    schema = ExperimentSpec.model_json_schema(schema_generator=_Schema)
+    schema = ExperimentSpec.model_json_schema(schema_generator=SpecSchema)
     for part in (schema, schema["$defs"]["LlamaCpp"]):
         part.pop("required", None)
     return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
 
 
-class _Schema(GenerateJsonSchema):
-    """Leaves out what misleads in an editor, and is as strict about the keys of open maps as `load` is."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        """Return False: a key is its own title."""
-        return False
-
-    def dict_schema(self, schema: Any) -> dict[str, Any]:
-        """Allow no keys but those of the pattern."""
-        described = super().dict_schema(schema)
-        return {**described, "additionalProperties": False} if "patternProperties" in described else described
-
-    def default_schema(self, schema: Any) -> dict[str, Any]:
-        """Keep a default that is a value."""
-        described = super().default_schema(schema)
-        return {key: value for key, value in described.items() if key != "default" or value is not None}
-
-
-def _tree(path: Path, settings: Sequence[str], host: str | None) -> Node:
-    tree = resolve.resolve(path)
-    for setting in settings:
-        tree = overrides.apply(tree, setting)
-    given = dict(tree.value) if isinstance(tree.value, dict) else {}
-    if host is not None:
-        given["host"] = Node(host, Mark("--host"))
-    name = Node(path.stem, Mark(resolve.label(path), 1))
-    return Node({"name": name, **given}, tree.mark)
+def _contradictions(session: dict[str, Any]) -> Iterator[tuple[Loc, str]]:
+    if {"effect", "cycles"} <= session.keys():
+        yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
+    if "block_minutes" in session and session.get("thermal") == "cold":
+        yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"

@@ -38,7 +38,6 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from _compiler_flags(spec)
     yield from _gpu_builds(spec)
     yield from _on_models(spec)
-    yield from _of_session(spec)
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
         for rule in _ENTRY_RULES:
@@ -90,8 +89,7 @@ def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
             yield ("models", name, "derived", "of"), text
         if recipe:
             try:
-                asked = recipe.record(spec.llama_cpp.pin)
-                synth.check(replace(asked, quant=model.derived.quant) if model.derived else asked)
+                synth.check(replace(recipe, quant=model.derived.quant) if model.derived else recipe)
             except SpecError as error:
                 yield ("models", name, model.kind[0]), error.message
 
@@ -113,14 +111,6 @@ def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
         for key in ("env", "against"):
             names = filter(SECRET.fullmatch, getattr(body, key, {}))
             yield from (((part, place, kind, key, name), text) for name in names)
-
-
-def _of_session(spec: ExperimentSpec) -> Iterator[Finding]:
-    session = spec.session
-    if session.effect is not None and session.cycles is not None:
-        yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
-    if session.block_minutes is not None and session.thermal == "cold":
-        yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"
 
 
 def _on_models(spec: ExperimentSpec) -> Iterator[Finding]:

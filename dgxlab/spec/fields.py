@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -18,26 +17,10 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from dgxlab.model import COMMIT, NAME, Expectation
+from dgxlab.model import COMMIT, NAME, Expectation, Text
 from dgxlab.units import share
 
 T = TypeVar("T")
-
-CMAKE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-ENV_KEY = re.compile(r"[A-Z_][A-Z0-9_]*")
-OP = re.compile(r"[A-Z][A-Z0-9_]*")
-COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-QUANT = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
-ARCH = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-GPU_ARCH = re.compile(r"native|sm_[0-9]{2,3}[af]?")
-MD5 = re.compile(r"[0-9a-f]{32}")
-CASES = re.compile(r"[0-9a-f]{16}")
-CPU_MASK = re.compile(r"0x[0-9a-fA-F]{1,128}")
-MODEL_PATH = re.compile(r"(/|~/)[^\n]*")
-SOURCE = re.compile(
-    r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+|(https?|ssh|git|file)://[^\s@?#]+|(ssh://)?[A-Za-z0-9._-]+@[^\s@:]+[:/][^\s@]+"
-    r"|(/|~/|\.\.?/)[^\n]*"
-)
 
 _OWNED_CMAKE = re.compile(
     r"CMAKE_(INSTALL_PREFIX|HOME_DIRECTORY|CACHEFILE_DIR|(RUNTIME|LIBRARY)_OUTPUT_DIRECTORY|\w*RPATH\w*)"
@@ -59,10 +42,95 @@ _SHELL = re.compile(r"[`$;&|<>()\\\n]")
 _FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
 
 
-def _matching(pattern: re.Pattern[str], expected: str, text: str) -> str:
-    if not pattern.fullmatch(text):
-        raise ValueError(f"must be {expected}")
-    return text
+# -- how strict maps are ----------------------------------------------------------------------------------------------
+
+
+class Strict(BaseModel):
+    """What every map of a spec has in common: no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class OneKind(Strict):
+    """A map with exactly one key, which says what kind of thing it holds."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> OneKind:
+        keys = [field.alias or name for name, field in type(self).model_fields.items()]
+        if len(self._given()) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(keys)}, with its own keys below it")
+        return self
+
+    @property
+    def kind(self) -> tuple[str, Any]:
+        """The key, and its value."""
+        return self._given()[0]
+
+    def _given(self) -> list[tuple[str, Any]]:
+        keys = {name: field.alias or name for name, field in type(self).model_fields.items()}
+        return [(key, value) for name, key in keys.items() if (value := getattr(self, name)) is not None]
+
+
+class Keys:
+    """Marks a record of dgxlab.model that a map becomes: its fields are the keys, with their defaults and their help.
+
+    Args:
+        without: Fields that a spec does not set.
+        types: Other types than the record's own, by field.
+    """
+
+    def __init__(self, *without: str, **types: Any) -> None:
+        self.without = without
+        self.types = types
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the record's schema with these keys alone; the others get their defaults."""
+        schema = inner(source)
+        record: Any = inner.resolve_ref_schema(schema)["schema"]
+        record["fields"] = [field for field in record["fields"] if field["name"] not in self.without]
+        for field in record["fields"]:
+            if field["name"] in self.types:
+                field["schema"]["schema"] = inner.generate_schema(self.types[field["name"]])
+        return core_schema.no_info_after_validator_function(lambda partial: source(**vars(partial)), schema)
+
+
+class OneOrMany:
+    """Marks a list in whose place a single scalar may be written."""
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
+        """Wrap a scalar before the list is validated."""
+        return core_schema.no_info_before_validator_function(self.wrap, inner(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, inner: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Allow the item where the list is allowed."""
+        array = inner(schema)
+        return {"anyOf": [array["items"], array]}
+
+    @staticmethod
+    def wrap(value: Any) -> Any:
+        """Return a list of one for a scalar; anything else is left to be refused."""
+        return [value] if isinstance(value, (str, int, float)) else value
+
+
+class NotNull:
+    """Marks an optional type whose None is only ever the default: a key that is written has a value."""
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the value alone."""
+        nullable: Any = inner(source)
+        value: CoreSchema = nullable["schema"]
+        return value
+
+
+# -- rules of values --------------------------------------------------------------------------------------------------
+
+
+def shell_text(name: str, value: str) -> str:
+    """Return what is wrong with flags of a compiler or linker: cmake hands them to a shell as they are; else ""."""
+    unsafe = _SHELL.search(value) if _COMPILER_FLAGS.fullmatch(name) else None
+    return f"holds {unsafe[0]!r}: flags are read by a shell, and may not be more than flags" if unsafe else ""
 
 
 def _counted(text: str) -> str:
@@ -70,12 +138,6 @@ def _counted(text: str) -> str:
         return str(Expectation.parse(text))
     except ValueError:
         raise ValueError("must be all of a positive number of cases, as in 1103/1103") from None
-
-
-def matching(pattern: re.Pattern[str], expected: str) -> tuple[AfterValidator, Any]:
-    """Return what makes an annotated str match a pattern, in Python and in the JSON Schema."""
-    schema = Field(json_schema_extra={"pattern": f"^({pattern.pattern})$"})
-    return AfterValidator(partial(_matching, pattern, expected)), schema
 
 
 def _cmake_key(key: str) -> str:
@@ -89,12 +151,6 @@ def _cmake_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "ON" if value else "OFF"
     return str(value) if isinstance(value, int) else value
-
-
-def shell_text(name: str, value: str) -> str:
-    """Return what is wrong with flags of a compiler or linker: cmake hands them to a shell as they are; else ""."""
-    found = _SHELL.search(value) if _COMPILER_FLAGS.fullmatch(name) else None
-    return f"holds {found[0]!r}: flags are read by a shell, and may not be more than flags" if found else ""
 
 
 def _env_key(key: str) -> str:
@@ -146,34 +202,6 @@ def _no_newline(text: str) -> str:
     return text
 
 
-class OneOrMany:
-    """Marks a list for which a single scalar may stand."""
-
-    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
-        """Wrap a scalar before the list is validated."""
-        return core_schema.no_info_before_validator_function(self.wrap, inner(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, inner: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Allow the item where the list is allowed."""
-        array = inner(schema)
-        return {"anyOf": [array["items"], array]}
-
-    @staticmethod
-    def wrap(value: Any) -> Any:
-        """Return a list of one for a scalar; anything else is left to be refused."""
-        return [value] if isinstance(value, (str, int, float)) else value
-
-
-class NotNull:
-    """Marks an optional type whose None is only ever the default: a key that stands there has a value."""
-
-    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of the value alone."""
-        nullable: Any = inner(source)
-        value: CoreSchema = nullable["schema"]
-        return value
-
-
 def _no_repeats(values: list[T]) -> list[T]:
     seen: set[Any] = set()
     for value in values:
@@ -182,6 +210,8 @@ def _no_repeats(values: list[T]) -> list[T]:
         seen.add(value)
     return values
 
+
+# -- types ------------------------------------------------------------------------------------------------------------
 
 Few = Annotated[list[T], AfterValidator(_no_repeats), OneOrMany()]
 """A scalar or a list without repetitions; it may be empty."""
@@ -192,33 +222,38 @@ Many = Annotated[list[T], Field(min_length=1), AfterValidator(_no_repeats), OneO
 Maybe = Annotated[T | None, NotNull()]
 """A key that may be left out; None then, and never null in the file."""
 
-Name = Annotated[str, *matching(NAME, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
-Commit = Annotated[str, *matching(COMMIT, "a full commit id: 40 hex digits, in lower case")]
-CMakeKey = Annotated[str, *matching(CMAKE_KEY, "a name of letters, digits and underscores"), AfterValidator(_cmake_key)]
+Name = Annotated[str, Text(NAME.pattern, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
+Commit = Annotated[str, Text(COMMIT.pattern, "a full commit id: 40 hex digits, in lower case")]
+CMakeKey = Annotated[
+    str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "a name of letters, digits and underscores"), AfterValidator(_cmake_key)
+]
 CMakeValue = Annotated[
     str, BeforeValidator(_cmake_value, json_schema_input_type=bool | int | str), AfterValidator(_no_newline)
 ]
 EnvKey = Annotated[
-    str, *matching(ENV_KEY, "a name of capital letters, digits and underscores"), AfterValidator(_env_key)
+    str, Text(r"[A-Z_][A-Z0-9_]*", "a name of capital letters, digits and underscores"), AfterValidator(_env_key)
 ]
 Source = Annotated[
-    str, *matching(SOURCE, "a git URL without a password, a path as /..., ~/... or ./..., or pypi:NAME==VERSION")
+    str,
+    Text(
+        r"pypi:[A-Za-z0-9._-]+==[A-Za-z0-9._+!-]+|(https?|ssh|git|file)://[^\s@?#]+"
+        r"|(ssh://)?[A-Za-z0-9._-]+@[^\s@:]+[:/][^\s@]+|(/|~/|\.\.?/)[^\n]*",
+        "a git URL without a password, a path as /..., ~/... or ./..., or pypi:NAME==VERSION",
+    ),
 ]
-Op = Annotated[str, *matching(OP, "one operation by ggml's name, as MUL_MAT")]
-Column = Annotated[str, *matching(COLUMN, "a parameter's name, as type_a")]
-Quant = Annotated[str, *matching(QUANT, "a type of llama-quantize, as Q4_K_M")]
-Arch = Annotated[str, *matching(ARCH, "an architecture by llama.cpp's name, as llama")]
+Op = Annotated[str, Text(r"[A-Z][A-Z0-9_]*", "one operation by ggml's name, as MUL_MAT")]
+Column = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "a parameter's name, as type_a")]
 Counted = Annotated[str, AfterValidator(_counted), Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"})]
-ModelPath = Annotated[str, *matching(MODEL_PATH, "a path on the host, as /... or ~/...")]
+ModelPath = Annotated[str, Text(r"(/|~/)[^\n]*", "a path on the host, as /... or ~/...")]
 Line = Annotated[str, Field(min_length=1), AfterValidator(_no_newline)]
 Argument = Annotated[str, BeforeValidator(_argument, json_schema_input_type=int | str), Field(min_length=1)]
 Param = Annotated[
     Any, AfterValidator(_param), Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]})
 ]
-CpuMask = Annotated[str, *matching(CPU_MASK, 'a mask in hexadecimal, in quotes: "0xff"')]
-GpuArch = Annotated[str, *matching(GPU_ARCH, "an architecture by nvcc's name, as sm_90, or native")]
-Md5 = Annotated[str, *matching(MD5, "an md5: 32 hex digits, in lower case")]
-Cases = Annotated[str, *matching(CASES, "a digest of cases as a gate reports it: 16 hex digits, in lower case")]
+CpuMask = Annotated[str, Text(r"0x[0-9a-fA-F]{1,128}", 'a mask in hexadecimal, in quotes: "0xff"')]
+GpuArch = Annotated[str, Text(r"native|sm_[0-9]{2,3}[af]?", "an architecture by nvcc's name, as sm_90, or native")]
+Md5 = Annotated[str, Text(r"[0-9a-f]{32}", "an md5: 32 hex digits, in lower case")]
+Cases = Annotated[str, Text(r"[0-9a-f]{16}", "a digest of cases as a gate reports it: 16 hex digits, in lower case")]
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
 _Part = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[
@@ -226,7 +261,6 @@ Share = Annotated[
     BeforeValidator(_share, json_schema_input_type=_Part | Annotated[str, Field(pattern="^ *[0-9.]+ *%? *$")]),
 ]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Width = Annotated[int, Field(ge=1, le=2**22)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Layers = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
@@ -252,31 +286,3 @@ Args = Annotated[list[Argument], OneOrMany()]
 
 Exclude = list[Annotated[dict[Column, Param], Field(min_length=1), AfterValidator(_excluded)]]
 """Cells to leave out."""
-
-
-class Strict(BaseModel):
-    """What every map of a spec has in common: no unknown keys, no silent conversions."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class OneKind(Strict):
-    """A map with exactly one key, which says what kind of thing it holds."""
-
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> OneKind:
-        keys = [field.alias or name for name, field in type(self).model_fields.items()]
-        if len(self._given()) != 1:
-            raise ValueError(f"must have exactly one of {', '.join(keys)}, with its own keys below it")
-        return self
-
-    @property
-    def kind(self) -> tuple[str, Any]:
-        """The key, and what stands below it."""
-        return self._given()[0]
-
-    def _given(self) -> list[tuple[str, Any]]:
-        keys = {name: field.alias or name for name, field in type(self).model_fields.items()}
-        return [(key, value) for name, key in keys.items() if (value := getattr(self, name)) is not None]

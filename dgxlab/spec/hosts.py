@@ -18,10 +18,9 @@ from typing import Annotated
 from pydantic import Field, RootModel, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, command, edit, one_line
-from dgxlab.model import HostEntry, digest
-from dgxlab.spec import explain
-from dgxlab.spec.fields import Env, Few, Line, Maybe, ModelPath, Name, Strict, matching, shell_text
-from dgxlab.spec.nodes import locate, nearest, plain, refuse
+from dgxlab.model import HostEntry, Text, digest
+from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, shell_text
+from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
 DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")
@@ -35,7 +34,9 @@ CONSENTS = "trusted_hosts"
 class HostSpec(Strict):
     """One machine."""
 
-    ssh: Annotated[str, *matching(DESTINATION, "what ssh is given: an alias, user@host or ssh://user@host:port")] = ""
+    ssh: Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")] = (
+        ""
+    )
     """What ssh would be given."""
     local: bool = False
     """This machine, under another name."""
@@ -47,8 +48,8 @@ class HostSpec(Strict):
     """Folders that come first on PATH there: where cmake, the compiler or nvcc are."""
     env: Env = Field(default_factory=dict)
     """Environment of every program there, compilers too."""
-    lock: Maybe[ModelPath] = None
-    """A file in which those who share the machine say who measures; empty, or FREE, when nobody does."""
+    lock: ModelPath = ""
+    """A file in which those who share the machine say who measures; empty, or FREE, when it is free."""
 
     @model_validator(mode="after")
     def _one_way(self) -> HostSpec:
@@ -111,7 +112,10 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
         HostError: if a project's entry needs a consent that the user has not given.
     """
     entry = look_up(name, paths)
-    if (keys := to_consent(entry, paths[0])) and not _has_consent(entry, paths[0]):
+    path = paths[0].with_name(CONSENTS)
+    given = path.read_text(errors="replace").splitlines() if path.exists() else []
+    consents = {line.partition(" ")[0] for line in given}
+    if (keys := to_consent(entry, paths[0])) and digest(vars(entry)) not in consents:
         raise HostError(
             f"host {name} is not trusted: {entry.file} sets its {', '.join(keys)}, and a project may do so only with "
             "your consent",
@@ -128,8 +132,9 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
     """
     if entry.file in ("", str(own)):
         return {}
-    said = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
-    return {key: value for key, value in {**said, "env": dict(entry.env), "lock": entry.lock}.items() if value}
+    local, folders = not entry.ssh, list(entry.path_prepend)
+    keys = {"local": local, "python": entry.python, "path_prepend": folders, "env": dict(entry.env), "lock": entry.lock}
+    return {key: value for key, value in keys.items() if value}
 
 
 def consent(entry: HostEntry, own: Path) -> None:
@@ -145,12 +150,6 @@ def consent(entry: HostEntry, own: Path) -> None:
             out.write(one_line(f"{digest(vars(entry))} {entry.name} {entry.file}") + "\n")
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
-
-
-def _has_consent(entry: HostEntry, own: Path) -> bool:
-    path = own.with_name(CONSENTS)
-    given = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return digest(vars(entry)) in [line.partition(" ")[0] for line in given]
 
 
 def add_host(path: Path, name: str, ssh: str) -> None:
@@ -174,9 +173,7 @@ def add_host(path: Path, name: str, ssh: str) -> None:
             raise KeyError(name)
         new.replace(path)
     except OSError as error:
-        raise SpecError(
-            f"{path} cannot be written: {error.strerror}", next=f"ls -ld {shlex.quote(str(path))}"
-        ) from error
+        raise SpecError(f"{path} cannot be written: {error.strerror}", next=command("ls", "-ld", path)) from error
     except (SpecError, KeyError) as error:
         raise SpecError(f"{path} cannot take another line at its end; add by hand {line}", next=edit(path)) from error
     finally:
@@ -185,24 +182,20 @@ def add_host(path: Path, name: str, ssh: str) -> None:
 
 def _read(path: Path) -> dict[str, HostEntry]:
     try:
-        return {name: _entry(name, host, path) for name, host in _spec(path).root.items()}
+        tree = read_file(path, str(path), may_be_empty=True)
+        try:
+            hosts = HostsSpec.model_validate(plain(tree)).root
+        except ValidationError as error:
+            refuse(explain(error, tree, HostsSpec.model_json_schema()))
+        if "local" in hosts:
+            why = "is this machine as it is and cannot be changed; give it another name, with local: true"
+            refuse([locate(tree, ("local",), why)])
     except SpecError as error:
         error.next = edit(path)
         raise
-
-
-def _spec(path: Path) -> HostsSpec:
-    tree = read_file(path, str(path), may_be_empty=True)
-    try:
-        spec = HostsSpec.model_validate(plain(tree))
-    except ValidationError as error:
-        refuse(explain.explain(error, tree, HostsSpec.model_json_schema()))
-    if "local" in spec.root:
-        why = "is this machine as it is and cannot be changed; give it another name, with local: true"
-        refuse([locate(tree, ("local",), why)])
-    return spec
-
-
-def _entry(name: str, host: HostSpec, path: Path) -> HostEntry:
-    folders, lock = tuple(host.path_prepend), host.lock or ""
-    return HostEntry(name, host.ssh, host.root, host.python, folders, host.env, lock, str(path))
+    return {
+        name: HostEntry(
+            name, host.ssh, host.root, host.python, tuple(host.path_prepend), host.env, host.lock, str(path)
+        )
+        for name, host in hosts.items()
+    }

@@ -1,38 +1,53 @@
-"""The shape of a spec file, as strict pydantic models; a string under each field is its help in editors."""
+"""The shape of a spec file, as strict pydantic models; a string under each field is its help in editors.
+
+A map becomes a record of dgxlab.model: where the record's fields are the keys, the record itself is declared here, with
+`Keys`, and its own strings are the help.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema
 
 from dgxlab import model
 from dgxlab.spec.entries import BenchSpec, GateSpec
 from dgxlab.spec.fields import (
-    Arch,
     CMakeKey,
     CMakeValue,
     Commit,
-    Count,
     Env,
     Few,
+    Keys,
     Line,
     Many,
     Maybe,
     ModelPath,
     Name,
     OneKind,
-    Quant,
     Share,
     Source,
     Strict,
-    Whole,
-    Width,
 )
 
 SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
 """Where a pin is looked for when a spec does not say."""
+
+Recipe = Annotated[model.SyntheticModel, Keys("vocab_pin")]
+
+SessionSpec = Annotated[
+    model.Session,
+    Keys(
+        "min_effect",
+        effect=Share,
+        cycles=Annotated[int, Field(ge=2, le=100)],
+        thermal=Literal["hot", "cold"],
+        drift_limit=Annotated[float, Field(gt=0, le=0.5)],
+        block_minutes=Annotated[float, Field(gt=0, le=1440)],
+    ),
+]
 
 
 class LlamaCpp(Strict):
@@ -44,48 +59,12 @@ class LlamaCpp(Strict):
     """Where the pin is looked for, in order: git URLs, clones, sdists as pypi:llama-cpp-python==0.3.30."""
 
 
-class SyntheticSpec(Strict):
-    """A model written from a fixed seed: good for shapes and throughput, not for quality."""
-
-    arch: Arch = "llama"
-    """Architecture, by llama.cpp's name."""
-    n_layer: Annotated[int, Field(ge=1, le=1000)] = 2
-    """Number of layers."""
-    n_embd: Width = 256
-    """Width; a multiple of n_head and of the quantisation's block."""
-    n_ff: Width = 1024
-    """Width of the feed-forward part; a multiple of the quantisation's block."""
-    n_head: Width = 4
-    """Attention heads; a multiple of n_head_kv."""
-    n_head_kv: Width = 4
-    """Key and value heads."""
-    n_vocab: Width = 1000
-    """Size of the vocabulary, which has no text unless vocab names one."""
-    n_ctx_train: Count = 4096
-    """Context length that the model states, in tokens."""
-    seed: Whole = 0
-    """Seed of the weights."""
-    quant: Quant = "Q4_0"
-    """A type that llama-quantize knows, F16, or NVFP4 for the matrices of layers and F16 for the others."""
-    pure: bool = True
-    """Every tensor in quant (llama-quantize --pure); of no meaning for NVFP4 and F16."""
-    vocab: Maybe[Name] = None
-    """Tokenizer of the pin's models/ggml-vocab-NAME.gguf, for gates on text: llama-spm, with n_vocab 32000."""
-    scales: bool = False
-    """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
-
-    def record(self, pin: str) -> model.SyntheticModel:
-        """Return the recipe; a vocabulary is the pin's."""
-        made = model.SyntheticModel(**self.model_dump(exclude={"vocab"}))
-        return replace(made, vocab=self.vocab, vocab_pin=pin) if self.vocab else made
-
-
 class DerivedSpec(Strict):
     """A synthetic model that was quantised, in another type: the exact values of its blocks as F32."""
 
     of: Name
     """The name of a synthetic model."""
-    quant: Quant = "F32"
+    quant: model.Quant = "F32"
     """A type that llama-quantize knows; F32 keeps every value."""
 
 
@@ -94,28 +73,11 @@ class ModelSpec(OneKind):
 
     path: Maybe[ModelPath] = None
     """A GGUF file on the host, as /... or ~/..."""
-    synthetic: Maybe[SyntheticSpec] = None
+    synthetic: Maybe[Recipe] = None
     """A model to write; every key has a default."""
 
     derived: Maybe[DerivedSpec] = None
     """A model to make from a synthetic one."""
-
-
-class SessionSpec(Strict):
-    """How an A/B session is run."""
-
-    effect: Maybe[Share] = None
-    """The effect that is to be found, as in 2% or 0.02: each chain's burn-in decides how many cycles that takes. 2%."""
-    cycles: Maybe[Annotated[int, Field(ge=2, le=100)]] = None
-    """Candidate runs of a chain, fixed by hand, in place of effect."""
-    thermal: Literal["hot", "cold"] = "hot"
-    """hot: steady state; cold: each run waits for a temperature."""
-    drift_limit: Annotated[float, Field(gt=0, le=0.5)] = 0.05
-    """Largest distance of two neighbouring baselines that is no step, as a fraction."""
-    pin: bool = False
-    """Pin every run to as many processors as it has threads, each of a core of its own where there are enough."""
-    block_minutes: Maybe[Annotated[float, Field(gt=0, le=1440)]] = None
-    """Run an arm for so long before each run that counts: each arm is then at its own temperature."""
 
 
 class ExperimentSpec(Strict):
@@ -145,7 +107,7 @@ class ExperimentSpec(Strict):
     """Correctness checks. They append to inherited ones; the same gate stated again refines the inherited one."""
     bench: Maybe[Annotated[list[BenchSpec], Field(min_length=1)]] = None
     """What to measure, in order."""
-    session: SessionSpec = Field(default_factory=SessionSpec)
+    session: SessionSpec = Field(default_factory=model.Session)
     """How an A/B session is run."""
 
     def record(self, path: str, root: str) -> model.Experiment:
@@ -164,24 +126,51 @@ class ExperimentSpec(Strict):
             host=self.host,
             hypothesis=self.hypothesis,
             series=tuple(self.series),
-            cmake=dict(self.cmake),
-            env=dict(self.env),
+            cmake=self.cmake,
+            env=self.env,
             models=self.model_records(),
             gates=tuple(gate.record() for gate in self.gates),
             bench=tuple(entry.record() for entry in self.bench or ()),
-            session=model.Session(**self.session.model_dump(exclude_none=True)),
+            session=self.session,
         )
 
     def model_records(self) -> dict[str, model.Model]:
         """Return the models; one that is derived of no synthetic model is left out, and refused elsewhere."""
-        pin = self.llama_cpp.pin
-        recipes = {name: spec.synthetic.record(pin) for name, spec in self.models.items() if spec.synthetic}
-        found: dict[str, model.Model] = {}
+        recipes = {
+            name: replace(spec.synthetic, vocab_pin=self.llama_cpp.pin if spec.synthetic.vocab else "")
+            for name, spec in self.models.items()
+            if spec.synthetic
+        }
+        records: dict[str, model.Model] = {}
         for name, spec in self.models.items():
             if spec.path is not None:
-                found[name] = model.FileModel(spec.path)
+                records[name] = model.FileModel(spec.path)
             elif spec.derived and spec.derived.of in recipes:
-                found[name] = model.DerivedModel(recipes[spec.derived.of], spec.derived.quant)
+                records[name] = model.DerivedModel(recipes[spec.derived.of], spec.derived.quant)
             elif spec.synthetic:
-                found[name] = recipes[name]
-        return found
+                records[name] = recipes[name]
+        return records
+
+
+class SpecSchema(GenerateJsonSchema):
+    """Leaves out what misleads in an editor, and is as strict about the keys of open maps as `load` is."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False: a key is its own title."""
+        return False
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """Allow no keys but those of the pattern."""
+        described = super().dict_schema(schema)
+        return {**described, "additionalProperties": False} if "patternProperties" in described else described
+
+    def default_schema(self, schema: Any) -> dict[str, Any]:
+        """Keep a default that a file could say: that of a key to be left out may be none of its values."""
+        described = super().default_schema(schema)
+        default = described.get("default")
+        below = isinstance(default, (int, float)) and (
+            default < described.get("minimum", default) or default <= described.get("exclusiveMinimum", default - 1)
+        )
+        if default in (None, "") or below:
+            described.pop("default", None)
+        return described

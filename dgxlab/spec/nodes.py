@@ -1,12 +1,17 @@
-"""Values read from YAML that remember who wrote them, and the sentences that say what is wrong with them."""
+"""Values read from YAML that remember who wrote them, and the sentences that say what is wrong with them.
+
+Errors have a file, a line, a key and, for an unknown key, the nearest known one.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, Union
+
+from pydantic import ValidationError
 
 from dgxlab.errors import SpecError
 
@@ -14,9 +19,11 @@ Scalar = Union[str, int, float, bool, None]
 
 MAX_LISTED = 100
 """Problems that one error lists; a hostile file can have a hundred thousand."""
+MAX_EXPLAINED = 1000
+"""pydantic's errors that are looked into: finding the nearest key takes time, and more are never listed."""
 
 Loc = tuple[Union[str, int], ...]
-"""Where a value stands in the tree: keys and list positions, from the top."""
+"""The place of a value in the tree: keys and list positions, from the top."""
 
 
 class Mark(NamedTuple):
@@ -84,14 +91,12 @@ def plain(node: Node) -> Any:
     return value
 
 
-def find(root: Node, loc: Iterable[str | int]) -> tuple[Node, Loc]:
-    """Follow `loc` as far as it exists.
+def locate(root: Node, loc: Loc, text: str) -> Problem:
+    """Return the problem at `loc`, marked by the deepest value that is there; a missing key still gets its name.
 
-    Returns:
-        The deepest node there is, and its loc. Positions in a scalar that stands for a list of one are left out.
+    Positions in a scalar that is written in place of a list of one are left out.
     """
-    node = root
-    found: Loc = ()
+    node, depth = root, 0
     for part in loc:
         value = node.value
         if isinstance(value, dict) and part in value:
@@ -100,16 +105,10 @@ def find(root: Node, loc: Iterable[str | int]) -> tuple[Node, Loc]:
             node = value[part]
         else:
             break
-        found = (*found, part)
-    return node, found
-
-
-def locate(root: Node, loc: Loc, text: str) -> Problem:
-    """Return the problem at `loc`, marked by the deepest value that stands there; a missing key still gets its name."""
-    node, found = find(root, loc)
-    if isinstance(node.value, dict) and len(found) < len(loc) and isinstance(loc[len(found)], str):
-        found = (*found, loc[len(found)])
-    return Problem(node.mark, found, text)
+        depth += 1
+    if isinstance(node.value, dict) and depth < len(loc) and isinstance(loc[depth], str):
+        depth += 1
+    return Problem(node.mark, loc[:depth], text)
 
 
 def dotted(loc: Loc) -> str:
@@ -144,3 +143,87 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {next(n for n in names if n.lower() == close[0])}?"
     return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
+
+
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a map",
+    "model_type": "a map",
+    "model_attributes_type": "a map",
+    "dataclass_type": "a map",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem for each of pydantic's errors, in the order of the spec's keys.
+
+    Args:
+        error: What validation raised.
+        tree: The values with their marks.
+        schema: The JSON Schema, for the names of known keys.
+    """
+    problems = []
+    for detail in error.errors(include_url=False)[:MAX_EXPLAINED]:
+        # pydantic marks a bad key, as opposed to a bad value below it, with a last part "[key]".
+        is_key = detail["loc"][-1:] == ("[key]",)
+        loc: Loc = detail["loc"][:-1] if is_key else detail["loc"]
+        if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            text = f"unknown key{nearest(str(loc[-1]), _known_keys(schema, loc[:-1]))}"
+        else:
+            text = str(detail.get("ctx", {}).get("error", detail["msg"])) if is_key else _sentence(detail)
+        problem = locate(tree, loc, text)
+        if detail["type"] == "string_type" and isinstance(detail["input"], (int, float)):
+            # how to write a number as text, where text is wanted; a shell takes off quotes of its own
+            quoted = f'"{shown(detail["input"])}"'
+            cure = f"write --set '{dotted(problem.loc)}={quoted}'" if problem.mark == SET else f"quote it: {quoted}"
+            problem = replace(problem, text=f"{problem.text}: {cure}")
+        problems.append(problem)
+    return problems
+
+
+def _sentence(detail: Mapping[str, Any]) -> str:
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    if kind == "missing":
+        return "missing"
+    if kind == "value_error":
+        short = isinstance(value, (str, int, float))
+        return f"{context['error']}, not {shown(value)}" if short else str(context["error"])
+    if kind == "literal_error":
+        return f"must be {context['expected'].replace(chr(39), '')}, not {shown(value)}"
+    if kind in ("too_short", "string_too_short"):
+        return "must not be empty: nothing would be measured" if kind == "too_short" else "must not be empty"
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"must be {words} {context[key]}, not {shown(value)}"
+    if kind in _WANTED:
+        return f"must be {_WANTED[kind]}, not {shown(value)}"
+    return printable(str(detail["msg"]), 200)
+
+
+def _known_keys(schema: Mapping[str, Any], loc: Loc) -> list[str]:
+    """Return the keys that the schema knows for the map at `loc`."""
+    part = _followed(schema, schema)
+    for step in loc:
+        if isinstance(step, int):
+            deeper = part["items"]
+        else:
+            deeper = part.get("properties", {}).get(step) or next(iter(part["patternProperties"].values()))
+        part = _followed(deeper, schema)
+    return list(part.get("properties", {}))
+
+
+def _followed(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    reference = part.get("$ref")
+    followed: Mapping[str, Any] = schema["$defs"][reference.rsplit("/", 1)[-1]] if reference else part
+    return followed

@@ -1,10 +1,10 @@
-"""From spec files to one tree: `extends` chains, and what a child's value does to its parent's.
+"""From spec files to one tree: `extends` chains, what a child's value does to its parent's, and `--set key=value`.
 
 maps             merge, key by key
 models.NAME      merges with a model of its own kind; of another kind (path, synthetic, derived) it replaces it
 session          merges, but effect and cycles replace one another
-gates            append, and no child can remove one. A gate with the identity of an inherited one refines it where it
-                 stands: what the child writes counts (`expect: null` too), the rest is inherited, but for `cases`
+gates            append, and no child can remove one. A gate with the identity of an inherited one refines it in its
+                 place: what the child writes counts (`expect: null` too), the rest is inherited, but for `cases`
                  where the child says another `expect`. The identity of a parity gate is op, backend and env, of an
                  engaged gate its marker and tools, of the others all but what they must reach and their time
 other lists      replace
@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from dgxlab.project import spec_at
-from dgxlab.spec.nodes import Loc, Mark, Node, Problem, fail, plain, printable, refuse, shown
-from dgxlab.spec.yaml_file import read_file
+from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, dotted, fail, nearest, plain, printable, refuse, shown
+from dgxlab.spec.yaml_file import MAX_DEPTH, read_file, read_value
 
 MODEL_KINDS = frozenset({"path", "synthetic", "derived"})
 """A model entry has one of these keys."""
@@ -33,6 +34,11 @@ LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl
 
 OWN = ("name", "hypothesis")
 """Keys that say what a file is: a child does not inherit them."""
+
+MUST_REACH = ("expect", "unsupported", "cases")
+"""What a parity gate must reach; `--set` may change it, and the gate is marked."""
+_GATE_KEYS = (*MUST_REACH, "limit_s")
+"""What may be set in a gate; anything else would make another gate of it, and so remove it."""
 
 
 def resolve(path: Path) -> Node:
@@ -64,12 +70,41 @@ def absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 -- resolve() follows links
 
 
-def drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
+def _drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
     """Return a model's or the session's entries without the key that `stated` ones replace; any other map as it is."""
     kinds = SESSION_KINDS if loc == ("session",) else MODEL_KINDS if len(loc) == 2 and loc[0] == "models" else set()
     if not stated & kinds:
         return entries
     return {key: node for key, node in entries.items() if key in stated or key not in kinds}
+
+
+def override(tree: Node, setting: str) -> Node:
+    """Return the tree with one value replaced.
+
+    A key that is not there yet is added, and validation refuses it when it is none of the spec's. List positions are
+    numbers: `bench.0.llama-bench.n_prompt=[512]`, or `bench[0]...`.
+
+    Raises:
+        SpecError: if it is not `key=value`, the value is not YAML, or the path does not exist.
+    """
+    key, equals, text = setting.partition("=")
+    parts = re.sub(r"\[([0-9]+)\]", r".\1", key.strip()).split(".")
+    if not equals or not all(parts) or len(parts) > MAX_DEPTH:
+        fail(SET, (), f"'{printable(setting)}' is not key=value, as in session.cycles=4")
+    if parts[0] == "extends":
+        fail(SET, ("extends",), "is read before --set: write a file that extends the other one")
+    if parts[0] == "gates" and (len(parts) != 4 or parts[2] != "backend-ops" or parts[3] not in _GATE_KEYS):
+        only = f"only gates.N.backend-ops.{{{','.join(_GATE_KEYS)}}} can be set: no gate can be removed or exchanged"
+        fail(SET, tuple(parts), f"{only}; add one in a file that extends this one")
+    return _put((), tree, parts, Node(read_value(text, tuple(parts)).value, SET))
+
+
+def changed_gates(tree: Node) -> set[int]:
+    """Return the places of the gates for which `--set` said what they must reach; the tree is a valid spec."""
+    entries: Any = tree.value
+    gates = [gate.value for gate in entries["gates"].value] if "gates" in entries else []
+    bodies = {place: gate["backend-ops"].value for place, gate in enumerate(gates) if "backend-ops" in gate}
+    return {place for place, body in bodies.items() if any(key in body and body[key].mark == SET for key in MUST_REACH)}
 
 
 # -- extends ----------------------------------------------------------------------------------------------------------
@@ -78,35 +113,28 @@ def drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dic
 def _read_chain(path: Path) -> list[Node]:
     """Return the file's tree, then its parent's, and so on; `extends` taken out."""
     chain: list[Node] = []
-    seen: dict[str, str] = {}
+    names: list[str] = []
+    identities: list[str] = []
     mark = Mark("")
     while True:
-        identity, name = _identity(path), label(path)
-        if identity in seen:
-            names = list(seen.values())
-            circle = [*names[list(seen).index(identity) :], name]
+        name = label(path)
+        try:
+            identity = os.path.realpath(path)
+        except (OSError, ValueError):
+            identity = str(path)
+        if identity in identities:
+            circle = [*names[identities.index(identity) :], name]
             fail(mark, ("extends",), f"goes round in a circle: {' -> '.join(circle)}")
-        seen[identity] = name
+        names.append(name)
+        identities.append(identity)
         entries = dict(_entries(read_file(path, name, named_at=mark if mark.source else None)))
         parent = entries.pop("extends", None)
         chain.append(Node(entries, Mark(name, 1)))
         if parent is None:
             return chain
-        mark = parent.mark
-        path = spec_at(absolute_path(path.parent / _parent_name(parent)))
-
-
-def _parent_name(node: Node) -> str:
-    if not isinstance(node.value, str) or not node.value:
-        fail(node.mark, ("extends",), f"must be the name of one spec file, not {shown(plain(node))}")
-    return node.value
-
-
-def _identity(path: Path) -> str:
-    try:
-        return os.path.realpath(path)
-    except (OSError, ValueError):
-        return str(path)
+        if not isinstance(parent.value, str) or not parent.value:
+            fail(parent.mark, ("extends",), f"must be the name of one spec file, not {shown(plain(parent))}")
+        mark, path = parent.mark, spec_at(absolute_path(path.parent / parent.value))
 
 
 def _entries(node: Node) -> dict[str, Node]:
@@ -120,7 +148,7 @@ def _entries(node: Node) -> dict[str, Node]:
 
 def _merge(loc: Loc, parent: Node, child: Node) -> Node:
     if isinstance(parent.value, dict) and isinstance(child.value, dict):
-        kept = drop_other_kind(loc, parent.value, set(child.value))
+        kept = _drop_other_kind(loc, parent.value, set(child.value))
         merged = {**kept, **child.value}
         both = {key: _merge((*loc, key), kept[key], child.value[key]) for key in kept.keys() & child.value.keys()}
         return Node({**merged, **both}, child.mark)
@@ -134,20 +162,17 @@ def _merge_gates(parent: list[Node], child: list[Node]) -> list[Node]:
     places = {_gate_identity(gate): place for place, gate in enumerate(parent)}
     for gate in child:
         identity = _gate_identity(gate)
-        if identity and identity in places:
-            place = places[identity]
-            gates[place] = _merge(("gates", place), _without_cases(gates[place], gate), gate)
-        else:
+        if not identity or identity not in places:
             gates.append(gate)
+            continue
+        place = places[identity]
+        inherited = gates[place]
+        ((kind, body),), ((_, stated),) = _entries(inherited).items(), _entries(gate).items()
+        if "expect" in _entries(stated):  # a count and the list of cases belong together
+            kept = {key: value for key, value in _entries(body).items() if key != "cases"}
+            inherited = Node({kind: Node(kept, body.mark)}, inherited.mark)
+        gates[place] = _merge(("gates", place), inherited, gate)
     return gates
-
-
-def _without_cases(parent: Node, child: Node) -> Node:
-    """Return an inherited gate without its list of cases where the child expects a count: they belong together."""
-    ((kind, body),), ((_, stated),) = _entries(parent).items(), _entries(child).items()
-    if "expect" not in _entries(stated):
-        return parent
-    return Node({kind: Node({k: v for k, v in _entries(body).items() if k != "cases"}, body.mark)}, parent.mark)
 
 
 def _refuse_repeated_gates(tree: Node) -> None:
@@ -179,3 +204,29 @@ def _gate_identity(gate: Node) -> str:
         return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)
     tools = body.get("tools")
     return json.dumps([kind, body.get("stderr"), sorted(map(str, tools if isinstance(tools, list) else [tools]))])
+
+
+# -- --set -------------------------------------------------------------------------------------------------------------
+
+
+def _put(loc: Loc, node: Node, parts: list[str], value: Node) -> Node:
+    if not parts:
+        return value
+    if isinstance(node.value, list):
+        items = node.value
+        place = int(parts[0]) if re.fullmatch("[0-9]{1,6}", parts[0]) else len(items)
+        if place >= len(items):
+            fail(SET, (*loc, parts[0]), f"{dotted(loc)} is a list of {len(items)}: say its place, counted from 0")
+        changed = _put((*loc, place), items[place], parts[1:], value)
+        return Node([*items[:place], changed, *items[place + 1 :]], node.mark if parts[1:] else SET)
+    if not isinstance(node.value, dict):
+        fail(SET, (*loc, parts[0]), f"there is no such key: {dotted(loc)} is neither a map nor a list")
+    # a model's name may hold dots: the longest key that exists wins
+    known = [n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in node.value]
+    length = known[0] if known else 1
+    key, rest = ".".join(parts[:length]), parts[length:]
+    if loc == ("models",) and key not in node.value:
+        fail(SET, (*loc, key), f"no such model{nearest(key, node.value)}")
+    below = node.value.get(key, Node({}, SET))
+    entries = _drop_other_kind(loc, node.value, {key})
+    return Node({**entries, key: _put((*loc, key), below, rest, value)}, node.mark)

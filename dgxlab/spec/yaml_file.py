@@ -1,23 +1,22 @@
 """The strict YAML loader: plain values, each with its file and line, and none that YAML 1.1 turns into another.
 
-Events are folded with an explicit stack and counted as they come, so that a hostile file is refused before it costs
-time, memory or the interpreter's recursion limit.
+Events are counted as they come and nest to a limit, so that a hostile file is refused before it costs time, memory or
+the interpreter's recursion limit.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, Scalar, fail, printable, refuse
-from dgxlab.spec.scalars import SurpriseError, bad_key, checked, scalar
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -28,6 +27,26 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 """Control characters, and the line breaks that YAML counts and editors do not."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What no string may hold once its escapes are read: an argument with a NUL cannot be passed to a program."""
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_MAX_INT = 2**63 - 1
+
+_SURPRISES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"(?i:on|off|yes|no|y|n)"), "is a boolean to YAML 1.1: write true or false, or quote it"),
+    (re.compile(r"(?!true|false)(?i:true|false)"), "must be written true or false, in lower case, or quoted"),
+    (re.compile(r"(?!null)(?i:null)"), "must be written null, in lower case, or quoted"),
+    (re.compile(r"[-+]?0([xX][0-9a-fA-F_]+|[oO][0-7_]+|[bB][01_]+)"), "is a number in another base: quote it"),
+    (re.compile(r"[-+]?0[0-9_]+"), "is an octal number to YAML 1.1: drop the leading zero, or quote it"),
+    (re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9_]*)?"), "is a base-60 number to YAML 1.1: quote it"),
+    (re.compile(r"[-+]?\.?[0-9](?=[0-9.]*_)[0-9_.]*([eE][-+]?[0-9]+)?"), "has underscores: drop them, or quote it"),
+    (re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t].*)?"), "is a timestamp to YAML 1.1: quote it"),
+    (re.compile(r"[-+]?\.(?i:inf|nan)"), "is not a finite number: quote it if text is meant"),
+    (re.compile(r"="), "is a special value to YAML 1.1: quote it"),
+)
 
 
 def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: Mark | None = None) -> Node:
@@ -52,7 +71,7 @@ def read_value(text: str, loc: Loc) -> Node:
     """Read the value of a `--set` by the same rules; nothing at all is null.
 
     Args:
-        text: What stands behind the `=`.
+        text: What follows the `=`.
         loc: Where the value goes, for errors.
 
     Raises:
@@ -101,21 +120,18 @@ def _parse(text: str, start: Mark, loc: Loc) -> Node:
     if bad := _UNREADABLE.search(text):
         line = text.count("\n", 0, bad.start()) + 1
         fail(_at(start, line - 1), loc, f"holds a character that is not allowed, U+{ord(bad[0]):04X}")
-    tree = _Tree(start, loc)
+    reader = _Reader(text, start, loc)
     try:
-        for event in _events(text):
-            tree.add(event)
+        tree = reader.document()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line if error.problem_mark else 0
         fail(_at(start, line), loc, f"is not YAML: {error.problem}")
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         # The Python parser lets chr() fail on an escape beyond Unicode.
         fail(start, loc, f"is not YAML: {printable(str(error), 200)}")
-    return tree.finish()
-
-
-def _events(text: str) -> Iterator[Any]:
-    return yaml.parse(text, Loader=_LOADER)
+    if reader.problems:
+        refuse(reader.problems)
+    return tree
 
 
 def _at(start: Mark, line: int) -> Mark:
@@ -123,119 +139,121 @@ def _at(start: Mark, line: int) -> Mark:
     return start if start.line is None else Mark(start.source, line + 1)
 
 
-@dataclass
-class _Frame:
-    """A collection whose end has not come yet."""
+class _Reader:
+    """Makes nodes of events; refuses at once what cannot be read on, and collects the other problems."""
 
-    value: dict[str, Node] | list[Node]
-    mark: Mark
-    key: tuple[str, Mark] | None = None
-    """The key that waits for its value."""
-    skip: bool = False
-    """Its value is read and dropped: the key was refused."""
-
-
-class _Tree:
-    """Folds events into a Node; refuses at once what cannot be read on, and collects the rest."""
-
-    def __init__(self, start: Mark, loc: Loc) -> None:
+    def __init__(self, text: str, start: Mark, top: Loc) -> None:
         self.start = start
-        self.top = loc
-        self.stack: list[_Frame] = []
-        self.root: Node | None = None
-        self.documents = 0
+        self.top = top
+        self.events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
         self.values = 0
         self.problems: list[Problem] = []
 
-    def add(self, event: Any) -> None:
-        """Take the next event of the parser."""
-        mark = _at(self.start, event.start_mark.line)
-        if isinstance(event, yaml.DocumentStartEvent):
-            self._document(event, mark)
-        elif isinstance(event, yaml.AliasEvent):
-            fail(mark, self._loc(), f"alias *{printable(str(event.anchor))}: write the value out; aliases are refused")
-        elif isinstance(event, yaml.NodeEvent):
-            self._refuse_marked_up(event, mark)
-            self.values += 1
-            if self.values > MAX_VALUES:
-                fail(mark, self.top, f"holds more than {MAX_VALUES:,} keys and values")
-            self._node(event, mark)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            frame = self.stack.pop()
-            self._put(Node(frame.value, frame.mark))
-
-    def finish(self) -> Node:
-        """Return the whole tree.
-
-        Raises:
-            SpecError: if there is none, or something in it was refused.
-        """
-        if self.problems:
-            refuse(self.problems)
-        if self.root is None:
+    def document(self) -> Node:
+        """Return the one document."""
+        next(self.events)  # the stream's start
+        event = next(self.events)
+        if isinstance(event, yaml.StreamEndEvent):
             fail(self.start, self.top, "is empty")
-        return self.root
-
-    def _document(self, event: Any, mark: Mark) -> None:
-        self.documents += 1
-        if self.documents > 1:
-            fail(mark, self.top, "a second document starts here: one file holds one")
         if event.version or event.tags:
-            fail(mark, self.top, "%YAML and %TAG directives are refused: leave them out")
+            fail(self._mark(event), self.top, "%YAML and %TAG directives are refused: leave them out")
+        tree = self._node(next(self.events), self.top, 0)
+        next(self.events)  # the document's end
+        event = next(self.events)
+        if isinstance(event, yaml.DocumentStartEvent):
+            fail(self._mark(event), self.top, "a second document starts here: one file holds one")
+        return tree
 
-    def _refuse_marked_up(self, event: Any, mark: Mark) -> None:
-        if event.anchor is not None:
-            fail(mark, self._loc(), f"anchor &{printable(str(event.anchor))}: leave it out; anchors are refused")
-        if event.tag is not None:
-            fail(mark, self._loc(), f"tag {printable(str(event.tag))}: leave it out, or quote text; tags are refused")
-
-    def _node(self, event: Any, mark: Mark) -> None:
-        top = self.stack[-1] if self.stack else None
-        if top is not None and isinstance(top.value, dict) and top.key is None:
-            self._key(event, mark, top, top.value)
-        elif isinstance(event, yaml.ScalarEvent):
-            self._put(Node(self._scalar(event, mark), mark))
-        elif len(self.stack) >= MAX_DEPTH:
+    def _node(self, event: Any, loc: Loc, depth: int) -> Node:
+        mark = self._mark(event)
+        self._check(event, mark, loc)
+        if isinstance(event, yaml.ScalarEvent):
+            try:
+                return Node(_scalar(event.value) if event.implicit[0] else _checked(event.value), mark)
+            except _Surprise as surprise:
+                self.problems.append(Problem(mark, loc, str(surprise)))
+                return Node(None, mark)
+        if depth == MAX_DEPTH:
             fail(mark, self.top, f"is nested more than {MAX_DEPTH} deep")
-        else:
-            self.stack.append(_Frame({} if isinstance(event, yaml.MappingStartEvent) else [], mark))
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Node] = []
+            while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
+                items.append(self._node(item, (*loc, len(items)), depth + 1))
+            return Node(items, mark)
+        entries: dict[str, Node] = {}
+        while not isinstance(name := next(self.events), yaml.MappingEndEvent):
+            key, problem = self._key(name, loc, entries)
+            value = self._node(next(self.events), (*loc, key), depth + 1).value
+            if problem:
+                self.problems.append(Problem(self._mark(name), (*loc, key), problem))
+            else:
+                entries[key] = Node(value, self._mark(name))
+        return Node(entries, mark)
 
-    def _put(self, node: Node) -> None:
-        if not self.stack:
-            self.root = node
-            return
-        top = self.stack[-1]
-        if isinstance(top.value, list):
-            top.value.append(node)
-        elif top.key is not None:
-            key, mark = top.key
-            if not top.skip:
-                top.value[key] = Node(node.value, mark)
-            top.key = None
-
-    def _key(self, event: Any, mark: Mark, top: _Frame, entries: dict[str, Node]) -> None:
+    def _key(self, event: Any, loc: Loc, entries: Mapping[str, Node]) -> tuple[str, str]:
+        """Return a key, and what is wrong with it or ""."""
+        self._check(event, self._mark(event), loc)
         if not isinstance(event, yaml.ScalarEvent):
-            fail(mark, self._loc(), "a list or map stands as a key: keys must be text")
-        key: str = event.value
-        text = bad_key(key, event.implicit[0])
-        if key in entries:
-            text = f"duplicate key; it is already at line {entries[key].mark.line}"
-        if text:
-            self.problems.append(Problem(mark, (*self._loc(), key), text))
-        top.key, top.skip = (key, mark), bool(text)
+            fail(self._mark(event), loc, "a list or map stands as a key: keys must be text")
+        if event.value in entries:
+            return event.value, f"duplicate key; it is already at line {entries[event.value].mark.line}"
+        return event.value, _bad_key(event.value, event.implicit[0])
 
-    def _scalar(self, event: Any, mark: Mark) -> Scalar:
-        try:
-            return scalar(event.value) if event.implicit[0] else checked(event.value)
-        except SurpriseError as surprise:
-            self.problems.append(Problem(mark, self._loc(), str(surprise)))
-            return None
+    def _check(self, event: Any, mark: Mark, loc: Loc) -> None:
+        if event.anchor is not None:
+            anchor = printable(str(event.anchor))
+            if isinstance(event, yaml.AliasEvent):
+                fail(mark, loc, f"alias *{anchor}: write the value out; aliases are refused")
+            fail(mark, loc, f"anchor &{anchor}: leave it out; anchors are refused")
+        if event.tag is not None:
+            fail(mark, loc, f"tag {printable(str(event.tag))}: leave it out, or quote text; tags are refused")
+        self.values += 1
+        if self.values > MAX_VALUES:
+            fail(mark, self.top, f"holds more than {MAX_VALUES:,} keys and values")
 
-    def _loc(self) -> Loc:
-        loc = self.top
-        for frame in self.stack:
-            if isinstance(frame.value, list):
-                loc = (*loc, len(frame.value))
-            elif frame.key is not None:
-                loc = (*loc, frame.key[0])
-        return loc
+    def _mark(self, event: Any) -> Mark:
+        return _at(self.start, event.start_mark.line)
+
+
+class _Surprise(Exception):
+    """A scalar that is refused; the sentence says how to write it."""
+
+
+def _bad_key(key: str, is_plain: bool) -> str:
+    if key == "<<":
+        return "merge keys are refused: use extends, or write the entries out"
+    # `n` is a column of MUL_MAT, and no parser in use turns that key into a boolean.
+    if key in ("n", "y", "N", "Y"):
+        return ""
+    try:
+        value = _scalar(key) if is_plain else _checked(key)
+    except _Surprise as surprise:
+        return f"as a key, {surprise}"
+    return "" if isinstance(value, str) else f'keys must be text: quote it: "{printable(key)}"'
+
+
+def _scalar(text: str) -> Scalar:
+    """Return the value of a plain scalar, where YAML 1.1 and a reader cannot differ about it."""
+    if text in ("", "~", "null"):
+        return None
+    if text in ("true", "false"):
+        return text == "true"
+    for pattern, why in _SURPRISES:
+        if pattern.fullmatch(text):
+            raise _Surprise(f"{printable(text)} {why}")
+    if _INT.fullmatch(text):
+        # Longer than 64 bits is an id that lost its quotes; int() itself refuses 4,300 digits.
+        if len(text) > 20 or abs(int(text)) > _MAX_INT:
+            raise _Surprise(f"{printable(text)} is too large for a number: quote it if text is meant")
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        if math.isinf(value := float(text)):
+            raise _Surprise(f"{printable(text)} is too large for a number: quote it if text is meant")
+        return value
+    return _checked(text)
+
+
+def _checked(text: str) -> str:
+    if bad := _CONTROL.search(text):
+        raise _Surprise(f"holds a control character, U+{ord(bad[0]):04X}")
+    return text

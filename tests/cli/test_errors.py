@@ -180,7 +180,7 @@ def test_gate_alone_ends_like_the_gates_of_a_run(project: Project) -> None:
 
 
 def test_patch_that_does_not_apply_exits_with_6(project: Project, tmp_path: Path) -> None:
-    """Series, patch, file and hunk; nothing was sent anywhere."""
+    """Series, patch, file and line; nothing was sent anywhere."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     source = checkout / "ggml" / "ggml.c"
     source.write_text(source.read_text().replace("out of toys", "calm"))
@@ -192,7 +192,7 @@ def test_patch_that_does_not_apply_exits_with_6(project: Project, tmp_path: Path
     patch = project.folder / "patches" / "calm" / "toys-be-calm.patch"
     patch.write_text(patch.read_text().replace("out of toys", "out of tofu"))
     broken = project.run("run", spec)
-    refused(broken, 6, "series calm: toys-be-calm.patch does not apply", "ggml/ggml.c, hunk 1")
+    refused(broken, 6, "series calm: toys-be-calm.patch does not apply", "ggml/ggml.c:")
     assert broken.out == ""
 
 

@@ -54,16 +54,16 @@ class Project:
     def new_pin(self, files: Mapping[str, str | bytes | None], message: str = "upstream moves") -> str:
         """Let upstream move on from the pin, and take that as a pin too."""
         self.back()
-        made = commit(self.clone, files, message)
-        self.cache.ensure(made, [str(self.clone)], quiet)
-        git(self.clone, "branch", "--force", "upstream", made)
+        pin = commit(self.clone, files, message)
+        self.cache.ensure(pin, [str(self.clone)], quiet)
+        git(self.clone, "branch", "--force", "upstream", pin)
         self.back()
-        return made
+        return pin
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run each test in an empty folder, which must stay empty: git apply has been seen to write where it stands."""
+    """Run each test in an empty folder, which must stay empty: git apply has been seen to write there."""
     where = tmp_path_factory.mktemp("cwd")
     monkeypatch.chdir(where)
     yield

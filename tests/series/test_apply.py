@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab import series
 from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source
-from tests.repos import GGML_C, LLAMA, cache_of, commit, function, git, patch_text, write
+from tests.repos import GGML_C, LLAMA, cache_of, function, git, write
 from tests.series.conftest import Project, twice
 
 CHILD = """
@@ -60,12 +59,12 @@ def test_empty(project: Project) -> None:
 
 def test_one_patch(shout: Project) -> None:
     """A patch becomes a commit on the pin with the patch's author and date, and our committer."""
-    made = shout.apply("shout")
-    assert starts_twice(shout.content(made, "ggml/ggml.c")) == ["three"]
-    assert made.series == (shout.read("shout").ref,)
-    assert not made.dirty
-    assert shout.cache.git.run("rev-parse", f"{made.commit}^{{tree}}") == made.tree
-    shown = shout.cache.git.run("show", "--no-patch", "--date=raw", "--format=%P|%an|%ad|%cn|%cd|%B", made.commit)
+    source = shout.apply("shout")
+    assert starts_twice(shout.content(source, "ggml/ggml.c")) == ["three"]
+    assert source.series == (shout.read("shout").ref,)
+    assert not source.dirty
+    assert shout.cache.git.run("rev-parse", f"{source.commit}^{{tree}}") == source.tree
+    shown = shout.cache.git.run("show", "--no-patch", "--date=raw", "--format=%P|%an|%ad|%cn|%cd|%B", source.commit)
     assert shown.strip() == f"{shout.pin}|Ann Author|1700000000 +0100|dgxlab|946684800 +0000|ggml : shout"
 
 
@@ -76,11 +75,11 @@ def test_patches_and_overlays_in_order(project: Project) -> None:
     project.back()
     write(project.root, {"kernels/k.cuh": "// k\n"})
     project.series("both", {"b.patch": first, "a.patch": second}, "overlay kernels/k.cuh ggml/src/k.cuh")
-    made = project.apply("both")
-    log = project.cache.git.run("log", "--reverse", "--format=%s", f"{project.pin}..{made.commit}").splitlines()
+    source = project.apply("both")
+    log = project.cache.git.run("log", "--reverse", "--format=%s", f"{project.pin}..{source.commit}").splitlines()
     assert log == ["first", "second", "overlays of both"]
-    assert starts_twice(project.content(made, "ggml/ggml.c")) == ["one", "two"]
-    assert project.content(made, "ggml/src/k.cuh") == "// k\n"
+    assert starts_twice(project.content(source, "ggml/ggml.c")) == ["one", "two"]
+    assert project.content(source, "ggml/src/k.cuh") == "// k\n"
     project.series("wrong", {"a.patch": second, "b.patch": first})
     with pytest.raises(PatchError, match=r"series wrong: a\.patch does not apply"):
         project.apply("wrong")
@@ -122,16 +121,16 @@ def test_everybody_gets_the_same_commit(shout: Project, tmp_path: Path) -> None:
         outcomes.append(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split())
     assert outcomes[0] == outcomes[1]
     assert len(outcomes[0]) == 2
-    made = shout.apply("shout")
-    assert outcomes[0] == [made.commit, made.tree]
-    assert shout.content(made, "ggml/src/k.cuh") == "// k \r\n"
+    source = shout.apply("shout")
+    assert outcomes[0] == [source.commit, source.tree]
+    assert shout.content(source, "ggml/src/k.cuh") == "// k \r\n"
 
 
 def test_remembered(shout: Project) -> None:
     """What was applied before is looked up: it comes even when there is nothing left to apply it to."""
-    made = shout.apply("shout")
+    source = shout.apply("shout")
     shout.cache.git.run("update-ref", "-d", f"refs/dgxlab/pins/{shout.pin}")
-    assert shout.apply("shout") == made
+    assert shout.apply("shout") == source
     shout.series("other", {"x.patch": (shout.root / "patches/shout/shout.patch").read_bytes()})
     with pytest.raises(SpecError, match="is not in the cache"):
         shout.apply("other")
@@ -139,12 +138,12 @@ def test_remembered(shout: Project) -> None:
 
 def test_remembered_outcome_that_was_lost(shout: Project) -> None:
     """A remembered commit that is gone is made again, the same."""
-    made = shout.apply("shout")
-    (shout.cache.path / "objects" / made.commit[:2] / made.commit[2:]).unlink()
-    assert shout.apply("shout") == made
-    (shout.cache.path / "objects" / made.tree[:2] / made.tree[2:]).unlink()
-    assert shout.apply("shout") == made
-    assert starts_twice(shout.content(made, "ggml/ggml.c")) == ["three"]
+    source = shout.apply("shout")
+    (shout.cache.path / "objects" / source.commit[:2] / source.commit[2:]).unlink()
+    assert shout.apply("shout") == source
+    (shout.cache.path / "objects" / source.tree[:2] / source.tree[2:]).unlink()
+    assert shout.apply("shout") == source
+    assert starts_twice(shout.content(source, "ggml/ggml.c")) == ["three"]
 
 
 def test_pin_that_is_not_here(shout: Project) -> None:
@@ -153,14 +152,6 @@ def test_pin_that_is_not_here(shout: Project) -> None:
         shout.apply("shout", pin="a" * 40)
     with pytest.raises(SpecError, match="40 hex digits"):
         shout.apply("shout", pin="HEAD")
-
-
-def test_right_function_though_all_look_alike(shout: Project) -> None:
-    """One line of context fits in four functions; the patch reaches the one that it was made for."""
-    context = (shout.root / "patches/shout/shout.patch").read_bytes().split(b"@@")[-1]
-    assert GGML_C.encode().count(b"    start(i);\n    stop(i);\n") == 4
-    assert b" start(i);\n+" in context
-    assert starts_twice(shout.content(shout.apply("shout"), "ggml/ggml.c")) == ["three"]
 
 
 def test_moved(shout: Project, tmp_path: Path) -> None:
@@ -179,11 +170,10 @@ def test_moved(shout: Project, tmp_path: Path) -> None:
         f"{blobs[0]}, there it is {blobs[1]}"
     )
     assert caught.value.next == f"dgxlab patch refresh shout --pin {moved}"
-    assert caught.value.details.splitlines()[1] == "ggml/ggml.c, hunk 1 (line 19): would land at line 19"
 
 
 def test_moved_in_many_places(project: Project) -> None:
-    """Every file that moved is listed, and of every hunk where it would land or that it does not apply."""
+    """Every file that moved is listed."""
     text = twice("one", twice("four"))
     project.series("many", {"m.patch": project.patch({"ggml/ggml.c": text, "ggml/ops.c": None, "ggml/new.c": "n\n"})})
     moved = project.new_pin(
@@ -197,22 +187,15 @@ def test_moved_in_many_places(project: Project) -> None:
         project.apply("many", pin=moved)
     lines = caught.value.details.splitlines()
     assert re.fullmatch(r"ggml/ggml.c moved: .*", lines[0])
-    assert lines[1:] == [
-        "ggml/new.c is there already",
-        "ggml/ops.c is not there",
-        "ggml/ggml.c, hunk 1 (line 3): would land at line 12",
-        "ggml/ggml.c, hunk 2 (line 27): would land at line 29",
-    ]
+    assert lines[1:] == ["ggml/new.c is there already", "ggml/ops.c is not there"]
 
 
 def test_hunk_that_does_not_apply(shout: Project) -> None:
-    """A patch whose text was damaged names file, hunk and line."""
+    """A patch whose text was damaged names file and line."""
     path = shout.root / "patches/shout/shout.patch"
     path.write_bytes(path.read_bytes().replace(b"     start(i);\n+", b"     begin(i);\n+"))
-    with pytest.raises(PatchError) as caught:
+    with pytest.raises(PatchError, match=r"series shout: shout\.patch .* ggml/ggml\.c:19"):
         shout.apply("shout")
-    assert "ggml/ggml.c, hunk 1 (line 19): does not apply" in caught.value.message
-    assert "series shout: shout.patch" in caught.value.message
 
 
 def test_edited_by_hand(shout: Project) -> None:
@@ -242,24 +225,16 @@ def test_overlay_over_a_file_of_the_pin(shout: Project) -> None:
             shout.apply("kernel")
 
 
-def test_patch_for_what_upstream_has(shout: Project) -> None:
-    """A file that a patch adds and upstream has by now is in the way, and said to be."""
-    shout.series("add", {"add.patch": shout.patch({"ggml/new.c": "x\n"})})
-    moved = shout.new_pin({"ggml/new.c": "x\n"})
-    with pytest.raises(PatchError, match=r"ggml/new\.c is there already"):
-        shout.apply("add", pin=moved)
-
-
 def test_two_series_side_by_side(shout: Project) -> None:
     """Series that change other files are just put on top of one another; the order names another source."""
     shout.series("ops", {"ops.patch": shout.patch({"ggml/ops.c": "// ops\n"})})
     shout.back()
-    made = shout.apply("shout", "ops")
-    assert starts_twice(shout.content(made, "ggml/ggml.c")) == ["three"]
-    assert shout.content(made, "ggml/ops.c") == "// ops\n"
+    source = shout.apply("shout", "ops")
+    assert starts_twice(shout.content(source, "ggml/ggml.c")) == ["three"]
+    assert shout.content(source, "ggml/ops.c") == "// ops\n"
     other = shout.apply("ops", "shout")
-    assert (other.tree, other.commit != made.commit) == (made.tree, True)
-    assert [ref.name for ref in made.series] == ["shout", "ops"]
+    assert (other.tree, other.commit != source.commit) == (source.tree, True)
+    assert [ref.name for ref in source.series] == ["shout", "ops"]
 
 
 def test_two_series_in_one_file(shout: Project) -> None:
@@ -268,9 +243,9 @@ def test_two_series_in_one_file(shout: Project) -> None:
     second = shout.patch({"ggml/ggml.c": function("zero") + twice("one")}, "second")
     shout.back()
     shout.series("front", {"first.patch": first, "second.patch": second})
-    made = shout.apply("front", "shout")
-    assert starts_twice(shout.content(made, "ggml/ggml.c")) == ["one", "three"]
-    assert shout.apply("shout", "front").tree == made.tree
+    source = shout.apply("front", "shout")
+    assert starts_twice(shout.content(source, "ggml/ggml.c")) == ["one", "three"]
+    assert shout.apply("shout", "front").tree == source.tree
 
 
 def test_two_series_that_conflict(shout: Project) -> None:
@@ -280,7 +255,7 @@ def test_two_series_that_conflict(shout: Project) -> None:
     with pytest.raises(PatchError) as caught:
         shout.apply("shout", "rival")
     assert "series rival: r.patch conflicts with what is on pin" in caught.value.message
-    assert "ggml/ggml.c: conflict 1 (line 20 of the merged file)" in caught.value.message
+    assert "ggml/ggml.c: conflict" in caught.value.message
 
 
 def test_second_series_is_held_to_the_pin_too(shout: Project) -> None:
@@ -306,29 +281,28 @@ def test_clashes(shout: Project) -> None:
 
 
 def test_diff_in_the_message(shout: Project) -> None:
-    """A diff that stands in the commit message does nothing."""
+    """A diff in the commit message does nothing."""
     path = shout.root / "patches/shout/shout.patch"
     hidden = b"--- a/CMakeLists.txt\n+++ b/CMakeLists.txt\n@@ -1 +1 @@\n-project(toy)\n+project(evil)\n"
     path.write_bytes(path.read_bytes().replace(b"\ndiff --git", hidden + b"\ndiff --git", 1))
-    made = shout.apply("shout")
-    assert shout.content(made, "CMakeLists.txt") == LLAMA["CMakeLists.txt"]
+    source = shout.apply("shout")
+    assert shout.content(source, "CMakeLists.txt") == LLAMA["CMakeLists.txt"]
 
 
-@pytest.mark.parametrize("header", [b"From: ", b"Date: ", b"Subject: "])
-def test_header_that_is_missing(header: bytes, shout: Project) -> None:
-    """A patch without author, date or subject is refused with what is missing."""
+@pytest.mark.parametrize(
+    ("header", "value", "problem"),
+    [
+        (b"From: .*", b"", "has no author"),
+        (b"Date: .*", b"", "has no date"),
+        (b"Subject: .*", b"", "has no subject"),
+        (b"Date: .*", b"Date: some day", "invalid date"),
+    ],
+)
+def test_header_that_is_wrong(header: bytes, value: bytes, problem: str, shout: Project) -> None:
+    """A patch without author, date or subject is refused; a date that git cannot read is not replaced by today."""
     path = shout.root / "patches/shout/shout.patch"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(line for line in lines if not line.startswith(header)))
-    with pytest.raises(PatchError, match=r"shout\.patch has no (author|date|subject)"):
-        shout.apply("shout")
-
-
-def test_date_that_is_none(shout: Project) -> None:
-    """A date that git cannot read is refused, not replaced by today."""
-    path = shout.root / "patches/shout/shout.patch"
-    path.write_bytes(re.sub(rb"Date: .*", b"Date: some day", path.read_bytes()))
-    with pytest.raises(PatchError, match="invalid date"):
+    path.write_bytes(re.sub(header + b"\n", value + b"\n" * bool(value), path.read_bytes(), count=1))
+    with pytest.raises(PatchError, match=problem):
         shout.apply("shout")
 
 
@@ -337,17 +311,7 @@ def test_many_at_once(shout: Project) -> None:
     argv = [sys.executable, "-c", CHILD, str(shout.root), str(shout.cache.path), shout.pin]
     children = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     outcomes = {child.communicate(timeout=60)[0] for child in children}
-    made = shout.apply("shout")
-    assert outcomes == {f"{made.commit} {made.tree}\n"}
+    source = shout.apply("shout")
+    assert outcomes == {f"{source.commit} {source.tree}\n"}
     assert [child.returncode for child in children] == [0] * 4
     assert list((shout.cache.path / "tmp").iterdir()) == []
-
-
-def test_clone_is_left_alone(shout: Project) -> None:
-    """Applying touches no clone: its head, index and files are as before."""
-    head = commit(shout.clone, {"x": "1\n"})
-    shout.apply("shout")
-    assert git(shout.clone, "rev-parse", "HEAD") == head
-    assert git(shout.clone, "status", "--porcelain") == ""
-    assert series.names(shout.root) == ["shout"]
-    assert patch_text(shout.clone).startswith(b"From 0000")

@@ -9,7 +9,7 @@ import pytest
 
 from dgxlab import series
 from dgxlab.errors import SpecError
-from dgxlab.series.edit import Exported
+from dgxlab.series.checkout import Exported
 from tests.repos import commit, function, git, write
 from tests.series.conftest import Project, twice
 from tests.series.test_tree import state
@@ -178,7 +178,7 @@ def test_refused(project: Project, tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_nobody(project: Project) -> None:
+def test_no_author(project: Project) -> None:
     """Without a name git knows no author for what is not committed, and the error says so."""
     write(Path.home(), {".gitconfig": "[user]\n useConfigOnly = true\n"})
     write(project.clone, {"ggml/a": "a\n"})

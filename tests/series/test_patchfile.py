@@ -22,7 +22,6 @@ def test_what_a_patch_says(project: Project) -> None:
         ("", "ggml/new.c", NO_BLOB, blob["HEAD:ggml/new.c"]),
         ("ggml/ops.c", "", blob["HEAD~1:ggml/ops.c"], NO_BLOB),
     ]
-    assert [(hunk.line, hunk.new_line) for hunk in patch.changes[0].hunks] == [(3, 3), (27, 28)]
     assert patch.paths == {"ggml/ggml.c", "ggml/new.c", "ggml/ops.c"}
     assert patch.diff == patch.content[patch.content.index(b"diff --git") :]
 
@@ -47,9 +46,9 @@ def test_awkward_patches_round_trip(kind: str, project: Project) -> None:
     start = project.new_pin({"ggml/empty": "", "ggml/ops.c": GGML_C})
     git(project.clone, "reset", "--quiet", "--hard", start)
     project.series("awkward", {"awkward.patch": project.patch(AWKWARD[kind])})
-    made = project.apply("awkward", pin=start)
-    assert made.tree == git(project.clone, "rev-parse", "HEAD^{tree}")
-    again = project.cache.git.read("format-patch", "-1", "--stdout", *FORMAT, made.commit)
+    source = project.apply("awkward", pin=start)
+    assert source.tree == git(project.clone, "rev-parse", "HEAD^{tree}")
+    again = project.cache.git.read("format-patch", "-1", "--stdout", *FORMAT, source.commit)
     assert again == project.read("awkward").patches[0].content
 
 
@@ -57,8 +56,8 @@ def test_mode_change(project: Project) -> None:
     """A file that becomes executable needs no blob id; its content is what the pin has."""
     (project.clone / "README.md").chmod(0o755)
     project.series("mode", {"mode.patch": project.patch({})})
-    made = project.apply("mode")
-    assert project.cache.git.run("ls-tree", made.commit, "README.md").startswith("100755 blob")
+    source = project.apply("mode")
+    assert project.cache.git.run("ls-tree", source.commit, "README.md").startswith("100755 blob")
 
 
 MESSAGES = {
@@ -78,10 +77,10 @@ def test_messages_survive(kind: str, project: Project) -> None:
     message, author = MESSAGES[kind]
     content = project.patch({"ggml/x": "x\n"}, message, **author)
     project.series("message", {"message.patch": content})
-    made = project.apply("message")
+    source = project.apply("message")
     shape = "--format=%an|%ae|%ad|%B"
     wanted = git(project.clone, "show", "--no-patch", "--date=raw", shape).rstrip()
-    assert project.cache.git.run("show", "--no-patch", "--date=raw", shape, made.commit).rstrip() == wanted
+    assert project.cache.git.run("show", "--no-patch", "--date=raw", shape, source.commit).rstrip() == wanted
 
 
 def damaged(project: Project, old: bytes, new: bytes) -> bytes:
@@ -110,7 +109,8 @@ def damaged(project: Project, old: bytes, new: bytes) -> bytes:
         (b"@@ -3,2", b"@@ -3,9", "the hunk is shorter than its header says"),
         (b"@@ -3,2 +3,3", b"@@ -3,2 +3,2", "the hunk does not fit its header"),
         (b"@@ -3", b"@@ 3", "a damaged hunk header"),
-        (b"--- a/ggml/ggml.c\n", b"", "hunks without `---` and `+++` lines"),
+        (b"--- a/ggml/ggml.c\n+++ b/ggml/ggml.c\n", b"", "hunks without `---` and `+++` lines"),
+        (b"+++ b/ggml/ggml.c\n", b"", "unexpected '--- a/ggml/ggml.c"),
         (b"\n@@", b"\nGIT binary patch\n@@", "binary patches are refused"),
         (b"\n@@", b"\nBinary files differ\n@@", "binary patches are refused"),
         (NO_BLOB.encode(), b"1" * 40, "the blob ids do not agree with a file made or removed"),

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab import series
 from dgxlab.errors import SpecError
 from dgxlab.model import SeriesRef
-from dgxlab.series.lines import Line, parse, render
 from tests.repos import write
 from tests.series.conftest import Project
 
@@ -34,14 +32,6 @@ def test_read(gemm: Project) -> None:
     assert read.paths == ["ggml/ggml.c", "ggml/src/gemm.cuh"]
     assert read.ref == SeriesRef("shout", read.digest)
     assert len(read.digest) == 64
-
-
-def test_list_all(gemm: Project) -> None:
-    """Folders with a series file are series; others are not."""
-    gemm.series("again", {"x.patch": (gemm.root / "patches/shout/shout.patch").read_bytes()})
-    write(gemm.root, {"patches/README.md": "x", "patches/notes/README.md": "x"})
-    assert [one.name for one in series.list_all(gemm.root)] == ["again", "shout"]
-    assert series.names(gemm.root) == ["again", "shout"]
 
 
 def test_digest_covers_what_reaches_the_tree(gemm: Project) -> None:
@@ -157,11 +147,3 @@ def test_undecodable_and_huge(gemm: Project, monkeypatch: pytest.MonkeyPatch) ->
     write(gemm.root, {"patches/shout/series": b"\xff\xfe\n"})
     with pytest.raises(SpecError, match="codec can't decode"):
         gemm.read("shout")
-
-
-def test_series_file_round_trip() -> None:
-    """Writing what was read gives the same text, comments and all."""
-    text = "# a\n#\n\none.patch\n# b\noverlay kernels/x ggml/x\ntwo.patch\n"
-    lines = parse(text)
-    assert lines[1] == Line("kernels/x", "ggml/x", ("# b",))
-    assert render(lines) == text

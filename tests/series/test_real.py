@@ -23,10 +23,10 @@ def test_shipped_series_are_well(pin_cache: PinCache) -> None:
 
 def test_shapes(pin_cache: PinCache) -> None:
     """The shapes series changes the tests' source and nothing else."""
-    made = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
-    changed = pin_cache.git.run("diff-tree", "-r", "--name-only", PIN, made.commit).splitlines()
+    source = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
+    changed = pin_cache.git.run("diff-tree", "-r", "--name-only", PIN, source.commit).splitlines()
     assert changed == ["tests/test-backend-ops.cpp"]
-    assert pin_cache.git.run("rev-parse", f"{made.commit}^{{tree}}") == made.tree
+    assert pin_cache.git.run("rev-parse", f"{source.commit}^{{tree}}") == source.tree
 
 
 def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
@@ -35,10 +35,10 @@ def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", "--no-checkout", f"file://{pin_cache.path}", str(where))
     git(where, "fetch", "--quiet", "--depth=1", f"file://{pin_cache.path}", PIN)
     git(where, "checkout", "--quiet", "--detach", PIN)
-    made = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
+    source = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
     (patch,) = (PROJECT / "patches/backend-ops-shapes").glob("*.patch")
     git(where, "am", "--quiet", "-3", str(patch))
     taken = series.apply_tree(pin_cache, PIN, where)
-    assert (taken.tree, taken.dirty) == (made.tree, True)
+    assert (taken.tree, taken.dirty) == (source.tree, True)
     done = series.export(tmp_path, "again", pin_cache, PIN, where)
     assert done.series.patches[0].content == patch.read_bytes()

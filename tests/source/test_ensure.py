@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -101,40 +102,30 @@ def test_every_kind_of_clone(
     kind: str, clone: Path, pin: str, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that no ref points at comes out of any clone on this machine, alone, without its history."""
-    other = tmp_path / "other"
-    source = str(other)
-    if kind == "clone":
-        source = str(clone)
-    elif kind == "bare":
-        git(tmp_path, "clone", "--quiet", "--bare", str(clone), str(other))
-    elif kind == "shallow":
-        git(tmp_path, "clone", "--quiet", "--depth=2", clone.as_uri(), str(other))
-    elif kind == "worktree":
-        git(clone, "worktree", "add", "--quiet", "--detach", str(other))
-    elif kind == "submodule":
-        git(tmp_path, "clone", "--quiet", f"--separate-git-dir={tmp_path / 'elsewhere'}", str(clone), str(other))
-    elif kind == "file URL":
-        source = clone.as_uri()
-    else:
-        monkeypatch.setenv("HOME", str(tmp_path))
-        source = "~/clone"
-    cache.ensure(pin, [source], quiet)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    other = str(tmp_path / "other")
+    sources = {"clone": str(clone), "file URL": clone.as_uri(), "~": "~/clone"}
+    commands = {
+        "bare": ["clone", "--quiet", "--bare", str(clone), other],
+        "shallow": ["clone", "--quiet", "--depth=2", clone.as_uri(), other],
+        "worktree": ["-C", str(clone), "worktree", "add", "--quiet", "--detach", other],
+        "submodule": ["clone", "--quiet", f"--separate-git-dir={tmp_path / 'elsewhere'}", str(clone), other],
+    }
+    if kind in commands:
+        git(tmp_path, *commands[kind])
+    cache.ensure(pin, [sources.get(kind, other)], quiet)
     assert content(cache, pin) == "second"
     assert cache.pins() == [pin]
     assert cache.git.run("rev-list", "--count", pin) == "1"
 
 
 def test_url_on_the_loopback(daemon: str, pin: str, cache: PinCache) -> None:
-    """A real server gives the commit by its id, and says how far it is."""
+    """A real server gives the commit by its id and says how far it is, or that it has none."""
     lines: list[str] = []
     cache.ensure(pin, [daemon], lines.append)
     assert content(cache, pin) == "second"
     assert lines[0] == f"fetching {pin[:12]} from {daemon}"
     assert any(re.search(r"objects: +100%", line) for line in lines)
-
-
-def test_url_without_the_commit(daemon: str, cache: PinCache) -> None:
-    """A server that does not have the commit is named with that cause."""
     with pytest.raises(SpecError, match="it has no commit dddddddddddd"):
         cache.ensure("d" * 40, [daemon], quiet)
 
@@ -150,18 +141,13 @@ def test_second_pin_beside_the_first(clone: Path, pin: str, cache: PinCache) -> 
 
 
 def test_first_source_that_has_it_wins(clone: Path, pin: str, cache: PinCache, tmp_path: Path) -> None:
-    """Sources that do not have the pin are passed over, and those after the one that has it are not asked."""
+    """Sources after the first that has the pin are not asked, and none is when it is here."""
     lines: list[str] = []
     cache.ensure(pin, [str(tmp_path / "nowhere"), str(clone), "pypi:nothing"], lines.append)
     assert content(cache, pin) == "second"
     asked = [line for line in lines if line.startswith("fetching")]
     assert asked == [f"fetching {pin[:12]} from {source}" for source in (tmp_path / "nowhere", clone)]
-
-
-def test_a_pin_that_is_here_needs_no_source(clone: Path, pin: str, cache: PinCache) -> None:
-    """What is in the cache is there without its source, silently."""
-    cache.ensure(pin, [str(clone)], quiet)
-    lines: list[str] = []
+    lines.clear()
     cache.ensure(pin, [], lines.append)
     assert lines == []
 
@@ -176,11 +162,10 @@ def test_in_no_source(clone: Path, cache: PinCache, tmp_path: Path) -> None:
     sources = [str(clone), str(empty), str(stranger), "http://127.0.0.1:9/llama.cpp", "llama.cpp", "pypi:llama"]
     with pytest.raises(SpecError, match=f"pin {wanted} cannot be taken from any of its 6 sources") as caught:
         cache.ensure(wanted, sources, quiet)
-    head = git(clone, "rev-parse", "HEAD")[:12]
     lines = caught.value.details.splitlines()
-    assert lines[0] == f"{clone}: it has no commit 012345678901, it is at {head}"
+    assert lines[0] == f"{clone}: it has no commit 012345678901"
     assert lines[1].startswith(f"{empty}: '{empty}' does not appear to be a git repository")
-    assert lines[2] == f"{stranger}: it has no commit 012345678901, and is no clone of llama.cpp"
+    assert lines[2] == f"{stranger}: it has no commit 012345678901"
     assert "127.0.0.1" in lines[3]
     assert "Failed to connect" in lines[3] or "Couldn't connect" in lines[3]
     assert lines[4] == "llama.cpp: neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION"
@@ -234,7 +219,7 @@ def test_no_source_named(cache: PinCache) -> None:
     ],
 )
 def test_source_that_is_a_command(source: str, cache: PinCache, tmp_path: Path) -> None:
-    """A source out of somebody's spec cannot run anything."""
+    """A source cannot run anything."""
     trace = tmp_path / "was-here"
     with pytest.raises(SpecError):
         cache.ensure("a" * 40, [source.format(trace)], quiet)
@@ -251,37 +236,21 @@ def test_passwords_are_not_shown(cache: PinCache) -> None:
     assert shown("git@github.com:ggml-org/llama.cpp") == "git@github.com:ggml-org/llama.cpp"
 
 
-def test_damaged_clone(clone: Path, pin: str, cache: PinCache) -> None:
-    """A clone that lost an object is reported, leaves no pin, and does not stop the next source."""
+@pytest.mark.parametrize("damage", [b"", zlib.compress(b"blob 7\0forged\n")], ids=["lost", "forged"])
+def test_damaged_clone(damage: bytes, clone: Path, pin: str, cache: PinCache) -> None:
+    """A clone that lost an object, or has another in its place, gives no pin and does not stop the next source."""
     broken = clone.parent / "broken"
-    git(clone.parent, "clone", "--quiet", "--no-local", str(clone), str(broken))
-    git(broken, "unpack-objects", "-q", input=_move_packs(broken))
+    shutil.copytree(clone, broken)
     blob = git(broken, "rev-parse", f"{pin}:ggml/ggml.c")
-    (broken / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    path = broken / ".git" / "objects" / blob[:2] / blob[2:]
+    path.unlink()
+    if damage:
+        path.write_bytes(damage)
     with pytest.raises(SpecError, match="cannot be taken from its only source"):
         cache.ensure(pin, [str(broken)], quiet)
     assert not cache.has(pin)
     cache.ensure(pin, [str(broken), str(clone)], quiet)
     assert content(cache, pin) == "second"
-
-
-def _move_packs(repository: Path) -> bytes:
-    (pack,) = (repository / ".git" / "objects" / "pack").glob("*.pack")
-    text = pack.read_bytes()
-    for path in pack.parent.iterdir():
-        path.unlink()
-    return text
-
-
-def test_changed_object_in_a_clone(clone: Path, pin: str, cache: PinCache) -> None:
-    """A source cannot give other content for a commit: the object that was tampered with is found out."""
-    blob = git(clone, "rev-parse", f"{pin}:ggml/ggml.c")
-    path = clone / ".git" / "objects" / blob[:2] / blob[2:]
-    path.chmod(0o644)
-    path.write_bytes(zlib.compress(b"blob 7\0forged\n"))
-    with pytest.raises(SpecError):
-        cache.ensure(pin, [str(clone)], quiet)
-    assert not cache.has(pin)
 
 
 def test_what_a_killed_fetch_leaves(clone: Path, pin: str, cache: PinCache) -> None:
@@ -306,7 +275,7 @@ def test_what_a_killed_fetch_leaves(clone: Path, pin: str, cache: PinCache) -> N
 
 
 def test_killed_in_the_middle(clone: Path, pin: str, cache: PinCache) -> None:
-    """A process that dies while a server keeps it waiting leaves no pin and holds nobody up."""
+    """A process that dies while a server keeps it waiting leaves no pin and no lock."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"git://127.0.0.1:{silent.getsockname()[1]}/x"
         child = subprocess.Popen(
@@ -321,11 +290,10 @@ def test_killed_in_the_middle(clone: Path, pin: str, cache: PinCache) -> None:
     assert content(cache, pin) == "second"
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_two_processes_at_once(same: bool, clone: Path, pin: str, cache: PinCache) -> None:
-    """Two that ask at the same moment both get their pin; the second waits and says so."""
+def test_processes_at_once(clone: Path, pin: str, cache: PinCache) -> None:
+    """All that ask at the same moment get their pin; those that wait say so, and a pin is fetched once."""
     cache.path.mkdir(parents=True)
-    wanted = [pin, pin if same else git(clone, "rev-parse", "HEAD")]
+    wanted = [pin, pin, git(clone, "rev-parse", "HEAD")]
     with open(cache.path / LOCK, "w") as lock:
         flock(lock, LOCK_EX)
         children = [
@@ -336,8 +304,8 @@ def test_two_processes_at_once(same: bool, clone: Path, pin: str, cache: PinCach
         ]
         first_lines = [child.stdout.readline() for child in children if child.stdout]
     outputs = [child.communicate(timeout=60)[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert first_lines == ["waiting for another dgxlab that fetches a pin\n"] * 2
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert first_lines == ["waiting for another dgxlab that fetches a pin\n"] * 3
     assert sum("fetching" in output for output in outputs) == len(set(wanted))
     assert sorted(cache.pins()) == sorted(set(wanted))
     cache.git.run("fsck", "--full", "--strict")
@@ -418,14 +386,6 @@ def test_damaged_cache_heals(clone: Path, pin: str, cache: PinCache) -> None:
     assert not cache.has(pin)
     cache.ensure(pin, [str(clone)], quiet)
     assert content(cache, pin) == "second"
-
-
-def test_require(cache: PinCache, clone: Path, pin: str) -> None:
-    """Asking for a pin that is not here names the pin and what fetches it."""
-    with pytest.raises(SpecError, match=f"pin {pin[:12]} is not in the cache"):
-        cache.require(pin)
-    cache.ensure(pin, [str(clone)], quiet)
-    cache.require(pin)
 
 
 def test_default_place(monkeypatch: pytest.MonkeyPatch) -> None:

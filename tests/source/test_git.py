@@ -9,7 +9,7 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
-from dgxlab.source.git import Git, GitError, reason
+from dgxlab.source.git import Git, reason
 from tests.repos import commit, git, upstream
 
 
@@ -43,12 +43,6 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         list(Git(tmp_path).stream("version"))
     with pytest.raises(SpecError, match="git is not installed"):
         Git(tmp_path).follow("version", on_line=lambda line: None)
-
-
-def test_failure_is_told(tmp_path: Path) -> None:
-    """An unexpected failure names the command, the place and git's reason."""
-    with pytest.raises(GitError, match=rf"git read-tree failed in {tmp_path}: not a git repository"):
-        Git(tmp_path).run("read-tree", "HEAD")
 
 
 def test_nothing_of_the_user_gets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dgxlab import series
-from dgxlab.agent.objects import Objects
 from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
 from dgxlab.source.git import GitError
@@ -42,44 +41,18 @@ def cache(tmp_path: Path) -> PinCache:
 def test_pin_then_series(cache: PinCache, tmp_path: Path) -> None:
     """A host gets the pin once, and then a patched tree in a few hundred bytes; trees are the client's."""
     (pin,) = cache.pins()
-    made = series.apply(cache, pin, [series.read(tmp_path, "shout")])
+    source = series.apply(cache, pin, [series.read(tmp_path, "shout")])
     there = host(tmp_path / "host", pin)
     whole = b"".join(cache.pack([pin]))
     receive(there, whole)
     assert git(there, "rev-parse", f"{pin}^{{tree}}") == cache.git.run("rev-parse", f"{pin}^{{tree}}")
-    thin = b"".join(cache.pack([made.commit], [pin]))
+    thin = b"".join(cache.pack([source.commit], [pin]))
     receive(there, thin)
-    assert git(there, "rev-parse", f"{made.commit}^{{tree}}") == made.tree
-    assert "void TWO" in git(there, "cat-file", "blob", f"{made.commit}:ggml/ggml.c")
+    assert git(there, "rev-parse", f"{source.commit}^{{tree}}") == source.tree
+    assert "void TWO" in git(there, "cat-file", "blob", f"{source.commit}:ggml/ggml.c")
     assert len(thin) < 1000 < len(whole)
-    git(there, "fsck", "--full", "--strict")
-
-
-def test_the_agent_takes_it(cache: PinCache, tmp_path: Path) -> None:
-    """The agent's own receiver takes both packs and gives the worktree."""
-    (pin,) = cache.pins()
-    made = series.apply(cache, pin, [series.read(tmp_path, "shout")])
-    objects = Objects(tmp_path / "objects.git")
-    for commit_id, haves in ((pin, []), (made.commit, [pin])):
-        path = tmp_path / "pack"
-        path.write_bytes(f'{{"commit": "{commit_id}", "shallow": ["{pin}"]}}\n'.encode())
-        with open(path, "ab") as out:
-            out.writelines(cache.pack([commit_id], haves))
-        with open(path, "rb") as stream:
-            objects.receive(stream)
-    objects.check_out(tmp_path / "worktree", tmp_path / "index", made.commit, made.tree)
-    assert "void TWO" in (tmp_path / "worktree/ggml/ggml.c").read_text()
-
-
-def test_without_history(cache: PinCache, tmp_path: Path) -> None:
-    """The pack of a pin has the pin's own files and not its parent's."""
-    (pin,) = cache.pins()
-    there = host(tmp_path / "host", pin)
-    receive(there, b"".join(cache.pack([pin])))
-    parent = git(tmp_path / "clone", "rev-parse", f"{pin}^")
     assert git(there, "rev-list", "--count", pin) == "1"
-    with pytest.raises(AssertionError, match="Not a valid object"):
-        git(there, "cat-file", "-p", parent)
+    git(there, "fsck", "--full", "--strict")
 
 
 def test_unknown_have(cache: PinCache) -> None:
@@ -103,11 +76,11 @@ def test_written_whole_or_not_at_all(cache: PinCache, tmp_path: Path) -> None:
 def test_damaged_cache_is_told(cache: PinCache, tmp_path: Path) -> None:
     """Objects that the disk lost end the pack with an error, exit code 9, not with a short pack."""
     (pin,) = cache.pins()
-    made = series.apply(cache, pin, [series.read(tmp_path, "shout")])
-    blob = cache.git.run("rev-parse", f"{made.commit}:ggml/ggml.c")
+    source = series.apply(cache, pin, [series.read(tmp_path, "shout")])
+    blob = cache.git.run("rev-parse", f"{source.commit}:ggml/ggml.c")
     (cache.path / "objects" / blob[:2] / blob[2:]).unlink()
     with pytest.raises(SpecError, match=r"git pack-objects failed .*unable to read|bad object|missing") as caught:
-        list(cache.pack([made.commit], [pin]))
+        list(cache.pack([source.commit], [pin]))
     assert caught.value.exit_code == 9
 
 
@@ -123,12 +96,16 @@ def test_consumer_that_stops(cache: PinCache) -> None:
 @pytest.mark.llama
 def test_real_pin_and_series(pin_cache: PinCache, tmp_path: Path) -> None:
     """The real pin travels in about 35 MB, the shipped series on it in a few kB."""
-    made = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
+    source = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
     there = host(tmp_path / "host", PIN)
     size = pin_cache.write_pack(tmp_path / "pin.pack", [PIN])
     receive(there, (tmp_path / "pin.pack").read_bytes())
-    thin = b"".join(pin_cache.pack([made.commit], [PIN]))
+    thin = b"".join(pin_cache.pack([source.commit], [PIN]))
     receive(there, thin)
-    assert git(there, "rev-parse", f"{made.commit}^{{tree}}") == made.tree != git(there, "rev-parse", f"{PIN}^{{tree}}")
+    assert (
+        git(there, "rev-parse", f"{source.commit}^{{tree}}")
+        == source.tree
+        != git(there, "rev-parse", f"{PIN}^{{tree}}")
+    )
     assert 30e6 < size < 40e6
     assert len(thin) < 5000

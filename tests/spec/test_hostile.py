@@ -106,5 +106,5 @@ def test_a_child_with_any_value(key: str, value: object) -> None:
     SCALARS.map(json.dumps) | TOKENS | VALUES.map(json.dumps),
 )
 def test_any_set(path: list[str], value: str) -> None:
-    """--set stands any path and any value."""
+    """--set takes any path and any value."""
     survives(BASE.encode(), f"{'.'.join(path)}={value}")

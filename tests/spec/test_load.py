@@ -22,7 +22,7 @@ from dgxlab.model import (
 )
 from dgxlab.project import MARKER
 from dgxlab.spec import json_schema, load
-from tests.spec.specs import BASE, BENCH, PIN, read, write
+from tests.spec.specs import BASE, PIN, read, write
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((PROJECT / "experiments").rglob("*.yaml"))
@@ -50,12 +50,6 @@ def test_the_smallest_spec() -> None:
     assert (smallest.name, smallest.host, smallest.hypothesis) == ("tiny", "local", "")
     assert (smallest.series, smallest.cmake, smallest.env, smallest.models, smallest.gates) == ((), {}, {}, {}, ())
     assert smallest.session == Session()
-
-
-def test_gates_alone() -> None:
-    """An experiment may prove without measuring."""
-    spec = f"llama_cpp: {{pin: {PIN}}}\ngates: [backend-ops: {{op: ADD, backend: CPU}}]\n"
-    assert load(write(spec)).bench == ()
 
 
 @pytest.mark.parametrize(
@@ -151,11 +145,6 @@ def test_sources(source: str) -> None:
     assert read(f'llama_cpp: {{sources: ["{source}"]}}\n').sources == (source,)
 
 
-def test_series_may_have_variables_of_their_own() -> None:
-    """The shapes series reads DGXLAB_SHAPES; only what dgxlab itself reads is refused."""
-    assert read('env: {DGXLAB_SHAPES: "full", CUDA_VISIBLE_DEVICES: "0"}\n').env["DGXLAB_SHAPES"] == "full"
-
-
 def test_path_and_root(folder: Path) -> None:
     """Both are absolute; the root is a marked folder above the file or the current one, else one with patches."""
     alone = load(write(BASE, "alone/deep/x.yaml"))
@@ -243,8 +232,3 @@ def test_only_spec_needs_yaml_and_pydantic() -> None:
     code = "import sys, dgxlab.model, dgxlab.errors; print(sorted({'yaml', 'pydantic'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_bench_in_a_child_is_only_its_own() -> None:
-    """BENCH, which other tests build on, is one batched entry."""
-    assert [type(entry) for entry in read(BENCH).bench] == [BatchedBench]

@@ -4,54 +4,50 @@ from __future__ import annotations
 
 import pytest
 
-from dgxlab.model import BatchedBench, Expectation, FileModel, LlamaBench, ParityGate, SyntheticModel
+from dgxlab.errors import SpecError
+from dgxlab.model import BatchedBench, Expectation, FileModel, LlamaBench, ParityGate, Session, SyntheticModel
 from tests.spec.specs import child_refusal, read
 
-
-def test_a_scalar_is_replaced() -> None:
-    """The value is YAML, read strictly."""
-    child = read("", "session.cycles=4", "session.drift_limit=0.1", "host=dgx", "hypothesis=a = b")
-    assert (child.session.cycles, child.session.drift_limit, child.host, child.hypothesis) == (4, 0.1, "dgx", "a = b")
+MODELS = {"q4k": FileModel("~/models/q4k.gguf"), "small": SyntheticModel(n_layer=2, seed=7)}
 
 
-def test_list_positions_are_numbers_with_or_without_brackets() -> None:
-    """A path can be typed as errors print it."""
-    child = read("", "bench.1.llama-bench.n_prompt=[64]", "bench[2].batched-bench.npl=4", "bench.1.llama-bench.n_gen=8")
-    _, single, batched = child.bench
-    assert isinstance(single, LlamaBench)
-    assert isinstance(batched, BatchedBench)
-    assert (single.n_prompt, single.n_gen, single.axes) == ((64,), (8,), {"n_ubatch": (512, 2048)})
-    assert batched.npl == (4,)
+@pytest.mark.parametrize(
+    ("overrides", "field", "value"),
+    [
+        (["session.cycles=4", "session.cycles=5", "session.drift_limit=0.1"], "session", Session(5, "hot", 0.1)),
+        (["hypothesis=a = b"], "hypothesis", "a = b"),
+        (["series=w4a16"], "series", ("w4a16",)),
+        (["env.NEW='1'"], "env", {"GGML_CUDA_FORCE_MMQ": "1", "NEW": "1"}),
+        (["models.small.path=/s"], "models", {**MODELS, "small": FileModel("/s")}),
+        (["models.q4k={synthetic: {}}"], "models", {**MODELS, "q4k": SyntheticModel()}),
+    ],
+)
+def test_what_is_set(overrides: list[str], field: str, value: object) -> None:
+    """The value is YAML, later ones win, open maps take new keys, and a model of another kind replaces."""
+    assert getattr(read("", *overrides), field) == value
 
 
-def test_an_item_of_a_list_is_replaced() -> None:
-    """The last part of a path may be a position."""
-    single = read("", "bench.1.llama-bench.n_prompt.1=4096").bench[1]
-    assert isinstance(single, LlamaBench)
-    assert single.n_prompt == (512, 4096)
+def test_a_name_with_dots() -> None:
+    """The longest key that is there is meant."""
+    child = read("models: {qwen3.6-27b: {path: /q.gguf}}\n", "models.qwen3.6-27b.path=/z.gguf")
+    assert child.models["qwen3.6-27b"] == FileModel("/z.gguf")
 
 
-def test_later_ones_win() -> None:
-    """Overrides are applied in the order given."""
-    assert read("", "session.cycles=4", "session.cycles=5").session.cycles == 5
+def test_places_in_lists() -> None:
+    """A path can be typed as errors print it, and its last part may be a place."""
+    child = read("", "bench.1.llama-bench.n_prompt.1=64", "bench[2].batched-bench.npl=4")
+    assert child.bench[1:] == (
+        LlamaBench("q4k", (512, 64), (128,), {"n_ubatch": (512, 2048)}),
+        BatchedBench("small", (128,), (64,), (4,), {"flash_attn": (-1,)}),
+    )
 
 
-def test_keys_that_are_not_there_yet_are_added() -> None:
-    """Open maps take new keys, and so do optional sections."""
-    child = read("", "cmake.GGML_CUDA_FA=false", 'env.NEW="1"', "session.thermal=cold", "series=w4a16")
-    assert child.cmake["GGML_CUDA_FA"] == "OFF"
-    assert (child.env["NEW"], child.session.thermal, child.series) == ("1", "cold", ("w4a16",))
-
-
-def test_a_model_is_swapped_for_one_of_another_kind() -> None:
-    """Setting the path of a synthetic model makes it a file, and a model's name may hold dots."""
-    models = "models: {qwen3.6-27b: {path: /q.gguf}}\n"
-    child = read(models, "models.small.path=/s.gguf", "models.q4k={synthetic: {}}", "models.qwen3.6-27b.path=/z.gguf")
-    assert child.models == {
-        "small": FileModel("/s.gguf"),
-        "q4k": SyntheticModel(),
-        "qwen3.6-27b": FileModel("/z.gguf"),
-    }
+def test_host() -> None:
+    """--host wins over the spec, and must be a name."""
+    assert read("host: dgx\n", host="h200").host == "h200"
+    for host in ("-oProxyCommand=x", "a\udcff"):
+        with pytest.raises(SpecError, match="--host: host: must be a name of "):
+            read("", host=host)
 
 
 def test_what_may_be_set_in_a_gate() -> None:
@@ -73,13 +69,6 @@ def test_a_gate_that_must_reach_what_the_file_says_is_not_marked() -> None:
     assert isinstance(one, ParityGate)
     assert isinstance(two, ParityGate)
     assert (one.limit_s, one.overridden, two.overridden) == (60, False, True)
-
-
-def test_host_is_checked_like_the_spec_s() -> None:
-    """--host wins over the spec, and must be a name."""
-    assert read("host: dgx\n", host="h200").host == "h200"
-    with pytest.raises(Exception, match=r"--host: host: must be a name of .*, not '-oProxyCommand=x'"):
-        read("", host="-oProxyCommand=x")
 
 
 @pytest.mark.parametrize(

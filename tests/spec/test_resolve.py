@@ -8,56 +8,43 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.model import EngagedGate, Expectation, FileModel, ParityGate, SyntheticModel
+from dgxlab.model import EngagedGate, Expectation, FileModel, LlamaBench, ParityGate, Session, SyntheticModel
 from dgxlab.spec import load
 from tests.spec.specs import BASE, PIN, child_refusal, read, refusal, write
 
 
-def test_a_child_names_only_what_differs() -> None:
-    """Everything else is the parent's."""
-    parent = load(write(BASE, "base.yaml"))
-    child = read("name: child\nseries: [w4a16]\n")
-    assert (child.name, child.series) == ("child", ("w4a16",))
-    assert (child.pin, child.cmake, child.env, child.models) == (PIN, parent.cmake, parent.env, parent.models)
-    assert (child.gates, child.bench, child.session) == (parent.gates, parent.bench, parent.session)
-
-
-def test_maps_merge_key_by_key() -> None:
-    """A child's keys are added to the parent's maps and win over the same keys."""
-    child = read('cmake: {GGML_CUDA: false, GGML_CUDA_FA: false}\nenv: {B: "2"}\nsession: {thermal: cold}\n')
-    assert child.cmake == {"GGML_CUDA": "OFF", "CMAKE_CUDA_ARCHITECTURES": "121", "GGML_CUDA_FA": "OFF"}
-    assert child.env == {"GGML_CUDA_FORCE_MMQ": "1", "B": "2"}
-    assert (child.session.cycles, child.session.thermal) == (6, "cold")
-
-
-def test_lists_replace() -> None:
-    """series, sources and bench are the child's alone."""
-    write(BASE + "series: [a, b]\n", "base.yaml")
-    child = load(
-        write(
-            "extends: base.yaml\nseries: [c]\nllama_cpp: {sources: [/src/llama.cpp]}\n"
-            "bench: [{llama-bench: {model: q4k, n_gen: 8}}]\n"
-        )
-    )
-    assert (child.series, child.sources, child.pin) == (("c",), ("/src/llama.cpp",), PIN)
-    assert [type(entry).__name__ for entry in child.bench] == ["LlamaBench"]
-
-
-def test_an_empty_list_replaces_too() -> None:
-    """A child can go back to no series."""
-    write(BASE + "series: [a]\n", "base.yaml")
-    assert load(write("extends: base.yaml\nseries: []\n")).series == ()
-
-
-def test_models_of_one_kind_merge_and_of_another_kind_replace() -> None:
-    """A synthetic model keeps what the child does not name; a file in its place leaves nothing of the recipe."""
-    child = read("models:\n  small: {synthetic: {n_layer: 3}}\n  q4k: {synthetic: {seed: 1}}\n  new: {path: /n.gguf}\n")
-    assert child.models == {
-        "small": SyntheticModel(n_layer=3, seed=7),
-        "q4k": SyntheticModel(seed=1),
-        "new": FileModel("/n.gguf"),
-    }
-    assert read("models: {small: {path: ~/s.gguf}}\n").models["small"] == FileModel("~/s.gguf")
+@pytest.mark.parametrize(
+    ("child", "field", "value"),
+    [
+        ("name: child\n", "pin", PIN),
+        ("name: child\n", "name", "child"),
+        ("name: child\n", "hypothesis", ""),
+        ("hypothesis: mine\n", "name", "x"),
+        ('env: {B: "2"}\n', "env", {"GGML_CUDA_FORCE_MMQ": "1", "B": "2"}),
+        ('env: {GGML_CUDA_FORCE_MMQ: "0"}\n', "env", {"GGML_CUDA_FORCE_MMQ": "0"}),
+        ("cmake: {X: true}\n", "cmake", {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "121", "X": "ON"}),
+        ("session: {thermal: cold}\n", "session", Session(6, "cold")),
+        ("session: {effect: 5%}\n", "session", Session(effect=0.05)),
+        ("series: [c]\n", "series", ("c",)),
+        ("series: []\n", "series", ()),
+        ("llama_cpp: {sources: [/src]}\n", "sources", ("/src",)),
+        ("bench: [{llama-bench: {model: q4k, n_gen: 8}}]\n", "bench", (LlamaBench("q4k", (), (8,)),)),
+        (
+            "models: {small: {synthetic: {n_layer: 3}}}\n",
+            "models",
+            {"q4k": FileModel("~/models/q4k.gguf"), "small": SyntheticModel(n_layer=3, seed=7)},
+        ),
+        (
+            "models: {small: {path: ~/s.gguf}, q4k: {synthetic: {seed: 1}}}\n",
+            "models",
+            {"q4k": SyntheticModel(seed=1), "small": FileModel("~/s.gguf")},
+        ),
+    ],
+)
+def test_what_a_child_gets(child: str, field: str, value: object) -> None:
+    """Maps and models of one kind merge, lists and models of another kind replace; name and hypothesis are its own."""
+    write(BASE + "series: [a, b]\nhypothesis: base wins\n", "base.yaml")
+    assert getattr(load(write(f"extends: base.yaml\n{child}")), field) == value
 
 
 PARITY = ParityGate("MUL_MAT", "CPU", Expectation(1103, 1103), 306)
@@ -106,23 +93,25 @@ def test_an_engaged_gate_stated_again_is_the_same_gate() -> None:
     ]
 
 
-def test_a_gate_cannot_be_stated_twice_in_one_file() -> None:
-    """Which of the two expectations counts would be a guess."""
-    gates = "gates:\n  - backend-ops: {op: ADD, backend: CPU}\n  - backend-ops: {op: ADD, backend: CPU, expect: 3/3}\n"
-    assert child_refusal(gates).message == "x.yaml:4: gates[1]: is the same gate as at line 3"
-
-
-def test_gates_cannot_be_nulled() -> None:
-    """A child that writes nothing, or a map, under gates is refused, not obeyed."""
-    assert child_refusal("gates:\n").message == "x.yaml:2: gates: must be a list, not nothing"
-    assert child_refusal("gates: {}\n").message == "x.yaml:2: gates: must be a list, not an empty map"
-
-
-def test_name_and_hypothesis_are_not_inherited() -> None:
-    """A child without a name is called like its file, and does not claim its parent's hypothesis."""
-    write(BASE + "hypothesis: base wins\n", "base.yaml")
-    child = load(write("extends: base.yaml\n", "w4a16-tuned.yaml"))
-    assert (child.name, child.hypothesis) == ("w4a16-tuned", "")
+@pytest.mark.parametrize(
+    ("gates", "message"),
+    [
+        ("gates:\n", "x.yaml:2: gates: must be a list, not nothing"),
+        ("gates: {}\n", "x.yaml:2: gates: must be a list, not an empty map"),
+        (
+            "gates:\n  - backend-ops: {op: ADD, backend: CPU}\n  - backend-ops: {op: ADD, backend: CPU, expect: 3/3}\n",
+            "x.yaml:4: gates[1]: is the same gate as at line 3",
+        ),
+        (
+            "gates:\n  - backend-ops:\n      op: MUL_MAT\n      backend: CPU\n      expect: 12/13\n",
+            "x.yaml:6: gates[0].backend-ops.expect: must be all of a positive number of cases, as in 1103/1103, not "
+            "'12/13'",
+        ),
+    ],
+)
+def test_gates_that_are_refused(gates: str, message: str) -> None:
+    """None vanishes, none is stated twice in one file, and an error in a refined one names the child's line."""
+    assert child_refusal(gates).message == message
 
 
 def test_a_chain_across_folders() -> None:
@@ -147,24 +136,18 @@ def test_a_long_chain() -> None:
         ({"a": "a"}, "a.yaml:1: extends: goes round in a circle: a.yaml -> a.yaml"),
         ({"a": "b", "b": "a"}, "b.yaml:1: extends: goes round in a circle: a.yaml -> b.yaml -> a.yaml"),
         ({"a": "b", "b": "c", "c": "b"}, "c.yaml:1: extends: goes round in a circle: b.yaml -> c.yaml -> b.yaml"),
+        ({"a": "link"}, "a.yaml:1: extends: goes round in a circle: a.yaml -> link.yaml"),
         ({"a": "d/../a"}, "a.yaml:1: extends: goes round in a circle: a.yaml -> a.yaml"),
     ],
 )
 def test_a_circle_is_named(files: dict[str, str], message: str) -> None:
-    """The error lists the files of the circle, and stands at the line that closes it."""
+    """The error lists the files of the circle, at the line that closes it; a link is the file itself."""
+    Path("link.yaml").symlink_to("a.yaml")
     for name, parent in files.items():
         write(f"extends: {parent}.yaml\n", f"{name}.yaml")
     with pytest.raises(SpecError) as caught:
         load(Path("a.yaml"))
     assert caught.value.message == message
-
-
-def test_a_circle_through_a_link() -> None:
-    """The same file under another name is the same file."""
-    write("extends: link.yaml\n", "a.yaml")
-    Path("link.yaml").symlink_to("a.yaml")
-    with pytest.raises(SpecError, match=r"circle: a\.yaml -> link\.yaml"):
-        load(Path("a.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -174,11 +157,17 @@ def test_a_circle_through_a_link() -> None:
         ("extends: [a.yaml]\n", "x.yaml:1: extends: must be the name of one spec file, not a list"),
         ('extends: ""\n', "x.yaml:1: extends: must be the name of one spec file, not ''"),
         ("extends: 3\n", "x.yaml:1: extends: must be the name of one spec file, not 3"),
-        ("extends: .\n", ": is not a regular file"),
+        ("name: x\nextends: .\n", "x.yaml:2: extends: is not a regular file: "),
+        ("name: x\nextends: pipe.yaml\n", "x.yaml:2: extends: is not a regular file: "),
+        ("name: x\nextends: large.yaml\n", "x.yaml:2: extends: is larger than 1 MB: "),
+        ("extends: bad.yaml\n", "bad.yaml:1: series: on is a boolean"),
     ],
 )
 def test_extends_must_be_a_file(text: str, message: str) -> None:
-    """A parent that is not there is the fault of the line that names it."""
+    """A parent that cannot be opened is the fault of the line that names it; its own YAML is its own fault."""
+    os.mkfifo("pipe.yaml")
+    Path("large.yaml").write_bytes(b"x" * 1_000_001)
+    write("series: on\n", "bad.yaml")
     assert message in refusal(text).message
 
 
@@ -193,30 +182,3 @@ def test_an_error_names_the_file_that_wrote_the_value() -> None:
         'x.yaml:5: env.B: must be text, not 2: quote it: "2"',
     ]
     assert error.next == "dgxlab plan x.yaml"
-
-
-def test_an_error_in_a_merged_gate_names_the_child() -> None:
-    """A refined gate keeps its place in the list, and the child's line for what the child wrote."""
-    gates = "gates:\n  - backend-ops:\n      op: MUL_MAT\n      backend: CPU\n      expect: 12/13\n"
-    assert child_refusal(gates).message == (
-        "x.yaml:6: gates[0].backend-ops.expect: must be all of a positive number of cases, as in 1103/1103, not '12/13'"
-    )
-
-
-def test_yaml_errors_of_a_parent_name_the_parent() -> None:
-    """A parent that cannot be read ends the child with the parent's own line."""
-    write(BASE + "series: on\n", "base.yaml")
-    assert refusal("extends: base.yaml\n").message.startswith("base.yaml:16: series: on is a boolean")
-
-
-def test_a_parent_that_is_no_file_is_the_fault_of_the_line() -> None:
-    """A pipe, a folder and what is too large are named where they are extended."""
-    os.mkfifo("pipe.yaml")
-    Path("large.yaml").write_bytes(b"x" * 1_000_001)
-    for name, why in (
-        ("pipe.yaml", "is not a regular file"),
-        (".", "is not a regular file"),
-        ("large.yaml", "is larger than 1 MB"),
-    ):
-        message = refusal(f"name: x\nextends: {name}\n").message
-        assert message.startswith(f"x.yaml:2: extends: {why}: ")

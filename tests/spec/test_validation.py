@@ -6,19 +6,16 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.spec import load
-from tests.spec.specs import BASE, child_refusal, read, refusal, write
+from tests.spec.specs import child_refusal, read, refusal, write
 
 GATE = "op: MUL_MAT, backend: CPU"
 
 REFUSED = [
     # unknown keys, with the nearest
     ("sesion: {}", "sesion: unknown key; did you mean session?"),
-    ("llama_cp: {}", "llama_cp: unknown key; did you mean llama_cpp?"),
-    ("llama_cpp: {pinn: x}", "llama_cpp.pinn: unknown key; did you mean pin?"),
     ("session: {Cycles: 3}", "session.Cycles: unknown key; did you mean cycles?"),
     ("session: {zzz: 3}", "session.zzz: unknown key; known: block_minutes, cycles, drift_limit, effect, pin, thermal"),
     ("zzz: 1", "zzz: unknown key"),
-    ("models: {q4k: {pth: /x}}", "models.q4k.pth: unknown key; did you mean path?"),
     ("models: {m: {synthetic: {n_layers: 2}}}", "models.m.synthetic.n_layers: unknown key; did you mean n_layer?"),
     ("gates: [backendops: {}]", "gates[1].backendops: unknown key; did you mean backend-ops?"),
     (
@@ -36,23 +33,18 @@ REFUSED = [
     ),
     # the top
     ("name: a/b", "name: must be a name of letters, digits, dots, dashes and underscores, 64 at most, not 'a/b'"),
-    ("name: ../x", "name: must be a name"),
-    ("name: -x", "name: must be a name"),
     ('name: "x\\n"', "name: must be a name"),
     (f"name: {'x' * 65}", "name: must be a name"),
     ("name: 12", 'name: must be text, not 12: quote it: "12"'),
     ("hypothesis:", "hypothesis: must be text, not nothing"),
-    ("host: a b", "host: must be a name"),
     ("series: [a, a]", "series: holds a twice"),
     ("series: [a/b]", "series[0]: must be a name"),
     ("series: {a: 1}", "series: must be a list, not a map"),
     ("series: [[a]]", "series[0]: must be text, not a list"),
-    ("series:", "series: must be a list, not nothing"),
     ("cmake: []", "cmake: must be a map, not an empty list"),
     ("cmake: {a-b: 1}", "cmake.a-b: must be a name of letters, digits and underscores"),
     ("cmake: {A: 9.0}", 'cmake.A: must be text, not 9.0: quote it: "9.0"'),
     ("cmake: {A: null}", "cmake.A: must be text, not nothing"),
-    ("cmake: {A: [1]}", "cmake.A: must be text, not a list"),
     ('cmake: {A: "1\\n2"}', "cmake.A: must be one line"),
     ("cmake: {GGML_CUDA: 1}", "cmake.GGML_CUDA: must be true or false, not '1'"),
     (
@@ -69,13 +61,9 @@ REFUSED = [
     ("cmake: {CMAKE_BUILD_RPATH_USE_ORIGIN: false}", "cannot be set: dgxlab sets it"),
     ("env: {a: x}", "env.a: must be a name of capital letters, digits and underscores"),
     ("env: {A: 1}", 'env.A: must be text, not 1: quote it: "1"'),
-    ("env: {A: true}", 'env.A: must be text, not true: quote it: "true"'),
-    ("env: {LD_PRELOAD: x}", "env.LD_PRELOAD: cannot be set: it changes which libraries load"),
     ("env: {LD_LIBRARY_PATH: x}", "env.LD_LIBRARY_PATH: cannot be set: it changes which libraries load"),
     ("env: {PATH: x}", "env.PATH: cannot be set: it is the host's own"),
-    ("env: {HOME: x}", "env.HOME: cannot be set: it is the host's own"),
     ("env: {DGXLAB_ROOT: x}", "env.DGXLAB_ROOT: cannot be set: it belongs to dgxlab itself"),
-    ("env: {DGXLAB_LOCKS: x}", "env.DGXLAB_LOCKS: cannot be set: it belongs to dgxlab itself"),
     ("env: {GGML_BACKEND_PATH: x}", "env.GGML_BACKEND_PATH: cannot be set: it loads backends"),
     ("env: {GGML_NO_BACKTRACE: '0'}", "env.GGML_NO_BACKTRACE: cannot be set: it is set by dgxlab itself"),
     ("env: {LLAMA_ARG_BATCH: '1'}", "env.LLAMA_ARG_BATCH: cannot be set: it sets a flag behind the bench entry's back"),
@@ -90,7 +78,6 @@ REFUSED = [
         "llama_cpp: {pin: e3a74b2}",
         "llama_cpp.pin: must be a full commit id: 40 hex digits, in lower case, not 'e3a74b2'",
     ),
-    (f"llama_cpp: {{pin: {'A' * 40}}}", "llama_cpp.pin: must be a full commit id"),
     (
         f"llama_cpp: {{pin: {'1' * 40}}}",
         "llama_cpp.pin: 1111111111111111111111111111111111111111 is too large for a num",
@@ -102,13 +89,14 @@ REFUSED = [
     ("llama_cpp: {sources: 'ext::sh -c x'}", "llama_cpp.sources: must be a git URL"),
     ("llama_cpp: {sources: 'https://me:secret@host/x'}", "llama_cpp.sources: must be a git URL without a password"),
     ("llama_cpp: {sources: pypi:llama-cpp-python}", "llama_cpp.sources: must be a git URL"),
+    ("models: {a: {synthetic: {vocab_pin: x}}}", "models.a.synthetic.vocab_pin: unknown key; did you mean vocab?"),
+    ("session: {min_effect: 0.1}", "session.min_effect: unknown key"),
     # models
     ("models: {a b: {path: /x}}", "models.a b: must be a name"),
     ("models: {a: }", "models.a: must be a map, not nothing"),
     ("models: {a: {}}", "models.a: must have exactly one of path, synthetic"),
     ("models: {a: {path: /x, synthetic: {}}}", "models.a: must have exactly one of path, synthetic"),
     ("models: {a: {path: x.gguf}}", "models.a.path: must be a path on the host, as /... or ~/..., not 'x.gguf'"),
-    ("models: {a: {path: null}}", "models.a.path: must be text, not nothing"),
     ("models: {a: {synthetic: {arch: qwen9}}}", "models.a.synthetic: synthetic models of architecture 'qwen9' cannot"),
     ("models: {a: {synthetic: {n_embd: 100}}}", "models.a.synthetic: n_embd 100"),
     ("models: {a: {synthetic: {n_head: 4, n_head_kv: 3}}}", "models.a.synthetic: n_head"),
@@ -116,13 +104,11 @@ REFUSED = [
     ("models: {a: {synthetic: {n_layer: 0}}}", "models.a.synthetic.n_layer: must be at least 1, not 0"),
     ("models: {a: {synthetic: {n_layer: 2000000}}}", "models.a.synthetic.n_layer: must be at most 1000, not 2000000"),
     ("models: {a: {synthetic: {n_layer: 2.0}}}", "models.a.synthetic.n_layer: must be a whole number, not 2.0"),
-    ("models: {a: {synthetic: {n_layer: true}}}", "models.a.synthetic.n_layer: must be a whole number, not true"),
     ("models: {a: {synthetic: {seed: -1}}}", "models.a.synthetic.seed: must be at least 0, not -1"),
     (
         "models: {a: {synthetic: {quant: q4_0}}}",
         "models.a.synthetic.quant: must be a type of llama-quantize, as Q4_K_M",
     ),
-    ("models: {a: {synthetic: {quant: Q4/0}}}", "models.a.synthetic.quant: must be a type of llama-quantize"),
     ("models: {a: {synthetic: {pure: 1}}}", "models.a.synthetic.pure: must be true or false, not 1"),
     # gates
     ("gates: [x]", "gates[1]: must be a map, not 'x'"),
@@ -265,11 +251,6 @@ def test_all_errors_of_a_spec_are_listed_by_line() -> None:
     assert error.next == "dgxlab plan x.yaml"
 
 
-def test_a_single_error_has_no_details() -> None:
-    """The sentence is not printed twice."""
-    assert child_refusal("name: 1\n").details == ""
-
-
 def test_very_many_errors_are_cut_off() -> None:
     """A hundred are listed, and the number of the rest."""
     lines = child_refusal("".join(f"k{number}: 1\n" for number in range(300))).details.splitlines()
@@ -285,7 +266,7 @@ def test_terminal_escapes_do_not_reach_the_message() -> None:
 
 
 def test_long_values_are_cut() -> None:
-    """A message stays readable whatever stands in the file."""
+    """A message stays readable whatever the file holds."""
     assert len(child_refusal(f"name: {'x' * 10_000}\n").message) < 300
 
 
@@ -304,23 +285,6 @@ def test_long_values_are_cut() -> None:
 def test_what_a_spec_needs(text: str, message: str) -> None:
     """A pin, and something to measure or to prove."""
     assert refusal(text).message == message
-
-
-def test_a_name_from_the_file_must_be_a_name() -> None:
-    """A spec without a name is called like its file, and that name obeys the same rule."""
-    write(BASE, "base.yaml")
-    message = refusal_of("extends: base.yaml\n", "my spec.yaml")
-    assert message.startswith("my spec.yaml:1: name: must be a name")
-
-
-def refusal_of(text: str, name: str) -> str:
-    """Return the message for a spec of that name."""
-    from dgxlab.errors import SpecError
-    from dgxlab.spec import load
-
-    with pytest.raises(SpecError) as caught:
-        load(write(text, name))
-    return caught.value.message
 
 
 def test_what_only_sounds_like_a_secret_is_none() -> None:

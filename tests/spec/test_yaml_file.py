@@ -88,9 +88,9 @@ def test_quotes_make_text_of_it(word: str, quote: str) -> None:
 )
 def test_plain_values(text: str, value: object) -> None:
     """Numbers are decimal, booleans true and false, and everything else is text."""
-    found = value_of(text)
-    assert found == value
-    assert type(found) is type(value)
+    result = value_of(text)
+    assert result == value
+    assert type(result) is type(value)
 
 
 @pytest.mark.parametrize(

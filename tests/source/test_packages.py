@@ -1,11 +1,13 @@
-"""llama.cpp out of source distributions: real archives made here, and the real one from the index."""
+"""What comes from the package index: llama.cpp's sdist and wheels of build tools, made here and the real ones."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import socket
 import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.source import PinCache
+from dgxlab.source.packages import WHEELS, SourceError, Wheel, fetch_wheel, find_wheel, pip_cause
 from tests.conftest import PIN
 from tests.repos import commit, git, quiet, upstream
 
@@ -76,19 +79,21 @@ def test_archive_file(prefix: str, pin: str, gitdir: Path, cache: PinCache, tmp_
 
 
 @pytest.fixture
-def index(gitdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which pip looks for packages, and nowhere else; toy-python is there, with a build backend."""
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which pip looks for packages, and nowhere else."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    archive(folder / "toy_python-1.0.tar.gz", gitdir)
     return folder
 
 
-def test_through_pip(pin: str, index: Path, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_through_pip(
+    pin: str, gitdir: Path, index: Path, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real pip finds the archive where it is configured to look, and runs nothing: no backend, no pip.py lying here."""
+    archive(index / "toy_python-1.0.tar.gz", gitdir)
     (tmp_path / "pip.py").write_text(BACKEND)
     monkeypatch.chdir(tmp_path)
     cache.trusted = True
@@ -106,12 +111,12 @@ def test_through_pip(pin: str, index: Path, cache: PinCache, tmp_path: Path, mon
 )
 def test_a_package_that_is_not_known(source: str, pin: str, index: Path, cache: PinCache) -> None:
     """Another name, or a version whose digest is not known, needs the user's word; no index is asked before."""
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(SpecError) as caught:
-        cache.ensure(pin, [source, str(index)], said.append)
+        cache.ensure(pin, [source, str(index)], lines.append)
     assert "does not fetch it without --trust-source" in caught.value.details
     assert caught.value.next == "run the same command again with --trust-source"
-    assert not any(line.startswith("Downloading") for line in said)
+    assert not any(line.startswith("Downloading") for line in lines)
 
 
 def test_another_file_than_the_known_one(pin: str, gitdir: Path, index: Path, cache: PinCache) -> None:
@@ -185,7 +190,7 @@ def test_hostile_archive(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path
 
 def test_huge_claim(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An archive cannot fill the disk."""
-    monkeypatch.setattr("dgxlab.source.sdist.SIZE_LIMIT", 100)
+    monkeypatch.setattr("dgxlab.source.packages.SIZE_LIMIT", 100)
     with pytest.raises(SpecError, match=r"too much for llama\.cpp"):
         cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir))], quiet)
 
@@ -194,8 +199,8 @@ def test_huge_claim(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, mon
 def test_the_real_one(tmp_path: Path) -> None:
     """The sdist on the package index carries llama.cpp at the very pin; sources before it may fail."""
     cache = PinCache(tmp_path / "cache")
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
     lines: list[str] = []
     try:
         cache.ensure(PIN, [f"http://127.0.0.1:{port}/llama.cpp", "pypi:llama-cpp-python==0.3.30"], lines.append)
@@ -206,3 +211,107 @@ def test_the_real_one(tmp_path: Path) -> None:
     assert cache.git.run("rev-parse", f"{PIN}^{{tree}}") == "b86f2b55024aef84c7fd09860893a35411ad58d2"
     assert len(cache.git.run("ls-tree", "-r", "--name-only", PIN).splitlines()) == 2977
     assert any(line.startswith("Downloading") for line in lines)
+
+
+# -- wheels ------------------------------------------------------------------------------------------------------------
+
+
+def publish(index: Path, machine: str = "aarch64") -> Wheel:
+    """Put a wheel for a machine, seldom this one, into the index."""
+    path = index / f"toytool-1.0-py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("toytool/data/bin/toytool", "#!/bin/sh\necho 1.0\n")
+        archive.writestr("toytool-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toytool\nVersion: 1.0\n")
+        archive.writestr("toytool-1.0.dist-info/WHEEL", f"Wheel-Version: 1.0\nTag: py3-none-manylinux2014_{machine}\n")
+        archive.writestr("toytool-1.0.dist-info/RECORD", "")
+    return Wheel("toytool", "1.0", machine, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_every_machine_has_both_tools_in_one_version(machine: str) -> None:
+    """A DGX Spark and any other box build with the same cmake and ninja."""
+    wheels = [find_wheel(name, machine, "2.39") for name in ("cmake", "ninja")]
+    assert {(wheel.name, wheel.version) for wheel in wheels} == {(wheel.name, wheel.version) for wheel in WHEELS}
+
+
+@pytest.mark.parametrize(
+    ("machine", "glibc", "cause"),
+    [
+        ("riscv64", "2.39", "there is none to send for riscv64"),
+        ("x86_64", "2.5", "needs glibc 2.17, it has 2.5"),
+        ("x86_64", "", "needs glibc 2.17, it has none"),
+    ],
+)
+def test_a_host_that_no_wheel_suits(machine: str, glibc: str, cause: str) -> None:
+    """Another processor, an old or another C library: said before anything is fetched."""
+    with pytest.raises(SourceError, match=cause):
+        find_wheel("cmake", machine, glibc)
+
+
+def test_fetched_once(index: Path, tmp_path: Path) -> None:
+    """Real pip gives another machine's wheel; the second time it is in the cache, and no index is asked."""
+    wheel = publish(index)
+    path = fetch_wheel(wheel, quiet)
+    assert path.parent == tmp_path / "home" / ".cache" / "dgxlab" / "wheels"
+    next(index.iterdir()).unlink()
+    lines: list[str] = []
+    assert fetch_wheel(wheel, lines.append) == path
+    assert lines == []
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == wheel.sha256
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_spoilt_copy_is_fetched_again(index: Path, tmp_path: Path) -> None:
+    """A cache is only as good as its digest."""
+    wheel = publish(index)
+    path = fetch_wheel(wheel, quiet, tmp_path / "cache")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert hashlib.sha256(fetch_wheel(wheel, quiet, tmp_path / "cache").read_bytes()).hexdigest() == wheel.sha256
+
+
+def test_another_file_of_the_same_name_is_refused(index: Path, tmp_path: Path) -> None:
+    """An index cannot give another program than the one that is known."""
+    wheel = Wheel("toytool", "1.0", "aarch64", "0" * 64)
+    publish(index)
+    with pytest.raises(SourceError, match=r"has another toytool-1\.0-.* than is expected"):
+        fetch_wheel(wheel, quiet, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("wheel", WHEELS, ids=lambda wheel: f"{wheel.name}-{wheel.machine}")
+def test_the_real_ones(wheel: Wheel, tmp_path: Path) -> None:
+    """The package index has each of them, for both machines, whichever this is."""
+    try:
+        path = fetch_wheel(wheel, quiet, tmp_path / "cache")
+    except SourceError as error:
+        if "package index" in str(error):
+            pytest.skip(f"no package index here: {error}")
+        raise
+    assert zipfile.ZipFile(path).testzip() is None
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip._vendor.urllib3."
+            "connection.HTTPSConnection object at 0x7f>: Failed to establish a new connection: [Errno 111] Connection "
+            "refused')': /simple/x/\nERROR: No matching distribution found for x==1",
+            "pip reaches no package index: Failed to establish a new connection: [Errno 111] Connection refused",
+        ),
+        ("Traceback\nModuleNotFoundError: No module named 'pip'", "pip is not installed for "),
+        (
+            "Location 'file:///x' is ignored\nERROR: No matching distribution found for x==9",
+            "No matching distribution found for x==9",
+        ),
+        (
+            "ERROR: [Errno 28] No space left on device: '/x'",
+            "[Errno 28] No space left on device: '/x'",
+        ),
+        ("", "it gave no reason"),
+    ],
+)
+def test_what_pip_says(output: str, expected: str) -> None:
+    """Pip's own words, as it printed them, become one cause."""
+    assert pip_cause(output).startswith(expected)
