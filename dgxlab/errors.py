@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 
 def escaped(text: str) -> str:
     r"""Return text with every UNSEEN character written as \uXXXX, which in a string of JSON means the same."""
-    return re.sub(UNSEEN, lambda found: f"\\u{ord(found[0]):04x}", text)
+    return re.sub(UNSEEN, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def edit(path: object) -> str:
@@ -39,11 +39,8 @@ def edit(path: object) -> str:
 
 def command(*words: object) -> str:
     """Return a command to type: whatever a word holds, a shell takes it for one; ~/ stays the home."""
-    return " ".join(_quoted(str(word)) for word in words)
-
-
-def _quoted(word: str) -> str:
-    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") and len(word) > 2 else shlex.quote(word)
+    texts = [str(word) for word in words]
+    return " ".join(f"~/{shlex.quote(t[2:])}" if t.startswith("~/") and len(t) > 2 else shlex.quote(t) for t in texts)
 
 
 class DgxlabError(Exception):
@@ -113,13 +110,13 @@ class SpecError(DgxlabError):
 
 
 class HostBusy(DgxlabError):
-    """Somebody else holds the host."""
+    """Another job holds the host."""
 
     exit_code = 10
 
 
 class CheckFailed(DgxlabError):
-    """A check that the user asked for said no."""
+    """A check that the user asked for failed."""
 
     exit_code = 11
 

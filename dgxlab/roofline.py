@@ -91,7 +91,7 @@ ACTIVE = {r"gpt-oss-20b": 3.6e9, r"gpt-oss-120b": 5.1e9, r"deepseek-(v3|r1)": 37
 
 def peaks(name: str) -> Peaks | None:
     """Return the peaks of a GPU by nvidia-smi's name for it; None for one that is not known."""
-    return next((found for gpu, found in GPUS.items() if re.fullmatch(f"(NVIDIA )?{gpu}", name)), None)
+    return next((peaks for gpu, peaks in GPUS.items() if re.fullmatch(f"(NVIDIA )?{gpu}", name)), None)
 
 
 def together(names: Sequence[str], *, alone: bool = False) -> Peaks | None:
@@ -147,9 +147,9 @@ def _parameters(name: str) -> float | None:
 def bits_of(type: str) -> int:
     """Return the bits that a weight of a type takes at least, its scales not counted; 0 for an unknown type."""
     name = type.lower()
-    found = next((bits for pattern, bits in _BITS if re.search(pattern, name)), 0)
     quantised = re.search(r"q(\d)", name)
-    return found or (int(quantised[1]) if quantised else 0)
+    bits = next((bits for pattern, bits in _BITS if re.search(pattern, name)), 0)
+    return bits or (int(quantised[1]) if quantised else 0)
 
 
 # -- what a figure implies --------------------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ def memory(rate: float, peaks: Peaks, moved: float | None = None) -> str:
         moved: Bytes of one call, which is repeated: those that fit in the cache stay there; None where none does.
     """
     kept = 0.0 if moved is None else min(1.0, peaks.cache / max(moved, 1.0))
-    said, needed = f"{rate / 1e9:.0f} GB/s", rate * (1 - kept)
+    shown, needed = f"{rate / 1e9:.0f} GB/s", rate * (1 - kept)
     if needed > ROUNDING * peaks.bandwidth:
         aside = f", {kept:.0%} of it from the cache," if kept >= 0.01 else ""
-        return f"{said}{aside} are {_times(needed, peaks.bandwidth)} of {peaks.gpu}"
-    return f"{said} are {_times(rate, peaks.cached)} of {peaks.gpu}'s cache" if rate > BOOST * peaks.cached else ""
+        return f"{shown}{aside} are {_times(needed, peaks.bandwidth)} of {peaks.gpu}"
+    return f"{shown} are {_times(rate, peaks.cached)} of {peaks.gpu}'s cache" if rate > BOOST * peaks.cached else ""
 
 
 def _times(rate: float, most: float) -> str:
@@ -191,14 +191,14 @@ def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = No
             a pass, and where it is not known.
     """
     size = f"{rate:g} t/s with {weights.parameters / 1e9:g}B parameters"
-    if found := compute(rate * 2 * weights.parameters, weights.path, peaks):
-        return f"{size}: {found}"
+    if excess := compute(rate * 2 * weights.parameters, weights.path, peaks):
+        return f"{size}: {excess}"
     if streams is None:
         return ""
     size_bytes = weights.parameters * weights.bits / 8
-    found = memory(rate / streams * size_bytes, peaks, size_bytes)
+    excess = memory(rate / streams * size_bytes, peaks, size_bytes)
     shared = f", read once for {streams} sequences" if streams > 1 else ""
-    return f"{size} of {weights.bits} bits{shared}: {found}" if found else ""
+    return f"{size} of {weights.bits} bits{shared}: {excess}" if excess else ""
 
 
 def _tera(flops: float) -> str:
@@ -214,7 +214,7 @@ def implausible(
     weights: Weights | None = None,
     moved: float | None = None,
 ) -> str:
-    """Say why a number of one of llama.cpp's tools cannot be true on a GPU; "" where nothing speaks against it.
+    """Say why a number of one of llama.cpp's tools cannot be true on a GPU; "" where it can.
 
     Args:
         metric: Its name in `units`; for one that this knows nothing about the answer is "".
@@ -232,14 +232,16 @@ def implausible(
         return memory(moved / value * 1e6, peaks, moved)
     if weights is None or metric not in ("avg_ts", "speed_pp", "speed_tg", "speed"):
         return ""
-    return tokens(value, weights, peaks, _streams(metric, params))
+    if metric == "avg_ts" and params.get("n_gen") and not params.get("n_prompt"):
+        return tokens(value, weights, peaks, 1)
+    return tokens(value, weights, peaks, int(params["pl"]) if metric == "speed_tg" and "pl" in params else None)
 
 
 INFLATED = frozenset(
-    (
+    [
         *("ADD", "SUB", "MUL", "DIV", "ADD_ID", "ACC", "SET", "REPEAT", "REPEAT_BACK"),
         *("GET_ROWS", "GET_ROWS_BACK", "SET_ROWS"),
-    )
+    ]
 )
 """Operations of which test-backend-ops counts more bytes than they touch: whole tables of which they take some rows, a
 broadcast operand with the size of its result."""
@@ -249,9 +251,3 @@ def _counts_what_it_moves(params: Mapping[str, Param]) -> bool:
     """Tell whether the bytes of a case are those that it touches; the size of a view counts the gaps in it."""
     view = any(str(params.get(name, 0)) != "0" for name in ("v", "k_v"))
     return params.get("op_name") not in INFLATED and not view
-
-
-def _streams(metric: str, params: Mapping[str, Param]) -> int | None:
-    if metric == "avg_ts" and params.get("n_gen") and not params.get("n_prompt"):
-        return 1
-    return int(params["pl"]) if metric == "speed_tg" and "pl" in params else None

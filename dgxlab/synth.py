@@ -16,9 +16,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from dgxlab.errors import RemoteError, SpecError, command
 from dgxlab.model import SyntheticModel
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("llama",)
 """What `write` can make."""
-
 SIGMA = 0.02
 """Standard deviation of a weight, as trained models start out and roughly end."""
 
@@ -46,10 +46,10 @@ CHUNK = 1 << 23
 """Weights made at a time: 16 MiB of F16, whatever the size of the model."""
 
 BLOCKS = (
-    (re.compile(r"(F32|F16|BF16|COPY)"), 1),
-    (re.compile(r"(Q[0-9]_[01]|IQ4_NL|MXFP4.*)"), 32),
-    (re.compile(r"NVFP4.*"), 64),
-    (re.compile(r"(Q[0-9]_K|I?T?Q[0-9]_).*"), 256),
+    (r"F32|F16|BF16|COPY", 1),
+    (r"Q[0-9]_[01]|IQ4_NL|MXFP4.*", 32),
+    (r"NVFP4.*", 64),
+    (r"(Q[0-9]_K|I?T?Q[0-9]_).*", 256),
 )
 """Weights in one block, by llama-quantize's name of the type; first match."""
 
@@ -102,19 +102,52 @@ def check(recipe: SyntheticModel) -> None:
             raise SpecError(f"{name} of a synthetic model must be at least 1, not {getattr(recipe, name)}")
     if recipe.seed < 0:
         raise SpecError(f"seed of a synthetic model must not be negative, not {recipe.seed}")
-    _check_heads(recipe)
-    _check_rows(recipe)
+    if recipe.n_embd % recipe.n_head or (recipe.n_embd // recipe.n_head) % 2:
+        raise SpecError(f"n_embd {recipe.n_embd} does not give {recipe.n_head} heads (n_head) of an even width")
+    if recipe.n_head % recipe.n_head_kv:
+        raise SpecError(f"n_head {recipe.n_head} is no multiple of n_head_kv {recipe.n_head_kv}")
+    # a row that is no whole number of blocks makes llama-quantize abort, or fall back to another type in silence
+    block = next((length for pattern, length in BLOCKS if re.fullmatch(pattern, recipe.quant.upper())), 1)
+    for name in ("n_embd", "n_ff"):
+        if getattr(recipe, name) % block:
+            raise SpecError(
+                f"{name} {getattr(recipe, name)} is no multiple of {block}, the block length of {recipe.quant}",
+                next=f"set {name}: {math.ceil(getattr(recipe, name) / block) * block}",
+            )
 
 
 def tensors(recipe: SyntheticModel) -> tuple[Tensor, ...]:
     """List the tensors in file order. Embeddings and output are not tied, as in llama models of 7B and more."""
     kv_width = recipe.n_embd // recipe.n_head * recipe.n_head_kv
-    found = [Tensor("token_embd.weight", (recipe.n_vocab, recipe.n_embd), SIGMA)]
+    result = [Tensor("token_embd.weight", (recipe.n_vocab, recipe.n_embd), SIGMA)]
     for i in range(recipe.n_layer):
-        found += _layer(recipe, f"blk.{i}", kv_width)
-    found.append(Tensor("output_norm.weight", (recipe.n_embd,), 0.0))
-    found.append(Tensor("output.weight", (recipe.n_vocab, recipe.n_embd), SIGMA))
-    return tuple(found)
+        result += _layer(recipe, f"blk.{i}", kv_width)
+    result.append(Tensor("output_norm.weight", (recipe.n_embd,), 0.0))
+    result.append(Tensor("output.weight", (recipe.n_vocab, recipe.n_embd), SIGMA))
+    return tuple(result)
+
+
+def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
+    """List a layer's tensors; scales come last, as those of one value each."""
+    width, hidden = recipe.n_embd, recipe.n_ff
+    # what adds to the residual stream is scaled down, so that its variance does not grow with the number of layers
+    residual = SIGMA / math.sqrt(2 * recipe.n_layer)
+    parts: list[tuple[str, tuple[int, ...], float]] = [
+        ("attn_norm", (width,), 0.0),
+        ("attn_q", (width, width), SIGMA),
+        ("attn_k", (kv_width, width), SIGMA),
+        ("attn_v", (kv_width, width), SIGMA),
+        ("attn_output", (width, width), residual),
+        ("ffn_norm", (width,), 0.0),
+        ("ffn_gate", (hidden, width), SIGMA),
+        ("ffn_up", (hidden, width), SIGMA),
+        ("ffn_down", (width, hidden), residual),
+    ]
+    matrices = [name for name, shape, _ in parts if len(shape) == 2] if recipe.scales else []
+    return [
+        *(Tensor(f"{prefix}.{name}.weight", shape, sigma) for name, shape, sigma in parts),
+        *(Tensor(f"{prefix}.{name}.scale", (1,), 0.0) for name in matrices),
+    ]
 
 
 def size(recipe: SyntheticModel) -> int:
@@ -161,7 +194,11 @@ def write(recipe: SyntheticModel, out: Path, vocabulary: Path | None = None) -> 
         tokenizer = _tokenizer(recipe, vocabulary) if vocabulary else {}
         _write(gguf.GGUFWriter(partial, recipe.arch), recipe, tokenizer)
         partial.replace(out)
-        _sync_folder(out.parent)
+        folder = os.open(out.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # so that the rename itself survives a power cut
+        finally:
+            os.close(folder)
     except OSError as error:
         raise RemoteError(
             f"could not write the synthetic model {out} ({size(recipe) / 1e9:.1f} GB): {error.strerror}",
@@ -169,50 +206,6 @@ def write(recipe: SyntheticModel, out: Path, vocabulary: Path | None = None) -> 
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-# -- the recipe -------------------------------------------------------------------------------------------------------
-
-
-def _check_heads(recipe: SyntheticModel) -> None:
-    if recipe.n_embd % recipe.n_head or (recipe.n_embd // recipe.n_head) % 2:
-        raise SpecError(f"n_embd {recipe.n_embd} does not give {recipe.n_head} heads (n_head) of an even width")
-    if recipe.n_head % recipe.n_head_kv:
-        raise SpecError(f"n_head {recipe.n_head} is no multiple of n_head_kv {recipe.n_head_kv}")
-
-
-def _check_rows(recipe: SyntheticModel) -> None:
-    """A row that is no whole number of blocks makes llama-quantize abort, or fall back to another type in silence."""
-    block = next((length for pattern, length in BLOCKS if pattern.fullmatch(recipe.quant.upper())), 1)
-    for name in ("n_embd", "n_ff"):
-        if getattr(recipe, name) % block:
-            raise SpecError(
-                f"{name} {getattr(recipe, name)} is no multiple of {block}, the block length of {recipe.quant}",
-                next=f"set {name}: {math.ceil(getattr(recipe, name) / block) * block}",
-            )
-
-
-def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
-    """List a layer's tensors; scales come last, as those of one value each."""
-    width, hidden = recipe.n_embd, recipe.n_ff
-    # what adds to the residual stream is scaled down, so that its variance does not grow with the number of layers
-    residual = SIGMA / math.sqrt(2 * recipe.n_layer)
-    parts: list[tuple[str, tuple[int, ...], float]] = [
-        ("attn_norm", (width,), 0.0),
-        ("attn_q", (width, width), SIGMA),
-        ("attn_k", (kv_width, width), SIGMA),
-        ("attn_v", (kv_width, width), SIGMA),
-        ("attn_output", (width, width), residual),
-        ("ffn_norm", (width,), 0.0),
-        ("ffn_gate", (hidden, width), SIGMA),
-        ("ffn_up", (hidden, width), SIGMA),
-        ("ffn_down", (width, hidden), residual),
-    ]
-    matrices = [name for name, shape, _ in parts if len(shape) == 2] if recipe.scales else []
-    return [
-        *(Tensor(f"{prefix}.{name}.weight", shape, sigma) for name, shape, sigma in parts),
-        *(Tensor(f"{prefix}.{name}.scale", (1,), 0.0) for name in matrices),
-    ]
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
@@ -227,11 +220,11 @@ def _tokenizer(recipe: SyntheticModel, vocabulary: Path) -> dict[str, Any]:
     import gguf
 
     fields = gguf.GGUFReader(vocabulary).fields
-    found = {name: field for name, field in fields.items() if name.startswith("tokenizer.")}
-    count = len(found["tokenizer.ggml.tokens"].data) if "tokenizer.ggml.tokens" in found else 0
+    tokenizer = {name: field for name, field in fields.items() if name.startswith("tokenizer.")}
+    count = len(tokenizer["tokenizer.ggml.tokens"].data) if "tokenizer.ggml.tokens" in tokenizer else 0
     if count != recipe.n_vocab:
         raise SpecError(f"vocab {recipe.vocab} of the pin has {count} tokens, not {recipe.n_vocab}, which n_vocab says")
-    return found
+    return tokenizer
 
 
 def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
@@ -239,8 +232,7 @@ def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[s
     import numpy as np
 
     wanted = tensors(recipe)
-    _add_metadata(writer, recipe)
-    _add_tokenizer(writer, tokenizer)
+    _add_metadata(writer, recipe, tokenizer)
     for tensor in wanted:
         kind = np.dtype(np.float16 if tensor.sigma else np.float32)
         writer.add_tensor_info(tensor.name, tensor.shape, kind, tensor.nbytes)
@@ -254,15 +246,16 @@ def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[s
             for chunk in _chunks(tensor, recipe.seed):
                 out.write(chunk)
             writer.write_padding(out, tensor.nbytes)
-        _sync(out)
+        out.flush()
+        os.fsync(out.fileno())
     finally:
-        _close(writer)
+        for file in writer.fout or []:
+            file.close()
 
 
-def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
     import gguf
 
-    head = recipe.n_embd // recipe.n_head
     writer.add_name("dgxlab synthetic")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(recipe.n_vocab)
@@ -272,15 +265,9 @@ def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel) -> None:
     writer.add_feed_forward_length(recipe.n_ff)
     writer.add_head_count(recipe.n_head)
     writer.add_head_count_kv(recipe.n_head_kv)
-    writer.add_rope_dimension_count(head)
+    writer.add_rope_dimension_count(recipe.n_embd // recipe.n_head)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Mapping[str, Any]) -> None:
-    """Copy the fields of another file; without any the model has no tokenizer."""
-    import gguf
-
     if not tokenizer:
         # the count of dummy tokens comes from <arch>.vocab_size; no tokenizer means no token ever has a text
         writer.add_tokenizer_model("no_vocab")
@@ -309,32 +296,8 @@ def _chunks(tensor: Tensor, seed: int) -> Iterator[Any]:
         yield table[words.view("<u2")[:count]]
 
 
-_cache: list[float] = []
-
-
+@cache
 def _quantiles() -> list[float]:
     """Return the 65,536 midpoint quantiles of the standard normal: one for each value of 16 random bits."""
-    if not _cache:
-        half = [NormalDist().inv_cdf((i + 0.5) / 65536) for i in range(32768, 65536)]
-        _cache.extend([-z for z in reversed(half)] + half)
-    return _cache
-
-
-def _sync(out: BinaryIO | Any) -> None:
-    out.flush()
-    os.fsync(out.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _close(writer: gguf.GGUFWriter) -> None:
-    """Close what the writer opened; nothing when it could not open anything."""
-    for out in writer.fout or []:
-        out.close()
+    half = [NormalDist().inv_cdf((i + 0.5) / 65536) for i in range(32768, 65536)]
+    return [-z for z in reversed(half)] + half

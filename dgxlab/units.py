@@ -128,14 +128,11 @@ def style(metric: Metric, values: Iterable[float | None]) -> Style:
         return Style(metric.scales[-1].unit, metric.scales[-1].factor, 0)
     fitting = [scale for scale in metric.scales if max(sizes) >= scale.factor]
     scale = fitting[-1] if fitting else metric.scales[0]
-    return Style(scale.unit, scale.factor, _decimals(min(sizes) / scale.factor, max(sizes) / scale.factor))
-
-
-def _decimals(smallest: float, largest: float) -> int:
+    smallest, largest = min(sizes) / scale.factor, max(sizes) / scale.factor
     wanted = max(0, -math.floor(math.log10(RESOLUTION * smallest)))
     room = max(0, MAX_DIGITS - 1 - math.floor(math.log10(largest)))
     least = max(0, 1 - math.floor(math.log10(smallest)))
-    return max(least, min(wanted, room))
+    return Style(scale.unit, scale.factor, max(least, min(wanted, room)))
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
@@ -155,14 +152,10 @@ def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
     Args:
         ranges: Lowest and highest value by the name under which it was sampled; other names are passed over.
     """
+    texts = {name: " to ".join(dict.fromkeys(f"{end:.0f}" for end in ends)) for name, ends in ranges.items()}
     of_gpu = [name for name in _CONDITIONS if name in ranges and "." in name]
     names = of_gpu or [name for name in _CONDITIONS if name in ranges]
-    return ", ".join(_CONDITIONS[name].format(_range(*ranges[name])) for name in names)
-
-
-def _range(low: float, high: float) -> str:
-    ends = dict.fromkeys((f"{low:.0f}", f"{high:.0f}"))
-    return " to ".join(ends)
+    return ", ".join(_CONDITIONS[name].format(texts[name]) for name in names)
 
 
 def share(text: str) -> float:
@@ -172,10 +165,10 @@ def share(text: str) -> float:
         ValueError: if it is none between 0 and 1.
     """
     number = text.strip().removesuffix("%")
-    found = float(number) / (100 if number != text.strip() else 1)
-    if not 0 < found < 1:
+    value = float(number) / (100 if number != text.strip() else 1)
+    if not 0 < value < 1:
         raise ValueError(f"{text} is not between 0 and 1")
-    return found
+    return value
 
 
 def percent(share: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from dgxlab.transport.base import CommandFailed
-from dgxlab.transport.ssh_command import MARK, framed, quote
+from dgxlab.transport.ssh import MARK, framed, quote
 from faults.fault import Broken
 
 SHAPES = (

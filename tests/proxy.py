@@ -33,7 +33,7 @@ class Proxy:
         resets: How often connections that stood were reset.
         refuse: Reset new connections at once.
         connections: How many were accepted so far.
-        down_bytes: Bytes carried to clients so far; up_bytes: to the server.
+        down_bytes: Bytes carried to clients so far.
         turns: How often a client spoke after the server had spoken: the round trips, where one waits for the other.
     """
 
@@ -45,7 +45,7 @@ class Proxy:
         self.silent_since: float | None = None
         self.resets = 0
         self.refuse = False
-        self.connections = self.down_bytes = self.up_bytes = self.turns = 0
+        self.connections = self.down_bytes = self.turns = 0
         self.port = 0
         self.target = target
         self._server_spoke = False
@@ -149,7 +149,11 @@ class Proxy:
             if not chunk:
                 writer.write_eof()
                 return
-            self._count(len(chunk), down=down)
+            if down:
+                self.down_bytes += len(chunk)
+            else:
+                self.turns += self._server_spoke
+            self._server_spoke = down
             if down and self.silent_after is not None:
                 self.silent_after -= len(chunk)
                 if self.silent_after <= 0:
@@ -166,15 +170,6 @@ class Proxy:
             if left is not None:
                 setattr(self, name, left - len(chunk))
             await writer.drain()
-
-    def _count(self, size: int, *, down: bool) -> None:
-        if down:
-            self.down_bytes += size
-            self._server_spoke = True
-        else:
-            self.up_bytes += size
-            self.turns += self._server_spoke
-            self._server_spoke = False
 
     def _reset_all(self) -> None:
         self.resets += bool(self._writers)

@@ -59,13 +59,6 @@ def test_no_value_is_shown_as_zero_or_loses_a_percent_step(values: list[float]) 
             assert float(column.value(value)) * column.factor == pytest.approx(value, rel=0.051)
 
 
-def test_what_llama_cpp_calls_gb_s_has_one_name() -> None:
-    """2^30 bytes a second: stored as GiB/s, and shown as the same 10^9 bytes a second that reports compute."""
-    metric = units.metric("bandwidth_gb_s")
-    assert (metric.unit, [scale.unit for scale in metric.scales]) == ("GiB/s", ["GB/s"])
-    assert [scale.unit for scale in units.metric("rate").scales] == ["GB/s"]
-
-
 def test_spread_is_never_rounded_to_zero() -> None:
     """A spread below the last digit gets the digit that shows it; an exact 0 is 0."""
     column = style(units.metric("avg_ts"), [32.9, 54.8])

@@ -8,19 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from dgxlab.errors import HostError
+
 
 class CommandFailed(Exception):
     """A command on a host ended with a status other than 0.
 
     Attributes:
         rc: Its exit status.
-        stderr: What it said, decoded with replacement.
+        stderr: What it printed there, decoded with replacement.
     """
 
     def __init__(self, rc: int, stderr: str) -> None:
         super().__init__(f"exit status {rc}: {stderr.strip()}")
         self.rc = rc
         self.stderr = stderr
+
+
+class HostLost(HostError):
+    """The host could not be reached, or the connection was lost: the one host error that time may mend.
+
+    What the command did on the host is unknown, never failed.
+    """
+
+
+class HostDropped(HostLost):
+    """The host hung up before it sent anything, as sshd does with new connections above its MaxStartups."""
+
+
+class HostSilent(HostLost):
+    """The host did not answer for as long as is waited: more time has gone by than with any other loss."""
 
 
 class Transport(Protocol):

@@ -1,4 +1,7 @@
-"""A host as the client sees it: the agent's verbs as methods, whatever the transport."""
+"""A host as the client sees it: the agent's verbs as methods, whatever the transport.
+
+What a host answers is trusted neither for its size nor for its shape: what is wrong is a RemoteError.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
 from dgxlab.agent.inventory import Item, Removal
@@ -18,22 +21,21 @@ from dgxlab.model.events import FinalStatus, ModelFile
 from dgxlab.model.result import Count, Details
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
-from dgxlab.transport.reply import WRONG, T, first_line, understood, whole, whole_lines
+
+T = TypeVar("T")
 
 NO_PYTHON = (126, 127)
 """Exit statuses by which a shell says that it cannot start the interpreter; the agent has none of them."""
 
+AT_HOME = 'case "$NAME" in "~/"*) NAME="$HOME/${NAME#"~/"}";; esac; '
+"""Makes a shell read ~/ at the beginning of a variable as it reads it in a word."""
 
-def _at_home(name: str) -> str:
-    """Return what makes a shell read ~/ at the beginning of a variable as a shell reads it."""
-    return f'case "${name}" in "~/"*) {name}="$HOME/${{{name}#"~/"}}";; esac; '
-
-
-# The settings are the first line of stdin: arguments can be read by everybody on the host, and env may hold a token.
+# The settings are the first line of stdin: arguments can be read by every user of the host, and env may hold a token.
 # A shell's read takes no byte more than the line, so that the rest of stdin is the agent's.
 # -S: the agent needs the standard library alone, and looking for more takes a quarter of its start.
 CALL = (
-    f'r=$1 a="/agent/$2.pyz" p=$3 b=$4 v=$5; shift 5; {_at_home("r")}{_at_home("p")}IFS= read -r h; '
+    f'r=$1 a="/agent/$2.pyz" p=$3 b=$4 v=$5; shift 5; {AT_HOME.replace("NAME", "r")}{AT_HOME.replace("NAME", "p")}'
+    "IFS= read -r h; "
     'export DGXLAB_ROOT="$r" DGXLAB_HOST="$h"; exec "$p" -ES -c "$b" "$r$a" "$r" "$v" "$@"'
 )
 
@@ -45,13 +47,12 @@ PATIENCE_S = 120.0
 
 State = Literal["absent", "staged", "running", "done", "lost"]
 
+MOST_BYTES = 64 << 20
+"""How long a reply, or a line of a journal, may be: the largest that a job writes are a hundredth of it."""
+
 Stdin = Callable[[], Iterable[bytes]]
-"""Makes what a verb reads; anew for each attempt, so that a second one never goes on where the first one broke off."""
-
-
-def nothing() -> Iterable[bytes]:
-    """Return an empty stdin."""
-    return ()
+"""Makes what a verb reads; anew for each attempt, so that a second one never goes on where the first one broke off.
+`tuple` makes nothing."""
 
 
 @dataclass(frozen=True)
@@ -139,17 +140,12 @@ class Host:
     def probe(self, commits: Sequence[str] = (), models: Sequence[str] = (), synthetic: Sequence[str] = ()) -> Probe:
         """Ask for facts, which commits and models (files and ids) are there, and what runs, in one round trip."""
         request = canonical({"commits": commits, "models": models, "synthetic": synthetic}).encode()
-        return self._ask(Probe, "probe", stdin=lambda: [request], agree=lambda found: found.lacks(models))
+        return self._ask(Probe, "probe", stdin=lambda: [request], wrong=lambda probe: probe.lacks(models))
 
     def send_objects(self, commit: str, shallow: Sequence[str], pack: Stdin) -> None:
         """Send a pack that completes `commit`."""
         header = canonical({"commit": commit, "shallow": list(shallow)}).encode() + b"\n"
-
-        def body() -> Iterator[bytes]:
-            yield header
-            yield from pack()
-
-        self._tell("receive", stdin=body)
+        self._tell("receive", stdin=lambda: itertools.chain([header], pack()))
 
     def send_tool(self, name: str, version: str, sha256: str, wheel: Stdin) -> None:
         """Send a build tool's wheel; harmless to repeat."""
@@ -202,7 +198,12 @@ class Host:
             RemoteError: if the host sends something else, or more than it announced.
         """
         pieces = self._call("raw", job_id, str(limit))
-        line, rest = first_line(pieces)
+        head = b""
+        for piece in pieces:
+            head += piece
+            if b"\n" in head or len(head) > 1000:
+                break
+        line, _, rest = head.partition(b"\n")
         told = understood(self.name, "raw", line, RawSize)
         left = told.at_most if told.size <= limit else 0
         for piece in itertools.chain([rest], pieces):
@@ -229,53 +230,40 @@ class Host:
         """Yield pieces of the job's journal from byte `offset` on, each ending with a whole line, until it ends."""
         yield from whole_lines(self._call("follow", job_id, str(offset), patience_s=None), self.name, "follow")
 
-    def _status(self, job_id: str, verb: str, *args: str, stdin: Stdin = nothing) -> JobStatus:
+    def _status(self, job_id: str, verb: str, *args: str, stdin: Stdin = tuple) -> JobStatus:
         """Return the status of this job: that of another one would end this one's record."""
 
-        def agree(found: JobStatus) -> str:
-            return "" if found.job_id == job_id else f"it is about job {found.job_id!r}"
+        def wrong(status: JobStatus) -> str:
+            return "" if status.job_id == job_id else f"it is about job {status.job_id!r}"
 
-        return self._ask(JobStatus, verb, job_id, *args, stdin=stdin, agree=agree)
+        return self._ask(JobStatus, verb, job_id, *args, stdin=stdin, wrong=wrong)
 
     def _ask(
-        self, kind: type[T], verb: str, *args: str, stdin: Stdin = nothing, agree: Callable[[T], str] = lambda _: ""
+        self, kind: type[T], verb: str, *args: str, stdin: Stdin = tuple, wrong: Callable[[T], str] = lambda _: ""
     ) -> T:
-        """Return the record that the reply is; `agree` says what of it is no answer to what was asked.
+        return understood(self.name, verb, self._tell(verb, *args, stdin=stdin), kind, wrong)
 
-        Raises:
-            RemoteError: if it is none.
-        """
-        reply = whole(self._call(verb, *args, stdin=stdin), self.name, verb)
-        return understood(self.name, verb, reply, kind, agree)
-
-    def _tell(self, verb: str, *args: str, stdin: Stdin) -> None:
-        """Do what has no reply."""
-        whole(self._call(verb, *args, stdin=stdin), self.name, verb)
+    def _tell(self, verb: str, *args: str, stdin: Stdin) -> bytes:
+        return whole(self._call(verb, *args, stdin=stdin), self.name, verb)
 
     def _call(
-        self, verb: str, *args: str, stdin: Stdin = nothing, patience_s: float | None = PATIENCE_S
+        self, verb: str, *args: str, stdin: Stdin = tuple, patience_s: float | None = PATIENCE_S
     ) -> Iterator[bytes]:
-        try:
-            yield from self._boot(verb, *args, stdin=stdin, patience_s=patience_s)
-            return
-        except CommandFailed as failure:
-            if failure.rc != NO_AGENT:
-                raise self._error(verb, failure) from failure
-        self._install()
-        try:
-            yield from self._boot(verb, *args, stdin=stdin, patience_s=patience_s)
-        except CommandFailed as failure:
-            raise self._error(verb, failure) from failure
+        for last in (False, True):
+            try:
+                yield from self._boot(verb, *args, stdin=stdin, patience_s=patience_s)
+                return
+            except CommandFailed as failure:
+                if last or failure.rc != NO_AGENT:
+                    raise self._error(verb, failure) from failure
+            self._install()
 
     def _boot(self, verb: str, *args: str, stdin: Stdin, patience_s: float | None) -> Iterator[bytes]:
         way = self.transport
         argv = ["sh", "-c", CALL, "sh", way.root, bundle().digest, way.python, BOOT, verb, *args]
         settings = f"{self.settings}\n".encode()
-        yield from self._stream(argv, itertools.chain([settings], stdin()), patience_s)
-
-    def _stream(self, argv: Sequence[str], stdin: Iterable[bytes], patience_s: float | None) -> Iterator[bytes]:
         self.calls += 1
-        yield from self.transport.stream(argv, stdin, patience_s=patience_s)
+        yield from way.stream(argv, itertools.chain([settings], stdin()), patience_s=patience_s)
         self.answered = True
 
     def _install(self) -> None:
@@ -308,7 +296,7 @@ class Host:
             words = json.loads(lines[-1])
             mend, details = self.entry.next_of_agent(str(words["next"])), str(words["details"])
             return by_exit_code(words["exit_code"])(str(words["message"]), next=mend, details=details)
-        except WRONG:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # of another shape
             last = lines[-1] if lines else "it said nothing"
             return RemoteError(
                 f"the agent on host {way.name} failed at {verb} with exit status {failure.rc}: {last}",
@@ -336,15 +324,67 @@ class Host:
         )
 
 
-def read_plan(found: Any) -> Plan:
+def read_plan(content: Any) -> Plan:
     """Return the plan that a job's folder holds; nothing in it is believed.
 
     Raises:
         ValueError: if it is none that this dgxlab can read.
     """
-    plan = from_json(Plan, found)
+    plan = from_json(Plan, content)
     for spec in plan.specs:
         from_json(Experiment, {**spec, "path": "", "root": ""})
     if not {digest(spec) for spec in plan.specs} <= {plan.experiment, plan.baseline}:
         raise ValueError("it holds the spec of another experiment")
     return plan
+
+
+def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
+    """Return a reply in one piece.
+
+    Raises:
+        RemoteError: if it does not end in time.
+    """
+    reply = bytearray()
+    for piece in pieces:
+        reply += piece
+        if len(reply) > MOST_BYTES:
+            raise RemoteError(f"host {host} answered {verb} with more than {MOST_BYTES >> 20} MiB, and was left")
+    return bytes(reply)
+
+
+def whole_lines(pieces: Iterable[bytes], host: str, verb: str) -> Iterator[bytes]:
+    """Yield pieces that each end with a whole line; what follows the last line is dropped.
+
+    Raises:
+        RemoteError: if a line does not end in time.
+    """
+    rest = b""
+    for piece in pieces:
+        rest += piece
+        cut = rest.rfind(b"\n") + 1
+        if cut:
+            yield rest[:cut]
+            rest = rest[cut:]
+        if len(rest) > MOST_BYTES:
+            raise RemoteError(
+                f"host {host} answered {verb} with more than {MOST_BYTES >> 20} MiB in one line, and was left"
+            )
+
+
+def understood(host: str, verb: str, reply: bytes, kind: type[T], wrong: Callable[[T], str] = lambda _: "") -> T:
+    """Return the record that the JSON in a reply is; `wrong` says what of it is no answer to what was asked.
+
+    Raises:
+        RemoteError: if it is no JSON, no such record, or no answer.
+    """
+    try:
+        record = from_json(kind, json.loads(reply))
+        if words := wrong(record):
+            raise ValueError(words)
+    except (ValueError, RecursionError) as error:
+        raise RemoteError(
+            f"host {host} answered {verb} with something else than dgxlab's agent does: "
+            f"{reply[:200].decode(errors='replace')!r}",
+            details=f"{type(error).__name__}: {error}"[:1000],
+        ) from error
+    return record

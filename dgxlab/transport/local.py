@@ -30,7 +30,10 @@ class LocalTransport:
             for chunk in stdin:
                 given.write(chunk)
             given.seek(0)
-            child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=_env())
+            # the interpreter's own folder is last on PATH: cmake and ninja from PyPI live there
+            path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{Path(sys.executable).parent}"
+            env = {**os.environ, "PATH": path}
+            child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=env)
             assert child.stdout is not None
             whole = False
             try:
@@ -55,9 +58,3 @@ class LocalTransport:
                 next=AGAIN,
             )
         return os.read(fd, 1 << 16)
-
-
-def _env() -> dict[str, str]:
-    """Return this environment, with the interpreter's own folder last on PATH: cmake and ninja from PyPI live there."""
-    scripts = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:{scripts}"}

@@ -1,7 +1,7 @@
-"""What may be tried again when a connection is lost, and how: growing pauses, each said aloud, and an end.
+"""What is tried again when a connection is lost: with growing pauses, each announced, and an end.
 
 Every verb of the agent may be repeated: a job runs at most once however often it is submitted, and reading a journal
-goes on from the byte where it stood.
+goes on from the byte that came last.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from dgxlab.errors import HostError
+from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host
-from dgxlab.transport.lost import HostLost
 
 T = TypeVar("T")
 Note = Callable[[str], None]
-"""Is told, in a sentence, what is waited for."""
+"""Takes a sentence about what is waited for."""
 
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 18)
 """Pauses between attempts, ten minutes in all."""
@@ -57,7 +57,7 @@ def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[floa
     """Return what `call` returns, called again as long as the host is lost and patience lasts.
 
     Raises:
-        HostError: at once for a host that is not trusted or lets nobody in, else with the last cause.
+        HostError: at once for a host that is not trusted or does not let us in, else with the last cause.
     """
     patience = Patience(host.name, note, pauses_s)
     while True:

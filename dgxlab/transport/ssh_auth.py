@@ -10,14 +10,15 @@ import binascii
 import os
 import shlex
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
 from dgxlab.errors import HostError
-from dgxlab.transport.lost import HostLost, HostSilent
+from dgxlab.transport.base import HostLost, HostSilent
 from dgxlab.transport.ssh_config import Hop
 from dgxlab.transport.ssh_trust import fingerprint_of
 
@@ -25,6 +26,11 @@ AGENT_S = 5.0
 """How long the agent may take to list its keys."""
 TIMED_OUT = "Authentication timeout."
 """What paramiko says where the host did not answer; it has one type of error for that and for a refusal."""
+
+
+def by_hand(destination: str) -> str:
+    """Return the command that shows whether ssh itself gets in there without a prompt."""
+    return f"ssh -o BatchMode=yes {shlex.quote(destination)} true"
 
 
 class KeysOnly:
@@ -43,14 +49,11 @@ class KeysOnly:
             HostSilent: if it does not answer for as long as the transport's auth_timeout.
             HostLost: if the connection ended meanwhile.
         """
-        agent = _Agent(self._hop.agent)
-        try:
+        with closing(socket.socket(socket.AF_UNIX)) as agent:
             for label, key in self._keys(agent):
                 if self._accepted(transport, label, key):
                     return
             self._without_key(transport)
-        finally:
-            agent.close()
 
     def _accepted(self, transport: Any, label: str, key: Any) -> bool:
         try:
@@ -75,38 +78,30 @@ class KeysOnly:
             raise self._error("") from error
 
     def _check_alive(self, transport: Any, error: Exception, asked: str = "") -> None:
+        host = self._hop.destination
         if str(error) == TIMED_OUT:
-            silence = f"{self._hop.destination} did not answer{asked} for {transport.auth_timeout:g} s"
-            raise HostSilent(silence, next=self._by_hand) from error
+            silence = f"{host} did not answer{asked} for {transport.auth_timeout:g} s"
+            raise HostSilent(silence, next=by_hand(host)) from error
         # what could not be sent says so before the transport's own thread has noticed
         if transport.is_active() and not isinstance(error, EOFError):
             return
-        said = str(error) or "end of file"
+        cause = str(error) or "end of file"
         if self._tried:  # most likely: too many keys in the agent
-            raise self._error(f"it ended the connection ({said})") from error
-        raise HostLost(
-            f"{self._hop.destination} ended the connection during authentication: {said}", next=self._by_hand
-        ) from error
+            raise self._error(f"it ended the connection ({cause})") from error
+        raise HostLost(f"{host} ended the connection during authentication: {cause}", next=by_hand(host)) from error
 
     def _error(self, why: str) -> HostError:
-        files = ", ".join(str(path) for path in self._hop.identities)
-        nothing = f"nothing: there is no agent key, and no key file of {files or 'none'}"
-        tried = "; ".join(self._tried) or nothing
+        hop = self._hop
+        files = ", ".join(str(path) for path in hop.identities)
+        tried = "; ".join(self._tried) or f"nothing: there is no agent key, and no key file of {files or 'none'}"
         return HostError(
-            f"{self._hop.destination} does not let {self._hop.user} in{f': {why}' if why else ''} (tried {tried})",
-            next=self._by_hand,
+            f"{hop.destination} does not let {hop.user} in{f': {why}' if why else ''} (tried {tried})",
+            next=by_hand(hop.destination),
         )
 
-    @property
-    def _by_hand(self) -> str:
-        """The command that shows whether ssh itself gets in without a prompt."""
-        return f"ssh -o BatchMode=yes {shlex.quote(self._hop.destination)} true"
-
-    def _keys(self, agent: _Agent) -> Iterator[tuple[str, Any]]:
-        """Yield keys with a label; a file that cannot be used is noted on the way."""
-        if agent.problem:
-            self._tried.append(agent.problem)
-        held = {bytes(key.blob): key for key in agent.keys}
+    def _keys(self, agent: socket.socket) -> Iterator[tuple[str, Any]]:
+        """Yield keys with a label; what cannot be used is noted on the way."""
+        held = {bytes(key.blob): key for key in self._agent_keys(agent)}
         public = {path: _public_blob(path) for path in self._hop.identities}
         named = [blob for blob in public.values() if blob in held]
         others = [] if self._hop.identities_only else [blob for blob in held if blob not in named]
@@ -117,6 +112,21 @@ class KeysOnly:
                 key = self._load(path)
                 if key is not None:
                     yield str(path), key
+
+    def _agent_keys(self, agent: socket.socket) -> tuple[Any, ...]:
+        if not self._hop.agent:
+            return ()
+        try:
+            agent.settimeout(AGENT_S)
+            agent.connect(self._hop.agent)
+            client: Any = paramiko.agent.AgentSSH()
+            client._connect(agent)  # the public class takes its socket from the environment alone
+            keys: tuple[Any, ...] = client.get_keys()
+            agent.settimeout(None)  # signing may wait for a touch
+        except (paramiko.SSHException, OSError) as error:
+            self._tried.append(f"the agent at {self._hop.agent}: {error}")
+            return ()
+        return keys
 
     def _load(self, path: Path) -> Any:
         """Return a key file's key, None with a note where that needs a person."""
@@ -130,34 +140,6 @@ class KeysOnly:
         except Exception as error:  # whatever is wrong with this file, the next one may be good
             self._tried.append(f"{path}: {error}")
         return None
-
-
-class _Agent:
-    """The ssh agent on a socket; it has no keys where there is no socket."""
-
-    def __init__(self, path: str) -> None:
-        self.keys: Sequence[Any] = ()
-        self.problem = ""
-        self._socket: socket.socket | None = None
-        if path:
-            self._open(path)
-
-    def _open(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(AGENT_S)
-        try:
-            self._socket.connect(path)
-            agent: Any = paramiko.agent.AgentSSH()
-            agent._connect(self._socket)  # the public class takes its socket from the environment alone
-            self.keys = agent.get_keys()
-            self._socket.settimeout(None)  # signing may wait for a touch
-        except (paramiko.SSHException, OSError) as error:
-            self.problem = f"the agent at {path}: {error}"
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self._socket is not None:
-            self._socket.close()
 
 
 def _public_blob(path: Path) -> bytes:

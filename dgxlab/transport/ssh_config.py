@@ -87,10 +87,11 @@ def route(destination: str) -> tuple[Hop, ...]:
     hops: list[Hop] = []
     first: str | None = destination
     while first is not None:
-        said = _ask(first)
-        jumps = [_as_ssh_takes(jump) for jump in said.get("proxyjump", [""])[0].split(",") if jump not in ("", "none")]
-        own = [*(_hop(jump, _ask(jump)) for jump in jumps[1:]), _hop(first, said)]
-        hops = own + hops
+        answer = _ask(first)
+        jumps = [jump for jump in answer.get("proxyjump", [""])[0].split(",") if jump not in ("", "none")]
+        # as ssh takes an entry with a port: as a URL
+        jumps = [f"ssh://{jump}" if ":" in jump and "://" not in jump else jump for jump in jumps]
+        hops = [*(_hop(jump, _ask(jump)) for jump in jumps[1:]), _hop(first, answer), *hops]
         if len(hops) > MAX_HOPS:
             raise HostError(
                 f"the way to {destination} has more than {MAX_HOPS} jump hosts; does ProxyJump lead in a circle?",
@@ -100,16 +101,15 @@ def route(destination: str) -> tuple[Hop, ...]:
     return tuple(hops)
 
 
-def _as_ssh_takes(jump: str) -> str:
-    """Return a ProxyJump entry as a destination: with a port it must be a URL."""
-    return f"ssh://{jump}" if ":" in jump and "://" not in jump else jump
-
-
 def _ask(destination: str) -> dict[str, list[str]]:
     """Return what ssh would use, by lower-case keyword, in order."""
+    file = []
+    if Path.home() != _account_home():  # else ssh would read the account's file, whatever $HOME says
+        path = Path.home() / ".ssh" / "config"
+        file = ["-F", str(path) if path.exists() else "none"]
     try:
         ran = subprocess.run(
-            ["ssh", *_config_file(), "-G", "--", destination],
+            ["ssh", *file, "-G", "--", destination],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -125,73 +125,58 @@ def _ask(destination: str) -> dict[str, list[str]]:
         raise HostError(
             f"ssh does not understand {destination!r}: {ran.stderr.strip()}", next=f"ssh -G {shlex.quote(destination)}"
         )
-    said: dict[str, list[str]] = {}
+    answer: dict[str, list[str]] = {}
     for line in ran.stdout.splitlines():
         key, _, value = line.partition(" ")
-        said.setdefault(key, []).append(value.strip())
-    return said
-
-
-def _config_file() -> list[str]:
-    """Return -F where $HOME is not the account's own: ssh would read the account's files, whatever $HOME says."""
-    if Path.home() == _account_home():
-        return []
-    path = Path.home() / ".ssh" / "config"
-    return ["-F", str(path) if path.exists() else "none"]
+        answer.setdefault(key, []).append(value.strip())
+    return answer
 
 
 def _account_home() -> Path:
     return Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
-def _hop(destination: str, said: Mapping[str, list[str]]) -> Hop:
-    def one(key: str, otherwise: str = "") -> str:
-        value = said.get(key, [otherwise])[0]
-        return otherwise if value == "none" else value
+def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
+    def value(key: str, otherwise: str = "") -> str:
+        first = answer.get(key, [otherwise])[0]
+        return otherwise if first == "none" else first
 
-    if one("revokedhostkeys"):
+    if value("revokedhostkeys"):
         raise HostError(
             f"RevokedHostKeys is set for {destination}, which dgxlab cannot check: put its keys into a "
             "known_hosts file as @revoked lines instead",
             next=edit(Path.home() / ".ssh" / "config"),
         )
-    hostname, port, alias = one("hostname").lower(), int(one("port", "22")), one("hostkeyalias")
+    hostname, port, alias = value("hostname").lower(), int(value("port", "22")), value("hostkeyalias")
     names = (alias,) if alias else (hostname,) if port == 22 else (f"[{hostname}]:{port}", hostname)
-    tokens = _tokens(destination, hostname, port, one("user"), names[0])
-    files = f"{one('userknownhostsfile')} {one('globalknownhostsfile')}".split()
-    identities = [path for path in said.get("identityfile", []) if path != "none"]
-    return Hop(
-        destination=destination,
-        hostname=hostname,
-        port=port,
-        user=one("user"),
-        key_names=names,
-        known_hosts=tuple(_own(Path(path)) for path in files),
-        identities=tuple(Path(_expand(path, tokens)).expanduser() for path in identities),
-        identities_only=one("identitiesonly", "no") == "yes",
-        agent=_agent(said.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
-        proxy_command=_expand(_safely(one("proxycommand"), destination, tokens), tokens),
-        ciphers=tuple(one("ciphers").split(",")),
-        macs=tuple(one("macs").split(",")),
-        kex=tuple(one("kexalgorithms").split(",")),
-    )
-
-
-def _safely(proxy: str, destination: str, tokens: Mapping[str, str]) -> str:
-    """Return a ProxyCommand, which a shell reads with the host's names in it; a newer ssh refuses such names itself.
-
-    Raises:
-        HostError: if a name holds what a shell would take for its own.
-    """
+    tokens = _tokens(destination, hostname, port, value("user"), names[0])
+    proxy = value("proxycommand")
+    # a shell reads a ProxyCommand with the host's names in it; a newer ssh refuses such names itself
     if proxy and any(UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
         raise HostError(
             f"{destination!r} holds characters that a shell would read in the ProxyCommand",
             next=f"ssh -G {shlex.quote(destination)}",
         )
-    return proxy
+    files = f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()
+    identities = [path for path in answer.get("identityfile", []) if path != "none"]
+    return Hop(
+        destination=destination,
+        hostname=hostname,
+        port=port,
+        user=value("user"),
+        key_names=names,
+        known_hosts=tuple(_under_home(Path(path)) for path in files),
+        identities=tuple(Path(_expand(path, tokens)).expanduser() for path in identities),
+        identities_only=value("identitiesonly", "no") == "yes",
+        agent=_agent(answer.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
+        proxy_command=_expand(proxy, tokens),
+        ciphers=tuple(value("ciphers").split(",")),
+        macs=tuple(value("macs").split(",")),
+        kex=tuple(value("kexalgorithms").split(",")),
+    )
 
 
-def _own(path: Path) -> Path:
+def _under_home(path: Path) -> Path:
     """Return a path under the account's home as one under $HOME."""
     home = _account_home()
     return Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path
@@ -226,4 +211,4 @@ def _tokens(destination: str, hostname: str, port: int, user: str, key_name: str
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
-    return re.sub("%(.)", lambda found: tokens.get(found[1], found[0]), text)
+    return re.sub("%(.)", lambda match: tokens.get(match[1], match[0]), text)

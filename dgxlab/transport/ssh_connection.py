@@ -9,21 +9,23 @@ import contextlib
 import logging
 import re
 import shlex
+import socket
+import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, ClassVar
 
 import fabric
 import paramiko
 
 from dgxlab.errors import HostError, edit
-from dgxlab.transport.lost import HostDropped, HostLost, HostSilent
-from dgxlab.transport.ssh_auth import KeysOnly
+from dgxlab.transport.base import HostDropped, HostLost, HostSilent
+from dgxlab.transport.ssh_auth import KeysOnly, by_hand
 from dgxlab.transport.ssh_config import Hop, Limits
-from dgxlab.transport.ssh_pulse import CUT, Heard, Pulse
-from dgxlab.transport.ssh_socket import ProxyProgram, connect
 from dgxlab.transport.ssh_trust import TRUSTED, HostKey, KnownHosts, NotTrusted, private_known_hosts
 
 DROPPED_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -36,7 +38,36 @@ WEAK = re.compile("cbc|md5")
 SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
 """ssh's names for what paramiko knows under another one."""
 
+CUT: tuple[type[Exception], ...] = (paramiko.SSHException, EOFError, OSError)
+"""What paramiko raises when a connection goes, in all its ways."""
+
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its errors reach the terminal beside ours
+
+
+class Seen(Exception):
+    """Ends a peek; `key` is the destination's."""
+
+    def __init__(self, key: HostKey) -> None:
+        super().__init__(key.name)
+        self.key = key
+
+
+def show(destination: str, hops: Sequence[Hop], limits: Limits) -> HostKey:
+    """Return the key of the first hop that is not trusted, else the destination's, without signing in there."""
+    try:
+        meet(destination, hops, limits, peek=True)
+    except (NotTrusted, Seen) as end:
+        return end.key
+    raise AssertionError("a peek ends at a key")
+
+
+def meet(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> Connection:
+    """Return a first Connection to a host; where sshd hangs up on it, it is tried again."""
+    for pause_s in DROPPED_PAUSES_S:
+        with contextlib.suppress(HostDropped):
+            return Connection(host, hops, limits, peek=peek)
+        time.sleep(pause_s)
+    return Connection(host, hops, limits, peek=peek)
 
 
 class Connection:
@@ -53,15 +84,18 @@ class Connection:
         HostLost: if a hop cannot be reached now.
     """
 
+    CUT: ClassVar = CUT
+    """For what uses its channels without importing paramiko."""
+
     def __init__(self, host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> None:
         self.host = host
         self.destination = hops[-1].destination
         self._add = shlex.join([self.destination, *([] if host == self.destination else ["--name", host])])
         self._limits = limits
         self._used = False
-        self._pulses: list[Pulse] = []
+        self._pulses: list[_Pulse] = []
         self._opened: list[Any] = []
-        self._program: ProxyProgram | None = None
+        self._program: _ProxyProgram | None = None
         try:
             for hop in hops:
                 self._open(hop, peek=peek and hop is hops[-1])
@@ -81,7 +115,7 @@ class Connection:
         has ended and both sides have closed its channel.
 
         Raises:
-            HostSilent: if nobody answers.
+            HostSilent: if the host does not answer.
             HostLost: if the connection is gone.
             HostError: if the host refuses.
         """
@@ -93,13 +127,13 @@ class Connection:
                 if not self._used or time.monotonic() - began >= most_s:
                     raise HostError(
                         f"host {self.host} refuses another session, see its sshd's MaxSessions: {error.text}",
-                        next=_try(self.destination),
+                        next=by_hand(self.destination),
                     ) from error
                 time.sleep(REFUSED_PAUSE_S)
             except CUT as error:
                 if self.alive and time.monotonic() - began >= most_s:
                     silence = f"host {self.host} did not answer for {most_s:g} s"
-                    raise HostSilent(silence, next=_try(self.destination)) from error
+                    raise HostSilent(silence, next=by_hand(self.destination)) from error
                 raise self.lost(error) from error
             else:
                 self._used = True
@@ -109,21 +143,21 @@ class Connection:
         """Return the error that says how the connection ended."""
         silent = next((pulse.lost for pulse in self._pulses if pulse.lost), "")
         if silent:
-            return HostSilent(f"host {self.host} {silent}", next=_try(self.destination))
+            return HostSilent(f"host {self.host} {silent}", next=by_hand(self.destination))
         why = f": {error}" if str(error) else ""
-        return HostLost(f"the connection to host {self.host} was cut{why}", next=_try(self.destination))
+        return HostLost(f"the connection to host {self.host} was cut{why}", next=by_hand(self.destination))
 
     def close(self) -> None:
         """Close every hop, the last one first."""
         for pulse in self._pulses:
-            pulse.stop()
+            pulse.over.set()
         for opened in reversed(self._opened):
             opened.client.close()
         if self._program is not None:
             self._program.close()
 
     def _open(self, hop: Hop, *, peek: bool) -> None:
-        pulse = Pulse(self._limits)
+        pulse = _Pulse(self._limits)
         opened = self._prepare(hop, _Policy(hop, self._add, peek=peek), pulse)
         self._opened.append(opened)
         self._pulses.append(pulse)
@@ -133,25 +167,32 @@ class Connection:
             raise
         except paramiko.ssh_exception.IncompatiblePeer as error:
             raise HostError(
-                f"{hop.destination} and this machine share no way to talk: {error}", next=_try(hop.destination)
+                f"{hop.destination} and this machine share no way to talk: {error}", next=by_hand(hop.destination)
             ) from error
-        except paramiko.ChannelException as error:
-            raise self._no_way_on(hop, error) from error
+        except paramiko.ChannelException as error:  # from the jump host; only a network beyond it may mend itself
+            if error.code == paramiko.common.OPEN_FAILED_CONNECT_FAILED:
+                raise self._unreachable(hop, error.text) from error
+            raise HostError(
+                f"jump host {self._opened[-2].host} does not forward to {hop.hostname}:{hop.port}: {error.text}; "
+                "its sshd must allow TCP forwarding",
+                next=by_hand(hop.destination),
+            ) from error
         except CUT as error:
-            if self._program is None and _hung_up(opened.client.get_transport(), error):
+            transport = opened.client.get_transport()  # None: no way through a jump host
+            unnamed = transport is not None and not transport.remote_version
+            if not self._program and unnamed and isinstance(error.__context__ or error, EOFError | ConnectionError):
                 raise self._unreachable(hop, HUNG_UP, HostDropped) from error
             raise self._unreachable(hop, error) from error
         pulse.begin(opened.transport)
 
-    def _prepare(self, hop: Hop, policy: _Policy, pulse: Pulse) -> Any:
+    def _prepare(self, hop: Hop, policy: _Policy, pulse: _Pulse) -> Any:
         """Return an unopened fabric connection that is given everything and looks nothing up itself."""
-        gateway = self._opened[-1] if self._opened else False
         opened = fabric.Connection(
             hop.hostname,
             user=hop.user,
             port=hop.port,
             config=fabric.Config(lazy=True, ssh_config=paramiko.SSHConfig()),
-            gateway=gateway,
+            gateway=self._opened[-1] if self._opened else False,
             forward_agent=False,
             inline_ssh_env=False,
             connect_kwargs={
@@ -169,7 +210,7 @@ class Connection:
 
     def _socket(self, hop: Hop) -> Any:
         if hop.proxy_command:
-            self._program = ProxyProgram(hop.proxy_command)
+            self._program = _ProxyProgram(hop.proxy_command)
             return self._program.socket
         try:
             return connect(hop, self._limits)
@@ -178,96 +219,40 @@ class Connection:
         except OSError as error:
             raise self._unreachable(hop, error.strerror or error) from error
 
-    def _no_way_on(self, hop: Hop, error: Any) -> HostError:
-        """Return the error for a jump host that leads no further; only a network beyond it may mend itself."""
-        if error.code == paramiko.common.OPEN_FAILED_CONNECT_FAILED:
-            return self._unreachable(hop, error.text)
-        return HostError(
-            f"jump host {self._opened[-2].host} does not forward to {hop.hostname}:{hop.port}: {error.text}; "
-            "its sshd must allow TCP forwarding",
-            next=_try(hop.destination),
-        )
-
     def _unreachable(self, hop: Hop, why: object, kind: type[HostLost] = HostLost) -> HostLost:
-        way, said = "", ""
+        way = ""
         if self._program is not None:
-            way, said = " through its ProxyCommand", self._program.said()
+            way, why = " through its ProxyCommand", self._program.stderr_end() or why
         elif len(self._opened) > 1:
             way = f" through {self._opened[-2].host}"
         return kind(
-            f"{hop.destination} ({hop.hostname}:{hop.port}) cannot be reached{way}: {said or why or 'no answer'}",
-            next=_try(hop.destination),
+            f"{hop.destination} ({hop.hostname}:{hop.port}) cannot be reached{way}: {why or 'no answer'}",
+            next=by_hand(hop.destination),
         )
-
-
-def _try(destination: str) -> str:
-    """Return the command that shows whether ssh itself gets there without a prompt."""
-    return f"ssh -o BatchMode=yes {shlex.quote(destination)} true"
-
-
-def _hung_up(transport: Any, error: Exception) -> bool:
-    """Whether the other end closed a connection before it named its version of ssh."""
-    unnamed = transport is not None and not transport.remote_version  # None: no way through a jump host
-    return unnamed and isinstance(error.__context__ or error, EOFError | ConnectionError)
-
-
-def meet(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> Connection:
-    """Return a first Connection to a host; where sshd hangs up on it, it is tried again."""
-    for pause_s in DROPPED_PAUSES_S:
-        with contextlib.suppress(HostDropped):
-            return Connection(host, hops, limits, peek=peek)
-        time.sleep(pause_s)
-    return Connection(host, hops, limits, peek=peek)
-
-
-class Seen(Exception):
-    """Ends a peek.
-
-    Attributes:
-        key: The destination's key.
-    """
-
-    def __init__(self, key: HostKey) -> None:
-        super().__init__(key.name)
-        self.key = key
-
-
-def show(destination: str, hops: Sequence[Hop], limits: Limits) -> HostKey:
-    """Return the key of the first hop that is not trusted, else the destination's, without signing in there."""
-    try:
-        meet(destination, hops, limits, peek=True)
-    except (NotTrusted, Seen) as end:
-        return end.key
-    raise AssertionError("a peek ends at a key")
 
 
 class _Policy:
     """Looks at the key of one hop: the one gate between the key exchange and signing in."""
 
     def __init__(self, hop: Hop, add: str, *, peek: bool) -> None:
-        self._known = KnownHosts([*hop.known_hosts, private_known_hosts()])
+        self.known = KnownHosts([*hop.known_hosts, private_known_hosts()])
         self._hop, self._add, self._peek = hop, add, peek
-
-    @property
-    def keytypes(self) -> list[str]:
-        """The types of the keys that are known for the hop."""
-        return self._known.keytypes(self._hop.key_names)
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         """Refuse what is not trusted. The client holds no keys of its own, so that every key comes by here."""
-        found = self._known.judge(self._hop.destination, self._hop.key_names, key.get_name(), key.asbytes())
+        judged = self.known.judge(self._hop.destination, self._hop.key_names, key.get_name(), key.asbytes())
         if self._peek:
-            raise Seen(found)
-        if found.state != TRUSTED:
-            raise NotTrusted(found, self._add)
+            raise Seen(judged)
+        if judged.state != TRUSTED:
+            raise NotTrusted(judged, self._add)
 
 
-def _transport(sock: Any, *, hop: Hop, policy: _Policy, pulse: Pulse, limits: Limits, **options: Any) -> Any:
+def _transport(sock: Any, *, hop: Hop, policy: _Policy, pulse: _Pulse, limits: Limits, **options: Any) -> Any:
     """Make a transport that offers what the ssh configuration allows.
 
     It asks for a key of a known type first: one of another type would look like a changed key.
     """
-    heard: Any = Heard(sock, pulse)
+    heard: Any = _Heard(sock, pulse)
     transport = paramiko.Transport(heard, **options)
     transport.handshake_timeout = limits.connect_s
     security = transport.get_security_options()
@@ -278,7 +263,8 @@ def _transport(sock: Any, *, hop: Hop, policy: _Policy, pulse: Pulse, limits: Li
     except HostError:
         heard.close()
         raise
-    known = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in policy.keytypes)
+    keytypes = policy.known.keytypes(hop.key_names)
+    known = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in keytypes)
     security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(known))
     return transport
 
@@ -296,3 +282,106 @@ def _offered(hop: Hop, keyword: str, allowed: Sequence[str], known: Sequence[str
         f"the ssh configuration allows no {keyword} for {hop.destination} that dgxlab knows: {','.join(allowed)}",
         next=edit(Path.home() / ".ssh" / "config"),
     )
+
+
+# -- below ssh --------------------------------------------------------------------------------------------------------
+
+
+def connect(hop: Hop, limits: Limits) -> socket.socket:
+    """Return a socket connected to a hop.
+
+    Raises:
+        OSError: if no address of it answers in time.
+    """
+    sock = socket.create_connection((hop.hostname, hop.port), timeout=limits.connect_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else every command waits 40 ms for a delayed ACK
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a dead network ends the connection, also while we sign in
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.silent_s * 1000))
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, int(limits.ask_s)))
+    return sock
+
+
+class _ProxyProgram:
+    """A ProxyCommand, run by sh as ssh runs it; its stdin and stdout are the connection."""
+
+    def __init__(self, command: str) -> None:
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        self.socket, theirs = socket.socketpair()
+        end = theirs.fileno()
+        with theirs:
+            self._child = subprocess.Popen(
+                ["sh", "-c", f"exec {command}"], stdin=end, stdout=end, stderr=self._stderr, start_new_session=True
+            )
+
+    def stderr_end(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()[-500:].decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self.socket.close()
+        self._child.terminate()
+        self._child.wait()
+        self._stderr.close()
+
+
+class _Pulse:
+    """Asks the host whether it is there, and ends the connection when nothing at all came back for too long.
+
+    paramiko's own keepalive wants no reply, so it finds nothing out. Any byte received counts here: an answer stuck
+    behind much output is no silence. Time is counted in the ticks of a waiting thread, so that a client that was
+    stopped or asleep does not take its own absence for the host's.
+    """
+
+    TICKS = 20
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.silent_ticks = 0
+        self.over = threading.Event()
+        self.lost = ""
+        """Why the connection was ended here, "" while it was not."""
+
+    def begin(self, transport: Any) -> None:
+        """Ask and watch until the transport closes: from signing in on, as a host answers no questions before.
+
+        In a thread each: under a full send buffer even the question would wait.
+        """
+        for work in (self._watch, self._ask):
+            threading.Thread(target=work, args=(transport,), daemon=True).start()
+
+    def _ask(self, transport: Any) -> None:
+        while transport.is_active():
+            try:
+                transport.global_request("keepalive@openssh.com", wait=True)
+            except CUT:
+                return
+            if self.over.wait(self._limits.ask_s):
+                return
+
+    def _watch(self, transport: Any) -> None:
+        while transport.is_active() and not self.over.wait(self._limits.silent_s / self.TICKS):
+            self.silent_ticks += 1
+            if self.silent_ticks > self.TICKS:
+                self.lost = f"did not answer for {self._limits.silent_s:g} s"
+                transport.close()
+
+
+class _Heard:
+    """A socket that tells a pulse of every byte received."""
+
+    def __init__(self, wrapped: Any, pulse: _Pulse) -> None:
+        self._wrapped, self._pulse = wrapped, pulse
+
+    def recv(self, size: int) -> bytes:
+        chunk: bytes = self._wrapped.recv(size)
+        self._pulse.silent_ticks = 0
+        return chunk
+
+    def close(self) -> None:
+        with contextlib.suppress(*CUT):  # a jump host that is gone cannot be told
+            self._wrapped.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)

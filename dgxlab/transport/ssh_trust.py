@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Where it stands."""
+        """File and line, as an editor takes them."""
         return f"{self.path}:{self.number}"
 
 
@@ -128,17 +129,11 @@ class KnownHosts:
         certified = any(line.marker == "@cert-authority" for line in named)
         plain = [line for line in named if not line.marker]
         spare = [line for name in names[1:] for line in self._named(name)]
-
-        def found(state: str, line: Line | None = None) -> HostKey:
-            return HostKey(destination, names[0], keytype, blob, state, line, certified)
-
-        for line in [*named, *spare]:
-            if line.marker == "@revoked" and line.blob == blob:
-                return found(REVOKED, line)
-        for line in plain or [line for line in spare if not line.marker]:
-            if line.blob == blob:
-                return found(TRUSTED, line)
-        return found(CHANGED, plain[0]) if plain else found(UNKNOWN)
+        revoked = [line for line in [*named, *spare] if line.marker == "@revoked" and line.blob == blob]
+        trusted = [line for line in plain or spare if not line.marker and line.blob == blob]
+        state = REVOKED if revoked else TRUSTED if trusted else CHANGED if plain else UNKNOWN
+        line = next(iter([*revoked, *trusted, *plain]), None)
+        return HostKey(destination, names[0], keytype, blob, state, line, certified)
 
     def keytypes(self, names: Sequence[str]) -> list[str]:
         """Return the types of the keys known for a host: the ones to ask it for first."""
@@ -156,7 +151,7 @@ def private_known_hosts() -> Path:
 
 
 def trust(key: HostKey) -> Path:
-    """Write a key that somebody vouched for into dgxlab's own known_hosts; return the file.
+    """Write a key that a person vouched for into dgxlab's own known_hosts; return the file.
 
     Raises:
         NotTrusted: if another key is known for the host, or this one is revoked: a person has to take that line out.
@@ -183,32 +178,22 @@ def _read(path: Path) -> list[Line]:
         text = path.read_text(errors="replace")
     except OSError:
         return []
-    lines = (_parse(path, number, line.split()) for number, line in enumerate(text.splitlines(), 1))
-    return [line for line in lines if line is not None]
-
-
-def _parse(path: Path, number: int, fields: list[str]) -> Line | None:
-    """Return a line, None for a comment and for what is no key."""
-    marker = fields.pop(0) if fields and fields[0].startswith("@") else ""
-    if len(fields) < 3 or fields[0].startswith("#"):
-        return None
-    try:
-        return Line(path, number, marker, fields[0], fields[1], base64.b64decode(fields[2], validate=True))
-    except binascii.Error:
-        return None
+    lines = []
+    for number, words in enumerate(map(str.split, text.splitlines()), 1):
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) >= 3 and not words[0].startswith("#"):
+            with suppress(binascii.Error):  # what is no key is no line
+                blob = base64.b64decode(words[2], validate=True)
+                lines.append(Line(path, number, marker, words[0], words[1], blob))
+    return lines
 
 
 def _matches(names: str, name: str) -> bool:
     """Whether a known_hosts name field means a host; a !pattern that fits rules it out."""
     if names.startswith("|"):
         return _matches_hashed(names, name)
-    found = False
-    for pattern in names.lower().split(","):
-        if _fits(pattern.removeprefix("!"), name):
-            if pattern.startswith("!"):
-                return False
-            found = True
-    return found
+    fitting = [pattern for pattern in names.lower().split(",") if _fits(pattern.removeprefix("!"), name)]
+    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
 
 
 def _matches_hashed(names: str, name: str) -> bool:

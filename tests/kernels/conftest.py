@@ -1,25 +1,57 @@
-"""The harnesses' parts that plain g++ compiles."""
+"""The harnesses' parts that plain g++ compiles, and blocks to run them on."""
 
 from __future__ import annotations
 
-import shutil
+import ctypes
+import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from tests.conftest import PROJECT
 
 KERNELS = PROJECT / "kernels"
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
+Q4 = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
+"""By ggml's name: the type in gguf, weights and bytes of a block, f16 scales at its beginning."""
 
 
-def make(kernel: str, *args: str, out: Path) -> subprocess.CompletedProcess[str]:
-    """Run make in a kernel's folder, its files elsewhere."""
-    argv = ["make", "-C", str(KERNELS / kernel), f"OUT={out}", *args]
-    return subprocess.run(argv, capture_output=True, text=True, check=False)
+def blocks_of(kind: str, count: int) -> np.ndarray:
+    """Return random blocks; their scales, f16, are finite, of every size and sign, zeros and denormals among them."""
+    _, _, size, n_scales = Q4[kind]
+    random = np.random.default_rng(9)
+    blocks = random.integers(0, 256, (count, size), dtype=np.uint8)
+    shape = (count, n_scales)
+    scales = (random.integers(0, 0x7C00, shape) | random.integers(0, 2, shape) << 15).astype("<u2")
+    scales[::7] &= 0x83FF
+    scales[0] = 0
+    blocks[:, : 2 * n_scales] = scales.view(np.uint8)
+    return blocks
+
+
+def ggml(llama_bin: Path, kind: str, blocks: np.ndarray, count: int) -> np.ndarray:
+    """Return so many weights as the CPU's own conversion in the real library has them, in float."""
+    out = np.full(count, np.nan, np.float32)
+    convert = getattr(ctypes.CDLL(str(llama_bin / "libggml-base.so.0")), f"dequantize_row_{kind}")
+    convert.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    convert.restype = None
+    convert(blocks.ctypes.data, out.ctypes.data, out.size)
+    return out
+
+
+def reference(host: Path, kind: str, blocks: np.ndarray) -> np.ndarray:
+    """Return the reference's weights as doubles."""
+    ran = subprocess.run([host, kind], input=blocks.tobytes(), capture_output=True, check=True)
+    return np.frombuffer(ran.stdout, np.float64)
+
+
+def run(program: Path, *args: str, reverse: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run an emulated proof; in reverse the last threads run first."""
+    env = {**os.environ, "EMULATOR_REVERSED": "1"} if reverse else dict(os.environ)
+    return subprocess.run([program, *args], capture_output=True, text=True, env=env, check=False)
 
 
 def compile_host(kernels: Path, out: Path) -> Path:

@@ -1,9 +1,7 @@
-"""W4A16: the kernels' own source on an emulated GPU, their reference, and what the compiler makes of them."""
+"""W4A16: the kernels' own source on an emulated GPU, and their reference."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import re
 import shutil
 import subprocess
@@ -11,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, quants
+from gguf import quants
 
-from tests.kernels.conftest import KERNELS, make, needs_gpu, needs_nvcc
+from tests.kernels.conftest import KERNELS, Q4, blocks_of, ggml, reference, run
 from tests.kernels.emulate import EMULATOR, Defect, compile_emulated, plant
 from tests.kernels.packed import unpacked
 
@@ -25,9 +23,6 @@ PACKED_WGMMA = KERNEL.with_name("w4a16_packed_wgmma.cuh")
 PACKED_MMA = KERNEL.with_name("w4a16_packed_mma.cuh")
 PLAN = KERNEL.with_name("w4a16_plan.cuh")
 PROGRAM = EMULATOR / "w4a16.cpp"
-
-TYPES = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
-"""By ggml's name: the type in gguf, weights and bytes of a block, f16 scales at its beginning."""
 
 TABLES = {
     "planned": "w4a16_sm_90a",
@@ -165,33 +160,13 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_emulated(KERNELS, PROGRAM, tmp_path_factory.mktemp("emulated") / "w4a16")
 
 
-def run(program: Path, *args: str, reverse: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a proof; in reverse the last threads run first."""
-    env = {**os.environ, "EMULATOR_REVERSED": "1"} if reverse else dict(os.environ)
-    return subprocess.run([program, *args], capture_output=True, text=True, env=env, check=False)
-
-
-def blocks_of(kind: str, count: int) -> np.ndarray:
-    """Return random blocks; their scales, f16, are finite, of both signs, zeros and denormals among them."""
-    _, _, size, n_scales = TYPES[kind]
-    random = np.random.default_rng(8)
-    blocks = random.integers(0, 256, (count, size), dtype=np.uint8)
-    scales = (random.integers(0, 0x7C00, (count, n_scales)) | random.integers(0, 2, (count, n_scales)) << 15).astype(
-        "<u2"
-    )
-    scales[::7] &= 0x83FF
-    scales[0] = 0
-    blocks[:, : 2 * n_scales] = scales.view(np.uint8)
-    return blocks
-
-
 def rows_of(kind: str, rows: int, blocks: int) -> np.ndarray:
     """Return rows of so many random blocks; a row's scales are of one size, each row's twice the one before's.
 
     The first row's are denormals, beside the largest minima, those of the 31st f16's largest, those of the last of
     several 0.
     """
-    _, _, size, n_scales = TYPES[kind]
+    _, _, size, n_scales = Q4[kind]
     random = np.random.default_rng(9)
     found = random.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
     shape = (rows, blocks, n_scales)
@@ -203,46 +178,36 @@ def rows_of(kind: str, rows: int, blocks: int) -> np.ndarray:
     return found
 
 
-def reference(host: Path, kind: str, blocks: np.ndarray) -> np.ndarray:
-    """Return the reference's weights as doubles."""
-    ran = subprocess.run([host, kind], input=blocks.tobytes(), capture_output=True, check=True)
-    return np.frombuffer(ran.stdout, np.float64)
-
-
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", Q4)
 def test_the_reference_agrees_with_gguf(host: Path, kind: str) -> None:
     """Random blocks, as the gguf package reads them in float: to the rounding of a term."""
     blocks = blocks_of(kind, 500)
     with np.errstate(all="ignore"):
-        expected = quants.dequantize(blocks, TYPES[kind][0]).reshape(-1)
+        expected = quants.dequantize(blocks, Q4[kind][0]).reshape(-1)
     found = reference(host, kind, blocks)
     terms = np.repeat(np.abs(found).reshape(-1, 32).max(axis=1), 32)
-    assert len(found) == 500 * TYPES[kind][1]
+    assert len(found) == 500 * Q4[kind][1]
     assert (np.abs(found - expected) <= 2.0**-22 * terms).all()
 
 
 @pytest.mark.llama
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", Q4)
 def test_the_reference_agrees_with_ggml(host: Path, kind: str, llama_bin: Path) -> None:
     """The same through the CPU's own conversion in the real library; Q4_0 bit for bit."""
     blocks = blocks_of(kind, 500)
     found = reference(host, kind, blocks)
-    out = np.full(found.size, np.nan, np.float32)
-    convert = getattr(ctypes.CDLL(str(llama_bin / "libggml-base.so.0")), f"dequantize_row_{kind}")
-    convert.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    convert.restype = None
-    convert(blocks.ctypes.data, out.ctypes.data, out.size)
+    out = ggml(llama_bin, kind, blocks, found.size)
     terms = np.repeat(np.abs(found).reshape(-1, 32).max(axis=1), 32)
     assert (np.abs(found - out) <= (0 if kind == "q4_0" else 2.0**-22) * terms).all()
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_every_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
-    """Each product, tails in m, n and k, wild scales, odd addresses, refusals; whichever thread runs first."""
+    """Each product, tails in m, n and k, wild scales, refusals; whichever thread runs first."""
     ran = run(emulated, "edges", reverse=reverse)
     assert ran.returncode == 0, ran.stderr
     assert "FAIL" not in ran.stderr
-    assert ran.stderr.count("ok  ") == 124
+    assert ran.stderr.count("ok  ") == 120
 
 
 def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
@@ -250,7 +215,7 @@ def test_the_tables_are_right_on_the_emulator(emulated: Path) -> None:
     ran = run(emulated, "tables")
     assert ran.returncode == 0, ran.stderr
     found = re.findall(r"ok   (planned\S*) (\S+) m=65 n=(\d+) k=512", ran.stderr)
-    for kind in TYPES:
+    for kind in Q4:
         for rung, table in TABLES.items():
             columns = [int(n) for name, each, n in found if (name, each) == (rung, kind)]
             assert columns[:6] == [15, 16, 17, 31, 32, 33]
@@ -267,11 +232,11 @@ def switches_of(table: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("m", "blocks"), [(37, 24), (16, 8), (1, 16)])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", Q4)
 def test_weights_are_packed_as_documented(emulated: Path, host: Path, kind: str, m: int, blocks: int) -> None:
     """Unpacked by the layout alone they are the reference's, to the rounding of scales beside a row's largest."""
     k = blocks * 32
-    rows = rows_of(kind, m, k // TYPES[kind][1])
+    rows = rows_of(kind, m, k // Q4[kind][1])
     argv = [emulated, "packed", kind, str(m), str(k)]
     ran = subprocess.run(argv, input=rows.tobytes(), capture_output=True, check=True)
     weights, terms = unpacked(kind, np.frombuffer(ran.stdout, np.uint8), m, k)
@@ -283,7 +248,7 @@ def test_weights_are_packed_as_documented(emulated: Path, host: Path, kind: str,
 
 
 @pytest.mark.parametrize(("m", "n"), [(15, 1), (17, 31), (64, 8), (127, 129), (128, 128), (255, 2)])
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", Q4)
 def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: int) -> None:
     """Just below, at and just above the tiles; of the table's configuration, its shares of the work as well."""
     planned = [(rung, 768) for rung in TABLES if rung != "planned-121"]
@@ -294,7 +259,7 @@ def test_tails_are_right_on_the_emulator(emulated: Path, kind: str, m: int, n: i
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("rung", ROUNDED)
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", Q4)
 def test_stages_are_used_again_on_the_emulator(emulated: Path, kind: str, rung: str, reverse: bool) -> None:
     """Blocks that have more units than stages: what is free and what is there is waited for each time."""
     ran = run(emulated, "shape", kind, "129", "17", str(ROUND), rung, reverse=reverse)
@@ -351,7 +316,7 @@ def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rung", ["planned-plain", *ROUNDED])
 def test_without_a_defect_it_is_right(defective: Path, rung: str) -> None:
     """So that it is the defect that the next test finds."""
-    for kind in TYPES:
+    for kind in Q4:
         assert run(defective, "shape", kind, "129", "17", "1280", rung).returncode == 0
 
 
@@ -370,50 +335,6 @@ def test_a_defect_of_the_kernel_is_found(
     assert any(
         run(defective, "shape", kind, *size, rung, *wild, reverse=reverse).returncode != 0
         for wild in ((), ("wild",))
-        for kind in TYPES
+        for kind in Q4
         for reverse in (False, True)
     )
-
-
-INCLUDES = {
-    "w4a16_gemm.cuh": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
-    "w4a16_stages.cuh": ['"w4a16_gemm.cuh"'],
-    "w4a16_wgmma.cuh": ['"w4a16_stages.cuh"'],
-    "w4a16_packed.cuh": ['"w4a16_stages.cuh"'],
-    "w4a16_packed_mma.cuh": ['"w4a16_packed.cuh"'],
-    "w4a16_packed_wgmma.cuh": ['"w4a16_packed.cuh"', '"w4a16_wgmma.cuh"'],
-    "w4a16_plan.cuh": ['"w4a16_packed_mma.cuh"', '"w4a16_packed_wgmma.cuh"'],
-    "w4a16_columns.cuh": ['"w4a16_gemm.cuh"'],
-}
-
-
-@pytest.mark.parametrize("name", INCLUDES)
-def test_the_kernel_stands_alone(name: str) -> None:
-    """It includes CUDA's headers and the kernel only, so that it can be laid over any tree."""
-    assert re.findall(r"#include (.+)", (KERNEL.parent / name).read_text()) == INCLUDES[name]
-
-
-@pytest.mark.gpu
-@needs_nvcc
-def test_no_architecture_spills(tmp_path: Path) -> None:
-    """Every configuration of the tables compiles without a byte of local memory, and so does what sm_75 cannot run."""
-    ran = make(NAME, "spills", out=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("_Z10w4a16_gemm") >= 2 * 8 * 5
-    assert ran.stdout.count("_Z16w4a16_wgmma_gemm") == 2 * 5 * 5
-    assert ran.stdout.count("_Z16w4a16_packed_mma") == 2 * 5 * 5
-    assert ran.stdout.count("_Z18w4a16_packed_wgmma") == 2 * 4 * 5
-    assert ran.stdout.count("_Z12w4a16_to_f16") == 2 * 3 * 5
-    assert ran.stdout.count("_Z10w4a16_packI") == ran.stdout.count("_Z15w4a16_pack_rows") == 2 * 5
-    # what ptxas says of waits that it had to add between products of a warpgroup
-    assert re.findall(r"\(C75\d\d\).*", (tmp_path / "spills-sm_90a.txt").read_text()) == []
-
-
-@pytest.mark.gpu
-@needs_nvcc
-@needs_gpu
-def test_the_harness_passes(tmp_path: Path) -> None:
-    """Its own test, on the GPU that is here."""
-    ran = make(NAME, "test", out=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.endswith("passed\n")

@@ -20,9 +20,9 @@ from dgxlab.lab import Side, ask, follow, left_to_do, make_plan, resolve, run, s
 from dgxlab.lab.jobs import INTENT_S
 from dgxlab.model import Experiment, Plan, canonical
 from dgxlab.store import Locked, Store, connect
+from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
-from dgxlab.transport.lost import HostLost
 from tests import toy
 from tests.lab.conftest import ToyLab
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib as mpl
@@ -19,17 +18,8 @@ from dgxlab.plots import paper
 from dgxlab.report import collect
 from dgxlab.store import Store
 from tests.conftest import PROJECT
-from tests.plots.test_chain import held
+from tests.plots.test_chain import A, B, held
 from tests.report.worlds import whole
-
-A = "20261120-103000-h200-a"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """Give an empty record."""
-    with Store.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def chunks(content: bytes) -> list[tuple[bytes, bytes]]:
@@ -68,13 +58,8 @@ def test_the_same_record_gives_the_same_bytes(store: Store, tmp_path: Path) -> N
         two = plots.chain(store, A, tmp_path / "two.png").read_bytes()
         assert mpl.rcParams["font.size"] == 20.0
     assert one == two
-    assert one != plots.chain(held_again(store), "20261120-114500-h200-b", tmp_path / "other.png").read_bytes()
-
-
-def held_again(store: Store) -> Store:
-    """Hold another session, with other names in its picture."""
-    held(store, "20261120-114500-h200-b")
-    return store
+    held(store, B)
+    assert one != plots.chain(store, B, tmp_path / "other.png").read_bytes()
 
 
 def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> None:
@@ -91,14 +76,12 @@ def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> N
     assert error.value.next == f"ls -ld {path}"
 
 
-def test_strange_letters_do_not_stop_it(store: Store, tmp_path: Path) -> None:
-    """What looks like mathematics is text; what the letters have not is a box."""
-    shown = held(store)
-    sheet = paper.Sheet(2.0)
-    sheet.title("$x_1$ \\frac{ 漢字\n\x1b[31m")
-    assert [text.get_text() for text in sheet.figure.texts] == ["$x_1$ \\frac{ 漢字  [31m"]
-    chunks(paper.write(sheet.figure, tmp_path / "strange.png").read_bytes())
-    assert shown.chains
+def test_strange_letters_do_not_stop_it(tmp_path: Path) -> None:
+    """What looks like mathematics is text; a letter that the font does not have is a box."""
+    with paper.new(1.0) as figure:
+        paper.head(figure, "$x_1$ \\frac{ 漢字\n\x1b[31m", [])
+    assert [text.get_text() for text in figure.texts] == ["$x_1$ \\frac{ 漢字  [31m", ""]
+    chunks(paper.write(figure, tmp_path / "strange.png").read_bytes())
 
 
 def test_without_matplotlib_the_command_that_installs_it(store: Store, tmp_path: Path) -> None:
@@ -143,10 +126,16 @@ def test_the_floor_is_that_of_the_extra() -> None:
     assert paper.FLOOR in project["dependency-groups"]["test"]
 
 
-def test_drawing_changes_nothing_for_others() -> None:
+def test_drawing_changes_nothing_for_others(tmp_path: Path) -> None:
     """No window, no global figure: pyplot is never loaded, nor is matplotlib before something is drawn."""
-    code = (
-        "import sys; from dgxlab import plots; assert 'matplotlib' not in sys.modules; from dgxlab.plots import paper;"
-    )
-    code += "paper.png(paper.Sheet(1.0).figure); assert 'matplotlib.pyplot' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = """
+import sys
+from pathlib import Path
+from dgxlab.plots import paper
+assert "matplotlib" not in sys.modules
+with paper.new(1.0) as figure:
+    paper.write(figure, Path("x.png"))
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    assert (tmp_path / "x.png").exists()

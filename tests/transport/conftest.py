@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from tests.sshd import Sshd, make_key, sshd
 
 QUICK = Limits(connect_s=5.0, auth_s=5.0, ask_s=0.3, silent_s=1.5)
 """Deadlines for tests: a silence is noticed in a second and a half."""
+
+
+Reach = Callable[..., SshTransport]
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def client(tmp_path: Path, keys: Keys, hermetic_seal: None) -> Client:
 
 
 @pytest.fixture
-def reach(tmp_path: Path) -> Iterator[Callable[..., SshTransport]]:
+def reach(tmp_path: Path) -> Iterator[Reach]:
     """Make transports to a destination; each is closed in the end."""
     made: list[SshTransport] = []
 
@@ -99,11 +103,34 @@ def reach(tmp_path: Path) -> Iterator[Callable[..., SshTransport]]:
 
 
 @pytest.fixture
-def box(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> SshTransport:
+def box(client: Client, server: Sshd, reach: Reach) -> SshTransport:
     """Reach the shared server, which is known, under the name `box`."""
     client.host("box", server.port)
     client.knows(server.known_hosts_line())
     return reach()
+
+
+@pytest.fixture
+def proxy(client: Client, server: Sshd) -> Iterator[Proxy]:
+    """Put a proxy before the shared server, which is `box` by way of it."""
+    with Proxy(server.port) as made:
+        client.host("box", made.port, "HostKeyAlias box")
+        client.knows(server.known_hosts_line(name="box"))
+        yield made
+
+
+@pytest.fixture
+def serve(client: Client, keys: Keys, tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
+    """Run a server of the test's own, with lines of configuration; it is `box`, and known."""
+    with ExitStack() as stack:
+
+        def run(config: str = "", authorized: Path = keys.authorized, lines: tuple[str, ...] = ()) -> Sshd:
+            server = stack.enter_context(sshd(tmp_path / "sshd", authorized, config=config))
+            client.host("box", server.port, *lines)
+            client.knows(server.known_hosts_line())
+            return server
+
+        yield run
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from dgxlab.errors import DgxlabError, HostError, RemoteError
 from dgxlab.model import HostEntry
 from dgxlab.source import PinCache
+from dgxlab.transport import host as module
 from dgxlab.transport.bundle import OLD_PYTHON, bundle
 from dgxlab.transport.host import Host, HostJob, JobStatus
 from dgxlab.transport.local import LocalTransport
@@ -77,11 +77,12 @@ ITEM = {"kind": "jobs", "name": "job-1", "used": 1.5, "bytes": 1, "state": "done
     ("verb", "reply"),
     [
         ("status", "hello"),
-        *(("status", wrong) for wrong in (None, [], 3, "job-1", {}, [JOB])),
+        ("status", "[" * 100_000),
+        *(("status", wrong) for wrong in (None, [], 3, '"job-1"', {}, [JOB])),
         ("status", {**JOB, "job_id": "job-2"}),
         ("status", {**JOB, "state": "fine"}),
         ("status", {**JOB, "state": ["done"]}),
-        ("status", {**JOB, "journal_bytes": "7"}),
+        *(("status", {**JOB, "journal_bytes": wrong}) for wrong in ("7", True, 1.5, float("nan"))),
         ("status", {**JOB, "rc": 3}),
         ("status", {**JOB, "rc": {}}),
         ("status", {**JOB, "rc": {**RC, "status": "running"}}),
@@ -98,7 +99,7 @@ ITEM = {"kind": "jobs", "name": "job-1", "used": 1.5, "bytes": 1, "state": "done
 )
 def test_another_answer_than_the_agents_is_refused(tmp_path: Path, verb: str, reply: Any) -> None:
     """Of another shape, or about another job: an error of the host's, in one sentence, and nothing is believed."""
-    host = saying(tmp_path, reply if reply == "hello" else f"{json.dumps(reply)}\n")
+    host = saying(tmp_path, reply if verb == "status" and isinstance(reply, str) else f"{json.dumps(reply)}\n")
     ask: dict[str, Callable[[], object]] = {
         "status": lambda: host.status("job-1"),
         "cancel": lambda: host.cancel("job-1"),
@@ -205,15 +206,6 @@ def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
     assert not [word for word in (*way.seen, command) if "hf_" in word or "own.gguf" in word]
 
 
-def test_interpreter_under_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hosts.yaml's python: may begin with ~/, as its root may: the host's own home."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    script(tmp_path / "my bin" / "py", f"exec '{sys.executable}' \"$@\"")
-    host = Host(LocalTransport("~/root", python="~/my bin/py"))
-    assert host.probe().facts.hostname
-    assert (tmp_path / "root" / "agent").is_dir()
-
-
 def test_settings_reach_the_agent(tmp_path: Path) -> None:
     """What hosts.yaml says of PATH decides which tools are found."""
     for tool in ("cmake", "ninja"):
@@ -286,3 +278,25 @@ def test_nothing_runs_where_others_may_write(tmp_path: Path, name: str) -> None:
     folder.chmod(0o700)
     assert host.jobs() == []
     assert not (tmp_path / "canary").exists()
+
+
+def for_ever(piece: bytes) -> Iterator[bytes]:
+    """Say the same again and again."""
+    while True:
+        yield piece
+
+
+def test_what_a_host_says_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply, or a line of a journal, that has no end would fill the memory; there may be any number of lines."""
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    assert module.whole([b"x" * (1 << 19)] * 2, "box", "jobs") == b"x" * (1 << 20)
+    with pytest.raises(RemoteError, match="host box answered jobs with more than 1 MiB, and was left"):
+        module.whole(for_ever(b"x" * 1000), "box", "jobs")
+    assert sum(map(len, module.whole_lines([b"y\nx" * 10_000] * 100, "box", "follow"))) == 3 * 10_000 * 100 - 1
+    with pytest.raises(RemoteError, match="answered follow with more than 1 MiB in one line"):
+        list(module.whole_lines(for_ever(b"x" * 1000), "box", "follow"))
+
+
+def test_lines_are_passed_on_whole() -> None:
+    """However they were cut on the way; a torn one at the end is not."""
+    assert list(module.whole_lines([b"a", b"b\nc\nd", b"", b"\ne"], "box", "follow")) == [b"ab\nc\n", b"d\n"]

@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,28 +20,17 @@ from dgxlab.model import Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport import retry, ssh_connection
+from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host
-from dgxlab.transport.lost import HostLost
-from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_trust import NotTrusted
 from tests import toy
 from tests.lab.conftest import ToyLab
-from tests.lab.test_detached import quiet, slow, submit, wait_for
+from tests.lab.test_detached import quiet, submit
 from tests.proxy import Proxy
-from tests.sshd import Sshd
-from tests.transport.conftest import Client
+from tests.transport.conftest import Client, Reach
 
 QUICKLY = (0.01,) * 40
 SLOW = {"TOY": "slow"}
-
-
-@pytest.fixture
-def proxy(client: Client, server: Sshd) -> Iterator[Proxy]:
-    """Put a proxy before the server, which is `box` by way of it."""
-    with Proxy(server.port) as made:
-        client.host("box", made.port, "HostKeyAlias box")
-        client.knows(server.known_hosts_line(name="box"))
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +41,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
 
 
 @pytest.fixture
-def far_lab(
-    toys: tuple[Path, Path, str], proxy: Proxy, reach: Callable[..., SshTransport], tmp_path: Path
-) -> Iterator[ToyLab]:
+def far_lab(toys: tuple[Path, Path, str], proxy: Proxy, reach: Reach, tmp_path: Path) -> Iterator[ToyLab]:
     """A lab whose host is behind the proxy."""
     repository, root, pin = toys
     (tmp_path / "lab" / "patches").mkdir(parents=True)
@@ -68,19 +55,6 @@ def far_lab(
 def journal(lab: ToyLab, job_id: str) -> bytes:
     """Return a job's journal as it lies on the host."""
     return (lab.root / "jobs" / job_id / "journal.jsonl").read_bytes()
-
-
-def test_experiment_over_ssh(far_lab: ToyLab) -> None:
-    """Sources, job, journal and record, as on this machine; the second time there is nothing left to do."""
-    outcome, events = far_lab.run()
-    assert (outcome.error, outcome.planned, outcome.reused) == (None, 8, 0)
-    tools = [event["tool"] for event in events if event["event"] == "run"]
-    assert tools == ["backend-ops", "llama-bench", "batched-bench"]
-    assert len(far_lab.values()) == 8
-    again, _ = far_lab.run()
-    assert (again.job_id, again.reused) == ("", 8)
-    (job,) = far_lab.host.jobs()
-    assert (job.job_id, job.state) == (outcome.job_id, "done")
 
 
 def test_raw_files_come_whole_over_a_line_that_breaks(far_lab: ToyLab, proxy: Proxy) -> None:
@@ -150,15 +124,6 @@ def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
     assert notes[1].startswith("host box did not answer for 1.5 s; trying again in")
     assert follow(lab.lab, lab.host, job.job_id, quiet) is None
     assert len(lab.values()) == 3
-
-
-def test_cancel_over_ssh(far_lab: ToyLab) -> None:
-    """The job ends and keeps what it measured."""
-    job = submit(far_lab, slow(far_lab))
-    wait_for(far_lab, job.job_id, '"event":"run"')
-    status = far_lab.host.cancel(job.job_id)
-    assert status.rc is not None
-    assert (status.state, status.rc["status"]) == ("done", "cancelled")
 
 
 def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy) -> None:

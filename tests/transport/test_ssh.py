@@ -9,26 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import dgxlab.transport
 from dgxlab.errors import HostError, RemoteError, UsageError
 from dgxlab.model import HostEntry
-from dgxlab.transport.base import CommandFailed
+from dgxlab.transport.base import CommandFailed, HostLost
 from dgxlab.transport.host import Host
-from dgxlab.transport.lost import HostLost
-from dgxlab.transport.ssh import SshTransport
-from dgxlab.transport.ssh_command import quote
+from dgxlab.transport.ssh import SshTransport, quote
 from tests.proxy import Proxy
-from tests.sshd import Sshd, sshd
-from tests.transport.conftest import Client, Keys
+from tests.sshd import Sshd
+from tests.transport.conftest import Reach
 
 HOSTILE = [
     "",
@@ -65,24 +61,10 @@ def test_words_arrive_as_they_are(box: SshTransport, server: Sshd) -> None:
     assert [path.name for path in (*server.home.iterdir(), *Path.home().glob("canary"))] == []
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(words=st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)))
-def test_any_words_arrive_as_they_are(box: SshTransport, words: list[str]) -> None:
-    """Whatever the words are."""
-    assert run(box, "printf", "%s\\0", "-", *words).split(b"\0")[1:-1] == [os.fsencode(word) for word in words]
-
-
 def test_nul_byte_is_refused_before_anything_is_sent() -> None:
     """The host would cut the command line there."""
     with pytest.raises(UsageError, match="NUL"):
         quote(["printf", "a\0; id"])
-
-
-def test_environment_and_folder_take_no_text_from_us(box: SshTransport) -> None:
-    """The transport has no way to set either; a command sees the account's own."""
-    assert run(box, "sh", "-c", 'echo "${X-unset}"') == b"unset\n"
-    with pytest.raises(TypeError):
-        box.stream(["env"], env={"X": "a; touch canary"})  # type: ignore[call-arg]
 
 
 def test_characters_split_between_packets_stay_whole(box: SshTransport) -> None:
@@ -160,35 +142,23 @@ def test_much_stderr_blocks_nothing_and_is_bounded(box: SshTransport) -> None:
         "echo $BASH_EXECUTION_STRING",
     ],
 )
-def test_noise_of_the_login_shell_is_dropped(
-    tmp_path: Path, client: Client, keys: Keys, reach: Callable[..., SshTransport], noise: str
-) -> None:
+def test_noise_of_the_login_shell_is_dropped(serve: Callable[..., Sshd], reach: Reach, noise: str) -> None:
     """Debian's bash reads .bashrc for commands too; what it prints is not the command's."""
-    with sshd(tmp_path / "noisy", keys.authorized) as noisy:
-        (noisy.home / ".bashrc").write_text(noise + "\n")
-        client.host("box", noisy.port)
-        client.knows(noisy.known_hosts_line())
-        assert run(reach(), "echo", "clean") == b"clean\n"
-        with pytest.raises(CommandFailed) as caught:
-            run(reach(), "sh", "-c", "echo why >&2; exit 5")
-        with pytest.raises(CommandFailed) as silent:
-            run(reach(), "sh", "-c", "exit 6")
+    (serve().home / ".bashrc").write_text(noise + "\n")
+    assert run(reach(), "echo", "clean") == b"clean\n"
+    with pytest.raises(CommandFailed) as caught:
+        run(reach(), "sh", "-c", "echo why >&2; exit 5")
+    with pytest.raises(CommandFailed) as silent:
+        run(reach(), "sh", "-c", "exit 6")
     assert (caught.value.rc, caught.value.stderr) == (5, "why\n")
     assert (silent.value.rc, silent.value.stderr) == (6, "")
 
 
-def test_shell_that_ends_before_the_command(
-    tmp_path: Path, client: Client, keys: Keys, reach: Callable[..., SshTransport]
-) -> None:
+def test_shell_that_ends_before_the_command(serve: Callable[..., Sshd], reach: Reach) -> None:
     """Its status is not the command's: nothing ran, and the error says so."""
-    with sshd(tmp_path / "closed", keys.authorized) as closed:
-        (closed.home / ".bashrc").write_text("echo maintenance >&2; exit 97\n")
-        client.host("box", closed.port)
-        client.knows(closed.known_hosts_line())
-        with pytest.raises(
-            HostError, match="did not run the command: its login shell ended first, with status 97"
-        ) as caught:
-            run(reach(), "true")
+    (serve().home / ".bashrc").write_text("echo maintenance >&2; exit 97\n")
+    with pytest.raises(HostError, match=r"did not run the command: its login shell .* with status 97") as caught:
+        run(reach(), "true")
     assert caught.value.details == "maintenance"
     assert not isinstance(caught.value, HostLost)
 
@@ -201,18 +171,12 @@ def test_detached_programs_do_not_hold_the_command(box: SshTransport) -> None:
     os.kill(int(pid), signal.SIGKILL)
 
 
-def test_silent_command_runs_into_its_patience(box: SshTransport, tmp_path: Path) -> None:
-    """The wait ends with a sentence; the command itself goes on, and the sentence says that too."""
+@pytest.mark.parametrize("streams", ["", ">&- 2>&-"])
+def test_silent_command_runs_into_its_patience(box: SshTransport, tmp_path: Path, streams: str) -> None:
+    """The wait ends, also where the streams are closed and the status does not come; the command itself goes on."""
     with pytest.raises(HostError, match=r"was silent for 0.5 s; it may still run there") as caught:
-        run(box, "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 30", patience_s=0.5)
+        run(box, "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 30 {streams}", patience_s=0.5)
     assert not isinstance(caught.value, HostLost)
-    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
-
-
-def test_status_that_never_comes_runs_into_patience_too(box: SshTransport, tmp_path: Path) -> None:
-    """A command that closed its streams and stays is waited for no longer."""
-    with pytest.raises(HostError, match="was silent"):
-        run(box, "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 30 >&- 2>&-", patience_s=0.5)
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
@@ -238,54 +202,31 @@ def test_leaving_early_leaves_the_connection(box: SshTransport) -> None:
     assert run(box, "echo", "two") == b"two\n"
 
 
-def test_one_connection_serves_all(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_one_connection_serves_all(proxy: Proxy, reach: Reach) -> None:
     """Commands share it, one after the other and side by side; after close a new one is made."""
-    with Proxy(server.port) as proxy:
-        client.host("box", proxy.port, "HostKeyAlias box")
-        client.knows(server.known_hosts_line(name="box"))
-        box = reach()
-        assert proxy.connections == 0
-        answers: dict[int, bytes] = {}
-        threads = [
-            threading.Thread(target=lambda n=n: answers.update({n: run(box, "sh", "-c", f"sleep 0.3; echo {n}")}))
-            for n in range(8)
-        ]
-        began = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert answers == {n: f"{n}\n".encode() for n in range(8)}
-        assert time.monotonic() - began < 2
-        assert proxy.connections == 1
-        box.close()
-        assert run(box, "echo", "again") == b"again\n"
-        assert proxy.connections == 2
+    box = reach()
+    assert proxy.connections == 0
+    began = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda n: run(box, "sh", "-c", f"sleep 0.3; echo {n}"), range(8)))
+    assert answers == [f"{n}\n".encode() for n in range(8)]
+    assert time.monotonic() - began < 2
+    assert proxy.connections == 1
+    box.close()
+    assert run(box, "echo", "again") == b"again\n"
+    assert proxy.connections == 2
 
 
-def test_commands_do_not_wait_for_delayed_acks(box: SshTransport) -> None:
-    """The socket sends at once, keeps itself alive and gives up on bytes that nobody acknowledges."""
-    run(box, "true")
-    assert box._connection is not None
-    sock = box._connection._opened[0].transport.sock
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
-    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
+def test_paused_reader_holds_up_the_command(proxy: Proxy, reach: Reach) -> None:
+    """A window's worth travels while the output is not read."""
+    stream = reach().stream(["head", "-c", "50000000", "/dev/zero"])
+    size = len(next(stream))
+    time.sleep(0.7)
+    assert proxy.down_bytes < 5_000_000
+    assert size + sum(len(chunk) for chunk in stream) == 50_000_000
 
 
-def test_paused_reader_holds_up_the_command(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
-    """Only a window's worth travels while nobody reads."""
-    with Proxy(server.port) as proxy:
-        client.host("box", proxy.port, "HostKeyAlias box")
-        client.knows(server.known_hosts_line(name="box"))
-        stream = reach().stream(["head", "-c", "50000000", "/dev/zero"])
-        size = len(next(stream))
-        time.sleep(0.7)
-        assert proxy.down_bytes < 5_000_000
-        assert size + sum(len(chunk) for chunk in stream) == 50_000_000
-
-
-def test_paused_command_holds_up_stdin(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_paused_command_holds_up_stdin(box: SshTransport) -> None:
     """No more of stdin is asked for than the command and the window take."""
     given = 0
 
@@ -295,9 +236,7 @@ def test_paused_command_holds_up_stdin(client: Client, server: Sshd, reach: Call
             given += 1
             yield bytes(100_000)
 
-    client.host("box", server.port)
-    client.knows(server.known_hosts_line())
-    stream = reach().stream(["sh", "-c", "echo go; sleep 0.7; echo now; wc -c"], endless())
+    stream = box.stream(["sh", "-c", "echo go; sleep 0.7; echo now; wc -c"], endless())
     assert next(stream) == b"go\n"
     assert next(stream) == b"now\n"
     assert given < 50
@@ -351,36 +290,25 @@ def test_what_fabric_gets_wrong_is_not_used() -> None:
         assert {ast.unparse(value) for value in runs} <= {"subprocess", "command"}
 
 
-def test_agent_is_put_on_the_host_and_answers(box: SshTransport, tmp_path: Path) -> None:
-    """The same bootstrap as on this machine: one look, one upload, one answer, and one call from then on."""
-    host = Host(box)
+def test_agent_is_put_on_the_host_and_answers(box: SshTransport, server: Sshd, reach: Reach) -> None:
+    """One look, one upload, one answer, and one call from then on; ~/ is the account's home there."""
+    (server.home / "bin").mkdir()
+    (server.home / "bin" / "py").symlink_to(sys.executable)
+    host = Host(reach(root="~/lab space", python="~/bin/py"))
     assert host.probe().facts.hostname == socket.gethostname()
     assert host.calls == 3
-    (agent,) = (tmp_path / "root" / "agent").iterdir()
+    (agent,) = (server.home / "lab space" / "agent").iterdir()
     assert agent.stat().st_mode & 0o077 == 0
     assert host.jobs() == []
     assert host.calls == 4
 
 
-def test_home_is_the_hosts(box: SshTransport, server: Sshd, reach: Callable[..., SshTransport]) -> None:
-    """A root under ~ means the account's home there."""
-    Host(reach(root="~/lab space")).jobs()
-    assert (server.home / "lab space" / "agent").is_dir()
-
-
-def test_python_that_is_not_there(box: SshTransport, reach: Callable[..., SshTransport]) -> None:
+@pytest.mark.parametrize(("python", "cause"), [("nosuchpython", "not found"), ("/etc/passwd", "Permission denied")])
+def test_python_that_cannot_be_started(box: SshTransport, reach: Reach, python: str, cause: str) -> None:
     """The error carries what the host's shell said."""
-    with pytest.raises(RemoteError, match="host box has no nosuchpython that can be started") as caught:
-        Host(reach(python="nosuchpython")).jobs()
-    assert "nosuchpython: not found" in caught.value.details
-
-
-def test_python_that_may_not_be_run(box: SshTransport, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
-    """The same sentence; what the shell said tells the two apart."""
-    (tmp_path / "python").write_text("")
-    with pytest.raises(RemoteError, match="that can be started") as caught:
-        Host(reach(python=str(tmp_path / "python"))).jobs()
-    assert "Permission denied" in caught.value.details
+    with pytest.raises(RemoteError, match=f"host box has no {python} that can be started") as caught:
+        Host(reach(python=python)).jobs()
+    assert cause in caught.value.details
 
 
 def test_settings_come_before_what_a_verb_reads(box: SshTransport, tmp_path: Path) -> None:
@@ -390,10 +318,3 @@ def test_settings_come_before_what_a_verb_reads(box: SshTransport, tmp_path: Pat
     assert host.probe().absent == (("CC", "no such compiler"),)
     host.send_model("tiny", hashlib.sha256(content).hexdigest(), lambda: [content])
     assert [path.read_bytes() for path in (tmp_path / "root" / "models").iterdir()] == [content]
-
-
-def test_interpreter_under_the_hosts_home(box: SshTransport, server: Sshd, reach: Callable[..., SshTransport]) -> None:
-    """As a root under ~: the account's home there."""
-    (server.home / "bin").mkdir()
-    (server.home / "bin" / "py").symlink_to(sys.executable)
-    assert Host(reach(python="~/bin/py")).jobs() == []

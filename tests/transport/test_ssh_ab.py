@@ -35,13 +35,6 @@ ARMS = {
 }
 """A prompt in one piece, and one token by one: less than half the speed, however many processors are free."""
 
-RUN = re.compile(
-    r"chain:0 llama-bench (burn-in \d \([\d. mins]+(, CPU [^()]*)?\)"
-    r"|(first baseline|cycle \d of \d, (candidate|baseline))( \(CPU [^()]*\))?):"
-    r"( baselines \d+\.\d\d % apart,)?( \d of \d count,)? (done|[\d. mins]+ left)(; .*)?"
-)
-"""All that may be said of a run of a chain: its place, how the baselines agree, what counts, how long yet."""
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -132,28 +125,6 @@ def begin(far: Far, *options: str) -> tuple[subprocess.Popen[str], Path]:
     return client, job
 
 
-def test_a_session_over_ssh(far: Far) -> None:
-    """The report on stdout, a line a run without a value on stderr, the verdict in a record that checks."""
-    held = judged(lambda: ended(far.ab()))
-    assert held.rc == 0, held.err
-    title, *page = held.out.splitlines()
-    assert re.fullmatch(r"# Session \S+-batched-vs-single-\S+: A/B of single against batched", title)
-    assert "**slower: 1 of 1 slower**" in page
-    said = held.err.splitlines()
-    assert "  arguments bench[0] n_ubatch: - -> 1" in said
-    runs = [line for line in said if line.startswith("chain:")]
-    assert len(runs) >= 2 + 1 + 2 * 4
-    assert [line for line in runs if not RUN.fullmatch(line)] == []
-    assert [line for line in said if "t/s" in line] == []
-    assert len([line for line in said if line.startswith("gate SQR on CPU of ")]) == 4
-    assert said[-1] == f"slower: 1 of 1 slower; recorded in {far.folder}/results.db"
-    (verdict,) = [row for row in far.verdicts() if row["verdict"] != "invalid"]
-    assert (verdict["verdict"], verdict["promoted"], verdict["metric"]) == ("slower", 0, "avg_ts")
-    assert verdict["effect"] < -0.3
-    assert far.run("db", "check").out == "ok\n"
-    assert far.run("report", verdict["job_id"]).out == held.out
-
-
 def test_killed_and_cut_the_session_is_followed(far: Far) -> None:
     """In mid chain the line is cut and the client killed: the next command, and another record, tell the same job."""
 
@@ -172,6 +143,7 @@ def test_killed_and_cut_the_session_is_followed(far: Far) -> None:
 
     held = judged(hold)
     assert held.rc == 11, held.err
+    assert [line for line in held.err.splitlines() if "t/s" in line] == []  # no value before the end
     assert "error: 1 verdict of 1 is slower, on which to fail" in held.err.splitlines()
     report = held.report
     assert (report["kind"], report["verdict"], report["counts"]) == ("ab", "slower", {"slower": 1})

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import HostError
-from dgxlab.transport.lost import HostLost
+from dgxlab.transport.base import HostLost
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_config import Limits
-from tests.sshd import Sshd, agent, make_key, sshd
-from tests.transport.conftest import QUICK, Client, Keys
+from tests.sshd import Sshd, agent, make_key
+from tests.transport.conftest import QUICK, Client, Keys, Reach
 from tests.transport.test_ssh import run
 
 
@@ -41,26 +41,19 @@ def refused(transport: SshTransport) -> HostError:
     return caught.value
 
 
-def test_default_key_file(box: SshTransport) -> None:
-    """~/.ssh/id_ed25519 is found without being named."""
-    assert run(box, "echo", "in") == b"in\n"
-
-
 @pytest.mark.parametrize("keytype", ["rsa", "ecdsa"])
 def test_key_file_that_the_configuration_names(
-    known: Client, reach: Callable[..., SshTransport], tmp_path: Path, keytype: str
+    known: Client, serve: Callable[..., Sshd], reach: Reach, tmp_path: Path, keytype: str
 ) -> None:
     """Of any type."""
     (tmp_path / "authorized").write_text(make_key(tmp_path / "special", keytype))
-    with sshd(tmp_path / "sshd", tmp_path / "authorized") as server:
-        known.host("box", server.port, f"IdentityFile {tmp_path}/special")
-        known.knows(server.known_hosts_line())
-        assert run(reach(), "echo", "in") == b"in\n"
+    serve("", tmp_path / "authorized", (f"IdentityFile {tmp_path}/special",))
+    assert run(reach(), "echo", "in") == b"in\n"
 
 
 @pytest.mark.parametrize("lines", [(), ("IdentitiesOnly yes", "IdentityFile ~/.ssh/card.pub")])
 def test_agent_key(
-    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path, lines: tuple[str, ...]
+    known: Client, server: Sshd, keys: Keys, reach: Reach, tmp_path: Path, lines: tuple[str, ...]
 ) -> None:
     """The agent's key opens the door; with IdentitiesOnly when its public half is named."""
     shutil.copy(keys.private.with_name("id_ed25519.pub"), known.home / ".ssh" / "card.pub")
@@ -70,7 +63,7 @@ def test_agent_key(
 
 
 def test_identities_only_keeps_the_agents_other_keys_back(
-    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+    known: Client, server: Sshd, keys: Keys, reach: Reach, tmp_path: Path
 ) -> None:
     """As with ssh: the right key in the agent is not offered when another one is wanted."""
     with agent(tmp_path, keys.private) as path:
@@ -115,38 +108,29 @@ def asking(path: Path, agent_socket: Path, seconds: float) -> Iterator[None]:
         thread.join()
 
 
-def test_key_that_waits_for_a_person(
-    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
-) -> None:
+def test_key_that_waits_for_a_person(known: Client, server: Sshd, keys: Keys, reach: Reach, tmp_path: Path) -> None:
     """The host hears nothing while a key waits for a touch, and has nothing to answer: that is no silence of its."""
     with agent(tmp_path, keys.private) as path, asking(tmp_path / "asking", path, QUICK.silent_s * 1.6):
         known.host("box", server.port, f"IdentityAgent {tmp_path}/asking")
         assert run(reach(), "echo", "in") == b"in\n"
 
 
-def test_host_that_looks_a_key_up_slowly(
-    client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
-) -> None:
+def test_host_that_looks_a_key_up_slowly(keys: Keys, serve: Callable[..., Sshd], reach: Reach, tmp_path: Path) -> None:
     """It asks a directory for longer than a silence may last, and says nothing meanwhile."""
     command = f'AuthorizedKeysCommand /bin/sh -c "sleep 0.7; cat {keys.authorized}"\n'
-    config = f"{command}AuthorizedKeysCommandUser {getpass.getuser()}\n"
-    with sshd(tmp_path / "slow", tmp_path / "none", config=config) as slow:
-        client.host("slow", slow.port)
-        client.knows(slow.known_hosts_line())
-        box = reach("slow", limits=Limits(connect_s=5.0, auth_s=10.0, ask_s=0.1, silent_s=0.3))
-        assert run(box, "echo", "in") == b"in\n"
+    serve(f"{command}AuthorizedKeysCommandUser {getpass.getuser()}\n", tmp_path / "none")
+    box = reach(limits=Limits(connect_s=5.0, auth_s=10.0, ask_s=0.1, silent_s=0.3))
+    assert run(box, "echo", "in") == b"in\n"
 
 
-def test_agent_is_never_forwarded(
-    known: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
-) -> None:
+def test_agent_is_never_forwarded(known: Client, server: Sshd, keys: Keys, reach: Reach, tmp_path: Path) -> None:
     """Not even where the configuration wants it."""
     with agent(tmp_path, keys.private) as path:
         known.host("box", server.port, f"IdentityAgent {path}", "ForwardAgent yes")
         assert run(reach(), "sh", "-c", 'echo "${SSH_AUTH_SOCK-none}"') == b"none\n"
 
 
-def test_no_keys_at_all(known: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_no_keys_at_all(known: Client, server: Sshd, reach: Reach) -> None:
     """The error names the files that could have been, and what the host takes."""
     known.host("box", server.port)
     error = refused(reach())
@@ -154,7 +138,7 @@ def test_no_keys_at_all(known: Client, server: Sshd, reach: Callable[..., SshTra
     assert f"{known.home}/.ssh/id_ed25519" in error.message
 
 
-def test_wrong_keys_are_named(known: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_wrong_keys_are_named(known: Client, server: Sshd, reach: Reach, tmp_path: Path) -> None:
     """Every key that was tried, from the agent and from files, and why each did not do."""
     folder = known.home / ".ssh"
     make_key(tmp_path / "agents")
@@ -176,13 +160,13 @@ def test_wrong_keys_are_named(known: Client, server: Sshd, reach: Callable[..., 
     assert "absent" not in message
 
 
-def test_agent_that_does_not_answer(known: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_agent_that_does_not_answer(known: Client, server: Sshd, reach: Reach) -> None:
     """It is named, and the files are still tried."""
     known.host("box", server.port, "IdentityAgent /nonexistent/agent")
     assert "tried the agent at /nonexistent/agent: " in refused(reach()).message
 
 
-def test_too_many_keys(known: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_too_many_keys(known: Client, server: Sshd, reach: Reach, tmp_path: Path) -> None:
     """The host hangs up after some; the error says after which."""
     names = [tmp_path / f"k{n}" for n in range(8)]
     for name in names:
@@ -194,48 +178,31 @@ def test_too_many_keys(known: Client, server: Sshd, reach: Callable[..., SshTran
     assert message.count("refused") >= 5
 
 
-def test_second_factor(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_second_factor(serve: Callable[..., Sshd], reach: Reach) -> None:
     """A host that wants a password as well is named for that."""
-    wants = "AuthenticationMethods publickey,password\nPasswordAuthentication yes\n"
-    with sshd(tmp_path / "strict", keys.authorized, config=wants) as strict:
-        client.host("box", strict.port)
-        client.knows(strict.known_hosts_line())
-        assert "wants password as well" in refused(reach()).message
+    serve("AuthenticationMethods publickey,password\nPasswordAuthentication yes\n")
+    assert "wants password as well" in refused(reach()).message
 
 
-def test_user_certificate(known: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_user_certificate(known: Client, serve: Callable[..., Sshd], reach: Reach, tmp_path: Path) -> None:
     """A certificate beside the key file signs in where the plain key would not."""
     make_key(tmp_path / "ca")
     make_key(known.home / ".ssh" / "id_ed25519")
     signed = known.home / ".ssh" / "id_ed25519.pub"
-    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
-    argv = ["ssh-keygen", "-q", "-s", str(tmp_path / "ca"), "-I", "test", "-n", user, str(signed)]
+    argv = ["ssh-keygen", "-q", "-s", str(tmp_path / "ca"), "-I", "test", "-n", getpass.getuser(), str(signed)]
     subprocess.run(argv, check=True)
     (tmp_path / "nobody").write_text("")
-    config = f"TrustedUserCAKeys {tmp_path}/ca.pub\n"
-    with sshd(tmp_path / "sshd", tmp_path / "nobody", config=config) as server:
-        known.host("box", server.port)
-        known.knows(server.known_hosts_line())
-        assert run(reach(), "echo", "in") == b"in\n"
+    serve(f"TrustedUserCAKeys {tmp_path}/ca.pub\n", tmp_path / "nobody")
+    assert run(reach(), "echo", "in") == b"in\n"
 
 
-def test_account_without_commands(
-    client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("config", "cause"),
+    [("ForceCommand internal-sftp\n", "did not run the command"), ("MaxSessions 0\n", "refuses another session")],
+)
+def test_account_without_commands(serve: Callable[..., Sshd], reach: Reach, config: str, cause: str) -> None:
     """A forced command never prints our mark: nothing ran, and the error says so."""
-    with sshd(tmp_path / "sftp", keys.authorized, config="ForceCommand internal-sftp\n") as server:
-        client.host("box", server.port)
-        client.knows(server.known_hosts_line())
-        with pytest.raises(HostError, match="did not run the command") as caught:
-            run(reach(), "true")
-    assert not isinstance(caught.value, HostLost)
-
-
-def test_no_sessions(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
-    """A host that lets us in but gives no session."""
-    with sshd(tmp_path / "none", keys.authorized, config="MaxSessions 0\n") as server:
-        client.host("box", server.port)
-        client.knows(server.known_hosts_line())
-        with pytest.raises(HostError, match="refuses another session") as caught:
-            run(reach(), "true")
+    serve(config)
+    with pytest.raises(HostError, match=cause) as caught:
+        run(reach(), "true")
     assert not isinstance(caught.value, HostLost)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import HostError
-from dgxlab.transport.lost import HostLost
+from dgxlab.transport.base import HostLost
 from dgxlab.transport.ssh import SshTransport
 from dgxlab.transport.ssh_config import route
 from tests.sshd import Sshd, sshd
-from tests.transport.conftest import Client, Keys
+from tests.transport.conftest import Client, Keys, Reach
 from tests.transport.test_ssh import run
 
 
@@ -53,33 +53,23 @@ def test_defaults(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hop.identities_only, hop.agent) == (False, "/run/agent")
 
 
-def test_algorithms(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_algorithms(serve: Callable[..., Sshd], reach: Reach) -> None:
     """Those of the configuration are used, in its order, where the host has them too."""
-    with sshd(tmp_path / "sshd", keys.authorized, config="LogLevel DEBUG\n") as server:
-        client.knows(server.known_hosts_line())
-        wanted = ("Ciphers aes256-ctr,aes128-ctr", "MACs hmac-sha2-512", "KexAlgorithms curve25519-sha256")
-        client.host("box", server.port, *wanted)
-        run(reach(), "true")
-        assert "kex: algorithm: curve25519-sha256@libssh.org" in server.log
-        assert "kex: server->client cipher: aes256-ctr MAC: hmac-sha2-512" in server.log
+    lines = ("Ciphers aes256-ctr,aes128-ctr", "MACs hmac-sha2-512", "KexAlgorithms curve25519-sha256")
+    server = serve("LogLevel DEBUG\n", lines=lines)
+    run(reach(), "true")
+    assert "kex: algorithm: curve25519-sha256@libssh.org" in server.log
+    assert "kex: server->client cipher: aes256-ctr MAC: hmac-sha2-512" in server.log
 
 
-def test_weak_algorithms(client: Client, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_weak_algorithms(client: Client, serve: Callable[..., Sshd], reach: Reach) -> None:
     """Neither a host that has nothing else gets them nor a configuration that asks for them."""
-    with sshd(tmp_path / "sshd", keys.authorized, config="Ciphers aes128-cbc\nMACs hmac-md5\n") as server:
-        client.knows(server.known_hosts_line())
-        client.host("box", server.port)
-        client.host("old", server.port, "Ciphers aes128-cbc", "MACs hmac-md5")
-        with pytest.raises(HostError, match="share no way to talk"):
-            run(reach(), "true")
-        with pytest.raises(HostError, match="allows no Ciphers for old that dgxlab knows: aes128-cbc"):
-            run(reach("old"), "true")
-
-
-def test_url_with_a_port(client: Client) -> None:
-    """The other form of a destination."""
-    (hop,) = route("ssh://kim@gpu.example.org:2222")
-    assert (hop.hostname, hop.user, hop.port) == ("gpu.example.org", "kim", 2222)
+    server = serve("Ciphers aes128-cbc\nMACs hmac-md5\n")
+    client.host("old", server.port, "Ciphers aes128-cbc", "MACs hmac-md5")
+    with pytest.raises(HostError, match="share no way to talk"):
+        run(reach(), "true")
+    with pytest.raises(HostError, match="allows no Ciphers for old that dgxlab knows: aes128-cbc"):
+        run(reach("old"), "true")
 
 
 def test_agent_may_be_none(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +125,7 @@ def test_no_ssh_here(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         route("a")
 
 
-def test_command_through_jump_hosts(
-    client: Client, server: Sshd, jump_server: Sshd, reach: Callable[..., SshTransport]
-) -> None:
+def test_command_through_jump_hosts(client: Client, server: Sshd, jump_server: Sshd, reach: Reach) -> None:
     """Each hop is signed in to; much goes through."""
     client.host("jump", jump_server.port)
     client.host("box", server.port, "ProxyJump jump,jump")
@@ -149,7 +137,7 @@ def test_command_through_jump_hosts(
 
 
 def test_jump_host_that_does_not_forward(
-    client: Client, server: Sshd, keys: Keys, reach: Callable[..., SshTransport], tmp_path: Path
+    client: Client, server: Sshd, keys: Keys, reach: Reach, tmp_path: Path
 ) -> None:
     """That is no matter of waiting."""
     with sshd(tmp_path / "closed", keys.authorized, config="AllowTcpForwarding no\n") as closed:
@@ -161,7 +149,7 @@ def test_jump_host_that_does_not_forward(
     assert not isinstance(caught.value, HostLost)
 
 
-def test_host_behind_the_jump_is_down(client: Client, jump_server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_host_behind_the_jump_is_down(client: Client, jump_server: Sshd, reach: Reach) -> None:
     """That may pass."""
     client.host("jump", jump_server.port)
     client.host("box", 1, "ProxyJump jump")
@@ -170,7 +158,7 @@ def test_host_behind_the_jump_is_down(client: Client, jump_server: Sshd, reach: 
         run(reach(), "true")
 
 
-def test_proxy_command(client: Client, server: Sshd, jump_server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_proxy_command(client: Client, server: Sshd, jump_server: Sshd, reach: Reach) -> None:
     """It is run as ssh runs it, with tokens; here ssh itself is the jump. It ends with the connection."""
     shared = f"-F {client.home}/.ssh/config -o UserKnownHostsFile={client.known_hosts}"
     client.host("jump", jump_server.port, f"IdentityFile {client.home}/.ssh/id_ed25519")
@@ -185,7 +173,7 @@ def test_proxy_command(client: Client, server: Sshd, jump_server: Sshd, reach: C
     assert program._child.returncode is not None
 
 
-def test_proxy_command_that_fails(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_proxy_command_that_fails(client: Client, server: Sshd, reach: Reach) -> None:
     """What it said is the reason."""
     client.host("box", server.port, "ProxyCommand sh -c 'echo no way there >&2; exit 1'")
     with pytest.raises(HostLost, match="cannot be reached through its ProxyCommand: no way there"):
@@ -193,7 +181,7 @@ def test_proxy_command_that_fails(client: Client, server: Sshd, reach: Callable[
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "nosuchhost.invalid"])
-def test_host_that_is_not_there(client: Client, reach: Callable[..., SshTransport], host: str) -> None:
+def test_host_that_is_not_there(client: Client, reach: Reach, host: str) -> None:
     """A sentence with the cause, and ssh's own command to try."""
     config(client, f"Host box\n  HostName {host}\n  Port 1\n")
     with pytest.raises(HostLost, match=rf"box \({host}:1\) cannot be reached: \w+") as caught:
@@ -201,7 +189,7 @@ def test_host_that_is_not_there(client: Client, reach: Callable[..., SshTranspor
     assert caught.value.next == "ssh -o BatchMode=yes box true"
 
 
-def test_fields_are_those_of_ssh(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_fields_are_those_of_ssh(client: Client, server: Sshd, reach: Reach) -> None:
     """The ssh program with the same configuration ends up at the same place."""
     client.host(
         "box", server.port, f"UserKnownHostsFile {client.known_hosts}", f"IdentityFile {client.home}/.ssh/id_ed25519"

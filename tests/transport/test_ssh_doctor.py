@@ -62,21 +62,14 @@ def of_box(project: Path) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in found if each["where"] == "box"}
 
 
-def test_host_that_is_not_there(project: Path, client: Client) -> None:
-    """Nobody listens: a line of its own, and everything about the client before it."""
-    client.host("box", 1)
+@pytest.mark.parametrize("listens", [False, True])
+def test_host_that_cannot_be_used(project: Path, client: Client, server: Sshd, listens: bool) -> None:
+    """Not there, or with a key that is not trusted: a line of its own, and everything about the client before it."""
+    client.host("box", server.port if listens else 1)
     (only,) = of_box(project).values()
     assert (only["name"], only["state"]) == ("reach", "missing")
-    assert "Connection refused" in only["text"]
-    assert only["next"]
-
-
-def test_host_that_nobody_trusts(project: Path, client: Client, server: Sshd) -> None:
-    """With the command that shows its key."""
-    client.host("box", server.port)
-    (only,) = of_box(project).values()
-    assert "is not known" in only["text"]
-    assert only["next"].startswith("dgxlab host add box")
+    assert ("is not known" if listens else "Connection refused") in only["text"]
+    assert only["next"] == "dgxlab host add box" if listens else only["next"]
 
 
 def test_host_without_python(project: Path, bare: Sshd) -> None:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from dgxlab.errors import HostError
 from dgxlab.transport.ssh import SshTransport, fingerprint
 from dgxlab.transport.ssh_trust import KnownHosts, NotTrusted, private_known_hosts, trust
 from tests.sshd import Sshd, make_key, sshd
-from tests.transport.conftest import QUICK, Client, Keys
+from tests.transport.conftest import QUICK, Client, Keys, Reach
 from tests.transport.test_ssh import run
 
 KEY = "ssh-ed25519"
@@ -109,7 +108,7 @@ def shown_by_ssh_keygen(server: Sshd, keytype: str = "ed25519") -> str:
 
 
 @pytest.mark.parametrize("lines", [(), ("StrictHostKeyChecking no",), ("StrictHostKeyChecking accept-new",)])
-def test_unknown_key(client: Client, server: Sshd, reach: Callable[..., SshTransport], lines: tuple[str, ...]) -> None:
+def test_unknown_key(client: Client, server: Sshd, reach: Reach, lines: tuple[str, ...]) -> None:
     """It is refused with its fingerprint and the way to trust it, whatever ssh's configuration would let pass."""
     client.host("box", server.port, *lines)
     error = refused(reach(), server)
@@ -119,7 +118,7 @@ def test_unknown_key(client: Client, server: Sshd, reach: Callable[..., SshTrans
     assert refused(reach("alias"), server).next == "dgxlab host add alias --name box"
 
 
-def test_changed_key(client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
+def test_changed_key(client: Client, server: Sshd, reach: Reach, tmp_path: Path) -> None:
     """The sentence names the line, the next step how to take it out; having done that, the key is unknown."""
     client.host("box", server.port)
     name = f"[127.0.0.1]:{server.port}"
@@ -132,31 +131,20 @@ def test_changed_key(client: Client, server: Sshd, reach: Callable[..., SshTrans
     assert "is not known" in refused(reach(), server).message
 
 
-def test_key_of_another_type(client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path) -> None:
-    """A host known by another type of key than it now shows has changed."""
+@pytest.mark.parametrize(
+    ("marker", "words"),
+    [("@revoked", "is revoked by {file}:2"), ("@cert-authority", "host certificates are not supported")],
+)
+def test_key_with_a_marker(client: Client, server: Sshd, reach: Reach, marker: str, words: str) -> None:
+    """A revoked key is refused although it is known; authorities do not count, and the error says so."""
     client.host("box", server.port)
-    client.knows(f"[127.0.0.1]:{server.port} {make_key(tmp_path / 'old', 'ecdsa')}")
-    assert "has changed" in refused(reach(), server).message
-
-
-def test_revoked_key(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
-    """A revoked key is refused although it is known."""
-    client.host("box", server.port)
-    client.knows(server.known_hosts_line(), f"@revoked * {server.public_key()}")
-    error = refused(reach(), server)
-    assert f"is revoked by {client.known_hosts}:2" in error.message
-
-
-def test_certificate_authorities_are_named(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
-    """They do not count, and the error says so."""
-    client.host("box", server.port)
-    client.knows(f"@cert-authority * {server.public_key()}")
-    assert "host certificates are not supported" in refused(reach(), server).message
+    client.knows(server.known_hosts_line() if marker == "@revoked" else "", f"{marker} * {server.public_key()}")
+    assert words.format(file=client.known_hosts) in refused(reach(), server).message
 
 
 @pytest.mark.parametrize("keytype", ["ecdsa", "rsa", "ed25519"])
 def test_host_is_asked_for_the_key_that_is_known(
-    client: Client, keys: Keys, tmp_path: Path, reach: Callable[..., SshTransport], keytype: str
+    client: Client, keys: Keys, tmp_path: Path, reach: Reach, keytype: str
 ) -> None:
     """Of a host with several keys the known one is wanted, else it would seem to have changed."""
     with sshd(tmp_path / "many", keys.authorized, keytypes=("ed25519", "ecdsa", "rsa")) as many:
@@ -169,7 +157,7 @@ def test_host_is_asked_for_the_key_that_is_known(
 
 @pytest.mark.parametrize("where", ["UserKnownHostsFile", "GlobalKnownHostsFile"])
 def test_files_that_the_configuration_names(
-    client: Client, server: Sshd, reach: Callable[..., SshTransport], tmp_path: Path, where: str
+    client: Client, server: Sshd, reach: Reach, tmp_path: Path, where: str
 ) -> None:
     """They are read, and under the alias that it gives."""
     (tmp_path / "second").write_text(server.known_hosts_line(name="the-box") + "\n")
@@ -177,25 +165,10 @@ def test_files_that_the_configuration_names(
     assert run(reach(), "echo", "in") == b"in\n"
 
 
-def test_hashed_names(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
-    """A file that `ssh-keygen -H` hashed is as good."""
-    client.host("box", server.port)
-    client.knows(server.known_hosts_line())
-    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(client.known_hosts)], check=True, capture_output=True)
-    assert client.known_hosts.read_text().startswith("|1|")
-    assert run(reach(), "echo", "in") == b"in\n"
-
-
 @pytest.mark.parametrize("wrong", ["unknown", "changed"])
 @pytest.mark.parametrize("hop", ["jump", "box"])
 def test_every_hop_is_checked(
-    client: Client,
-    server: Sshd,
-    jump_server: Sshd,
-    reach: Callable[..., SshTransport],
-    tmp_path: Path,
-    hop: str,
-    wrong: str,
+    client: Client, server: Sshd, jump_server: Sshd, reach: Reach, tmp_path: Path, hop: str, wrong: str
 ) -> None:
     """A jump host and what is behind it alike."""
     client.host("jump", jump_server.port)
@@ -211,7 +184,7 @@ def test_every_hop_is_checked(
     assert ("has changed" if wrong == "changed" else "is not known") in error.message
 
 
-def test_trusting_a_host(client: Client, server: Sshd, reach: Callable[..., SshTransport]) -> None:
+def test_trusting_a_host(client: Client, server: Sshd, reach: Reach) -> None:
     """Shown, written into a private file, trusted from then on; writing it again changes nothing."""
     client.host("box", server.port)
     before = server.log.count("Accepted publickey")
@@ -230,9 +203,7 @@ def test_trusting_a_host(client: Client, server: Sshd, reach: Callable[..., SshT
     assert run(reach(), "echo", "in") == b"in\n"
 
 
-def test_trusting_hop_by_hop(
-    client: Client, server: Sshd, jump_server: Sshd, reach: Callable[..., SshTransport]
-) -> None:
+def test_trusting_hop_by_hop(client: Client, server: Sshd, jump_server: Sshd, reach: Reach) -> None:
     """The first hop that is not trusted is shown first: what is behind it is reached through it."""
     client.host("jump", jump_server.port)
     client.host("box", server.port, "ProxyJump jump")
