@@ -78,20 +78,12 @@ def make(
         SpecError: if an entry's matrix has nothing left, or its sizes do not fit its own n_ctx.
     """
     arm = make_arm(experiment, source)
-    runs = tuple(_runs(experiment, arm, wanted)) if bench else ()
+    left = enumerate(launches(experiment, wanted) if bench else ())
+    runs = [_run(f"run:{number}", experiment, arm, launch) for number, launch in left]
     asked = [_gate(experiment, arm, gate, n) for n, gate in enumerate(own(experiment) if gates is None else gates)]
     steps: list[Step] = [_build(arm), *_prepared(experiment, arm, runs, asked), *asked, *runs]
-    kind = "run" if bench else "gate"
-    return Plan(
-        job_id,
-        experiment.name,
-        experiment.digest,
-        (arm,),
-        tuple(steps),
-        kind,
-        wait_s=wait_s,
-        specs=(experiment.spec,),
-    )
+    work = (experiment.name, experiment.digest, (arm,), tuple(steps), "run" if bench else "gate")
+    return Plan(job_id, *work, wait_s=wait_s, specs=(experiment.spec,))
 
 
 def make_ab(
@@ -168,8 +160,9 @@ def make_arm(experiment: Experiment, source: Source) -> Arm:
     for gate in own(experiment):
         program = PROGRAMS["backend-ops"] if isinstance(gate, ParityGate) else checks.PROGRAMS.get(type(gate))
         targets |= {program} if program else set()
-    if any(_quantised(model) for model in experiment.models.values()):
-        targets.add("llama-quantize")
+    for model in experiment.models.values():
+        if isinstance(model, DerivedModel) or (isinstance(model, SyntheticModel) and model.quant != "F16"):
+            targets.add("llama-quantize")
     targets = targets or {PROGRAMS["backend-ops"]}  # a kernel's own tests need no program, and cmake would build all
     cmake = {**defaults, **experiment.cmake}
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
@@ -200,12 +193,18 @@ def _prepared(
 ) -> Iterator[ModelStep | ProbeStep]:
     """Yield what runs and gates need: their models, and a look at the flags of their programs."""
     commands = [command for gate in gates if isinstance(gate, CheckStep) for command in gate.commands]
-    launches: list[RunStep | CheckCommand] = [*runs, *commands]
-    used = {launch.model for launch in launches if launch.model}
+    every: list[RunStep | CheckCommand] = [*runs, *commands]
+    used = {launch.model for launch in every if launch.model}
     models = experiment.models
     used |= {_source(models, model) for name in used if isinstance(model := models[name], DerivedModel)}
     yield from _models(experiment, arm, used, of)
-    yield from _probes(arm, [launch for launch in launches if launch.argv[0].startswith("{bin}/")], of)
+    flags: dict[str, dict[str, None]] = {}
+    for launch in every:  # each program's flags are checked once, all of its launches together
+        if launch.argv[0].startswith("{bin}/"):
+            words = dict.fromkeys(word for word in launch.argv[1:] if is_flag(word))
+            flags.setdefault(launch.argv[0], {}).update(words)
+    for program, names in flags.items():
+        yield ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(names))
 
 
 def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterator[ModelStep]:
@@ -227,22 +226,9 @@ def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterat
         yield ModelStep(step, arm.name, name, path, model, make, synth.quantize_argv(model.quant, model.pure))
 
 
-def _quantised(model: Model) -> bool:
-    return isinstance(model, DerivedModel) or (isinstance(model, SyntheticModel) and model.quant != "F16")
-
-
 def _source(models: Mapping[str, Model], derived: DerivedModel) -> str:
     """Return what the model is called that another is made from."""
     return next(name for name, model in models.items() if model == derived.source)
-
-
-def _probes(arm: Arm, runs: Sequence[RunStep | CheckCommand], of: str) -> Iterator[ProbeStep]:
-    """Check each program's flags once, all of its runs together."""
-    flags: dict[str, dict[str, None]] = {}
-    for run in runs:
-        flags.setdefault(run.argv[0], {}).update(dict.fromkeys(word for word in run.argv[1:] if is_flag(word)))
-    for program, words in flags.items():
-        yield ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(words))
 
 
 def is_flag(word: str) -> bool:
@@ -262,29 +248,18 @@ def _beside(baseline: str, step: GateStep | CheckStep, gates: Sequence[GateStep 
     if not isinstance(step, GateStep) or step.arm == baseline:
         return step
     asked = (step.gate.op, step.gate.backend)
-    found = [
-        gate
-        for gate in gates
-        if isinstance(gate, GateStep) and gate.arm == baseline and (gate.gate.op, gate.gate.backend) == asked
-    ]
-    found.sort(key=lambda gate: gate.env != step.env)
-    return replace(step, like=found[0].id) if found else step
-
-
-def _runs(experiment: Experiment, arm: Arm, wanted: Wanted) -> Iterator[RunStep]:
-    for number, launch in enumerate(launches(experiment, wanted)):
-        yield _run(f"run:{number}", experiment, arm, launch)
+    of_baseline = [gate for gate in gates if isinstance(gate, GateStep) and gate.arm == baseline]
+    alike = [gate for gate in of_baseline if (gate.gate.op, gate.gate.backend) == asked]
+    alike.sort(key=lambda gate: gate.env != step.env)
+    return replace(step, like=alike[0].id) if alike else step
 
 
 def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep:
     attempts = BATCHED_ATTEMPTS if launch.tool == "batched-bench" else 1
+    engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate) and launch.tool in gate.tools]
+    markers = tuple(gate.stderr for gate in engaged)  # what must be on the tool's stderr
     fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model)
-    return RunStep(step, arm.name, *fields, _markers(experiment, launch.tool), attempts, launch.limit_s)
-
-
-def _markers(experiment: Experiment, tool: str) -> tuple[str, ...]:
-    """Return what must be on a tool's stderr."""
-    return tuple(gate.stderr for gate in experiment.gates if isinstance(gate, EngagedGate) and tool in gate.tools)
+    return RunStep(step, arm.name, *fields, markers, attempts, launch.limit_s)
 
 
 def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:

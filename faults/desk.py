@@ -17,7 +17,8 @@ from uuid import UUID
 
 from dgxlab import __version__, plan
 from dgxlab.agent.job import Job
-from dgxlab.lab import Lab, resolve
+from dgxlab.lab import Lab
+from dgxlab.lab.session import resolve
 from dgxlab.model import Experiment, Plan, Source, canonical
 from dgxlab.source import PinCache
 from dgxlab.spec import load
@@ -159,9 +160,7 @@ def _made(place: OnDisk, made: Disk, boot_id: Path) -> Desk:
     base = load(place.spec("base", bench=BENCH, gates=[]), host="box")
     entry = find_host("box", [here.hosts])
     way = SshTransport("box", entry.ssh, entry.root, entry.python)
-    record = here.folder / "no-record.db"
-    with Store.open(record) as store:
-        source = resolve(Lab(store, PinCache(here.pins), lambda name: Host(way)), base, None, lambda event: None)
+    source = resolve(PinCache(here.pins), base, None, lambda event: None)
     return Desk(place, made, boot_id, Host(way, entry), base, source, here.folder / "raw")
 
 

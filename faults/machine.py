@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dgxlab.audit import check
 from dgxlab.errors import DgxlabError, JobLost, RemoteError
-from dgxlab.lab import Lab, follow, raw, settle
-from dgxlab.lab.archive import path_of
-from dgxlab.lab.clean import Policy, clean, survey
+from dgxlab.lab import Lab, raw
+from dgxlab.lab.clean import clean, survey
+from dgxlab.lab.jobs import follow, settle
 from dgxlab.lab.rebuild import rebuild
 from dgxlab.model import Plan
 from dgxlab.store import Store
@@ -170,11 +170,11 @@ class Machine(RuleBasedStateMachine):
     def clean(self) -> None:
         """Remove from the host all that may go."""
         with self._faults("clean"):
-            found = survey(self.lab, self.desk.host, Policy(("jobs",), 0))
+            found = survey(self.lab, self.desk.host, ("jobs",), 0)
             done = clean(self.lab, self.desk.host, found, lambda event: None)
             for item in done.removed:
                 (job,) = [job for job in self.jobs if job.plan.job_id == item.name]
-                if not job.may & {"done", "lost"} or not path_of(self.lab.raw, item.name).exists():
+                if not job.may & {"done", "lost"} or not raw.path_of(self.lab.raw, item.name).exists():
                     raise Broken(f"job {item.name} was removed, which may be {sorted(job.may)}")
                 job.may, job.cleaned = {"absent"}, True
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dgxlab.errors import DgxlabError
-from dgxlab.lab import Lab, Outcome, run
+from dgxlab.lab import Lab
+from dgxlab.lab.session import Outcome, Request, run
 from dgxlab.model import Experiment, ParityGate
 from dgxlab.source import PinCache
 from dgxlab.spec import load
@@ -106,11 +107,11 @@ class Bench:
     lab: Lab
     root: Path
 
-    def run(self, experiment: Experiment, **options: Any) -> tuple[Outcome, list[dict[str, Any]]]:
+    def run(self, experiment: Experiment, kind: str = "run", **options: Any) -> tuple[Outcome, list[dict[str, Any]]]:
         """Run an experiment here; returns how it ended and every event seen."""
         events: list[dict[str, Any]] = []
-        outcome = run(self.lab, experiment, watch=lambda event: events.append(dict(event)), **options)
-        return outcome, events
+        request = Request(kind, experiment, **options)
+        return run(self.lab, request, lambda event: events.append(dict(event))), events
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +152,7 @@ def llama_bin(make_bench: Callable[[], Bench]) -> Path:
     """Return the folder of the quickstart's programs, built and held to a gate of a second, but not measured."""
     bench = make_bench()
     experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
-    outcome, events = bench.run(replace(experiment, gates=(ParityGate("SQR", "CPU"),)), bench=False)
+    outcome, events = bench.run(replace(experiment, gates=(ParityGate("SQR", "CPU"),)), kind="gate")
     assert outcome.error is None
     (build,) = (event for event in events if event["event"] == "build")
     return bench.root / "builds" / build["build_id"] / "bin"

@@ -27,7 +27,6 @@ from dgxlab.model import (
     from_json,
     to_json,
 )
-from dgxlab.transport.host import JOB_ID
 from tests import toy
 
 PIN = "0" * 40
@@ -143,12 +142,6 @@ def test_a_session_survives_the_way_to_the_host(baseline: Experiment) -> None:
     assert back == session
     assert back.digest == session.digest
     assert isinstance(back.steps[-3], ChainStep)
-
-
-def test_the_longest_names_make_an_id_that_can_be_a_file_name(baseline: Experiment) -> None:
-    """Both names at their longest."""
-    one, two = replace(baseline, name="a" * 64), replace(baseline, name="b" * 64)
-    assert JOB_ID.fullmatch(plan.new_job_id(plan.session_name(one, two)))
 
 
 def test_a_gate_on_a_model_brings_its_model_program_and_flags(baseline: Experiment) -> None:

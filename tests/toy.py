@@ -117,7 +117,6 @@ int misbehave(void) {
     if (!strcmp(toy(), "killed")) { raise(SIGKILL); }
     if (!strcmp(toy(), "status")) { fprintf(stderr, "error: out of toys\\n"); exit(7); }
     if (!strcmp(toy(), "nothing")) { exit(0); }
-    if (!strcmp(toy(), "every second crashes") && calls() % 2 == 0) { raise(SIGSEGV); }
     return 0;
 }
 int count(const char * list) { int n = 1; for (; *list; list++) { n += *list == ','; } return n; }
@@ -245,10 +244,10 @@ int main(int argc, char ** argv) {
     FILE * prompt = fopen(option(argc, argv, "-f", ""), "r");
     int words = 1, n = atoi(option(argc, argv, "-n", "0")), c;
     while ((c = fgetc(prompt)) != EOF) { words += c == ' '; }
-    printf("%s\\n", strcmp(toy(), "other") ? "once upon a toy" : "another toy");
+    printf("once upon a toy\\n");
     fprintf(stderr, "prompt eval time = 1.00 ms / %5d tokens (1.0 ms per token)\\n", words + 1);
     if (first_is_cut()) { return 0; }
-    fprintf(stderr, "       eval time = 1.00 ms / %5d runs   (1.0 ms per token)\\n", n - 1 - !strcmp(toy(), "few"));
+    fprintf(stderr, "       eval time = 1.00 ms / %5d runs   (1.0 ms per token)\\n", n - 1);
     return 0;
 }
 """
@@ -271,7 +270,7 @@ int main(int argc, char ** argv) {
     misbehave();
     FILE * in = fopen(base, "r");
     if (!in || fscanf(in, "%d", &chunks) != 1) { return 0; }
-    const char * kld = !strcmp(toy(), "worse") ? "0.004000" : !strcmp(toy(), "nan") ? "nan" : "0.001000";
+    const char * kld = !strcmp(toy(), "worse") ? "0.004000" : "0.001000";
     for (int i = 1; i <= chunks - !strcmp(toy(), "short"); i++) {
         printf("%4d      10.5000 ±    0.2500       0.00100 ±    0.00010       %.7s ±    0.00010     0.100 ±  0.010 %%    "
                "99.000 ±  0.100 %%\\n", i, kld);

@@ -3,40 +3,64 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from dgxlab.cli import ab, db, doctor, exchange, host, jobs, logs, patch, report, run, schema, verdict
-from dgxlab.cli._out import show_error
-from dgxlab.errors import AGAIN, DgxlabError, Interrupted
+from dgxlab.cli import host, jobs, patch, record, report, run, verdict
+from dgxlab.cli._app import App
+from dgxlab.cli._out import Out, show_error
+from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
 
-app = typer.Typer(
+
+def schema(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of stdout.")] = None,
+) -> None:
+    """Write the JSON Schema of experiment files, for editors.
+
+    Example: dgxlab schema --output schema/experiment.schema.json
+    """
+    import json
+
+    from dgxlab.spec import json_schema
+
+    text = json.dumps(json_schema(), indent=2) + "\n"
+    if output is None:
+        Out().result(None, text)
+        return
+    try:
+        output.write_text(text)
+    except OSError as error:
+        mend = command("ls", "-ld", output.parent)
+        raise UsageError(f"{output} cannot be written: {error.strerror}", next=mend) from error
+
+
+app = App(
+    "Patch, build, gate and benchmark llama.cpp, with numbers that can be traced.",
     name="dgxlab",
-    help="Patch, build, gate and benchmark llama.cpp, with numbers that can be traced.",
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     add_completion=False,
 )
-app.command("run")(run.run)
-app.command("ab")(ab.ab)
-app.command("noise")(ab.noise)
-app.command("gate")(run.gate)
-app.command("plan")(run.plan)
-app.command("report")(report.report)
-app.command("jobs")(jobs.jobs)
-app.command("attach")(jobs.attach)
-app.command("cancel")(jobs.cancel)
-app.command("logs")(logs.logs)
+app.add("run")(run.run)
+app.add("ab")(run.ab)
+app.add("noise")(run.noise)
+app.add("gate")(run.gate)
+app.add("plan")(run.plan)
+app.add("report")(report.report)
+app.add("jobs")(jobs.jobs)
+app.add("attach")(jobs.attach)
+app.add("cancel")(jobs.cancel)
+app.add("logs")(jobs.logs)
 app.add_typer(jobs.app, name="session")
 app.add_typer(patch.app, name="patch")
 app.add_typer(host.app, name="host")
-app.command("import")(exchange.import_)
-app.command("export")(exchange.export)
-app.add_typer(db.app, name="db")
-app.command("verdict")(verdict.verdict)
-app.command("doctor")(doctor.doctor)
-app.command("schema")(schema.schema)
+app.add("import")(record.import_)
+app.add("export")(record.export)
+app.add_typer(record.app, name="db")
+app.add("verdict")(verdict.verdict)
+app.add("doctor")(host.doctor)
+app.add("schema")(schema)
 
 
 def _version(value: bool) -> None:

@@ -1,6 +1,6 @@
-"""What a running job looks like: a line for everything that ends, a bar for what takes long on a terminal.
+"""What a running job looks like: a line for everything that ends, and on a terminal a bar for what takes long.
 
-Of a chain nobody sees a value before the session has ended: who knows the effect so far stops when it pleases.
+No value of a chain is shown before the session has ended: who knows the effect so far stops when it pleases.
 """
 
 from __future__ import annotations
@@ -18,12 +18,6 @@ from dgxlab.stats import median
 from dgxlab.units import conditions, duration, metric, size, style
 
 
-def lines(event: Mapping[str, Any]) -> list[str]:
-    """Return what to say about an event that stands for itself, [] for most."""
-    say = _SAY.get(event["event"])
-    return say(event) if say else []
-
-
 class Lines:
     """Says what happens. A run of a chain is told with the `chain` event that follows it, in one line."""
 
@@ -34,76 +28,68 @@ class Lines:
 
     def of(self, event: Any) -> list[str]:
         """Return what to say about an event, [] for most."""
-        if event["event"] == "chain":
-            run, self._run = self._run, {}
-            return [_chain(event, run)]
-        if event["event"] == "run" and event["chain"]:
-            self._run = event
-            return []
-        if event["event"] == "build":
-            self._arms.add(event["arm"])
-        if event["event"] in ("gate", "check") and len(self._arms) > 1:
-            say = _gate if event["event"] == "gate" else _check
-            return say(event, f" of {event['arm']}")
-        return lines(event)
+        match event["event"]:
+            case "note":
+                return [event["note"]]
+            case "lock" if event["state"] == "waiting":
+                return [f"waiting for the device: {event['path']} is held by {event['owner']}"]
+            case "lock" if event["state"] == "unwatched":
+                return [f"the lock file {event['path']} is neither read nor signed: {event['owner']}"]
+            case "build":
+                self._arms.add(event["arm"])
+                how = "reused" if event["reused"] else f"built in {duration(event['seconds'])}"
+                return [f"build {event['build_id']} of {event['arm']}: {how}"]
+            case "model":
+                return [f"model {event['name']}: {event['path']}, {size(event['size'])}"]
+            case "gate":
+                return [_gate(event, f" of {event['arm']}" if len(self._arms) > 1 else "")]
+            case "check":
+                return [_check(event, f" for {event['arm']}" if len(self._arms) > 1 else "")]
+            case "run" if event["chain"]:
+                self._run = event
+            case "run":
+                return _run(event)
+            case "chain":
+                run, self._run = self._run, {}
+                return [_chain(event, run)]
+        return []
 
 
-def _note(event: events.NoteEvent) -> list[str]:
-    return [event["note"]]
-
-
-def _lock(event: events.LockEvent) -> list[str]:
-    if event["state"] == "waiting":
-        return [f"waiting for the device: {event['path']} is held by {event['owner']}"]
-    if event["state"] == "unwatched":
-        return [f"the lock file {event['path']} is neither read nor signed: {event['owner']}"]
-    return []
-
-
-def _build(event: events.BuildEvent) -> list[str]:
-    how = "reused" if event["reused"] else f"built in {duration(event['seconds'])}"
-    return [f"build {event['build_id']} of {event['arm']}: {how}"]
-
-
-def _model(event: events.ModelEvent) -> list[str]:
-    return [f"model {event['name']}: {event['path']}, {size(event['size'])}"]
-
-
-def _gate(event: events.GateEvent, whose: str = "") -> list[str]:
+def _gate(event: events.GateEvent, of: str) -> str:
     gate = event["gate"]
     counted = "nothing counted"
     if event["total"] is not None:
         counted = f"{event['passed']}/{event['total']}, {event['unsupported']} unsupported"
     again = ", after the chains" if event["id"].endswith(":after") else ""
-    about = f"gate {gate['op']} on {gate['backend']}{whose}{again}"
+    about = f"gate {gate['op']} on {gate['backend']}{of}{again}"
     changed = gate.get("overridden", False)
     words = f"{about}: {event['status']}{CHANGED * changed}, {counted} ({duration(event['seconds'])})"
     recorded = gate["expect"] is None and event["status"] == "passed" and not changed
-    return [words + ("; recorded as what to expect from now on" if recorded else "")]
+    return words + ("; recorded as what to expect from now on" if recorded else "")
 
 
-def _check(event: events.CheckEvent, whose: str = "") -> list[str]:
+def _check(event: events.CheckEvent, of: str) -> str:
     gate = check_from_json(event["gate"])
     again = ", after the chains" if event["id"].endswith(":after") else ""
-    found = "; ".join((*event["reasons"], *shown(gate, event["readings"])))
-    words = f"gate {about(gate)}{' for' + whose[3:] if whose else ''}{again}: {event['status']}"
-    return [f"{words}, {found or 'nothing read'} ({duration(event['seconds'])})"]
+    read = "; ".join((*event["reasons"], *shown(gate, event["readings"]))) or "nothing read"
+    words = f"gate {about(gate)}{of}{again}: {event['status']}"
+    return f"{words}, {read} ({duration(event['seconds'])})"
 
 
 def _run(event: events.RunEvent) -> list[str]:
     cells = event["cells"]
-    said = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event["flags"]]
+    below = [f"  {'hard event' if flag['hard'] else 'flag'}: {flag['reason']}" for flag in event["flags"]]
     if event["status"] != "valid":
-        return [f"{event['id']} {event['status']}: {event['reason']}", *said]
+        return [f"{event['id']} {event['status']}: {event['reason']}", *below]
     for result in event["results"]:
         values = (_value(m["metric"], median(m["samples"])) for m in result["measurements"])
-        said.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
+        below.append(f"  {cells[result['cell']]['label']}: {', '.join(values)}")
     around = ", ".join(filter(None, (duration(event["seconds"]), _conditions(event["telemetry"]))))
-    return [f"{event['id']} {event['tool']} ({around})", *said]
+    return [f"{event['id']} {event['tool']} ({around})", *below]
 
 
 def _chain(event: events.ChainEvent, run: Mapping[str, Any]) -> str:
-    """Say how a chain stands after a run, or while the device cools; the run is {} where none has ended."""
+    """Say how far a chain is after a run, or while the device cools; the run is {} where none has ended."""
     if event["state"] == "cooling" or (event["state"] == "done" and not run):
         about = [event["note"] or "done", conditions(event["conditions"])]
         return f"{event['id']} {', '.join(filter(None, about))}"
@@ -111,8 +97,8 @@ def _chain(event: events.ChainEvent, run: Mapping[str, Any]) -> str:
     took = duration(run["seconds"]) if run and event["role"] == BURN_IN else ""
     around = ", ".join(filter(None, (took, conditions(event["conditions"]))))
     what = " ".join(filter(None, (event["id"], run.get("tool"), place(event))))
-    said = "; ".join(filter(None, (", ".join(_standing(event)), event["note"])))
-    return what + (f" ({around})" if around else "") + (f": {said}" if said else "")
+    progress = "; ".join(filter(None, (", ".join(_progress(event)), event["note"])))
+    return what + (f" ({around})" if around else "") + (f": {progress}" if progress else "")
 
 
 def place(event: events.ChainEvent) -> str:
@@ -123,8 +109,8 @@ def place(event: events.ChainEvent) -> str:
     return f"cycle {cycle} of {event['cycles']}, {role}" if cycle else f"first {role}"
 
 
-def _standing(event: events.ChainEvent) -> Iterator[str]:
-    """Yield how a chain stands, none of it about the candidate."""
+def _progress(event: events.ChainEvent) -> Iterator[str]:
+    """Yield how far a chain is, and nothing about the candidate."""
     if event["role"] != CANDIDATE and event["drift"] is not None:
         yield f"baselines {100 * event['drift']:.2f} % apart"
     if event["role"] == BASELINE and event["cycle"]:
@@ -150,17 +136,6 @@ def _value(name: str, value: float) -> str:
     return f"{label} {shown.value(value)} {shown.unit}".lstrip()
 
 
-_SAY: Mapping[str, Callable[[Any], list[str]]] = {
-    "note": _note,
-    "lock": _lock,
-    "build": _build,
-    "model": _model,
-    "gate": _gate,
-    "check": _check,
-    "run": _run,
-}
-
-
 @contextmanager
 def display(out: Out) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """Give a function that shows events; on a terminal a bar moves below the lines."""
@@ -170,10 +145,10 @@ def display(out: Out) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         with _Bar() as bar:
             yield bar.show
     else:
-        said = Lines()
+        lines = Lines()
 
         def show(event: Mapping[str, Any]) -> None:
-            for line in said.of(event):
+            for line in lines.of(event):
                 out.note(one_line(line))
 
         yield show
@@ -210,18 +185,13 @@ class _Bar:
         for line in self.lines.of(event):
             self.console.print(one_line(line), markup=False)
         if event["event"] == "progress":
-            total = event["total"] or None
-            self.progress.update(
-                self.task, description=one_line(f"{event['id']} {event['note']}"), completed=event["done"], total=total
-            )
+            self._move(f"{event['id']} {event['note']}", event["done"], event["total"] or None)
         elif event["event"] == "chain":
-            self.progress.update(
-                self.task,
-                description=one_line(f"{event['id']} {place(event)}"),
-                completed=event["done"],
-                total=event["total"],
-                refresh=True,  # runs may be shorter than the time between two pictures
-            )
+            self._move(f"{event['id']} {place(event)}", event["done"], event["total"])
+            self.progress.refresh()  # runs may be shorter than the time between two pictures
         elif event["event"] == "step" and event["state"] == "started":
             self.progress.remove_task(self.task)  # to reset it would leave it the total of the step before
             self.task = self.progress.add_task(str(event["id"]), total=None)
+
+    def _move(self, text: str, done: float, total: float | None) -> None:
+        self.progress.update(self.task, description=one_line(text), completed=done, total=total)

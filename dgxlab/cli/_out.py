@@ -1,4 +1,4 @@
-"""The one place that writes: results to stdout, everything else to stderr."""
+"""The one place that writes: results to stdout, everything else to stderr; reports are drawn on a terminal."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, TextIO
 
-from dgxlab.cli._options import Format
 from dgxlab.errors import AGAIN, UNSEEN, DgxlabError, escaped, one_line
 
 CONTROL = rf"(?:\x1b\[|\x9b)[0-9;?]*[ -/]*[@-~]|{UNSEEN}"
 """What a tool on a host could send to take over a terminal, or to show text in another order than it has; a regex,
 compiled when first something is printed."""
 
-
 OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs", "import", "export")
 """Commands that take --db."""
+
+WORD = 24
+"""Characters of a word in a drawn table that is not broken into lines."""
+
+
+Format = StrEnum("Format", ["human", "json"])
+"""How results are printed."""
 
 
 class Out:
@@ -51,6 +57,18 @@ class Out:
         else:
             _write(sys.stdout, clean(human()))
 
+    def report(self, value: Any, markdown: Callable[[], str]) -> None:
+        """Print a report: drawn on a terminal, else as markdown, or as JSON where that was asked for."""
+        if self.format is Format.json or not sys.stdout.isatty():
+            self.result(value, markdown)
+            return
+        from rich.console import Console
+
+        try:
+            Console(highlight=False).print(_page(clean(markdown())), crop=False)
+        except BrokenPipeError:  # the reader left early
+            _mute(sys.stdout)
+
     def note(self, text: str) -> None:
         """Print a line about what goes on."""
         if text and not self.quiet:
@@ -65,7 +83,7 @@ def write_bytes(chunk: bytes) -> None:
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        mute(sys.stdout)
+        _mute(sys.stdout)
 
 
 def agreed(question: str) -> bool:
@@ -122,8 +140,10 @@ def as_typed(next: str) -> str:
     if next.startswith(AGAIN):
         return typed() + next.removeprefix(AGAIN).removeprefix(" with")
     words = next.split()
-    if words[:1] == ["dgxlab"] and words[1] in OF_A_RECORD and (db := _named_db()):
-        return f"{next} --db {shlex.quote(db)}"
+    if words[:1] == ["dgxlab"] and words[1] in OF_A_RECORD:
+        for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+            if word == "--db" or word.startswith("--db="):
+                return f"{next} --db {shlex.quote(word.partition('=')[2] or after)}"
     return next
 
 
@@ -132,23 +152,59 @@ def typed() -> str:
     return shlex.join(["dgxlab", *sys.argv[1:]])
 
 
-def _named_db() -> str:
-    """Return what this command line says after --db."""
-    for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-        if word == "--db" or word.startswith("--db="):
-            return word.partition("=")[2] or after
-    return ""
-
-
 def _write(stream: TextIO, text: str) -> None:
     """Write a line; a reader that left early (`| head`) misses it, and the command keeps its own exit code."""
     try:
         stream.write(text + "\n")
         stream.flush()
     except BrokenPipeError:
-        mute(stream)
+        _mute(stream)
 
 
-def mute(stream: TextIO) -> None:
+def _mute(stream: TextIO) -> None:
     """Let whatever is still written to a stream whose reader left go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _page(text: str) -> Any:
+    """Parse markdown that `report` made into what rich draws."""
+    from rich import box
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.markdown import Heading, Markdown, TableElement
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    class Title(Heading):
+        """A heading at the left, whatever its level."""
+
+        LEVEL_ALIGN = {}  # noqa: RUF012 - its parent's
+
+    class Rows(TableElement):
+        """A table that breaks texts and never numbers: one that is cut short is another number."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            table = self.table()
+            needed = Measurement.get(console, options.update(max_width=10_000), table).minimum
+            # rather wider than the terminal, which then wraps the lines
+            yield from console.render(table, options.update(max_width=max(options.max_width, needed)))
+
+        def table(self) -> Table:
+            drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
+            header = self.header.row.cells if self.header and self.header.row else []
+            body = [[cell.content for cell in row.cells] for row in (self.body.rows if self.body else [])]
+            for cell, *texts in zip(header, *body, strict=True):
+                number = cell.justify == "right"
+                parts = [part for text in (cell.content, *texts) for part in ([text] if number else text.split())]
+                least = max((part.cell_len for part in parts), default=1)
+                width = least if number else min(least, WORD)
+                drawn.add_column(cell.content, justify=cell.justify, no_wrap=number, overflow="fold", min_width=width)
+            for row in body:
+                drawn.add_row(*row)
+            return drawn
+
+    class Page(Markdown):
+        """Everything in a report."""
+
+        elements = {**Markdown.elements, "heading_open": Title, "table_open": Rows}  # noqa: RUF012 - its parent's
+
+    return Page(text, hyperlinks=False)

@@ -1,12 +1,14 @@
-"""A plan for people: every command, in order, as one could type it."""
+"""A plan for people: every command, in order, as one could type it; and what an A/B session will see."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from dgxlab.cli._out import plural
+from dgxlab.cli._out import plural, table
+from dgxlab.lab.outlook import command
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
@@ -25,7 +27,11 @@ from dgxlab.model import (
     limits,
 )
 from dgxlab.stats import BURN_IN_RUNS, EXTRA_CYCLES, PLANNING_RUNS, SCREEN_DRIFT_LIMIT, cycle_range
-from dgxlab.units import duration
+from dgxlab.units import duration, metric, percent
+
+if TYPE_CHECKING:
+    from dgxlab.lab.outlook import Expected, Outlook
+    from dgxlab.model import Experiment
 
 PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
 """Words that a shell takes as they are, placeholders among them."""
@@ -121,9 +127,57 @@ def _cells(step: RunStep) -> str:
 
 def _command(argv: tuple[str, ...], env: dict[str, str] | None = None) -> str:
     assigned = [f"{key}={shlex.quote(value)}" for key, value in (env or {}).items()]
-    return "  " + " ".join([*assigned, *(_word(word) for word in argv)])
+    return "  " + " ".join([*assigned, *(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)])
 
 
-def _word(word: str) -> str:
-    """Quote a word for a shell, leaving placeholders readable."""
-    return word if PLAIN.fullmatch(word) else shlex.quote(word)
+# -- what a session will see -------------------------------------------------------------------------------------------
+
+NEVER = "over 100"
+"""Cycles that are needed where no session of a length that is proposed would do."""
+
+
+def describe_outlook(outlook: Outlook, experiment: Experiment) -> str:
+    """Return the outlook as text: a line a claim, then the session as it is planned and as it would have to be."""
+    return "\n".join(_lines(outlook, experiment))
+
+
+def length(outlook: Outlook) -> str:
+    """Return how many cycles a session will have, and how long they take, as far as the record knows."""
+    if outlook.cycles is None:
+        fewest, most = cycle_range(outlook.family)
+        return f"planned: {fewest} to {most} cycles, as the burn-in of each chain decides"
+    decides = "" if outlook.fixed else "; the burn-in of each chain decides"
+    return f"planned: {_session(outlook.cycles, outlook.seconds)}{decides}"
+
+
+def _lines(outlook: Outlook, experiment: Experiment) -> Iterator[str]:
+    effect = percent(outlook.effect)
+    yield f"experiment {experiment.name} on host {experiment.host}, to see an effect of {effect}"
+    if outlook.claims:
+        yield ""
+        yield table([_row(claim) for claim in outlook.claims], right=("noise floor", "MDE", "cycles"))
+        yield ""
+        yield length(outlook)
+        if outlook.needed is None:
+            yield f"needed for {effect}: {NEVER} cycles, which no session has"
+        else:
+            yield f"needed for {effect}: {_session(outlook.needed, outlook.seconds_needed)}"
+    if outlook.unknown:
+        yield ""
+        yield f"no noise floor: {', '.join(outlook.unknown)}"
+        yield f"measured by: {command('noise', experiment)}"
+
+
+def _row(claim: Expected) -> Mapping[str, str]:
+    return {
+        "cell": " ".join(filter(None, (claim.model, claim.label, metric(claim.metric).label))),
+        "noise floor": percent(claim.sigma),
+        "MDE": percent(claim.mde),
+        "cycles": str(claim.needed or NEVER),
+        "measured by": claim.session,
+    }
+
+
+def _session(cycles: int, seconds: float | None) -> str:
+    took = "how long is not known, as it never ran here" if seconds is None else f"about {duration(seconds)}"
+    return f"{cycles} cycles, {took}"

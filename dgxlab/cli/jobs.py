@@ -1,27 +1,28 @@
-"""dgxlab jobs, attach, cancel: detached work, whoever started it."""
+"""dgxlab jobs, attach, cancel, logs, session: detached work, whoever started it, and what it printed."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dgxlab import project
-from dgxlab.cli._lab import connect, lab, lab_if_any, naming_a_host, store
-from dgxlab.cli._options import DbOption, Format, FormatOption, JobArgument, QuietOption
-from dgxlab.cli._out import Out, clean, table
-from dgxlab.cli._tables import show
-from dgxlab.cli.ab import leave
+from dgxlab.cli._app import App, Desk, JobArgument, connect, naming_a_host
+from dgxlab.cli._out import Format, Out, clean, table, write_bytes
+from dgxlab.cli.run import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
 
 if TYPE_CHECKING:
+    from dgxlab.lab import Lab
     from dgxlab.store import Job
-    from dgxlab.transport.host import HostJob
+    from dgxlab.transport.host import Host, HostJob
 
-app = typer.Typer(help="Judge whole sessions.", no_args_is_help=True, rich_markup_mode=None)
+app = App("Judge whole sessions.")
 
 AskOption = Annotated[
     str | None, typer.Option("--host", help="The host to ask, by its name in hosts.yaml; local by default.")
@@ -31,61 +32,49 @@ WhereOption = Annotated[
 ]
 
 
-def jobs(
-    host: AskOption = None, db: DbOption = None, format: FormatOption = Format.human, quiet: QuietOption = False
-) -> None:
+def jobs(host: AskOption = None, *, desk: Desk, out: Out) -> None:
     """List the jobs of the host and the record; finish what was left.
 
     Example: dgxlab jobs
     """
-    from dgxlab.lab import settle
+    from dgxlab.lab.jobs import settle
 
-    out = Out(format, quiet)
     name = host or "local"
     connected = connect(name)
     known: dict[str, Job] = {}
-    with lab_if_any(db) if host else lab(db) as opened:
-        if opened:
-            settle(opened, connected, None, lambda event: None)
-            known = {job.job_id: job for job in opened.store.jobs()}
+    with desk.lab_if_any() if host else desk.lab() as lab:
+        if lab:
+            settle(lab, connected, None, lambda event: None)
+            known = {job.job_id: job for job in lab.store.jobs()}
     there = {job.job_id: job for job in connected.jobs()}
     ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have been called otherwise then
     rows = [_row(name, job_id, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *ours})]
-    out.result(rows, lambda: clean(table([_shown(row) for row in rows])) if rows else "no jobs")
+    out.result(rows, lambda: _listing(rows) if rows else "no jobs")
 
 
-def attach(
-    job: JobArgument,
-    host: WhereOption = None,
-    db: DbOption = None,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
-) -> None:
+def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) -> None:
     """Follow a job from where the record stands, record it, and report.
 
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
     """
-    from dgxlab import lab as use_cases
     from dgxlab import report
     from dgxlab.cli._display import display
+    from dgxlab.lab.jobs import adopt, follow
 
-    out = Out(format, quiet)
-    with lab(db, create=host is not None) as opened:
-        with naming_a_host():
-            connected, found = use_cases.find(opened, job, host)
+    with _found(desk, job, host) as (lab, connected, job_id):
         error: DgxlabError | None
         try:
             with display(out) as watch:
-                use_cases.adopt(opened, connected, found, watch)
-                error = use_cases.follow(opened, connected, found, watch)
+                adopt(lab, connected, job_id, watch)
+                error = follow(lab, connected, job_id, watch)
         except JobLost as lost:
             error = lost
-        again = _again(opened.store.job(found))
-        made = report.collect(opened.store, job_id=found)
-        show(out, made, lambda: report.render(made))
+        again = _again(lab.store.job(job_id))
+        page = report.collect(lab.store, job_id=job_id)
+        out.report(page, lambda: report.render(page))
     try:
-        if isinstance(made, report.SessionReport):
-            leave(made, error)
+        if isinstance(page, report.SessionReport):
+            leave(page, error)
         elif error:
             raise error
     except DgxlabError as error:
@@ -93,42 +82,31 @@ def attach(
         raise
 
 
-def cancel(
-    job: JobArgument,
-    host: WhereOption = None,
-    db: DbOption = None,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
-) -> None:
+def cancel(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) -> None:
     """End a job, its own processes alone; what it measured is kept.
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
     """
-    from dgxlab.lab import find, settle
+    from dgxlab.lab.jobs import settle
 
-    out = Out(format, quiet)
-    with lab(db, create=host is not None) as opened:
-        with naming_a_host():
-            connected, found = find(opened, job, host)
+    with _found(desk, job, host) as (lab, connected, job_id):
         try:
-            status = connected.cancel(found)
+            status = connected.cancel(job_id)
         except RemoteError:  # something of it goes on; that it ended is recorded all the same
-            settle(opened, connected, None, lambda event: None)
+            settle(lab, connected, None, lambda event: None)
             raise
-        settle(opened, connected, None, lambda event: None)
-    out.result(
-        {"job": found, "state": status.state, "rc": status.rc},
-        f"job {found}: {status.rc['status'] if status.rc else status.state}",
-    )
+        settle(lab, connected, None, lambda event: None)
+    state = status.rc["status"] if status.rc else status.state
+    out.result({"job": job_id, "state": status.state, "rc": status.rc}, f"job {job_id}: {state}")
 
 
-@app.command("reject")
+@app.add("reject")
 def reject(
     session: JobArgument,
     because: Annotated[str, typer.Option("--because", help="Why, in words; every report of it says so.")],
-    db: DbOption = None,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
+    *,
+    desk: Desk,
+    out: Out,
 ) -> None:
     """Set a session's evidence aside for good: it stays in the record, and nothing of it counts.
 
@@ -139,28 +117,81 @@ def reject(
 
     if not because.strip():
         raise UsageError("--because says nothing", next="dgxlab session reject --help")
-    with store(db) as opened:
-        found = the_one(opened.job_ids(session), session)
-        judgement.reject(opened, found, because)
-    Out(format, quiet).result({"session": found, "rejected": because}, f"session {found} is rejected: {because}")
+    with desk.store() as store:
+        job_id = the_one(store.job_ids(session), session)
+        judgement.reject(store, job_id, because)
+    out.result({"session": job_id, "rejected": because}, f"session {job_id} is rejected: {because}")
+
+
+def logs(
+    session: Annotated[str, typer.Argument(help="A session's id, or enough of its beginning.", show_default=False)],
+    name: Annotated[str | None, typer.Argument(help="The file to print, as the list names it.")] = None,
+    unpack: Annotated[Path | None, typer.Option("--out", help="Unpack every file into this new folder.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Fetch from this host, where the record's name for it is not yours.")
+    ] = None,
+    *,
+    desk: Desk,
+    out: Out,
+) -> None:
+    """List what a session's programs printed, or print one file of it.
+
+    Example: dgxlab logs 20261120-120301-quickstart-3f2a9c run-0.out
+    """
+    from dgxlab.cli._display import display
+    from dgxlab.lab import raw
+    from dgxlab.store import the_one
+
+    with desk.lab_if_any() if host else desk.lab() as lab:
+        unknown = "; if another laptop started it, dgxlab attach records it"
+        attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else ""
+        with naming_a_host():
+            job_id = the_one(lab.store.job_ids(session) if lab else [], session, unknown, next=attach)
+        assert lab is not None
+        job = lab.store.job(job_id)
+        with display(out) as watch:
+            archive, files = raw.kept(lab, job, host, watch)
+    if unpack is not None:
+        raw.unpack(archive, unpack)
+    rows = {path: {**vars(file), "what": raw.describe(job, path)} for path, file in files.items()}
+    if name is None:
+        out.result(list(rows.values()), lambda: _files(rows))
+        return
+    paths = [path for path in files if name in (path, PurePosixPath(path).name)]
+    if len(paths) != 1:
+        raise UsageError(f"job {job_id} has no raw file {name!r}", next=f"dgxlab logs {job_id}")
+    if out.format is Format.human:
+        raw.copy(archive, paths[0], write_bytes)
+    else:
+        out.result({**rows[paths[0]], "text": raw.content(archive, paths[0]).decode(errors="replace")}, "")
+
+
+@contextmanager
+def _found(desk: Desk, job: str, host: str | None) -> Iterator[tuple[Lab, Host, str]]:
+    """Open the record, and give it with a job's host and whole id."""
+    from dgxlab.lab.jobs import find
+
+    with desk.lab(create=host is not None) as lab:
+        with naming_a_host():
+            connected, job_id = find(lab, job, host)
+        yield lab, connected, job_id
 
 
 def _again(job: Job) -> str:
     """Return the command that does a job's work again; without its spec in place, the one that shows what it did."""
+    from dgxlab.model import SESSIONS
     from dgxlab.spec.resolve import label
 
     names = [job.name]
-    from dgxlab.model import SESSIONS
-
     if job.kind in SESSIONS:
         chain = next(job.plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
     known = project.specs(project.root())
-    found = [known.get(name, []) for name in names]
-    if any(len(files) != 1 for files in found):
+    files = [known.get(name, []) for name in names]
+    if any(len(each) != 1 for each in files):
         return f"dgxlab report {job.job_id}"
     command, *screen = ("ab", "--screen") if job.kind == "screen" else (job.kind,)
-    return shlex.join(["dgxlab", command, *(label(file) for (file,) in found), *screen, "--host", job.host])
+    return shlex.join(["dgxlab", command, *(label(file) for (file,) in files), *screen, "--host", job.host])
 
 
 def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:
@@ -178,9 +209,16 @@ def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> di
     }
 
 
-def _shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row for people; the job's id says its name already."""
+def _files(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    from dgxlab.units import size
+
+    shown = [{"file": path, "size": size(row["size"]), "what": row["what"]} for path, row in rows.items()]
+    return table(shown, right=("size",))
+
+
+def _listing(rows: Sequence[Mapping[str, Any]]) -> str:
     from dgxlab.units import duration
 
-    shown = {**row, "age": duration(row["age_s"])}
-    return {name: str(shown[name]) for name in ("job", "host", "kind", "age", "on_host", "recorded")}
+    columns = ("job", "host", "kind", "age", "on_host", "recorded")  # the job's id says its name already
+    shown = [{**row, "age": duration(row["age_s"])} for row in rows]
+    return clean(table([{column: str(row[column]) for column in columns} for row in shown]))

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dgxlab import project
-from dgxlab.cli._lab import experiment
-from dgxlab.cli._options import Format, FormatOption, QuietOption, TrustSourceOption
+from dgxlab.cli._app import App, TrustSourceOption, experiment
 from dgxlab.cli._out import Out, plural, typed
 from dgxlab.errors import CheckFailed, SpecError, UsageError
 
 if TYPE_CHECKING:
-    from dgxlab.model import Experiment
     from dgxlab.source import PinCache
 
-app = typer.Typer(help="List, check, refresh and export patch series.", no_args_is_help=True, rich_markup_mode=None)
+app = App("List, check, refresh and export patch series.")
 
 NameArgument = Annotated[str, typer.Argument(help="The series: a folder under patches/.", show_default=False)]
 PinOption = Annotated[
@@ -30,41 +28,24 @@ SourceOption = Annotated[
 ]
 
 
-@app.command("list")
-def list_(format: FormatOption = Format.human, quiet: QuietOption = False) -> None:
+@app.add("list")
+def list_(*, out: Out) -> None:
     """List the series of this project with their digests.
 
     Example: dgxlab patch list
     """
     from dgxlab import series
 
-    found = [
-        {
-            "name": one.name,
-            "digest": one.digest,
-            "patches": [patch.name for patch in one.patches],
-            "overlays": [f"{overlay.source} -> {overlay.dest}" for overlay in one.overlays],
-        }
-        for one in series.list_all(project.root())
-    ]
-    Out(format, quiet).result(
-        found,
-        lambda: (
-            "\n".join(
-                "\n".join(
-                    [
-                        f"{one['name']}@{str(one['digest'])[:12]}",
-                        *(f"  {line}" for line in (*one["patches"], *one["overlays"])),
-                    ]
-                )
-                for one in found
-            )
-            or "no series"
-        ),
-    )
+    rows, lines = [], []
+    for each in series.list_all(project.root()):
+        patches = [patch.name for patch in each.patches]
+        overlays = [f"{overlay.source} -> {overlay.dest}" for overlay in each.overlays]
+        rows.append({"name": each.name, "digest": each.digest, "patches": patches, "overlays": overlays})
+        lines += [f"{each.name}@{each.digest[:12]}", *(f"  {line}" for line in (*patches, *overlays))]
+    out.result(rows, "\n".join(lines) or "no series")
 
 
-@app.command("check")
+@app.add("check")
 def check(
     names: Annotated[
         list[str] | None, typer.Argument(help="Series to check; all by default.", show_default=False)
@@ -72,8 +53,8 @@ def check(
     pin: PinOption = None,
     source: SourceOption = None,
     trust_source: TrustSourceOption = False,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
+    *,
+    out: Out,
 ) -> None:
     """Check that series are whole and apply to a pin exactly.
 
@@ -81,28 +62,28 @@ def check(
     """
     from dgxlab import series
 
-    root, out = project.root(), Out(format, quiet)
-    wanted = _wanted(root, names)
+    root = project.root()
+    known = series.names(root)
+    if unknown := [name for name in names or () if name not in known]:
+        raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
     at, cache = _pin(root, pin, source, out, trust_source)
-    problems = {name: series.check(root, name, cache, at) for name in wanted}
-    lines = [
-        line
-        for name, found in problems.items()
-        for line in [f"{name}: {plural(len(found), 'problem')}", *(f"  {p}" for p in found)]
-    ]
+    problems = {name: series.check(root, name, cache, at) for name in names or known}
+    lines = []
+    for name, listed in problems.items():
+        lines += [f"{name}: {plural(len(listed), 'problem')}", *(f"  {problem}" for problem in listed)]
     out.result({"pin": at, "problems": problems}, "\n".join([f"pin {at[:12]}", *(lines or ["no series"])]))
-    if bad := [name for name, found in problems.items() if found]:
+    if bad := [name for name, listed in problems.items() if listed]:
         raise CheckFailed(f"not every series stands on pin {at[:12]}", next=f"dgxlab patch refresh {bad[0]} --pin {at}")
 
 
-@app.command("refresh")
+@app.add("refresh")
 def refresh(
     name: NameArgument,
     pin: PinOption = None,
     source: SourceOption = None,
     trust_source: TrustSourceOption = False,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
+    *,
+    out: Out,
 ) -> None:
     """Carry a series to a pin by three-way merges; write it anew.
 
@@ -110,7 +91,7 @@ def refresh(
     """
     from dgxlab import series
 
-    root, out = project.root(), Out(format, quiet)
+    root = project.root()
     at, cache = _pin(root, pin, source, out, trust_source)
     done = series.refresh(root, name, cache, at)
     out.result(
@@ -118,7 +99,7 @@ def refresh(
     )
 
 
-@app.command("export")
+@app.add("export")
 def export(
     name: NameArgument,
     tree: Annotated[Path, typer.Option("--tree", help="A llama.cpp checkout on the pin.", show_default=False)],
@@ -126,8 +107,8 @@ def export(
     pin: PinOption = None,
     source: SourceOption = None,
     trust_source: TrustSourceOption = False,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
+    *,
+    out: Out,
 ) -> None:
     """Turn a checkout into a series, a patch a commit.
 
@@ -135,38 +116,23 @@ def export(
     """
     from dgxlab import series
 
-    root, out = project.root(), Out(format, quiet)
+    root = project.root()
     at, cache = _pin(root, pin, source, out, trust_source)
     done = series.export(root, name, cache, at, tree, message)
     patches = [patch.name for patch in done.series.patches]
     out.result({"series": done.series.ref.name, "patches": patches}, "\n".join(f"patches/{name}/{p}" for p in patches))
 
 
-def _wanted(root: Path, names: list[str] | None) -> list[str]:
-    from dgxlab import series
-
-    known = series.names(root)
-    if unknown := [name for name in names or () if name not in known]:
-        raise UsageError(f"{root / 'patches'} has no series {unknown[0]!r}", next="dgxlab patch list")
-    return names or known
-
-
-def _specs(root: Path, out: Out) -> list[Experiment]:
-    """Return the project's specs; one that somebody is in the middle of editing is left out, and said."""
-    specs = []
-    for path in chain.from_iterable(project.specs(root).values()):
-        try:
-            specs.append(experiment(str(path)))
-        except SpecError as error:
-            out.note(f"left out: {error.message}")
-    return specs
-
-
 def _pin(root: Path, pin: str | None, sources: list[str] | None, out: Out, trust_source: bool) -> tuple[str, PinCache]:
     """Return the pin asked for, or the one that the project's specs agree on, and a cache that has it."""
     from dgxlab.source import PinCache, default_path
 
-    specs = [] if pin and sources else _specs(root, out)
+    specs = []
+    for path in [] if pin and sources else chain.from_iterable(project.specs(root).values()):
+        try:
+            specs.append(experiment(str(path)))
+        except SpecError as error:  # it may be being edited
+            out.note(f"left out: {error.message}")
     named = sorted({spec.pin for spec in specs})
     if pin is None and len(named) != 1:
         which = f"; say which with --pin: {', '.join(named)}" if named else "; say which with --pin"

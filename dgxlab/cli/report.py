@@ -1,24 +1,25 @@
-"""dgxlab report."""
+"""dgxlab report: tables of what the record holds, on the terminal and in living documents."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
 
-from dgxlab.cli._lab import naming_a_host, store, where
-from dgxlab.cli._options import DbOption, Format, FormatOption, QuietOption
-from dgxlab.cli._out import Out
-from dgxlab.cli._tables import show
-from dgxlab.errors import UsageError
+from dgxlab.cli._app import Desk, naming_a_host
+from dgxlab.cli._out import Out, plural
+from dgxlab.errors import CheckFailed, SpecError, UsageError, edit
 
 if TYPE_CHECKING:
-    from dgxlab.report import Report
+    from dgxlab.document import Block, Document
+    from dgxlab.report import Query, Report
     from dgxlab.store import Store
 
 
@@ -66,9 +67,9 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Fill the marked blocks of documents.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 11 where a block of documents is stale.")] = False,
-    db: DbOption = None,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
+    *,
+    desk: Desk,
+    out: Out,
 ) -> None:
     """Print tables of what the record holds; keep those in documents.
 
@@ -76,15 +77,20 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
 
     Example: dgxlab report quickstart
     """
-    out, named = Out(format, quiet), names or []
+    named = names or []
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
     words["source" if form is Form.published else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
-    out.note(where(db))
-    with store(db) as opened:
+    out.note(desk.where)
+    with desk.store() as opened:
         if update or check:
-            alone = not (form or given or plots or (update and check))
-            _documents(opened, named, out, update=update, alone=alone)
+            word = "--update" if update else "--check"
+            if form or given or plots or (update and check):
+                documents = shlex.join(["dgxlab", "report", word, *(named or ["plans/w4a16.md"])])
+                raise UsageError(f"{word} takes documents and nothing else; what they show is in them", next=documents)
+            if not named:
+                raise UsageError(f"{word} needs a document", next=f"dgxlab report {word} plans/w4a16.md")
+            _documents(opened, [Path(name) for name in named], out, update=update)
         elif plots and (form or not named):
             raise UsageError("--plots draws the whole report of an experiment or a session", next="dgxlab jobs")
         elif form:
@@ -93,18 +99,6 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
             _whole(opened, named, out, plots)
-
-
-def _documents(opened: Store, named: Sequence[str], out: Out, *, update: bool, alone: bool) -> None:
-    from dgxlab.cli import _living
-
-    word = "--update" if update else "--check"
-    if not alone:
-        documents = shlex.join(["dgxlab", "report", word, *(named or ["plans/w4a16.md"])])
-        raise UsageError(f"{word} takes documents and nothing else; what they show is in them", next=documents)
-    if not named:
-        raise UsageError(f"{word} needs a document", next=f"dgxlab report {word} plans/w4a16.md")
-    (_living.update if update else _living.check)(opened, [Path(name) for name in named], out)
 
 
 def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str], out: Out) -> None:
@@ -117,35 +111,32 @@ def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, s
         error.next = error.next or "dgxlab report --help"
         raise
     with naming_a_host(instead="dgxlab jobs"):
-        made = reports.page(opened, wanted)
-    show(out, made, lambda: reports.render_page(made))
-
-
-def _published_tables(named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return which tables are meant: all of them, unless some or other figures are named."""
-    from dgxlab.report import published
-
-    every = () if "source" in given else (make.__name__ for make in published.TABLES)
-    tables = ",".join(named or every)
-    return {"table": tables} if tables else {}
+        page = reports.page(opened, wanted)
+    out.report(page, lambda: reports.render_page(page))
 
 
 def _subject(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Return what names on the command line are to a form; without any, what ran last."""
+    words: dict[str, Iterable[str]]
     if form is Form.published:
-        return _published_tables(named, given)
-    if form is Form.imported:
-        return {"file": ",".join(named)} if named else {}
-    if not named and form is Form.verdicts:
-        return {"session": _newest_verdict(opened)}
-    if not named and form is not Form.levers:
-        named = _newest(opened, TOOLS.get(form))
-    sessions = [_session(opened, name) for name in named]
-    pairs = {
-        "session": ",".join(session for session in sessions if session),
-        "experiment": ",".join(name for name, session in zip(named, sessions, strict=True) if not session),
-    }
-    return {key: value for key, value in pairs.items() if value}
+        from dgxlab.report import published
+
+        every = () if "source" in given else (make.__name__ for make in published.TABLES)
+        words = {"table": named or every}
+    elif form is Form.imported:
+        words = {"file": named}
+    elif not named and form is Form.verdicts:
+        words = {"session": [_newest_verdict(opened)]}
+    else:
+        if not named and form is not Form.levers:
+            named = _newest(opened, TOOLS.get(form))
+        sessions = [(name, _session(opened, name)) for name in named]
+        words = {
+            "session": [session for _, session in sessions if session],
+            "experiment": [name for name, session in sessions if not session],
+        }
+    joined = {key: ",".join(values) for key, values in words.items()}
+    return {key: text for key, text in joined.items() if text}
 
 
 def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None) -> None:
@@ -153,32 +144,28 @@ def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None) ->
 
     if not named:
         latest = reports.overview(opened)
-        show(out, latest, lambda: reports.render_overview(latest))
+        out.report(latest, lambda: reports.render_overview(latest))
         return
     if len(named) > 1:
         raise UsageError("several names are side by side in a form", next="dgxlab report --form single-stream")
     name = named[0]
     if session := _session(opened, name):
-        made = reports.collect(opened, job_id=session)
+        page = reports.collect(opened, job_id=session)
     else:
         with naming_a_host(instead="dgxlab jobs"):
-            made = reports.collect(opened, name)
-    links = "".join(
-        f"\n![{path.stem}]({quote(str(path))})\n" for path in _pictures(opened, made, session or name, plots)
-    )
-    show(out, made, lambda: reports.render(made) + links)
+            page = reports.collect(opened, name)
+    pictures = _pictures(opened, page, session or name, plots) if plots else []
+    links = "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
+    out.report(page, lambda: reports.render(page) + links)
 
 
-def _pictures(opened: Store, made: Report, stem: str, folder: Path | None) -> list[Path]:
-    """Draw what a report has pictures of, none without a folder to put them in."""
-    if folder is None:
-        return []
+def _pictures(opened: Store, page: Report, stem: str, folder: Path) -> list[Path]:
     from dgxlab import plots
     from dgxlab.report import SessionReport
 
-    drawn = plots.draw(made, folder, stem)
-    if isinstance(made, SessionReport) and made.ended:
-        drawn.append(plots.chain(opened, made.session, folder / f"{stem}.png"))
+    drawn = plots.draw(page, folder, stem)
+    if isinstance(page, SessionReport) and page.ended:
+        drawn.append(plots.chain(opened, page.session, folder / f"{stem}.png"))
     return drawn
 
 
@@ -188,10 +175,10 @@ def _session(opened: Store, name: str) -> str | None:
 
     if opened.find_job(name):
         return name
-    found = opened.job_ids(name)
-    if not name or not found or opened.rows("SELECT 1 FROM jobs WHERE name = ?", (name,)):
+    job_ids = opened.job_ids(name)
+    if not name or not job_ids or opened.rows("SELECT 1 FROM jobs WHERE name = ?", (name,)):
         return None
-    return the_one(found, name)
+    return the_one(job_ids, name)
 
 
 def _newest(opened: Store, tool: str | None) -> list[str]:
@@ -210,9 +197,108 @@ def _newest(opened: Store, tool: str | None) -> list[str]:
 
 def _newest_verdict(opened: Store) -> str:
     """Return the newest session that has verdicts."""
-    found = opened.rows(
+    rows = opened.rows(
         "SELECT job_id FROM verdicts JOIN jobs USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT 1"
     )
-    if not found:
+    if not rows:
         raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
-    return str(found[0]["job_id"])
+    return str(rows[0]["job_id"])
+
+
+# -- living documents --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """One block of a document as the record sees it.
+
+    Attributes:
+        file: The document.
+        line: Of the block's marker.
+        form: What it shows.
+        state: current, stale, or missing where it names data that does not exist.
+        reason: What is missing.
+    """
+
+    file: str
+    line: int
+    form: str
+    state: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.file}:{self.line}: form={self.form} is {self.state}{why}"
+
+
+def _documents(store: Store, paths: Sequence[Path], out: Out, *, update: bool) -> None:
+    """Fill every block of every document, or none of any; or say of each block that is not current what is wrong.
+
+    All documents are read before the record is asked, and it is asked the same only once.
+
+    Raises:
+        SpecError: if a marker is not as it must be, or a block that is to be filled names data that does not exist.
+        CheckFailed: if a block that is only checked is not current.
+    """
+    from dgxlab.document import Document
+
+    once = {path.resolve(): path for path in reversed(paths)}  # under the first of its names
+    documents = [Document(path) for path in reversed(once.values())]
+    queries = {document.path: [_query(document, block) for block in document.blocks] for document in documents}
+    texts = {query: _text(store, query) for query in dict.fromkeys(chain.from_iterable(queries.values()))}
+    states: dict[Path, list[BlockState]] = {}
+    for document in documents:
+        pairs = zip(document.blocks, queries[document.path], strict=True)
+        states[document.path] = [_state(document, block, texts[query]) for block, query in pairs]
+    every = [*chain.from_iterable(states.values())]
+    if not update:
+        _check(every, out)
+        return
+    if missing := [state for state in every if state.state == "missing"]:
+        first, *others = missing
+        message = f"{first.file}:{first.line}: {first.reason}; nothing was written"
+        raise SpecError(message, next=edit(first.file), details="\n".join(map(str, others)))
+    lines = []
+    for document in documents:
+        document.write(document.with_texts([str(texts[query]) for query in queries[document.path]]))
+        stale = sum(state.state == "stale" for state in states[document.path])
+        lines.append(f"{document.path}: {plural(len(document.blocks), 'block')}, {stale or 'none'} filled anew")
+    out.result({"blocks": every}, "\n".join(lines))
+
+
+def _check(states: Sequence[BlockState], out: Out) -> None:
+    wrong = [state for state in states if state.state != "current"]
+    out.result({"blocks": states}, "\n".join(map(str, wrong)) or f"{plural(len(states), 'block')}: current")
+    if not wrong:
+        return
+    missing = next((state.file for state in wrong if state.state == "missing"), None)
+    again = shlex.join(["dgxlab", "report", "--update", *dict.fromkeys(state.file for state in wrong)])
+    raise CheckFailed(
+        f"{len(wrong)} of {plural(len(states), 'block')} {'is' if len(wrong) == 1 else 'are'} not current",
+        next=edit(missing) if missing else again,
+    )
+
+
+def _query(document: Document, block: Block) -> Query:
+    from dgxlab.report import query
+
+    try:
+        return query(block.words)
+    except UsageError as error:
+        raise SpecError(f"{document.path}:{block.line}: {error.message}", next=edit(document.path)) from error
+
+
+def _text(store: Store, query: Query) -> str | UsageError:
+    from dgxlab import report as reports
+
+    try:
+        return reports.render_page(reports.page(store, query))
+    except UsageError as error:
+        return error
+
+
+def _state(document: Document, block: Block, text: str | UsageError) -> BlockState:
+    where = (str(document.path), block.line, block.words["form"])
+    if isinstance(text, UsageError):
+        return BlockState(*where, "missing", text.message)
+    return BlockState(*where, "stale" if document.is_stale(block, text) else "current")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgxlab.cli._options import FailOnOption, Format, FormatOption, QuietOption
+from dgxlab.cli._app import FailOnOption
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, UsageError, command
 
@@ -30,7 +30,7 @@ KEYS: dict[str, tuple[type, ...]] = {
     "burn_in": (list,),
     "model": (str,),
 }
-"""What a line may say, and of which types; the first three are needed."""
+"""Keys of a line with their types; the first three are needed."""
 
 
 def verdict(
@@ -47,8 +47,8 @@ def verdict(
         float | None, typer.Option("--noise", help="The noise floor, a share as in 0.006; else a chain's own.")
     ] = None,
     fail_on: FailOnOption = None,
-    format: FormatOption = Format.human,
-    quiet: QuietOption = False,
+    *,
+    out: Out,
 ) -> None:
     """Judge A/B chains: faster, slower, same, inconclusive, invalid.
 
@@ -65,32 +65,32 @@ def verdict(
     lines = [_line(number, text, defaults) for number, text in enumerate(_read(file), 1) if text.strip()]
     if not lines:
         raise UsageError(f"{file} holds no chain", next="dgxlab verdict --help")
-    found = list(zip(lines, _judged(lines, holm=holm, screen=screen), strict=True))
-    Out(format, quiet).lines((_row(*one) for one in found), lambda: "\n".join(_sentence(*one) for one in found))
-    if failed := [word for word in fail_on or () for _, one in found if one.verdict == word]:
-        raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(found)} {'is' if len(failed) == 1 else 'are'} "
+    judged = list(zip(lines, _judged(lines, holm=holm, screen=screen), strict=True))
+    out.lines((_row(*each) for each in judged), lambda: "\n".join(_sentence(*each) for each in judged))
+    if failed := [word for word in fail_on or () for _, found in judged if found.verdict == word]:
+        raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(judged)} {'is' if len(failed) == 1 else 'are'} "
                           f"{' or '.join(dict.fromkeys(failed))}, on which to fail")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of the file: what it says, or why it says nothing."""
+    """One line of the file: its keys, or why it cannot be read."""
 
     number: int
-    said: Mapping[str, Any]
+    keys: Mapping[str, Any]
     broken: str | None = None
 
     @property
     def name(self) -> str:
-        return _printable(self.said.get("name", f"line {self.number}"))
+        return _printable(self.keys.get("name", f"line {self.number}"))
 
     @property
     def chain(self) -> Chain:
         from dgxlab.stats import Chain
 
-        keys = ("a", "b", "better", "drift_limit", "cycles", "flaws")
-        before = (self.said.get("burn_in") or [None])[-1]
-        return Chain(**{key: self.said[key] for key in keys if key in self.said}, before=before)
+        names = ("a", "b", "better", "drift_limit", "cycles", "flaws")
+        before = (self.keys.get("burn_in") or [None])[-1]
+        return Chain(**{name: self.keys[name] for name in names if name in self.keys}, before=before)
 
 
 def _read(file: Path) -> list[str]:
@@ -104,35 +104,32 @@ def _read(file: Path) -> list[str]:
 
 def _line(number: int, text: str, defaults: Mapping[str, Any]) -> _Line:
     try:
-        return _Line(number, {**defaults, **_said(text)})
+        return _Line(number, {**defaults, **_keys(text)})
     except (ValueError, RecursionError) as error:
         return _Line(number, {}, f"line {number}: {error}")
 
 
-def _said(text: str) -> dict[str, Any]:
-    """Return what a line says.
-
-    Raises:
-        ValueError: if it is no JSON, or its keys are not those of a chain.
-    """
+def _keys(text: str) -> dict[str, Any]:
+    """Return the keys of a line; raises ValueError if it is no JSON, or they are not those of a chain."""
     import json
 
     try:
-        said = json.loads(text)
+        keys = json.loads(text)
     except ValueError as error:
         raise ValueError(f"no JSON: {error}") from None
-    if not isinstance(said, dict):
+    if not isinstance(keys, dict):
         raise ValueError('no chain: a chain is {"a": [...], "b": [...], "better": ...}')
-    if missing := [key for key in ("a", "b", "better") if key not in said]:
+    if missing := [key for key in ("a", "b", "better") if key not in keys]:
         raise ValueError(f"{missing[0]!r} is missing")
-    for key, value in said.items():
+    for key, value in keys.items():
         if key not in KEYS:
             raise ValueError(f"{key!r} is no key; there are {', '.join(KEYS)}")
         if not isinstance(value, KEYS[key]) or isinstance(value, bool):
             raise ValueError(f"{key!r} is {value!r:.40}")
-    if strange := [cycle for cycle in said.get("flaws", {}) if not cycle.isdecimal() or len(cycle) > 9]:
+    flaws = keys.get("flaws", {})
+    if strange := [cycle for cycle in flaws if not cycle.isdecimal() or len(cycle) > 9]:
         raise ValueError(f"there is no cycle {strange[0]!r:.40}")
-    return {**said, "flaws": {int(cycle): _printable(why) for cycle, why in said.get("flaws", {}).items()}}
+    return {**keys, "flaws": {int(cycle): _printable(why) for cycle, why in flaws.items()}}
 
 
 def _printable(text: object) -> str:
@@ -141,19 +138,19 @@ def _printable(text: object) -> str:
 
 
 def _judged(lines: Sequence[_Line], *, holm: bool, screen: bool) -> Iterator[Verdict]:
-    """Yield each line's verdict; those that say nothing are no cells."""
+    """Yield each line's verdict; broken ones are no cells of the session."""
     from dgxlab import stats
 
     whole = [line for line in lines if line.broken is None]
-    say: Iterator[Verdict]
+    verdicts: Iterator[Verdict]
     if screen:
-        say = (stats.screen(line.chain, line.said.get("noise"), line.said.get("noise_cycles")) for line in whole)
+        verdicts = (stats.screen(line.chain, line.keys.get("noise"), line.keys.get("noise_cycles")) for line in whole)
     elif holm:
-        say = iter(stats.judge_session(line.chain for line in whole))
+        verdicts = iter(stats.judge_session(line.chain for line in whole))
     else:
-        say = (stats.judge(line.chain) for line in whole)
+        verdicts = (stats.judge(line.chain) for line in whole)
     for line in lines:
-        yield next(say) if line.broken is None else stats.invalid(0, line.broken)
+        yield next(verdicts) if line.broken is None else stats.invalid(0, line.broken)
 
 
 def _row(line: _Line, found: Verdict) -> dict[str, Any]:
@@ -174,7 +171,7 @@ def _row(line: _Line, found: Verdict) -> dict[str, Any]:
         "p": found.p,
         "k_to_settle": found.k_to_settle,
         "noise_floor": found.noise,
-        "promoted": promoted(found, line.said.get("noise")),
+        "promoted": promoted(found, line.keys.get("noise")),
         "screen": found.screen,
         "flaws": found.flaws,
         "reasons": found.reasons,
@@ -184,18 +181,18 @@ def _row(line: _Line, found: Verdict) -> dict[str, Any]:
 def _sentence(line: _Line, found: Verdict) -> str:
     word = f"screen: {found.verdict}" if found.screen else found.verdict
     parts = [f"{line.name}: {word}"]
+
+    def interval(bounds: tuple[float, float]) -> str:
+        return " to ".join(f"{100 * bound:+.2f}" for bound in bounds) + " %"
+
     if found.effect is not None:
         parts.append(f"{100 * found.effect:+.2f} %")
     if found.ci is not None and found.mde is not None:
-        parts[-1] += f" ({100 * found.confidence:.4g} %: {_range(found.ci)})"
+        parts[-1] += f" ({100 * found.confidence:.4g} %: {interval(found.ci)})"
         if found.verdict == "same" and found.same_ci:
-            parts[-1] += f", interval of same {_range(found.same_ci)}"
+            parts[-1] += f", interval of same {interval(found.same_ci)}"
         parts.append(f"{found.valid_cycles} of {plural(found.cycles, 'cycle')}, MDE {100 * found.mde:.2f} %")
     return f"{', '.join(parts)}; {'; '.join(found.reasons)}"
-
-
-def _range(interval: tuple[float, float]) -> str:
-    return " to ".join(f"{100 * bound:+.2f}" for bound in interval) + " %"
 
 
 def _percent(share: float | None) -> float | None:

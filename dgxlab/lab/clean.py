@@ -1,4 +1,4 @@
-"""What lies on a host and what of it may go: nothing that runs, and nothing measured that is not safe here."""
+"""What is on a host and what of it may be removed: nothing that runs, nothing measured that is not safe here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from dgxlab.agent.inventory import SHARED, Item
 from dgxlab.errors import CheckFailed, JobLost, RemoteError, SpecError, UsageError
-from dgxlab.lab import raw
-from dgxlab.lab.base import Lab, Watch
+from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import follow
 from dgxlab.transport.bundle import bundle
 from dgxlab.transport.host import Host
@@ -17,19 +16,6 @@ from dgxlab.transport.host import Host
 DAY_S = 86400.0
 
 RECENT = "used in the last"
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What may go.
-
-    Attributes:
-        kinds: Kinds of things.
-        older_than_days: Keep what was used since then.
-    """
-
-    kinds: Collection[str]
-    older_than_days: float
 
 
 @dataclass(frozen=True)
@@ -62,15 +48,35 @@ class Cleaned:
     kept: tuple[Candidate, ...]
 
 
-def survey(lab: Lab | None, host: Host, policy: Policy) -> list[Candidate]:
+def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days: float) -> list[Candidate]:
     """Return everything on the host with what becomes of it.
 
     Args:
         lab: The record that knows the jobs; without one every job stays.
+        kinds: Kinds of things that may go.
+        older_than_days: Keep what was used since then.
     """
     items = host.inventory()
-    running = [item.name for item in items if item.state == "running"]
-    return [Candidate(item, _objection(lab, host, item, policy, running)) for item in items]
+    running = next((item.name for item in items if item.state == "running"), "")
+
+    def objection(item: Item) -> str:
+        if item.kind == "sources":  # small, and what every build starts from
+            return "never removed"
+        if item.kind not in kinds:
+            return "not asked for"
+        if item.kind == "jobs" and item.state not in ("done", "lost"):
+            return {"running": "it runs", "staged": "it was never started"}.get(item.state, f"it is {item.state}")
+        if item.kind in SHARED and running:
+            return f"job {running} runs"
+        if item.name == bundle().digest:
+            return "this dgxlab's own agent"
+        if item.kind != "leftovers" and item.age_s < older_than_days * DAY_S:
+            return f"{RECENT} {older_than_days:g} days"
+        if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
+            return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"
+        return ""
+
+    return [Candidate(item, objection(item)) for item in items]
 
 
 def clean(lab: Lab | None, host: Host, candidates: Sequence[Candidate], watch: Watch) -> Cleaned:
@@ -95,25 +101,6 @@ def _key(item: Item) -> tuple[str, str]:
     return item.kind, item.name
 
 
-def _objection(lab: Lab | None, host: Host, item: Item, policy: Policy, running: Sequence[str]) -> str:
-    """Return why something stays, "" when it may go."""
-    if item.kind == "sources":  # small, and what every build starts from
-        return "never removed"
-    if item.kind not in policy.kinds:
-        return "not asked for"
-    if item.kind == "jobs" and item.state not in ("done", "lost"):
-        return {"running": "it runs", "staged": "it was never started"}.get(item.state, f"it is {item.state}")
-    if item.kind in SHARED and running:
-        return f"job {running[0]} runs"
-    if item.name == bundle().digest:
-        return "this dgxlab's own agent"
-    if item.kind != "leftovers" and item.age_s < policy.older_than_days * DAY_S:
-        return f"{RECENT} {policy.older_than_days:g} days"
-    if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
-        return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"
-    return ""
-
-
 def _save(lab: Lab, host: Host, item: Item, watch: Watch) -> str:
     """Bring all that a job wrote here; return why that cannot be done, "" when it is done.
 
@@ -123,7 +110,7 @@ def _save(lab: Lab, host: Host, item: Item, watch: Watch) -> str:
     job = lab.store.job(item.name)
     try:
         if job.journal_bytes < item.journal_bytes or not (job.ended or job.state == item.state == "lost"):
-            watch({"event": "note", "note": f"reading the rest of job {job.job_id}"})
+            noted(watch)(f"reading the rest of job {job.job_id}")
             with suppress(JobLost):  # what it wrote before its agent died is in the record now
                 follow(lab, host, job.job_id, lambda event: None)
         raw.kept(lab, lab.store.job(job.job_id), host.name, watch)

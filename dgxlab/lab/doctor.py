@@ -36,8 +36,6 @@ HOST_DISK_MIB = 10_000
 """A CUDA build of llama.cpp takes 3 GB, a copy of its programs 1 GB, a synthetic model some more."""
 HOST_MEMORY_MIB = 4096
 
-CLIENT = "this client"
-
 COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}
 """What the compilers are called here, by the variable that names another one."""
 
@@ -72,7 +70,7 @@ def look_at_client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] |
     Args:
         hosts: What hosts.yaml says, or what is wrong with it.
     """
-    return [Finding(CLIENT, *found) for found in _client(database, cache, hosts)]
+    return [Finding("this client", *found) for found in _client(database, cache, hosts)]
 
 
 def look_at_host(host: Host) -> list[Finding]:
@@ -94,24 +92,25 @@ def _client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] | Dgxlab
         yield "pip", NOTE, f"not installed for {sys.executable}: {why}", f"{sys.executable} -m ensurepip"
     yield _cache(cache)
     yield _record(database)
-    if shutil.which("git"):
+    if shutil.which("git") and database.parent.is_dir():
         yield from _merge_driver(database)
     if isinstance(hosts, DgxlabError):
         yield "hosts", MISSING, hosts.message, hosts.next
-    else:
-        yield "hosts", OK, ", ".join(hosts)
-        yield from _ssh([entry for entry in hosts.values() if entry.ssh])
+        return
+    yield "hosts", OK, ", ".join(hosts)
+    if remote := [entry for entry in hosts.values() if entry.ssh]:
+        yield _ssh(remote[0])
 
 
 def _git() -> Found:
     try:
-        said = run(["git", "--version"]).text
+        text = run(["git", "--version"]).text
     except DgxlabError as error:
         return "git", MISSING, error.message, error.next
-    if _version(said) >= OLDEST_GIT:
-        return "git", OK, said.removeprefix("git version ")
+    if _version(text) >= OLDEST_GIT:
+        return "git", OK, text.removeprefix("git version ")
     wanted = ".".join(map(str, OLDEST_GIT))
-    return "git", MISSING, f"{said} is too old: {wanted} is needed, e.g. from backports", "sudo apt-get install git"
+    return "git", MISSING, f"{text} is too old: {wanted} is needed, e.g. from backports", "sudo apt-get install git"
 
 
 def _cache(cache: Path) -> Found:
@@ -127,22 +126,20 @@ def _cache(cache: Path) -> Found:
 
 
 def _record(database: Path) -> Found:
-    if not database.exists():
-        if mount := on_network(database):
-            text = f"{database} would lie on a network file system ({mount}), where SQLite's locks cannot be trusted"
-            return "record", MISSING, f"{text}: work in a folder on a local disk, or name a --db there", "df -hl"
-        return "record", OK, f"none yet; the first run makes {database}"
-    try:
-        Store.open(database, create=False).close()
-    except DgxlabError as error:
-        return "record", MISSING, error.message, error.next or command("ls", "-l", database)
-    return "record", OK, str(database)
+    if database.exists():
+        try:
+            Store.open(database, create=False).close()
+        except DgxlabError as error:
+            return "record", MISSING, error.message, error.next or command("ls", "-l", database)
+        return "record", OK, str(database)
+    if mount := on_network(database):
+        text = f"{database} would lie on a network file system ({mount}), where SQLite's locks cannot be trusted"
+        return "record", MISSING, f"{text}: work in a folder on a local disk, or name a --db there", "df -hl"
+    return "record", OK, f"none yet; the first run makes {database}"
 
 
 def _merge_driver(database: Path) -> Iterator[Found]:
     """Look whether git knows how to merge a record that it tracks."""
-    if not database.parent.is_dir():
-        return
     git = Git.checkout(database.parent)
     if git.attempt("ls-files", "--error-unmatch", database.name).rc != 0:
         return
@@ -153,25 +150,18 @@ def _merge_driver(database: Path) -> Iterator[Found]:
         yield "merge", NOTE, f"git tracks {database.name} and does not know how to merge it", mend
 
 
-def _ssh(hosts: Sequence[HostEntry]) -> Iterator[Found]:
-    if not hosts:
-        return
+def _ssh(host: HostEntry) -> Found:
     from dgxlab.transport.ssh_trust import private_known_hosts
 
     folder = Path.home() / ".ssh"
     files = (folder / "known_hosts", private_known_hosts(), Path("/etc/ssh/ssh_known_hosts"))
     known = [str(path) for path in files if os.access(path, os.R_OK)]
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
-        yield "ssh", MISSING, f"{folder} cannot be read", f"chmod 700 {folder}"
-    elif known:
-        yield "ssh", OK, f"known hosts in {', '.join(known)}"
-    else:
-        yield "ssh", NOTE, "there is no known_hosts file: no host is trusted yet", _add(hosts[0])
-
-
-def _add(host: HostEntry) -> str:
-    named = [] if host.name == host.ssh else ["--name", host.name]
-    return shlex.join(["dgxlab", "host", "add", host.ssh, *named])
+        return "ssh", MISSING, f"{folder} cannot be read", f"chmod 700 {folder}"
+    if known:
+        return "ssh", OK, f"known hosts in {', '.join(known)}"
+    add = ["dgxlab", "host", "add", host.ssh, *([] if host.name == host.ssh else ["--name", host.name])]
+    return "ssh", NOTE, "there is no known_hosts file: no host is trusted yet", shlex.join(add)
 
 
 def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ()) -> Iterator[Found]:
@@ -181,17 +171,17 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
         absent: What hosts.yaml names and the host does not have.
     """
     details = facts.details
-    vain = [what for key, what in absent if key == "path_prepend"]
+    keys = [key for key, _ in absent]
 
     def install(*packages: str) -> str:
-        """Return what brings a program on PATH; where hosts.yaml puts a folder there that is none, that comes first."""
-        return edit(host.file) if vain else host.typed(f"sudo apt-get install {' '.join(packages)}")
+        if "path_prepend" in keys:  # hosts.yaml puts a folder on PATH that is not there: that comes first
+            return edit(host.file)
+        return host.typed(f"sudo apt-get install {' '.join(packages)}")
 
     yield "reach", OK, f"{details['user']} at {facts.hostname}, {details['os']}"
     yield "python", OK, details["python"]
     yield from _settings(host, absent)
-    yield from _compilers(facts, install, [key for key, _ in absent])
-    yield from _tools(facts, install)
+    yield from _tools(facts, install, keys)
     yield from _gpu(facts, host, install)
     yield from _room(details, host)
     for process in details["gpu_processes"]:
@@ -201,12 +191,9 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
 
 
 def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Found]:
-    """Yield what is not there, or not fit, of what hosts.yaml names and every job needs.
-
-    A lock's folder costs no more than others' knowing of us.
-    """
+    """Yield what is absent of what hosts.yaml names and every job needs."""
+    says = f"of {host.name} in {host.file}"
     for key, what in absent:
-        says = f"of {host.name} in {host.file}"
         if key == "path_prepend":
             yield "path", MISSING, f"{what}, a path_prepend: {says}, is no folder there", edit(host.file)
         elif key == "root":
@@ -221,36 +208,28 @@ def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Fo
             yield COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file)
 
 
-def _compilers(facts: Facts, install: Install, told: Collection[str]) -> Iterator[Found]:
-    """Yield git and the compilers, but for those that `told` says hosts.yaml names in vain."""
-    for name, version, package in (
-        ("git", facts.details["tools"]["git"], "git"),
-        ("cc", facts.toolchain.cc, "gcc"),
-        ("c++", facts.toolchain.cxx, "g++"),
-    ):
+def _tools(facts: Facts, install: Install, absent: Collection[str]) -> Iterator[Found]:
+    """Yield git, the compilers but for those of the keys in `absent`, and the build tools."""
+    paths, toolchain = facts.details["tools"], facts.toolchain
+    told = {COMPILER_NAMES.get(key) for key in absent}
+    needed = {"git": (paths["git"], "git"), "cc": (toolchain.cc, "gcc"), "c++": (toolchain.cxx, "g++")}
+    for name, (version, package) in needed.items():
         if version:
             yield name, OK, version
-        elif name not in {COMPILER_NAMES.get(key) for key in told}:
+        elif name not in told:
             yield name, MISSING, "not found on PATH", install(package)
-
-
-def _tools(facts: Facts, install: Install) -> Iterator[Found]:
-    paths = facts.details["tools"]
-    both = install("cmake", "ninja-build")
-    for name in TOOLS:
+    for name in (*TOOLS, "ccache"):
+        mend = install("ccache") if name == "ccache" else install("cmake", "ninja-build")
         if paths[name]:
             yield name, OK, paths[name]
-            continue
-        try:
-            wheel = packages.find_wheel(name, facts.toolchain.machine.partition(" ")[0], facts.details["glibc"])
-        except packages.SourceError as error:
-            yield name, MISSING, f"not found on PATH, and {error}", both
+        elif name == "ccache":
+            yield name, NOTE, "recommended: not found on PATH", mend
         else:
-            yield name, NOTE, f"not found on PATH: the first run sends {wheel.version}", both
-    if paths["ccache"]:
-        yield "ccache", OK, paths["ccache"]
-    else:
-        yield "ccache", NOTE, "recommended: not found on PATH", install("ccache")
+            try:
+                wheel = packages.find_wheel(name, toolchain.machine.partition(" ")[0], facts.details["glibc"])
+                yield name, NOTE, f"not found on PATH: the first run sends {wheel.version}", mend
+            except packages.SourceError as error:
+                yield name, MISSING, f"not found on PATH, and {error}", mend
 
 
 def _gpu(facts: Facts, host: HostEntry, install: Install) -> Iterator[Found]:
@@ -277,19 +256,15 @@ def _gpu(facts: Facts, host: HostEntry, install: Install) -> Iterator[Found]:
 
 
 def _cuda(path: str, toolkit: tuple[int, ...], driver: tuple[int, ...], host: HostEntry) -> Found:
-    """Compare the toolkit with what the driver runs: a minor version ahead goes well but for PTX."""
+    """Compare the toolkit with what the driver runs: a minor version ahead works, except for PTX."""
     version = ".".join(map(str, toolkit))
     if not driver or toolkit <= driver:
         return "nvcc", OK, f"{version}, {path}"
     ahead = f"{version}, {path}, is newer than the driver, which runs CUDA up to {'.'.join(map(str, driver))}"
     mend = host.typed("sudo ubuntu-drivers install")
     if toolkit[0] > driver[0]:
-        return (
-            "nvcc",
-            MISSING,
-            f"{ahead}: what it builds does not run, unless the driver is updated or PATH has an older one",
-            mend,
-        )
+        why = "what it builds does not run, unless the driver is updated or PATH has an older one"
+        return "nvcc", MISSING, f"{ahead}: {why}", mend
     return "nvcc", NOTE, f"{ahead}: what it builds runs only where CMAKE_CUDA_ARCHITECTURES names the GPU's own", mend
 
 

@@ -1,7 +1,7 @@
 """Jobs on a host: started, followed, settled.
 
 A job's intent is in the store before the host hears of it, and everything after that is reading a journal: whatever
-dies in between, the next command finds the job and goes on from where the store stands.
+dies in between, the next command finds the job and goes on from where the store is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 from dgxlab import __version__, judgement
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError, SpecError, by_exit_code
 from dgxlab.ingest import ingest
-from dgxlab.lab import raw
-from dgxlab.lab.base import Lab, Watch, noted
+from dgxlab.lab import Lab, Side, Watch, noted, raw
 from dgxlab.lab.provision import send
-from dgxlab.model import Experiment, Plan, Source
+from dgxlab.model import Experiment, Plan
 from dgxlab.store import Damaged, Job, Locked, Store, the_one
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
@@ -37,27 +36,22 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Se
         of: The experiments of its arms, the candidate's last.
     """
     send(lab.cache, host, job, probe, watch)
-    _back_up(lab.store, watch)
+    try:
+        lab.store.back_up()
+    except Damaged:
+        raise
+    except SpecError as error:  # a copy that does not fit on the disk keeps no job from being measured
+        noted(watch)(f"the record was not copied: {error.message}")
     with lab.store.transaction():
         for experiment in of:
             lab.store.know(experiment)
         lab.store.intend(job, of[-1], host.name, __version__)
     status = _submit(host, job, watch)
-    watch({"event": "note", "note": f"job {job.job_id} runs on {host.name}"})
+    noted(watch)(f"job {job.job_id} runs on {host.name}")
     return status
 
 
-def _back_up(store: Store, watch: Watch) -> None:
-    """Copy the record once a day; a copy that does not fit on the disk keeps no job from being measured."""
-    try:
-        store.back_up()
-    except Damaged:
-        raise
-    except SpecError as error:
-        noted(watch)(f"the record was not copied: {error.message}")
-
-
-def carry_out(
+def start_and_follow(
     lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]
 ) -> DgxlabError | None:
     """Start a job, follow it to its end, and return what went wrong, its loss too: there may be results to report.
@@ -89,7 +83,7 @@ def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
 
 
 def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | None:
-    """Ingest a job's journal as it grows, from where the store stands; return what went wrong in it.
+    """Ingest a job's journal as it grows, from where the store is; return what went wrong in it.
 
     A job whose end is in the store is not asked for again: the host may have deleted it.
 
@@ -105,7 +99,9 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
             return _ending(host, job)
         _check_plan(job)
         if job.state == "lost" and retry.first(host, partial(host.status, job_id), noted(watch)).state == "running":
-            _runs_again(lab.store, job_id)
+            with lab.store.transaction():  # it was taken for lost and has come back: it has no verdicts yet
+                lab.store.update_job(job_id, state="running")
+                judgement.record(lab.store, job_id)
         while status is None or status.state == "running":  # as it is when it started after it was followed
             for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
                 for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
@@ -135,26 +131,14 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
 
 
 def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None) -> Job:
-    """Record how a job ended by its final word; one that left none was lost."""
-    if rc is None:
-        return _set_state(store, job_id, "lost")
-    words = {"error": rc.get("message", ""), "next": rc.get("next", "")}
-    return _set_state(store, job_id, rc["status"], exit_code=rc["exit_code"], **words)
-
-
-def _set_state(store: Store, job_id: str, state: str, **told: Any) -> Job:
-    """Record an end that the journal does not tell, and what the job's chains say now that it has ended."""
+    """Record how a job ended by its final word, and its verdicts; a job without a final word was lost."""
+    told: dict[str, Any] = {}
+    if rc is not None:
+        told = {"exit_code": rc["exit_code"], "error": rc.get("message", ""), "next": rc.get("next", "")}
     with store.transaction():
-        job = store.set_state(job_id, state, **told)
+        job = store.set_state(job_id, rc["status"] if rc else "lost", **told)
         judgement.record(store, job_id)
     return job
-
-
-def _runs_again(store: Store, job_id: str) -> None:
-    """Set a job to running, whatever it was: one that was taken for lost has come back, and has no verdicts yet."""
-    with store.transaction():
-        store.update_job(job_id, state="running")
-        judgement.record(store, job_id)
 
 
 def _check_plan(job: Job) -> None:
@@ -183,17 +167,16 @@ def _not_yet(host: Host, job_id: str) -> RemoteError:
 
 
 def _lost(host: Host, status: JobStatus) -> JobLost:
-    cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
-    kept = "what it measured is kept"
-    if status.cause:
-        cause = f"on {host.name} {status.cause}"
-        kept = "what was read of it before is kept, the rest is not believed"
     if status.state == "absent":
         cause = f"its folder on {host.name} was deleted before its end was recorded"
-    return JobLost(
-        f"job {status.job_id} was lost: {cause}; {kept}",
-        next=AGAIN,
+    elif status.cause:
+        cause = f"on {host.name} {status.cause}"
+    else:
+        cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
+    kept = (
+        "what was read of it before is kept, the rest is not believed" if status.cause else "what it measured is kept"
     )
+    return JobLost(f"job {status.job_id} was lost: {cause}; {kept}", next=AGAIN)
 
 
 def _ending(host: Host, job: Job) -> DgxlabError | None:
@@ -230,13 +213,13 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
                 status = _submit(host, job.plan, watch)
             except JobLost as lost:  # it ran, and was removed before this record heard of it
                 noted(watch)(lost.message)
-                _set_state(lab.store, job.job_id, "lost")
+                record_end(lab.store, job.job_id, None)
                 continue
         if mine and status.state == "running":
-            watch({"event": "note", "note": f"job {job.job_id} of this experiment still runs: following it"})
+            noted(watch)(f"job {job.job_id} of this experiment still runs: following it")
         if status.state == "absent":
             if not _may_come(job):
-                _set_state(lab.store, job.job_id, "lost")
+                record_end(lab.store, job.job_id, None)
         elif status.state in ("done", "lost") or mine:
             resumed = job.job_id if mine else resumed
             _follow_quietly(lab, host, job.job_id, watch)
@@ -273,21 +256,11 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
         lab.store.intend(plan, None, host.name, __version__, found=text)
 
 
-def join(
-    lab: Lab,
-    host: Host,
-    subject: str,
-    sources: Sequence[Source],
-    probe: Probe,
-    watch: Watch,
-    *,
-    of: Sequence[Experiment],
-) -> str:
+def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe, watch: Watch) -> str:
     """Follow a job of this subject and these trees that still runs: started by another client, or taken for lost.
 
     Args:
-        sources: One an arm.
-        of: The experiments of its arms, the candidate's last.
+        sides: One an arm, the candidate's last.
 
     Returns:
         Its id, "" when there is none.
@@ -297,10 +270,10 @@ def join(
         if asked != subject or (known and (known.ended or known.rejected)):
             continue
         plan, text = (known.plan, known.plan_json) if known else _plan(host, job_id, watch)
-        if [arm.source for arm in plan.arms] == list(sources):
-            for experiment in of:
-                lab.store.know(experiment)
-            lab.store.intend(plan, of[-1], host.name, __version__, found=text)
+        if [arm.source for arm in plan.arms] == [side.source for side in sides]:
+            for side in sides:
+                lab.store.know(side.experiment)
+            lab.store.intend(plan, sides[-1].experiment, host.name, __version__, found=text)
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id
@@ -318,7 +291,7 @@ def _follow_quietly(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
     except JobLost as lost:
         error = lost
     if error is not None:
-        watch({"event": "note", "note": f"an earlier job ended badly: {error.message}"})
+        noted(watch)(f"an earlier job ended badly: {error.message}")
 
 
 @contextmanager

@@ -1,18 +1,17 @@
-"""What a host lacks and the client can give: build tools, sources, synthetic models. A host needs no internet."""
+"""What a host has, and what it lacks and the client can send: build tools, sources, models. It needs no internet."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from dgxlab import synth
 from dgxlab.agent.job import sha256
-from dgxlab.errors import BuildFailed, SpecError
-from dgxlab.lab.base import Side, Watch, noted
-from dgxlab.lab.todo import ask
-from dgxlab.model import Experiment, Facts, ModelStep, Plan, Source, SyntheticModel, model_id
+from dgxlab.errors import BuildFailed, SpecError, edit
+from dgxlab.lab import Side, Watch, noted
+from dgxlab.model import Experiment, Facts, FileModel, ModelStep, Plan, Source, SyntheticModel, model_id
 from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
@@ -26,6 +25,26 @@ PIECE = 1 << 20
 
 NOTE_S = 10.0
 """How often a long way is told in a sentence; a bar moves with every percent."""
+
+
+def ask(host: Host, *sides: Side) -> Probe:
+    """Return what the host has of what the arms need, in one round trip.
+
+    Raises:
+        SpecError: if a model file is not there.
+    """
+    commits = [commit for side in sides for commit in (side.source.pin, side.source.commit)]
+    models = [(side, name, model) for side in sides for name, model in side.experiment.models.items()]
+    paths = [model.path for _, _, model in models if isinstance(model, FileModel)]
+    recipes = [model_id(model) for _, _, model in models if isinstance(model, SyntheticModel)]
+    probe = host.probe(*(list(dict.fromkeys(asked)) for asked in (commits, paths, recipes)))
+    for side, name, model in models:
+        if isinstance(model, FileModel) and probe.models[model.path] is None:
+            raise SpecError(
+                f"model {name} is not on host {host.name}: there is no file {model.path}, which the spec names",
+                next=edit(side.experiment.path),
+            )
+    return probe
 
 
 def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
@@ -52,9 +71,13 @@ def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
     """Send the sources and models that a job needs and the host neither has nor can make."""
     missing = set(probe.missing)
-    for arm in job.arms:
-        _send_source(cache, host, arm.source, missing, watch)
-        missing -= {arm.source.pin, arm.source.commit}  # the arms of a session have their pin in common
+    for source in (arm.source for arm in job.arms):
+        if source.pin in missing:
+            noted(watch)(f"sending pin {source.pin[:12]} to {host.name}")
+            _send_objects(cache, host, source, source.pin, [], watch)
+        if source.commit != source.pin and source.commit in missing:  # a patched tree: its few changed objects
+            _send_objects(cache, host, source, source.commit, [source.pin], watch)
+        missing -= {source.pin, source.commit}  # the arms of a session have their pin in common
     models = {step.recipe: step.model for step in job.steps if isinstance(step, ModelStep)}
     for recipe, name in models.items():
         if isinstance(recipe, SyntheticModel) and model_id(recipe) in probe.to_send:
@@ -91,17 +114,9 @@ def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     retry.again(host, lambda: host.send_tool(name, wheel.version, wheel.sha256, body), tell)
 
 
-def _send_source(cache: PinCache, host: Host, source: Source, missing: Collection[str], watch: Watch) -> None:
-    """Send the objects that the host lacks: the pin once, a patched tree as its few changed objects."""
-    if source.pin in missing:
-        watch({"event": "note", "note": f"sending pin {source.pin[:12]} to {host.name}"})
-        _send_pack(host, source.pin, source.pin, lambda: cache.pack([source.pin], []), watch)
-    if source.commit != source.pin and source.commit in missing:
-        _send_pack(host, source.commit, source.pin, lambda: cache.pack([source.commit], [source.pin]), watch)
-
-
-def _send_pack(host: Host, commit: str, shallow: str, pack: Stdin, watch: Watch) -> None:
-    retry.again(host, lambda: host.send_objects(commit, [shallow], pack), noted(watch))
+def _send_objects(cache: PinCache, host: Host, source: Source, commit: str, there: Sequence[str], watch: Watch) -> None:
+    pack = partial(cache.pack, [commit], there)
+    retry.again(host, lambda: host.send_objects(commit, [source.pin], pack), noted(watch))
 
 
 def _send_model(cache: PinCache, host: Host, name: str, recipe: SyntheticModel, watch: Watch) -> None:
@@ -110,13 +125,12 @@ def _send_model(cache: PinCache, host: Host, name: str, recipe: SyntheticModel, 
     tell(f"making model {name} here and sending {large} to {host.name}, whose Python has no gguf package")
     with cache.scratch() as folder:
         file = folder / "f16.gguf"
-        vocabulary = _vocabulary(cache, recipe, folder) if recipe.vocab else None
-        synth.write(recipe, file, vocabulary)
+        synth.write(recipe, file, vocabulary(cache, recipe, folder) if recipe.vocab else None)
         digest, body = sha256(file), _reading(file, f"model {name} to {host.name}", watch)
         retry.again(host, lambda: host.send_model(model_id(recipe), digest, body), tell)
 
 
-def _vocabulary(cache: PinCache, recipe: SyntheticModel, folder: Path) -> Path:
+def vocabulary(cache: PinCache, recipe: SyntheticModel, folder: Path) -> Path:
     """Return a copy of llama.cpp's file that holds a recipe's vocabulary."""
     cache.require(recipe.vocab_pin)
     file = folder / "vocabulary.gguf"

@@ -19,11 +19,9 @@ from tempfile import TemporaryDirectory
 from dgxlab import __version__, audit
 from dgxlab.errors import CheckFailed, DgxlabError, HostError, JobLost, SpecError, command
 from dgxlab.ingest import ingest
-from dgxlab.lab import raw
-from dgxlab.lab.archive import SUFFIX, content, listing
-from dgxlab.lab.base import Lab, Watch, noted
+from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import adopt, follow, record_end
-from dgxlab.lab.raw import final_word
+from dgxlab.lab.raw import SUFFIX, content, final_word, listing
 from dgxlab.model import events
 from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry

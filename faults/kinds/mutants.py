@@ -14,8 +14,7 @@ from typing import Any
 from dgxlab import report
 from dgxlab.agent.inventory import Item
 from dgxlab.cli._display import display
-from dgxlab.cli._options import Format
-from dgxlab.cli._out import Out
+from dgxlab.cli._out import Format, Out
 from dgxlab.cli.host import facts_lines
 from dgxlab.errors import DgxlabError, RemoteError
 from dgxlab.ingest import beyond, ingest

@@ -15,8 +15,9 @@ from typing import Any
 
 from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError
-from dgxlab.lab import Lab, follow, kept
-from dgxlab.lab.archive import RawFile, listing
+from dgxlab.lab import Lab
+from dgxlab.lab.jobs import follow
+from dgxlab.lab.raw import RawFile, kept, listing
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from faults.fault import Broken, Fault

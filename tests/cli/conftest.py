@@ -100,6 +100,14 @@ class Project:
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},  # type: ignore[call-overload]
         )
 
+    def measure(self, *args: str, **env: str) -> None:
+        """Run the toy's experiment on the shared machine, in a process of its own."""
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "DGXLAB_LOCKS") if name in os.environ}
+        home = {"HOME": str(self.machine.home)}
+        child = self.spawn("run", "experiments/toy.yaml", *args, env={**home, **kept, **env})
+        _, err = child.communicate(timeout=120)
+        assert child.returncode == 0, err
+
     @property
     def where(self) -> str:
         """What commands say first on stderr: whose record they are about."""
@@ -171,15 +179,13 @@ def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
 @pytest.fixture(scope="session")
 def record(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a project in which the toy's experiment was run once."""
-    made = new_project(machine, tmp_path_factory.mktemp("measured") / "project", _refuse)
-    kept = {name: os.environ[name] for name in ("PATH", "DGXLAB_LOCKS")}
-    child = made.spawn("run", "experiments/toy.yaml", env={"HOME": str(machine.home), **kept})
-    _, err = child.communicate(timeout=120)
-    assert child.returncode == 0, err
+    made = new_project(machine, tmp_path_factory.mktemp("measured") / "project", refuse)
+    made.measure()
     return made.folder / "results.db"
 
 
-def _refuse(*args: object) -> Ran:
+def refuse(*args: object) -> Ran:
+    """Run nothing."""
     raise AssertionError("only a test runs commands in this process")
 
 

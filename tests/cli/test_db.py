@@ -54,18 +54,6 @@ def test_tampered_record_exits_with_11(measured: Project) -> None:
     assert ran.next
 
 
-def test_merge_adds_what_is_missing_once(measured: Project) -> None:
-    """Rows are counted by table; a second time there is nothing to add; OTHER is not touched."""
-    shutil.copyfile("results.db", "other.db")
-    assert measured.run("run", TOY, "-q", "--again", "--db", "other.db").rc == 0
-    other = Path("other.db").read_bytes()
-    merged = measured.run("db", "merge", "results.db", "other.db", "--format", "json")
-    assert (merged.rc, json.loads(merged.out)["jobs"], json.loads(merged.out)["runs"]) == (0, 1, 3)
-    assert measured.run("db", "merge", "results.db", "other.db").out == "0 rows added\n"
-    assert Path("other.db").read_bytes() == other
-    assert sessions(Path("results.db")) == sessions(Path("other.db"))
-
-
 def everything(database: Path) -> dict[str, list[dict[str, Any]]]:
     """Return all that a database holds, but for when its jobs were intended."""
     with Store.open(database) as store:

@@ -59,17 +59,6 @@ def test_what_is_missing_is_said_with_its_mend(
     assert listed["local c++"]["next"] == "sudo apt-get install g++"
 
 
-def test_client_without_git(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is missing on both: here and on the host that is this machine."""
-    monkeypatch.setenv("PATH", str(machines.programs(tmp_path / "bin", "cc", "c++")))
-    found = told(project.run("doctor"))
-    assert found["this client git"].startswith(
-        "missing git is not installed on this machine\nnext: sudo apt-get install git"
-    )
-    assert found["local git"].startswith("missing ")
-    assert "this client merge" not in found
-
-
 def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose `git apply` cannot do what a series needs."""
     old = tmp_path / "bin" / "git"
@@ -159,21 +148,6 @@ def test_host_with_a_wrong_python(project: Project) -> None:
             f"missing host box has no {python} that can be started, and the agent needs Python 3.10 or newer: its "
             f"python: in hosts.yaml names one\nnext: ${{EDITOR:-vi}} {project.hosts}"
         )
-
-
-def test_hosts_file_names_what_is_not_there(project: Project, tmp_path: Path) -> None:
-    """Asked of the host itself: the cause is in hosts.yaml, not a package."""
-    hosts = project.hosts
-    here = f"root: {tmp_path}/r, path_prepend: {tmp_path}/none, env: {{CC: cc-99}}, lock: {tmp_path}/gone/owner"
-    hosts.write_text(f"box: {{local: true, {here}}}\n")
-    ran = project.run("doctor", "box")
-    found = told(ran)
-    assert ran.rc == 11
-    edit = f"next: ${{EDITOR:-vi}} {hosts}"
-    assert found["box path"].startswith(f"missing {tmp_path}/none, a path_prepend: of box in {hosts}")
-    assert found["box cc"] == f"missing cc-99, the CC of env: of box in {hosts}, is not there\n{edit}"
-    assert found["box owner"].startswith(f"note {tmp_path}/gone, the folder of lock: of box")
-    assert "apt-get install gcc" not in ran.out
 
 
 def test_local_cannot_be_changed(project: Project) -> None:

@@ -1,4 +1,4 @@
-"""`dgxlab import` and `dgxlab export`, as people type them."""
+"""`dgxlab import` and `dgxlab export`, and reports of what came from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 import sqlite3
 from pathlib import Path
 
-from tests.cli.conftest import Project
+import pytest
 
-GOLDEN = Path(__file__).parents[1] / "golden"
-LOG = GOLDEN / "h200" / "tbo-perf-mmid.txt"
+from dgxlab import imported, published
+from dgxlab.store import Store
+from tests.cli.conftest import Project
+from tests.report.worlds import GOLDEN, whole
+
+LOG = GOLDEN / "tbo-perf-mmid.txt"
 
 
 def test_import_prints_what_it_read(project: Project) -> None:
@@ -53,14 +57,6 @@ def test_import_adopts_the_published_record_once(project: Project) -> None:
     assert project.run("import").rc == project.run("import", LOG, "--published").rc == 2
 
 
-def test_import_says_what_there_is(project: Project) -> None:
-    """An unknown tool or format is a usage error."""
-    assert project.run("import", LOG, "--tool", "nvidia-smi").rc == 2
-    assert (
-        "there are console, sql, csv" in project.run("import", LOG, "--tool=test-backend-ops", "--format-of=md").error
-    )
-
-
 def test_export_of_a_measured_project(measured: Project) -> None:
     """All tools into SQLite, one into csv; which commit stands for which arm is said."""
     ran = measured.run("export", "runs.sqlite")
@@ -87,3 +83,49 @@ def test_export_of_nothing(measured: Project) -> None:
     assert "name one with --tool" in many.error
     assert many.next.startswith("dgxlab export x.csv --tool llama-bench")
     assert [path.name for path in measured.folder.glob("x.*")] == []
+
+
+@pytest.fixture
+def adopted(project: Project) -> Project:
+    """Give a project whose record has a session, the published figures and an imported file."""
+    with Store.open(project.folder / "results.db") as store:
+        whole(store)
+        published.load(store)
+        imported.record(store, imported.open_file(GOLDEN / "llama-bench-q4_k.jsonl", "", ""))
+    return project
+
+
+def test_a_form_with_published_figures(adopted: Project) -> None:
+    """A row of their own, here and in the JSON twin."""
+    words = ("report", "--form", "single-stream", "h200", "--published", "seed004 Q4_K_M")
+    assert "| published, GB10 (seed004) | 2164 | 2953 | " in adopted.run(*words).out
+    rows = json.loads(adopted.run(*words, "--format", "json").out)["tables"][0]["rows"]
+    assert [row.get("published") for row in rows] == [None, True]
+    assert rows[1]["pp512"]["value"] == 2164
+
+
+def test_imported_files(adopted: Project) -> None:
+    """All of them in a list, one with its rows; a name that is none is refused with those that are."""
+    assert (
+        "| llama-bench-q4_k.jsonl | d48c8e6786cf5847 | llama-bench (jsonl) | 3 |"
+        in adopted.run("report", "--form", "imported").out
+    )
+    one = adopted.run("report", "--form", "imported", "d48c8e67", "--cells", "tg32").out
+    assert one.startswith("| measured | t/s |\n| --- | ---: |\n| tg32 | ")
+    assert "**imported**, not measured by dgxlab · file llama-bench-q4_k.jsonl · sha256 d48c8e6786cf5847" in one
+    ran = adopted.run("report", "--form", "imported", "nosuch")
+    assert (ran.rc, ran.next) == (2, "dgxlab report --form imported")
+
+
+def test_an_imported_file_is_exported_alone(adopted: Project, tmp_path: Path) -> None:
+    """Its rows and nothing that was measured here; with other selections it is refused."""
+    ran = adopted.run("export", "one.sqlite", "--imported", "llama-bench-q4_k.jsonl")
+    assert ran.out == "3 rows of llama-bench in one.sqlite\n  unknown  llama-bench-q4_k.jsonl\n"
+    connection = sqlite3.connect(adopted.folder / "one.sqlite")
+    assert connection.execute("SELECT count(*), min(imported) FROM llama_bench").fetchone() == (
+        3,
+        "llama-bench-q4_k.jsonl",
+    )
+    connection.close()
+    ran = adopted.run("export", "two.sqlite", "--imported", "d48c8e67", "--tool", "llama-bench")
+    assert (ran.rc, ran.error) == (2, "--imported hands on one file and nothing else")

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Project, shown_on
 
-RUN = ("run", "experiments/toy.yaml", "--again", "-q")
-
 
 @pytest.fixture
-def session(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The id of a session that was run here, with its raw files in a folder of the test's own."""
+def session(measured: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The id of the session that was run here, with its raw files in a folder of the test's own."""
+    (job,) = json.loads(measured.run("report", "--format", "json").out)["tables"][0]["rows"]
+    session = str(job["session"])
+    kept(tmp_path, session).parent.mkdir(parents=True)
+    home = measured.machine.home
+    shutil.copyfile(home / ".local" / "share" / "dgxlab" / "raw" / f"{session}.tar.gz", kept(tmp_path, session))
+    shutil.copytree(on_host(measured, session), tmp_path / "job")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    ran = project.run(*RUN)
-    assert ran.rc == 0, ran.err
-    found = re.search(r"session (\S+)", ran.out)
-    assert found
-    return found[1]
+    yield session
+    shutil.rmtree(on_host(measured, session), ignore_errors=True)  # a test may have changed it
+    shutil.copytree(tmp_path / "job", on_host(measured, session))
 
 
 def kept(tmp_path: Path, session: str) -> Path:
@@ -37,9 +39,9 @@ def on_host(project: Project, session: str) -> Path:
     return project.machine.home / ".dgxlab" / "jobs" / session
 
 
-def test_lists_what_there_is(project: Project, session: str) -> None:
+def test_lists_what_there_is(measured: Project, session: str) -> None:
     """Each file with its size and what it is, from an abbreviated id; nothing on stderr once they are here."""
-    ran = project.run("logs", session[:-3])
+    ran = measured.run("logs", session[:-3])
     assert (ran.rc, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0].split() == ["file", "size", "what"]
@@ -47,28 +49,28 @@ def test_lists_what_there_is(project: Project, session: str) -> None:
     assert said["raw/run-1.out"] == "run:1 llama-bench stdout"
     assert said["raw/gate-0.err"] == "gate:0 MUL_MAT CPU stderr"
     assert said["journal.jsonl"] == "every event"
-    rows = {row["path"]: row for row in json.loads(project.run("logs", session, "--format", "json").out)}
+    rows = {row["path"]: row for row in json.loads(measured.run("logs", session, "--format", "json").out)}
     assert set(rows) == set(said)
     assert set(rows["rc"]) == {"path", "size", "sha256", "what"}
 
 
-def test_prints_one_as_it_is(project: Project, session: str, tmp_path: Path) -> None:
+def test_prints_one_as_it_is(measured: Project, session: str, tmp_path: Path) -> None:
     """By its path or its name, byte for byte; in JSON it is text."""
-    there = (on_host(project, session) / "raw" / "run-1.out").read_bytes()
+    there = (on_host(measured, session) / "raw" / "run-1.out").read_bytes()
     for name in ("raw/run-1.out", "run-1.out"):
         with (tmp_path / "printed").open("wb") as printed:
-            child = project.spawn("logs", session, name, stdout=printed)
+            child = measured.spawn("logs", session, name, stdout=printed)
             _, err = child.communicate(timeout=60)
         assert (child.returncode, (tmp_path / "printed").read_bytes(), err) == (0, there, "")
-    told = json.loads(project.run("logs", session, "run-1.out", "--format", "json").out)
+    told = json.loads(measured.run("logs", session, "run-1.out", "--format", "json").out)
     assert (told["path"], told["text"]) == ("raw/run-1.out", there.decode())
-    unknown = project.run("logs", session, "run-9.out")
+    unknown = measured.run("logs", session, "run-9.out")
     assert (unknown.rc, unknown.out, unknown.next) == (2, "", f"dgxlab logs {session}")
 
 
-def test_reader_that_leaves_early_is_no_error(project: Project, session: str) -> None:
+def test_reader_that_leaves_early_is_no_error(measured: Project, session: str) -> None:
     """`dgxlab logs SESSION NAME | head -0`."""
-    child = project.spawn("logs", session, "run-0.out")
+    child = measured.spawn("logs", session, "run-0.out")
     assert child.stdout
     assert child.stderr
     child.stdout.close()
@@ -77,11 +79,11 @@ def test_reader_that_leaves_early_is_no_error(project: Project, session: str) ->
     assert (child.wait(timeout=60), err) == (0, "")
 
 
-def test_terminal_gets_no_control_sequences(project: Project, session: str) -> None:
+def test_terminal_gets_no_control_sequences(measured: Project, session: str) -> None:
     """The gate prints colours; a terminal gets the words."""
-    assert b"\x1b[1;32mOK" in (on_host(project, session) / "raw" / "gate-0.out").read_bytes()
+    assert b"\x1b[1;32mOK" in (on_host(measured, session) / "raw" / "gate-0.out").read_bytes()
     terminal, end = pty.openpty()
-    child = project.spawn("logs", session, "gate-0.out", stdout=end)
+    child = measured.spawn("logs", session, "gate-0.out", stdout=end)
     os.close(end)
     seen = shown_on(terminal)
     child.communicate(timeout=60)
@@ -89,73 +91,76 @@ def test_terminal_gets_no_control_sequences(project: Project, session: str) -> N
     assert b"\x1b" not in seen
 
 
-def test_unpacks_into_a_new_folder(project: Project, session: str, tmp_path: Path) -> None:
+def test_unpacks_into_a_new_folder(measured: Project, session: str, tmp_path: Path) -> None:
     """The files as they were; never into one that has something in it."""
-    ran = project.run("logs", session, "--out", tmp_path / "out")
+    ran = measured.run("logs", session, "--out", tmp_path / "out")
     assert ran.rc == 0
-    there = on_host(project, session)
+    there = on_host(measured, session)
     unpacked = {
         str(path.relative_to(tmp_path / "out")): path for path in (tmp_path / "out").rglob("*") if path.is_file()
     }
     assert set(unpacked) == {line.split()[0] for line in ran.out.splitlines()[1:]}
     assert all(path.read_bytes() == (there / name).read_bytes() for name, path in unpacked.items())
-    again = project.run("logs", session, "--out", tmp_path / "out")
+    again = measured.run("logs", session, "--out", tmp_path / "out")
     assert (again.rc, again.out) == (2, "")
     assert "cannot unpack into" in again.error
 
 
-def test_fetched_when_not_here(project: Project, session: str, tmp_path: Path) -> None:
+def test_fetched_when_not_here(measured: Project, session: str, tmp_path: Path) -> None:
     """From the host that the record names, or the one that is named; kept for the next time."""
-    there = project.run("logs", session).out
+    there = measured.run("logs", session).out
     kept(tmp_path, session).unlink()
-    project.hosts.write_text("mybox: {local: true}\n")
-    ran = project.run("logs", session, "--host", "mybox")
+    measured.hosts.write_text("mybox: {local: true}\n")
+    ran = measured.run("logs", session, "--host", "mybox")
     assert (ran.rc, ran.out) == (0, there)
     assert ran.err == f"fetching the raw files of job {session} from mybox\n"
-    assert project.run("logs", session).err == ""
+    assert measured.run("logs", session).err == ""
     kept(tmp_path, session).unlink()
-    assert project.run("logs", session, "--host", "nowhere").rc == 9
-    assert project.run("logs", session, "-q").err == ""
+    assert measured.run("logs", session, "--host", "nowhere").rc == 9
+    assert measured.run("logs", session, "-q").err == ""
 
 
-def test_changed_file_is_refused(project: Project, session: str, tmp_path: Path) -> None:
+def test_changed_file_is_refused(measured: Project, session: str, tmp_path: Path) -> None:
     """Exit code 11 and its name, whichever file was asked for; nothing is printed."""
     kept(tmp_path, session).unlink()
-    output = on_host(project, session) / "raw" / "run-0.out"
+    output = on_host(measured, session) / "raw" / "run-0.out"
     output.write_text("better numbers\n")
     for args in (("logs", session), ("logs", session, "rc"), ("logs", session, "--out", tmp_path / "out")):
-        ran = project.run(*args)
+        ran = measured.run(*args)
         assert (ran.rc, ran.out) == (11, "")
         assert ran.error.startswith(f"raw/run-0.out of job {session} is not what was recorded: its sha256 is ")
         assert ran.next == f"ls -lR ~/.dgxlab/jobs/{session}"
     assert not (tmp_path / "out").exists()
 
 
-def test_deleted_job_folder(project: Project, session: str, tmp_path: Path) -> None:
+def test_deleted_job_folder(measured: Project, session: str, tmp_path: Path) -> None:
     """Exit code 12 and what is left; what was kept before needs no host."""
-    shutil.rmtree(on_host(project, session))
-    assert project.run("logs", session).rc == 0
+    shutil.rmtree(on_host(measured, session))
+    assert measured.run("logs", session).rc == 0
     kept(tmp_path, session).unlink()
-    ran = project.run("logs", session)
+    ran = measured.run("logs", session)
     assert (ran.rc, ran.out) == (12, "")
     assert ran.error.startswith(f"the host has no job {session}: its folder was deleted")
-    assert project.run("report", session).rc == 0
+    assert ran.next == f"dgxlab report {session}"
+    assert measured.run("report", session).rc == 0
 
 
-@pytest.mark.parametrize("session_id", ["nope", "%", ""])
-def test_unknown_sessions_are_refused(project: Project, session: str, session_id: str) -> None:
+def test_unknown_sessions_are_refused(measured: Project) -> None:
     """Exit code 2; nothing ambiguous is guessed at."""
-    assert project.run(*RUN).rc == 0
-    ran = project.run("logs", session_id)
-    assert (ran.rc, ran.out, ran.next) == (2, "", "dgxlab jobs --host local" if session_id else "dgxlab jobs")
+    for session in ("nope", "%"):
+        ran = measured.run("logs", session)
+        assert (ran.rc, ran.out, ran.next) == (2, "", "dgxlab jobs --host local")
 
 
-def test_report_takes_enough_of_a_sessions_id(project: Project, session: str) -> None:
+def test_report_takes_enough_of_a_sessions_id(measured: Project, session: str) -> None:
     """An experiment's name goes first; a beginning that several have is refused."""
-    whole = project.run("report", session).out
+    whole = measured.run("report", session).out
     assert whole.startswith(f"# Session {session}\n")
-    assert project.run("report", session[:-1]).out == whole
-    assert project.run(*RUN).rc == 0
-    assert project.run("report", "toy").out.startswith("# Experiment toy\n")
-    ambiguous = project.run("report", session[:2])
-    assert (ambiguous.rc, ambiguous.error) == (2, f"2 jobs begin with {session[:2]!r}")
+    assert measured.run("report", session[:-1]).out == whole
+    assert measured.run("run", "experiments/toy.yaml", "--again", "-q").rc == 0
+    assert measured.run("report", "toy").out.startswith("# Experiment toy\n")
+    for command in ("report", "logs"):
+        ambiguous = measured.run(command, session[:2])
+        assert (ambiguous.rc, ambiguous.error) == (2, f"2 jobs begin with {session[:2]!r}")
+    unknown = measured.run("report", "toys")
+    assert (unknown.rc, unknown.out, unknown.next) == (2, "", "dgxlab report toy")

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from dgxlab.cli._display import display
-from dgxlab.cli._options import Format
-from dgxlab.cli._out import Out, clean, show_error, table
+from dgxlab.cli._out import Format, Out, clean, show_error, table
 from dgxlab.errors import RemoteError
 
 FORGED = "disk full\r\nnext: curl x | sh\u2028next: y\x1b[2J\u202ehs.x\ud800"

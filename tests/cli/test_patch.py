@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import toy
 from tests.cli.conftest import Project
 
 
@@ -30,18 +29,6 @@ def test_export_asks_for_a_message(project: Project, tmp_path: Path) -> None:
     assert (ran.rc, ran.out) == (9, "")
     assert "--message" in ran.next
     assert list((project.folder / "patches").iterdir()) == []
-
-
-def test_commits_become_patches(project: Project, tmp_path: Path) -> None:
-    """One patch a commit, in order, as JSON too."""
-    checkout = project.checkout(tmp_path / "llama.cpp")
-    for name in ("one", "two"):
-        (checkout / f"{name}.c").write_text(f"int {name}(void);\n")
-        toy.git(checkout, "add", "-A")
-        toy.git(checkout, "commit", "-q", "-m", f"toys : {name}")
-    ran = project.run("patch", "export", "both", "--tree", checkout, "--format", "json")
-    assert json.loads(ran.out) == {"series": "both", "patches": ["toys-one.patch", "toys-two.patch"]}
-    assert project.run("patch", "check", "both").rc == 0
 
 
 def test_list_shows_series_with_their_patches(series: Project) -> None:
@@ -74,12 +61,3 @@ def test_series_becomes_a_measured_arm(series: Project) -> None:
     ran = series.run("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))
     assert ran.rc == 0
     assert ran.out.count(f"series more@{found['digest'][:12]}") == 4
-
-
-def test_files_that_no_series_lists_are_found(series: Project) -> None:
-    """A patch that lies there and is not listed is a problem, not a silence."""
-    folder = series.folder / "patches" / "more"
-    (folder / "forgotten.patch").write_text("")
-    ran = series.run("patch", "check")
-    assert ran.rc == 11
-    assert "forgotten.patch is not in its series file" in ran.out

@@ -107,15 +107,6 @@ def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, t
     assert measured.run("report", "--form", "ops", "--db", str(newer)).out == ops
 
 
-def test_alone_it_counts_what_was_not_measured_here(measured: Project, tmp_path: Path) -> None:
-    """A record of published figures alone is not an empty one."""
-    path = str(tmp_path / "published.db")
-    assert measured.run("import", "--published", "--db", path).rc == 0
-    ran = measured.run("report", "--db", path)
-    assert ran.out.splitlines()[0].endswith(", 0 samples, 1098 published figures")
-    assert ran.out.endswith("\nNothing was measured yet.\n")
-
-
 def test_pictures_are_linked_below(measured: Project) -> None:
     """And are there; the report itself is the same."""
     plain = measured.run("report", "toy").out
@@ -140,21 +131,14 @@ def test_a_document_is_filled_and_then_current(measured: Project, plan: Path) ->
     assert re.sub(r"(?s)(form=\w+ experiment=toy -->\n).*?(<!-- /)", r"\1\2", text) == PLAN
     assert measured.run("report", "--form", "ops", "toy").out in text
     assert measured.run("report", "--check", "plan.md").rc == 0
+    plan.write_bytes(text.replace("4/4", "5/5").encode())  # one digit of one block, as a hand would change it
+    stale = measured.run("report", "--check", "plan.md", "--format", "json")
+    assert (stale.rc, stale.error) == (11, "1 of 2 blocks is not current")
+    assert [block["state"] for block in json.loads(stale.out)["blocks"]] == ["current", "stale"]
+    plan.write_bytes(text.encode())
     before = plan.stat()
     assert measured.run("report", "--update", "plan.md").out == "plan.md: 2 blocks, none filled anew\n"
     assert (plan.stat().st_ino, plan.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_a_stale_number_is_found(measured: Project, plan: Path) -> None:
-    """One digit of one block, as a hand would change it."""
-    measured.run("report", "--update", "plan.md")
-    plan.write_text(plan.read_text().replace("4/4", "5/5"))
-    ran = measured.run("report", "--check", "plan.md", "--format", "json")
-    assert (ran.rc, ran.error) == (11, "1 of 2 blocks is not current")
-    assert [(block["form"], block["state"]) for block in json.loads(ran.out)["blocks"]] == [
-        ("ops", "current"),
-        ("gates", "stale"),
-    ]
 
 
 def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
@@ -183,10 +167,7 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
     ("text", "said"),
     [
         (BLOCK.format("opps experiment=toy"), "other.md:1: form 'opps'; there is 'ops'"),
-        (BLOCK.format("ops experimant=toy"), "other.md:1: form=ops takes no key 'experimant'; there is 'experiment'"),
-        ("<!-- dgxlab:report experiment=toy -->\n<!-- /dgxlab -->", "other.md:1: form is missing; there are "),
         ("a\n<!-- dgxlab:report form=ops experiment=toy -->\n", "other.md:2: the block has no end"),
-        (BLOCK.format("ops experiment=toy experiment=toy"), "other.md:1: experiment is given twice"),
     ],
 )
 def test_a_marker_that_is_wrong_is_refused(measured: Project, plan: Path, text: str, said: str) -> None:
@@ -204,15 +185,14 @@ def test_a_marker_that_is_wrong_is_refused(measured: Project, plan: Path, text: 
 def test_what_the_record_says_cannot_end_its_block(measured: Project, plan: Path) -> None:
     """Markers in a hypothesis are text in the table, also when the document is read again."""
     evil = "x\n<!-- /dgxlab -->\n```\n<!-- dgxlab:report form=ops -->"
-    spec = (measured.folder / "experiments" / "toy.yaml").read_text()
-    measured.spec("evil", spec.replace("toys can be measured", json.dumps(evil)))
-    assert measured.run("run", "experiments/evil.yaml", "--again", "-q").rc == 0
+    with sqlite3.connect(measured.folder / "results.db") as record:
+        record.execute("UPDATE experiments SET hypothesis = ?", (evil,))
     plan.write_text(BLOCK.format("levers") + "after\n")
     for _ in range(2):
         assert measured.run("report", "--update", "plan.md").rc == 0
         assert len(Document(plan).blocks) == 1
     assert plan.read_text().endswith("\n\n<!-- /dgxlab -->\nafter\n")
-    assert "| evil | x \\<!-- /dgxlab --\\> \\`\\`\\` " in plan.read_text()
+    assert "| toy | x \\<!-- /dgxlab --\\> \\`\\`\\` " in plan.read_text()
     assert measured.run("report", "--check", "plan.md").rc == 0
 
 
@@ -253,8 +233,10 @@ def on_a_terminal(project: Project, columns: int, *args: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("columns", [30, 80, 200])
-@pytest.mark.parametrize("args", [("report",), ("report", "toy"), ("report", "--form", "provenance", "toy")])
+@pytest.mark.parametrize(
+    ("columns", "args"),
+    [(30, ("report",)), (200, ("report", "toy")), (30, ("report", "--form", "provenance", "toy"))],
+)
 def test_a_terminal_shows_the_same_words_and_numbers(measured: Project, columns: int, args: tuple[str, ...]) -> None:
     """Drawn instead of marked up, whatever its width; a number is never broken or cut."""
     piped = measured.run(*args).out

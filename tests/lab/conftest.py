@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from dgxlab.lab import Lab, Outcome, run
+from dgxlab.lab import Lab
+from dgxlab.lab.session import Outcome, Request, run
 from dgxlab.model import Experiment
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -33,11 +34,13 @@ class ToyLab:
         """Return an experiment on the toy."""
         return toy.experiment(self.repository, self.pin, self.folder, **changes)
 
-    def run(self, experiment: Experiment | None = None, **options: Any) -> tuple[Outcome, list[dict[str, Any]]]:
+    def run(
+        self, experiment: Experiment | None = None, kind: str = "run", **options: Any
+    ) -> tuple[Outcome, list[dict[str, Any]]]:
         """Run it; returns how it ended and what was seen."""
         events: list[dict[str, Any]] = []
-        outcome = run(self.lab, experiment or self.experiment(), watch=lambda e: events.append(dict(e)), **options)
-        return outcome, events
+        request = Request(kind, experiment or self.experiment(), **options)
+        return run(self.lab, request, lambda event: events.append(dict(event))), events
 
     def values(self) -> dict[str, float]:
         """Return the first counted sample of every cell's first metric, by label, from valid runs."""
@@ -85,3 +88,9 @@ def make_toy_lab(shared: tuple[Path, Path, str], tmp_path: Path) -> Iterator[Cal
 def toy_lab(make_toy_lab: Callable[..., ToyLab]) -> ToyLab:
     """One lab."""
     return make_toy_lab()
+
+
+@pytest.fixture
+def own(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> ToyLab:
+    """A lab whose host is its own."""
+    return make_toy_lab(root=tmp_path / "root")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dgxlab import audit, judgement, lab
+from dgxlab import audit, judgement
 from dgxlab.judgement import Judged
+from dgxlab.lab.outlook import outlook
+from dgxlab.lab.session import Outcome
 from dgxlab.model import Experiment, LlamaBench, ParityGate, Session
 from dgxlab.spec import load
 from tests.conftest import PROJECT, Bench, Quickstart
@@ -51,13 +53,11 @@ def settled(found: list[Judged]) -> bool:
 
 
 def hold(
-    bench: Bench, baseline: Experiment, candidate: Experiment, enough: Callable[[list[Judged]], bool], **options: Any
-) -> tuple[lab.Session, list[Any]]:
+    bench: Bench, baseline: Experiment, candidate: Experiment, enough: Callable[[list[Judged]], bool], kind: str = "ab"
+) -> tuple[Outcome, list[Any]]:
     """Hold a session, and again while its verdicts are not `enough`: other programs make the machine wander."""
-    events: list[Mapping[str, Any]] = []
     for _ in range(ATTEMPTS):
-        events.clear()
-        session = lab.ab(bench.lab, baseline, candidate, watch=lambda event: events.append(dict(event)), **options)
+        session, events = bench.run(candidate, kind, baseline=baseline)
         if enough(judgement.recorded(bench.lab.store, session.job_id)):
             break
     return session, events
@@ -99,7 +99,7 @@ def test_an_experiment_against_itself(bench: Bench) -> None:
     floors = judgement.noise_floors(bench.lab.store, device.id, cells, model)
     assert {floor.session for floor in floors} == {session.job_id}
     assert {floor.cell for floor in floors} == set(cells)
-    ahead = lab.outlook(bench.lab.store, arm("threads-1"), bench.lab.store.job(session.job_id).plan.arms[0].source, 0.5)
+    ahead = outlook(bench.lab.store, arm("threads-1"), bench.lab.store.job(session.job_id).plan.arms[0].source, 0.5)
     assert {claim.label for claim in ahead.claims} == {"pp128", "tg16"}
     assert ahead.unknown == ()
     assert ahead.seconds is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import CheckFailed, UsageError
-from dgxlab.lab.archive import copy, incoming, listing, path_of, unpack
+from dgxlab.lab.raw import copy, incoming, listing, path_of, unpack
 
 BIG = 1 << 22
 

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from dgxlab import synth
-from dgxlab.errors import BuildFailed, RemoteError, SpecError
-from dgxlab.lab import provision, run
+from dgxlab.errors import BuildFailed, SpecError
+from dgxlab.lab import provision
+from dgxlab.lab.session import Request, run
 from dgxlab.model import Experiment, LlamaBench, SyntheticModel, model_id
 from dgxlab.spec import load
 from dgxlab.transport.host import Host, Probe
@@ -60,43 +61,36 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "bin" / "python3")
 
 
-@pytest.fixture
-def reach_box(
-    make_toy_lab: Callable[..., ToyLab], tmp_path: Path, bare_python: str
-) -> Callable[[int, str], tuple[ToyLab, SshTransport]]:
-    """Make labs whose host is `box`, by way of a port of the loopback, with the bare Python."""
+Box = Callable[..., AbstractContextManager[tuple[ToyLab, Proxy]]]
 
-    def make(port: int, known_hosts: str) -> tuple[ToyLab, SshTransport]:
-        ssh = tmp_path / "home" / ".ssh"
-        (ssh / "known_hosts").write_text(f"{known_hosts}\n")
-        (ssh / "config").write_text(f"Host box\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias box\n")
-        lab = make_toy_lab(root=tmp_path / "root")
-        transport = SshTransport("box", "box", str(tmp_path / "root"), bare_python)
-        host = Host(transport)
-        lab.host, lab.lab = host, replace(lab.lab, connect=lambda name: host)
-        return lab, transport
+
+@pytest.fixture
+def box(make_toy_lab: Callable[..., ToyLab], tmp_path: Path, bare_python: str) -> Box:
+    """Run sshds, each with a lab whose host it is, the network between them, and the bare Python."""
+
+    @contextmanager
+    def make(path: Path | None = None) -> Iterator[tuple[ToyLab, Proxy]]:
+        key = tmp_path / "home" / ".ssh" / "id_ed25519"
+        key.parent.mkdir(mode=0o700)
+        (tmp_path / "authorized_keys").write_text(make_key(key))
+        config = f"SetEnv HOME={tmp_path}/box/home DGXLAB_LOCKS={tmp_path}/box/locks PATH={path}\n" if path else ""
+        with (
+            sshd(tmp_path / "box", tmp_path / "authorized_keys", config=config) as server,
+            Proxy(server.port) as proxy,
+        ):
+            (key.parent / "known_hosts").write_text(f"{server.known_hosts_line(name='box')}\n")
+            config = f"Host box\n  HostName 127.0.0.1\n  Port {proxy.port}\n  HostKeyAlias box\n"
+            (key.parent / "config").write_text(config)
+            lab = make_toy_lab(root=tmp_path / "root")
+            transport = SshTransport("box", "box", str(tmp_path / "root"), bare_python)
+            lab.host = host = Host(transport)
+            lab.lab = replace(lab.lab, connect=lambda name: host)
+            try:
+                yield lab, proxy
+            finally:
+                transport.close()
 
     return make
-
-
-@contextmanager
-def box(
-    tmp_path: Path, reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]], path: Path | None = None
-) -> Iterator[tuple[ToyLab, Proxy]]:
-    """Run an sshd and give a lab on it, with the network between them."""
-    key = tmp_path / "home" / ".ssh" / "id_ed25519"
-    key.parent.mkdir(mode=0o700)
-    (tmp_path / "authorized_keys").write_text(make_key(key))
-    config = f"SetEnv HOME={tmp_path}/box/home DGXLAB_LOCKS={tmp_path}/box/locks PATH={path}\n" if path else ""
-    with (
-        sshd(tmp_path / "box", tmp_path / "authorized_keys", config=config) as server,
-        Proxy(server.port) as proxy,
-    ):
-        lab, transport = reach_box(proxy.port, server.known_hosts_line(name="box"))
-        try:
-            yield lab, proxy
-        finally:
-            transport.close()
 
 
 def notes(events: list[dict[str, Any]], word: str) -> list[str]:
@@ -115,11 +109,9 @@ def f16(lab: ToyLab) -> Path:
 
 
 @pytest.mark.network
-def test_build_tools_are_sent_once(
-    tmp_path: Path, bare_path: Path, reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]]
-) -> None:
+def test_build_tools_are_sent_once(bare_path: Path, box: Box) -> None:
     """The first run sends both and builds with them; the second is one round trip and sends nothing."""
-    with box(tmp_path, reach_box, bare_path) as (lab, _):
+    with box(bare_path) as (lab, _):
         outcome, events = lab.run()
         assert outcome.error is None
         sent = notes(events, "which has none")
@@ -135,16 +127,11 @@ def test_build_tools_are_sent_once(
         assert sorted(path.name for path in (lab.root / "tools").iterdir()) == ["cmake-3.31.10", "ninja-1.11.1.4"]
 
 
-def test_build_tools_that_cannot_be_had(
-    tmp_path: Path,
-    bare_path: Path,
-    reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_build_tools_that_cannot_be_had(bare_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """No index either: the command that installs them there, and no job is recorded."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    with box(tmp_path, reach_box, bare_path) as (lab, _):
+    with box(bare_path) as (lab, _):
         with pytest.raises(SpecError, match="host box has no cmake, and none can be sent: pip finds no version") as e:
             lab.run()
         assert e.value.next == "sudo apt-get install cmake ninja-build"
@@ -180,14 +167,6 @@ def test_what_cannot_be_sent_is_missed_first(
     assert toy_lab.lab.store.jobs() == []
 
 
-def test_a_host_with_its_tools_is_asked_once(toy_lab: ToyLab) -> None:
-    """Nothing of this costs a round trip where nothing is missing."""
-    toy_lab.run()
-    calls = toy_lab.host.calls
-    toy_lab.run()
-    assert toy_lab.host.calls == calls + 1
-
-
 def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
     """The same bytes under the same identity; it is sent once, its size said, its way shown."""
     bare = make_toy_lab("bare", bare_python)
@@ -219,14 +198,6 @@ def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., Toy
     f16(full).unlink()
 
 
-def test_a_model_that_is_not_needed_is_not_sent(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
-    """Named in the spec, read by nothing that is left to measure."""
-    lab = make_toy_lab(python=bare_python)
-    outcome, events = lab.run(lab.experiment(models={"m": RECIPE}, bench=(toy.backend_ops(),)))
-    assert outcome.error is None
-    assert notes(events, "making") == []
-
-
 def test_a_model_sent_before_its_client_died(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
     """It waits on the host; the next run uses it."""
     lab = make_toy_lab(python=bare_python)
@@ -239,23 +210,10 @@ def test_a_model_sent_before_its_client_died(make_toy_lab: Callable[..., ToyLab]
     f16(lab).unlink()
 
 
-def test_half_a_model_is_no_model(toy_lab: ToyLab) -> None:
-    """A cut upload looks like its end: the digest tells, and nothing is left."""
-    toy_lab.host.probe()
-    before = sorted(toy_lab.root.joinpath("models").iterdir())
-    with pytest.raises(RemoteError, match="model synthetic-x did not arrive whole"):
-        toy_lab.host.send_model("synthetic-x", "0" * 64, lambda: [b"GGUF"])
-    assert sorted(toy_lab.root.joinpath("models").iterdir()) == before
-
-
-def test_a_cut_on_the_way_begins_anew(
-    tmp_path: Path,
-    reach_box: Callable[[int, str], tuple[ToyLab, SshTransport]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cut_on_the_way_begins_anew(tmp_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is lost at a third of the model: said, sent again, whole; a long way tells how far it is."""
     monkeypatch.setattr(provision, "NOTE_S", -1.0)
-    with box(tmp_path, reach_box) as (lab, proxy):
+    with box() as (lab, proxy):
         events: list[dict[str, Any]] = []
 
         def watch(event: Mapping[str, Any]) -> None:
@@ -263,7 +221,7 @@ def test_a_cut_on_the_way_begins_anew(
             if event.get("id") == "sending" and event["done"] > 30 and not notes(events, "trying again"):
                 proxy.cut()
 
-        outcome = run(lab.lab, synthetic(lab), watch=watch)
+        outcome = run(lab.lab, Request("run", synthetic(lab)), watch)
         assert outcome.error is None
         assert len(notes(events, "trying again in 1 s")) == 1
         assert "sent 1.00 MiB of 4.54 MiB, model m to box" in notes(events, "sent ")

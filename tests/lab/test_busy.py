@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,15 +14,13 @@ from typing import Any
 import pytest
 
 from dgxlab.agent.lock import BenchLock
-from dgxlab.cli._display import lines
-from dgxlab.errors import AGAIN, HostBusy, Interrupted, JobLost
-from dgxlab.lab import Outcome, follow, run
+from dgxlab.errors import AGAIN, HostBusy
+from dgxlab.lab.session import Outcome, Request, run
 from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
 from tests.lab.conftest import ToyLab
-from tests.lab.test_detached import quiet, slow, submit, wait_for
 
 SMI = """#!/bin/sh
 cd {folder}
@@ -116,7 +113,11 @@ def cuda(lab: ToyLab, **changes: object) -> Experiment:
 
 
 def carry_out(
-    lab: ToyLab, experiment: Experiment, react: Callable[[Event], None] = lambda event: None, **options: Any
+    lab: ToyLab,
+    experiment: Experiment,
+    react: Callable[[Event], None] = lambda event: None,
+    kind: str = "run",
+    **options: Any,
 ) -> tuple[Outcome, list[Event]]:
     """Run it; `react` sees each event as it happens."""
     events: list[Event] = []
@@ -125,7 +126,7 @@ def carry_out(
         events.append(dict(event))
         react(events[-1])
 
-    return run(lab.lab, experiment, watch=watch, **options), events
+    return run(lab.lab, Request(kind, experiment, **options), watch), events
 
 
 def locks(events: list[Event], state: str) -> list[Event]:
@@ -160,30 +161,6 @@ def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> Non
     assert order(events) == ["build", "held", "held", "gate", "run", "run", "released", "released"]
     assert [event["path"].rpartition("dgxlab-")[2] for event in locks(events, "held")] == list(gpus.uuids)
     assert gpus.locks() == set()
-
-
-def test_two_jobs_measure_one_after_the_other(lab: ToyLab, gpus: Gpus) -> None:
-    """However they came to start together: the second begins when the first has let go."""
-    jobs = [submit(lab, replace(slow(lab), cmake=CUDA)).job_id for _ in range(2)]
-    launches = []
-    for job_id in jobs:
-        assert follow(lab.lab, lab.host, job_id, quiet) is None
-        rows = lab.lab.store.rows("SELECT started, started + seconds AS ended FROM runs WHERE job_id = ?", (job_id,))
-        launches.append((min(row["started"] for row in rows), max(row["ended"] for row in rows)))
-    (_, first_ended), (second_began, _) = sorted(launches)
-    assert first_ended < second_began
-
-
-def test_jobs_on_other_gpus_do_not_wait(lab: ToyLab, gpus: Gpus) -> None:
-    """CUDA_VISIBLE_DEVICES says which GPU is meant: the other's holder and processes are no matter."""
-    held = gpus.lock(0)
-    gpus.occupy(gpus.stranger(), gpu=0)
-    outcome, events = carry_out(lab, cuda(lab, env={"CUDA_VISIBLE_DEVICES": "1"}), wait_s=0)
-    assert outcome.error is None
-    assert [event["path"] for event in locks(events, "held")] == [str(gpus.lock_files[1])]
-    outcome, _ = carry_out(lab, cuda(lab, env={"CUDA_VISIBLE_DEVICES": "0"}), wait_s=0)
-    assert isinstance(outcome.error, HostBusy)
-    held.release()
 
 
 def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
@@ -226,7 +203,7 @@ def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> Non
         owner.write_text("carol tunes vllm\n")
     if by == "process":
         gpus.occupy(pid)
-    outcome, events = carry_out(lab, cuda(lab), wait_s=0.2, bench=False)
+    outcome, events = carry_out(lab, cuda(lab), wait_s=0.2, kind="gate")
     assert isinstance(outcome.error, HostBusy)
     assert outcome.error.exit_code == 10
     holders = {
@@ -262,128 +239,6 @@ def test_job_on_the_processor_honours_peoples_word(lab: ToyLab, gpus: Gpus, owne
     assert [event["path"] for event in locks(events, "held")] == [str(gpus.lock_files[0].with_name("dgxlab-cpu"))]
 
 
-def test_not_waiting_at_all(lab: ToyLab, owner: Path) -> None:
-    """With 0 the first look decides."""
-    owner.write_text("carol compiles\n")
-    outcome, events = carry_out(lab, cuda(lab), wait_s=0)
-    assert isinstance(outcome.error, HostBusy)
-    assert (
-        outcome.error.message
-        == f'the device is busy: {owner} is held by somebody: "carol compiles"; --wait 60 waits longer'
-    )
-    assert locks(events, "waiting") == []
-
-
-def test_the_file_says_that_the_job_measures(lab: ToyLab, owner: Path) -> None:
-    """Signed while gate and runs go on, also over what a dead job left; FREE at the end, also of one that fails."""
-    seen = []
-    owner.write_text("dgxlab job J0 of alice since 2020-01-01 00:00:00\n")
-    hang = toy.llama_bench(n_gen=(0,), env={"TOY": "hang"}, limit_s=2.0)
-
-    def react(event: Event) -> None:
-        if event["event"] == "run" and not seen:
-            seen.append(owner.read_text())
-
-    outcome, _ = carry_out(lab, cuda(lab, bench=(toy.backend_ops(), hang)), react)
-    assert outcome.error is not None
-    assert seen[0].startswith(f"dgxlab job {outcome.job_id} of ")
-    assert owner.read_text() == "FREE\n"
-
-
-def test_the_file_is_handed_on(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
-    """Two jobs on two GPUs measure at once: the file names one of them until both are done."""
-    both = [
-        submit(lab, replace(slow(lab), cmake=CUDA, env={"CUDA_VISIBLE_DEVICES": str(gpu)})).job_id for gpu in range(2)
-    ]
-    for job_id in both:
-        wait_for(lab, job_id, '"event":"run"')
-    assert gpus.locks() == {0, 1}
-    first = owner.read_text().split()[2]
-    (second,) = set(both) - {first}
-    lab.host.cancel(first)
-    assert owner.read_text().startswith(f"dgxlab job {second} of ")
-    lab.host.cancel(second)
-    assert owner.read_text() == "FREE\n"
-
-
-def test_file_that_cannot_be_kept_is_said(lab: ToyLab, tmp_path: Path) -> None:
-    """Once, where its folder is missing; the job goes on."""
-    nowhere = tmp_path / "gone" / "owner"
-    lab.host = Host(LocalTransport(str(lab.root)), HostEntry("local", lock=str(nowhere)))
-    outcome, events = carry_out(lab, cuda(lab))
-    assert outcome.error is None
-    said = [line for event in events if event["event"] == "lock" for line in lines(event)]
-    assert said == [f"the lock file {nowhere} is neither read nor signed: its folder is not there"]
-    assert not nowhere.parent.exists()
-
-
-def test_nvidia_smi_that_fails_does_not_say_that_nobody_computes(lab: ToyLab, gpus: Gpus) -> None:
-    """It is waited for, as anybody is, and the sentence says what for."""
-    (gpus.folder / "broken").touch()
-    outcome, _ = carry_out(lab, cuda(lab), wait_s=0)
-    assert isinstance(outcome.error, HostBusy)
-    why = "the GPU is held by somebody unknown (nvidia-smi does not say who computes)"
-    assert outcome.error.message.startswith(f"the device is busy: {why}")
-
-    def react(event: Event) -> None:
-        if event["event"] == "lock" and event["state"] == "waiting":
-            assert lines(event) == [f"waiting for the device: {why}"]
-            (gpus.folder / "broken").unlink()
-
-    outcome, events = carry_out(lab, cuda(lab), react)
-    assert outcome.error is None
-    assert len(locks(events, "waiting")) == 1
-
-
-def test_cancelled_job_lets_go(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
-    """FREE again, and nothing held."""
-    job = submit(lab, replace(slow(lab), cmake=CUDA))
-    wait_for(lab, job.job_id, '"event":"run"')
-    assert gpus.locks() == {0, 1}
-    lab.host.cancel(job.job_id)
-    assert owner.read_text() == "FREE\n"
-    assert gpus.locks() == set()
-    assert isinstance(follow(lab.lab, lab.host, job.job_id, quiet), Interrupted)
-
-
-def test_killed_agent_holds_nothing_up(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
-    """The kernel frees its locks; what it left in the file is known for what it is."""
-    job = submit(lab, replace(slow(lab), cmake=CUDA))
-    wait_for(lab, job.job_id, '"event":"run"')
-    started = json.loads((lab.root / "jobs" / job.job_id / "started").read_text())
-    os.kill(started["pid"], signal.SIGKILL)
-    with pytest.raises(JobLost):
-        follow(lab.lab, lab.host, job.job_id, quiet)
-    assert owner.read_text().startswith(f"dgxlab job {job.job_id} of ")
-    outcome, _ = carry_out(lab, cuda(lab, bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,)))), wait_s=1)
-    assert outcome.error is None
-    assert owner.read_text() == "FREE\n"
-
-
-def test_removed_lock_file_is_locked_again(lab: ToyLab, gpus: Gpus) -> None:
-    """A cleaner of temporary files came by: before the next launch the new file is locked."""
-    path = gpus.lock_files[1]
-    entries = [toy.llama_bench(n_prompt=(n,), n_gen=(0,), env={"TOY": "slow"}) for n in (16, 32)]
-
-    def react(event: Event) -> None:
-        if event["event"] == "run" and event["tool"] == "backend-ops":
-            path.unlink()
-
-    outcome, events = carry_out(lab, cuda(lab, bench=(toy.backend_ops(), *entries)), react)
-    assert outcome.error is None
-    assert len(locks(events, "held")) == 4
-    assert json.loads(path.read_text())["job"] == outcome.job_id
-
-
-def test_own_processes_are_not_foreign(lab: ToyLab, gpus: Gpus) -> None:
-    """The agent's own session may compute, and is in the record."""
-    gpus.occupy("AGENT")
-    outcome, events = carry_out(lab, cuda(lab), wait_s=0)
-    assert outcome.error is None
-    (ran,) = (event for event in events if event["event"] == "run")
-    assert [process["program"] for process in ran["after"]["gpu_processes"]] == ["/usr/bin/other"]
-
-
 def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> None:
     """A process that came while a run went on costs that run alone: recorded, with the reason, and run again."""
     pid = gpus.stranger()
@@ -405,26 +260,6 @@ def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> Non
     assert set(lab.values()) == {"pp16"}
     recorded = lab.lab.store.rows("SELECT status, reason FROM runs ORDER BY position")
     assert [(row["status"], row["reason"]) for row in recorded] == [(e["status"], e["reason"]) for e in ran]
-
-
-def test_run_that_is_never_left_alone_fails_by_itself(lab: ToyLab, gpus: Gpus) -> None:
-    """Three attempts, then exit code 10; the other cells are measured."""
-    pid = gpus.stranger()
-
-    def react(event: Event) -> None:
-        if event["event"] == "progress" and event["id"] == "run:0":
-            gpus.occupy(pid)
-        if event["event"] == "run":
-            gpus.occupy()
-
-    never = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "hang"}, limit_s=2.0)
-    outcome, events = carry_out(lab, cuda(lab, bench=(never, toy.batched_bench())), react)
-    assert isinstance(outcome.error, HostBusy)
-    assert outcome.error.message.startswith("run:0 was not left alone: a foreign compute process appeared: pid ")
-    assert outcome.error.message.endswith("(3 attempts)")
-    ran = [(event["tool"], event["status"]) for event in events if event["event"] == "run"]
-    assert ran == [("llama-bench", "discarded")] * 3 + [("batched-bench", "valid")]
-    assert outcome.measured == 3
 
 
 def test_worst_failure_is_the_one_that_is_told(lab: ToyLab, gpus: Gpus) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dgxlab import audit, judgement, report
 from dgxlab.errors import SpecError
-from dgxlab.lab import ab, describe
+from dgxlab.lab.raw import describe
 from dgxlab.model import Experiment, GreedyGate, HarnessGate, PerplexityGate, Session
 from tests import toy
 from tests.lab.conftest import ToyLab
@@ -46,40 +46,19 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
         f"raw/{file.name}" for file in (job / "raw").iterdir()
     }
     assert audit.check(toy_lab.lab.store) == []
-    again, _ = toy_lab.run(experiment)
-    assert again.job_id == ""
-
-
-def test_the_report_has_a_row_for_each(toy_lab: ToyLab) -> None:
-    """What was asked, what was found, and in which environments."""
-    toy_lab.run(gated(toy_lab, GREEDY, PERPLEXITY))
-    made = report.collect(toy_lab.lab.store, "toy")
-    (table,) = [table for table in made.tables if table.form == "gates"]
-    assert [row["status"] for row in table.rows] == ["passed", "passed"]
-    page = report.render(made)
+    page = report.render(report.collect(toy_lab.lab.store, "toy"))
     assert "| greedy of m | TOY=same |" in page
     assert "KLD 0.001000, there 0.004000, 0.25 times" in page
     assert "KLD at most 0.5 times the other environment's | passed |" in page
+    again, _ = toy_lab.run(experiment)
+    assert again.job_id == ""
 
 
 @pytest.mark.parametrize(
     ("gate", "reason"),
     [
-        (
-            GreedyGate("m", n_gen=4, against={"TOY": "other"}),
-            "the text is another one than in the environment of against",
-        ),
-        (GreedyGate("m", n_gen=4, expect="0" * 32), f"expected md5 {'0' * 32}, got "),
-        (GreedyGate("m", n_gen=4, env={"TOY": "few"}, against={"TOY": None}), "the arm generated 3 of 4 tokens"),
-        (GreedyGate("m", n_gen=4, env={"TOY": "nothing"}, against={"TOY": None}), "the arm printed no text"),
-        (
-            GreedyGate("m", n_gen=4, env={"TOY": "crash"}, against={"TOY": None}),
-            "the arm: llama-completion was killed by",
-        ),
-        (PerplexityGate("m", "m", kld_at_most=0.0005), "the KLD is 0.001000, at most 0.0005 is allowed"),
+        (GreedyGate("m", n_gen=4, env={"TOY": "crash"}, against={"TOY": None}), "the arm: llama-completion was killed"),
         (PerplexityGate("m", "m", env={"TOY": "short"}, kld_at_most=1.0), "the arm: it computed 3 of 4 chunks"),
-        (PerplexityGate("m", "m", env={"TOY": "nothing"}, kld_at_most=1.0), "the arm: it computed none of 4 chunks"),
-        (PerplexityGate("m", "m", env={"TOY": "nan"}, kld_at_most=1.0), "the arm: chunk 1 has no finite number: nan"),
         (
             PerplexityGate("m", "m", env={"TOY": "worse"}, against={"TOY": None}, kld_ratio_at_most=0.5),
             "the KLD is 4 times that in the environment of against (0.004000 and 0.001000), at most 0.5 is allowed",
@@ -125,12 +104,9 @@ def test_a_last_line_that_was_lost_is_asked_for_again(toy_lab: ToyLab, gate: Any
         ),
     ],
 )
-@pytest.mark.parametrize("gate", [GREEDY, replace(PERPLEXITY, kld_ratio_at_most=1.5)])
-def test_a_gate_on_a_path_fails_where_another_ran(
-    toy_lab: ToyLab, gate: Any, env: Any, against: Any, reason: str
-) -> None:
+def test_a_gate_on_a_path_fails_where_another_ran(toy_lab: ToyLab, env: Any, against: Any, reason: str) -> None:
     """With a misspelt variable both environments are the same, and so is what they print."""
-    asked = replace(gate, env=env, against=against, engaged="toy-path: on")
+    asked = replace(GREEDY, env=env, against=against, engaged="toy-path: on")
     outcome, _ = toy_lab.run(gated(toy_lab, asked))
     assert (outcome.error is None) == (not reason)
     assert reason in str(outcome.error or "")
@@ -149,14 +125,12 @@ def test_a_gate_that_changed_is_asked_again(toy_lab: ToyLab) -> None:
 def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
     """For each arm its own; what only one of them fails makes the verdicts invalid, and says so."""
     baseline = gated(toy_lab, session=Session(cycles=8, drift_limit=0.5))
-    events: list[dict[str, Any]] = []
     for name, gate, when in (
         ("good", GREEDY, ["before", "after"]),
         ("bad", GreedyGate("m", n_gen=4, expect="0" * 32), []),
     ):
         candidate = gated(toy_lab, gate, name=name, env={"TOY": "half"}, session=baseline.session)
-        events.clear()
-        session = ab(toy_lab.lab, baseline, candidate, watch=lambda event: events.append(dict(event)))
+        session, events = toy_lab.run(candidate, "ab", baseline=baseline)
         asked = [event["id"] for event in kinds(events, "check")]
         assert asked == ["gate:0", "gate:0:after"][: max(1, len(when))]
         found = judgement.recorded(toy_lab.lab.store, session.job_id)
@@ -241,6 +215,7 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
+        ("", "expected 3 tests, got 2"),
         ("wrong", "failed: every code on native is exact: 3 of 4096 differ"),
         ("nothing", "no test was run"),
         ("cut", "the harness does not end with 'passed'"),
@@ -249,18 +224,11 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
 )
 def test_a_harness_must_say_that_it_tested(kernel_lab: ToyLab, how: str, reason: str) -> None:
     """Exit status 0 alone is no evidence."""
-    outcome, _ = kernel_lab.run(gated(kernel_lab, HarnessGate("toy", env={"TOY": how})))
+    outcome, _ = kernel_lab.run(gated(kernel_lab, HarnessGate("toy", env={"TOY": how}, tests=0 if how else 3)))
     assert outcome.error is not None
     assert outcome.error.exit_code == 5
     assert reason in outcome.error.message
     assert audit.check(kernel_lab.lab.store) == []
-
-
-def test_a_harness_must_run_as_many_tests_as_the_spec_says(kernel_lab: ToyLab) -> None:
-    """Two of three pass, and the third was left out."""
-    outcome, _ = kernel_lab.run(gated(kernel_lab, HarnessGate("toy", tests=3)))
-    assert "expected 3 tests, got 2" in str(outcome.error)
-    assert kernel_lab.run(gated(kernel_lab, HarnessGate("toy", tests=2)))[0].error is None
 
 
 def test_a_kernel_that_is_not_there_is_refused_before_anything_is_sent(kernel_lab: ToyLab) -> None:

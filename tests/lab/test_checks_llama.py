@@ -29,7 +29,7 @@ PERPLEXITY = PerplexityGate("nv", "exact", n_ctx=64, chunks=4, n_ubatch=64, kld_
 
 def test_a_client_reads_the_vocabulary_from_its_cache(pin_cache: PinCache, tmp_path: Path) -> None:
     """For a host without gguf the model is written here, with the same tokenizer."""
-    file = provision._vocabulary(pin_cache, RECIPE, tmp_path)
+    file = provision.vocabulary(pin_cache, RECIPE, tmp_path)
     synth.write(RECIPE, tmp_path / "f16.gguf", file)
     fields = gguf.GGUFReader(tmp_path / "f16.gguf").fields
     assert fields["tokenizer.ggml.model"].contents() == "llama"
@@ -41,7 +41,7 @@ def test_they_pass_where_nothing_differs(make_bench: Callable[[], Bench]) -> Non
     bench = make_bench()
     experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
     experiment = replace(experiment, name="gated", models=MODELS, gates=(GREEDY, PERPLEXITY), bench=())
-    outcome, events = bench.run(experiment, bench=False)
+    outcome, events = bench.run(experiment, kind="gate")
     assert outcome.error is None
     greedy, perplexity = kinds(events, "check")
     assert {said["n_prompt"] for said in greedy["readings"].values()} == {21}
@@ -58,7 +58,7 @@ def test_they_pass_where_nothing_differs(make_bench: Callable[[], Bench]) -> Non
     assert kept["blk.0.ffn_down.scale"].data[0] == exact["blk.0.ffn_down.scale"].data[0] != 1
 
     wrong = replace(PERPLEXITY, reference="plain", kld_at_most=0.00001)
-    outcome, events = bench.run(replace(experiment, gates=(wrong,)), bench=False)
+    outcome, events = bench.run(replace(experiment, gates=(wrong,)), kind="gate")
     assert outcome.error is not None
     assert outcome.error.exit_code == 5
     (failed,) = kinds(events, "check")

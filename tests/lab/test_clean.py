@@ -13,13 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import pytest
-
 from dgxlab.agent.inventory import Item
 from dgxlab.audit import merge
-from dgxlab.lab import adopt, archive, follow
-from dgxlab.lab.clean import Candidate, Cleaned, Policy, clean, survey
-from dgxlab.transport.bundle import bundle
+from dgxlab.lab import raw
+from dgxlab.lab.clean import Candidate, Cleaned, clean, survey
+from dgxlab.lab.jobs import adopt, follow
 from dgxlab.transport.host import Host
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, slow, submit, wait_for
@@ -28,21 +26,15 @@ from tests.machines import age
 EVERYTHING = ("builds", "models", "work", "jobs", "tools", "agents", "leftovers")
 
 
-@pytest.fixture
-def own(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> ToyLab:
-    """A lab whose host is its own."""
-    return make_toy_lab(root=tmp_path / "root")
-
-
 def look(lab: ToyLab, kinds: Collection[str] = EVERYTHING, days: float = 30) -> dict[str, Candidate]:
     """Return what becomes of each thing, by kind; of several jobs the last one."""
-    found = survey(lab.lab, lab.host, Policy(kinds, days))
+    found = survey(lab.lab, lab.host, kinds, days)
     return {candidate.item.kind: candidate for candidate in found}
 
 
 def clean_all(lab: ToyLab, days: float = 30) -> Cleaned:
     """Remove all that may go."""
-    return clean(lab.lab, lab.host, survey(lab.lab, lab.host, Policy(EVERYTHING, days)), quiet)
+    return clean(lab.lab, lab.host, survey(lab.lab, lab.host, EVERYTHING, days), quiet)
 
 
 def kinds(done: Cleaned) -> set[str]:
@@ -65,47 +57,21 @@ def test_what_is_old_goes_and_is_made_again(own: ToyLab) -> None:
     assert (kinds(done), done.kept) == ({"builds", "work", "jobs"}, ())
     assert min(item.bytes for item in done.removed) > 0
     assert [list((own.root / name).iterdir()) for name in ("builds", "work", "jobs", "trash")] == [[]] * 4
-    assert archive.path_of(own.lab.raw, job.job_id).exists()
+    assert raw.path_of(own.lab.raw, job.job_id).exists()
     assert len(own.values()) == 8
     again, events = own.run(again=True)
     assert again.error is None
     assert [event["reused"] for event in events if event["event"] == "build"] == [False]
-
-
-def test_reuse_is_use(own: ToyLab) -> None:
-    """A build from long ago that a job ran from today stays."""
-    own.run()
     age(own.root, 31)
-    own.run(again=True)
-    assert look(own)["builds"].kept == "used in the last 30 days"
-    assert look(own)["work"].kept == ""
-
-
-def test_only_the_kinds_asked_for(own: ToyLab) -> None:
-    """The rest stays and says why."""
-    own.run()
-    age(own.root, 31)
-    found = look(own, kinds=["work"])
-    assert (found["work"].kept, found["builds"].kept, found["jobs"].kept) == ("", "not asked for", "not asked for")
-    clean(own.lab, own.host, list(found.values()), quiet)
-    assert list((own.root / "work").iterdir()) == []
-    assert len(list((own.root / "builds").iterdir())) == 1
-
-
-def test_other_agents_go(own: ToyLab) -> None:
-    """Those of other versions, which come back when they are needed; this one's own stays."""
-    own.host.probe()
-    (own.root / "agent" / f"{'0' * 64}.pyz").write_bytes(b"PK")
-    age(own.root, 31)
-    assert [item.name for item in clean_all(own, days=0).removed] == ["0" * 64]
-    assert [path.stem for path in (own.root / "agent").iterdir()] == [bundle().digest]
+    own.run(again=True)  # reuse is use: a build from long ago that a job ran from today stays
+    assert (look(own)["builds"].kept, look(own)["work"].kept) == ("used in the last 30 days", "")
 
 
 def test_nothing_is_taken_from_a_running_job(own: ToyLab) -> None:
     """Neither when it is seen to run, nor when it starts between the look and the removal."""
     own.run(own.experiment(bench=(), models={}))
     age(own.root, 31)
-    before = survey(own.lab, own.host, Policy(EVERYTHING, 30))
+    before = survey(own.lab, own.host, EVERYTHING, 30)
     job = submit(own, slow(own))
     wait_for(own, job.job_id, '"event":"build"')
     done = clean(own.lab, own.host, before, quiet)
@@ -126,7 +92,7 @@ def test_a_job_that_only_another_record_knows_stays(make_toy_lab: Callable[..., 
     found = look(mine)["jobs"]
     sentence = f"this record does not know it; first: dgxlab attach {job.job_id} --host local"
     assert found.kept == sentence
-    without = {each.item.kind: each for each in survey(None, mine.host, Policy(EVERYTHING, 30))}
+    without = {each.item.kind: each for each in survey(None, mine.host, EVERYTHING, 30)}
     assert (without["jobs"].kept, without["work"].kept) == (sentence, "")
     assert "jobs" not in kinds(clean(None, mine.host, list(without.values()), quiet))
     assert (mine.root / "jobs" / job.job_id).exists()
@@ -143,7 +109,7 @@ def test_what_nobody_read_is_read_first(own: ToyLab) -> None:
     assert "jobs" in kinds(clean_all(own))
     assert own.lab.store.job(job.job_id).state == "done"
     assert len(own.values()) == 8
-    assert "raw/run-0.out" in archive.listing(archive.path_of(own.lab.raw, job.job_id))
+    assert "raw/run-0.out" in raw.listing(raw.path_of(own.lab.raw, job.job_id))
 
 
 def test_a_lost_job_goes_once_what_it_left_is_here(own: ToyLab) -> None:
@@ -158,13 +124,14 @@ def test_a_lost_job_goes_once_what_it_left_is_here(own: ToyLab) -> None:
     assert [item.name for item in done.removed if item.kind == "jobs"] == [job.job_id]
     assert own.lab.store.job(job.job_id).state == "lost"
     assert len(own.values()) == 2
-    assert archive.path_of(own.lab.raw, job.job_id).exists()
+    files = raw.listing(raw.path_of(own.lab.raw, job.job_id))
+    assert ("raw/run-0.out" in files, "rc" in files) == (True, False)
 
 
 def test_raw_files_that_are_not_what_was_recorded_stay(own: ToyLab) -> None:
     """They are evidence: the folder is kept with the reason, and everything else goes."""
     job, _ = own.run()
-    archive.path_of(own.lab.raw, job.job_id).unlink()
+    raw.path_of(own.lab.raw, job.job_id).unlink()
     (own.root / "jobs" / job.job_id / "raw" / "run-0.out").write_text("another number\n")
     age(own.root, 31)
     done = clean_all(own)
@@ -217,5 +184,5 @@ def test_ages_are_by_the_clock_of_the_host() -> None:
         Item("builds", name, time.time() - 365 * 86400, age_s) for name, age_s in (("a", 60.0), ("b", 1e8))
     )
     host = cast("Host", SimpleNamespace(inventory=lambda: [today, long_ago]))
-    found = survey(None, host, Policy(EVERYTHING, 30))
+    found = survey(None, host, EVERYTHING, 30)
     assert [each.kept for each in found] == ["used in the last 30 days", ""]

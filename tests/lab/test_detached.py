@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +14,10 @@ import pytest
 from dgxlab import plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
-from dgxlab.lab import Side, ask, follow, left_to_do, make_plan, resolve, run, settle, start
-from dgxlab.lab.jobs import INTENT_S
+from dgxlab.lab import Side
+from dgxlab.lab.jobs import INTENT_S, follow, settle, start
+from dgxlab.lab.provision import ask
+from dgxlab.lab.session import Request, planned, resolve, run
 from dgxlab.model import Experiment, Plan, canonical
 from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
@@ -38,9 +38,10 @@ def slow(lab: ToyLab) -> Experiment:
 
 def submit(lab: ToyLab, experiment: Experiment) -> Plan:
     """Start a job as `run` does, and be gone before reading a line of it."""
-    side = Side(experiment, resolve(lab.lab, experiment, None, quiet))
+    side = Side(experiment, resolve(lab.lab.cache, experiment, None, quiet))
     probe = ask(lab.host, side)
-    job = make_plan(lab.lab.store, side, left_to_do(lab.lab.store, side, probe), probe)
+    _, job = planned(lab.lab.store, Request("run", experiment), [side], probe)
+    assert job
     start(lab.lab, lab.host, job, probe, quiet, of=[experiment])
     return job
 
@@ -77,27 +78,6 @@ def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.Monk
     assert store.job(job.job_id).state == "done"
 
 
-def test_run_takes_up_what_a_dead_client_left(toy_lab: ToyLab) -> None:
-    """The second client follows the first one's job and measures nothing of its own."""
-    job = submit(toy_lab, slow(toy_lab))
-    outcome, events = toy_lab.run(slow(toy_lab))
-    assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)
-    assert len([event for event in events if event["event"] == "run"]) == 2
-    assert [status.job_id for status in toy_lab.host.jobs() if status.state == "running"] == []
-    assert set(toy_lab.values()) == {"pp16", "pp32", *(f"MUL_MAT type_a=q4_0 m=4096 k=14336 n={n}" for n in (8, 512))}
-
-
-def test_intent_without_a_job_is_carried_out(toy_lab: ToyLab) -> None:
-    """A client that died between its note and the first network call: the same job is started, once."""
-    experiment = toy_lab.experiment()
-    toy_lab.run(toy_lab.experiment(bench=(), models={}))
-    source = resolve(toy_lab.lab, experiment, None, quiet)
-    job = plan.make(experiment, source, job_id=plan.new_job_id("toy"))
-    toy_lab.lab.store.intend(job, experiment, toy_lab.host.name, "0")
-    outcome, _ = toy_lab.run(experiment)
-    assert (outcome.job_id, outcome.reused) == (job.job_id, 8)
-
-
 def other(lab: ToyLab) -> Experiment:
     """Return an experiment whose jobs are nobody's business here."""
     return lab.experiment(hypothesis="another")
@@ -105,7 +85,7 @@ def other(lab: ToyLab) -> Experiment:
 
 def intend(lab: ToyLab, experiment: Experiment, *, age_s: float = 0.0) -> Plan:
     """Record a job that its client has not submitted yet."""
-    source = resolve(lab.lab, experiment, None, quiet)
+    source = resolve(lab.lab.cache, experiment, None, quiet)
     job = plan.make(experiment, source, job_id=plan.new_job_id("toy"))
     lab.lab.store.intend(job, experiment, lab.host.name, "0")
     lab.lab.store.update_job(job.job_id, intent_at=time.time() - age_s)
@@ -148,7 +128,7 @@ def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        run(toy_lab.lab, slow(toy_lab), watch=impatient)
+        run(toy_lab.lab, Request("run", slow(toy_lab)), impatient)
     assert toy_lab.lab.store.job(job.job_id).state == "running"
     outcome, _ = toy_lab.run(slow(toy_lab))
     assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)
@@ -242,70 +222,3 @@ def test_killed_agent_loses_nothing_that_was_measured(toy_lab: ToyLab) -> None:
     assert outcome.error is None
     assert [event["tool"] for event in events if event["event"] == "run"] == ["llama-bench"]
     assert toy_lab.lab.store.job(job.job_id).state == "lost"
-
-
-def test_ctrl_c_leaves_the_job_running(toy_lab: ToyLab) -> None:
-    """The message names both ways on, and attach finds the rest."""
-
-    def impatient(event: Mapping[str, Any]) -> None:
-        if event["event"] == "run":
-            raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted) as caught:
-        run(toy_lab.lab, slow(toy_lab), watch=impatient)
-    (job,) = toy_lab.lab.store.unfinished("local")
-    assert caught.value.next == f"dgxlab attach {job.job_id}"
-    assert f"dgxlab cancel {job.job_id} ends it" in caught.value.message
-    assert toy_lab.host.status(job.job_id).state == "running"
-    assert follow(toy_lab.lab, toy_lab.host, job.job_id, quiet) is None
-    assert len(toy_lab.values()) == 4
-
-
-def test_cancel_ends_the_job_and_keeps_what_it_measured(toy_lab: ToyLab) -> None:
-    """The journal has its end, the programs are gone, the record says cancelled."""
-    job = submit(toy_lab, slow(toy_lab))
-    wait_for(toy_lab, job.job_id, '"event":"run"')
-    status = toy_lab.host.cancel(job.job_id)
-    assert status.rc is not None
-    assert (status.state, status.rc["status"]) == ("done", "cancelled")
-    settle(toy_lab.lab, toy_lab.host, None, quiet)
-    assert toy_lab.lab.store.job(job.job_id).state == "cancelled"
-    assert len(toy_lab.values()) == 2
-    assert _programs_under(toy_lab.root / "builds") == []
-
-
-def _programs_under(folder: Path) -> list[str]:
-    found = []
-    for link in Path("/proc").glob("[0-9]*/exe"):
-        with contextlib.suppress(OSError):
-            found.append(str(link.readlink()))
-    return [program for program in found if program.startswith(str(folder))]
-
-
-def test_two_readers_ingest_once(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    """Reading a journal again, whole or from where one stands, adds nothing."""
-    lab = make_toy_lab()
-    outcome, _ = lab.run()
-    tables = ("runs", "samples", "gates", "rows")
-    before = [lab.lab.store.rows(f"SELECT * FROM {table}") for table in tables]  # noqa: S608 - names from above
-    assert follow(lab.lab, lab.host, outcome.job_id, quiet) is None
-    assert [lab.lab.store.rows(f"SELECT * FROM {table}") for table in tables] == before  # noqa: S608
-
-
-def test_half_a_plan_is_never_staged(toy_lab: ToyLab) -> None:
-    """A cut upload looks like its end: the checksum tells, and nothing becomes visible."""
-    half = [b'{"job_id": "20260101']
-    with pytest.raises(RemoteError, match="did not arrive whole"):
-        toy_lab.host._tell("submit", "20260101-000000-half-abc123", "0" * 64, stdin=lambda: half)
-    assert toy_lab.host.status("20260101-000000-half-abc123").state == "absent"
-
-
-def test_agent_is_sent_when_the_host_lacks_it(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    """A fresh host gets this version's agent, whole, under its own digest."""
-    lab = make_toy_lab(root=tmp_path / "fresh")
-    lab.host.probe()
-    (agent,) = (tmp_path / "fresh" / "agent").iterdir()
-    assert agent.stat().st_mode & 0o077 == 0
-    calls = lab.host.calls
-    lab.host.probe()
-    assert lab.host.calls == calls + 1

@@ -48,7 +48,7 @@ def test_a_patched_build(make_bench: Callable[[], Bench]) -> None:
     """The shapes series: one file compiled on top of stock, and the program works."""
     bench = make_bench()
     experiment = replace(load(PROJECT / "experiments" / "cpu" / "shapes-cpu.yaml"), gates=(ParityGate("SQR", "CPU"),))
-    outcome, events = bench.run(experiment, bench=False)
+    outcome, events = bench.run(experiment, kind="gate")
     assert outcome.error is None
     (build,) = kinds(events, "build")
     assert [ref["name"] for ref in build["source"]["series"]] == ["backend-ops-shapes"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.lab import run
+from dgxlab.lab.session import Request, run
 from dgxlab.model import HostEntry
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
@@ -43,7 +43,7 @@ def content(path: Path) -> bytes:
 def test_a_token_of_a_host_is_recorded_nowhere(own: ToyLab) -> None:
     """Programs there get it; no plan, journal, build, raw output or database has it."""
     experiment = own.experiment()
-    outcome = run(own.lab, experiment, watch=quiet)
+    outcome = run(own.lab, Request("run", experiment), quiet)
     assert outcome.error is None
     found = list(files(own.root, own.folder))
     assert {"journal.jsonl", "plan.json", "rc", "results.db", "CMakeCache.txt"} <= {path.name for path in found}
@@ -55,7 +55,7 @@ def test_what_is_kept_is_closed_to_others(own: ToyLab) -> None:
     """Whatever the umask: the host's folder and the raw files' 0700, the database and each raw file 0600."""
     before = os.umask(0)
     try:
-        assert run(own.lab, own.experiment(), watch=quiet).error is None
+        assert run(own.lab, Request("run", own.experiment()), quiet).error is None
     finally:
         os.umask(before)
     folders, kept = (own.root, own.lab.raw), (own.lab.store.path, *own.lab.raw.iterdir())

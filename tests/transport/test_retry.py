@@ -14,8 +14,10 @@ import pytest
 from dgxlab import plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import HostError
-from dgxlab.lab import Lab, follow, kept, resolve
-from dgxlab.lab.archive import listing, path_of
+from dgxlab.lab import Lab
+from dgxlab.lab.jobs import follow
+from dgxlab.lab.raw import kept, listing, path_of
+from dgxlab.lab.session import resolve
 from dgxlab.model import Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
@@ -152,7 +154,7 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
 def staged(lab: ToyLab) -> Plan:
     """Return a plan whose sources are on the host already."""
     experiment = lab.experiment()
-    return plan.make(experiment, resolve(lab.lab, experiment, None, quiet), job_id=plan.new_job_id("toy"))
+    return plan.make(experiment, resolve(lab.lab.cache, experiment, None, quiet), job_id=plan.new_job_id("toy"))
 
 
 def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
