@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from bench.figure import Figure, figure, take_turns
-from dgxlab.imported import open_file, record
+from dgxlab.imported import open_file, record, rows_of
 from dgxlab.store import Store
 
 CASES = 10_000
@@ -52,9 +52,10 @@ def _adopt(log: Path, db: Path, cases: int) -> float:
     """Return the seconds from a file to a record on this machine's disk."""
     with Store.open(db) as store:
         begin = time.perf_counter()
-        record(store, open_file(log))
+        found = open_file(log)
+        record(store, found)
         seconds = time.perf_counter() - begin
-        ((counted,),) = store.connection.execute("SELECT count(*) FROM imported_rows")
+        counted = len(rows_of(store, found.import_id))
     if counted != cases:
         raise RuntimeError(f"{counted} of {cases} cases arrived")
     return seconds

@@ -22,14 +22,15 @@ def size(quick: bool) -> Figure:
         folder = Path(name)
         write_record(folder / "sessions.db", SAMPLES // share, SESSIONS // min(share, 40))
         with Store.open(folder / "imported.db") as store:
-            record(store, open_file(write_log(folder, CASES // (share // SHARE))))
-        measured = _bytes(folder / "sessions.db", "samples"), _bytes(folder / "imported.db", "imported")
+            found = open_file(write_log(folder, CASES // (share // SHARE)))
+            record(store, found)
+        values = sum(len(each.values) for row in found.reading.rows for each in row.values)
+        with Store.open(folder / "sessions.db") as store:
+            (row,) = store.rows("SELECT count(*) AS n FROM samples")
+        measured = [
+            (folder / name).stat().st_size / count
+            for name, count in (("sessions.db", row["n"]), ("imported.db", values))
+        ]
     counts = dict(zip(("bytes a sample of sessions", "bytes a value of an import"), map(round, measured), strict=True))
     worst = figure("size", "size of the record by sample", [max(measured)], "B", 150.0)
     return Figure(**{**vars(worst), "counts": counts})
-
-
-def _bytes(db: Path, table: str) -> float:
-    with Store.open(db) as store:
-        ((count,),) = store.connection.execute(f"SELECT count(*) FROM {table}")  # noqa: S608 - names of ours
-    return db.stat().st_size / int(count)

@@ -411,7 +411,7 @@ TABLES = (
 )
 """What journals fill."""
 
-FROM_ELSEWHERE = ("published", "published_gates", "imports", "imported_rows", "imported")
+FROM_ELSEWHERE = ("imports",)
 """What other hands measured."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dgxlab import units
 from dgxlab.cli._app import App, Desk, connect
 from dgxlab.cli._out import Format, Out, plural, table
 from dgxlab.errors import CheckFailed, UsageError, command
@@ -34,9 +35,7 @@ class Tool(StrEnum):
 
 
 def import_(
-    file: Annotated[
-        Path | None, typer.Argument(help="What the tool printed, plain or gzip.", show_default=False)
-    ] = None,
+    file: Annotated[Path, typer.Argument(help="What the tool printed, plain or gzip.", show_default=False)],
     tool: Annotated[
         str,
         typer.Option(
@@ -56,9 +55,6 @@ def import_(
             show_default=False,
         ),
     ] = "",
-    published: Annotated[
-        bool, typer.Option("--published", help="Adopt the figures of documents that come with dgxlab, and no file.")
-    ] = False,
     *,
     desk: Desk,
     out: Out,
@@ -69,15 +65,6 @@ def import_(
     """
     from dgxlab import imported
 
-    if published and not (file or tool or format_of):
-        from dgxlab import published as figures
-
-        with desk.store(create=True) as store:
-            added = figures.load(store)
-        out.result(added, ", ".join(f"{plural(count, 'row')} of {table} added" for table, count in added.items()))
-        return
-    if published or file is None:
-        raise UsageError("a file or --published is what can be imported, one of them", next="dgxlab import --help")
     adopted = imported.open_file(file, tool, format_of)
     with desk.store(create=True) as store:
         new = imported.record(store, adopted)
@@ -145,8 +132,11 @@ def check(path: PathArgument = None, *, desk: Desk, out: Out) -> None:
     with replace(desk, db=path or desk.db).store() as store:
         problems = audit.check(store)
         beyond = [] if problems else list(ingest.beyond(store))  # sound evidence of what cannot be: no damage
+        sessions, size = len(store.job_ids("")), store.path.stat().st_size
     lines = [*(problems or ["ok"]), *(f"note: {each}" for each in beyond)]
     out.result({"problems": problems, "beyond": beyond}, "\n".join(lines))
+    share = f", {units.size(size // sessions)} a session" if sessions else ""
+    out.note(f"{store.path} has {units.size(size)}{share}")
     if problems:
         again = command("dgxlab", "db", "rebuild", store.path)
         raise CheckFailed(f"{store.path} has {plural(len(problems), 'problem')}", next=again)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -49,7 +48,7 @@ def collect_imported(store: Store, name: str) -> Exported:
         )
     content = store.rows("SELECT content FROM imports WHERE import_id = ?", (file["import_id"],))[0]["content"]
     origin = {"imported": file["name"], "sha256": file["sha256"]}
-    lines = reader(decoded(zlib.decompress(content)))
+    lines = reader(decoded(content.encode()))
     typed = (lambda _, said: plain(said)) if file["format"] in TYPED else _typed
     rows = tuple({**{key: typed(key, said) for key, said in line.columns.items()}, **origin} for line in lines)
     commits = dict.fromkeys(str(row.get("build_commit", "")) for row in rows)

@@ -1,12 +1,11 @@
-"""Raw output of tools that somebody else ran: from a file to rows, with the provenance it has, and into the record.
+"""Raw output of tools that others ran: from a file to rows, with the provenance it has, and into the record.
 
 `open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` keeps what was
 read, and the file itself with it. Values are as printed, in the units of `units.METRICS` where the metric is one of
 those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and its GB/s are called what they are, GiB/s.
 """
 
-from dgxlab.imported.file import FORMATS, Imported, open_file
+from dgxlab.imported.file import FORMATS, Imported, open_file, record, rows_of
 from dgxlab.imported.reading import Reading, Row, Values
-from dgxlab.imported.record import record
 
-__all__ = ["FORMATS", "Imported", "Reading", "Row", "Values", "open_file", "record"]
+__all__ = ["FORMATS", "Imported", "Reading", "Row", "Values", "open_file", "record", "rows_of"]

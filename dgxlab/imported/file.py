@@ -1,22 +1,23 @@
-"""One file of raw output: which tool printed it, in which format, and what it says."""
+"""One file of raw output: which tool printed it, in which format, what it says, and its copy in the record."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab.errors import SpecError, UsageError
 from dgxlab.imported import backend_ops, batched_bench, harness, llama_bench, perplexity
-from dgxlab.imported.guard import impossible
-from dgxlab.imported.reading import Reading, Refused
-from dgxlab.imported.text import GZIP, LARGEST, decoded, unpacked
-
-Reader = Callable[[str], Reading]
-
+from dgxlab.imported.reading import Reading, Refused, Row
+from dgxlab.imported.text import GZIP, LARGEST, decoded, packed, unpacked
+from dgxlab.model import canonical
+from dgxlab.roofline import implausible, together, weights_of
+from dgxlab.store import Store
+from dgxlab.units import METRICS
 
 WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE)
 """What Nsight Compute and compute-sanitizer print before anything else."""
@@ -28,55 +29,54 @@ class Kind:
 
     Attributes:
         words: In whatever the tool prints so; quickly looked for.
-        signs: Found in what the tool prints so, and in nothing else's output.
+        signs: A pattern, found in what the tool prints so, and in nothing else's output.
     """
 
-    read: Reader
+    read: Callable[[str], Reading]
     words: str
-    signs: re.Pattern[str]
+    signs: str
 
     def fits(self, text: str) -> bool:
         """Tell whether a text looks like this."""
-        return self.words in text and bool(self.signs.search(text))
-
-
-def _kind(read: Reader, words: str, signs: str) -> Kind:
-    return Kind(read, words, re.compile(signs, re.MULTILINE))
+        return self.words in text and bool(re.search(self.signs, text, re.MULTILINE))
 
 
 READERS: Mapping[str, Mapping[str, Kind]] = {
     "test-backend-ops": {
-        "console": _kind(backend_ops.console, "", r"^Backend \d+/\d+: |us/run - | tests passed$"),
-        "sql": _kind(
+        "console": Kind(backend_ops.console, "", r"^Backend \d+/\d+: |us/run - | tests passed$"),
+        "sql": Kind(
             backend_ops.statements, "test_backend_ops", r"INSERT INTO test_backend_ops |CREATE TABLE .*test_backend_ops"
         ),
-        "csv": _kind(backend_ops.without_values, '"op_name"', r'^"backend_name","op_name"'),
-        "jsonl": _kind(backend_ops.lines, '"op_name"', r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)'),
+        "csv": Kind(backend_ops.without_values, '"op_name"', r'^"backend_name","op_name"'),
+        "jsonl": Kind(backend_ops.lines, '"op_name"', r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)'),
     },
     "llama-bench": {
-        "json": _kind(llama_bench.array, '"n_prompt": ', r'^    "n_prompt": '),
-        "jsonl": _kind(llama_bench.lines, '"n_prompt": ', r'^\{.*"n_prompt": '),
-        "sql": _kind(llama_bench.statements, "llama_bench", r"INSERT INTO llama_bench |CREATE TABLE .*llama_bench"),
-        "csv": _kind(llama_bench.table, "build_commit", r'^"?build_commit"?,'),
-        "md": _kind(llama_bench.page, " t/s |", r"^\| model +\|.*\| +t/s \|$"),
+        "json": Kind(llama_bench.array, '"n_prompt": ', r'^    "n_prompt": '),
+        "jsonl": Kind(llama_bench.lines, '"n_prompt": ', r'^\{.*"n_prompt": '),
+        "sql": Kind(llama_bench.statements, "llama_bench", r"INSERT INTO llama_bench |CREATE TABLE .*llama_bench"),
+        "csv": Kind(llama_bench.table, "build_commit", r'^"?build_commit"?,'),
+        "md": Kind(llama_bench.page, " t/s |", r"^\| model +\|.*\| +t/s \|$"),
     },
     "llama-batched-bench": {
-        "console": _kind(batched_bench.console, " TG |", r"^\| +PP \| +TG \| +B \|"),
-        "jsonl": _kind(batched_bench.lines, '"speed_pp": ', r'^\{.*"speed_pp": '),
+        "console": Kind(batched_bench.console, " TG |", r"^\| +PP \| +TG \| +B \|"),
+        "jsonl": Kind(batched_bench.lines, '"speed_pp": ', r'^\{.*"speed_pp": '),
     },
     "llama-perplexity": {
-        "console": _kind(perplexity.console, "PPL", r"Final estimate: PPL|^====== KL divergence statistics"),
+        "console": Kind(perplexity.console, "PPL", r"Final estimate: PPL|^====== KL divergence statistics"),
     },
     "harness": {
-        "jsonl": _kind(harness.lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)'),
+        "jsonl": Kind(harness.lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)'),
     },
 }
 
-OTHER_ROWS = re.compile(r"^\{", re.MULTILINE)
-"""JSON lines without a tool's signs."""
-
 FORMATS = {tool: tuple(kinds) for tool, kinds in READERS.items()}
 """The formats of each tool that can be read."""
+
+GPU_NAMES = ("device_description", "gpu_info", "gpu")
+"""What files call the GPU; llama-bench lists several with commas."""
+
+NAMED = 10
+"""Values that are named one by one; of more only the number is said."""
 
 
 @dataclass(frozen=True)
@@ -117,29 +117,31 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         SpecError: if it cannot be read exactly, with the line and why.
     """
     _known(tool, format)
-    raw = _bytes(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", next=f"ls -l {_typed(path)}") from error
     try:
         content = unpacked(raw)
         text = decoded(content)
-        _unprofiled(text)
-        found, kind = _detect(text, tool, format)
-        reading = READERS[found][kind].read(text)
+        if watched := WATCHED.search(text):
+            why = f"a profiler or sanitizer was watching ({watched[0].strip()}), which makes every time a wrong one"
+            raise Refused(why, text.count("\n", 0, watched.start()) + 1)
+        detected, kind = _detect(text, tool, format)
+        reading = READERS[detected][kind].read(text)
         if not reading.rows:
-            said = f": {reading.notes[0]}" if reading.notes else ""
-            raise Refused(f"{found} printed no value in it{said}")
+            note = f": {reading.notes[0]}" if reading.notes else ""
+            raise Refused(f"{detected} printed no value in it{note}")
         reading = replace(reading, notes=(*reading.notes, *impossible(reading)))
     except Refused as error:
         where = f", line {error.line}" if error.line else ""
         raise SpecError(f"{path}{where}: {error}", next=_look(path, raw, error.line)) from error
-    return Imported(path.name, content, found, kind, reading)
+    return Imported(path.name, content, detected, kind, reading)
 
 
 def _known(tool: str, format: str) -> None:
-    """Refuse a tool or a format that there is not.
-
-    Raises:
-        UsageError: if so.
-    """
+    """Refuse a tool or a format that does not exist."""
     if tool and tool not in FORMATS:
         raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
     known = dict.fromkeys(each for name, formats in FORMATS.items() if tool in ("", name) for each in formats)
@@ -147,27 +149,6 @@ def _known(tool: str, format: str) -> None:
         raise UsageError(
             f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
             next="dgxlab import --help",
-        )
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(LARGEST + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", next=f"ls -l {_typed(path)}") from error
-
-
-def _unprofiled(text: str) -> None:
-    """Refuse what was printed while a tool watched every kernel.
-
-    Raises:
-        Refused: if so.
-    """
-    if watched := WATCHED.search(text):
-        line = text.count("\n", 0, watched.start()) + 1
-        raise Refused(
-            f"a profiler or sanitizer was watching ({watched[0].strip()}), which makes every time a wrong one", line
         )
 
 
@@ -185,11 +166,7 @@ def _typed(path: Path) -> str:
 
 
 def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
-    """Return tool and format, from the signs of each.
-
-    Raises:
-        Refused: if there are none, of several, or of others than was asked for.
-    """
+    """Return tool and format; refuse a text with the signs of none, of several, or of others than was asked for."""
     seen = [(t, f) for t, kinds in READERS.items() for f, kind in kinds.items() if kind.fits(text)]
     wanted = [(t, f) for t, f in seen if tool in ("", t) and format in ("", f)]
     if len(wanted) == 1:
@@ -200,6 +177,95 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     asked = " ".join(filter(None, (tool, format and f"({format})")))
     if seen:
         raise Refused(f"it is output of {names}, not of {asked}")
-    if OTHER_ROWS.search(text) and tool in ("", "harness") and format in ("", "jsonl"):
+    if re.search(r"^\{", text, re.MULTILINE) and tool in ("", "harness") and format in ("", "jsonl"):
         return "harness", "jsonl"  # whose reader says which row lacks what
     raise Refused(f"it is not output of {asked}" if asked else "it is not output of any tool that can be imported")
+
+
+def impossible(reading: Reading) -> Iterator[str]:
+    """Yield a sentence for each value that exceeds the GPU's peaks; none where the file names no known GPU."""
+    provenance = reading.provenance
+    gpu_name = next((str(value) for name in GPU_NAMES if (value := provenance.get(name))), "")
+    gpu = together(gpu_name.split(", "))
+    if gpu is None:
+        return
+    model = " ".join(str(provenance.get(name, "")) for name in ("model_filename", "model_type"))
+    weights = weights_of(model, str(provenance.get("model_type", ""))) if model.strip() else None
+    count = 0
+    for row in reading.rows:
+        for each in (each for each in row.values if each.metric in METRICS):
+            reasons = (
+                implausible(each.metric, row.params, v, gpu, weights=weights, moved=_moved(row)) for v in each.values
+            )
+            for why in filter(None, reasons):
+                count += 1
+                if count <= NAMED:
+                    yield f"{row.label} cannot be true: {why}"
+    if count > NAMED:
+        yield f"{count - NAMED} more values cannot be true either"
+
+
+def _moved(row: Row) -> float | None:
+    """Return the bytes of one call: where the row says them, or from its bandwidth and time, as of a harness."""
+    first = {each.metric: each.values[0] for each in row.values}
+    if "memory_kb" in first:
+        return first["memory_kb"] * 1024
+    if "bandwidth_gb_s" in first and "time_us" in first:
+        return first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
+    return None
+
+
+def record(store: Store, file: Imported) -> bool:
+    """Keep a file; its rows are read from it when they are asked for, see `rows_of`.
+
+    Returns:
+        Whether it is new; of a file that is there already, under whatever name, nothing changes.
+
+    Raises:
+        UsageError: if the same file is there as the output of another tool or in another format.
+    """
+    import_id, sha256 = file.import_id, file.sha256
+    with store.transaction():
+        known = store.rows("SELECT tool, format, name FROM imports WHERE import_id = ?", (import_id,))
+        if known:
+            (row,) = known
+            if (file.tool, file.format) != (row["tool"], row["format"]):
+                raise UsageError(
+                    f"{file.name} was imported before, as {row['name']}: output of {row['tool']} ({row['format']}), "
+                    f"not of {file.tool} ({file.format})"
+                )
+            return False
+        row = {
+            "import_id": import_id,
+            "sha256": sha256,
+            "size": len(file.content),
+            "tool": file.tool,
+            "format": file.format,
+            "provenance": canonical(file.reading.provenance),
+            "notes": canonical(file.reading.notes),
+            "content": packed(file.content),
+            "name": file.name,
+            "at": time.time(),
+        }
+        store.put("imports", row)
+        return True
+
+
+_READ: dict[str, tuple[Row, ...]] = {}
+"""By import_id, which is a digest of the content, the rows that were read in this process."""
+
+
+def rows_of(store: Store, import_id: str) -> tuple[Row, ...]:
+    """Return the rows of an imported file, in its order.
+
+    Raises:
+        SpecError: if this dgxlab cannot read the copy, which an older one could.
+    """
+    if import_id not in _READ:
+        (row,) = store.rows("SELECT tool, format, name, content FROM imports WHERE import_id = ?", (import_id,))
+        try:
+            text = decoded(row["content"].encode())
+            _READ[import_id] = READERS[row["tool"]][row["format"]].read(text).rows
+        except (LookupError, Refused) as error:
+            raise SpecError(f"{row['name']} in {store.path} cannot be read any more: {error}") from error
+    return _READ[import_id]

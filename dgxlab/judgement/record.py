@@ -67,7 +67,7 @@ def check(store: Store) -> list[str]:
     """
     jobs = store.rows(
         """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM verdicts) OR EXISTS (
-               SELECT 1 FROM json_each(jobs.plan, '$.steps') AS step
+               SELECT 1 FROM json_each(inflated(jobs.plan), '$.steps') AS step
                WHERE json_extract(step.value, '$.kind') = 'chain') ORDER BY job_id"""
     )
     return [sentence for row in jobs for sentence in _check_job(store, row["job_id"])]

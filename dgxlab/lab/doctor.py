@@ -21,7 +21,7 @@ from dgxlab.source import packages
 from dgxlab.source.git import Git
 from dgxlab.source.programs import run
 from dgxlab.store import Store
-from dgxlab.store.mounts import on_network
+from dgxlab.store.connect import on_network
 from dgxlab.transport.host import Host
 from dgxlab.units import size
 

@@ -147,8 +147,8 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     """
     files = listing(path)
     try:
-        found = json.loads(content(path, "plan.json"))
-        plan, rc = read_plan(found), final_word(content(path, "rc")) if "rc" in files else None
+        staged = json.loads(content(path, "plan.json"))
+        plan, rc = read_plan(staged), final_word(content(path, "rc")) if "rc" in files else None
         host = str(plan.specs[0]["host"]) if plan.specs else _hostname(path)
         if plan.job_id != job_id:
             raise ValueError(f"they are of job {plan.job_id!r}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dgxlab import published, units
 from dgxlab.model import Param
@@ -20,9 +20,6 @@ from dgxlab.report.query import Query
 from dgxlab.report.records import Column, Table
 from dgxlab.report.series import Cell, Series, selected
 
-if TYPE_CHECKING:
-    from dgxlab.store import Store
-
 Shown = TypeVar("Shown", bound=Table)
 
 Placed = list[tuple[Series, str, Figure]]
@@ -31,7 +28,7 @@ LEFT = 3
 """Figures named that have no place in a table; the rest are counted."""
 
 
-def rows_beside(store: Store, wanted: Query, table: Shown, column_of: Callable[[Cell], str | None]) -> Shown:
+def rows_beside(wanted: Query, table: Shown, column_of: Callable[[Cell], str | None]) -> Shown:
     """Return a table with a row for each series whose figures are of its columns.
 
     Args:
@@ -47,7 +44,7 @@ def rows_beside(store: Store, wanted: Query, table: Shown, column_of: Callable[[
     left: list[Figure] = []
     rows: list[Mapping[str, Value]] = []
     labels = {column.key: column.label for column in table.columns}
-    found = selected(store, wanted.form, wanted.published)
+    found = selected(wanted.form, wanted.published)
     for series in found:
         row: dict[str, Value] = {}
         for (cell, _), figure in series.figures.items():
@@ -91,7 +88,7 @@ def columns_beside(
     return _with(table, columns, rows, placed, found[0].shared, _left(left, "rows"))
 
 
-def gates_beside(store: Store, wanted: Query, table: Table) -> Table:
+def gates_beside(wanted: Query, table: Table) -> Table:
     """Return a table of gates with a row for each that a document reports.
 
     Raises:
@@ -99,8 +96,8 @@ def gates_beside(store: Store, wanted: Query, table: Table) -> Table:
     """
     if not wanted.published:
         return table
-    known = published.gates(store)
-    every = {one.figure: one for pattern in wanted.published for one in fitting(store, known, pattern, "gate")}
+    known = published.gates()
+    every = {one.line: one for pattern in wanted.published for one in fitting(known, pattern, "gate")}
     found = [one for one in every.values() if one.metric == "tests_passed"]
     greedy = len(every) - len(found)
     rows: list[Mapping[str, Value]] = [

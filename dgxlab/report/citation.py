@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from dgxlab.errors import UsageError
 from dgxlab.published import Figure, GateResult, peaks_of
-
-if TYPE_CHECKING:
-    from dgxlab.store import Store
 
 Entry = TypeVar("Entry", Figure, GateResult)
 
@@ -70,7 +67,7 @@ class Beside:
     left: tuple[str, ...] = ()
 
 
-def fitting(store: Store, known: Sequence[Entry], pattern: str, what: str) -> list[Entry]:
+def fitting(known: Sequence[Entry], pattern: str, what: str) -> list[Entry]:
     """Return the figures that have all words of a pattern, each somewhere in what they say; case does not matter.
 
     Args:
@@ -78,13 +75,11 @@ def fitting(store: Store, known: Sequence[Entry], pattern: str, what: str) -> li
         what: That kind, in words.
 
     Raises:
-        UsageError: if there is none, with the sources that have some; or no published record at all.
+        UsageError: if there is none, with the sources that have some.
     """
     documents = {short(one).casefold() for one in known}
     words = pattern.casefold().split()
     found = [one for one in known if all(_says(one, word, whole=word in documents) for word in words)]
-    if not known:
-        raise absent(store, f"every {what}")
     if not found:
         sources = ", ".join(sorted({short(one) for one in known}))
         raise UsageError(
@@ -98,13 +93,6 @@ def _says(one: Figure | GateResult, word: str, *, whole: bool) -> bool:
     if whole:
         return word == short(one).casefold()
     return word in " ".join(getattr(one, name) for name in SPOKEN).casefold()
-
-
-def absent(store: Store, what: str) -> UsageError:
-    """Return the error that something of the published record is not in a database."""
-    return UsageError(
-        f"{store.path} does not hold the published record: {what} is missing", next="dgxlab import --published"
-    )
 
 
 def short(one: Figure | GateResult) -> str:

@@ -46,20 +46,20 @@ def page(store: Store, wanted: Query) -> Page:
 def _single_stream(store: Store, wanted: Query) -> Page:
     table = single_stream(of_tools(find_arms(store, wanted), ("llama-bench",), wanted))
     tests = {column.key for column in table.columns if column.metric}
-    made = rows_beside(store, wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
+    made = rows_beside(wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
     return Page(wanted.form, (made,))
 
 
 def _concurrency(store: Store, wanted: Query) -> Page:
     table = concurrency(of_tools(find_arms(store, wanted), ("batched-bench",), wanted))
-    found = selected(store, wanted.form, wanted.published)
+    found = selected(wanted.form, wanted.published)
     made = columns_beside(found, table, lambda cell: dict(zip(("PP", "TG", "B"), cell, strict=True)))
     return Page(wanted.form, (made,))
 
 
 def _ops(store: Store, wanted: Query) -> Page:
     found = of_tools(find_arms(store, wanted), ("backend-ops",), wanted)
-    said = selected(store, wanted.form, wanted.published)
+    said = selected(wanted.form, wanted.published)
     made: list[Table] = []
     for one in found:
         for table in _tables(one, "ops"):
@@ -83,7 +83,7 @@ def _gates(store: Store, wanted: Query) -> Page:
         made += _gates_alone(store, wanted)
     if not made:
         raise UsageError("no gate was asked for there", next="dgxlab report")
-    return Page(wanted.form, (gates_beside(store, wanted, made[0]), *made[1:]))
+    return Page(wanted.form, (gates_beside(wanted, made[0]), *made[1:]))
 
 
 def _gates_alone(store: Store, wanted: Query) -> list[Table]:
@@ -139,7 +139,7 @@ def _newest_of_two(store: Store, name: str, wanted: Query) -> Job:
     return store.job(found[0]["job_id"])
 
 
-def _published(store: Store, wanted: Query) -> Page:
+def _published(_: Store, wanted: Query) -> Page:
     tables = {make.__name__: make for make in published.TABLES}
     absent = [name for name in wanted.table if name not in tables]
     if absent:
@@ -147,8 +147,8 @@ def _published(store: Store, wanted: Query) -> Page:
             f"there is no published table {absent[0]!r}; there are {', '.join(tables)}",
             next="dgxlab report --form published",
         )
-    made = [tables[name](store) for name in wanted.table]
-    return Page(wanted.form, (*made, *(published.series(store, pattern) for pattern in wanted.source)))
+    made = [tables[name]() for name in wanted.table]
+    return Page(wanted.form, (*made, *(published.series(pattern) for pattern in wanted.source)))
 
 
 FORMS: Mapping[str, Callable[[Store, Query], Page]] = {

@@ -60,7 +60,6 @@ COUNTS: Mapping[str, str] = {
 
 ELSEWHERE: Mapping[str, str] = {
     "imported files": "SELECT count(*) AS n FROM imports",
-    "published figures": "SELECT (SELECT count(*) FROM published) + (SELECT count(*) FROM published_gates) AS n",
 }
 """What was not measured here; left out where there is none."""
 

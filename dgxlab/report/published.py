@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from dgxlab import published
 from dgxlab.published import Figure, GateResult
-from dgxlab.report.citation import Remark, Source, absent, by_notes, fitting, sources
+from dgxlab.report.citation import Remark, Source, by_notes, fitting, sources
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import Column, Flag, Provenance, Table
-from dgxlab.store import Store
 
 W4A16 = "seed000:W4A16_MARLIN_KERNEL_PLAN.md@fc589b3fad"
 GDN = "seed002:BYTEGATE_PROGRESS.md@fd4332e8f0"
@@ -19,7 +18,7 @@ BLACKWELL = "seed004:DGX_BLACKWELL_PLAN.md"
 
 @dataclass(frozen=True)
 class PublishedTable(Table):
-    """A table of figures that nobody here measured. Its flags are figures that cannot be true.
+    """A table of figures of documents. Its flags are figures that cannot be true.
 
     Attributes:
         provenance: Says so; nothing of it is known but the host.
@@ -29,15 +28,6 @@ class PublishedTable(Table):
 
     sources: tuple[Source, ...] = ()
     remarks: tuple[Remark, ...] = ()
-
-
-def seed_tables(store: Store) -> dict[str, PublishedTable]:
-    """Return every table by the name of its function.
-
-    Raises:
-        UsageError: if the published record is not in this database, or not all of it.
-    """
-    return {make.__name__: make(store) for make in TABLES}
 
 
 # -- the step table of the W4A16 plan ---------------------------------------------------------------------------------
@@ -51,29 +41,23 @@ STEPS = (
 """How the notes of a step's figures begin, its name, and what the plan compares with which earlier step."""
 
 
-def steps(store: Store) -> PublishedTable:
+def steps() -> PublishedTable:
     """Return P2, step 1 and P3b of the W4A16 kernel: operations, prompts, and the ratio to MMQ."""
-    known = _document(store, W4A16)
-    mmq = _one(store, known, lambda f: _step_column(f) == "q4_K" and f.notes.startswith("MMQ") and "n=512" in f.test)
+    known = _document(W4A16)
+    mmq = _one(known, lambda f: _step_column(f) == "q4_K" and f.notes.startswith("MMQ") and "n=512" in f.test)
     asked = ("q4_K", "q4_0", "pp512", "pp2048", "ratio")
     rows: list[dict[str, Value]] = []
     for notes, name, against in STEPS:
-        found = {_step_column(figure): figure for figure in known if figure.notes.startswith(notes)}
-        row: dict[str, Value] = {"step": name, **{key: found[key] for key in asked if key in found}}
-        if (op := found.get("q4_K")) and "ratio" not in row:
+        of_step = {_step_column(figure): figure for figure in known if figure.notes.startswith(notes)}
+        row: dict[str, Value] = {"step": name, **{key: of_step[key] for key in asked if key in of_step}}
+        if (op := of_step.get("q4_K")) and "ratio" not in row:
             row["ratio"] = round(op.value / mmq.value, 2)
-        said = ["cold A/B"] if op and "cold A/B" in op.notes else []
-        said += [_gains(found, rows[place], metrics, STEPS[place][1]) for place, metrics in against]
-        rows.append({**row, "notes": "; ".join(said)})
-    columns = (
-        Column("step", "step"),
-        Column("q4_K", "q4_K n=512 (TFLOPS)", numeric=True),
-        Column("q4_0", "q4_0 n=512 (TFLOPS)", numeric=True),
-        Column("pp512", "pp512 (t/s)", numeric=True),
-        Column("pp2048", "pp2048 (t/s)", numeric=True),
-        Column("ratio", f"vs MMQ's {mmq.text} (x)", numeric=True),
-        Column("notes", "notes"),
-    )
+        remarks = ["cold A/B"] if op and "cold A/B" in op.notes else []
+        remarks += [_gains(of_step, rows[place], metrics, STEPS[place][1]) for place, metrics in against]
+        rows.append({**row, "notes": "; ".join(remarks)})
+    labels = {"q4_K": "q4_K n=512 (TFLOPS)", "q4_0": "q4_0 n=512 (TFLOPS)"}
+    labels |= {"pp512": "pp512 (t/s)", "pp2048": "pp2048 (t/s)", "ratio": f"vs MMQ's {mmq.text} (x)"}
+    columns = [Column("step", "step"), *_numeric(labels), Column("notes", "notes")]
     how = Remark((STEPS[0][1],), "the ratio is not published; it is q4_K's, as in the rows below")
     settings = {"MUL_MAT": "m=4096 k=14336", "pp512 and pp2048": "Qwen3-32B Q4_K_M"}
     return _table("steps", "W4A16 steps", columns, rows, settings, extra=(how,), also=(mmq,), remark=False)
@@ -87,8 +71,8 @@ def _step_column(figure: Figure) -> str:
     return figure.metric if figure.metric.startswith(("pp", "tg")) else figure.test
 
 
-def _gains(found: Mapping[str, Figure], before: Mapping[str, Value], metrics: Iterable[str], name: str) -> str:
-    pairs = [(key, found.get(key), before.get(key)) for key in metrics]
+def _gains(figures: Mapping[str, Figure], before: Mapping[str, Value], metrics: Iterable[str], name: str) -> str:
+    pairs = [(key, figures.get(key), before.get(key)) for key in metrics]
     gains = [f"{(b.value / a.value - 1) * 100:+.0f} % {key}" for key, b, a in pairs if b and isinstance(a, Figure)]
     return f"{', '.join(gains)} over {name.partition(':')[0]}"
 
@@ -98,11 +82,11 @@ def _gains(found: Mapping[str, Figure], before: Mapping[str, Value], metrics: It
 ARMS = (("llama.cpp", "Q8_0"), ("llama.cpp", "MXFP4_MOE"), ("vLLM 0.23.0", "FP8"))
 
 
-def concurrency(store: Store) -> PublishedTable:
+def concurrency() -> PublishedTable:
     """Return prompt and generation rates by B, of llama.cpp in two types of weights and vLLM."""
-    known = [f for f in _document(store, BLACKWELL) if f.metric in ("S_PP", "S_TG") and f.test.startswith("B=")]
+    known = [f for f in _document(BLACKWELL) if f.metric in ("S_PP", "S_TG") and f.test.startswith("B=")]
     rows: dict[int, dict[str, Value]] = {}
-    columns: dict[str, Column] = {}
+    labels = {"B": "B"}
     for engine, quant in ARMS:
         for metric in ("S_PP", "S_TG"):
             for figure in known:
@@ -112,14 +96,11 @@ def concurrency(store: Store) -> PublishedTable:
                     continue
                 batch, *how = figure.test.split()
                 name = " ".join((engine, quant, *how, metric))
-                columns[name] = Column(name, f"{name} (t/s)", numeric=True)
+                labels[name] = f"{name} (t/s)"
                 rows.setdefault(int(batch.removeprefix("B=")), {})[name] = figure
-    if not rows:
-        raise absent(store, BLACKWELL)
-    made = [{"B": batch, **rows[batch]} for batch in sorted(rows)]
-    model = _figures(made)[0].model
-    every = (Column("B", "B", numeric=True), *columns.values())
-    return _table("concurrency", "Concurrency", every, made, {"model": model})
+    table_rows = [{"B": batch, **rows[batch]} for batch in sorted(rows)]
+    model = _figures(table_rows)[0].model
+    return _table("concurrency", "Concurrency", _numeric(labels), table_rows, {"model": model})
 
 
 # -- the byte table of the GDN gate -----------------------------------------------------------------------------------
@@ -144,10 +125,10 @@ BYTES = {
 }
 
 
-def kernel_bytes(store: Store) -> PublishedTable:
+def kernel_bytes() -> PublishedTable:
     """Return what the recurrence of one step moves, how long it takes, and what that is of the memory's peak."""
-    known = _document(store, GDN)
-    peak = _one(store, known, lambda figure: figure.metric == "mem_bw_peak")
+    known = _document(GDN)
+    peak = _one(known, lambda figure: figure.metric == "mem_bw_peak")
     rows: list[dict[str, Value]] = []
     remarks: list[Remark] = []
     for kernel, quants, state in KERNELS:
@@ -162,8 +143,7 @@ def kernel_bytes(store: Store) -> PublishedTable:
             why = f"the share is not published as a figure; it is {rate.text} of {peak.text} GB/s"
             remarks.append(Remark((f"of peak at {kernel}, {state}",), why))
         rows.append(row)
-    columns = [Column("kernel", "kernel"), Column("state", "state")]
-    columns += [Column(key, label, numeric=True) for key, label in BYTES.items()]
+    columns = [Column("kernel", "kernel"), Column("state", "state"), *_numeric(BYTES)]
     settings: dict[str, Value] = {"B": 128, "peak": f"{peak.text} GB/s", "model": _figures(rows)[0].model}
     title = "Bytes of the GDN recurrence"
     return _table("bytes", title, columns, rows, settings, leads=2, extra=remarks, also=(peak,))
@@ -172,17 +152,15 @@ def kernel_bytes(store: Store) -> PublishedTable:
 # -- gates ------------------------------------------------------------------------------------------------------------
 
 
-def gates(store: Store) -> PublishedTable:
+def gates() -> PublishedTable:
     """Return every gate that a document reports."""
-    found = published.gates(store)
-    if not found:
-        raise absent(store, "gates")
+    entries = published.gates()
     rows: list[dict[str, Value]] = []
-    for gate in found:
+    for gate in entries:
         about = {"gate": f"{_GATES[gate.metric]}: {gate.test}", "result": gate.value, "pin": gate.pin}
         rows.append({**about, "model": gate.model, "source": gate.source_doc, "notes": gate.notes})
     columns = [Column(key, key) for key in rows[0]]
-    return _table("gates", "Published gates", columns, rows, {}, also=found)
+    return _table("gates", "Published gates", columns, rows, {}, also=entries)
 
 
 _GATES = {"tests_passed": "parity", "greedy_md5": "greedy"}
@@ -193,43 +171,44 @@ ABOUT = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test"
 """What tells figures apart, in the order of its columns."""
 
 
-def series(store: Store, pattern: str) -> PublishedTable:
+def series(pattern: str) -> PublishedTable:
     """Return every figure that has all words of a pattern, one a row; what is alike in all of them has no column.
 
     Raises:
         UsageError: if there is none.
     """
-    found = fitting(store, published.figures(store), pattern, "figure")
-    alike = {name: getattr(found[0], name) for name in ABOUT if len({getattr(one, name) for one in found}) == 1}
+    figures = fitting(published.figures(), pattern, "figure")
+    values = {name: {getattr(figure, name) for figure in figures} for name in ABOUT}
+    alike = {name: getattr(figures[0], name) for name in ABOUT if len(values[name]) == 1}
     leads = [name for name in ABOUT if name not in alike] or ["metric"]
     rows: list[dict[str, Value]] = [
-        {**{name: getattr(one, name) for name in leads}, "value": one, "unit": one.unit, "notes": one.notes}
-        for one in found
+        {**{name: getattr(figure, name) for name in leads}, "value": figure, "unit": figure.unit, "notes": figure.notes}
+        for figure in figures
     ]
     columns = [Column(name, name.removesuffix("_doc")) for name in leads]
-    columns += [Column("value", "value", numeric=True), Column("unit", "unit"), Column("notes", "notes")]
-    settings = {name: said for name, said in alike.items() if name in ("model", "quant", "test", "metric") and said}
+    columns += [*_numeric({"value": "value"}), Column("unit", "unit"), Column("notes", "notes")]
+    settings = {name: value for name, value in alike.items() if name in ("model", "quant", "test", "metric") and value}
     title = f"Published figures: {pattern}"
     return _table("published", title, columns, rows, settings, leads=len(leads), remark=False)
 
 
-TABLES: tuple[Callable[[Store], PublishedTable], ...] = (steps, concurrency, kernel_bytes, gates)
+TABLES: tuple[Callable[[], PublishedTable], ...] = (steps, concurrency, kernel_bytes, gates)
 
 
 # -- any of them ------------------------------------------------------------------------------------------------------
 
 
-def _document(store: Store, doc: str) -> list[Figure]:
-    if found := published.figures(store, source_doc=doc):
-        return found
-    raise absent(store, doc)
+def _numeric(labels: Mapping[str, str]) -> list[Column]:
+    return [Column(key, label, numeric=True) for key, label in labels.items()]
 
 
-def _one(store: Store, figures: Iterable[Figure], wanted: Callable[[Figure], bool]) -> Figure:
-    found = [figure for figure in figures if wanted(figure)]
-    if len(found) == 1:
-        return found[0]
-    raise absent(store, "all of it")
+def _document(doc: str) -> list[Figure]:
+    return [figure for figure in published.figures() if figure.source_doc == doc]
+
+
+def _one(figures: Iterable[Figure], wanted: Callable[[Figure], bool]) -> Figure:
+    (figure,) = filter(wanted, figures)
+    return figure
 
 
 def _table(
@@ -249,8 +228,8 @@ def _table(
     Args:
         leads: How many columns tell its rows apart, from the left.
         extra: Remarks about what was computed here.
-        also: What is published, is not a number in it and stands behind it.
-        remark: Whether notes of the figures stand beneath it.
+        also: What is published and used, and is not a number in it.
+        remark: Whether the notes of the figures are remarks beneath it.
     """
     figures: list[tuple[str, Figure]] = []
     for row in rows:

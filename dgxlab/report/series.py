@@ -5,14 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dgxlab import published
 from dgxlab.published import Figure
 from dgxlab.report.citation import fitting, label
-
-if TYPE_CHECKING:
-    from dgxlab.store import Store
 
 Cell = tuple[str | int | None, ...]
 """What a figure is about, in the words of a form: its test, its sizes, its operation."""
@@ -112,7 +108,7 @@ READERS: Mapping[str, tuple[Reader, ...]] = {
 """By form, what its cells are."""
 
 
-def selected(store: Store, form: str, patterns: Sequence[str]) -> list[Series]:
+def selected(form: str, patterns: Sequence[str]) -> list[Series]:
     """Return the series of all figures of a form's kind that have all words of a pattern, in the record's order.
 
     Raises:
@@ -125,10 +121,10 @@ def selected(store: Store, form: str, patterns: Sequence[str]) -> list[Series]:
 
     if not patterns:
         return []
-    known = [figure for figure in published.figures(store) if about(figure)]
-    found: dict[str, Figure] = {}
+    known = [figure for figure in published.figures() if about(figure)]
+    found: dict[int, Figure] = {}
     for pattern in patterns:
-        found.update({one.figure: one for one in fitting(store, known, pattern, f"figure of form={form}")})
+        found.update({one.line: one for one in fitting(known, pattern, f"figure of form={form}")})
     ordered = sorted(found.values(), key=lambda figure: figure.line)
     return _series([(figure, said) for figure in ordered if (said := about(figure))])
 

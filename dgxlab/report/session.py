@@ -43,7 +43,7 @@ AT_TEMPERATURE = ("at shared temperature", "each at its own temperature")
 """How the arms of an ordinary chain are compared, and those of blocks: by turns they heat one another."""
 
 CHAIN_RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason,
-                       json_extract(before, '$.pinned') AS pinned
+                       json_extract(inflated(before), '$.pinned') AS pinned
                 FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
 
 

@@ -77,7 +77,7 @@ def steps(store: Store, wanted: Query) -> ArmsTable:
     columns.append(Column("notes", "notes"))
     notes = [*environments(found), *_caveats(base, rows)]
     table = side_by_side("steps", "Steps", found, columns, rows, settings=settings, notes=notes)
-    return rows_beside(store, wanted, table, lambda cell: _column_of(cell, shown))
+    return rows_beside(wanted, table, lambda cell: _column_of(cell, shown))
 
 
 def _column_of(published: Cell, shown: Sequence[_Cells]) -> str | None:

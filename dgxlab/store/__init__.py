@@ -7,11 +7,10 @@ migrate.
 
 from dgxlab.store.check import check
 from dgxlab.store.connect import Damaged, Locked, copies
-from dgxlab.store.merge import merging
-from dgxlab.store.records import Job, device_row, figure_digest, gate_digest, the_one
+from dgxlab.store.merge import merging, text
+from dgxlab.store.records import Job, device_row, gate_digest, the_one
 from dgxlab.store.schema import ROOFLINE
 from dgxlab.store.store import REJECTED, UNCOUNTED, Store
-from dgxlab.store.text import text
 
 __all__ = [
     "REJECTED",
@@ -24,7 +23,6 @@ __all__ = [
     "check",
     "copies",
     "device_row",
-    "figure_digest",
     "gate_digest",
     "merging",
     "text",

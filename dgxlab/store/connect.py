@@ -12,12 +12,13 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
+from dgxlab.agent.boot import settle
 from dgxlab.errors import DgxlabError, HostBusy, SpecError, command
-from dgxlab.store.mounts import on_network
-from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION
+from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
 BUSY_S = 10.0
 """How long a writer waits for another one."""
@@ -31,8 +32,20 @@ Tell = Callable[[str], None]
 OLDEST_SQLITE = (3, 37, 0)
 """The first with STRICT tables."""
 
+NETWORK = frozenset({"nfs", "nfs4", "9p", "cifs", "smb3", "smbfs", "fuse.sshfs", "afs", "fuse.rclone", "fuse.davfs2"})
+"""Types in mountinfo where another machine, or a process in between, answers for the locks: neither SQLite's locks nor
+its WAL can be trusted there."""
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
 COPY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db")
 """What a copy of the database is called."""
+
+KEEP = 7
+FRESH_S = 86400.0
+"""A copy that is younger than a day is recent enough."""
+ABANDONED_S = 3600.0
+"""A copy that is not whole after an hour was killed."""
 
 INTERNAL = ("sqlite_", "_sqlite_migrations")
 """Beginnings of names of tables that SQLite and sqlite_utils make for themselves."""
@@ -62,11 +75,11 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     with named_errors(path):
         connection = plain(path)
         try:
-            found = version(connection, path)
-            if found == 0 and (not create or copies(path)):
+            number = version(connection, path)
+            if number == 0 and (not create or copies(path)):
                 raise damaged(path, "it is empty")
             _tune(connection, wal=not on_read_only(path))
-            if found < VERSION:
+            if number < VERSION:
                 from dgxlab.store import migrations
 
                 migrations.upgrade(connection, path)
@@ -97,9 +110,30 @@ def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
     mode = "ro&immutable=1" if immutable or on_read_only(path) else "rw"
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
+    add_functions(connection)
     if _json_is_safe():
         connection.execute("PRAGMA trusted_schema = OFF")  # views and triggers of another program get plain SQL only
     return connection
+
+
+def on_network(path: Path) -> str | None:
+    """Return `type at mount point` when a path lies on a network file system; None where there is no mountinfo."""
+    try:
+        mounts, real = MOUNTINFO.read_text(errors="replace").splitlines(), str(path.resolve())
+    except OSError:
+        return None
+    best = kind = ""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if not right or len(fields) < 5:
+            continue
+        # the kernel writes a space in a mount point as three octal digits
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        under = point in ("/", real) or real.startswith(point + "/")
+        if under and len(point) >= len(best):  # of two mounts on one point the later is on top
+            best, kind = point, right.split(" ")[0]
+    return f"{kind} at {best}" if kind in NETWORK else None
 
 
 @cache
@@ -189,17 +223,17 @@ def _begin(connection: sqlite3.Connection, path: Path, tell: Tell | None) -> Non
 
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
     """Return a sentence for each table, index, view and trigger that is not what dgxlab makes."""
-    found = schema_of(connection)
+    actual = schema_of(connection)
     (number,) = connection.execute("PRAGMA user_version").fetchone()
-    if not found or (number == VERSION and schema_digest(found) == SCHEMA):
+    if not actual or (number == VERSION and schema_digest(actual) == SCHEMA):
         return []
     from dgxlab.store import migrations
 
-    made = migrations.schema(number)
+    expected = migrations.schema(number)
     return [
-        f"{kind} {name} is {'missing' if key not in found else 'changed' if key in made else 'none of dgxlab'}"
-        for key in sorted(made.keys() | found.keys())
-        if made.get(key) != found.get(key)
+        f"{kind} {name} is {'missing' if key not in actual else 'changed' if key in expected else 'none of dgxlab'}"
+        for key in sorted(expected.keys() | actual.keys())
+        if expected.get(key) != actual.get(key)
         for kind, name in [key]
     ]
 
@@ -213,9 +247,9 @@ def schema_of(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
     }
 
 
-def schema_digest(found: dict[tuple[str, str], str]) -> str:
+def schema_digest(schema: dict[tuple[str, str], str]) -> str:
     """Return the digest of a schema, for `schema.SCHEMA`."""
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(sorted(schema.items())).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -301,3 +335,43 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             if not busy or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
+
+
+def is_fresh(path: Path) -> bool:
+    """Tell whether the newest copy of a database is younger than a day."""
+    return any(time.time() - copy.stat().st_mtime < FRESH_S for copy in copies(path)[-1:])
+
+
+def backup(connection: sqlite3.Connection, path: Path) -> Path:
+    """Copy the database, check that the copy is sound, and keep the newest seven.
+
+    A copy has its name once it is whole: one that was killed halfway would be taken for what there was.
+
+    Raises:
+        Damaged: if the copy is damaged, as the database then is.
+        SpecError: if the copy cannot be written.
+        sqlite3.Error: see `connect.named_errors`.
+    """
+    folder = path.with_name(f"{path.name}.backups")
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    copy = folder / f"{stamp}-v{number}.db"
+    part = folder / f"{copy.stem}-{os.getpid()}.part"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        part.touch(mode=0o600)  # VACUUM INTO takes an empty file as it is, and with it the mode
+        connection.execute("VACUUM INTO ?", (str(part),))
+        with contextlib.closing(sqlite3.connect(part)) as reader:
+            verdict = reader.execute("PRAGMA integrity_check").fetchone()[0]
+        if verdict != "ok":
+            raise damaged(path, f"so is a copy of it: {verdict}")
+        settle(part, copy)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be copied to {folder}: {error}", next=command("df", path.parent)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    parts = [file for file in folder.glob("*.part*") if time.time() - file.stat().st_mtime > ABANDONED_S]
+    for old in (*copies(path)[:-KEEP], *parts):
+        old.unlink(missing_ok=True)
+    return copy

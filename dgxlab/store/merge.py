@@ -1,9 +1,9 @@
-"""Add one results.db to another: the union of what both know, in either order the same.
+"""What git asks of a record: to show it as lines, and to add another one to it.
 
-git calls it when two branches both measured. What both have must say the same: one who has read more of a job's journal
-has all that the other has. Only what is known to change with time may differ, and then a rule that looks at both
-decides: `SETTLE` for labels, imports and what ingest itself says of a run, `merge_jobs` for jobs. Verdicts are computed
-again.
+A merge is the union of what both know, in either order the same. What both have must say the same: one who has read
+more of a job's journal has all that the other has. Only what is known to change with time may differ, and then a rule
+that looks at both decides: `SETTLE` for labels, imports and what ingest itself says of a run, `merge_jobs` for jobs.
+Verdicts are computed again.
 """
 
 # ruff: noqa: S608 - names of tables and columns are our own, values are always bound
@@ -11,10 +11,12 @@ again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from dgxlab.errors import CheckFailed, SpecError, command
 from dgxlab.model import canonical
 from dgxlab.store.connect import named_errors, plain, version
 from dgxlab.store.records import RANK
-from dgxlab.store.schema import ROOFLINE, UPSERT
+from dgxlab.store.schema import BEHIND_VIEWS, DEFLATED, ROOFLINE, UPSERT, VIEWS, inflated
 from dgxlab.store.seals import broken, seal_all
 from dgxlab.store.store import Store
 
@@ -32,19 +34,19 @@ class Table:
     """How a table is merged.
 
     Attributes:
-        key: Its primary key.
         may_differ: Columns that a rule settles; every other one must be equal under the same key.
         part_of: The table whose parts it holds and its key, () for none: of a run that both have, both must have the
             same parts, for half a run of one and half of the other would look like a run. Of a job that both have, only
             the one that has read more of its journal may have parts that the other lacks.
         unless: SQL of rows that are left alone, given their alias.
+        key: Its primary key, as the database says.
     """
 
     name: str
-    key: tuple[str, ...]
     may_differ: tuple[str, ...] = ()
     part_of: tuple[str, str] | tuple[()] = ()
     unless: str = "false"
+    key: tuple[str, ...] = ()
 
 
 INTENT = ("intent_at", "host", "dgxlab_version")
@@ -70,30 +72,24 @@ SETTLE = {
 }
 """What to do with a key that both have."""
 
-OF_JOB, OF_RUN, OF_IMPORT = ("jobs", "job_id"), ("runs", "run_id"), ("imports", "import_id")
+OF_JOB, OF_RUN = ("jobs", "job_id"), ("runs", "run_id")
 
 TABLES = (  # parents before children
-    Table("experiments", ("digest",)),
-    Table("jobs", ("job_id",), may_differ=("experiment", *INTENT, *PROGRESS)),
-    Table("devices", ("device_id",)),
-    Table("arms", ("job_id", "arm"), part_of=OF_JOB),
-    Table("inputs", ("job_id", "model_id"), part_of=OF_JOB),
-    Table("cells", ("cell",), may_differ=("label",)),
-    Table("case_lists", ("cases",)),
-    Table("gates", ("gate_id",), part_of=OF_JOB),
-    Table("checks", ("check_id",), part_of=OF_JOB),
-    Table("runs", ("run_id",), part_of=OF_JOB),
-    Table("rows", ("run_id", "cell"), part_of=OF_RUN),
-    Table("samples", ("run_id", "cell", "metric", "ordinal"), part_of=OF_RUN),
-    Table("telemetry", ("run_id", "device", "name"), part_of=OF_RUN),
-    Table("flags", ("run_id", "device", "kind"), part_of=OF_RUN, unless=f"{{}}.kind = '{ROOFLINE}'"),
-    Table("chain_runs", ("run_id",), part_of=OF_RUN),
-    Table("published", ("figure",), may_differ=("line",)),
-    Table("published_gates", ("figure",), may_differ=("line",)),
-    Table("imports", ("import_id",), may_differ=("name", "at", "content")),
-    Table("imported_rows", ("import_id", "position"), part_of=OF_IMPORT),
-    Table("imported", ("import_id", "position", "metric", "ordinal"), part_of=OF_IMPORT),
-    Table("rejections", ("job_id",), may_differ=("reason", "at")),
+    Table("experiments"),
+    Table("jobs", may_differ=("experiment", *INTENT, *PROGRESS)),
+    Table("devices"),
+    Table("arms", part_of=OF_JOB),
+    Table("inputs", part_of=OF_JOB),
+    Table("cells", may_differ=("label",)),
+    Table("case_lists"),
+    Table("gates", part_of=OF_JOB),
+    Table("checks", part_of=OF_JOB),
+    Table("runs", part_of=OF_JOB),
+    *(Table(name, part_of=OF_RUN) for name in ("rows", "samples", "telemetry")),
+    Table("flags", part_of=OF_RUN, unless=f"{{}}.kind = '{ROOFLINE}'"),
+    Table("chain_runs", part_of=OF_RUN),
+    Table("imports", may_differ=("name", "at", "content")),
+    Table("rejections", may_differ=("reason", "at")),
 )
 
 
@@ -112,21 +108,22 @@ def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
     """
     with _attached(into, other) as connection, into.transaction():
         _refuse_broken(connection, into.path)
-        for table in TABLES:
+        tables = [replace(table, key=_key(connection, table.name)) for table in TABLES]
+        for table in tables:
             _refuse_conflicts(connection, into.path, other, table)
-        counts = {table.name: _add(connection, table) for table in TABLES}
+        counts = {table.name: _add(connection, table) for table in tables}
         seal_all(connection)
         yield counts
 
 
-def merge_jobs(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
+def merge_jobs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two rows of the same job make: the earlier intent, the more advanced progress, any experiment."""
-    intent = min((one, two), key=lambda row: [row[name] for name in INTENT])
-    progress = max((one, two), key=_advance)
+    intent = min((ours, theirs), key=lambda row: [row[name] for name in INTENT])
+    progress = max((ours, theirs), key=_advance)
     return {
         **{name: intent[name] for name in INTENT},
         **{name: progress[name] for name in PROGRESS},
-        "experiment": one["experiment"] or two["experiment"],
+        "experiment": ours["experiment"] or theirs["experiment"],
     }
 
 
@@ -155,7 +152,7 @@ def _copy(other: Path, copy: Path) -> None:
             if version(source, other) == 0:
                 raise SpecError(f"{other} is an empty file, not a dgxlab database")
             target = sqlite3.connect(copy)
-            target.execute("PRAGMA synchronous = OFF")  # nobody needs the copy after a crash
+            target.execute("PRAGMA synchronous = OFF")  # the copy is of no use after a crash
             source.backup(target)
             target.close()
     finally:
@@ -171,8 +168,8 @@ def _refuse_broken(connection: sqlite3.Connection, path: Path) -> None:
 
 def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, table: Table) -> None:
     for sql in (_different(connection, table), *_torn(table)):
-        if found := connection.execute(sql).fetchone():
-            key = ", ".join(f"{name} {value}" for name, value in zip(table.key, found, strict=True))
+        if row := connection.execute(sql).fetchone():
+            key = ", ".join(f"{name} {value}" for name, value in zip(table.key, row, strict=True))
             raise CheckFailed(
                 f"{ours} and {theirs} disagree on {table.name} {key}: nothing was merged",
                 next=command("dgxlab", "db", "check", theirs),
@@ -182,7 +179,12 @@ def _refuse_conflicts(connection: sqlite3.Connection, ours: Path, theirs: Path, 
 def _different(connection: sqlite3.Connection, table: Table) -> str:
     """Return SQL for a key that both have with different content."""
     settled = {*table.key, *table.may_differ}
-    tests = [f"m.{name} IS NOT t.{name}" for name in _columns(connection, table.name) if name not in settled]
+    packed = DEFLATED.get(table.name, ())  # another zlib packs the same text into other bytes
+    tests = [
+        f"inflated(m.{name}) IS NOT inflated(t.{name})" if name in packed else f"m.{name} IS NOT t.{name}"
+        for name in _columns(connection, table.name)
+        if name not in settled
+    ]
     if table.name == "jobs":
         tests += [f"m.{name} <> t.{name}" for name in TOLD_ONCE]
         ended = "m.finished_at IS NOT NULL AND t.finished_at IS NOT NULL"
@@ -195,27 +197,28 @@ def _different(connection: sqlite3.Connection, table: Table) -> str:
 
 
 def _torn(table: Table) -> Iterator[str]:
-    """Yield SQL for a part that only one side has, of a run, an import or a job that both have."""
+    """Yield SQL for a part that only one side has, of a run or a job that both have."""
     if not table.part_of:
         return
     whole, key = table.part_of
-    for one, two in (("main", "theirs"), ("theirs", "main")):
+    for side, other in (("main", "theirs"), ("theirs", "main")):
         read_more = (
-            f"(SELECT journal_seq FROM {one}.jobs WHERE job_id = a.job_id) > r.journal_seq"
+            f"(SELECT journal_seq FROM {side}.jobs WHERE job_id = a.job_id) > r.journal_seq"
             if whole == "jobs"
             else "false"
         )
         yield (
-            f"SELECT {_list('a', table.key)} FROM {one}.{table.name} AS a"
-            f" WHERE EXISTS (SELECT 1 FROM {two}.{whole} AS r WHERE r.{key} = a.{key} AND NOT {read_more})"
-            f" AND NOT EXISTS (SELECT 1 FROM {two}.{table.name} AS b WHERE {_same('a', 'b', table.key)})"
+            f"SELECT {_list('a', table.key)} FROM {side}.{table.name} AS a"
+            f" WHERE EXISTS (SELECT 1 FROM {other}.{whole} AS r WHERE r.{key} = a.{key} AND NOT {read_more})"
+            f" AND NOT EXISTS (SELECT 1 FROM {other}.{table.name} AS b WHERE {_same('a', 'b', table.key)})"
             f" AND NOT ({table.unless.format('a')}) LIMIT 1"
         )
 
 
 def _add(connection: sqlite3.Connection, table: Table) -> int:
     """Insert what is new, settle what may differ, and return how many rows are new."""
-    before = _count(connection, table)
+    count = f"SELECT count(*) FROM main.{table.name}"
+    (before,) = connection.execute(count).fetchone()
     names = ",".join(_columns(connection, table.name))
     if table.name == "jobs":
         _settle_jobs(connection)
@@ -225,36 +228,73 @@ def _add(connection: sqlite3.Connection, table: Table) -> int:
         f"INSERT INTO main.{table.name} ({names}) SELECT {names} FROM theirs.{table.name} AS t"
         f" WHERE {'true' if upsert else is_new} {upsert}"
     )
-    return _count(connection, table) - before
+    (after,) = connection.execute(count).fetchone()
+    return int(after - before)
 
 
 def _settle_jobs(connection: sqlite3.Connection) -> None:
+    names = _columns(connection, "jobs")
     ours, theirs = (
-        {row["job_id"]: row for row in _dicts(connection, f"SELECT * FROM {side}.jobs")} for side in ("main", "theirs")
+        {row[0]: dict(zip(names, row, strict=True)) for row in connection.execute(f"SELECT * FROM {side}.jobs")}
+        for side in ("main", "theirs")
     )
     for job_id in ours.keys() & theirs.keys():
         merged = merge_jobs(ours[job_id], theirs[job_id])
-        names = ",".join(f"{name} = ?" for name in merged)
-        connection.execute(f"UPDATE main.jobs SET {names} WHERE job_id = ?", (*merged.values(), job_id))
+        sets = ",".join(f"{name} = ?" for name in merged)
+        connection.execute(f"UPDATE main.jobs SET {sets} WHERE job_id = ?", (*merged.values(), job_id))
 
 
-def _dicts(connection: sqlite3.Connection, sql: str, params: Sequence[Any] = ()) -> list[dict[str, Any]]:
-    cursor = connection.execute(sql, params)
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+def _key(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    sql = "SELECT name FROM pragma_table_info(?, 'main') WHERE pk ORDER BY pk"
+    return VIEWS.get(table) or tuple(name for (name,) in connection.execute(sql, (table,)))
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
     return [row[1] for row in connection.execute(f"PRAGMA main.table_info({table})")]
 
 
-def _count(connection: sqlite3.Connection, table: Table) -> int:
-    return int(connection.execute(f"SELECT count(*) FROM main.{table.name}").fetchone()[0])
-
-
-def _same(one: str, two: str, key: tuple[str, ...]) -> str:
-    return " AND ".join(f"{one}.{name} = {two}.{name}" for name in key)
+def _same(left: str, right: str, key: tuple[str, ...]) -> str:
+    return " AND ".join(f"{left}.{name} = {right}.{name}" for name in key)
 
 
 def _list(alias: str, key: tuple[str, ...]) -> str:
     return ",".join(f"{alias}.{name}" for name in key)
+
+
+LONG = 120
+"""Characters of a value above which only its beginning is shown, with a digest of all of it."""
+
+
+def text(path: Path) -> Iterator[str]:
+    """Yield a line for each row of each table, in an order that adding rows does not change; the file is only read.
+
+    Raises:
+        SpecError: if it is no database of ours, or damaged.
+    """
+    # what git hands over has no log beside it, and none may be made
+    with named_errors(path), contextlib.closing(plain(path, immutable=True)) as connection:
+        yield f"schema {version(connection, path)}"
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        if not tables.isdisjoint(BEHIND_VIEWS):
+            tables = tables.difference(BEHIND_VIEWS).union(VIEWS)
+        for table in sorted(tables):
+            yield from _rows(connection, table)
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> Iterator[str]:
+    cursor = connection.execute(f'SELECT * FROM "{table}"')
+    names = [column[0] for column in cursor.description]
+    rows = (zip(names, row, strict=True) for row in cursor)
+    shown = ({name: _short(value) for name, value in row if value is not None} for row in rows)
+    yield from sorted(f"{table} {json.dumps(row, ensure_ascii=False)}" for row in shown)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, bytes):
+        try:
+            value = inflated(value)
+        except ValueError:
+            return f"{len(value)} bytes, sha256 {hashlib.sha256(value).hexdigest()[:16]}"
+    if isinstance(value, str) and len(value) > LONG:
+        return f"{value[:40]}... ({len(value)} characters, sha256 {hashlib.sha256(value.encode()).hexdigest()[:16]})"
+    return value

@@ -10,40 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
 
 from dgxlab.errors import SpecError
 from dgxlab.model import Device
-from dgxlab.store.backups import backup
-from dgxlab.store.connect import schema_of, transaction
+from dgxlab.store.connect import backup, schema_of, transaction
 from dgxlab.store.records import device_row
-from dgxlab.store.schema import (
-    APPEND_ONLY,
-    APPLICATION_ID,
-    CASE_LISTS,
-    CHAIN_RUNS,
-    CHECKS,
-    DEVICES,
-    EVIDENCE,
-    EXPECTATIONS,
-    IMPORTED,
-    IMPORTS,
-    JOBS,
-    OWN_NOISE,
-    PUBLISHED,
-    REBUILT,
-    REINDEXED,
-    REJECTIONS,
-    SEALS,
-    TELEMETRY,
-    VERDICTS,
-    VERSION,
-)
-from dgxlab.store.seals import Seals, seal_all
+from dgxlab.store.schema import APPLICATION_ID, DEFLATED, VERSION, add_functions
+from dgxlab.store.seals import Seals, seal_all, sealed_anew
 
 MIGRATIONS = Migrations("dgxlab")
 
@@ -51,74 +30,103 @@ MIGRATIONS = Migrations("dgxlab")
 @MIGRATIONS()
 def m001_jobs(db: Database) -> None:
     """Hosts, experiments and jobs."""
-    _run(db, JOBS)
+    _run(db, "m001")
 
 
 @MIGRATIONS()
 def m002_evidence(db: Database) -> None:
     """What jobs found: arms, inputs, cells, gates, expectations, runs, rows, samples."""
-    _run(db, EVIDENCE)
+    _run(db, "m002")
 
 
 @MIGRATIONS()
 def m003_append_only(db: Database) -> None:
-    """Refuse to change or delete evidence."""
-    _make_append_only(db, APPEND_ONLY)
+    """Refuse to change or delete evidence: a discard is a row with a reason, a correction a new row."""
+    _make_append_only(db, ("arms", "inputs", "gates", "runs", "rows", "samples"))
 
 
 @MIGRATIONS()
 def m004_telemetry(db: Database) -> None:
     """The conditions of each run."""
-    _run(db, TELEMETRY.values())
-    _make_append_only(db, TELEMETRY)
+    _run(db, "m004")
+    _make_append_only(db, ("telemetry", "flags"))
 
 
 @MIGRATIONS()
 def m005_chains(db: Database) -> None:
     """The places of runs in A/B chains, and what the chains say."""
-    _run(db, (CHAIN_RUNS, VERDICTS))
+    _run(db, "m005")
     _make_append_only(db, ("chain_runs",))
 
 
 @MIGRATIONS()
 def m006_from_elsewhere(db: Database) -> None:
     """What documents publish, and the output of tools that dgxlab did not start."""
-    _run(db, (*PUBLISHED.values(), IMPORTS, *IMPORTED.values()))
-    _make_append_only(db, IMPORTED)
-    _make_append_only(db, PUBLISHED, settled=("line",))
+    _run(db, "m006")
+    _make_append_only(db, ("imported_rows", "imported"))
+    _make_append_only(db, ("published", "published_gates"), settled=("line",))
     _make_append_only(db, ("imports",), settled=("name", "at", "content"))
 
 
 @MIGRATIONS()
 def m007_checks(db: Database) -> None:
     """Gates on a whole model."""
-    _run(db, CHECKS)
+    _run(db, "m007")
     _make_append_only(db, ("checks",))
+
+
+HOST = "host_id TEXT NOT NULL REFERENCES hosts (host_id) ON DELETE RESTRICT,"
+
+OF_DEVICES: Mapping[str, Mapping[str, str]] = {
+    "arms": {
+        "build_id TEXT NOT NULL,": "build_id TEXT NOT NULL,\n        "
+        "device_id TEXT NOT NULL REFERENCES devices (device_id) ON DELETE RESTRICT,"
+    },
+    "jobs": {"host_id TEXT REFERENCES hosts (host_id) ON DELETE RESTRICT,": "host_id TEXT,"},
+    "gates": {
+        HOST: "overridden INTEGER NOT NULL CHECK (overridden IN (0, 1)),\n        cases TEXT,",
+        "expected INTEGER,": "expected INTEGER,\n        expected_cases TEXT,",
+    },
+    "checks": {HOST: ""},
+    "runs": {HOST: ""},
+    "verdicts": {"host_id TEXT REFERENCES hosts (host_id) ON DELETE RESTRICT,": ""},
+}
+"""By table, what m008 changes in its text: a device is known by (job_id, arm), and a host by the jobs that it did.
+
+gates.cases is the digest of what was printed and expected_cases of what was demanded, both NULL where it is not known;
+overridden: the command line changed what the gate demands.
+"""
 
 
 @MIGRATIONS()
 def m008_devices(db: Database) -> None:
     """Numbers belong to the device that gave them, and a gate to the list of its cases; all that is there is sealed."""
-    _run(db, (DEVICES, CASE_LISTS))
-    devices = _devices_of_arms(db)
-    _run(db, (f"DROP VIEW {view}" for view in ("builds", "models")))
-    for table, changes in REBUILT.items():
+    _run(db, "m008")
+    devices = []
+    sql = "SELECT job_id, arm, arms.cmake, jobs.facts FROM arms JOIN jobs USING (job_id)"
+    for job_id, arm, cmake, facts in db.execute(sql).fetchall():
+        device = device_row(Device.of(json.loads(facts), json.loads(cmake)))
+        db.table("devices").insert(device, ignore=True)
+        devices.append((device["device_id"], job_id, arm))
+    for view in ("builds", "models"):
+        db.execute(f"DROP VIEW {view}")
+    for table, changes in OF_DEVICES.items():
         _rebuild(db, table, changes)
-    _run(db, ("DROP TABLE hosts", "DROP TABLE expectations", *REINDEXED, *EVIDENCE[-2:], EXPECTATIONS))
-    for row in devices:
-        db.execute("UPDATE arms SET device_id = :device_id WHERE (job_id, arm) = (:job_id, :arm)", row)
-    _make_append_only(db, (*(table for table in REBUILT if table not in ("jobs", "verdicts")), "devices", "case_lists"))
-    _run(db, (f"DROP TRIGGER flags_no_{action}" for action in ("update", "delete")))
+    for table in ("hosts", "expectations"):
+        db.execute(f"DROP TABLE {table}")
+    _run(db, "m008_views")
+    db.conn.executemany("UPDATE arms SET device_id = ? WHERE (job_id, arm) = (?, ?)", devices)
+    for action in ("update", "delete"):
+        db.execute(f"DROP TRIGGER flags_no_{action}")
+    _make_append_only(db, ("arms", "gates", "checks", "runs", "devices", "case_lists"))
     _make_append_only(db, ("flags",), settled=("reason",))  # which a merge settles
-    db.execute(SEALS)
     seal_all(db.conn)
 
 
 @MIGRATIONS()
 def m009_rejections(db: Database) -> None:
     """Jobs whose evidence is set aside; what a gate of one recorded is expected no more."""
-    left_out = "WHERE job_id NOT IN (SELECT job_id FROM rejections) AND status"
-    _run(db, (REJECTIONS, "DROP VIEW expectations", EXPECTATIONS.replace("WHERE status", left_out)))
+    _run(db, "m009")
     _make_append_only(db, ("rejections",), settled=("reason", "at"))
 
 
@@ -127,40 +135,47 @@ def m010_own_noise(db: Database) -> None:
     """Verdicts get the interval of `same` and the chain's noise floor; their seals change by that, and by no edit."""
     seals = Seals(db.conn)
     seals.writing("verdicts", ("job_id",), db.execute("SELECT DISTINCT job_id FROM verdicts").fetchall())
-    _run(db, OWN_NOISE)
+    _run(db, "m010")
     seals.close()
 
 
-def _devices_of_arms(db: Database) -> list[dict[str, str]]:
-    """Record the device of every arm, and return it by job_id and arm."""
-    found = []
-    sql = "SELECT job_id, arm, arms.cmake, jobs.facts FROM arms JOIN jobs USING (job_id)"
-    for job_id, arm, cmake, facts in db.execute(sql).fetchall():
-        device = device_row(Device.of(json.loads(facts), json.loads(cmake)))
-        db.table("devices").insert(device, ignore=True)
-        found.append({"job_id": job_id, "arm": arm, "device_id": device["device_id"]})
-    return found
+@MIGRATIONS()
+def m011_small(db: Database) -> None:
+    """Long texts are deflated, those of telemetry stored once; what files say is read from the files."""
+    with sealed_anew(db.conn):
+        add_functions(db.conn)
+        db.execute("DROP INDEX rows_cell")  # which no query needs
+        for table, columns in DEFLATED.items():
+            _rebuild(db, table, {}, deflated=columns)
+        _run(db, "m011")
+        _make_append_only(db, ("case_lists", "rows", "runs", "run_numbers", "sensors"))
+        _make_append_only(db, ("readings",), name="telemetry")
 
 
-def _rebuild(db: Database, table: str, changes: Mapping[str, str]) -> None:
+def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:
     """Make a table anew from its changed text, with the rows, indexes and constraints that it has.
 
     New columns get "" or 0 where they take no NULL. Triggers are gone afterwards, and indexes on columns that are gone.
     """
     (text,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
+    text = text.replace('"', "")  # as SQLite writes the name of a table that was renamed
     for old, new in {f"TABLE {table} ": f"TABLE new_{table} ", **changes}.items():
         text = text.replace(old, new)
+    for name in deflated:
+        text = re.sub(rf"( {name}) TEXT NOT NULL CHECK .*?(,?)$", r"\1 BLOB NOT NULL\2", text, flags=re.MULTILINE)
     of_table = "SELECT sql FROM sqlite_schema WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
     indexes = [sql for (sql,) in db.execute(of_table, (table,)).fetchall()]
     before = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
     db.execute(text)
     columns = db.execute(f"SELECT name, type, \"notnull\" FROM pragma_table_info('new_{table}')").fetchall()
     fill = {name: "NULL" if not needed else "0" if kind == "INTEGER" else "''" for name, kind, needed in columns}
-    values = [name if name in before else value for name, value in fill.items()]
+    values = [f"deflated({n})" if n in deflated else n if n in before else value for n, value in fill.items()]
     db.execute(f"INSERT INTO new_{table} ({','.join(fill)}) SELECT {','.join(values)} FROM {table} ORDER BY rowid")
     db.execute(f"DROP TABLE {table}")
     db.execute(f"ALTER TABLE new_{table} RENAME TO {table}")
-    _run(db, (sql for sql in indexes if before <= fill.keys() or "host_id" not in sql))
+    for sql in indexes:
+        if before <= fill.keys() or "host_id" not in sql:
+            db.execute(sql)
 
 
 def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
@@ -174,13 +189,16 @@ def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | No
     Raises:
         SpecError: if the result breaks a foreign key; the database is then as it was.
     """
-    if 0 < _version(connection) < VERSION:
+    if older := 0 < _version(connection) < VERSION:
         backup(connection, path)
     connection.execute("PRAGMA foreign_keys = OFF")  # has no effect inside a transaction
     try:
         with transaction(connection, path):
             if _version(connection) < VERSION:  # else another process was faster
                 _apply(connection, path, stop_before)
+        if older:
+            with contextlib.suppress(sqlite3.OperationalError):  # it is whole without: others use it, or no room
+                connection.execute("VACUUM")
     finally:
         connection.execute("PRAGMA foreign_keys = ON")
 
@@ -207,12 +225,12 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str] = ()) -> None:
+def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str] = (), name: str = "") -> None:
     """Refuse every change; of columns that `schema.UPSERT` settles, only the deletion."""
     for table in tables:
         fixed = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] not in settled]
         for action in ("UPDATE", "DELETE"):
-            sentence = f"{table} is append-only: a correction is a new row"
+            sentence = f"{name or table} is append-only: a correction is a new row"
             of = f" OF {','.join(fixed)}" if settled and action == "UPDATE" else ""
             db.execute(
                 f"CREATE TRIGGER {table}_no_{action.lower()} BEFORE {action}{of} ON {table} "
@@ -220,6 +238,17 @@ def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str
             )
 
 
-def _run(db: Database, statements: Iterable[str]) -> None:
-    for statement in statements:
+def _run(db: Database, name: str) -> None:
+    for statement in _statements((Path(__file__).parent / "sql" / f"{name}.sql").read_text()):
         db.execute(statement)
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Yield the statements of a file, which all end a line; SQLite's executescript would commit."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        if statement or not line.startswith("--"):
+            statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement.strip().removesuffix(";")
+            statement = ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import Check, Device, Experiment, ParityGate, Plan, canonical, digest, from_json, subject, to_json
+from dgxlab.model import Check, Device, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
 """How far a job has come. `lost` is below the ends: a journal that turns up later may still tell how it ended."""
@@ -85,16 +85,16 @@ class Job:
         return self.state in ENDED
 
 
-def the_one(found: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
+def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
     """Return the one job id of those that begin with `text`; `otherwise` is said when there is none.
 
     Raises:
         UsageError: if there is none, or more than one.
     """
-    if len(found) == 1:
-        return found[0]
-    said = f"{len(found)} jobs begin with {text!r}" if found else f"no job begins with {text!r}{otherwise}"
-    raise UsageError(said, next="dgxlab jobs" if found else next)
+    if len(job_ids) == 1:
+        return job_ids[0]
+    sentence = f"{len(job_ids)} jobs begin with {text!r}" if job_ids else f"no job begins with {text!r}{otherwise}"
+    raise UsageError(sentence, next="dgxlab jobs" if job_ids else next)
 
 
 def gate_digest(gate: ParityGate | Check | Mapping[str, Any], env: Mapping[str, str]) -> str:
@@ -111,18 +111,6 @@ def gate_digest(gate: ParityGate | Check | Mapping[str, Any], env: Mapping[str, 
     return digest([asked, env], 16)
 
 
-FIGURE = (
-    *("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test"),
-    *("metric", "value", "unit", "stddev", "notes"),
-)
-"""What a published figure says; its place in the file is beside it."""
-
-
-def figure_digest(row: Mapping[str, Any]) -> str:
-    """Return the identity of a published figure, 16 hex digits; value and stddev are floats, a gate's value text."""
-    return digest([row[name] for name in FIGURE], 16)
-
-
 def device_row(device: Device) -> dict[str, Any]:
     """Return the row of a device."""
     fields = {name: canonical(value) if isinstance(value, list) else value for name, value in to_json(device).items()}
@@ -137,30 +125,28 @@ def device_from(row: Mapping[str, Any]) -> Device:
 
 def experiment_row(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of an experiment, given its Experiment.spec."""
-    said = {name: spec[name] for name in ("name", "hypothesis")}
-    return {"digest": digest(spec), **said, "spec": canonical(spec)}
+    named = {name: spec[name] for name in ("name", "hypothesis")}
+    return {"digest": digest(spec), **named, "spec": canonical(spec)}
 
 
-def job_row(
-    plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: str
-) -> dict[str, Any]:
+def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: str, *, found: str) -> dict[str, Any]:
     """Return the row of a job that is about to be started, or whose plan was found as this text."""
     return {
         "job_id": plan.job_id,
         "kind": plan.kind,
         "name": plan.name,
-        "experiment": experiment.digest if experiment else None,
+        "experiment": experiment,
         "host": host_name,
         "plan": found or canonical(plan),  # an older dgxlab's has other fields, and the files are checked by this text
         "plan_digest": plan.digest,
-        "intent_at": _begun(plan.job_id) if found else time.time(),
+        "intent_at": _planned_at(plan.job_id) if found else time.time(),
         "state": "running" if found else "intended",
         "protocol": plan.protocol,
         "dgxlab_version": dgxlab_version,
     }
 
 
-def _begun(job_id: str) -> float:
+def _planned_at(job_id: str) -> float:
     """Return when a job was planned, as its id says by its maker's clock; now where it says nothing or a later time."""
     now = time.time()
     try:

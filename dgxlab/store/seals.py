@@ -18,11 +18,14 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+
+from dgxlab.store.schema import BEHIND_VIEWS, VIEWS
 
 OWNERS = {"job_id": "job", "run_id": "job", "gate_id": "job", "check_id": "job", "import_id": "import"}
 """Kinds of units, by the first column of a table's key."""
@@ -32,7 +35,7 @@ NUMBERED = ("run_id", "gate_id", "check_id")
 
 NAMES = {"job": "job {}", "import": "imported file {}", "table": "table {}"}
 
-UNSEALED = ("seals", "_sqlite_migrations")
+UNSEALED = ("seals", "_sqlite_migrations", *BEHIND_VIEWS)
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
 
@@ -112,17 +115,36 @@ def seal_all(connection: sqlite3.Connection) -> None:
     _chain(connection, _contents(connection))
 
 
+@contextmanager
+def sealed_anew(connection: sqlite3.Connection) -> Iterator[None]:
+    """Seal what a block makes of the units, as a migration does; one that was not what was sealed stays so."""
+    stored = connection.execute("SELECT unit, content, seal FROM seals ORDER BY unit").fetchall()
+    contents = _contents(connection)
+    yield
+    changed = _contents(connection)
+    connection.execute("DELETE FROM seals")
+    before = after = ""
+    for unit, content, seal in stored:
+        follows = seal == _link(before, unit, content)
+        before = seal
+        if unit in contents and unit not in changed:
+            continue  # its table is gone
+        now = changed[unit] if contents.get(unit) == content else content
+        after = _link(after, unit, now) if follows else seal
+        connection.execute("INSERT INTO seals VALUES (?, ?, ?)", (unit, now, after))
+
+
 def broken(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield a sentence for each unit that is not what was sealed, and for each seal that does not follow."""
-    sealed, found = dict(connection.execute("SELECT unit, content FROM seals")), _contents(connection)
-    for unit in sorted(sealed.keys() | found.keys()):
+    sealed, contents = dict(connection.execute("SELECT unit, content FROM seals")), _contents(connection)
+    for unit in sorted(sealed.keys() | contents.keys()):
         kind, _, owner = unit.partition("/")
         name = NAMES.get(kind, "unit {}").format(owner)
-        if unit not in found:
+        if unit not in contents:
             yield f"{name} is sealed, and its rows are gone"
         elif unit not in sealed:
             yield f"{name} has rows and no seal"
-        elif sealed[unit] != found[unit]:
+        elif sealed[unit] != contents[unit]:
             yield f"{name} is not what was sealed: rows of it were changed, added or deleted"
     before = ""
     for unit, content, seal in connection.execute("SELECT unit, content, seal FROM seals ORDER BY unit"):
@@ -185,18 +207,22 @@ def _text(total: int) -> str:
 
 def _tables(connection: sqlite3.Connection) -> list[_Table]:
     """Return every table that is sealed, in the order of names."""
-    found = connection.execute(
-        """SELECT t.name, c.name, c.cid FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
+    columns = connection.execute(
+        """SELECT t.name, c.name FROM sqlite_schema AS t JOIN pragma_table_info(t.name) AS c
            WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' AND c.pk ORDER BY t.name, c.pk"""
     )
+    key_of = {name: tuple(column for _, column in group) for name, group in groupby(columns, itemgetter(0))}
+    for view, key in VIEWS.items():
+        if connection.execute("SELECT 1 FROM sqlite_schema WHERE (type, name) = ('view', ?)", (view,)).fetchone():
+            key_of[view] = key
     tables = []
-    for name, group in groupby(found, itemgetter(0)):
-        (_, column, place), *others = group
+    for name, key in sorted(key_of.items()):
         if name not in UNSEALED:
+            column, keys = key[0], ",".join(key)
+            names = [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
             kind = OWNERS.get(column, f"table/{name}") + " line" * (column in NUMBERED)
-            keys = ",".join((column, *(other for _, other, _ in others)))
             where = f"{column} = ?" if column in OWNERS else "? IS NOT NULL"
             select = f"SELECT * FROM {name}"
             everything, some = f"{select} ORDER BY {keys}", f"{select} WHERE {where} ORDER BY {keys}"
-            tables.append(_Table(name, column, place, kind, everything, some))
+            tables.append(_Table(name, column, names.index(column), kind, everything, some))
     return tables

@@ -14,17 +14,16 @@ from typing import Any
 
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, ParityGate, Plan, canonical
-from dgxlab.store import backups
-from dgxlab.store.connect import Tell, connect, named_errors, transaction
+from dgxlab.store.connect import Tell, backup, connect, damaged, is_fresh, named_errors, transaction
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
-from dgxlab.store.schema import UPSERT
+from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
 REJECTED = "SELECT job_id FROM rejections"
 """The jobs whose evidence was set aside."""
 UNCOUNTED = f"""SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')
                 UNION ALL {REJECTED}"""
-"""Those of which no run counts: the sessions whose chains go on are shown to nobody either."""
+"""Those of which no run counts: sessions whose chains go on, which are not shown either, and rejected ones."""
 JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected FROM jobs LEFT JOIN rejections USING (job_id)"""
 
 Wanted = tuple[str, str, str]
@@ -75,9 +74,9 @@ class Store:
             Damaged: if it cannot be copied because pages of it are damaged.
             SpecError: if the copy cannot be written.
         """
-        if self.rows("SELECT 1 FROM jobs LIMIT 1") and not backups.is_fresh(self.path):
+        if self.rows("SELECT 1 FROM jobs LIMIT 1") and not is_fresh(self.path):
             with named_errors(self.path):
-                backups.backup(self.connection, self.path)
+                backup(self.connection, self.path)
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
@@ -113,10 +112,11 @@ class Store:
         self._seals.close()
 
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
-        """Answer one SELECT.
+        """Answer one SELECT; what the record holds deflated is given as text.
 
         Raises:
-            SpecError: if it writes, or the file is damaged.
+            Damaged: if the file is damaged, or such a text.
+            SpecError: if it writes.
             sqlite3.OperationalError: if the SQL is wrong.
         """
         with named_errors(self.path):
@@ -124,7 +124,9 @@ class Store:
             try:
                 cursor = self.connection.execute(sql, params)
                 names = [column[0] for column in cursor.description or ()]
-                return [dict(zip(names, row, strict=True)) for row in cursor]
+                return [dict(zip(names, _texts(row), strict=True)) for row in cursor]
+            except ValueError as error:
+                raise damaged(self.path, str(error)) from error
             finally:
                 self.connection.execute("PRAGMA query_only = OFF")
 
@@ -140,13 +142,17 @@ class Store:
         """Insert rows that all have these columns."""
         marks = ",".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES ({marks}) {UPSERT.get(table, '')}"
-        rows = list(rows)
+        packed = [columns.index(name) for name in DEFLATED.get(table, ()) if name in columns]
+        rows = (
+            [[deflated(v) if i in packed else v for i, v in enumerate(row)] for row in rows] if packed else list(rows)
+        )
         with self.transaction():
             self._seals.writing(table, columns, rows)
             self.connection.executemany(sql, rows)
 
     def update_job(self, job_id: str, **columns: Any) -> None:
         """Set columns of a job, whatever they were; `set_state` is the careful way to change its state."""
+        columns |= {name: deflated(columns[name]) for name in DEFLATED["jobs"] if name in columns}
         names = ",".join(f"{name} = ?" for name in columns)
         with self.transaction():
             self._seals.writing("jobs", ("job_id",), [(job_id,)])
@@ -181,19 +187,16 @@ class Store:
                 self.know(experiment)
             for spec in plan.specs:
                 self.put("experiments", experiment_row(spec))
-            if known := self.find_job(plan.job_id):
-                return self._intended_again(known, plan, experiment)
-            self.put("jobs", job_row(plan, experiment, host_name, dgxlab_version, found=found))
-            if experiment is None and self.rows("SELECT 1 FROM experiments WHERE digest = ?", (plan.experiment,)):
-                self.update_job(plan.job_id, experiment=plan.experiment)
+            known = self.find_job(plan.job_id)
+            if known is None:
+                recorded = self.rows("SELECT digest FROM experiments WHERE digest = ?", (plan.experiment,))
+                digest = plan.experiment if recorded else None
+                self.put("jobs", job_row(plan, digest, host_name, dgxlab_version, found=found))
+            elif known.plan_digest != plan.digest:
+                raise UsageError(f"the job id {plan.job_id} belongs to another plan", next="dgxlab jobs")
+            elif experiment is not None:
+                self.update_job(plan.job_id, experiment=experiment.digest)
             return self.job(plan.job_id)
-
-    def _intended_again(self, known: Job, plan: Plan, experiment: Experiment | None) -> Job:
-        if known.plan_digest != plan.digest:
-            raise UsageError(f"the job id {plan.job_id} belongs to another plan", next="dgxlab jobs")
-        if experiment is not None:
-            self.update_job(plan.job_id, experiment=experiment.digest)
-        return self.job(plan.job_id)
 
     def job(self, job_id: str) -> Job:
         """Return a job.
@@ -201,14 +204,14 @@ class Store:
         Raises:
             UsageError: if there is none of that id.
         """
-        if found := self.find_job(job_id):
-            return found
+        if job := self.find_job(job_id):
+            return job
         raise UsageError(f"{self.path} knows no job {job_id}", next="dgxlab jobs")
 
     def find_job(self, job_id: str) -> Job | None:
         """Return a job, None if there is none of that id."""
-        found = self.rows(f"{JOBS} WHERE job_id = ?", (job_id,))
-        return Job.from_row(found[0]) if found else None
+        rows = self.rows(f"{JOBS} WHERE job_id = ?", (job_id,))
+        return Job.from_row(rows[0]) if rows else None
 
     def job_ids(self, beginning: str) -> list[str]:
         """Return the ids that begin so, in order: by time."""
@@ -217,44 +220,35 @@ class Store:
 
     def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
         """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""
-        found = self.rows(
+        rows = self.rows(
             f"""{JOBS} WHERE state IN (SELECT value FROM json_each(:states))
                AND (:host IS NULL OR host = :host) ORDER BY intent_at DESC, job_id DESC""",
             {"states": canonical(states), "host": host},
         )
-        return [Job.from_row(row) for row in found]
+        return [Job.from_row(row) for row in rows]
 
     def unfinished(self, host: str) -> list[Job]:
-        """Return the jobs for a host whose end is to be found out, the latest first; never of a rejected one."""
+        """Return the jobs for a host whose end is to be rows out, the latest first; never of a rejected one."""
         return [job for job in self.jobs(host=host, states=("intended", "running")) if not job.rejected]
 
-    def latest_job(self, *, kind: str | None = None, name: str | None = None, host: str | None = None) -> Job | None:
-        """Return the latest job that left evidence (a gate or a run) and is of this kind, experiment name and host."""
-        found = self.rows(
+    def latest_job(self) -> Job | None:
+        """Return the latest job that left evidence: a gate or a run."""
+        rows = self.rows(
             f"""{JOBS} WHERE rejections.job_id IS NULL
-               AND (:kind IS NULL OR kind = :kind) AND (:name IS NULL OR name = :name)
-               AND (:host IS NULL OR host = :host)
                AND (EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
                     OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id)
                     OR EXISTS (SELECT 1 FROM checks WHERE checks.job_id = jobs.job_id))
-               ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
-            {"kind": kind, "name": name, "host": host},
+               ORDER BY intent_at DESC, job_id DESC LIMIT 1"""
         )
-        return Job.from_row(found[0]) if found else None
+        return Job.from_row(rows[0]) if rows else None
 
     def devices(self, job_id: str) -> dict[str, Device]:
         """Return what each arm of a job computed on, by the arm's name; an arm that was never built has none."""
-        found = self.rows("SELECT * FROM devices JOIN arms USING (device_id) WHERE job_id = ?", (job_id,))
-        return {row["arm"]: device_from(row) for row in found}
+        rows = self.rows("SELECT * FROM devices JOIN arms USING (device_id) WHERE job_id = ?", (job_id,))
+        return {row["arm"]: device_from(row) for row in rows}
 
     def set_state(
-        self,
-        job_id: str,
-        state: str,
-        *,
-        exit_code: int | None = None,
-        error: str = "",
-        next: str = "",
+        self, job_id: str, state: str, *, exit_code: int | None = None, error: str = "", next: str = ""
     ) -> Job:
         """Move a job on, for what its journal cannot say (staging failed, lost); one that has come further stays.
 
@@ -291,7 +285,7 @@ class Store:
         self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
     ) -> set[Wanted]:
         """Return those of `cells` for which a valid run with counted samples exists; a chain's needs a verdict too."""
-        found = self.rows(
+        rows = self.rows(
             f"""SELECT DISTINCT rows.cell, coalesce(runs.model_id, '') AS model_id, runs.env_digest
                FROM runs JOIN jobs USING (job_id) JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
                LEFT JOIN chain_runs AS c USING (run_id)
@@ -304,37 +298,34 @@ class Store:
                            WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)""",
             (build_id, device_id, protocol),
         )
-        return {(row["cell"], row["model_id"], row["env_digest"]) for row in found}.intersection(cells)
+        return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 
     def gate_passed(
         self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate, protocol: int = PROTOCOL
     ) -> bool:
         """Tell whether the latest verdict of a gate on this build and device is a pass, with the counts and cases."""
-        found = self.rows(
-            f"""SELECT gates.* FROM gates JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
-               WHERE job_id NOT IN ({REJECTED})
-               AND build_id = ? AND device_id = ? AND gate_digest = ? AND jobs.protocol = ?
-               ORDER BY at DESC, gate_id DESC LIMIT 1""",
-            (build_id, device_id, gate_digest, protocol),
-        )
-        if not found or found[0]["status"] == "failed":
+        row = self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest, protocol))
+        if row is None or row["status"] == "failed":
             return False
-        counted = gate.expect is None or gate.expect.total == found[0]["total"]
-        listed = gate.cases in ("", found[0]["cases"])
-        return counted and listed and gate.unsupported in (None, found[0]["unsupported"])
+        counted = gate.expect is None or gate.expect.total == row["total"]
+        return counted and gate.cases in ("", row["cases"]) and gate.unsupported in (None, row["unsupported"])
 
     def check_passed(
         self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str], protocol: int = PROTOCOL
     ) -> bool:
         """Tell whether the latest verdict of a gate on these models, this build and device is a pass."""
-        found = self.rows(
-            f"""SELECT checks.* FROM checks JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
-               WHERE job_id NOT IN ({REJECTED})
-               AND build_id = ? AND device_id = ? AND gate_digest = ? AND inputs = ? AND jobs.protocol = ?
-               ORDER BY at DESC, check_id DESC LIMIT 1""",
-            (build_id, device_id, gate_digest, canonical(inputs), protocol),
+        asked = (build_id, device_id, gate_digest, protocol, canonical(inputs))
+        row = self._latest("checks", "check_id", "inputs = ?", asked)
+        return row is not None and row["status"] == "passed"
+
+    def _latest(self, table: str, key: str, where: str, asked: Sequence[Any]) -> dict[str, Any] | None:
+        rows = self.rows(
+            f"""SELECT {table}.* FROM {table} JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
+               WHERE job_id NOT IN ({REJECTED}) AND build_id = ? AND device_id = ? AND gate_digest = ?
+               AND jobs.protocol = ? AND {where} ORDER BY at DESC, {key} DESC LIMIT 1""",
+            asked,
         )
-        return bool(found) and found[0]["status"] == "passed"
+        return rows[0] if rows else None
 
     def expectation(
         self, pin: str, tree: str, gate_digest: str, compute_cap: str
@@ -347,17 +338,21 @@ class Store:
         Returns:
             Its count, how many cases were unsupported (None: unknown), the digest of all cases ("": unknown).
         """
-        found = self.rows(
+        rows = self.rows(
             """SELECT total, unsupported, cases FROM expectations
                WHERE pin = ? AND tree = ? AND gate_digest = ? AND compute_cap = ?""",
             (pin, tree, gate_digest, compute_cap),
         )
-        if not found:
+        if not rows:
             return None
-        (row,) = found
+        (row,) = rows
         return Expectation(row["total"], row["total"]), row["unsupported"], row["cases"] or ""
 
     def case_list(self, cases: str) -> list[str] | None:
         """Return the sorted cases that a gate printed, given their digest; None where the record does not have them."""
-        found = self.rows("SELECT lines FROM case_lists WHERE cases = ?", (cases,))
-        return json.loads(found[0]["lines"]) if found else None
+        rows = self.rows("SELECT lines FROM case_lists WHERE cases = ?", (cases,))
+        return json.loads(rows[0]["lines"]) if rows else None
+
+
+def _texts(row: tuple[Any, ...]) -> Iterable[Any]:
+    return [inflated(value) if type(value) is bytes else value for value in row] if bytes in map(type, row) else row

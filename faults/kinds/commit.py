@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from dgxlab.ingest import ingest
 from dgxlab.store import Store, check
 from dgxlab.store.connect import schema_problems
 from dgxlab.store.migrations import MIGRATIONS, upgrade
-from dgxlab.store.schema import VERSION
+from dgxlab.store.schema import DEFLATED, VERSION, add_functions
 from dgxlab.store.seals import seal_all
 from faults.fault import Broken, Fault
 from tests.elsewhere import from_elsewhere
@@ -101,6 +101,7 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
     if path is not None:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
+            add_functions(connection)
             upgrade(connection, path, stop_before=stop_before)
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.execute("ATTACH ? AS now", (str(place.folder / "now.db"),))
@@ -109,7 +110,7 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
             columns = {table: _shared(connection, table) for table in _tables(connection)}
             for table, names in columns.items():
                 gone = {"host_id"}.intersection(_columns(connection, f"main.{table}")).difference(names)
-                values = ",".join((*names, *("'host-a'" for _ in gone)))
+                values = ",".join((*_texts(table, names), *("'host-a'" for _ in gone)))
                 into = f"{table} ({','.join((*names, *gone))})"
                 connection.execute(f"INSERT INTO {into} SELECT {values} FROM now.{table}")
             rows = rows_of(connection, columns)
@@ -245,10 +246,15 @@ def _shared(connection: sqlite3.Connection, table: str) -> list[str]:
     return [name for name in _columns(connection, f"main.{table}") if name in newest]
 
 
+def _texts(table: str, names: Iterable[str]) -> list[str]:
+    return [f"inflated({name})" if name in DEFLATED.get(table, ()) else name for name in names]
+
+
 def rows_of(connection: sqlite3.Connection, columns: Columns) -> Rows:
     """Return all rows of these tables and columns, sorted."""
+    add_functions(connection)
     return {
-        table: sorted(connection.execute(f"SELECT {','.join(names)} FROM {table}"), key=repr)
+        table: sorted(connection.execute(f"SELECT {','.join(_texts(table, names))} FROM {table}"), key=repr)
         for table, names in columns.items()
     }
 

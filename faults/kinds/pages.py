@@ -18,7 +18,7 @@ from dgxlab.store import Damaged, Store
 from faults.fault import Broken, Fault
 from tests.audit.conftest import JOBS, cut
 from tests.conftest import PROJECT
-from tests.elsewhere import figure, from_elsewhere
+from tests.elsewhere import an_import, from_elsewhere
 from tests.journals import dump
 
 PAGE = 4096
@@ -121,7 +121,7 @@ def trial(place: Shelf, random: Random) -> str:
             if dump(store) != place.truth:
                 raise Broken(f"{word}: the check says nothing, and the record holds something else")
     with suppress(DgxlabError), Store.open(path) as store:
-        store.put("published", figure(3))
+        store.put("imports", an_import(b"n=2: 2.5 us\n"))
         store.update_job(place.truth["jobs"][0]["job_id"], next="x")
     if random.randrange(MENDED) == 0:
         path = place.anew()

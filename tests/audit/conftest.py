@@ -40,11 +40,23 @@ def cut(path: Path, jobs: Sequence[str] = JOBS) -> Path:
             elif "import_id" in columns:
                 connection.execute(f"DELETE FROM {row['name']} WHERE import_id <> '{IMPORT}'")
         connection.execute("DELETE FROM cells WHERE cell NOT IN (SELECT cell FROM rows)")
+        connection.execute("DELETE FROM readings WHERE number NOT IN (SELECT number FROM run_numbers)")
+        connection.execute("DELETE FROM sensors WHERE sensor NOT IN (SELECT sensor FROM readings)")
         seal_all(connection)
         for guard in guards:
             connection.execute(guard)
         connection.execute("VACUUM")
     return path
+
+
+OF_ROW = """number = (SELECT number FROM run_numbers WHERE run_id = OLD.run_id)
+    AND sensor = (SELECT sensor FROM sensors WHERE (device, name) = (OLD.device, OLD.name))"""
+EDITABLE = (
+    f"CREATE TRIGGER x INSTEAD OF DELETE ON telemetry BEGIN DELETE FROM readings WHERE {OF_ROW}; END",
+    f"""CREATE TRIGGER y INSTEAD OF UPDATE ON telemetry BEGIN UPDATE readings SET median = NEW.median WHERE {OF_ROW};
+        UPDATE OR IGNORE sensors SET device = NEW.device WHERE (device, name) = (OLD.device, OLD.name); END""",
+)
+"""Let the view be edited as a table is."""
 
 
 def disarm(store: Store) -> list[str]:
@@ -61,6 +73,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     path = cut(Path(shutil.copy(PROJECT / "results.db", tmp_path_factory.mktemp("piece"))))
     with Store.open(path) as store:
         disarm(store)
+        for trigger in EDITABLE:
+            store.connection.execute(trigger)
         store.connection.execute("PRAGMA foreign_keys = OFF")
         store.connection.execute("PRAGMA ignore_check_constraints = ON")
         yield store

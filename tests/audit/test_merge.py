@@ -62,7 +62,7 @@ def test_the_union_is_sound_and_the_same_from_both_sides(sides: tuple[Path, Path
             "the samples of run .* are not what the tool's rows give",
         ),
         ("UPDATE gates SET rc = 1 WHERE gate_id LIKE '20261122-1104%'", "gate .* is passed, which is not what"),
-        ("DELETE FROM telemetry", "disagree on telemetry"),
+        ("DELETE FROM readings", "disagree on telemetry"),
     ],
 )
 def test_what_is_not_sound_is_not_merged(sides: tuple[Path, Path], tmp_path: Path, edit: str, sentence: str) -> None:

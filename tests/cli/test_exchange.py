@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab import imported, published
+from dgxlab import imported
 from dgxlab.store import Store
 from tests.cli.conftest import Project
 from tests.report.worlds import GOLDEN, whole
@@ -46,15 +46,12 @@ def test_import_refuses_with_line_reason_and_command(project: Project) -> None:
     assert not (project.folder / "x.db").exists()
 
 
-def test_import_adopts_the_published_record_once(project: Project) -> None:
-    """All of it, then nothing more; the tables of the documents come out of it."""
-    assert project.run("import", "--published", "--db", "x.db").out == (
-        "1072 rows of published added, 26 rows of published_gates added\n"
+def test_import_says_what_there_is(project: Project) -> None:
+    """An unknown tool or format is a usage error."""
+    assert project.run("import", LOG, "--tool", "nvidia-smi").rc == 2
+    assert (
+        "there are console, sql, csv" in project.run("import", LOG, "--tool=test-backend-ops", "--format-of=md").error
     )
-    again = project.run("import", "--published", "--db", "x.db", "--format", "json")
-    assert json.loads(again.out) == {"published": 0, "published_gates": 0}
-    assert "8.5" in project.run("report", "--form", "published", "steps", "--db", "x.db").out
-    assert project.run("import").rc == project.run("import", LOG, "--published").rc == 2
 
 
 def test_export_of_a_measured_project(measured: Project) -> None:
@@ -87,10 +84,9 @@ def test_export_of_nothing(measured: Project) -> None:
 
 @pytest.fixture
 def adopted(project: Project) -> Project:
-    """Give a project whose record has a session, the published figures and an imported file."""
+    """Give a project whose record has a session and an imported file."""
     with Store.open(project.folder / "results.db") as store:
         whole(store)
-        published.load(store)
         imported.record(store, imported.open_file(GOLDEN / "llama-bench-q4_k.jsonl", "", ""))
     return project
 

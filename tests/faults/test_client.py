@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.store.schema import add_functions
 from faults.campaign import trials
 from faults.fault import Broken
 from faults.host import CELLS, Box, box
@@ -38,6 +39,7 @@ def measured() -> Iterator[Box]:
 def change(measured: Box, sql: str) -> None:
     """Change the record behind the program's back, and the rules that forbid it."""
     with sqlite3.connect(measured.database) as record:
+        add_functions(record)
         for (name,) in record.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
             record.execute(f"DROP TRIGGER {name}")
         record.executescript(sql)
@@ -60,14 +62,14 @@ def record(measured: Box) -> Iterator[Box]:
         ("UPDATE samples SET value = value * 1.0000001 WHERE ordinal = 2", "wrong: .* was printed"),
         ("DELETE FROM samples WHERE ordinal = 5", "wrong: .* has samples"),
         (
-            "DELETE FROM telemetry; DELETE FROM flags; DELETE FROM samples; DELETE FROM rows; DELETE FROM runs",
+            "DELETE FROM readings; DELETE FROM flags; DELETE FROM samples; DELETE FROM rows; DELETE FROM runs",
             "lost: raw/run-0.out .* is not in the store",
         ),
         ("DELETE FROM gates WHERE job_id LIKE '%mine%'", "lost: raw/gate"),
         ("UPDATE jobs SET state = 'lost' WHERE name = 'mine'", "there are not 1 good jobs"),
-        ("UPDATE runs SET raw = replace(raw, 'run-0.out', 'run-7.out')", "lost: raw/run-0.out"),
+        ("UPDATE runs SET raw = deflated(replace(inflated(raw), 'run-0.out', 'run-7.out'))", "lost: raw/run-0.out"),
         ('UPDATE gates SET raw = replace(raw, \'"sha256":"\', \'"sha256":"0\')', "another sha256"),
-        ("UPDATE rows SET raw = replace(raw, '\"n_gen\":4', '\"n_gen\":5')", "was not printed"),
+        ("UPDATE rows SET raw = deflated(replace(inflated(raw), '\"n_gen\":4', '\"n_gen\":5'))", "was not printed"),
         ("UPDATE runs SET status = 'discarded', reason = 'a stranger'", "lost: 0 values of 3 cells"),
     ],
 )

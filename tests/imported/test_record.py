@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dgxlab.errors import UsageError
-from dgxlab.imported import open_file, record
+from dgxlab.errors import SpecError, UsageError
+from dgxlab.imported import open_file, record, rows_of
 from dgxlab.store import Store, check
+from tests.elsewhere import an_import
 from tests.journals import dump
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -35,19 +35,9 @@ def test_everything_that_was_read_is_kept(store: Store) -> None:
         *(found.import_id, "test-backend-ops", "console"),
         "tbo-perf-gdn.txt",
     )
-    assert zlib.decompress(kept["content"]) == LOG.read_bytes()
+    assert kept["content"].encode() == LOG.read_bytes()
     assert json.loads(kept["provenance"]) == {"device_description": "NVIDIA H200"}
-    rows = store.rows("SELECT label, params FROM imported_rows ORDER BY position")
-    assert [(row["label"], json.loads(row["params"])) for row in rows] == [
-        (row.label, row.params) for row in found.reading.rows
-    ]
-    values = store.rows("SELECT position, metric, ordinal, value, unit, discarded FROM imported WHERE position = 3")
-    assert {(row["metric"], row["value"], row["unit"]) for row in values} == {
-        ("time_us", 37.57, "us"),
-        ("n_runs", 28623.0, "runs"),
-        ("memory_kb", 8208.0, "kB"),
-        ("bandwidth_gb_s", 208.4, "GiB/s"),
-    }
+    assert rows_of(store, found.import_id) == found.reading.rows
     assert check(store) == []
 
 
@@ -74,14 +64,19 @@ def test_the_same_content_is_of_one_tool(store: Store, tmp_path: Path) -> None:
 
 
 def test_all_captures_make_a_sound_record(store: Store) -> None:
-    """Each tool and format, side by side; samples stay in their order."""
-    for name in ("json", "jsonl", "sql", "csv", "md"):
-        assert record(store, open_file(GOLDEN / "h200" / f"llama-bench-q4_k.{name}"))
-    for name in ("tbo-perf-mul_mat.sql", "tbo-test-mul_mat.txt", "batched-bench-q4_k.txt", "batched-bench-q4_k.jsonl"):
-        assert record(store, open_file(GOLDEN / "h200" / name))
+    """Each tool and format, side by side, is read from its copy as it was read from the file."""
+    names = [f"llama-bench-q4_k.{suffix}" for suffix in ("json", "jsonl", "sql", "csv", "md")]
+    names += ["tbo-perf-mul_mat.sql", "tbo-test-mul_mat.txt", "batched-bench-q4_k.txt", "batched-bench-q4_k.jsonl"]
+    for name in names:
+        found = open_file(GOLDEN / "h200" / name)
+        assert record(store, found)
+        assert rows_of(store, found.import_id) == found.reading.rows
     assert check(store) == []
-    samples = store.rows(
-        """SELECT value FROM imported JOIN imports USING (import_id)
-           WHERE format = 'json' AND position = 0 AND metric = 'samples_ns' ORDER BY ordinal"""
-    )
-    assert [row["value"] for row in samples] == [15924028, 13906936, 13571540, 13597312, 13640221]
+
+
+def test_a_copy_that_cannot_be_read_any_more_is_named(store: Store) -> None:
+    """An older dgxlab could read it."""
+    row = an_import(b'{"kernel": 1\n', name="old.log")
+    store.put("imports", row)
+    with pytest.raises(SpecError, match=r"old\.log in .* cannot be read any more: "):
+        rows_of(store, row["import_id"])

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 from dgxlab.model import WAIT_S, Plan, from_json, to_json
+from dgxlab.store import Store
 from tests.conftest import PROJECT
 
 
 def test_recorded_plans_decode_and_keep_their_digest(tmp_path: Path) -> None:
     """Those of the shipped record, from before a plan said how long to wait."""
     shutil.copyfile(PROJECT / "results.db", tmp_path / "results.db")
-    connection = sqlite3.connect(tmp_path / "results.db")
-    rows = connection.execute("SELECT plan, plan_digest FROM jobs WHERE plan NOT LIKE '%\"wait_s\"%'").fetchall()
-    connection.close()
+    with Store.open(tmp_path / "results.db") as store:
+        rows = [row for row in store.rows("SELECT plan, plan_digest FROM jobs") if '"wait_s"' not in row["plan"]]
     assert rows
-    for text, digest in rows:
-        plan = from_json(Plan, json.loads(text))
-        assert (plan.digest, plan.wait_s) == (digest, WAIT_S)
+    for row in rows:
+        plan = from_json(Plan, json.loads(row["plan"]))
+        assert (plan.digest, plan.wait_s) == (row["plan_digest"], WAIT_S)
 
 
 def test_waiting_is_no_part_of_the_work() -> None:

@@ -44,8 +44,7 @@ ASKED = {
 
 
 def world(store: Store) -> None:
-    """Play an A/B session, stock and one step; the published record is there too."""
-    published.load(store)
+    """Play an A/B session, stock and one step."""
     compared(store, "w4a16", "20261110-100000-beside", 1.1, "tiles beat MMQ")
     Session(store, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
     one = step(store, "tiles", "20261120-150000-beside", hypothesis="block tiling beats one warp a tile").build()
@@ -102,7 +101,7 @@ def test_the_twin_has_the_figures_as_they_were_published(store: Store) -> None:
 
 def test_every_figure_of_a_kind_has_its_place_once(store: Store) -> None:
     """No figure is dropped and none stands twice, however many are of the same cell."""
-    every = published.figures(store)
+    every = published.figures()
     for form, readers in (
         ("ops", (op,)),
         ("single-stream", (stream,)),
@@ -112,15 +111,15 @@ def test_every_figure_of_a_kind_has_its_place_once(store: Store) -> None:
         sources = sorted({figure.source_doc for figure in every if any(reader(figure) for reader in readers)})
         for doc in sources:
             mine = [one for one in every if one.source_doc == doc and any(reader(one) for reader in readers)]
-            series = selected(store, form, [doc])
-            placed = [figure.figure for one in series for figure in one.figures.values()]
-            assert sorted(placed) == sorted(figure.figure for figure in mine), (form, doc)
+            series = selected(form, [doc])
+            placed = [figure.line for one in series for figure in one.figures.values()]
+            assert sorted(placed) == sorted(figure.line for figure in mine), (form, doc)
             assert len({one.label for one in series}) == len(series), (form, doc)
 
 
 def figure(**changes: object) -> Figure:
     """Return a figure that says nothing in particular."""
-    texts = dict.fromkeys(("figure", "source_doc", "host", "engine", "pin", "model", "quant", "test", "notes"), "")
+    texts = dict.fromkeys(("source_doc", "host", "engine", "pin", "model", "quant", "test", "notes"), "")
     fields = {
         **texts,
         "tool": "llama-bench",
@@ -200,15 +199,6 @@ def test_what_was_not_published(store: Store, words: dict[str, str], said: str) 
     with pytest.raises(UsageError) as error:
         page(store, query(words))
     assert error.value.message.startswith(said)
-
-
-def test_a_record_without_figures_says_how_to_get_them(tmp_path: Path) -> None:
-    """The next command brings them in."""
-    with Store.open(tmp_path / "results.db") as empty:
-        Session(empty, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
-        with pytest.raises(UsageError, match="does not hold the published record") as error:
-            page(empty, query({"form": "ops", "experiment": "h200", "published": "seed000"}))
-    assert error.value.next == "dgxlab import --published"
 
 
 def test_figures_without_a_column_are_counted(store: Store) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dgxlab import published
 from dgxlab.cli.report import Form
 from dgxlab.errors import UsageError
 from dgxlab.model import CANDIDATE, PROTOCOL, BackendOpsBench, CellResult, ChainStep, RunStep, to_json
@@ -348,7 +347,6 @@ def test_what_cannot_be_asked(store: Store, words: dict[str, str], said: str) ->
         ({"form": "verdicts", "session": "20261120-140000-forms"}, "session 20261120-140000-forms compares nothing"),
         ({"form": "concurrency", "experiment": "skew"}, "skew has nothing measured for form=concurrency"),
         ({"form": "published", "table": "nosuch"}, "there is no published table 'nosuch'; there are steps, "),
-        ({"form": "published", "table": "steps"}, "DB does not hold the published record"),
     ],
 )
 def test_what_is_not_there(store: Store, words: dict[str, str], said: str) -> None:
@@ -359,7 +357,6 @@ def test_what_is_not_there(store: Store, words: dict[str, str], said: str) -> No
 def test_published_tables_stand_in_a_form(tmp_path: Path) -> None:
     """Each under its own heading, labelled as nobody's measurement here."""
     with Store.open(tmp_path / "results.db") as store:
-        published.load(store)
         text = shown(store, form="published", table="steps,concurrency")
     assert text.startswith("**W4A16 steps**\n")
     assert text.count("**published**, not measured here") == 2

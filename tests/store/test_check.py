@@ -7,8 +7,8 @@ import pytest
 
 from dgxlab.errors import SpecError
 from dgxlab.ingest import ingest
-from dgxlab.store import Store, check
-from tests.elsewhere import figure, from_elsewhere
+from dgxlab.store import Damaged, Store, check
+from tests.elsewhere import from_elsewhere
 from tests.journals import Journal, cell, intend, plan, whole
 
 
@@ -39,11 +39,9 @@ def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
         ("UPDATE experiments SET spec = '{}'", "is not what its spec says"),
         ("UPDATE experiments SET hypothesis = 'x'", "is not what its spec says"),
         ("UPDATE devices SET names = '5'", "is not the digest of what it is"),
-        ("INSERT INTO case_lists VALUES ('x', '[]')", "case list x is not the digest of its lines"),
-        ("UPDATE jobs SET plan = '{}'", "the plan of job job-1 is not what its digest says"),
-        ("UPDATE published SET value = 818", f"figure {figure()['figure']} of published is not the digest"),
-        ("UPDATE published_gates SET unit = 'md5'", "of published_gates is not the digest of what it says"),
-        ("UPDATE imports SET content = zeroblob(9)", "is not the file that was imported"),
+        ("INSERT INTO case_lists VALUES ('x', deflated('[]'))", "case list x is not the digest of its lines"),
+        ("UPDATE jobs SET plan = deflated('{}')", "the plan of job job-1 is not what its digest says"),
+        ("UPDATE imports SET content = deflated('x')", "is not the file that was imported"),
         ("UPDATE imports SET size = size + 1", "is not the file that was imported"),
     ],
 )
@@ -51,6 +49,14 @@ def test_damage_is_named(damaged: Store, sql: str, sentence: str) -> None:
     """Each wrong row gives a sentence that says which and why."""
     damaged.connection.execute(sql)
     assert [found for found in check(damaged) if sentence in found]
+
+
+@pytest.mark.parametrize("content", ["zeroblob(9)", "substr(plan, 1, 200)", "plan || x'00'"])
+def test_a_damaged_text_is_damage(damaged: Store, content: str) -> None:
+    """A deflated text that is none, cut short, or has something behind it."""
+    damaged.connection.execute(f"UPDATE jobs SET plan = CAST({content} AS BLOB)")  # noqa: S608
+    with pytest.raises(Damaged, match=r"results\.db is damaged: a deflated text"):
+        check(damaged)
 
 
 def test_a_broken_page_is_found(folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.store import Store, mounts
+from dgxlab.store import Store, connect
 
 MOUNTINFO = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -37,21 +37,19 @@ a line that is not of the form
         ("/mnt/optional/results.db", "nfs at /mnt/optional"),
     ],
 )
-def test_network_mount(path: str, expected: str | None) -> None:
+def test_network_mount(path: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The innermost mount that holds the path decides."""
-    assert mounts.network_mount(path, MOUNTINFO) == expected
-
-
-def test_no_mounts_is_local() -> None:
-    """An empty or unreadable list refuses nothing."""
-    assert mounts.network_mount("/lab/results.db", "") is None
+    listed = tmp_path / "mountinfo"
+    listed.write_text(MOUNTINFO)
+    monkeypatch.setattr(connect, "MOUNTINFO", listed)
+    assert connect.on_network(Path(path)) == expected
 
 
 def test_open_refuses_a_network_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database on such a mount is refused, by the sentence that names the mount; symlinks do not hide it."""
     listed = tmp_path / "mountinfo"
     listed.write_text(f"1 0 0:1 / / rw - ext4 /dev/vda rw\n2 1 0:2 / {tmp_path}/far rw - nfs4 filer:/lab rw\n")
-    monkeypatch.setattr(mounts, "MOUNTINFO", listed)
+    monkeypatch.setattr(connect, "MOUNTINFO", listed)
     (tmp_path / "far").mkdir()
     (tmp_path / "near").symlink_to("far")
     with pytest.raises(SpecError, match=r"network file system \(nfs4 at .*far\)"):
@@ -61,5 +59,5 @@ def test_open_refuses_a_network_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_without_mountinfo_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that has no such file (macOS) is taken to be local."""
-    monkeypatch.setattr(mounts, "MOUNTINFO", tmp_path / "absent")
-    assert mounts.on_network(tmp_path) is None
+    monkeypatch.setattr(connect, "MOUNTINFO", tmp_path / "absent")
+    assert connect.on_network(tmp_path) is None

@@ -77,7 +77,7 @@ def test_what_is_rolled_back_is_not_sealed(store: Store) -> None:
         ("DELETE FROM verdicts", "job job-4 is not what was sealed"),
         ("UPDATE seals SET content = seal WHERE unit = 'job/job-2'", "the seal of job/job-2 does not follow"),
         ("UPDATE seals SET seal = content WHERE unit = 'job/job-2'", "the seal of job/job-3 does not follow"),
-        ("DELETE FROM seals WHERE unit = 'table/published_gates'", "table published_gates has rows and no seal"),
+        ("DELETE FROM seals WHERE unit = 'table/case_lists'", "table case_lists has rows and no seal"),
         ("UPDATE cells SET label = 'other'", "table cells is not what was sealed"),
     ],
 )

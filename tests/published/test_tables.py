@@ -1,21 +1,18 @@
-"""The tables of the documents, out of the record: golden files, and the numbers as the documents print them.
+"""The tables of the documents: golden files, and the numbers as the documents print them.
 
-`python -m tests.published.test_seeds` writes the golden files anew, for somebody to read.
+`python -m tests.published.test_tables` writes the golden files anew.
 """
 
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from dgxlab import published
-from dgxlab.errors import UsageError
 from dgxlab.published import Figure
 from dgxlab.report import render_table
-from dgxlab.report.published import TABLES, PublishedTable, concurrency, kernel_bytes, seed_tables, steps
-from dgxlab.store import Store
+from dgxlab.report.published import TABLES, PublishedTable, concurrency, kernel_bytes, steps
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
+MADE = {make.__name__: make for make in TABLES}
 
 
 def _numbers(table: PublishedTable) -> list[list[float | None]]:
@@ -23,28 +20,28 @@ def _numbers(table: PublishedTable) -> list[list[float | None]]:
     return [[value.value if isinstance(value, Figure) else value for value in row] for row in values]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", [make.__name__ for make in TABLES])
-def test_each_table_is_its_golden_file(store: Store, name: str) -> None:
+@pytest.mark.parametrize("name", MADE)
+def test_each_table_is_its_golden_file(name: str) -> None:
     """Whole, with its sources beneath."""
-    assert render_table(seed_tables(store)[name]) == (GOLDEN / f"{name}.md").read_text(encoding="utf-8")
+    assert render_table(MADE[name]()) == (GOLDEN / f"{name}.md").read_text(encoding="utf-8")
 
 
-def test_the_steps_have_the_numbers_of_the_plan(store: Store) -> None:
+def test_the_steps_have_the_numbers_of_the_plan() -> None:
     """Row by row: q4_K and q4_0 n=512, pp512, pp2048, ratio to MMQ."""
-    assert _numbers(steps(store)) == [
+    assert _numbers(steps()) == [
         [2, None, 31.75, None, 0.04],
         [6.63, 7.53, 119, 123, 0.14],
         [8.50, 10.56, 148.5, 153.9, 0.18],
         [9.92, 11.68, 177.6, 185.0, 0.21],
     ]
-    notes = [str(row["notes"]) for row in steps(store).rows]
+    notes = [str(row["notes"]) for row in steps().rows]
     assert "+28 % q4_K, +40 % q4_0 over Step 1" in notes[2]
     assert "+17 % q4_K, +20 % pp512 over P3b-1; +49 % pp512 over Step 1" in notes[3]
 
 
-def test_the_sweep_has_the_numbers_of_the_plan(store: Store) -> None:
+def test_the_sweep_has_the_numbers_of_the_plan() -> None:
     """Row by row: B, then prefill and decode of Q8, MXFP4 and vLLM."""
-    table = concurrency(store)
+    table = concurrency()
     assert _numbers(table) == [
         [1, 1080, 60.1, 1625, 83.4, 9644, 48.0],
         [8, 2189, 160.8, 3634, 267.4, 33373, 312.4],
@@ -57,25 +54,15 @@ def test_the_sweep_has_the_numbers_of_the_plan(store: Store) -> None:
     ]
 
 
-def test_the_bytes_have_the_numbers_of_the_gate(store: Store) -> None:
+def test_the_bytes_have_the_numbers_of_the_gate() -> None:
     """Row by row: state, with projections, time, min, max, floor, rate, share of the peak, cap."""
-    assert _numbers(kernel_bytes(store)) == [
+    assert _numbers(kernel_bytes()) == [
         [805.3, 816, 3.98, 3.90, 4.33, 2.99, 202, 74, 1.33],
         [402.6, None, 3.62, None, None, None, 111, 41, None],
         [413, None, None, None, None, None, None, None, None],
     ]
 
 
-def test_a_database_without_the_record_is_told_so(tmp_path: Path) -> None:
-    """No table of it is empty."""
-    with Store.open(tmp_path / "empty.db") as empty:
-        for make in TABLES:
-            with pytest.raises(UsageError, match="does not hold the published record"):
-                make(empty)
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as made:
-        published.load(made)
-        for title, one in seed_tables(made).items():
-            (GOLDEN / f"{title}.md").write_text(render_table(one), encoding="utf-8")
+    for name, make in MADE.items():
+        (GOLDEN / f"{name}.md").write_text(render_table(make()), encoding="utf-8")
