@@ -11,23 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dgxlab.errors import SpecError, edit
-from dgxlab.matrix import Launch, expand, tool_of
 from dgxlab.model import (
-    BackendOpsBench,
-    BatchedBench,
     Bench,
     Cell,
     EngagedGate,
     Experiment,
-    LlamaBench,
     ParityGate,
     about,
     canonical,
     to_json,
 )
+from dgxlab.tools import Launch, bench_of, expand
 
 MUST_AGREE = ("matrix", "models", "session", "host")
 """Kinds of difference that are refused unless they are allowed by name."""
+
+ARGUMENTS = ("args", "repetitions")
+"""Keys of a bench entry that say how a tool is called, and tell no cells apart."""
 
 ABSENT = "-"
 """What a difference shows where one side has nothing."""
@@ -98,7 +98,7 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
     """
     some = False
     for one, two in zip(baseline.bench, candidate.bench, strict=False):
-        if tool_of(one) == tool_of(two):
+        if type(one) is type(two):
             for pair in _paired(one, two, {**baseline.env, **one.env}, {**candidate.env, **two.env}):
                 some = True
                 yield pair
@@ -144,7 +144,7 @@ def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
     """Yield what the entries that both have read: an entry another model, or another model by the same name."""
     shared: dict[str, None] = {}
     for number, (before, after) in enumerate(zip(one.bench, two.bench, strict=False)):
-        if tool_of(before) == tool_of(after) and (names := (_model(before), _model(after))) != ("", ""):
+        if type(before) is type(after) and (names := (_model(before), _model(after))) != ("", ""):
             yield from differing("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
             shared |= dict.fromkeys(name for name in names if name in one.models and name in two.models)
     mine, theirs = ({name: to_json(side.models[name]) for name in shared} for side in (one, two))
@@ -152,30 +152,27 @@ def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
 
 
 def _model(entry: Bench) -> str:
-    return "" if isinstance(entry, BackendOpsBench) else entry.model
+    return getattr(entry, "model", "")
 
 
 def _of_bench(one: Sequence[Bench], two: Sequence[Bench]) -> Iterator[Difference]:
     for number, (before, after) in enumerate(zip(one, two, strict=False)):
         where = f"bench[{number}]"
-        if tool_of(before) != tool_of(after):
-            yield Difference("matrix", where, tool_of(before), tool_of(after))
+        if type(before) is not type(after):
+            yield Difference("matrix", where, bench_of(before).name, bench_of(after).name)
         else:
             yield from differing("matrix", *_matrices(before, after), where=where)
             yield from differing("arguments", *_arguments(before, after), where=where)
             yield from differing("env", before.env, after.env, where=where)
     for number in range(min(len(one), len(two)), max(len(one), len(two))):
-        tools = (tool_of(side[number]) if number < len(side) else ABSENT for side in (one, two))
+        tools = (bench_of(side[number]).name if number < len(side) else ABSENT for side in (one, two))
         yield Difference("matrix", f"bench[{number}]", *tools)
 
 
 def _sizes(entry: Bench) -> dict[str, Any]:
     """Return what tells an entry's cells apart besides its axes."""
-    if isinstance(entry, BackendOpsBench):
-        return {"op": entry.op, "backend": entry.backend, "where": entry.where, "exclude": entry.exclude}
-    if isinstance(entry, LlamaBench):
-        return {"n_prompt": entry.n_prompt, "n_gen": entry.n_gen, "exclude": entry.exclude}
-    return {"npp": entry.npp, "ntg": entry.ntg, "npl": entry.npl, "exclude": entry.exclude}
+    names = (name for name in bench_of(entry).keys if name not in ("model", *ARGUMENTS))
+    return {name: getattr(entry, name) for name in (*names, "exclude")}
 
 
 def _matrices(one: Bench, two: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -189,10 +186,10 @@ def _arguments(one: Bench, two: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
     free = settings(one, two)
     before, after = ({k: v[0] for k, v in _axes(entry).items() if k in free} for entry in (one, two))
     for entry, found in ((one, before), (two, after)):
-        if isinstance(entry, (LlamaBench, BatchedBench)):
-            found["args"] = " ".join(entry.args)
-        if isinstance(entry, LlamaBench):
-            found["repetitions"] = entry.repetitions
+        for name in ARGUMENTS:
+            if hasattr(entry, name):
+                said = getattr(entry, name)
+                found[name] = " ".join(said) if isinstance(said, tuple) else said
     return before, after
 
 
@@ -203,7 +200,7 @@ def settings(one: Bench, two: Bench) -> set[str]:
 
 
 def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
-    return {} if isinstance(entry, BackendOpsBench) else entry.axes
+    return getattr(entry, "axes", {})
 
 
 # -- what is compared -------------------------------------------------------------------------------------------------
@@ -212,7 +209,7 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 def _paired(
     one: Bench, two: Bench, env_one: Mapping[str, str], env_two: Mapping[str, str]
 ) -> Iterator[tuple[Launch, Launch]]:
-    free = {*settings(one, two), "args", "repetitions"}
+    free = {*settings(one, two), *ARGUMENTS}
 
     def name(cell: Cell) -> str:
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})

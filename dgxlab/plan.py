@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from dgxlab import checks, synth
+from dgxlab import synth, tools
 from dgxlab.agent.slots import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
-from dgxlab.matrix import Launch, Wanted, launches, tool_of
 from dgxlab.model import (
     BASELINE,
     CANDIDATE,
@@ -41,11 +40,7 @@ from dgxlab.model import (
     model_id,
 )
 from dgxlab.stats import fewest_cycles
-
-PROGRAMS = {"backend-ops": "test-backend-ops", "llama-bench": "llama-bench", "batched-bench": "llama-batched-bench"}
-
-BATCHED_ATTEMPTS = 3
-"""llama-batched-bench now and then exits 0 before its logger has written the last rows; the spare row makes it rare."""
+from dgxlab.tools import Launch, Wanted, launches, parity
 
 NAME_LENGTH = 80
 """Characters of a session's name in its id, which becomes a file name."""
@@ -156,14 +151,11 @@ def make_arm(experiment: Experiment, source: Source) -> Arm:
         # an enclosing repository's commit must not be printed as llama.cpp's
         "LLAMA_BUILD_COMMIT": experiment.pin[:9],
     }
-    targets = {PROGRAMS[tool_of(entry)] for entry in experiment.bench}
-    for gate in own(experiment):
-        program = PROGRAMS["backend-ops"] if isinstance(gate, ParityGate) else checks.PROGRAMS.get(type(gate))
-        targets |= {program} if program else set()
+    targets = tools.targets_of(experiment)
     for model in experiment.models.values():
         if isinstance(model, DerivedModel) or (isinstance(model, SyntheticModel) and model.quant != "F16"):
             targets.add("llama-quantize")
-    targets = targets or {PROGRAMS["backend-ops"]}  # a kernel's own tests need no program, and cmake would build all
+    targets = targets or {parity.PROGRAM}  # a kernel's own tests need no program, and cmake would build all
     cmake = {**defaults, **experiment.cmake}
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
 
@@ -238,9 +230,8 @@ def is_flag(word: str) -> bool:
 
 def _gate(experiment: Experiment, arm: Arm, gate: ParityGate | Check, number: int) -> GateStep | CheckStep:
     if not isinstance(gate, ParityGate):
-        return checks.check_step(f"gate:{number}", arm.name, gate, experiment)
-    argv = ("{bin}/test-backend-ops", "test", "-o", gate.op, "-b", gate.backend)
-    return GateStep(f"gate:{number}", arm.name, gate, argv, gate_env(experiment, gate), gate.limit_s)
+        return tools.check_step(f"gate:{number}", arm.name, gate, experiment)
+    return GateStep(f"gate:{number}", arm.name, gate, parity.command(gate), gate_env(experiment, gate), gate.limit_s)
 
 
 def _beside(baseline: str, step: GateStep | CheckStep, gates: Sequence[GateStep | CheckStep]) -> GateStep | CheckStep:
@@ -255,7 +246,7 @@ def _beside(baseline: str, step: GateStep | CheckStep, gates: Sequence[GateStep 
 
 
 def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep:
-    attempts = BATCHED_ATTEMPTS if launch.tool == "batched-bench" else 1
+    attempts = tools.BENCHES[launch.tool].attempts
     engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate) and launch.tool in gate.tools]
     markers = tuple(gate.stderr for gate in engaged)  # what must be on the tool's stderr
     fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model)

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from dgxlab.agent.parse import backend_ops
-from dgxlab.agent.parse.lines import plain
-from dgxlab.agent.parse.parsed import Parsed, equal
 from dgxlab.model import Cell
+from dgxlab.tools import backend_ops
+from dgxlab.tools.rows import Parsed, equal, plain
 
 Parse = Callable[[str, Sequence[Cell]], Parsed]
 

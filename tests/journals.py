@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dgxlab.agent.parse.judge import judge_check
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
@@ -39,6 +38,7 @@ from dgxlab.model import (
     to_json,
 )
 from dgxlab.store import Store
+from dgxlab.tools import judge_check
 
 PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
 TOOLCHAIN = Toolchain(cc="gcc 12.2.0", cxx="g++ 12.2.0", cmake="3.25.1", machine="x86_64 0123456789abcdef")

@@ -88,7 +88,7 @@ def receive(root: str) -> None:
 
 def tool(root: str, name: str, version: str, sha256: str) -> None:
     """Take a build tool's wheel from stdin."""
-    from dgxlab.agent.tools import unpack
+    from dgxlab.agent.wheels import unpack
 
     unpack(_root(root), name, version, sha256, sys.stdin.buffer)
 

@@ -23,7 +23,7 @@ from signal import SIGTERM
 from stat import S_ISREG
 from typing import Any
 
-from dgxlab.agent import child
+from dgxlab.agent import child, ninja
 from dgxlab.agent.boot import flush, settle, sync
 from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id
@@ -31,7 +31,6 @@ from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.objects import Objects
-from dgxlab.agent.parse import ninja
 from dgxlab.agent.root import Root
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import Arm, BuildStep, Toolchain, build_id, digest, to_json

@@ -11,12 +11,9 @@ from typing import Any
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.measure import Bench, Launch
-from dgxlab.agent.parse.completion import read_greedy
-from dgxlab.agent.parse.harness import read_harness
-from dgxlab.agent.parse.judge import judge_check
-from dgxlab.agent.parse.perplexity import read_divergence, read_reference
 from dgxlab.agent.text import text
-from dgxlab.model import REFERENCE, CheckCommand, CheckStep, GreedyGate, HarnessGate, to_json
+from dgxlab.model import CheckCommand, CheckStep, to_json
+from dgxlab.tools import judge_check, read_check
 
 ATTEMPTS = 3
 """llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
@@ -71,7 +68,7 @@ def _launches(
     """Launch a command as often as it may be, each time under a name of its own."""
     for number in range(ATTEMPTS):
         name = f"{command.role}-{number}" if number else command.role
-        # llama-perplexity writes logits, and a harness is compiled
+        # logits are written, and kernels compiled
         yield name, bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
 
 
@@ -83,23 +80,16 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str, Any]:
-    tests = read_harness(launched.errors()) if isinstance(step.gate, HarnessGate) else {}
-    if tests.get("failed"):  # then make fails too, and says less
-        return tests
-    if not launched.ended.ok:
-        program = Path(command.argv[0]).name
-        ended = launched.ended.sentence(program, step.limit_s)
-        return {"problem": f"{ended}: {launched.last_words()}{full_disk(launched.stdout.parent)}"}
-    if isinstance(step.gate, HarnessGate):
-        return tests
-    if isinstance(step.gate, GreedyGate):
-        return read_greedy(launched.stdout.read_bytes(), launched.errors())
-    if command.role == REFERENCE:
-        return read_reference(launched.text(), launched.errors(), step.gate.chunks)
-    return read_divergence(launched.text(), step.gate.chunks)
+    stdout = b"" if launched.ended.too_long else launched.stdout.read_bytes()
+    reading = read_check(step.gate, command.role, stdout, launched.errors())
+    if launched.ended.ok or reading.get("failed"):  # tests that failed say more than how make ended
+        return reading
+    program = Path(command.argv[0]).name
+    ended = launched.ended.sentence(program, step.limit_s)
+    return {"problem": f"{ended}: {launched.last_words()}{full_disk(launched.stdout.parent)}"}
 
 
 def _engaged(step: CheckStep, launched: Launch) -> dict[str, Any]:
     """Return whether the path under test said that it ran, {} where the gate claims none."""
-    marker = "" if isinstance(step.gate, HarnessGate) else step.gate.engaged
+    marker = getattr(step.gate, "engaged", "")
     return {"engaged": marker in launched.errors()} if marker else {}

@@ -15,18 +15,12 @@ from dgxlab.agent.environment import measured_env
 from dgxlab.agent.failure import full_disk
 from dgxlab.agent.job import sha256
 from dgxlab.agent.occupancy import ComputeProcess
-from dgxlab.agent.parse import backend_ops, batched_bench, gate, llama_bench
-from dgxlab.agent.parse.gate import GateReading
-from dgxlab.agent.parse.parsed import Parsed
 from dgxlab.agent.processors import pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.model import GateStep, ParityGate, RunStep, case_digest, digest, to_json
-
-PARSERS: Mapping[str, Callable[[str, Any], Parsed]] = {
-    "backend-ops": backend_ops.parse,
-    "llama-bench": llama_bench.parse,
-    "batched-bench": batched_bench.parse,
-}
+from dgxlab.tools import BENCHES, parity
+from dgxlab.tools.parity import GateReading
+from dgxlab.tools.rows import Parsed
 
 LAST_WORDS = 4096
 """Bytes of a stream's end among which a program's last line is looked for."""
@@ -191,15 +185,15 @@ class Bench:
     def _launch_gate(self, name: str, step: GateStep, argv: Sequence[str]) -> tuple[Launch, GateReading, int]:
         launched = self.launch(name, argv, step.env, step.limit_s)
         rc = -1 if launched.ended.rc is None else launched.ended.rc
-        return launched, gate.read_gate(launched.text(), step.gate.backend), rc
+        return launched, parity.read_gate(launched.text(), step.gate.backend), rc
 
     def _gate_reasons(self, step: GateStep, launched: Launch, reading: GateReading, rc: int) -> tuple[str, ...]:
         """Return why one run of a gate did not pass, () when it did."""
-        reasons = gate.judge_gate(reading, rc, step.gate)
+        reasons = parity.judge_gate(reading, rc, step.gate)
         if step.gate.engaged not in launched.errors():
-            reasons = (*reasons, not_engaged(step.gate.engaged, "test-backend-ops"))
+            reasons = (*reasons, not_engaged(step.gate.engaged, parity.PROGRAM))
         if (rc != 0 or launched.ended.stopped) and not reading.failed:
-            reasons = (launched.ended.sentence("test-backend-ops", step.limit_s), *reasons)
+            reasons = (launched.ended.sentence(parity.PROGRAM, step.limit_s), *reasons)
         if reasons and not reading.failed:
             reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(self.raw)}")
         return reasons
@@ -238,7 +232,7 @@ class Bench:
         launched = self.launch(name, argv, step.env, step.limit_s, watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
-        parsed = PARSERS[step.tool](launched.text(), step.cells)
+        parsed = BENCHES[step.tool].parse(launched.text(), step.cells)
         conditions = self.telemetry.around(launched.ended, before, after, contention, threads(parsed))
         status, reason = verdict(step, launched, parsed, absent)
         again = "rows" if launched.ended.ok and parsed.problems else ""
@@ -291,7 +285,7 @@ def beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], basel
         return tuple(reasons)  # the specs declare that the arms have other cases
     if reading.total != baseline.reading.total:
         reasons.append(f"the candidate ran {reading.total} cases, the baseline {baseline.reading.total}")
-    if differs := gate.unlike(reading.cases, baseline.reading.cases):
+    if differs := parity.unlike(reading.cases, baseline.reading.cases):
         reasons.append(f"not the baseline's cases: {differs}")
     return tuple(reasons)
 

@@ -20,14 +20,8 @@ from dgxlab.stats import (
     hopeless,
     median,
 )
+from dgxlab.tools import BENCHES
 from dgxlab.units import metric
-
-COMPARED: Mapping[str, tuple[str, ...]] = {
-    "backend-ops": ("time_us",),
-    "llama-bench": ("avg_ts",),
-    "batched-bench": ("speed_pp", "speed_tg"),
-}
-"""The metrics of a tool's cell that get a verdict. Others are the same runs in other words, and claim nothing more."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +59,13 @@ class Slot:
 
 
 def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
-    """Return what a chain compares, in the order of its cells.
-
-    A batched-bench cell without generation, or without a prompt, has one speed only.
-    """
+    """Return what a chain compares, in the order of its cells."""
     pairs = zip(step.baseline.cells, step.candidate.cells, strict=True)
     return tuple(
         Comparison(one.key, two.key, name)
         for one, two in pairs
-        for name in COMPARED[step.baseline.tool]
-        if one.params.get({"speed_pp": "pp", "speed_tg": "tg"}.get(name, ""), 1)
+        for name, size in BENCHES[step.baseline.tool].compared.items()
+        if one.params.get(size, 1)
     )
 
 

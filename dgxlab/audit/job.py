@@ -13,7 +13,6 @@ from pathlib import PurePosixPath
 from typing import Any, get_type_hints
 
 from dgxlab.agent.conditions import HOST
-from dgxlab.agent.parse.judge import judge_check
 from dgxlab.audit.rows import row_problems
 from dgxlab.model import (
     ARM,
@@ -29,6 +28,7 @@ from dgxlab.model import (
     sources,
 )
 from dgxlab.store import Store, device_row, gate_digest
+from dgxlab.tools import judge_check
 
 Row = Mapping[str, Any]
 Labels = dict[str, str]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from dgxlab.agent.measure import PARSERS
-from dgxlab.agent.parse.backend_ops import INSERT
 from dgxlab.ingest import SAMPLE, samples_of
 from dgxlab.model import Cell, to_json
+from dgxlab.tools import BENCHES
 
 Row = Mapping[str, Any]
 
@@ -25,7 +23,7 @@ def row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: M
         samples: Its rows of `samples`.
         cells: The cells of its step by their keys.
     """
-    results = []
+    bench, results = BENCHES[run["tool"]], []
     cold: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
         if sample["discarded"]:
@@ -34,22 +32,13 @@ def row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: M
         if row["cell"] not in cells:
             yield f"run {run['run_id']} has a row of cell {row['cell']}, which its plan does not have"
             return
-        parsed = PARSERS[run["tool"]](_printed(run["tool"], row["raw"]), [cells[row["cell"]]])
+        parsed = bench.parse("\n".join([bench.printed(row["raw"])] * bench.rounds), [cells[row["cell"]]])
         if parsed.problems:
             yield f"a row of run {run['run_id']} cannot be read again: {parsed.problems[0]}"
             return
         measurements = to_json(parsed.results[0].measurements)
-        if run["tool"] == "batched-bench":  # its warm row alone is kept
+        if bench.rounds > 1:  # only the row of the last round is kept
             measurements = [{**one, "discarded": cold[row["cell"], one["metric"]]} for one in measurements]
         results.append({"cell": row["cell"], "measurements": measurements})
     if set(map(itemgetter(*SAMPLE), samples)) != set(samples_of(run["run_id"], results)):
         yield f"the samples of run {run['run_id']} are not what the tool's rows give"
-
-
-def _printed(tool: str, raw: str) -> str:
-    """Return a tool's row as it printed it; batched-bench prints each twice."""
-    if tool != "backend-ops":
-        return f"{raw}\n{raw}" if tool == "batched-bench" else raw
-    columns = json.loads(raw)
-    values = "', '".join(columns.values())
-    return f"{INSERT}{', '.join(columns)}) VALUES ('{values}');"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dgxlab.agent.parse.judge import shown
 from dgxlab.cli._out import Out
 from dgxlab.errors import one_line
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, about, check_from_json, events
 from dgxlab.stats import median
+from dgxlab.tools import shown
 from dgxlab.units import conditions, duration, metric, size, style
 
 

@@ -6,6 +6,6 @@ those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and its GB/
 """
 
 from dgxlab.imported.file import FORMATS, Imported, open_file, record, rows_of
-from dgxlab.imported.reading import Reading, Row, Values
+from dgxlab.tools.reading import Reading, Row, Values
 
 __all__ = ["FORMATS", "Imported", "Reading", "Row", "Values", "open_file", "record", "rows_of"]

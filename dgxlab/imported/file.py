@@ -6,68 +6,23 @@ import hashlib
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab.errors import SpecError, UsageError
-from dgxlab.imported import backend_ops, batched_bench, harness, llama_bench, perplexity
-from dgxlab.imported.reading import Reading, Refused, Row
-from dgxlab.imported.text import GZIP, LARGEST, decoded, packed, unpacked
 from dgxlab.model import canonical
 from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.store import Store
+from dgxlab.tools import TOOLS
+from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Refused, Row, decoded, packed, unpacked
 from dgxlab.units import METRICS
 
 WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE)
 """What Nsight Compute and compute-sanitizer print before anything else."""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A format of a tool.
-
-    Attributes:
-        words: In whatever the tool prints so; quickly looked for.
-        signs: A pattern, found in what the tool prints so, and in nothing else's output.
-    """
-
-    read: Callable[[str], Reading]
-    words: str
-    signs: str
-
-    def fits(self, text: str) -> bool:
-        """Tell whether a text looks like this."""
-        return self.words in text and bool(re.search(self.signs, text, re.MULTILINE))
-
-
-READERS: Mapping[str, Mapping[str, Kind]] = {
-    "test-backend-ops": {
-        "console": Kind(backend_ops.console, "", r"^Backend \d+/\d+: |us/run - | tests passed$"),
-        "sql": Kind(
-            backend_ops.statements, "test_backend_ops", r"INSERT INTO test_backend_ops |CREATE TABLE .*test_backend_ops"
-        ),
-        "csv": Kind(backend_ops.without_values, '"op_name"', r'^"backend_name","op_name"'),
-        "jsonl": Kind(backend_ops.lines, '"op_name"', r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)'),
-    },
-    "llama-bench": {
-        "json": Kind(llama_bench.array, '"n_prompt": ', r'^    "n_prompt": '),
-        "jsonl": Kind(llama_bench.lines, '"n_prompt": ', r'^\{.*"n_prompt": '),
-        "sql": Kind(llama_bench.statements, "llama_bench", r"INSERT INTO llama_bench |CREATE TABLE .*llama_bench"),
-        "csv": Kind(llama_bench.table, "build_commit", r'^"?build_commit"?,'),
-        "md": Kind(llama_bench.page, " t/s |", r"^\| model +\|.*\| +t/s \|$"),
-    },
-    "llama-batched-bench": {
-        "console": Kind(batched_bench.console, " TG |", r"^\| +PP \| +TG \| +B \|"),
-        "jsonl": Kind(batched_bench.lines, '"speed_pp": ', r'^\{.*"speed_pp": '),
-    },
-    "llama-perplexity": {
-        "console": Kind(perplexity.console, "PPL", r"Final estimate: PPL|^====== KL divergence statistics"),
-    },
-    "harness": {
-        "jsonl": Kind(harness.lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)'),
-    },
-}
+READERS: Mapping[str, Mapping[str, Format]] = {program: tool.formats for program, tool in TOOLS.items() if tool.formats}
 
 FORMATS = {tool: tuple(kinds) for tool, kinds in READERS.items()}
 """The formats of each tool that can be read."""

@@ -15,11 +15,11 @@ from typing import Any
 
 from dgxlab import judgement
 from dgxlab.agent.conditions import HOST
-from dgxlab.agent.parse.judge import judge_check
 from dgxlab.errors import RemoteError, command, one_line
 from dgxlab.ingest.guard import Extremes, Guard
 from dgxlab.model import CANDIDATE, Cell, Device, canonical, case_digest, check_from_json, events, from_json
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
+from dgxlab.tools import judge_check
 from dgxlab.units import metric as metric_of
 
 Event = Mapping[str, Any]

@@ -17,10 +17,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dgxlab import roofline, synth, units
-from dgxlab.agent.parse.backend_ops import case_params
 from dgxlab.model import SyntheticModel
 from dgxlab.roofline import Peaks, Weights
 from dgxlab.store import Store
+from dgxlab.tools.backend_ops_files import case_params
 
 Row = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dgxlab import checks, compare, judgement, matrix, plan, series
+from dgxlab import compare, judgement, plan, series, tools
 from dgxlab.agent.slots import comparisons
 from dgxlab.errors import ConditionsError, DgxlabError, UsageError, edit
 from dgxlab.lab import Lab, Side, Watch, noted
@@ -261,7 +261,7 @@ def left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, agai
         asked[model, env_digest, cell.key] = (cell.key, _identity(experiment, model, probe), env_digest)
         return True
 
-    for _ in matrix.launches(experiment, note) if bench else ():
+    for _ in tools.launches(experiment, note) if bench else ():
         pass
     done = set() if again else store.up_to_date(build, device.id, list(asked.values()), PROTOCOL)
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
@@ -279,9 +279,9 @@ def _passed(
     asked = gate_digest(gate, plan.gate_env(experiment, gate))
     if isinstance(gate, ParityGate):
         return store.gate_passed(build, device.id, asked, gate)
-    inputs = {name: _identity(experiment, name, probe) for name in checks.models_of(gate)}
+    inputs = {name: _identity(experiment, name, probe) for name in tools.models_of(gate)}
     if isinstance(gate, HarnessGate):
-        inputs |= sources(gate.kernel, checks.kernel_files(experiment.root, gate.kernel))
+        inputs |= sources(gate.kernel, tools.kernel_files(experiment.root, gate.kernel))
     return store.check_passed(build, device.id, asked, inputs)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dgxlab import matrix, plan
+from dgxlab import plan, tools
 from dgxlab.errors import DgxlabError, UsageError
 from dgxlab.model import (
     PROTOCOL,
@@ -267,7 +267,7 @@ def _experiment(store: Store, job: Job) -> Experiment | None:
 def _arm_of_experiment(experiment: Experiment, arm: Arm) -> ArmAsk:
     """Expand the matrix again: a plan holds only the cells that were not up to date when it was made."""
     try:
-        launches = list(matrix.launches(experiment))
+        launches = list(tools.launches(experiment))
     except DgxlabError:  # a rule that came later refuses it; then it has no cells to look for
         launches = []
     cells = [cell_ask(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dgxlab.agent.parse.judge import shown
 from dgxlab.model import Check, about, check_from_json, limits
 from dgxlab.report.numbers import Value
 from dgxlab.report.records import Column, Failure
+from dgxlab.tools import shown
 
 TITLE = "Gates on models and kernels"
 

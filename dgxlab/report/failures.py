@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dgxlab.agent.parse.gate import unlike
 from dgxlab.report.records import Failure
+from dgxlab.tools.parity import unlike
 
 if TYPE_CHECKING:
     from dgxlab.store import Job

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
-from dgxlab.agent.slots import COMPARED
 from dgxlab.judgement import Judged
 from dgxlab.model import ChainStep, FileModel, ModelStep, model_id
 from dgxlab.report.ask import label, plan_of
@@ -17,6 +16,7 @@ from dgxlab.report.records import ArmsTable, Column, Origin
 from dgxlab.report.session import older
 from dgxlab.report.tables import env_text
 from dgxlab.stats import Verdict
+from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -80,7 +80,7 @@ def _comparisons(store: Store, job: Job) -> Iterator[tuple[Key, tuple[ChainStep,
 
 def _name(chain: ChainStep, one: Judged) -> str:
     cell = next(cell for cell in chain.baseline.cells if cell.key == one.comparison.baseline)
-    metric = units.metric(one.comparison.metric).label if len(COMPARED[cell.tool]) > 1 else ""
+    metric = units.metric(one.comparison.metric).label if len(BENCHES[cell.tool].compared) > 1 else ""
     return " ".join(filter(None, (chain.baseline.model, label(cell), metric)))
 
 

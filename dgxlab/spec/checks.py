@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from dgxlab import synth
 from dgxlab.errors import SpecError
 from dgxlab.model import GPU_BACKENDS, DerivedModel, Model, SyntheticModel, environments, gpu_backends
-from dgxlab.spec import flags
-from dgxlab.spec.entries import BenchSpec, LlamaBenchSpec
+from dgxlab.spec.entries import BenchSpec, EntrySpec
 from dgxlab.spec.fields import shell_text
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
+from dgxlab.tools import CHECKS
 
 MAX_CELLS = 100_000
-"""Cells of one experiment; ten times what a plan has to stand."""
+"""Cells of one experiment; ten times the most that a plan is tested with."""
 
 SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
-"""Names of variables whose values are nobody's business: what a spec says is recorded, printed and kept in git."""
-FEWEST_TOKENS = 100
-"""Fewer than so many are no statistics for llama-perplexity, which then prints none and exits 0."""
+"""Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
 
 Finding = tuple[Loc, str]
 """Where, and what is wrong."""
@@ -37,12 +34,11 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from _secrets(spec)
     yield from _compiler_flags(spec)
     yield from _gpu_builds(spec)
-    yield from _on_models(spec)
+    yield from _of_checks(spec)
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
-        for rule in _ENTRY_RULES:
-            for loc, text in rule(spec, tool, body):
-                yield ("bench", place, tool, *loc), text
+        for loc, text in _entry(spec, body):
+            yield ("bench", place, tool, *loc), text
     yield from _size(spec.bench or [])
 
 
@@ -113,13 +109,11 @@ def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
             yield from (((part, place, kind, key, name), text) for name in names)
 
 
-def _on_models(spec: ExperimentSpec) -> Iterator[Finding]:
-    """Check the gates that run a whole model."""
+def _of_checks(spec: ExperimentSpec) -> Iterator[Finding]:
+    """Check the gates beside parity: their models exist, and they could fail and pass."""
     records = spec.model_records()
     for place, gate in enumerate(spec.gates):
         kind, body = gate.kind
-        if kind not in ("greedy", "perplexity"):
-            continue
         for key in ("model", "reference"):
             name = getattr(body, key, None)
             if name is None:
@@ -128,83 +122,50 @@ def _on_models(spec: ExperimentSpec) -> Iterator[Finding]:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
             elif (found := records.get(name)) and not has_text(found):
                 yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
-        for text in _evidence(spec, kind, body):
-            yield ("gates", place, kind), text
+        record = body.record()
+        if check := CHECKS.get(type(record)):
+            arm, other = environments(record, spec.env)
+            if record.against and arm == other:
+                yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
+            yield from ((("gates", place, kind), text) for text in check.flaws(record))
 
 
 def has_text(found: Model) -> bool:
-    """Tell whether a model has a tokenizer, as far as the spec knows."""
+    """Return whether a model has a tokenizer, as far as the spec knows."""
     recipe = found.source if isinstance(found, DerivedModel) else found
     return not isinstance(recipe, SyntheticModel) or bool(recipe.vocab)
-
-
-def _evidence(spec: ExperimentSpec, kind: str, body: Any) -> Iterator[str]:
-    """Yield why a gate on a model could only pass, or never."""
-    arm, other = environments(body.record(), spec.env)
-    if body.against and arm == other:
-        yield "against changes nothing: the arm's environment is that already"
-    if kind == "greedy":
-        if not body.against and body.expect is None:
-            yield "compares with nothing: give against, expect or both"
-        return
-    if body.kld_ratio_at_most is not None and not body.against:
-        yield "kld_ratio_at_most needs against, the environment that the arm is held against"
-    if body.against and body.kld_ratio_at_most is None:
-        yield "against is of no use without kld_ratio_at_most"
-    if (body.kld_ratio_at_most, body.kld_at_most, body.ppl_ratio_at_most) == (None, None, None):
-        yield "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"
-    if (counted := (body.n_ctx - 1 - body.n_ctx // 2) * body.chunks) < FEWEST_TOKENS:
-        yield f"counts {counted} tokens and llama-perplexity wants {FEWEST_TOKENS}: raise chunks or n_ctx"
 
 
 # -- one bench entry --------------------------------------------------------------------------------------------------
 
 
-def _model(spec: ExperimentSpec, tool: str, body: Any) -> Iterator[Finding]:
-    name = getattr(body, "model", None)
+def _entry(spec: ExperimentSpec, body: EntrySpec) -> Iterator[Finding]:
+    """Check what an entry says, and what it excludes: a typo there would measure what was to be left out."""
+    name, args, either = getattr(body, "model", None), getattr(body, "args", []), body.tool.either
+    axes = {axis: values for axis, values in body.axes().items() if values}
     if name is not None and name not in spec.models:
         yield ("model",), f"no model {shown(name)} under models{nearest(name, spec.models)}"
-
-
-def _sizes(spec: ExperimentSpec, tool: str, body: Any) -> Iterator[Finding]:
-    if isinstance(body, LlamaBenchSpec) and not body.n_prompt and not body.n_gen:
-        yield (), "measures nothing: give n_prompt, n_gen or both"
-
-
-def _args(spec: ExperimentSpec, tool: str, body: Any) -> Iterator[Finding]:
-    args = getattr(body, "args", [])
-    for place, why in flags.refused(tool, args).items():
+    if either and not any(axis in axes for axis in either):
+        yield (), f"measures nothing: give {', '.join(either)} or both"
+    for place, why in body.tool.refused(args).items():
         yield ("args", place), f"{shown(args[place])} {why}"
-
-
-def _exclude(spec: ExperimentSpec, tool: str, body: Any) -> Iterator[Finding]:
-    """Refuse what excludes nothing: a typo there would measure what was to be left out."""
-    axes = {name: set(values) for name, values in body.axes().items() if values}
-    for place, entry in enumerate(body.exclude):
-        for name, value in entry.items():
-            if name not in axes:
-                yield ("exclude", place, name), f"is not varied in this entry{nearest(name, axes)}"
-            elif value not in axes[name]:
-                yield ("exclude", place, name), f"excludes nothing: {shown(value)} is not among {name}'s values"
-        if tool == "llama-bench" and {"n_prompt", "n_gen"} <= entry.keys():
-            yield ("exclude", place), "excludes nothing: a cell has n_prompt or n_gen, never both"
-
-
-_ENTRY_RULES: tuple[Callable[[ExperimentSpec, str, Any], Iterator[Finding]], ...] = (_model, _sizes, _args, _exclude)
+    for place, rule in enumerate(body.exclude):
+        for axis, value in rule.items():
+            if axis not in axes:
+                yield ("exclude", place, axis), f"is not varied in this entry{nearest(axis, axes)}"
+            elif value not in axes[axis]:
+                yield ("exclude", place, axis), f"excludes nothing: {shown(value)} is not among {axis}'s values"
+        if either and rule.keys() >= set(either):
+            yield ("exclude", place), f"excludes nothing: a cell has {' or '.join(either)}, never both"
 
 
 def _size(bench: list[BenchSpec]) -> Iterator[Finding]:
     total = 0
     for place, entry in enumerate(bench):
-        total += _cells(entry)
+        body = entry.kind[1]
+        lengths = {name: len(values) for name, values in body.axes().items()}
+        sizes = sum(lengths.pop(name) for name in body.tool.either) if body.tool.either else 1
+        total += sizes * math.prod(lengths.values())
         if total > MAX_CELLS:
             yield ("bench", place), f"makes more than {MAX_CELLS:,} cells: measure less, or split the experiment"
             return
-
-
-def _cells(entry: BenchSpec) -> int:
-    lengths = {name: len(values) for name, values in entry.kind[1].axes().items()}
-    if entry.llama_bench:
-        sizes = lengths.pop("n_prompt") + lengths.pop("n_gen")
-        return sizes * math.prod(lengths.values())
-    return math.prod(lengths.values())

@@ -1,44 +1,146 @@
-"""Gate and bench entries of a spec file, as strict pydantic models; a string under each field is its help in editors.
+"""Gate and bench entries of a spec file, as strict pydantic models; each turns itself into its record of dgxlab.model.
 
-Each model turns itself into its record of dgxlab.model. What spans several fields is in checks.
+Most are made of what the tools declare. A string under each field is its help in editors. What spans several fields is
+in checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from dgxlab import model
-from dgxlab.spec import flags
 from dgxlab.spec.fields import (
-    Args,
     Cases,
-    Column,
-    Count,
     Counted,
-    CpuMask,
     Env,
     Exclude,
-    Few,
-    FlashAttn,
-    KvType,
-    Layers,
     Line,
     Many,
     Maybe,
     Name,
     OneKind,
     Op,
-    Param,
     Seconds,
-    SplitMode,
     Strict,
-    Tool,
     Whole,
 )
-from dgxlab.spec.gates import GreedyGateSpec, HarnessGateSpec, PerplexityGateSpec
+from dgxlab.tools import BENCHES, CHECKS, Benchmark, Checker, Key
+
+# -- benchmarks -------------------------------------------------------------------------------------------------------
+
+
+class EntrySpec(Strict):
+    """An entry of a tool, whose keys and axes are the fields."""
+
+    tool: ClassVar[Benchmark]
+
+    exclude: Exclude = Field(default_factory=list)
+    """Cells to leave out: those that have all the values of an entry."""
+    env: Env = Field(default_factory=dict)
+    """Environment of this entry, besides the spec's."""
+
+    def axes(self) -> dict[str, list[Any]]:
+        """Return what is varied, sizes included."""
+        varied: dict[str, list[Any]] = {}
+        for name in self.tool.keys:
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                varied |= value
+            elif isinstance(value, list):
+                varied[name] = value
+        return varied | {name: list(values) for name, values in self._settings().items()}
+
+    def _settings(self) -> dict[str, tuple[Any, ...]]:
+        return {name: tuple(values) for name in self.tool.axes if (values := getattr(self, name)) is not None}
+
+    def record(self) -> model.Bench:
+        """Return the bench entry."""
+        fields = {name: _frozen(getattr(self, name)) for name in type(self).model_fields if name not in self.tool.axes}
+        entry: model.Bench = self.tool.entry(**fields, **({"axes": self._settings()} if self.tool.axes else {}))
+        return entry
+
+
+def _frozen(value: Any) -> Any:
+    """Return a list as a tuple, those in a map too."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _declared(base: type[Strict], name: str, about: str, keys: Mapping[str, Key], limit_s: float) -> Any:
+    """Return the model of what a tool declares; the types of its keys are in the words of `fields`."""
+    fields: dict[str, Any] = {}
+    for key_name, key in keys.items():
+        if key.default is None:
+            fields[key_name] = (key.kind, Field(description=key.about))
+        elif key.default == "":
+            fields[key_name] = (f"Maybe[{key.kind}]", Field(None, description=key.about))
+        elif key.default in ([], {}):  # an empty default says nothing to editors
+            fields[key_name] = (key.kind, Field(default_factory=type(key.default), description=key.about))
+        else:
+            fields[key_name] = (key.kind, Field(key.default, description=key.about))
+    fields["limit_s"] = (Seconds, Field(limit_s, description="Longest time of one launch, in seconds."))
+    return create_model(name, __base__=base, __doc__=about, __module__="dgxlab.spec.fields", **fields)
+
+
+def _entry(bench: Benchmark) -> type[EntrySpec]:
+    axes = {name: Key(f"Many[{axis.kind}]", axis.about, default="") for name, axis in bench.axes.items()}
+    args = "Further raw arguments, the same for every cell; flags that have a key of their own are refused."
+    keys = {**bench.keys, **({"args": Key("Args", args, default=[])} if axes else {}), **axes}
+    name = f"{bench.name.title().replace('-', '')}Spec"
+    spec: type[EntrySpec] = _declared(EntrySpec, name, bench.about, keys, bench.entry.limit_s)
+    spec.tool = bench
+    return spec
+
+
+ENTRIES = {name: _entry(bench) for name, bench in BENCHES.items()}
+
+
+class _Bench(OneKind):
+    """One benchmark; its lists expand to a matrix of cells."""
+
+    def record(self) -> model.Bench:
+        """Return the record of the one kind that is there."""
+        bench: model.Bench = self.kind[1].record()
+        return bench
+
+
+if TYPE_CHECKING:
+    BenchSpec = _Bench
+    Tool = str
+else:
+    kinds = {name.replace("-", "_"): (Maybe[spec], Field(None, alias=name)) for name, spec in ENTRIES.items()}
+    BenchSpec = create_model("BenchSpec", __base__=_Bench, __doc__=_Bench.__doc__, **kinds)
+    Tool = Literal[tuple(BENCHES)]
+
+
+# -- gates ------------------------------------------------------------------------------------------------------------
+
+
+class CheckSpec(Strict):
+    """A gate of a tool, whose keys are the fields."""
+
+    check: ClassVar[Checker]
+
+    env: Env = Field(default_factory=dict)
+    """Environment of this gate, besides the spec's."""
+
+    def record(self) -> model.Check:
+        """Return the gate; what is left out is the record's own default."""
+        # not exclude_none, for which a null in against is none too
+        fields = {name: value for name, value in self.model_dump().items() if value is not None}
+        gate: model.Check = self.check.gate(**fields)
+        return gate
+
+
+def _check(check: Checker) -> type[CheckSpec]:
+    name = f"{check.gate.__name__}Spec"
+    spec: type[CheckSpec] = _declared(CheckSpec, name, check.about, check.keys, check.gate.limit_s)
+    spec.check = check
+    return spec
 
 
 class ParityGateSpec(Strict):
@@ -63,9 +165,8 @@ class ParityGateSpec(Strict):
 
     def record(self) -> model.ParityGate:
         """Return the gate."""
-        expect = model.Expectation.parse(self.expect) if self.expect else None
-        said = self.model_dump(exclude={"expect", "cases", "engaged"})
-        return model.ParityGate(**said, expect=expect, cases=self.cases or "", engaged=self.engaged or "")
+        given = self.model_dump(exclude={"expect"}, exclude_none=True)
+        return model.ParityGate(**given, expect=model.Expectation.parse(self.expect) if self.expect else None)
 
 
 class EngagedGateSpec(Strict):
@@ -73,7 +174,7 @@ class EngagedGateSpec(Strict):
 
     stderr: Line
     """The marker: text that a line of stderr holds."""
-    tools: Many[Tool] = Field(default_factory=lambda: list(get_args(Tool)))
+    tools: Many[Tool] = Field(default_factory=lambda: list(BENCHES))
     """The tools whose runs must print it; all, when left out."""
 
     def record(self) -> model.EngagedGate:
@@ -81,14 +182,11 @@ class EngagedGateSpec(Strict):
         return model.EngagedGate(self.stderr, tuple(self.tools))
 
 
-class GateSpec(OneKind):
+class _Gate(OneKind):
     """A correctness check before anything is measured."""
 
     backend_ops: Maybe[ParityGateSpec] = Field(default=None, alias="backend-ops")
     engaged: Maybe[EngagedGateSpec] = None
-    greedy: Maybe[GreedyGateSpec] = None
-    perplexity: Maybe[PerplexityGateSpec] = None
-    harness: Maybe[HarnessGateSpec] = None
 
     def record(self) -> model.Gate:
         """Return the record of the one kind that is there."""
@@ -96,155 +194,8 @@ class GateSpec(OneKind):
         return gate
 
 
-class BackendOpsSpec(Strict):
-    """test-backend-ops perf on the built-in shapes that where selects."""
-
-    op: Op
-    """The operation, as MUL_MAT."""
-    backend: Name
-    """The backend by its exact name, as CUDA0 or CPU."""
-    where: Annotated[dict[Column, Many[Param]], Field(min_length=1)]
-    """Parameters of the cases by test-backend-ops' names; lists expand to a matrix."""
-    exclude: Exclude = Field(default_factory=list)
-    """Cells to leave out: those that have all the values of an entry."""
-    env: Env = Field(default_factory=dict)
-    """Environment of this entry, besides the spec's."""
-    limit_s: Seconds = 600.0
-    """Longest time of one launch, in seconds."""
-
-    def axes(self) -> dict[str, list[Any]]:
-        """Return what is varied."""
-        return dict(self.where)
-
-    def record(self) -> model.BackendOpsBench:
-        """Return the bench entry."""
-        where = {key: tuple(values) for key, values in self.where.items()}
-        return model.BackendOpsBench(
-            self.op, self.backend, where, tuple(map(dict, self.exclude)), dict(self.env), self.limit_s
-        )
-
-
-class ModelBenchSpec(Strict):
-    """What llama-bench and llama-batched-bench have in common."""
-
-    model: Name
-    """A name under models."""
-    args: Args = Field(default_factory=list)
-    """Further raw arguments, the same for every cell; flags that have a key of their own are refused."""
-    exclude: Exclude = Field(default_factory=list)
-    """Cells to leave out: those that have all the values of an entry."""
-    env: Env = Field(default_factory=dict)
-    """Environment of this entry, besides the spec's."""
-    limit_s: Seconds = 1800.0
-    """Longest time of one launch, in seconds."""
-
-    n_batch: Maybe[Many[Count]] = None
-    """Logical batch size, in tokens."""
-    n_ubatch: Maybe[Many[Count]] = None
-    """Physical batch size, in tokens."""
-    n_threads: Maybe[Many[Count]] = None
-    """CPU threads."""
-    n_gpu_layers: Maybe[Many[Layers]] = None
-    """Layers on the GPU; -1 is the tool's own choice."""
-    split_mode: Maybe[Many[SplitMode]] = None
-    """How several GPUs share the model."""
-    main_gpu: Maybe[Many[Whole]] = None
-    """The GPU that split_mode none uses."""
-    flash_attn: Maybe[Many[FlashAttn]] = None
-    """FlashAttention: true, false or "auto"."""
-    type_k: Maybe[Many[KvType]] = None
-    """Type of the K cache."""
-    type_v: Maybe[Many[KvType]] = None
-    """Type of the V cache."""
-
-    def _given(self, names: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-        return {name: tuple(values) for name in names if (values := getattr(self, name)) is not None}
-
-    def _shared(self) -> dict[str, Any]:
-        exclude = tuple(map(dict, self.exclude))
-        return {"args": tuple(self.args), "exclude": exclude, "env": dict(self.env), "limit_s": self.limit_s}
-
-
-class LlamaBenchSpec(ModelBenchSpec):
-    """llama-bench: prompt and generation speed at the given sizes."""
-
-    n_prompt: Few[Count] = Field(default_factory=list)
-    """Prompt lengths, in tokens; a cell each."""
-    n_gen: Few[Count] = Field(default_factory=list)
-    """Numbers of generated tokens; a cell each."""
-    repetitions: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Counted repetitions of a cell; one more is run first and thrown away."""
-    n_depth: Maybe[Many[Whole]] = None
-    """Tokens that are in the context before."""
-    n_cpu_moe: Maybe[Many[Whole]] = None
-    """Layers whose experts stay on the CPU."""
-    no_kv_offload: Maybe[Many[bool]] = None
-    """Keep the KV cache off the GPU."""
-    use_mmap: Maybe[Many[bool]] = None
-    """Map the model file into memory."""
-    embeddings: Maybe[Many[bool]] = None
-    """Compute embeddings instead of logits."""
-    cpu_mask: Maybe[Many[CpuMask]] = None
-    """CPUs to run on, in hexadecimal, as "0xff"."""
-    cpu_strict: Maybe[Many[bool]] = None
-    """Keep each thread on one CPU."""
-    poll: Maybe[Many[Annotated[int, Field(ge=0, le=100)]]] = None
-    """How eagerly threads wait for work, 0 to 100."""
-
-    def axes(self) -> dict[str, list[Any]]:
-        """Return what is varied, sizes included."""
-        sizes = {"n_prompt": list(self.n_prompt), "n_gen": list(self.n_gen)}
-        return sizes | {name: list(values) for name, values in self._given(flags.LLAMA_BENCH_AXES).items()}
-
-    def record(self) -> model.LlamaBench:
-        """Return the bench entry."""
-        return model.LlamaBench(
-            self.model,
-            tuple(self.n_prompt),
-            tuple(self.n_gen),
-            self._given(flags.LLAMA_BENCH_AXES),
-            self.repetitions,
-            **self._shared(),
-        )
-
-
-class BatchedBenchSpec(ModelBenchSpec):
-    """llama-batched-bench: prompt and generation speed with npl sequences at once."""
-
-    npp: Many[Count]
-    """Prompt lengths, in tokens."""
-    ntg: Many[Count]
-    """Generated tokens of each sequence."""
-    npl: Many[Count]
-    """Numbers of sequences at once."""
-    n_ctx: Maybe[Many[Count]] = None
-    """Context size, in tokens, for all sequences together."""
-
-    def axes(self) -> dict[str, list[Any]]:
-        """Return what is varied, sizes included."""
-        sizes = {"npp": list(self.npp), "ntg": list(self.ntg), "npl": list(self.npl)}
-        return sizes | {name: list(values) for name, values in self._given(flags.BATCHED_BENCH_AXES).items()}
-
-    def record(self) -> model.BatchedBench:
-        """Return the bench entry."""
-        return model.BatchedBench(
-            self.model,
-            tuple(self.npp),
-            tuple(self.ntg),
-            tuple(self.npl),
-            self._given(flags.BATCHED_BENCH_AXES),
-            **self._shared(),
-        )
-
-
-class BenchSpec(OneKind):
-    """One benchmark; its lists expand to a matrix of cells."""
-
-    backend_ops: Maybe[BackendOpsSpec] = Field(default=None, alias="backend-ops")
-    llama_bench: Maybe[LlamaBenchSpec] = Field(default=None, alias="llama-bench")
-    batched_bench: Maybe[BatchedBenchSpec] = Field(default=None, alias="batched-bench")
-
-    def record(self) -> model.Bench:
-        """Return the record of the one kind that is there."""
-        bench: model.Bench = self.kind[1].record()
-        return bench
+if TYPE_CHECKING:
+    GateSpec = _Gate
+else:
+    kinds = {check.gate.name: (Maybe[_check(check)], None) for check in CHECKS.values()}
+    GateSpec = create_model("GateSpec", __base__=_Gate, __doc__=_Gate.__doc__, **kinds)

@@ -262,6 +262,7 @@ Share = Annotated[
 ]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Percent = Annotated[int, Field(ge=0, le=100)]
 Layers = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 KvType = Literal["f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
@@ -272,8 +273,6 @@ FlashAttn = Annotated[
     AfterValidator(_flash_attn_known),
 ]
 """As llama-bench's column prints it: 1, 0, or -1 for auto."""
-
-Tool = Literal["backend-ops", "llama-bench", "batched-bench"]
 
 Env = dict[EnvKey, str]
 """Environment variables; values must be text."""

@@ -19,7 +19,7 @@ from pathlib import Path
 import dgxlab
 from dgxlab.agent import boot
 
-MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats", "synth.py", "agent")
+MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats", "synth.py", "tools", "agent")
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 OLD_PYTHON = 98

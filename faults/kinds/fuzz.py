@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from dgxlab.agent.parse import backend_ops, batched_bench, llama_bench
-from dgxlab.agent.parse.gate import judge_gate, read_gate
-from dgxlab.agent.parse.lines import plain
-from dgxlab.agent.parse.ninja import first_error, progress
+from dgxlab.agent.ninja import first_error, progress
 from dgxlab.errors import SpecError
 from dgxlab.imported import open_file
-from dgxlab.imported.reading import Row
 from dgxlab.model import Cell, Expectation, ParityGate
+from dgxlab.tools import backend_ops, batched_bench, llama_bench
+from dgxlab.tools.parity import judge_gate, read_gate
+from dgxlab.tools.reading import Row
+from dgxlab.tools.rows import plain
 from faults.damage import Parse, chunks_of, damaged, misread, numbers_in, stands
 from faults.fault import Broken, Fault
-from tests.agent.parse.captures import batched_cell, capture, kernel_cell, llama_cell
+from tests.tools.captures import batched_cell, capture, kernel_cell, llama_cell
 
 PARSED: Sequence[tuple[Parse, str, Sequence[Cell]]] = (
     (

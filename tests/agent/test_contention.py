@@ -13,8 +13,8 @@ from dgxlab.agent import child, contention
 from dgxlab.agent.conditions import Conditions
 from dgxlab.agent.contention import Contention, Watch, parse_pressure, parse_stat, parse_wait
 from dgxlab.agent.measure import threads
-from dgxlab.agent.parse.parsed import Parsed
 from dgxlab.model import CellResult
+from dgxlab.tools.rows import Parsed
 from tests.conftest import GOLDEN
 from tests.machines import BUSY, busy_processor
 

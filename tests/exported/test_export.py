@@ -1,4 +1,4 @@
-"""What is handed on: llama.cpp's columns with our counts, in three encodings, of runs that count and no others."""
+"""Rows for other programs: llama.cpp's columns with our counts in three encodings, and imported rows as printed."""
 
 from __future__ import annotations
 
@@ -6,31 +6,60 @@ import csv
 import json
 import sqlite3
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dgxlab import imported
 from dgxlab.errors import UsageError
-from dgxlab.exported import TABLES, collect, write
+from dgxlab.exported import TABLES, collect, collect_imported, write
 from dgxlab.model import to_json
 from dgxlab.store import Store
+from dgxlab.tools.llama_bench import MEASURED
 from tests.journals import PIN, source
-from tests.report.worlds import CYCLES, Session, capture, fails, h200, places, session_of_two
+from tests.report.worlds import CYCLES, GOLDEN, Session, capture, fails, h200, places, session_of_two
+
+FILES = ("json", "jsonl", "sql", "csv")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Store]:
+    """A record of nothing."""
+    with Store.open(tmp_path / "empty.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def imports(store: Store) -> Store:
+    """A record with captures that were imported, beside what was measured."""
+    for name in (*(f"llama-bench-q4_k.{suffix}" for suffix in (*FILES, "md")), "tbo-perf-mul_mat.sql"):
+        imported.record(store, imported.open_file(GOLDEN / name, "", ""))
+    return store
+
+
+def rows_of(path: Path, query: str) -> list[dict[str, Any]]:
+    """Return what an SQLite file gives."""
+    connection = sqlite3.connect(path)
+    connection.row_factory = sqlite3.Row
+    rows = [dict(row) for row in connection.execute(query)]
+    connection.close()
+    return rows
+
+
+# -- measured rows ----------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_llama_bench_are_computed_from_what_counts(store: Store) -> None:
     """Mean and spread leave out the cold repetition, which the tool's own numbers do not."""
-    found = collect(store, "llama-bench", name="h200")
-    row = found.rows[0]
-    assert (row["n_prompt"], row["model_type"], row["flash_attn"], row["use_mmap"]) == (
-        *(512, "llama ?B Q4_K - Medium", -1),
-        1,
-    )
+    row = collect(store, "llama-bench", name="h200").rows[0]
+    settings = ("n_prompt", "model_type", "flash_attn", "use_mmap")
+    assert [row[name] for name in settings] == [512, "llama ?B Q4_K - Medium", -1, 1]
     counted = [512 / ns * 1e9 for ns in (13890882, 13483629, 13516451, 13542891)]
     assert row["samples_ts"] == counted
     assert row["samples_ns"] == [13890882, 13483629, 13516451, 13542891]
     assert (row["avg_ts"], row["stddev_ts"]) == (statistics.fmean(counted), statistics.stdev(counted))
-    assert row["avg_ts"] > 37600  # the tool says 36503.9
 
 
 def test_every_row_says_where_it_comes_from(store: Store) -> None:
@@ -45,77 +74,104 @@ def test_every_row_says_where_it_comes_from(store: Store) -> None:
     assert all(row["run_id"].startswith(row["job_id"]) for row in rows)
 
 
-def test_builds_of_one_commit_get_names_of_their_own(tmp_path: Path) -> None:
+def test_builds_of_one_commit_get_names_of_their_own(empty: Store) -> None:
     """What only cmake or the environment tells apart has another name, of the same length."""
-    with Store.open(tmp_path / "results.db") as store:
-        for number, changes in enumerate(
-            ({}, {"cmake": {"GGML_CUDA": "OFF"}}, {"env": {"GGML_CUDA_DISABLE_GRAPHS": "1"}})
-        ):
-            made = h200(name=f"arm{number}", **changes)
-            Session(store, made, f"20261120-10000{number}-arm{number}-a").build().gates().runs().end()
-        found = collect(store, "llama-bench")
-    assert len(found.builds) == 3
+    changes = ({}, {"cmake": {"GGML_CUDA": "OFF"}}, {"env": {"GGML_CUDA_DISABLE_GRAPHS": "1"}})
+    for number, change in enumerate(changes):
+        experiment = h200(name=f"arm{number}", **change)
+        Session(empty, experiment, f"20261120-10000{number}-arm{number}-a").build().gates().runs().end()
+    found = collect(empty, "llama-bench")
     assert {len(commit) for commit in found.builds} == {8}
     assert sorted(found.builds.values()) == [("arm0",), ("arm1",), ("arm2",)]
 
 
-def test_only_what_counts_is_handed_on(tmp_path: Path) -> None:
+def test_only_what_counts_is_handed_on(empty: Store) -> None:
     """No failed run, no burn-in, and of a chain that goes on nothing at all."""
-    with Store.open(tmp_path / "results.db") as store:
-        failed = Session(store, h200(), "20261120-100000-h200-a").build().gates()
-        failed.runs(ends=fails("killed")).end()
-        assert collect(store, "llama-bench").rows == ()
-        session = session_of_two(store, "20261120-110000-h200-vs-w4a16-b").build().gates()
-        for step in session.plan.chains:
-            for role, cycle in places(step.cycles):
-                run = step.candidate if role == "candidate" else step.baseline
-                session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
-        session.save()
-        assert [collect(store, tool).rows for tool in TABLES] == [(), (), ()]
-        session.gates(after=True).end()
-        rows = collect(store, "llama-bench").rows
-        assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
+    Session(empty, h200(), "20261120-100000-h200-a").build().gates().runs(ends=fails("killed")).end()
+    assert collect(empty, "llama-bench").rows == ()
+    session = session_of_two(empty, "20261120-110000-h200-vs-w4a16-b").build().gates()
+    for step in session.plan.chains:
+        for role, cycle in places(step.cycles):
+            run = step.candidate if role == "candidate" else step.baseline
+            session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
+    session.save()
+    assert [collect(empty, tool).rows for tool in TABLES] == [(), (), ()]
+    session.gates(after=True).end()
+    rows = collect(empty, "llama-bench").rows
+    assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
 
 
-def written(store: Store, path: Path, *tools: str) -> Path:
-    """Write these tools' rows."""
-    write(path, [collect(store, tool) for tool in tools])
-    return path
+# -- imported rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", FILES)
+def test_imported_rows_are_what_the_tool_printed(imports: Store, suffix: str) -> None:
+    """Every column with its value, and the file after them; SQL and csv print as texts what JSON says."""
+    name = f"llama-bench-q4_k.{suffix}"
+    found = collect_imported(imports, name)
+    assert (found.tool, found.builds) == ("llama-bench", {"unknown": (name,)})
+    printed = [json.loads(line) for line in (GOLDEN / "llama-bench-q4_k.jsonl").read_text().splitlines()]
+    for row, line in zip(found.rows, printed, strict=True):
+        names = line if suffix == "jsonl" else set(line) - set(MEASURED)
+        assert {column: row[column] for column in names} == {column: line[column] for column in names}
+        assert isinstance(row["avg_ts"], float)
+        assert isinstance(row["avg_ns"], int)
+        assert list(row)[-2:] == ["imported", "sha256"]
+        assert not any(isinstance(value, bool) for value in row.values())
+
+
+def test_operations_keep_their_counts(imports: Store, tmp_path: Path) -> None:
+    """In SQLite as in the tool's own table, with nothing that was measured here."""
+    found = collect_imported(imports, "12901dc2")
+    write(tmp_path / "ops.sqlite", [found])
+    rows = rows_of(tmp_path / "ops.sqlite", "SELECT op_params, time_us, n_runs, imported FROM test_backend_ops")
+    assert len(rows) == len(found.rows) == 21
+    assert list(rows[0].values()) == [found.rows[0]["op_params"], 14.388455, 69864, "tbo-perf-mul_mat.sql"]
+    assert all("imported" not in row for row in collect(imports, "test-backend-ops").rows)
+
+
+@pytest.mark.parametrize("name", ["llama-bench-q4_k.md", "nosuch"])
+def test_a_table_for_people_is_not_handed_on(imports: Store, name: str) -> None:
+    """It lacks columns that the others have."""
+    with pytest.raises(UsageError, match=name):
+        collect_imported(imports, name)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
     """JSON lines with each sample; csv and SQLite without the lists; numbers are numbers."""
-    rows = collect(store, "test-backend-ops").rows
-    lines = written(store, tmp_path / "ops.jsonl", "test-backend-ops").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == list(rows)
-    with written(store, tmp_path / "ops.csv", "test-backend-ops").open() as file:
-        assert [row["op_params"] for row in csv.DictReader(file)] == [row["op_params"] for row in rows]
-    connection = sqlite3.connect(written(store, tmp_path / "all.sqlite", *TABLES))
-    connection.row_factory = sqlite3.Row
-    found = [dict(row) for row in connection.execute("SELECT * FROM test_backend_ops")]
-    types = connection.execute(
-        "SELECT DISTINCT typeof(time_us), typeof(passed), typeof(build_commit) FROM test_backend_ops"
-    )
-    assert [tuple(row) for row in types] == [("real", "integer", "text")]
-    assert connection.execute("SELECT count(*) FROM llama_bench").fetchone()[0] == 6
-    connection.close()
-    assert found == list(rows)
+    ops = collect(store, "test-backend-ops")
+    for suffix in ("jsonl", "csv"):
+        write(tmp_path / f"ops.{suffix}", [ops])
+    assert [json.loads(line) for line in (tmp_path / "ops.jsonl").read_text().splitlines()] == list(ops.rows)
+    with (tmp_path / "ops.csv").open() as file:
+        assert [row["op_params"] for row in csv.DictReader(file)] == [row["op_params"] for row in ops.rows]
+    path = tmp_path / "all.sqlite"
+    write(path, [collect(store, tool) for tool in TABLES])
+    assert rows_of(path, "SELECT * FROM test_backend_ops") == list(ops.rows)
+    typeof = "SELECT DISTINCT typeof(time_us) a, typeof(passed) b, typeof(build_commit) c FROM test_backend_ops"
+    assert rows_of(path, typeof) == [{"a": "real", "b": "integer", "c": "text"}]
+    assert rows_of(path, "SELECT count(*) n FROM llama_bench") == [{"n": 6}]
 
 
-def test_what_the_file_cannot_be(store: Store, tmp_path: Path) -> None:
-    """No format, there already, two tools in one table, no folder: a sentence, and nothing beside it."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    there = folder / "results.sqlite"
+@pytest.mark.parametrize(
+    ("name", "tools", "reason"),
+    [
+        ("rows.xls", ["llama-bench"], "says no format"),
+        ("results.sqlite", ["llama-bench"], "is there already"),
+        ("rows.csv", ["llama-bench", "test-backend-ops"], "--tool"),
+        ("no/rows.csv", ["llama-bench"], "cannot write"),
+    ],
+)
+def test_what_the_file_cannot_be(store: Store, tmp_path: Path, name: str, tools: list[str], reason: str) -> None:
+    """No format, there already, two tools in one table, no folder: an error, and nothing beside it."""
+    there = tmp_path / "out" / "results.sqlite"
+    there.parent.mkdir()
     there.write_text("mine")
-    for path, tools, sentence in (
-        (folder / "rows.xls", ["llama-bench"], "says no format: name it"),
-        (there, ["llama-bench"], "is there already"),
-        (folder / "rows.csv", ["llama-bench", "test-backend-ops"], "name one with --tool"),
-        (folder / "no" / "rows.csv", ["llama-bench"], "cannot write"),
-    ):
-        with pytest.raises(UsageError, match=sentence) as error:
-            written(store, path, *tools)
-        assert error.value.next
+    with pytest.raises(UsageError, match=reason) as error:
+        write(there.parent / name, [collect(store, tool) for tool in tools])
+    assert error.value.next
     assert there.read_text() == "mine"
-    assert list(folder.iterdir()) == [there]
+    assert list(there.parent.iterdir()) == [there]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.parse import parsed
-from dgxlab.imported import reading
+from dgxlab.tools import reading, rows
 from faults.campaign import trials
 from faults.fault import seeded
 from faults.kinds import fuzz
@@ -37,6 +36,6 @@ def test_it_finds_a_reader_that_takes_what_is_no_number(monkeypatch: pytest.Monk
         digits = "".join(c for c in str(value) if c in "0123456789.")
         return float(digits) if digits.count(".") < 2 and digits.strip(".") else math.pi
 
-    monkeypatch.setattr(parsed, "finite", lenient)
+    monkeypatch.setattr(rows, "finite", lenient)
     monkeypatch.setattr(reading, "finite", lenient)
     assert trials(FUZZ, 1, range(2000)).failures

@@ -258,7 +258,7 @@ def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[
     A limit on file size stands for the full disk: the write fails in the middle of a line just the same.
     """
     limited = tmp_path / "python"
-    limited.write_text(f'#!/bin/bash\nulimit -f 600\nexec {sys.executable} "$@"\n')
+    limited.write_text(f'#!/bin/bash\nulimit -f 700\nexec {sys.executable} "$@"\n')
     limited.chmod(0o755)
     make_toy_lab("warm").run()
     lab = make_toy_lab("full", python=str(limited))

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab import plan as planning
-from dgxlab.agent.measure import PARSERS
-from dgxlab.agent.parse.gate import read_gate
-from dgxlab.agent.slots import COMPARED, comparisons
+from dgxlab.agent.slots import comparisons
 from dgxlab.ingest import ingest
 from dgxlab.model import (
     BASELINE,
@@ -43,6 +41,8 @@ from dgxlab.model import (
 )
 from dgxlab.model import Session as SessionSpec
 from dgxlab.store import Store
+from dgxlab.tools import BENCHES
+from dgxlab.tools.parity import read_gate
 from dgxlab.units import metric
 from tests.journals import PIN, Journal, facts, source
 
@@ -98,7 +98,7 @@ def capture(step: RunStep) -> tuple[CellResult, ...]:
     text = (GOLDEN / files[step.tool]).read_text()
     if step.tool == "batched-bench":  # captured once, behind another row: as if the second time were like the first
         text = 2 * text.partition("\n")[2]
-    parsed = PARSERS[step.tool](text, step.cells)
+    parsed = BENCHES[step.tool].parse(text, step.cells)
     assert parsed.problems == ()
     return parsed.results
 
@@ -278,7 +278,9 @@ class Session:
         model = models[run.model] if run.model else None
         results = []
         for cell in run.cells if value is not None else ():
-            told = tuple(Measurement(cell.key, name, metric(name).unit, (value,)) for name in COMPARED[run.tool])
+            told = tuple(
+                Measurement(cell.key, name, metric(name).unit, (value,)) for name in BENCHES[run.tool].compared
+            )
             results.append(CellResult(cell.key, told, {"at": value}))
         fields = {
             "id": run.id,

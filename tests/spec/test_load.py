@@ -96,7 +96,7 @@ def test_flash_attn_in_exclude_is_the_same() -> None:
 
 
 def test_every_axis() -> None:
-    """Each axis is kept under llama-bench's column name, in the order of the tables that plans use."""
+    """Each axis is kept under llama-bench's column name."""
     axes = (
         "n_depth: [0, 4096], n_batch: 1, n_ubatch: 2, type_k: q8_0, type_v: f16, n_threads: 3, n_gpu_layers: [-1, 99], "
         "n_cpu_moe: 0, split_mode: [layer, row], main_gpu: 0, no_kv_offload: [true, false], flash_attn: auto, "
@@ -104,7 +104,7 @@ def test_every_axis() -> None:
     )
     entry = read(f"bench: [llama-bench: {{model: q4k, n_gen: 1, {axes}}}]\n").bench[0]
     assert isinstance(entry, LlamaBench)
-    assert list(entry.axes) == [part.split(":")[0] for part in axes.replace("[", "").split(", ") if ":" in part]
+    assert set(entry.axes) == {part.split(":")[0] for part in axes.replace("[", "").split(", ") if ":" in part}
     assert entry.axes["no_kv_offload"] == (True, False)
     assert entry.axes["cpu_mask"] == ("0xff",)
 

@@ -1,0 +1,222 @@
+"""Measured and imported rows as the tools themselves would print them: JSON lines, csv, SQLite.
+
+llama.cpp's scripts/compare-llama-bench.py reads each of them. Rows carry the columns of llama.cpp, then where they come
+from, which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of an
+imported file keep the columns that were printed, and are in no file with others.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgxlab.errors import UsageError, command
+from dgxlab.model import digest
+from dgxlab.report.imports import find_import
+from dgxlab.store import UNCOUNTED, Store
+from dgxlab.tools import TOOLS
+from dgxlab.tools.reading import ORIGIN, decoded
+
+COMMIT_DIGITS = 8
+"""Of every build_commit, the same for all: compare-llama-bench.py cuts them to the shortest."""
+
+# first what compare-llama-bench.py reads where it is not told otherwise
+ORDER = sorted(TOOLS, key=lambda program: program != "llama-bench")
+TABLES = {program: bench for program in ORDER if (bench := TOOLS[program].bench)}
+"""The tools whose measured rows can be exported, by program; a table of SQLite is called by the program too."""
+
+# a run of the burn-in is a warm-up, and no table shows it
+ROWS = f"""
+    SELECT rows.raw, rows.cell, run_id, runs.job_id, runs.arm, runs.build_id, device_id, runs.env_digest, runs.env,
+           arms.commit_id, arms.pin, arms.tree, arms.series, arms.dirty
+    FROM rows JOIN runs USING (run_id) JOIN arms USING (job_id, arm)
+    LEFT JOIN chain_runs USING (run_id)
+    WHERE runs.status = 'valid' AND runs.tool = :tool AND coalesce(role, '') <> 'burn-in'
+    AND runs.job_id NOT IN ({UNCOUNTED})
+    AND (:job IS NULL OR runs.job_id = :job)
+    AND (:name IS NULL OR runs.job_id IN (SELECT job_id FROM jobs WHERE jobs.name = :name))
+    AND EXISTS (SELECT 1 FROM samples AS s
+                WHERE s.run_id = rows.run_id AND s.cell = rows.cell AND s.discarded IS NULL)
+    ORDER BY runs.started, run_id, rows.rowid"""  # noqa: S608 - a constant of ours
+
+COUNTED = """SELECT metric, value FROM samples
+    WHERE run_id = ? AND cell = ? AND discarded IS NULL ORDER BY metric, ordinal"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The rows of one tool.
+
+    Attributes:
+        tool: Its program.
+        rows: Each with llama.cpp's columns first, then ours.
+        builds: The arms of each build_commit; the file of imported rows.
+    """
+
+    tool: str
+    rows: tuple[Mapping[str, Any], ...]
+    builds: Mapping[str, tuple[str, ...]]
+
+
+def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
+    """Return what valid runs of a tool measured, oldest first, without the chains of sessions that still run.
+
+    Args:
+        tool: A key of TABLES.
+        job: Only this job's.
+        name: Only jobs of this name.
+    """
+    bench = TABLES[tool]
+    measured = store.rows(ROWS, {"tool": bench.name, "job": job, "name": name})
+    # a build and environment is named by its commit where that tells it from the others, else by a digest of both
+    identities = sorted({(row["commit_id"], row["build_id"], row["env_digest"]) for row in measured})
+    short = [commit[:COMMIT_DIGITS] for commit, _, _ in identities]
+    commits = {
+        identity: digest(identity[1:], COMMIT_DIGITS) if short.count(commit) > 1 else commit
+        for identity, commit in zip(identities, short, strict=True)
+    }
+    rows: list[dict[str, Any]] = []
+    builds: dict[str, dict[str, None]] = {}
+    for row in measured:
+        samples: dict[str, list[float]] = {}
+        for sample in store.rows(COUNTED, (row["run_id"], row["cell"])):
+            samples.setdefault(sample["metric"], []).append(sample["value"])
+        commit = commits[row["commit_id"], row["build_id"], row["env_digest"]]
+        builds.setdefault(commit, {})[row["arm"]] = None
+        printed = {name: _plain(value) for name, value in bench.exported(json.loads(row["raw"]), samples).items()}
+        rows.append({**printed, "build_commit": commit, **{name: row[name] for name in ORIGIN}})
+    return Exported(tool, tuple(rows), {commit: tuple(arms) for commit, arms in builds.items()})
+
+
+def collect_imported(store: Store, name: str) -> Exported:
+    """Return the rows of one imported file, in its order; each names the file and its sha256.
+
+    Args:
+        name: Of the file, or the beginning of its id.
+
+    Raises:
+        UsageError: if there is no such file, or its rows are abridged.
+    """
+    file = find_import(store, name)
+    whole = {(tool, name): kind for tool in ORDER for name, kind in TOOLS[tool].formats.items() if kind.rows}
+    kind = whole.get((file["tool"], file["format"]))
+    if kind is None or kind.rows is None:
+        kinds = ", ".join(f"{tool} ({name})" for tool, name in whole)
+        raise UsageError(
+            f"{file['name']} is output of {file['tool']} ({file['format']}), whose rows lack columns that {kinds} have",
+            next="dgxlab report --form imported",
+        )
+    content = store.rows("SELECT content FROM imports WHERE import_id = ?", (file["import_id"],))[0]["content"]
+    origin = {"imported": file["name"], "sha256": file["sha256"]}
+    rows = []
+    for line in kind.rows(decoded(content.encode())):
+        columns = dict(line.columns)
+        for column, value in columns.items():  # SQL and csv print numbers as texts
+            is_number = kind.texts is not None and column not in kind.texts
+            columns[column] = _number_or_text(value) if is_number else _plain(value)
+        rows.append({**columns, **origin})
+    commits = dict.fromkeys(str(row.get("build_commit", "")) for row in rows)
+    return Exported(file["tool"], tuple(rows), dict.fromkeys(commits, (file["name"],)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as all three encodings hold it: a truth is 1 or 0."""
+    return int(value) if isinstance(value, bool) else value
+
+
+def _number_or_text(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def write(path: Path, tools: Sequence[Exported]) -> None:
+    """Write the rows of one tool, or into SQLite of several, into a new file: whole or not at all.
+
+    Raises:
+        UsageError: if the file exists or cannot be written, its suffix names no format, or several tools are to go
+            into a file that holds the rows of one.
+    """
+    encode = SUFFIXES.get(path.suffix)
+    if not encode:
+        names = ", ".join(f"*{suffix}" for suffix in SUFFIXES)
+        raise UsageError(f"{path.name} says no format: name it {names}", next="dgxlab export --help")
+    if path.exists():
+        raise UsageError(f"{path} is there already, and nothing is written over", next=command("ls", "-l", path))
+    if len(tools) > 1 and encode is not _sqlite:
+        names = " and ".join(each.tool for each in tools)
+        raise UsageError(
+            f"one {path.suffix} file holds the rows of one tool, and there are {names}: name one with --tool",
+            next=command("dgxlab", "export", path, "--tool", tools[0].tool),
+        )
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-export-") as folder:
+            whole = Path(folder) / path.name
+            encode(whole, tools)
+            os.link(whole, path)  # unlike a rename it fails where another program created the file meanwhile
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}", next=command("ls", "-ld", path.parent)) from error
+
+
+def _jsonl(path: Path, tools: Sequence[Exported]) -> None:
+    lines = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for each in tools for row in each.rows)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _csv(path: Path, tools: Sequence[Exported]) -> None:
+    rows = [_flat(row) for each in tools for row in each.rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, _columns(rows), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _sqlite(path: Path, tools: Sequence[Exported]) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        with connection:
+            for each in tools:
+                rows = [_flat(row) for row in each.rows]
+                names = _columns(rows)
+                typed = ", ".join(f'"{name}" {_affinity([row.get(name) for row in rows])}' for name in names)
+                table = each.tool.replace("-", "_")  # as in the tool's own SQL
+                connection.execute(f"CREATE TABLE {table} ({typed})")
+                connection.executemany(
+                    f"INSERT INTO {table} VALUES ({','.join('?' * len(names))})",  # noqa: S608 - a name of ours
+                    [[row.get(name) for name in names] for row in rows],
+                )
+    finally:
+        connection.close()
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row without its lists, which no column holds."""
+    return {name: value for name, value in row.items() if not isinstance(value, list)}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _affinity(values: Sequence[Any]) -> str:
+    if any(isinstance(value, str) for value in values):
+        return "TEXT"
+    return "REAL" if any(isinstance(value, float) for value in values) else "INTEGER"
+
+
+SUFFIXES: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
+    ".sqlite": _sqlite,
+    ".jsonl": _jsonl,
+    ".csv": _csv,
+}
+"""By the suffix of a file's name."""

@@ -1,0 +1,256 @@
+"""llama-batched-bench: speed with many sequences at once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dgxlab.errors import SpecError
+from dgxlab.model import BatchedBench, Cell, CellResult, Measurement, Param
+from dgxlab.tools import tool
+from dgxlab.tools.reading import (
+    Format,
+    Line,
+    Reading,
+    Refused,
+    Row,
+    agree_at,
+    number_or_text,
+    shared,
+    value,
+    whole_at,
+)
+from dgxlab.tools.rows import Parsed, PrintedRow, agree, equal, json_rows, match_rows, number, positive, speed
+from dgxlab.tools.tables import json_lines, markdown
+
+PROGRAM = "llama-batched-bench"
+
+CTX_STEP = 256
+"""llama.cpp rounds the context of each sequence up to this."""
+
+KEYS = {
+    "model": tool.MODEL,
+    "npp": tool.Key("Many[Count]", "Prompt lengths, in tokens.", ("-npp",)),
+    "ntg": tool.Key("Many[Count]", "Generated tokens of each sequence.", ("-ntg",)),
+    "npl": tool.Key("Many[Count]", "Numbers of sequences at once.", ("-npl",)),
+}
+N_CTX = tool.Key("Count", "Context size, in tokens, for all sequences together.", ("-c", "--ctx-size"))
+
+
+# -- launches ---------------------------------------------------------------------------------------------------------
+
+
+def launches(entry: BatchedBench, env: Mapping[str, str], keep: tool.Keep) -> Iterator[tool.Launch]:
+    """Yield a launch for all npl at one (npp, ntg, other axes).
+
+    It has the whole list twice, because the first call of a size pays for buffers and kernels that the second finds;
+    and a spare row last, because the tool can lose what it printed just before it exits.
+    """
+    for setting in tool.settings({"npp": entry.npp, "ntg": entry.ntg, **entry.axes}):
+        asked = [pl for pl in entry.npl if not tool.excluded({**setting, "npl": pl}, entry.exclude)]
+        if not asked:
+            continue
+        axes = dict(setting)
+        pp, tg = int(axes.pop("npp")), int(axes.pop("ntg"))
+        fixed: dict[str, Param] = {**axes, "args": " ".join(entry.args)}
+        more = tool.varying(axes, entry.axes)
+        cells = {
+            pl: Cell("batched-bench", f"pp{pp} tg{tg} B{pl}{more}", {"pp": pp, "tg": tg, "pl": pl}, fixed)
+            for pl in asked
+        }
+        left = {pl: cell for pl, cell in cells.items() if keep(entry.model, cell)}
+        n_ctx = _context(pp + tg, max(asked), axes.pop("n_ctx", None))
+        flags = (
+            *("-c", str(n_ctx), "-npp", str(pp), "-ntg", str(tg)),
+            *("-npl", tool.comma([*left, *left, *list(left)[-1:]])),
+            *tool.flags_of(axes, tool.AXES),
+            *entry.args,
+            *("--output-format", "jsonl"),
+        )
+        yield tool.launch_on_model("batched-bench", PROGRAM, entry, env, left.values(), flags)
+
+
+def _context(per_sequence: int, sequences: int, given: Param | None) -> int:
+    """Return n_ctx for `sequences` of `per_sequence` tokens.
+
+    The tool skips rows that do not fit without a word, and aborts when only its rounding made them fit.
+    """
+    need = sequences * -(-per_sequence // CTX_STEP) * CTX_STEP
+    if given is not None and int(given) < need:
+        raise SpecError(
+            f"batched-bench with n_ctx {given} would skip its largest rows: {sequences} sequences of {per_sequence} "
+            f"tokens need {need}",
+            next=f"set n_ctx to {need} or leave it out",
+        )
+    return need if given is None else int(given)
+
+
+# -- the output of a launch -------------------------------------------------------------------------------------------
+
+
+def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
+    """Read speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded one.
+
+    The rows of the first half are cold. The spare row last may be there or not. With any other number of rows nothing
+    is read: a row that does not fit the context is left out with status 0.
+
+    Args:
+        stdout: As printed; lines that do not start with `{` are ignored.
+        cells: With params pp, tg, pl.
+    """
+    rows, problems = json_rows(stdout, PROGRAM)
+    if len(rows) == 2 * len(cells) + 1:
+        last = [[row.get(name) for name in ("pp", "tg", "pl")] for row in rows[-2:] if row is not None]
+        if all(size == last[0] for size in last) and rows.pop() is None:
+            problems.pop()  # the spare row may be cut
+    if len(rows) != 2 * len(cells):
+        wanted = f"{2 * len(cells)}: {len(cells)} twice, to throw the first half away"
+        return Parsed(problems=(*problems, f"{PROGRAM} printed {len(rows)} rows, not {wanted}"))
+    half = len(cells)
+    cold, warm = ([PrintedRow(row, row) for row in part if row is not None] for part in (rows[:half], rows[half:]))
+    first = match_rows(cells, cold, _read)
+    second = match_rows(cells, warm, _read, (*problems, *first.problems))
+    before = {result.cell: result for result in first.results}
+    results = []
+    for result in second.results:
+        if result.cell in before:  # a cell needs both
+            pairs = zip(result.measurements, before[result.cell].measurements, strict=True)
+            both = tuple(replace(counted, discarded=early.samples) for counted, early in pairs)
+            results.append(replace(result, measurements=both))
+    return Parsed(tuple(results), second.problems)
+
+
+def _read(cell: Cell, row: PrintedRow) -> CellResult:
+    # The times are whole microseconds as printed, so they carry the measured value; the speeds are rounded from them.
+    is_shared = not equal("is_pp_shared", 0, row.printed.get("is_pp_shared", 0))
+    measurements = []
+    for metric, time, tokens in _speeds(number(row, "pp"), number(row, "tg"), number(row, "pl"), is_shared):
+        speed_of_time = agree(metric, speed(tokens, positive(row, time)), positive(row, metric))
+        measurements.append(Measurement(cell.key, metric, "t/s", (speed_of_time,)))
+    return CellResult(cell.key, tuple(measurements), row.printed)
+
+
+def _speeds(pp: float, tg: float, pl: float, is_shared: bool) -> Iterator[tuple[str, str, float]]:
+    """Yield each speed of a row with the name of its time and its tokens; a shared prompt is computed once."""
+    prompt, generated = pp * (1 if is_shared else pl), tg * pl
+    yield "speed_pp", "t_pp", prompt
+    yield "speed_tg", "t_tg", generated
+    yield "speed", "t", prompt + generated
+
+
+def exported(raw: dict[str, Any], samples: tool.Samples) -> dict[str, Any]:
+    """Return a row with the means of what counts."""
+    return {**raw, **{name: math.fsum(values) / len(values) for name, values in samples.items()}}
+
+
+# -- imported files ---------------------------------------------------------------------------------------------------
+
+SHOWN = {
+    "PP": "pp",
+    "TG": "tg",
+    "B": "pl",
+    "N_KV": "n_kv",
+    "T_PP s": "t_pp",
+    "S_PP t/s": "speed_pp",
+    "T_TG s": "t_tg",
+    "S_TG t/s": "speed_tg",
+    "T s": "t",
+    "S t/s": "speed",
+}
+"""The columns of the console by their names in JSON."""
+
+TIMES = {"t_pp": "s", "speed_pp": "t/s", "t_tg": "s", "speed_tg": "t/s", "t": "s", "speed": "t/s"}
+SIZES = ("pp", "tg", "pl", "n_kv")
+SETTING = re.compile(r"(\w+) = (-?\w+)(?:, |$)")
+SETTINGS = re.compile(r"^llama_batched_bench: (n_kv_max = .+)$", re.MULTILINE)
+
+DECIMALS = {"s": 3, "t/s": 2}
+"""Digits that the console shows of a value, by its unit."""
+
+COLD = "the first row was measured cold: llama-batched-bench warms up with 16 tokens only"
+
+
+def console(text: str) -> Reading:
+    """Read the table: times to a millisecond, speeds to a hundredth of a token.
+
+    Raises:
+        Refused: if a row is broken, contradicts itself, or holds a value that is no number above 0.
+    """
+    runs = [dict(SETTING.findall(each)) for each in SETTINGS.findall(text)]
+    if len({tuple(each.items()) for each in runs}) > 1:
+        raise Refused(f"it holds {len(runs)} runs with different settings: split it")
+    of_run = {name: number_or_text(setting) for name, setting in (runs[0] if runs else {}).items()}
+    rows = []
+    for line in markdown(text, "S t/s"):
+        columns = {SHOWN.get(name, name): cell for name, cell in line.columns.items()}
+        if set(columns) != set(SHOWN.values()):
+            raise Refused("a header that llama-batched-bench does not print", line.number)
+        if not all(re.fullmatch(r"[0-9]+", columns[name]) for name in SIZES):
+            raise Refused("its sizes are not whole numbers", line.number)
+        for name, unit in TIMES.items():
+            if not re.fullmatch(rf"[0-9]+\.[0-9]{{{DECIMALS[unit]}}}", columns[name]):
+                raise Refused(f"{name} is {columns[name]}, not as llama-batched-bench prints it", line.number)
+        rows.append(Line(line.number, {**columns, **{name: int(columns[name]) for name in SIZES}}))
+    return _reading(rows, of_run, rounded=True)
+
+
+def lines(text: str) -> Reading:
+    """Read `--output-format jsonl`: times to a microsecond; raises Refused as `console` does."""
+    return _reading(list(json_lines(text)), {}, rounded=False)
+
+
+def _reading(rows: Sequence[Line], of_run: Mapping[str, Any], *, rounded: bool) -> Reading:
+    if not rows:
+        return Reading((), {})
+    names = [name for name in rows[0].columns if name not in (*SIZES, *TIMES)]
+    same = {**of_run, **shared([line.columns for line in rows], names)}
+    imported = tuple(_imported(line, same, rounded) for line in rows)
+    return Reading(imported, {"settings": same} if same else {}, (COLD,))
+
+
+def _imported(line: Line, same: Mapping[str, Any], rounded: bool) -> Row:
+    columns, at = line.columns, line.number
+    sizes = {name: whole_at(name, columns.get(name), at) for name in SIZES}
+    values = tuple(value(name, unit, columns.get(name), at, above=0) for name, unit in TIMES.items())
+    own = {name: columns[name] for name in columns if name not in (*SIZES, *TIMES, *same)}
+    is_shared = {**same, **own}.get("is_pp_shared", 0) not in (0, False)
+    printed = {each.metric: each.values[0] for each in values}
+    for name, time, tokens in _speeds(sizes["pp"], sizes["tg"], sizes["pl"], is_shared):
+        if not rounded:
+            agree_at(name, tokens, [printed[time]], printed[name], at)
+            continue
+        # the time has but three decimals, the speed two
+        longest, shortest = printed[time] + 0.0005, printed[time] - 0.0005
+        fastest = tokens / shortest if shortest > 0 else float("inf")
+        if not tokens / longest - 0.0051 <= printed[name] <= fastest + 0.0051:
+            raise Refused(f"{name} is {printed[name]:g}, but {tokens} tokens took {printed[time]:g} s", at)
+    label = f"pp{sizes['pp']} tg{sizes['tg']} B{sizes['pl']}" + "".join(f" {k}={v}" for k, v in own.items())
+    return Row(label, {**sizes, **own}, values)
+
+
+TOOL = tool.Tool(
+    PROGRAM,
+    bench=tool.Benchmark(
+        "batched-bench",
+        "llama-batched-bench: prompt and generation speed with npl sequences at once.",
+        BatchedBench,
+        KEYS,
+        launches,
+        parse,
+        # a cell without a prompt, or without generation, has one speed only
+        compared={"speed_pp": "pp", "speed_tg": "tg"},
+        exported=exported,
+        axes={"n_ctx": N_CTX, **tool.AXES},
+        owned=("--output-format", "--log-disable", "--log-file", "--log-colors"),
+        rounds=2,
+        # now and then it exits 0 before its logger has written the last rows; the spare row makes it rare
+        attempts=3,
+    ),
+    formats={
+        "console": Format(console, " TG |", r"^\| +PP \| +TG \| +B \|"),
+        "jsonl": Format(lines, '"speed_pp": ', r'^\{.*"speed_pp": '),
+    },
+)

@@ -1,0 +1,138 @@
+"""test-backend-ops perf --output sql, from real output."""
+
+import pytest
+
+from dgxlab.model import Cell
+from dgxlab.tools.backend_ops import INSERT, parse
+from dgxlab.tools.backend_ops_files import case_params
+from tests.tools.captures import capture, kernel_cell
+
+H200 = "h200/tbo-perf-mul_mat.sql"
+ONE = kernel_cell("q4_0", 1)
+
+
+def values(text: str, *cells: Cell) -> dict[tuple[str, str], tuple[str, float]]:
+    """Return {(label, metric): (unit, value)} of a text without problems."""
+    parsed = parse(text, cells)
+    assert parsed.problems == ()
+    assert [result.cell for result in parsed.results] == [cell.key for cell in cells]
+    labels = {cell.key: cell.label for cell in cells}
+    return {(labels[m.cell], m.metric): (m.unit, *m.samples) for r in parsed.results for m in r.measurements}
+
+
+def test_h200_values_are_exactly_the_printed_ones() -> None:
+    """time_us and flops come as printed; bandwidth, printed as 0, is no measurement of this op."""
+    assert values(capture(H200), ONE, kernel_cell("nvfp4", 2)) == {
+        ("MUL_MAT q4_0 n=1", "time_us"): ("us", 14.388455),
+        ("MUL_MAT q4_0 n=1", "flops"): ("FLOPS", 8162135152842.867188),
+        ("MUL_MAT nvfp4 n=2", "time_us"): ("us", 16.444007),
+        ("MUL_MAT nvfp4 n=2", "flops"): ("FLOPS", 14283685741584.609375),
+    }
+    cells = [kernel_cell(t, n) for n in (1, 2, 3, 4, 5, 8, 512) for t in ("q4_0", "nvfp4", "q4_K")]
+    assert len(values(capture(H200), *cells)) == 2 * 21
+    assert len(parse(capture(H200), [ONE]).results[0].raw) == 16
+
+
+def test_bandwidth_of_an_op_without_flops() -> None:
+    """SOFT_MAX has no flops: it gets time and bandwidth."""
+    cell = Cell("backend-ops", "SOFT_MAX", {"op_name": "SOFT_MAX", "backend_name": "CPU", "ne": "[4096,4096,5,1]"})
+    assert values(capture("cpu/tbo-perf-soft_max.sql"), cell).keys() == {
+        ("SOFT_MAX", "time_us"),
+        ("SOFT_MAX", "bandwidth_gb_s"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "cell", "why"),
+    [
+        (capture("cpu/tbo-perf-wrong-backend.sql"), ONE, "it has no row"),
+        (capture("cpu/tbo-perf-mul_mat.sql"), ONE, "it has no row"),
+        (2 * capture(H200), ONE, "2 rows belong to it"),
+        (capture(H200), Cell("backend-ops", "x", {"op_name": "MUL_MAT", "type_a": "q4_0"}), "7 rows belong to it"),
+        (
+            capture("cpu/tbo-test-failing.sql"),
+            kernel_cell("q4_0", 1, backend="CPU", type_b="f16", m=16, k=256),
+            "CPU does not support it",
+        ),
+    ],
+    ids=["no backend", "another backend", "twice", "vague", "unsupported"],
+)
+def test_no_result_without_the_one_row(text: str, cell: Cell, why: str) -> None:
+    """A cell gets a result of exactly one row, of its backend."""
+    parsed = parse(text, [cell])
+    assert parsed.results == ()
+    assert [problem.startswith(f"{cell.label}: {why}") for problem in parsed.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("n", "why"),
+    [(1, "it did not pass (test failed)"), (2, "time_us is '0.000000', not above 0")],
+)
+def test_failed_and_untimed_rows_are_problems(n: int, why: str) -> None:
+    """Rows of a real failing test run, a diagnostic before the INSERT; neither kind of row gives a number."""
+    text = capture("cpu/tbo-test-failing.sql")
+    assert "] ERR = " in text.split(INSERT)[0]
+    only = next(line for line in text.split("\n") if f",m=16,n={n},k=256," in line and "type_b=f32" in line)
+    parsed = parse(only, [kernel_cell("q4_0", n, backend="CPU", m=16, k=256)])
+    assert (parsed.results, parsed.problems) == ((), (f"MUL_MAT q4_0 n={n}: {why}",))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-nan", "-14.388455", "0.000000", "", "14,388455", "14.38\x1b[0m8455"])
+@pytest.mark.parametrize("old", ["14.388455", "8162135152842.867188"])
+def test_values_that_are_no_numbers_are_refused(old: str, value: str) -> None:
+    """A bad value in either column costs the cell its result, except a flops of 0, which means that there is none."""
+    parsed = parse(capture(H200).replace(f"'{old}'", f"'{value}'"), [ONE])
+    if old.startswith("8") and value == "0.000000":
+        assert [m.metric for m in parsed.results[0].measurements] == ["time_us"]
+    else:
+        assert (len(parsed.results), len(parsed.problems)) == (0, 1)
+
+
+def test_quotes_in_values() -> None:
+    """They are not escaped: one is a character of a value, but `', '` makes one value too many, and a broken row."""
+    text = capture(H200)
+    attack = text.replace("'', '');", "'Bob's GPU'); DROP TABLE x; --', '');", 1)
+    assert values(attack, ONE)["MUL_MAT q4_0 n=1", "time_us"] == ("us", 14.388455)
+    parsed = parse(text.replace("'', '');", "'a', 'b', '');", 1), [ONE, kernel_cell("q4_0", 2)])
+    assert len(parsed.results) == 1
+    assert parsed.problems[0].startswith("line 20 ")
+
+
+@pytest.mark.parametrize(("at", "before"), [("14.388455", 3), ("');\n", 3), ("MUL_MAT", 0)])
+@pytest.mark.parametrize("noise", ["CUDA graph warmup complete\n", "CUDA graph warmup complete"])
+def test_a_diagnostic_inside_a_row_breaks_it(at: str, before: int, noise: str) -> None:
+    """A row cut by another stream's line, or with anything behind its end, is not put together again."""
+    text = capture(H200)
+    place = text.index(at) + before
+    parsed = parse(text[:place] + noise + text[place:], [ONE, kernel_cell("q4_0", 2)])
+    assert len(parsed.results) == 1
+    assert parsed.problems[-1].startswith("MUL_MAT q4_0 n=1: ")
+
+
+def test_a_torn_row_does_not_swallow_the_next() -> None:
+    """A row without its end, glued to the following one, costs only itself."""
+    first, second = (line for line in capture(H200).split("\n") if "n=1," in line and "q4_" in line)
+    parsed = parse(first[:300] + second, [ONE, kernel_cell("q4_K", 1)])
+    assert parsed.results[0].measurements[0].samples == (16.176153,)
+    assert parsed.problems[-1] == "MUL_MAT q4_0 n=1: it has no row"
+
+
+def test_columns_are_read_by_name() -> None:
+    """Another pin's order of columns, or one more of them, changes nothing."""
+    line = f"{INSERT}flops, new, op_params, op_name, time_us) VALUES ('5.0', '', 'm=1', 'ADD', '2.5');"
+    cell = Cell("backend-ops", "ADD", {"op_name": "ADD", "m": 1})
+    assert values(line, cell) == {("ADD", "time_us"): ("us", 2.5), ("ADD", "flops"): ("FLOPS", 5.0)}
+    assert parse(line.replace("time_us", "seconds"), [cell]).results == ()
+
+
+def test_case_params_are_split_outside_brackets() -> None:
+    """Lists stay whole, and a bare word has no value; all 1,409 cases of the real suite have their ten parameters."""
+    assert case_params("split,type_a=q4_0,bs=[1,1],mode=bilinear|antialias,v=") == {
+        "type_a": "q4_0",
+        "bs": "[1,1]",
+        "mode": "bilinear|antialias",
+        "v": "",
+    }
+    rows = capture("h200/tbo-test-mul_mat.sql.gz").split(INSERT)[1:]
+    names = [tuple(case_params(row.split("', '")[4])) for row in rows]
+    assert names == [("type_a", "type_b", "m", "n", "k", "bs", "nr", "per", "k_v", "o")] * (1103 + 306)

@@ -1,0 +1,175 @@
+"""Gates on models and kernels: what their programs print, and when they pass."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dgxlab.model import GreedyGate, HarnessGate, PerplexityGate
+from dgxlab.tools import judge_check, read_check, shown
+from tests.tools.captures import GOLDEN, capture
+
+TEXT = {"md5": "a" * 32, "bytes": 90, "n_prompt": 65, "n_gen": 32}
+OTHER = {**TEXT, "md5": "b" * 32}
+GREEDY = GreedyGate("m", against={"FAST": None})
+ENGAGED = replace(GREEDY, engaged="fast: on")
+
+RATIO = PerplexityGate("m", "exact", against={"FAST": None}, kld_ratio_at_most=0.5)
+LIMIT = PerplexityGate("m", "exact", kld_at_most=0.01, ppl_ratio_at_most=1.01)
+REFERENCE = {"ppl": 10.0, "ppl_error": 0.1}
+BROKEN = {"problem": "it crashed"}
+PASSED = {"passed": 72, "failed": [], "verdict": "passed"}
+
+
+def compared(kld: float, ratio: float = 1.0) -> dict[str, Any]:
+    """Return what a comparison printed."""
+    return {"kld": kld, "kld_error": 0.0, "ppl_ratio": ratio, "ppl_ratio_error": 0.0, "same_top_p": 99.0}
+
+
+@pytest.mark.parametrize(
+    ("gate", "readings", "reasons"),
+    [
+        (GREEDY, {"arm": TEXT, "against": TEXT}, []),
+        (GREEDY, {"arm": TEXT, "against": OTHER}, ["the text is another one"]),
+        (replace(GREEDY, against={}, expect="a" * 32), {"arm": TEXT}, []),
+        (replace(GREEDY, against={}, expect="b" * 32), {"arm": TEXT}, ["expected md5 b"]),
+        (GREEDY, {"arm": TEXT}, ["the environment of against was not run"]),
+        (
+            GREEDY,
+            {"arm": {**TEXT, "n_gen": 12}, "against": {**TEXT, "n_gen": None}},
+            ["the arm generated 12 of 32", "the environment of against generated an unknown number of 32"],
+        ),
+        (
+            replace(GREEDY, against={}),
+            {"arm": {**TEXT, "bytes": 0, "n_prompt": None}},
+            ["the arm printed no text", "the arm does not say how many"],
+        ),
+        (GREEDY, {"arm": TEXT, "against": BROKEN}, ["the environment of against: it crashed"]),
+        (ENGAGED, {"arm": {**TEXT, "engaged": True}, "against": {**TEXT, "engaged": False}}, []),
+        (
+            ENGAGED,
+            {"arm": {**TEXT, "engaged": False}, "against": {**TEXT, "engaged": True}},
+            ["the path under test did not run", "the path under test ran on both sides"],
+        ),
+        (RATIO, {"reference": REFERENCE, "arm": compared(0.002), "against": compared(0.00401)}, []),
+        # 0.0020004 is printed as 0.002 too
+        (RATIO, {"reference": REFERENCE, "arm": compared(0.002), "against": compared(0.004)}, ["the KLD is 0.5 times"]),
+        (RATIO, {"reference": REFERENCE, "arm": compared(0.0), "against": compared(0.000001)}, ["the KLD in the env"]),
+        (RATIO, {"reference": BROKEN}, ["the reference: it crashed"]),
+        (RATIO, {"arm": compared(0.001), "against": compared(0.004)}, ["the reference was not run"]),
+        (LIMIT, {"reference": REFERENCE, "arm": compared(0.01, 0.9902)}, []),
+        (LIMIT, {"reference": REFERENCE, "arm": compared(0.0101)}, ["the KLD is 0.010100, at most 0.01"]),
+        (LIMIT, {"reference": REFERENCE, "arm": compared(0.001, 0.989)}, ["the perplexity is 0.989000 times"]),
+        (
+            LIMIT,
+            {"reference": REFERENCE, "arm": compared(float("nan"), float("nan"))},
+            ["the KLD is nan", "the perplexity is nan times"],
+        ),
+        (
+            replace(LIMIT, engaged="fast: on"),
+            {"reference": REFERENCE, "arm": {**compared(0.001), "engaged": False}},
+            ["the path under test did not run"],
+        ),
+        (HarnessGate("toy", tests=72), {"arm": PASSED}, []),
+        (HarnessGate("toy", tests=1691), {"arm": PASSED}, ["expected 1691 tests, got 72"]),
+        (HarnessGate("toy"), {"arm": {**PASSED, "passed": 0}}, ["no test was run"]),
+        (HarnessGate("toy"), {"arm": {**PASSED, "verdict": ""}}, ["the harness does not end"]),
+        (HarnessGate("toy"), {"arm": {**PASSED, "failed": ["a: b", "c: d"]}}, ["failed: a: b and 1 more"]),
+    ],
+)
+def test_a_gate_passes_on_evidence_alone(gate: Any, readings: dict[str, Any], reasons: list[str]) -> None:
+    """Each way to fail has its reason; rounding counts against the arm, NaN is never within a limit."""
+    judged = judge_check(gate, readings)
+    assert [text[: len(reason)] for text, reason in zip(judged, reasons, strict=True)] == reasons
+
+
+def test_what_was_read_is_shown() -> None:
+    """Both texts where they differ, both KLDs and their ratio, nothing of what was not read."""
+    assert shown(GREEDY, {"arm": TEXT, "against": OTHER}) == (
+        f"md5 {'a' * 32}, 65 + 32 tokens",
+        f"md5 {'b' * 32}, 65 + 32 tokens",
+    )
+    both = {"arm": compared(0.001), "against": compared(0.004)}
+    assert shown(RATIO, both)[0] == "KLD 0.001000, there 0.004000, 0.25 times"
+    assert shown(RATIO, {"arm": BROKEN}) == ()
+    assert shown(HarnessGate("toy"), {"arm": PASSED}) == ("72 of 72 tests passed",)
+
+
+# -- llama-completion -------------------------------------------------------------------------------------------------
+
+OUT, ERR = (GOLDEN / "cpu/completion.out").read_bytes(), capture("cpu/completion.err")
+
+
+def test_a_text_is_digested_and_its_tokens_counted() -> None:
+    """61 tokens of prompt, and 16 generated, of which the last was not computed with."""
+    md5 = hashlib.md5(OUT, usedforsecurity=False).hexdigest()
+    reading = {"md5": md5, "bytes": len(OUT.strip()), "n_prompt": 61, "n_gen": 16}
+    assert read_check(GREEDY, "arm", OUT, ERR) == reading
+    assert read_check(GREEDY, "arm", b"\n\n", "")["bytes"] == 0
+
+
+@pytest.mark.parametrize("err", ["", ERR + ERR, ERR.replace("tokens", "words").replace("runs", "steps")])
+def test_counts_that_are_not_there_once_are_unknown(err: str) -> None:
+    """Nothing is guessed; what is missing may have been lost on the way out."""
+    reading = read_check(GREEDY, "arm", OUT, err)
+    assert (reading["n_prompt"], reading["n_gen"]) == (None, None)
+    assert reading.get("cut", False) == (err != ERR + ERR)
+
+
+# -- llama-perplexity -------------------------------------------------------------------------------------------------
+
+FIRST, ESTIMATE = capture("cpu/perplexity-reference.out"), capture("cpu/perplexity-reference.err")
+COMPARED = capture("cpu/perplexity-compared.out")
+
+
+def test_perplexities_are_read() -> None:
+    """The reference's chunks are on stdout, its estimate on stderr; a comparison is all on stdout."""
+    reading = read_check(RATIO, "reference", FIRST.encode(), ESTIMATE)
+    assert reading == {"ppl": 36861.5399, "ppl_error": 784.80721}
+    assert read_check(RATIO, "arm", COMPARED.encode(), "") == {
+        "kld": 0.000016,
+        "kld_error": 0.0,
+        "ppl_ratio": 1.000083,
+        "ppl_ratio_error": 0.000239,
+        "same_top_p": 96.26,
+    }
+
+
+@pytest.mark.parametrize(
+    ("role", "out", "err", "problem", "cut"),
+    [
+        ("arm", capture("cpu/perplexity-nothing.out"), "", "it computed none of 4 chunks", True),
+        ("arm", capture("cpu/perplexity-cut.out"), "", "it computed 3 of 4 chunks", True),
+        ("arm", capture("cpu/perplexity-nan.out"), "", "chunk 1 has no finite number: nan", False),
+        ("arm", COMPARED.replace("\n   2 ", "\n   3 "), "", "it computed 4 of 4 chunks, not each once", False),
+        ("arm", COMPARED.replace("KLD:   0.000016", "KLD:        inf"), "", "kld is no finite number: inf", False),
+        ("arm", COMPARED.partition("Mean    KLD")[0], "", "kld was printed 0 times, not once", True),
+        ("arm", COMPARED.partition("Same top p:")[0], "", "same_top_p was printed 0 times, not once", True),
+        ("arm", COMPARED + COMPARED.partition("======")[2], "", "kld was printed 2 times, not once", False),
+        ("arm", "", "", "it computed none of 4 chunks", True),
+        ("reference", FIRST.rpartition("[4]")[0], ESTIMATE, "it computed 3 of 4 chunks", True),
+        ("reference", FIRST, ESTIMATE.partition("Final")[0], "ppl was printed 0 times, not once", True),
+        (
+            "reference",
+            FIRST,
+            ESTIMATE.replace("PPL = 36861.5399", "PPL = nan"),
+            "ppl is no finite number: nan",
+            False,
+        ),
+        ("reference", FIRST.replace("36799.8231", "nan"), ESTIMATE, "chunk 3 has no finite number: nan", False),
+        ("reference", "", ESTIMATE, "it computed none of 4 chunks", True),
+    ],
+)
+def test_what_is_not_whole_does_not_count(role: str, out: str, err: str, problem: str, cut: bool) -> None:
+    """All of these came with exit status 0, or would; where something is missing another launch may show it."""
+    reading = read_check(RATIO, role, out.encode(), err)
+    assert reading == {"problem": problem, **({"cut": True} if cut else {})}
+
+
+@pytest.mark.parametrize("length", range(0, len(COMPARED), 97))
+def test_no_beginning_of_the_output_counts(length: int) -> None:
+    """A program that was cut off never has a value."""
+    assert list(read_check(RATIO, "arm", COMPARED.encode()[:length], "")) == ["problem", "cut"]

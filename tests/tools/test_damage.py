@@ -1,0 +1,154 @@
+"""Damaged output: what is still read was printed so, whatever was cut off, mixed in or broken; else it is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgxlab.errors import SpecError
+from dgxlab.imported import Values, open_file
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+CAPTURES = (
+    "h200/tbo-perf-gdn.txt",
+    "h200/tbo-perf-mmid.txt",
+    "h200/tbo-perf-mul_mat.sql",
+    "h200/tbo-test-SSM_CONV.txt",
+    "h200/llama-bench-q4_k.json",
+    "h200/llama-bench-q4_k.jsonl",
+    "h200/llama-bench-q4_k.sql",
+    "h200/llama-bench-q4_k.csv",
+    "h200/llama-bench-q4_k.md",
+    "h200/batched-bench-q4_k.txt",
+    "h200/batched-bench-q4_k.jsonl",
+    "cpu/perplexity.txt",
+    "cpu/perplexity-kld.txt",
+)
+
+OTHERS = (
+    "ggml_backend_cuda_graph_compute: CUDA graph warmup complete\n",
+    "llama_perf_context_print: 42 tokens, 3.14 ms, 1234.5 t/s\n",
+    "\x1b[1;33mwarning\x1b[0m: clock 1980 MHz ",
+    "\n",
+    "\r\n",
+)
+
+
+@cache
+def truth(name: str) -> tuple[bytes, frozenset[tuple[Values, ...]]]:
+    """Return a capture and the values of each of its rows."""
+    found = open_file(GOLDEN / name)
+    return found.content, frozenset(row.values for row in found.reading.rows)
+
+
+def invented(path: Path, content: bytes, rows: frozenset[tuple[Values, ...]]) -> list[tuple[Values, ...]]:
+    """Return what is read of a content and was not printed of one of the rows; of what is refused, nothing is read."""
+    path.write_bytes(content)
+    try:
+        found = open_file(path).reading.rows
+    except SpecError:
+        return []
+    return [row.values for row in found if not any(set(row.values) <= set(printed) for printed in rows)]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file to write damaged output to."""
+    return tmp_path_factory.mktemp("damaged") / "output"
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_cut_off_anywhere(file: Path, name: str) -> None:
+    """At any byte: every row that is read is one of the whole file."""
+    content, rows = truth(name)
+    for end in range(0, len(content), max(1, len(content) // 400)):
+        assert invented(file, content[:end], rows) == [], end
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@given(data=st.data())
+def test_with_pieces_lost_and_other_words_in_the_middle(file: Path, name: str, data: st.DataObject) -> None:
+    """Lines lost, lines of others, two lines that became one: a row of a piece of each is never read."""
+    content, rows = truth(name)
+    lines = content.split(b"\n")
+    first = data.draw(st.integers(0, len(lines) - 1))
+    last = data.draw(st.integers(first, min(len(lines), first + 4)))
+    content = b"\n".join([*lines[:first], *lines[last:]])
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(content)))
+        content = content[:at] + data.draw(st.sampled_from(OTHERS)).encode() + content[at:]
+    assert invented(file, content, rows) == []
+
+
+@pytest.mark.parametrize(
+    "word", [b"nan", b"-nan", b"inf", b"NaN", b"Infinity", b"-1.00", b"0x10", b"1e999", b"1,5", b""]
+)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("h200/tbo-perf-gdn.txt", b"2.30"),
+        ("h200/tbo-perf-mmid.txt", b"6.98"),
+        ("h200/tbo-perf-mmid.txt", b"3.61"),
+        ("h200/tbo-perf-mul_mat.sql", b"14.388455"),
+        ("h200/llama-bench-q4_k.json", b"36377.077234"),
+        ("h200/llama-bench-q4_k.json", b"15924028"),
+        ("h200/llama-bench-q4_k.jsonl", b"36503.901762"),
+        ("h200/llama-bench-q4_k.sql", b"36545.801745"),
+        ("h200/llama-bench-q4_k.csv", b"36390.094684"),
+        ("h200/llama-bench-q4_k.md", b"36563.16"),
+        ("h200/batched-bench-q4_k.txt", b"1875.07"),
+        ("h200/batched-bench-q4_k.jsonl", b"1796.087769"),
+        ("cpu/perplexity.txt", b"652167.4787 +/-"),
+        ("cpu/perplexity-kld.txt", b"0.159924"),
+    ],
+)
+def test_what_is_no_number_is_refused(file: Path, name: str, number: bytes, word: bytes) -> None:
+    """With its line; never 0, never left out."""
+    content, _ = truth(name)
+    file.write_bytes(content.replace(number, word, 1))
+    line = content[: content.index(number)].count(b"\n") + 1
+    with pytest.raises(SpecError, match=r", line \d+: ") as caught:
+        open_file(file)
+    assert f", line {line}: " in caught.value.message or name.endswith(".json")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "another", "sentence"),
+    [
+        ("h200/tbo-perf-mmid.txt", b" 6.98 us", b"16.98 us", "are not"),
+        ("h200/tbo-perf-mul_mat.sql", b"14.388455", b"14.388465", "not the 117440512 of its shape"),
+        ("h200/tbo-perf-mul_mat.sql", b"8162135152842.867188", b"8162145152842.867188", "not the 117440512 of its"),
+        ("cpu/tbo-perf-soft_max.sql", b"5.908684", b"5.608684", "KiB, less than the 655360 it says"),
+        ("h200/llama-bench-q4_k.json", b"36377.077234", b"36477.077234", "its tokens and time give"),
+        ("h200/batched-bench-q4_k.txt", b"34174.34", b"43174.34", "1024 tokens took 0.03 s"),
+        ("h200/batched-bench-q4_k.jsonl", b'"t_pp": 0.028893', b'"t_pp": 0.082893', "its tokens and time give"),
+        ("h200/tbo-perf-mul_mat.sql", b"m=4096", b"m=" + b"9" * 400, "not the inf of its shape"),
+        ("h200/tbo-perf-mul_mat.sql", b"k=14336", b"k=" + b"9" * 5000, "not the inf of its shape"),
+        ("cpu/perplexity.txt", b"68426.30882", b"68426.30882.00.002 I next", "the final estimate cannot be read"),
+        ("h200/tbo-perf-mmid.txt", b" 6.98 us/run", b" 6.98", "cannot be read"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused(
+    file: Path, name: str, number: bytes, another: bytes, sentence: str
+) -> None:
+    """Where a row says a thing twice, both must agree."""
+    content, _ = truth(name)
+    assert number in content
+    file.write_bytes(content.replace(number, another, 1))
+    with pytest.raises(SpecError, match=sentence):
+        open_file(file)
+
+
+def test_a_crash_in_a_case_is_refused_where_more_follows(file: Path) -> None:
+    """A case without a result in the middle: somebody else's result would be taken for its own."""
+    content, _ = truth("h200/tbo-perf-mmid.txt")
+    lines = [line for line in content.split(b"\n") if b"6.98 us/run" not in line]
+    file.write_bytes(b"\n".join(lines))
+    with pytest.raises(SpecError, match=r"line \d+: the case MUL_MAT_ID\(.*\) has no result"):
+        open_file(file)

@@ -1,0 +1,165 @@
+"""From bench entries to launches."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from dgxlab import tools
+from dgxlab.errors import SpecError
+from dgxlab.model import Bench, Cell, Experiment
+from dgxlab.tools import BENCHES, Launch
+from tests.toy import backend_ops, batched_bench, llama_bench
+
+
+def launches(*bench: Bench, **options: Any) -> list[Launch]:
+    """Expand bench entries of an experiment with nothing else."""
+    experiment = Experiment("x", "0" * 40, (), "/x.yaml", "/", env={"A": "1"}, bench=bench)
+    return list(tools.launches(experiment, **options))
+
+
+def after(launch: Launch, *flags: str) -> tuple[str, ...]:
+    """Return the words after some flags."""
+    return tuple(launch.argv[launch.argv.index(flag) + 1] for flag in flags)
+
+
+def test_llama_bench_is_one_launch_with_a_repetition_to_throw_away() -> None:
+    """All sizes share a process; one repetition more than asked is run."""
+    (launch,) = launches(llama_bench(repetitions=5))
+    assert [cell.label for cell in launch.cells] == ["pp16", "pp32", "tg4"]
+    assert after(launch, "-p", "-n", "-r") == ("16,32", "4", "6")
+    assert launch.cells[0].params == {"n_prompt": 16, "n_gen": 0}
+    assert launch.cells[0].fixed["repetitions"] == 5
+
+
+def test_llama_bench_without_generation_says_so() -> None:
+    """A missing -n would run llama-bench's own default of 128."""
+    (launch,) = launches(llama_bench(n_gen=(0,)))
+    assert after(launch, "-n") == ("0",)
+
+
+def test_axes_multiply_into_launches() -> None:
+    """Each setting is a process of its own, and its cells say which; the depth as llama-bench prints it."""
+    axes = {"n_depth": (4096,), "n_ubatch": (512, 2048), "flash_attn": ("on", "off")}
+    found = launches(llama_bench(axes=axes))
+    settings = [("512", "on"), ("512", "off"), ("2048", "on"), ("2048", "off")]
+    assert [after(launch, "-ub", "-fa") for launch in found] == settings
+    assert found[0].cells[0].params["flash_attn"] == 1
+    assert found[3].cells[0].label == "pp16 @ d4096 n_ubatch=2048 flash_attn=off"
+
+
+def test_exclude_removes_cells_and_whole_launches() -> None:
+    """A rule removes what has all of its values; an entry of which nothing is left is a mistake."""
+    rules = ({"n_ubatch": 2048, "n_prompt": 16}, {"n_ubatch": 512})
+    (launch,) = launches(llama_bench(axes={"n_ubatch": (512, 2048)}, exclude=rules))
+    assert [cell.label for cell in launch.cells] == ["pp32 n_ubatch=2048", "tg4 n_ubatch=2048"]
+    assert after(launch, "-p") == ("32",)
+    with pytest.raises(SpecError, match=r"bench\[0\]"):
+        launches(llama_bench(exclude=({"n_prompt": 16}, {"n_prompt": 32}, {"n_gen": 4})))
+
+
+def test_batched_bench_asks_for_every_row_twice() -> None:
+    """And for the last once more; the context holds the largest row as llama.cpp rounds it."""
+    (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 8, 32)))
+    assert after(launch, "-npl", "-c") == ("1,8,32,1,8,32,32", str(32 * 256))
+    assert [cell.params for cell in launch.cells] == [{"pp": 128, "tg": 64, "pl": pl} for pl in (1, 8, 32)]
+
+
+def test_batched_bench_refuses_a_context_that_would_drop_rows() -> None:
+    """llama-batched-bench skips rows that do not fit and exits 0."""
+    with pytest.raises(SpecError) as caught:
+        launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 32), axes={"n_ctx": (6144,)}))
+    assert "8192" in caught.value.next
+    (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 32), axes={"n_ctx": (9000,)}))
+    assert after(launch, "-c") == ("9000",)
+
+
+def test_each_prompt_and_generation_size_is_its_own_batched_launch() -> None:
+    """So that what one warms up for is measured in it."""
+    found = launches(batched_bench(npp=(16, 32), ntg=(4, 8)))
+    sizes = [("16", "4"), ("16", "8"), ("32", "4"), ("32", "8")]
+    assert [after(launch, "-npp", "-ntg") for launch in found] == sizes
+
+
+OPS = [
+    f"type_a={t},type_b=f32,m={m},n={n},k=14336,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1"
+    for t in ("q4_0", "q4_K", "q4_1")
+    for m in (4096, 14096)
+    for n in (1, 8, 512, 51)
+]
+WHERE = {"type_a": ("q4_0", "q4_K"), "m": (4096,), "n": (1, 512)}
+
+
+@pytest.mark.parametrize(
+    ("entry", "pattern"),
+    [
+        (backend_ops(where=WHERE), r"type_a=q4_[0K],type_b=f32,m=4096,n=(1|512),"),
+        (
+            backend_ops(where=WHERE, exclude=({"type_a": "q4_K", "n": 1},)),
+            r"type_a=(q4_0,type_b=f32,m=4096,n=(1|512)|q4_K,type_b=f32,m=4096,n=512),",
+        ),
+        (backend_ops(where={"bs": ("[1,1]",), "n": (8,)}), r".*,n=8,"),
+    ],
+    ids=["full", "with holes", "brackets"],
+)
+def test_backend_ops_selects_its_cells_and_no_other(entry: Bench, pattern: str) -> None:
+    """n=1 does not select n=14, nor m=4096 m=14096; a list-valued parameter is no character class."""
+    (launch,) = launches(entry)
+    (regex,) = after(launch, "-p")
+    assert [text for text in OPS if re.search(regex, text)] == [text for text in OPS if re.match(pattern, text)]
+
+
+def test_only_what_is_wanted_is_launched() -> None:
+    """Cells with a number already leave the launch; a launch without cells is not started."""
+
+    def wanted(model: str, env: object, cell: Cell) -> bool:
+        return cell.label == "pp32"
+
+    (launch,) = launches(llama_bench(), batched_bench(), wanted=wanted)
+    assert [cell.label for cell in launch.cells] == ["pp32"]
+    assert after(launch, "-p", "-n") == ("32", "0")
+
+
+def test_entry_environment_overrides_the_experiment() -> None:
+    """Both reach the run; the entry's wins."""
+    (launch,) = launches(llama_bench(env={"A": "2", "B": "3"}))
+    assert launch.env == {"A": "2", "B": "3"}
+
+
+def test_cell_identity() -> None:
+    """What shapes the number is in the key; what else is measured beside it is not."""
+
+    def key(**changes: Any) -> str:
+        return launches(llama_bench(**changes))[0].cells[0].key
+
+    assert key() == key(n_prompt=(16, 64), n_gen=(8,))
+    others = {"repetitions": 9}, {"args": ("--numa",)}, {"axes": {"n_ubatch": (1,)}}, {"n_prompt": (17,)}
+    assert len({key(), *(key(**changes) for changes in others)}) == 5
+
+
+def test_ten_thousand_cells() -> None:
+    """A large matrix expands whole, each cell once."""
+    entry = llama_bench(n_prompt=tuple(range(1, 101)), n_gen=(0,), axes={"n_ubatch": tuple(range(1, 101))})
+    assert len({cell.key for launch in launches(entry) for cell in launch.cells}) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "places"),
+    [
+        ("llama-bench", ["--prio", "2", "-v", "--numa", "isolate"], []),
+        ("llama-bench", ["--ubatch-size", "5"], [0]),
+        ("llama-bench", ["--ubatch_size", "5"], [0]),
+        ("llama-bench", ["-ub=5"], [0]),
+        ("llama-bench", ["-v", "-r", "5", "-o", "md"], [1, 3]),
+        ("llama-bench", ["-npp", "5"], []),
+        ("batched-bench", ["-pps", "-tgs", "--kv-unified"], []),
+        ("batched-bench", ["-npp", "5", "--n_gpu_layers", "3"], [0, 2]),
+        ("batched-bench", ["--model-url", "x", "--version"], [0, 2]),
+        ("batched-bench", ["x-m"], []),
+    ],
+)
+def test_refused_arguments(tool: str, args: list[str], places: list[int]) -> None:
+    """Flags that have a key, that dgxlab sets, or that measure nothing are found in every spelling."""
+    assert list(BENCHES[tool].refused(args)) == places

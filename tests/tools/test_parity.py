@@ -1,0 +1,229 @@
+"""The parity gate's console output, from real runs that passed, failed, crashed, and only looked green."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dgxlab.model import Expectation, ParityGate, case_digest
+from dgxlab.tools.parity import GateReading, judge_gate, read_gate, unlike
+from tests.tools.captures import capture
+
+ALL = Expectation(1103, 1103)
+CASE = "MUL_MAT(type_a={},type_b=f32,m=16,n=1,k=256,bs=[1,1],nr={},per=[0,1,2,3],k_v=0,o=1)"
+Q4 = CASE.format("q4_0", "[1,1]")
+SSM = "h200/tbo-test-SSM_CONV.txt"
+PINS_OWN = "886b1ca8db5f34c5"
+"""Digest of the pin's 1409 cases of MUL_MAT, as experiments/cpu/quickstart.yaml has it."""
+
+
+def judge(
+    reading: GateReading, rc: int | None, expect: Expectation | None, unsupported: int | None, **asked: str
+) -> tuple[str, ...]:
+    """Return why a gate of these counts did not pass; of the operation of its own cases unless `op` says another."""
+    op = next((case.partition("(")[0] for case in reading.cases), "MUL_MAT")
+    return judge_gate(
+        reading, rc, ParityGate(**{"op": op, **asked}, backend="", expect=expect, unsupported=unsupported)
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-mul_mat.txt.gz", "CPU")]
+)
+def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
+    """On both backends, on CUDA0 with debug lines inside 200 result lines; 28 of the cases are listed twice."""
+    reading = read_gate(capture(name), backend)
+    assert (reading.passed, reading.total, reading.unsupported) == (1103, 1103, 306)
+    assert (reading.summaries, reading.failed, reading.backend_ok, reading.contradictions) == (1, (), True, ())
+    assert (len(reading.cases), len(set(reading.cases)), case_digest(reading.cases)) == (1409, 1381, PINS_OWN)
+    assert judge(reading, 0, ALL, 306, cases=PINS_OWN) == ()
+    assert judge(reading, 0, None, None) == ()
+    assert judge(reading, 0, ALL, 300) == ("expected 300 unsupported cases, got 306",)
+    assert judge(reading, 0, Expectation(1104, 1104), 306) == ("expected 1104/1104, got 1103/1103",)
+
+
+@pytest.mark.parametrize(("op", "total"), [("GATED_DELTA_NET", 36), ("SSM_CONV", 45)])
+def test_other_ops_pass(op: str, total: int) -> None:
+    """Both streams in one file, a second backend skipped: the named backend is what is read."""
+    reading = read_gate(capture(f"h200/tbo-test-{op}.txt"), "CUDA0")
+    assert judge(reading, 0, Expectation(total, total), 0) == ()
+    assert reading.seen == ("CUDA0", "CPU")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "reason"),
+    [
+        ("cpu/tbo-test-wrong-backend.txt", "CUDA0", "backend CUDA0 was not tested: the program has CPU"),
+        ("cpu/tbo-test-unknown-op.txt", "CPU", "ran 0 of 0 cases: nothing was tested"),
+        ("cpu/tbo-test-no-params.txt", "CPU", "ran 0 of 0 cases: nothing was tested"),
+        ("cpu/tbo-test-usage.txt", "CPU", "backend CPU was not tested: the output names none"),
+        ("h200/tbo-test-mul_mat.txt", "CPU", "no summary for backend CPU: no case was run"),
+    ],
+)
+@pytest.mark.parametrize("expect", [None, ALL])
+def test_false_greens_are_refused(name: str, backend: str, reason: str, expect: Expectation | None) -> None:
+    """The program said OK and exited 0 (but for the usage text); whatever is expected, it is no evidence."""
+    assert judge(read_gate(capture(name), backend), 0, expect, None) == (reason,)
+
+
+def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
+    """The diagnostic stands before the case on its line; a case that is in the suite twice fails twice."""
+    text = capture("cpu/tbo-test-failing.txt")
+    assert f"[MUL_MAT] ERR = 0.002267569 > 0.000500000   {Q4}: \x1b[1;31mFAIL" in text
+    reading = read_gate(text, "CPU")
+    assert reading.failed == (Q4, Q4, CASE.format("q4_0", "[2,1]"), CASE.format("q4_0", "[1,2]"))
+    assert (reading.passed, reading.total, reading.unsupported, reading.backend_ok) == (2, 6, 3, False)
+    assert reading.contradictions == ()
+    assert judge(reading, 1, Expectation(6, 6), 3) == ("expected 6/6, got 2/6", f"failed: {Q4} and 3 more")
+    cut = read_gate(text[: text.index("FAIL") + 4], "CPU")
+    assert (cut.failed, cut.last_case, cut.summaries) == ((Q4,), Q4, 0)
+
+
+@pytest.mark.parametrize("name", ["nan", "inf"])
+def test_nan_and_inf_are_failures(name: str) -> None:
+    """Their diagnostics are longer and hold brackets; the case is read all the same."""
+    reading = read_gate(capture(f"cpu/tbo-test-{name}.txt"), "CPU")
+    assert (reading.passed, reading.total, reading.failed) == (5, 6, (Q4,))
+    assert judge(reading, 1, None, None) == ("5 of 6 cases passed", f"failed: {Q4}")
+
+
+@pytest.mark.parametrize(
+    ("name", "passed", "total", "failed"),
+    [("one-case", 2, 2, ()), ("two-cases", 4, 4, ()), ("one-of-two", 1, 2, (Q4,))],
+)
+def test_a_case_string_runs_that_case_and_its_double(name: str, passed: int, total: int, failed: tuple[str]) -> None:
+    """`-o CASE` runs a case as often as the suite has it, and one of the two may fail."""
+    reading = read_gate(capture(f"cpu/tbo-test-{name}.txt"), "CPU")
+    assert (reading.passed, reading.total, reading.failed) == (passed, total, failed)
+    assert bool(judge(reading, 0, None, None)) == bool(failed)
+
+
+def test_a_crash_leaves_no_summary() -> None:
+    """The last case printed is the one before the crash: its verdict was still in the buffer."""
+    text = capture("cpu/tbo-test-abort.txt")
+    assert text.endswith(f"  {Q4}: ")
+    reading = read_gate(text, "CPU")
+    assert (reading.summaries, reading.passed, reading.total, reading.last_case) == (0, None, None, Q4)
+    reason = f"no summary for backend CPU: the program stopped after {Q4}"
+    assert judge(reading, 134, ALL, None) == (reason, "test-backend-ops ended with exit status 134")
+    assert judge(reading, None, ALL, None) == (reason, "test-backend-ops was ended by a signal")
+    assert judge(reading, 0, ALL, None) == (reason,)
+
+
+@pytest.mark.parametrize("rc", [1, 2, 134, -6, None])
+def test_the_exit_status_must_be_0(rc: int | None) -> None:
+    """A green text with any other status is refused."""
+    (reason,) = judge(read_gate(capture(SSM), "CUDA0"), rc, None, None)
+    assert reason.startswith("test-backend-ops ")
+
+
+LINES = capture(SSM).split("\n")
+FIRST_OK = capture(SSM).index("\x1b[1;32mOK")
+TWICE = ("2 summaries for backend CUDA0, not one", "the backend is announced 2 times")
+NO_VERDICT = ("the output does not say 'Backend CUDA0: OK'",)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [
+        (2 * capture(SSM), TWICE),
+        (
+            capture(SSM).replace("2/2 backends passed", "Backend 1/2: CUDA0"),
+            (TWICE[1], "the summary counts 45 passed cases, but 46 cases say OK"),
+        ),
+        (
+            capture(SSM).replace("  45/45 tests", "  4ggml: x 5/45 tests"),
+            ("the summary for backend CUDA0 cannot be read",),
+        ),
+        (capture(SSM).replace("  Backend CUDA0: ", "  Backend CUDA1: "), NO_VERDICT),
+        (capture(SSM).replace("  Backend CUDA0: ", "Backend 1/3: CPU\n  Backend CUDA0: "), NO_VERDICT),
+        ("\n".join(LINES[:8] + LINES[9:]), ("the summary counts 45 passed cases, but 44 cases say OK",)),
+        (
+            "\n".join([*LINES[:9], "[SSM_CONV] self-check FAIL", *LINES[9:]]),
+            ("the summary names 0 failing cases, but 1 lines say FAIL",),
+        ),
+        # a kernel's printf right before the verdict, or a debug line that ends in OK, changes no count
+        (capture(SSM)[:FIRST_OK] + "block 0 thread 0" + capture(SSM)[FIRST_OK:], ()),
+        (capture(SSM).replace("  45/45", "w4a16: self-check OK\n  45/45"), ()),
+        ("", ("backend CUDA0 was not tested: the output names none",)),
+    ],
+    ids=["twice", "announced", "damaged", "other", "late", "missing", "stray", "printf", "debug", "empty"],
+)
+def test_a_summary_that_the_output_does_not_bear_out_is_refused(text: str, reasons: tuple[str, ...]) -> None:
+    """One section, one summary that agrees with its cases, and the backend's own verdict at its end."""
+    assert judge(read_gate(text, "CUDA0"), 0, Expectation(45, 45), None) == reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-failing.txt", "CPU")]
+)
+def test_text_without_colours_reads_the_same(name: str, backend: str) -> None:
+    """A log that lost its colours in a copy."""
+    text = capture(name)
+    bare = text.replace("\x1b[1;32m", "").replace("\x1b[1;31m", "").replace("\x1b[0m", "")
+    assert read_gate(bare, backend) == read_gate(text, backend)
+
+
+def test_an_allocation_failure_is_in_the_list_only() -> None:
+    """The program prints no case line for it; the list at the end and the count name it."""
+    text = capture("cpu/tbo-test-one-of-two.txt")
+    line = next(line for line in text.split("\n") if "ERR" in line)
+    reading = read_gate(text.replace(line + "\n", "failed to allocate tensors [CPU] "), "CPU")
+    assert reading.failed == (Q4,)
+    assert judge(reading, 1, None, None) == ("1 of 2 cases passed", f"failed: {Q4}")
+
+
+# -- the list of cases ------------------------------------------------------------------------------------------------
+
+
+def all_add(text: str) -> str:
+    """Make every case one of another operation."""
+    return text.replace("MUL_MAT(", "ADD(")
+
+
+def one_case(text: str) -> str:
+    """Make every case that passes the first one."""
+    first = "  MUL_MAT(type_a=f32,type_b=f32,m=16,n=1,k=256,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1): "
+    return "\n".join(
+        f"{first}\x1b[1;32mOK\x1b[0m" if "OK\x1b" in line and "(" in line else line for line in text.split("\n")
+    )
+
+
+def no_q4(text: str) -> str:
+    """Put other cases of the suite in the place of 127 cases of q4_0 and q4_K."""
+    lines = text.split("\n")
+    passing = [place for place, line in enumerate(lines) if "OK\x1b" in line and "(type_a=" in line]
+    q4 = [place for place in passing if "type_a=q4_" in lines[place]][:127]
+    others = [place for place in passing if "type_a=q4_" not in lines[place]]
+    for place, other in zip(q4, others, strict=False):
+        lines[place] = lines[other]
+    assert len(q4) == 127
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("fooled", "reason"),
+    [
+        (all_add, "1409 of 1409 cases are not of MUL_MAT, as ADD(type_a="),
+        (one_case, f"expected the list of cases {PINS_OWN}, got "),
+        (no_q4, f"expected the list of cases {PINS_OWN}, got "),
+    ],
+)
+def test_as_many_cases_that_are_not_the_gates_are_refused(fooled: Callable[[str], str], reason: str) -> None:
+    """1103/1103, 306 unsupported, OK and exit status 0: the counts of the real gate, and not its cases."""
+    reading = read_gate(fooled(capture("cpu/tbo-test-mul_mat.txt.gz")), "CPU")
+    assert (reading.passed, reading.total, reading.unsupported, reading.contradictions) == (1103, 1103, 306, ())
+    reasons = judge(reading, 0, ALL, 306, op="MUL_MAT", cases=PINS_OWN)
+    assert [text[: len(reason)] for text in reasons] == [reason]
+
+
+def test_verdicts_without_cases_are_refused() -> None:
+    """1103 times OK names no case that passed."""
+    text = capture("cpu/tbo-test-two-cases.txt").replace(f"  {Q4}: \x1b", "\x1b", 1)
+    (reason,) = judge(read_gate(text, "CPU"), 0, None, None)
+    assert reason == "3 lines name a case, but 4 say how one ended"
+
+
+def test_lists_of_cases_differ_in_words() -> None:
+    """What is missing, repeated and new, with the first of each."""
+    assert unlike(["a", "b", "b"], ["b", "a", "b"]) == ""
+    assert unlike(["b", "b", "d"], ["a", "b", "c"]) == ("missing: 2, as a; repeated more often: 1, as b; new: 1, as d")

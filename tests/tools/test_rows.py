@@ -1,0 +1,125 @@
+"""How rows are decoded, values compared and numbers taken."""
+
+import pytest
+
+from dgxlab.model import Cell, CellResult
+from dgxlab.tools.rows import (
+    Parsed,
+    PrintedRow,
+    RowError,
+    agree,
+    equal,
+    finite,
+    json_rows,
+    match_rows,
+    plain,
+    positive,
+    speed,
+)
+
+
+def test_plain_removes_colours() -> None:
+    """Colours of test-backend-ops and of gcc."""
+    assert plain("\x1b[1;32mOK\x1b[0m \x1b[01;31m\x1b[Kerror: \x1b[m\x1b[Kx") == "OK error: x"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"a": 1', "Expecting ',' delimiter"),
+        ('{"a": NaN}', "NaN is not a number"),
+        ('{"a": -Infinity}', "-Infinity is not a number"),
+        ('{"a": -nan}', "Expecting value"),
+        ('{"a": 1, "a": 2}', "a is there twice"),
+        ('{"a": 1}{"a": 2}', "Extra data"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "Exceeds the limit"),
+    ],
+)
+def test_broken_rows_keep_their_place(line: str, why: str) -> None:
+    """A problem for a row that was cut, overwritten or holds no number; other lines are no rows."""
+    rows, (problem,) = json_rows(f'0.00.001 W load {{}}\n{{"a": "b\u2028c\x85"}}\r\n\n{line}\n  {{"b": 2}}\n', "tool")
+    assert rows == [{"a": "b\u2028c\x85"}, None]
+    assert problem.startswith("line 4 of tool's output")
+    assert why in problem
+
+
+@pytest.mark.parametrize(
+    ("wanted", "printed"),
+    [
+        (4096, "4096"),
+        (0.1, "0.100000"),
+        (1e-5, "0.00001"),
+        (True, 1),
+        (True, "true"),
+        ("1", True),
+        ("q4_K", "q4_K"),
+        (2**60 + 1, str(2**60 + 1)),
+    ],
+)
+def test_equal_values(wanted: object, printed: object) -> None:
+    """Numbers compare as numbers however they are written, true is 1, the rest is text; either way round."""
+    assert equal("x", wanted, printed)
+    assert equal("x", printed, wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "printed"),
+    [
+        (2**60, 2**60 + 1),
+        ("q4_K", "q4_k"),
+        (10, "1_0"),
+        (10, "\u0661\u0660"),
+        (1, "1.000001"),
+        ("on", 1),
+        (0, ""),
+        (0, None),
+        ("nan", float("inf")),
+    ],
+)
+def test_unequal_values(wanted: object, printed: object) -> None:
+    """Nothing is equal by rounding, by letter case, or because Python knows more spellings of a number than C."""
+    assert not equal("x", wanted, printed)
+
+
+@pytest.mark.parametrize(("word", "value"), [("auto", -1), ("off", 0), ("on", 1), (True, 1), ("0", 0)])
+def test_flash_attn_is_a_word_or_a_number(word: object, value: int) -> None:
+    """What -fa takes is what the row prints as a number."""
+    assert equal("flash_attn", word, value)
+    assert not equal("flash_attn", word, value + 5)
+
+
+@pytest.mark.parametrize(
+    "value", ["nan", "inf", "", " 1", "1 ", "0x10", "1,5", None, True, [1], "1e999", "9" * 41, "0.0", -3]
+)
+def test_only_plain_numbers_above_0_are_positive(value: object) -> None:
+    """Everything that is not a plain finite number is refused, and a missing column is not 0."""
+    with pytest.raises(RowError, match=r"^t is "):
+        positive(PrintedRow({"t": value}, {}), "t")
+    with pytest.raises(RowError, match=r"no t$"):
+        positive(PrintedRow({}, {}), "t")
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(1, 0), (0, 1), (1, -1), (1e300, 1e-300), (1e-300, 1e300)])
+def test_speed_is_finite_and_positive(tokens: float, seconds: float) -> None:
+    """A speed that is 0, infinite or negative is none."""
+    with pytest.raises(RowError):
+        speed(tokens, seconds)
+
+
+def test_agree_allows_rounding_only() -> None:
+    """Six digits agree, a thousandth off does not."""
+    assert agree("s", 32152.6539, finite("32152.7", "s")) == 32152.6539
+    with pytest.raises(RowError):
+        agree("s", 32152.6539, 32200)
+
+
+def test_match_rows_gives_each_cell_its_own_row() -> None:
+    """One row: a result; none or two: a problem; a foreign row, or one that lacks a parameter: nothing."""
+    cells = [Cell("t", f"n={n}", {"n": n, "k": 0}) for n in (1, 2, 3)]
+    rows = [*(PrintedRow({"n": n}, {"n": n, "k": 0, "other": 1}) for n in (2, 3, 2, 9)), PrintedRow({}, {"n": 1})]
+    parsed = match_rows(cells, rows, lambda cell, row: CellResult(cell.key, (), row.printed), ["line 1 is broken"])
+    assert parsed == Parsed(
+        (CellResult(cells[2].key, (), {"n": 3}),),
+        ("line 1 is broken", "n=1: it has no row", "n=2: 2 rows belong to it, not one"),
+    )
