@@ -1,8 +1,7 @@
-"""How often a verdict is wrong where the noise of runs is none of the textbook's: chains of numbers, nothing else.
+"""How often a verdict is wrong where the noise of runs is not independent, normal and equal in both arms.
 
-The boxes of `simulated` heat, wander and flip; here each run is drawn by itself (but for autocorrelation), and what is
-unusual is how: arms that are not equally noisy, launches that fall into modes, heavy tails, rounding, runs that follow
-the one before.
+The boxes of `simulated` heat, wander and flip. Here only the noise is unusual: arms that are not equally noisy,
+launches that fall into modes, heavy tails, rounding, runs that correlate with the one before.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import median, stdev
+from typing import Any
 
 from bench.figure import Figure, rate_error
 from dgxlab import stats
@@ -75,9 +75,9 @@ class Noise:
 
 CASES: Mapping[str, Noise] = {
     **{
-        f"{100 * one:g}:{100 * two:g} % k{k}": Noise(k, one, two)
+        f"{100 * a:g}:{100 * b:g} % k{k}": Noise(k, a, b)
         for k in (8, 24)
-        for one, two in ((0.03, 0.005), (0.005, 0.03), (0.06, 0.006), (0.006, 0.06), (0.006, 0.002), (0.002, 0.006))
+        for a, b in ((0.03, 0.005), (0.005, 0.03), (0.06, 0.006), (0.006, 0.06), (0.006, 0.002), (0.002, 0.006))
     },
     **{f"modes {100 * m:g} % k{k}": Noise(k, mode=m) for k in (8, 24, 40) for m in (0.05, 0.1, 0.2, 0.3, 0.5)},
     **{f"t2 k{k}": Noise(k, heavy=True) for k in (5, 8, 24)},
@@ -88,9 +88,18 @@ CASES: Mapping[str, Noise] = {
         for s in (0.0005, 0.002, 0.006)
     },
 }
-"""What must not deceive a verdict: no case has an effect."""
+"""No case has an effect: every claim is false."""
 
 ALTERNATING = {f"{f:g} k{k}": Noise(k, follows=f) for k in (8, 16, 24) for f in (-0.3, -0.5)}
+
+PROMOTIONS: Mapping[str, Mapping[str, Noise]] = {
+    f"{100 * sigma:g} % k{k}": {
+        "none": Noise(k, sigma, sigma),
+        "least": Noise(k, sigma, sigma, effect=max(stats.PROMOTION, 3 * sigma)),
+    }
+    for k, sigma in ((8, 0.003), (8, 0.006), (16, 0.02), (40, 0.03))
+}
+"""Chains without an effect, and with the least that a promotion must beat."""
 
 
 def noises(quick: bool) -> Figure:
@@ -103,7 +112,7 @@ def noises(quick: bool) -> Figure:
 
 
 def alternating(quick: bool) -> Figure:
-    """Count the same where a slow run follows a fast one, and how often that is told. No box is known to do so."""
+    """Count the same where a slow run follows a fast one, and how often the verdict warns. No box is known to do so."""
     tallies = _tallies(quick)
     table = {
         name: {"claims": _rate(tallies[name], CLAIMS), "told": _rate(tallies[name], ("told",))} for name in ALTERNATING
@@ -132,14 +141,13 @@ def families(quick: bool) -> Figure:
 
 def promotions(quick: bool) -> Figure:
     """Count promotions where the effect is none, and where it is just what must be beaten: 2 %, or 3 noise floors."""
-    tallies, table = _tallies(quick), {}
-    for k, sigma in ((8, 0.003), (8, 0.006), (16, 0.02), (40, 0.03)):
-        row = (f"none, {100 * sigma:g} % k{k}", f"least, {100 * sigma:g} % k{k}")
-        table[f"{100 * sigma:g} % k{k}"] = {
-            name: _rate(tallies[case], ("promoted",)) for name, case in zip(("none", "least"), row, strict=True)
-        }
+    tallies = _tallies(quick)
+    table = {
+        row: {name: _rate(tallies[f"{row}, {name}"], ("promoted",)) for name in cases}
+        for row, cases in PROMOTIONS.items()
+    }
     worst = max(max(row.values()) for row in table.values())
-    n = min(_sessions(tallies[case]) for case in _promotions())
+    n = min(_sessions(tallies[f"{row}, {name}"]) for row, cases in PROMOTIONS.items() for name in cases)
     what = "promotions without an effect, or with the least that must be beaten"
     return Figure("promotions", what, worst, "%", n, rate_error(worst, n), reach=0.5, table=table)
 
@@ -148,26 +156,19 @@ def half_widths(quick: bool) -> Figure:
     """Compare the intervals of two ways to spend 23 runs on a noisy box: this program's, and that of protocol 2.
 
     The noise of either arm is that of a chain of an H100. Protocol 2 is given the shortest burn-in, 2 runs, and 10
-    cycles, of which it discards those whose baselines lie more than 5 % apart; now there are 4 runs and 9 cycles. A
-    session without a verdict has no interval. The last column is what 10 cycles would give by the rules of now.
+    cycles, of which it discards those whose baselines lie more than 5 % apart; now there are 4 runs and 9 cycles, the
+    first of the same runs. A session without a verdict has no interval. The last column is what 10 cycles would give by
+    the rules of now.
     """
     lines = [json.loads(line) for line in BOX.read_text().splitlines()]
-    sessions, random = (20 if quick else 2000), Random("h100")  # noqa: S311 - not for secrets
-    table, invalid = {}, Counter[str]()
-    for line in lines:
-        one, two = (stdev(math.log(value) for value in line[arm]) for arm in ("a", "b"))
-        widths: dict[str, list[float]] = {"now": [], "then": [], "ten": []}
-        for _ in range(sessions):
-            ten = Noise(10, one, two).chain(random)
-            chains = {"now": Noise(9, one, two).chain(random), "then": replace(ten, protocol=2), "ten": ten}
-            for name, chain in chains.items():
-                found = stats.judge(chain)
-                invalid[name] += found.verdict == "invalid"
-                widths[name].append(_half_width(found))
-        table[line["name"]] = {name: 100 * median(of) for name, of in widths.items()}
+    sessions = 20 if quick else SESSIONS // 4
+    with ProcessPoolExecutor() as pool:
+        results = list(pool.map(_half_widths, lines, [sessions] * len(lines)))
+    table = {line["name"]: medians for line, (medians, _) in zip(lines, results, strict=True)}
+    invalid = sum((of_line for _, of_line in results), Counter[str]())
     real = [stats.judge(stats.Chain(line["a"], line["b"], before=line["burn_in"][-1])) for line in lines]
     counts = {
-        "invalid of the real chains": sum(found.verdict == "invalid" for found in real),
+        "invalid of the real chains": sum(verdict.verdict == "invalid" for verdict in real),
         "invalid now": invalid["now"],
         "invalid by protocol 2": invalid["then"],
     }
@@ -176,26 +177,33 @@ def half_widths(quick: bool) -> Figure:
     return Figure("half_widths", what, worst, "x", sessions * len(lines), None, reach=1.0, counts=counts, table=table)
 
 
-def _half_width(found: stats.Verdict) -> float:
-    return math.inf if found.ci is None else (math.log1p(found.ci[1]) - math.log1p(found.ci[0])) / 2
+def _half_widths(line: Mapping[str, Any], sessions: int) -> tuple[dict[str, float], Counter[str]]:
+    """Return median half-widths in per cent, and how many sessions were invalid, under the noise of one chain."""
+    random = Random(f"h100 {line['name']}")  # noqa: S311 - not for secrets
+    noise = Noise(10, *(stdev(math.log(value) for value in line[arm]) for arm in ("a", "b")))
+    widths: dict[str, list[float]] = {"now": [], "then": [], "ten": []}
+    for _ in range(sessions):
+        ten = noise.chain(random)
+        chains = {
+            "now": replace(ten, a=ten.a[:10], b=ten.b[:9], cycles=9),
+            "then": replace(ten, protocol=2),
+            "ten": ten,
+        }
+        for name, chain in chains.items():
+            ci = stats.judge(chain).ci
+            widths[name].append(math.inf if ci is None else (math.log1p(ci[1]) - math.log1p(ci[0])) / 2)
+    invalid = Counter({name: values.count(math.inf) for name, values in widths.items()})
+    return {name: 100 * median(values) for name, values in widths.items()}, invalid
 
 
 # -- the sessions -----------------------------------------------------------------------------------------------------
 
 
 @cache
-def _promotions() -> Mapping[str, Noise]:
-    cases = {}
-    for k, sigma in ((8, 0.003), (8, 0.006), (16, 0.02), (40, 0.03)):
-        cases[f"none, {100 * sigma:g} % k{k}"] = Noise(k, sigma, sigma)
-        cases[f"least, {100 * sigma:g} % k{k}"] = Noise(k, sigma, sigma, effect=max(0.02, 3 * sigma))
-    return cases
-
-
-@cache
 def _tallies(quick: bool) -> Mapping[str, Counter[str]]:
-    """Return what is said of the sessions of every case, on all processors; seeds are fixed."""
-    cases = {**CASES, **ALTERNATING, **_promotions()}
+    """Return the tallies of the sessions of every case, simulated on all processors; seeds are fixed."""
+    cases = {**CASES, **ALTERNATING}
+    cases |= {f"{row}, {name}": noise for row, of_row in PROMOTIONS.items() for name, noise in of_row.items()}
     size, pieces = (PIECE // 20, 1) if quick else (PIECE, SESSIONS // PIECE)
     jobs = [(name, noise, seed, size) for name, noise in cases.items() for seed in range(pieces)]
     tallies: dict[str, Counter[str]] = {}
@@ -209,17 +217,17 @@ def _simulate(name: str, noise: Noise, seed: int, sessions: int) -> Counter[str]
     random, tally = Random(f"{name} {seed}"), Counter[str]()  # noqa: S311 - not for secrets
     for _ in range(sessions):
         chain = noise.chain(random)
-        found = stats.judge(chain)
-        tally[found.verdict] += 1
-        tally["promoted"] += stats.promoted(found)
+        verdict = stats.judge(chain)
+        tally[verdict.verdict] += 1
+        tally["promoted"] += stats.promoted(verdict)
         tally["told"] += stats.alternates(chain)
     return tally
 
 
 def _wrong_families(noise: Noise, sessions: int) -> int:
     random = Random(f"family {noise}")  # noqa: S311 - not for secrets
-    found = (stats.judge_session(noise.chain(random) for _ in range(CELLS)) for _ in range(sessions))
-    return sum(any(verdict.verdict in CLAIMS for verdict in session) for session in found)
+    judged = (stats.judge_session(noise.chain(random) for _ in range(CELLS)) for _ in range(sessions))
+    return sum(any(verdict.verdict in CLAIMS for verdict in session) for session in judged)
 
 
 def _rate(tally: Counter[str], words: tuple[str, ...]) -> float:

@@ -1,4 +1,4 @@
-"""How often a verdict is wrong: whole sessions on simulated boxes, held and judged by the functions of the program.
+"""How often a verdict is wrong: whole sessions on simulated boxes, run and judged by the functions of the program.
 
 What is estimated is the candidate's speed over the baseline's in hot steady state while both take turns, and the
 effects below are planted in exactly that. A candidate that draws more power (S5, S8) slows itself down within its own
@@ -41,7 +41,7 @@ Tally = Counter[tuple[str, str]]
 
 
 def hold(box: Box) -> stats.Chain:
-    """Hold a session of the shortest chosen length as the agent does: burn-in, then the chain."""
+    """Run a session of the shortest chosen length as the agent does: burn-in, then the chain."""
     before = _burn_in(box)
     a, b = [_run(box, False)], list[float]()
     while stats.another_cycle(stats.CYCLES[0], len(b), len(b)):
@@ -51,14 +51,14 @@ def hold(box: Box) -> stats.Chain:
 
 
 def bracket(box: Box) -> stats.Chain:
-    """Hold a screen: burn-in and one bracket."""
+    """Run a screen: burn-in and one bracket."""
     _burn_in(box)
     before, candidate, after = (_run(box, turn) for turn in (False, True, False))
     return stats.Chain([before, after], [candidate])
 
 
 def hold_blocks(box: Box, block_s: float) -> stats.Chain:
-    """Hold a session whose every place is a block: an arm runs for so long, and then once more, which counts."""
+    """Run a session of blocks: in each an arm runs for `block_s` seconds, and then once more, which counts."""
 
     def block(candidate: bool) -> float:
         end = box.time + block_s
@@ -90,7 +90,7 @@ def _run(box: Box, candidate: bool) -> float:
 
 
 def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
-    """Return what every rule says of that many sessions, each on a box of its own.
+    """Return the words of every rule on that many sessions, each on a box of its own.
 
     The screen's noise floor is that of one A/A session of the default length on another box with the same faults.
     """
@@ -100,11 +100,11 @@ def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
     tally: Tally = Counter()
     for _ in range(sessions):
         chain = hold(Box(scenario, gain, random))
-        found = stats.judge(chain)
-        tally[OURS, found.verdict] += 1
+        verdict = stats.judge(chain)
+        tally[OURS, verdict.verdict] += 1
         tally[FIXED, stats.judge(_discarding(chain)).verdict] += 1
-        if found.ci is not None:
-            tally[OURS, "covered"] += found.ci[0] <= effect <= found.ci[1]
+        if verdict.ci is not None:
+            tally[OURS, "covered"] += verdict.ci[0] <= effect <= verdict.ci[1]
         same = stats.judge(hold(Box(replace(scenario, power=1.0), 0.0, random)))
         screened = stats.screen(bracket(Box(scenario, gain, random)), stats.noise_floor(same), same.valid_cycles)
         tally[SCREEN, screened.verdict] += 1
@@ -114,7 +114,7 @@ def simulate(sessions: int, name: str, effect: float, seed: int) -> Tally:
 
 
 def _discarding(chain: stats.Chain) -> stats.Chain:
-    """Return a chain of which each cycle is discarded whose baselines lie further apart than the limit, step or not."""
+    """Return a chain without the cycles whose baselines lie further apart than the limit, step or not."""
     pairs = enumerate(pairwise(chain.a), 1)
     return replace(chain, flaws={cycle: flaw for cycle, pair in pairs if (flaw := stats.drift_flaw(*pair))})
 
@@ -171,9 +171,9 @@ def false_verdicts(quick: bool) -> Figure:
 def screens(quick: bool) -> Figure:
     """Count the same for the screen."""
     what = "worst scenario's claims of a screen at no effect"
-    made = _worst("screens", what, quick, 0.0, ("faster", "slower"), reach=2.0, rule=SCREEN)
-    found = _rates(quick, 0.02, "faster")
-    return replace(made, table={"claims at 0 %": made.table[SCREEN], "finds +2 %": found[SCREEN]})
+    claims = _worst("screens", what, quick, 0.0, ("faster", "slower"), reach=2.0, rule=SCREEN)
+    power = _rates(quick, 0.02, "faster")
+    return replace(claims, table={"claims at 0 %": claims.table[SCREEN], "finds +2 %": power[SCREEN]})
 
 
 def wrong_sign(quick: bool) -> Figure:
@@ -213,15 +213,15 @@ def coverage(quick: bool) -> Figure:
 
 
 def blocks(quick: bool) -> Figure:
-    """Take the share that a block session sees of what a candidate with 10 % more power loses alone, hot for hours."""
+    """Measure how much blocks show of the speed that a candidate with 10 % more power loses when it runs alone, hot."""
     sessions, scenario = (10 if quick else 500), SCENARIOS["S5"]
     alone = Box(replace(scenario, power=1.0), 0.0, None), Box(scenario, 0.0, None)
     hot = [[_run(box, candidate) for _ in range(100)][-1] for candidate, box in enumerate(alone)]
     truth, random = math.log(hot[1] / hot[0]), Random("blocks")  # noqa: S311 - not for secrets
     seen = {}
     for name, taus in (("shared", 0), ("1 tau", 1), ("3 tau", 3)):
-        found = (stats.judge(hold_blocks(Box(scenario, 0.0, random), taus * HEAT_TAU_S)) for _ in range(sessions))
-        seen[name] = 100 * fmean(math.log1p(each.effect or 0.0) for each in found) / truth
+        judged = (stats.judge(hold_blocks(Box(scenario, 0.0, random), taus * HEAT_TAU_S)) for _ in range(sessions))
+        seen[name] = 100 * fmean(math.log1p(verdict.effect or 0.0) for verdict in judged) / truth
     loss = f"{100 * math.expm1(truth):.1f} %"
     what = f"of the {loss} that a hotter candidate loses alone, seen in blocks of 3 time constants"
     return Figure("blocks", what, seen["3 tau"], "%", sessions, None, least=90.0, table={"seen of it": seen})

@@ -1,8 +1,7 @@
 """A box that throttles, as a model: what its heat, its surroundings and its hidden states do to identical programs.
 
-It stands in for hardware only to find out how often a rule is wrong, which no real box can say: there the truth is not
-known. Its constants are those of one report about a box (8.8 TFLOPS cold, 6.6 hot: 25 % less) and plausible values for
-what nobody has measured; they are fixed here and no rule is tuned against them.
+It shows how often a rule is wrong, which no real box can: there the truth is not known. Its constants are those of one
+report about a box (8.8 TFLOPS cold, 6.6 hot: 25 % less), or plausible where there is no measurement.
 """
 
 from __future__ import annotations

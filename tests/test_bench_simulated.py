@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -16,12 +12,10 @@ import pytest
 from bench import peers
 from bench.__main__ import line
 from bench.figure import Figure
-from bench.noises import Noise
-from bench.simulated import bracket, hold, hot_ratio
+from bench.noises import Noise, half_widths
+from bench.simulated import bracket, false_verdicts, hold, hot_ratio
 from bench.simulated_box import DEPTH, SCENARIOS, Box
 from dgxlab import stats
-
-PROJECT = Path(__file__).resolve().parent.parent
 
 
 def quiet(name: str, runs: int) -> list[float]:
@@ -40,21 +34,19 @@ def test_a_box_loses_a_quarter_from_cold_to_hot() -> None:
     assert max(quiet("S2", 2)) == 100.0  # below the knee
 
 
-def test_a_run_is_as_noisy_as_it_says() -> None:
-    """0.6 % from run to run where nothing else goes on."""
-    box = Box(SCENARIOS["S0"], 0.0, Random(1))  # noqa: S311 - not for secrets
-    values = [math.log(statistics.median(box.run(candidate=False))) for _ in range(4000)]
-    assert statistics.stdev(values) == pytest.approx(0.006, rel=0.04)
+def logs(name: str, runs: int) -> list[float]:
+    """Return the logarithm of every repetition over its mean, on a noisy box that heat does not slow down."""
+    box = Box(replace(SCENARIOS[name], depth=0.0), 0.0, Random(name))  # noqa: S311 - not for secrets
+    return [math.log(value / 100) for _ in range(runs) for value in box.run(candidate=False)]
 
 
-def test_flips_and_wander_are_as_large_as_they_say() -> None:
-    """A seventh of the time a third slower; 3 % around the middle."""
-    box = Box(replace(SCENARIOS["S6"], depth=0.0), 0.0, Random(2))  # noqa: S311 - not for secrets
-    slow = [value < 80 for _ in range(6000) for value in box.run(candidate=False)]
-    assert statistics.fmean(slow) == pytest.approx(300 / 2100, abs=0.03)
-    box = Box(replace(SCENARIOS["S4"], depth=0.0), 0.0, Random(3))  # noqa: S311 - not for secrets
-    wander = [math.log(box.run(candidate=False)[2] / 100) for _ in range(8000)]
-    assert statistics.stdev(wander) == pytest.approx(0.031, rel=0.1)
+def test_noise_flips_and_wander_are_as_large_as_they_say() -> None:
+    """0.6 % from run to run; a seventh of the time a third slower; 3 % around the middle."""
+    values = logs("S0", 4000)
+    runs = [statistics.median(values[i : i + 5]) for i in range(0, len(values), 5)]
+    assert statistics.stdev(runs) == pytest.approx(0.006, rel=0.04)
+    assert statistics.fmean(value < math.log(0.8) for value in logs("S6", 6000)) == pytest.approx(300 / 2100, abs=0.03)
+    assert statistics.stdev(logs("S4", 8000)) == pytest.approx(0.031, rel=0.1)
 
 
 def test_what_is_planted_is_what_is_estimated() -> None:
@@ -65,8 +57,7 @@ def test_what_is_planted_is_what_is_estimated() -> None:
     for _ in range(200):
         box.run(candidate=False)
         box.run(candidate=True)
-    found = stats.judge(hold(box))
-    assert found.effect == pytest.approx(0.02, abs=1e-4)
+    assert stats.judge(hold(box)).effect == pytest.approx(0.02, abs=1e-4)
 
 
 def test_sessions_are_held_by_the_rules_of_the_program() -> None:
@@ -109,13 +100,21 @@ def test_a_figure_may_have_a_lower_bound(value: float, reached: bool) -> None:
 
 @pytest.mark.slow
 def test_a_quick_campaign() -> None:
-    """Every rule in every scenario, as JSON."""
-    argv = [sys.executable, "-m", "bench", "--only", "false_verdicts", "--quick"]
-    ran = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=True)
-    (only,) = json.loads(ran.stdout)["figures"]
-    assert (only["unit"], only["reach"], only["least"], only["n"]) == ("%", 1.5, None, 25)
-    assert set(only["table"]) == {"dgxlab", "any distance discards", "dgxlab --screen", *peers.PEERS}
-    assert all(set(row) == set(SCENARIOS) for row in only["table"].values())
+    """Every rule in every scenario."""
+    claims = false_verdicts(quick=True)
+    assert (claims.unit, claims.reach, claims.least, claims.n) == ("%", 1.5, None, 25)
+    assert set(claims.table) == {"dgxlab", "any distance discards", "dgxlab --screen", *peers.PEERS}
+    assert all(set(row) == set(SCENARIOS) for row in claims.table.values())
+
+
+@pytest.mark.slow
+def test_quick_half_widths() -> None:
+    """For each chain of the noisy box, with the sessions that have no verdict by protocol 2."""
+    ratio = half_widths(quick=True)
+    assert (len(ratio.table), ratio.n, ratio.counts["invalid now"]) == (15, 300, 0)
+    assert ratio.counts["invalid by protocol 2"] > 0
+    assert ratio.value == max(row["now"] / row["then"] for row in ratio.table.values())
+    assert all(row["ten"] < row["now"] for row in ratio.table.values())
 
 
 @pytest.mark.parametrize(
@@ -124,8 +123,8 @@ def test_a_quick_campaign() -> None:
 def test_noises_are_as_large_as_they_say(noise: Noise, sigma: float) -> None:
     """Of single runs, whatever they follow; modes are a tenth apart."""
     random = Random(5)  # noqa: S311 - not for secrets
-    logs = [math.log(value) for _ in range(500) for value in noise.chain(random).a if value]
-    assert statistics.stdev(logs) == pytest.approx(math.hypot(sigma, 0.006 if noise.mode else 0), rel=0.05)
+    values = [math.log(value) for _ in range(500) for value in noise.chain(random).a if value]
+    assert statistics.stdev(values) == pytest.approx(math.hypot(sigma, 0.006 if noise.mode else 0), rel=0.05)
 
 
 def test_noises_have_what_they_are_named_for() -> None:

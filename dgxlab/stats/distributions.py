@@ -1,13 +1,50 @@
-"""Student's t and the chi-squared distribution without scipy, which would cost half a second at every start."""
+"""Medians, and Student's t and the chi-squared distribution without scipy, whose import takes half a second.
+
+A NaN or an infinity is a broken measurement, not a large one: `median` and `mad` refuse it.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
+MAD_SCALE = 1.4826
+"""Makes the MAD of normally distributed values estimate their standard deviation: 1 / quantile(0.75)."""
+
 TINY = 1e-300
-"""Stands in for a 0 that Lentz's method would divide by."""
+"""Replaces a 0 that Lentz's method would divide by."""
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle value, or the mean of the two in the middle; the unit is the values'.
+
+    Raises:
+        ValueError: if there is no value, or one is NaN or infinite.
+    """
+    if not values:
+        raise ValueError("no values")
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a measurement")
+    return statistics.median(values)
+
+
+def mad(values: Sequence[float]) -> float:
+    """Return the scaled median absolute deviation from the median; the unit is the values'.
+
+    It stays bounded while up to half of the values are wild; a standard deviation follows the wildest.
+
+    Raises:
+        ValueError: if there are fewer than two values (one value has no spread, which is not a spread of 0), or one is
+            NaN or infinite.
+    """
+    if len(values) < 2:
+        raise ValueError(f"a spread needs at least two values, not {len(values)}")
+    middle = median(values)
+    return MAD_SCALE * statistics.median([abs(value - middle) for value in values])
 
 
 def t_tail(t: float, dof: float) -> float:
@@ -91,20 +128,20 @@ def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
 
 def _fraction(a: float, b: float, x: float) -> float:
     """Return the continued fraction of I_x(a, b) by Lentz's method (DLMF 8.17.22; Numerical Recipes, 6.4)."""
-    c, d = 1.0, 1 / _nonzero(1 - (a + b) * x / (a + 1))
+
+    def nonzero(value: float) -> float:
+        return value if abs(value) > TINY else TINY
+
+    c, d = 1.0, 1 / nonzero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, 500):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
         ):
-            c = _nonzero(1 + term / c)
-            d = 1 / _nonzero(1 + term * d)
+            c = nonzero(1 + term / c)
+            d = 1 / nonzero(1 + term * d)
             value *= c * d
         if abs(c * d - 1) < 1e-16:
             break
     return value
-
-
-def _nonzero(value: float) -> float:
-    return value if abs(value) > TINY else TINY
