@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from dgxlab.errors import SpecError, edit
@@ -68,7 +69,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
     ]
 
 
-def refuse(found: Iterable[Difference], allow: Collection[str], path: str) -> None:
+def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
     """Refuse differences that would be compared instead of the builds.
 
     Args:
@@ -78,9 +79,9 @@ def refuse(found: Iterable[Difference], allow: Collection[str], path: str) -> No
     Raises:
         SpecError: if one differs that is not allowed.
     """
-    wrong = [one for one in found if one.what in MUST_AGREE and one.what not in allow]
+    wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
-        allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {one.what for one in wrong})
+        allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})
         raise SpecError(
             f"the arms differ in what must be the same, {wrong[0]}; {allowing} compares them all the same",
             next=edit(path),
@@ -110,87 +111,79 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 
 
 def differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
-    """Yield in which names two sides differ, what only one has too; `where` stands before each name."""
+    """Yield in which names two sides differ, also what only one has; `where` is put before each name."""
+
+    def shown(value: Any) -> str:
+        if what == "env" and value == "":  # set to nothing is not the same as not set
+            return '""'
+        if value is None or value in ("", ()):
+            return ABSENT
+        return value if isinstance(value, str) else _plain(value)
+
     for name in dict.fromkeys((*one, *two)):
-        # a variable that is set to nothing is not one that is not set
-        before, after = (
-            '""' if what == "env" and side.get(name) == "" else _shown(side.get(name)) for side in (one, two)
-        )
+        before, after = shown(one.get(name)), shown(two.get(name))
         if before != after:
             yield Difference(what, " ".join(filter(None, (where, name))), before, after)
 
 
-def _shown(value: Any) -> str:
-    if value is None or value in ("", ()):
-        return ABSENT
-    return value if isinstance(value, str) else canonical(value).replace('"', "")
+def _plain(value: Any) -> str:
+    return canonical(value).replace('"', "")
 
 
 def _gates(experiment: Experiment) -> dict[str, str]:
     """Return each gate by what it checks; two that expect another count are one gate that differs."""
-    found = {}
+    gates = {}
     for gate in experiment.gates:
         fields = {name: value for name, value in to_json(gate).items() if value not in (None, {})}
         names = [str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields]
         name = " ".join(names) if isinstance(gate, (ParityGate, EngagedGate)) else about(gate)
         if env := fields.pop("env", None):  # the same check in another environment is another gate
-            name += f" {canonical(env)}".replace('"', "")
+            name += f" {_plain(env)}"
         fields.pop("limit_s", None)
-        found[name] = canonical(fields).replace('"', "")
-    return found
+        gates[name] = _plain(fields)
+    return gates
 
 
 def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
     """Yield what the entries that both have read: an entry another model, or another model by the same name."""
     shared: dict[str, None] = {}
     for number, (before, after) in enumerate(zip(one.bench, two.bench, strict=False)):
-        if type(before) is type(after) and (names := (_model(before), _model(after))) != ("", ""):
+        names = [getattr(entry, "model", "") for entry in (before, after)]
+        if type(before) is type(after) and any(names):
             yield from differing("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
             shared |= dict.fromkeys(name for name in names if name in one.models and name in two.models)
     mine, theirs = ({name: to_json(side.models[name]) for name in shared} for side in (one, two))
     yield from differing("models", mine, theirs)
 
 
-def _model(entry: Bench) -> str:
-    return getattr(entry, "model", "")
-
-
 def _of_bench(one: Sequence[Bench], two: Sequence[Bench]) -> Iterator[Difference]:
-    for number, (before, after) in enumerate(zip(one, two, strict=False)):
+    for number, (before, after) in enumerate(zip_longest(one, two)):
         where = f"bench[{number}]"
-        if type(before) is not type(after):
-            yield Difference("matrix", where, bench_of(before).name, bench_of(after).name)
-        else:
-            yield from differing("matrix", *_matrices(before, after), where=where)
-            yield from differing("arguments", *_arguments(before, after), where=where)
-            yield from differing("env", before.env, after.env, where=where)
-    for number in range(min(len(one), len(two)), max(len(one), len(two))):
-        tools = (bench_of(side[number]).name if number < len(side) else ABSENT for side in (one, two))
-        yield Difference("matrix", f"bench[{number}]", *tools)
+        tools = [bench_of(entry).name if entry else ABSENT for entry in (before, after)]
+        if tools[0] != tools[1]:
+            yield Difference("matrix", where, *tools)
+            continue
+        free = settings(before, after)
+        yield from differing("matrix", _matrix(before, free), _matrix(after, free), where)
+        yield from differing("arguments", _arguments(before, free), _arguments(after, free), where)
+        yield from differing("env", before.env, after.env, where)
 
 
-def _sizes(entry: Bench) -> dict[str, Any]:
-    """Return what tells an entry's cells apart besides its axes."""
+def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
+    """Return what tells an entry's cells apart, its axes without the settings `free`."""
     names = (name for name in bench_of(entry).keys if name not in ("model", *ARGUMENTS))
-    return {name: getattr(entry, name) for name in (*names, "exclude")}
+    axes = {name: values for name, values in _axes(entry).items() if name not in free}
+    return {**{name: getattr(entry, name) for name in (*names, "exclude")}, **axes}
 
 
-def _matrices(one: Bench, two: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
-    free = settings(one, two)
-    axes = ({k: v for k, v in _axes(entry).items() if k not in free} for entry in (one, two))
-    before, after = ({**_sizes(entry), **kept} for entry, kept in zip((one, two), axes, strict=True))
-    return before, after
-
-
-def _arguments(one: Bench, two: Bench) -> tuple[dict[str, Any], dict[str, Any]]:
-    free = settings(one, two)
-    before, after = ({k: v[0] for k, v in _axes(entry).items() if k in free} for entry in (one, two))
-    for entry, found in ((one, before), (two, after)):
-        for name in ARGUMENTS:
-            if hasattr(entry, name):
-                said = getattr(entry, name)
-                found[name] = " ".join(said) if isinstance(said, tuple) else said
-    return before, after
+def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
+    """Return how an entry's tool is called."""
+    arguments = {name: values[0] for name, values in _axes(entry).items() if name in free}
+    for name in ARGUMENTS:
+        if hasattr(entry, name):
+            value = getattr(entry, name)
+            arguments[name] = " ".join(value) if isinstance(value, tuple) else value
+    return arguments
 
 
 def settings(one: Bench, two: Bench) -> set[str]:
@@ -214,15 +207,16 @@ def _paired(
     def name(cell: Cell) -> str:
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})
 
-    def launched(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
-        found = expand(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
-        return [launch for launch in found if launch.cells]
+    def launches(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
+        expanded = expand(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
+        return [launch for launch in expanded if launch.cells]
 
-    def names(launches: Iterable[Launch]) -> set[str]:
-        return {name(cell) for launch in launches for cell in launch.cells}
-
-    common = names(launched(one, env_one)) & names(launched(two, env_two))
-    there = {name(cell): (launch, cell) for launch in launched(two, env_two, common) for cell in launch.cells}
-    for launch in launched(one, env_one, common):
-        found = [there[name(cell)] for cell in launch.cells]
-        yield launch, replace(found[0][0], cells=tuple(cell for _, cell in found))
+    mine, theirs = (
+        {name(cell) for launch in launches(entry, env) for cell in launch.cells}
+        for entry, env in ((one, env_one), (two, env_two))
+    )
+    common = mine & theirs
+    there = {name(cell): (launch, cell) for launch in launches(two, env_two, common) for cell in launch.cells}
+    for launch in launches(one, env_one, common):
+        matches = [there[name(cell)] for cell in launch.cells]
+        yield launch, replace(matches[0][0], cells=tuple(cell for _, cell in matches))

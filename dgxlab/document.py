@@ -24,7 +24,7 @@ from dgxlab.errors import AGAIN, SpecError, edit
 BEGIN = re.compile(r"<!--\s*dgxlab:report((?:\s[^<>]*)?)-->")
 END = re.compile(r"<!--\s*/dgxlab\s*-->")
 HINT = re.compile(r"(?<!\\)<!-*\s*/?\s*dgxlab\b", re.IGNORECASE)
-"""What somebody meant for a marker; behind a backslash it is text in a table."""
+"""A marker with a mistake; behind a backslash it is text in a table."""
 
 WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
 """A key with its value, which needs quotes only where it has blanks."""
@@ -32,8 +32,8 @@ WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
 FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
 CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
 
-ANYBODY_WRITES = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
-"""Without any of these a file is meant to stay as it is, also to root, who may write it."""
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+"""A file without any of these is read-only, also for root, who could write it."""
 
 BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
@@ -80,18 +80,17 @@ class Document:
 
     def with_texts(self, texts: Sequence[str]) -> bytes:
         """Return the document with these texts in its blocks, one each; lines end as the block's first marker does."""
-        made: list[str] = []
+        lines: list[str] = []
         after = 0
         for (begin, end, _), text in zip(self._spans, texts, strict=True):
-            made += self._lines[after : begin + 1]
-            made += _between(text, "\r" if self._lines[begin].endswith("\r") else "")
+            lines += self._lines[after : begin + 1]
+            lines += _between(text, self._lines[begin])
             after = end
-        return "\n".join([*made, *self._lines[after:]]).encode()
+        return "\n".join([*lines, *self._lines[after:]]).encode()
 
     def is_stale(self, block: Block, text: str) -> bool:
         """Tell whether a block of it does not hold this text."""
-        carriage = "\r" if self._lines[block.line - 1].endswith("\r") else ""
-        return block.text != "\n".join(_between(text, carriage))
+        return block.text != "\n".join(_between(text, self._lines[block.line - 1]))
 
     def write(self, content: bytes) -> bool:
         """Replace the file by this content, all of it or nothing; returns whether that changed it.
@@ -100,7 +99,7 @@ class Document:
         would let a new file take its place.
 
         Raises:
-            SpecError: if it cannot be written or is not to be, or somebody else changed it since it was read.
+            SpecError: if it cannot be written or is read-only, or another program changed it since it was read.
         """
         if content == self._bytes:
             return False
@@ -108,16 +107,17 @@ class Document:
         beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             if target.read_bytes() != self._bytes:
-                said = f"{self.path} was changed by another program meanwhile and is left as it is"
-                raise SpecError(said, next=AGAIN)
+                raise SpecError(
+                    f"{self.path} was changed by another program meanwhile and is left as it is", next=AGAIN
+                )
             like = target.stat()
-            if not (like.st_mode & ANYBODY_WRITES and os.access(target, os.W_OK)):
+            if not (like.st_mode & WRITABLE and os.access(target, os.W_OK)):
                 raise SpecError(f"{self.path} is read-only and is left as it is", next=_look(target))
             _write_beside(beside, content, like)
             beside.replace(target)
         except OSError as error:
-            said = f"{self.path} cannot be written: {error.strerror}"
-            raise SpecError(said, next=f"ls -ld {shlex.quote(str(target.parent))}") from error
+            folder = shlex.quote(str(target.parent))
+            raise SpecError(f"{self.path} cannot be written: {error.strerror}", next=f"ls -ld {folder}") from error
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
@@ -133,7 +133,7 @@ def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(content)
         file.flush()
-        with contextlib.suppress(PermissionError):  # of somebody else's file in a shared folder
+        with contextlib.suppress(PermissionError):  # the file of another user in a shared folder
             os.fchown(file.fileno(), like.st_uid, like.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
         os.fsync(file.fileno())
@@ -149,8 +149,9 @@ def _decoded(path: Path, content: bytes) -> str:
         raise SpecError(f"{path}:{line}: byte 0x{content[error.start]:02x} is not UTF-8", next=edit(path)) from error
 
 
-def _between(text: str, carriage: str) -> list[str]:
-    """Return the lines between two markers: the text with a blank line before and after it."""
+def _between(text: str, marker: str) -> list[str]:
+    """Return the lines between two markers, with the first one's ending: the text between two blank lines."""
+    carriage = "\r" if marker.endswith("\r") else ""
     return [line + carriage for line in ["", *text.strip("\n").split("\n"), ""]]
 
 
@@ -159,17 +160,19 @@ def _spans(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, int, Mapping
     begun: tuple[int, Mapping[str, str]] | None = None
     for number, line in _outside_fences(lines):
         shown = line.removeprefix(BOM).removesuffix("\r").rstrip(" \t")
-        if found := BEGIN.fullmatch(shown):
+        if match := BEGIN.fullmatch(shown):
             if begun is not None:
                 raise _refused(path, number, f"a block begins inside the one of line {begun[0] + 1}")
-            begun = number, _words(path, number, found[1])
+            begun = number, _words(path, number, match[1])
         elif END.fullmatch(shown):
             if begun is None:
                 raise _refused(path, number, "the end of a block that did not begin")
             yield begun[0], number, begun[1]
             begun = None
         elif HINT.search(CODE.sub("", shown)):
-            raise _refused(path, number, _why_not(shown))
+            alone = "a marker stands alone on its line, without blanks before it"
+            unknown = "neither <!-- dgxlab:report form=... --> nor <!-- /dgxlab -->"
+            raise _refused(path, number, alone if BEGIN.search(shown) or END.search(shown) else unknown)
     if begun is not None:
         raise _refused(path, begun[0], "the block has no end: a line <!-- /dgxlab --> is missing")
 
@@ -179,12 +182,12 @@ def _outside_fences(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     fence = ""
     for number, line in enumerate(lines):
         text = line.strip(" \t\r")
-        found = FENCE.match(text)
+        match = FENCE.match(text)
         if fence:
-            closes = found and found["mark"].startswith(fence) and text == found["mark"]
+            closes = match and match["mark"].startswith(fence) and text == match["mark"]
             fence = "" if closes else fence
-        elif found and not re.match(r"(?: {4}| {0,3}\t)", line):
-            fence = found["mark"]
+        elif match and not re.match(r"(?: {4}| {0,3}\t)", line):
+            fence = match["mark"]
         else:
             yield number, line
 
@@ -193,21 +196,15 @@ def _words(path: Path, number: int, text: str) -> Mapping[str, str]:
     words: dict[str, str] = {}
     rest = text.strip()
     while rest:
-        found = WORD.match(rest)
-        if found is None:
+        match = WORD.match(rest)
+        if match is None:
             raise _refused(path, number, f'{rest.split()[0]!r} is not key=value or key="several words"')
-        key, value = found[1], found[3] if found[2] is None else found[2]
+        key, value = match[1], match[3] if match[2] is None else match[2]
         if key in words:
             raise _refused(path, number, f"{key} is given twice")
         words[key] = value
-        rest = rest[found.end() :].lstrip()
+        rest = rest[match.end() :].lstrip()
     return words
-
-
-def _why_not(shown: str) -> str:
-    if BEGIN.search(shown) or END.search(shown):
-        return "a marker stands alone on its line, without blanks before it"
-    return "neither <!-- dgxlab:report form=... --> nor <!-- /dgxlab -->"
 
 
 def _refused(path: Path, number: int, why: str) -> SpecError:

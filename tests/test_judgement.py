@@ -1,11 +1,16 @@
-"""Verdicts from journals: what counts, what makes one invalid and in which words, and computing them again."""
+"""Verdicts from journals: what counts, what makes one invalid and for which reasons, and computing them again.
+
+`python -m tests.test_judgement` writes the golden file of verdicts and reasons anew, for a person to read.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from dgxlab import judgement, stats
 from dgxlab.errors import RemoteError
 from dgxlab.ingest import ingest
 from dgxlab.judgement import Judged, judge, recorded, whole
+from dgxlab.judgement.verdicts import ENDS
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, NoiseFloor
 from dgxlab.store import Store, check
 from tests import journals
@@ -35,8 +41,12 @@ from tests.journals import (
     session_plan,
 )
 
+GOLDEN = Path(__file__).resolve().parent / "golden" / "judgement.json"
 JOB = "20261120-120000-toy-1"
 KERNEL = Cell("backend-ops", "MUL_MAT q4_0 4096x512x14336", {"type_a": "q4_0", "n": 512})
+JUMPING = (100.0, 110.0, 100.0, 110.0, 100.0, 110.0, 100.0)
+SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)
+"""Candidates of A that are 3 % faster."""
 
 
 @pytest.fixture
@@ -72,12 +82,222 @@ def one(store: Store, journal: Journal) -> Judged:
     return found
 
 
-def reasons(store: Store, journal: Journal) -> tuple[str, ...]:
-    """Return why the only verdict of a journal is invalid."""
-    found = one(store, journal)
-    assert found.verdict.verdict == "invalid"
-    assert (found.verdict.effect, found.baseline, found.candidate, found.promoted) == (None, None, None, False)
-    return found.verdict.reasons
+# -- verdicts and their reasons ---------------------------------------------------------------------------------------
+
+Values = Sequence[Any]
+
+
+def held(
+    a: Values = A, b: Values = FASTER, end: str = "done", *, step: ChainStep | None = None, **plan: Any
+) -> Journal:
+    """Return a session of one chain with these values, its gates passed; cancelled ones have no gates after it."""
+    step = step or chain_step()
+    journal = begun(step, **plan).chain(step, a, b)
+    return journal.gates().end() if end == "done" else journal.end(end, 130)
+
+
+def failed(journal: Journal, error: str) -> Journal:
+    """Return a journal whose job failed."""
+    journal.add("error", exit_code=8, message=error, next="", details="")
+    return journal.end("failed", 8)
+
+
+def cannot_be_saved() -> Journal:
+    """No number of further cycles could help: the chain is whole."""
+    step = chain_step()
+    journal = begun(step).chain(step, A[:1], ())
+    for cycle in range(1, 6):
+        journal.place(step, CANDIDATE, cycle, 110.0, flags=[THROTTLED]).place(step, BASELINE, cycle, 100.0)
+    return journal.gates().end("failed", 8)
+
+
+def hard_flag() -> Journal:
+    """A throttled baseline costs both cycles beside it, a soft flag none; two more cycles make up for them."""
+    step = chain_step()
+    journal = begun(step).chain(step, A[:1], FASTER[:1], flags=[CAPPED])
+    journal.place(step, BASELINE, 1, 100.0, flags=[CAPPED, THROTTLED])
+    for cycle in range(2, 9):
+        journal.place(step, CANDIDATE, cycle, 110.0 + cycle % 2).place(step, BASELINE, cycle, 100.0)
+    return journal.gates().end()
+
+
+def half_crashed() -> Journal:
+    """A program that works half the time has no number, however many cycles are left."""
+    step = chain_step()
+    b = (None, 110.0, None, 111.0, None, 110.0, None, 111.0)
+    return begun(step).chain(step, (*A, 101.0, 100.0), b).gates().end("failed", 8)
+
+
+def two_cells(b: Values, **plan: Any) -> Journal:
+    """The second cell's baseline jumps, or its candidate has no value."""
+    a = list(zip(A, JUMPING if plan else A, strict=True))
+    return held(a, b, step=chain_step(cells=(cell(), cell(1024))), **plan)
+
+
+def three_chains() -> Journal:
+    """The first is whole and not promoted, the second is cut, the third not begun."""
+    steps = [chain_step(n, noise=[floor(0.002)]) for n in (1, 2, 3)]
+    return begun(*steps).chain(steps[0], A, FASTER).chain(steps[1], A[:2], FASTER[:2]).end("cancelled", 130)
+
+
+def no_burn_in() -> Journal:
+    """The baseline cannot run."""
+    step = chain_step()
+    journal = begun(step).place(step, BURN_IN, 1, None).place(step, BURN_IN, 2, None)
+    return failed(journal, "chain:1, burn-in 2 failed")
+
+
+def gate_after(status: str, **counts: int) -> Journal:
+    """A gate after the chains failed for an arm, or was flaky."""
+    step = chain_step()
+    journal = begun(step).chain(step, A, FASTER)
+    if status == "failed":
+        return journal.gates(**counts).end("failed", 5)
+    return journal.gate(arm="toy", status=status, flaky=["MUL_MAT(n=1)"]).gate(arm="patched").end()
+
+
+def gate_before() -> Journal:
+    """The chain was never begun."""
+    return Journal(session_plan(JOB, chain_step())).built().gates(patched=1102).end("failed", 5)
+
+
+def changed_gate() -> Journal:
+    """The command line may have asked for less than the spec does."""
+    step = chain_step()
+    plan = session_plan(JOB, step)
+    steps = [replace(s, gate=replace(s.gate, overridden=True)) if isinstance(s, GateStep) else s for s in plan.steps]
+    return Journal(replace(plan, steps=tuple(steps))).built().gates().chain(step, A, FASTER).gates().end()
+
+
+def unsettled() -> Journal:
+    """The verdict is kept, with the reason."""
+    step = chain_step()
+    late = {"device": "host", "kind": "unsettled", "hard": False, "reason": "the burn-in did not settle in 8 runs"}
+    return begun(step).place(step, BURN_IN, 1, 100.0, flags=[late]).chain(step, A, FASTER).gates().end()
+
+
+def screened(noise: Sequence[NoiseFloor], b: float, cells: Sequence[Cell] = ()) -> Journal:
+    """A screen, whose noise floors come from its plan."""
+    step = chain_step(cells=cells or (cell(),), noise=noise, screen=True)
+    a, candidates = ([[value] * max(1, len(cells)) for value in side] for side in ((100.0, 100.2), (b,)))
+    return begun(step, kind="screen").chain(step, a, candidates).end()
+
+
+def at_clocks(clocks: tuple[float, float], gpus: int = 1, of: Cell | None = None) -> Journal:
+    """The candidate is 10 % faster; a session whose arms ran at these SM clocks."""
+    step = chain_step(cells=(of or cell(),))
+    b = (110.2, 110.9, 110.3, 110.4, 110.6, 110.5)
+    journal = begun(step).place(step, BURN_IN, 1, A[0]).place(step, BURN_IN, 2, A[0])
+    runs = [(BASELINE, 0, A[0], clocks[0])]
+    for cycle in range(1, 7):
+        runs += [(CANDIDATE, cycle, b[cycle - 1], clocks[1]), (BASELINE, cycle, A[cycle], clocks[0])]
+    for role, cycle, value, clock in runs:
+        seen = {**CLOCK, "median": clock, "max": 2000.0}
+        journal.place(step, role, cycle, value, telemetry=[{**seen, "device": f"GPU-{n}"} for n in range(gpus)])
+    return journal.gates().end()
+
+
+def at_power(watts: tuple[float, float | None], block_s: float = 0.0, **plan: Any) -> Journal:
+    """Half of it on each of two GPUs; a run that does not count draws 900 W."""
+    step = replace(chain_step(), block_s=block_s)
+    journal = begun(step, **plan).place(step, BURN_IN, 1, 100.0)
+    for cycle, value in enumerate((*A, 100.0)):
+        journal.place(step, BASELINE, cycle, value, telemetry=drawing(watts[0]))
+        if cycle < 7:
+            drawn, flags = (watts[1], []) if cycle else (900.0, [THROTTLED])
+            journal.place(step, CANDIDATE, cycle + 1, 110.0 + cycle % 2, telemetry=drawing(drawn), flags=flags)
+    return journal.gates().end()
+
+
+def drawing(watts: float | None) -> list[dict[str, Any]]:
+    """Return the telemetry of a run whose two GPUs drew that much together."""
+    if watts is None:
+        return []
+    half = {**CLOCK, "name": "power.draw", "unit": "W", "median": watts / 2, "min": 0.0, "max": watts}
+    return [{**half, "device": f"GPU-{n}"} for n in (1, 2)]
+
+
+SCENARIOS: dict[str, Callable[[], Journal]] = {
+    "half of an arm crashed": half_crashed,
+    "cannot be saved": cannot_be_saved,
+    "too many steps": partial(held, (100.0, 100.0, 110.0, 110.0, 100.0, 100.0, 100.0)),
+    "jumps to and fro": partial(held, JUMPING),
+    "jumps to and fro, protocol 2": partial(held, JUMPING, protocol=2),
+    "a cell without a value": partial(two_cells, [[x, None if x == 111.0 else x] for x in FASTER]),
+    "a cell beyond hope": partial(two_cells, FASTER, protocol=2),
+    "a cell beyond hope, another cut": partial(two_cells, (*FASTER[:5], None), protocol=2),
+    "hard flag": hard_flag,
+    "cut before a baseline": partial(held, A[:6], FASTER, "cancelled"),
+    "cut before a candidate": partial(held, A[:4], FASTER[:3], "cancelled"),
+    "cut in the first cycle": partial(held, A[:1], FASTER[:1], "cancelled"),
+    "cut before the first candidate": partial(held, A[:1], (), "cancelled"),
+    "cut with an error": lambda: failed(begun(chain_step()).chain(chain_step(), A[:4], FASTER[:3]), "spark is on fire"),
+    "cut before a further cycle": partial(held, A, (*FASTER[:5], None), "cancelled"),
+    "three chains": three_chains,
+    "no burn-in": no_burn_in,
+    "gate of the baseline failed after": partial(gate_after, "failed", toy=1102),
+    "gate of the candidate failed after": partial(gate_after, "failed", patched=1102),
+    "gate failed before": gate_before,
+    "flaky gate": partial(gate_after, "flaky"),
+    "gate changed by the command line": changed_gate,
+    "burn-in did not settle": unsettled,
+    "screen faster": partial(screened, [floor(0.005)], 110.0),
+    "screen slower": partial(screened, [floor(0.005)], 90.0),
+    "screen inconclusive": partial(screened, [floor(0.005)], 100.5),
+    "screen without a noise floor": partial(screened, [], 110.0),
+    "screen with the noise floor of another cell": partial(screened, [floor(0.005, of=cell(1024))], 110.0),
+    "two screens": partial(screened, [floor(0.005), floor(0.005, of=cell(1024))], 110.0, (cell(), cell(1024))),
+    "screen cut": partial(
+        held, A[:1], FASTER[:1], "cancelled", step=chain_step(noise=[floor(0.005)], screen=True), kind="screen"
+    ),
+    "promoted": held,
+    "not much faster": partial(held, b=SLIGHTLY),
+    "dirty": partial(held, dirty=True),
+    "both arms the same": partial(held, step=chain_step(candidate="toy")),
+    "protocol 2, a noise floor": partial(held, step=chain_step(noise=[floor(0.002)]), protocol=2),
+    "protocol 2, no noise floor": partial(held, protocol=2),
+    "protocol 2, a high noise floor": partial(held, step=chain_step(noise=[floor(0.04)]), protocol=2),
+    "a higher clock": partial(at_clocks, (1800.0, 1980.0)),
+    "a lower clock, a time": partial(at_clocks, (1980.0, 1800.0), of=KERNEL),
+    "the same clock": partial(at_clocks, (1980.0, 1980.0)),
+    "two clocks": partial(at_clocks, (1800.0, 1980.0), 2),
+    "no clock": partial(at_clocks, (1800.0, 1980.0), 0),
+    "more power": partial(at_power, (300.0, 320.0)),
+    "little more power": partial(at_power, (300.0, 310.0)),
+    "more power, in blocks": partial(at_power, (300.0, 320.0), 600.0),
+    "more power, protocol 2": partial(at_power, (300.0, 320.0), protocol=2),
+    "unknown power": partial(at_power, (300.0, None)),
+}
+
+
+def told(store: Store, name: str) -> list[Any]:
+    """Return what the golden file holds of a scenario: each verdict with its reasons."""
+    return [
+        {
+            "verdict": ("screen: " if each.verdict.screen else "") + each.verdict.verdict,
+            "promoted": each.promoted,
+            "cycles": f"{each.verdict.valid_cycles} of {each.verdict.cycles}",
+            "flaws": sorted(each.verdict.flaws),
+            "reasons": list(each.verdict.reasons),
+        }
+        for each in read(store, SCENARIOS[name]())
+    ]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_golden(store: Store, name: str) -> None:
+    """Verdict, promotion and reasons are those that a person read; only an invalid one has no numbers."""
+    assert told(store, name) == json.loads(GOLDEN.read_text())[name]
+    for each in recorded(store, JOB):
+        numbers = (each.verdict.effect, each.baseline, each.candidate)
+        assert (None in numbers) == (each.verdict.verdict == "invalid")
+        assert not (each.promoted and None in numbers)
+
+
+def test_a_screen_is_judged_by_its_plans_noise_floor(store: Store) -> None:
+    """As `stats.screen` does with the same numbers."""
+    verdict = one(store, screened([floor(0.005)], 110.0)).verdict
+    assert verdict == stats.screen(stats.Chain([100.0, 100.2], [110.0], cycles=1), 0.005, 8)
 
 
 # -- what is judged ---------------------------------------------------------------------------------------------------
@@ -185,56 +405,13 @@ def test_a_time_is_better_when_it_is_lower(store: Store) -> None:
     assert found.model_id is None
 
 
-# -- bad input --------------------------------------------------------------------------------------------------------
-
-
-def test_an_arm_that_crashes_in_half_of_its_runs_is_invalid(store: Store) -> None:
-    """There is no number for a program that works half the time, however many cycles are left."""
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_value_that_is_no_measurement_is_not_recorded(store: Store, value: float) -> None:
+    """Zero and less: a run that says so of itself is valid, its values are not."""
     step = chain_step()
-    b = (None, 110.0, None, 111.0, None, 110.0, None, 111.0)
-    found = begun(step).chain(step, (*A, 101.0, 100.0), b).gates().end("failed", 8)
-    assert reasons(store, found) == ("patched failed as candidate in 4 of 8 runs: killed by signal 9",)
-    (verdict,) = (each.verdict for each in recorded(store, JOB))
-    assert (verdict.cycles, verdict.valid_cycles, list(verdict.flaws)) == (8, 4, [1, 3, 5, 7])
-
-
-def test_a_chain_that_cannot_be_saved_ends_early(store: Store) -> None:
-    """Where no number of further cycles could help, the chain is whole: each cycle says why it does not count."""
-    step = chain_step()
-    journal = begun(step).chain(step, A[:1], ())
-    for cycle in range(1, 6):
-        flags = [THROTTLED]
-        journal.place(step, CANDIDATE, cycle, 110.0, flags=flags).place(step, BASELINE, cycle, 100.0)
-    assert reasons(store, journal.gates().end("failed", 8))[:2] == (
-        "0 of 5 cycles are valid, at least 5 must be",
-        "cycle 1 does not count: candidate 1 HW thermal slowdown for 2.1 s",
-    )
-
-
-JUMPING = (100.0, 110.0, 100.0, 110.0, 100.0, 110.0, 100.0)
-
-
-def test_too_many_steps_are_invalid(store: Store) -> None:
-    """A baseline that changes and stays so makes no bracket there."""
-    step = chain_step()
-    found = reasons(
-        store,
-        begun(step).chain(step, (100.0, 100.0, 110.0, 110.0, 100.0, 100.0, 100.0), FASTER).gates().end("failed", 8),
-    )
-    assert found[0] == "4 of 6 cycles are valid, at least 5 must be"
-    assert [reason.partition(" does not count: a step")[0] for reason in found[1:]] == ["cycle 2", "cycle 4"]
-
-
-def test_a_baseline_that_jumps_to_and_fro_is_noise(store: Store) -> None:
-    """By which rule is decided by the plan's protocol: before the third, its cycles did not count."""
-    step = chain_step()
-    found = one(store, begun(step).chain(step, JUMPING, FASTER).gates().end())
-    assert (found.verdict.verdict, found.verdict.valid_cycles) == ("inconclusive", 6)
-    older = Journal(session_plan("job-2", step, protocol=2)).built().gates()
-    assert reasons(store, older.chain(step, JUMPING, FASTER).gates().end("failed", 8))[:2] == (
-        "0 of 6 cycles are valid, at least 4 must be",
-        "cycle 1 does not count: its baselines are 9.5 % apart, the limit is 5 %",
-    )
+    lines = begun(step).chain(step, A, (110.0, value, *FASTER[2:])).gates().end()
+    with pytest.raises(RemoteError, match=f"samples: {value / 2:g} is not within"):
+        read(store, lines)
 
 
 def test_an_older_protocol_has_no_interval_of_same_and_no_noise_of_its_own(store: Store) -> None:
@@ -262,141 +439,6 @@ def test_an_older_protocol_has_no_interval_of_same_and_no_noise_of_its_own(store
     ]
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_value_that_is_no_measurement_is_not_recorded(store: Store, value: float) -> None:
-    """Zero and less: a run that says so of itself is valid, its values are not."""
-    step = chain_step()
-    lines = begun(step).chain(step, A, (110.0, value, *FASTER[2:])).gates().end()
-    with pytest.raises(RemoteError, match=f"samples: {value / 2:g} is not within"):
-        reasons(store, lines)
-
-
-def test_a_cell_without_a_value_is_invalid_alone(store: Store) -> None:
-    """The other cell of the same runs keeps its verdict."""
-    step = chain_step(cells=(cell(), cell(1024)))
-    b = [[value, None if value == 111.0 else value] for value in FASTER]
-    one, two = read(store, begun(step).chain(step, [[value, value] for value in A], b).gates().end())
-    assert (one.verdict.verdict, two.verdict.verdict) == ("faster", "invalid")
-    assert two.verdict.reasons == ("b[1] is None: a measurement is a finite number above 0",)
-
-
-def test_a_hard_flag_makes_its_cycles_invalid(store: Store) -> None:
-    """A throttled baseline costs both cycles beside it, a soft flag none; two more cycles make up for them."""
-    step = chain_step()
-    journal = begun(step)
-    journal.chain(step, A[:1], FASTER[:1], flags=[CAPPED]).place(step, BASELINE, 1, 100.0, flags=[CAPPED, THROTTLED])
-    for cycle in range(2, 9):
-        journal.place(step, CANDIDATE, cycle, 110.0 + cycle % 2).place(step, BASELINE, cycle, 100.0)
-    found = one(store, journal.gates().end())
-    assert (found.verdict.verdict, found.verdict.valid_cycles, found.verdict.cycles) == ("faster", 6, 8)
-    assert found.verdict.flaws == {
-        1: "baseline 1 HW thermal slowdown for 2.1 s",
-        2: "baseline 1 HW thermal slowdown for 2.1 s",
-    }
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "said"),
-    [
-        (6, 6, "the chain was cut after 5 of 6 cycles: nothing is glued across a gap"),
-        (4, 3, "the chain was cut after 3 of 6 cycles: nothing is glued across a gap"),
-        (1, 1, "the chain was cut after 0 of 6 cycles: nothing is glued across a gap"),
-        (1, 0, "the chain was cut after 0 of 6 cycles: nothing is glued across a gap"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("status", "error", "ending"),
-    [
-        ("cancelled", "", "the job was cancelled"),
-        ("failed", "spark is on fire", "the job failed: spark is on fire"),
-    ],
-)
-def test_a_cut_chain_is_invalid(store: Store, a: int, b: int, said: str, status: str, error: str, ending: str) -> None:
-    """Wherever it was cut, with how far it came and how the job ended."""
-    step = chain_step()
-    journal = begun(step).chain(step, A[:a], FASTER[:b])
-    if error:
-        journal.add("error", exit_code=8, message=error, next="", details="")
-    assert reasons(store, journal.end(status, 130)) == (said, ending)
-
-
-def test_a_chain_cut_before_a_further_cycle_is_invalid(store: Store) -> None:
-    """The planned cycles were there, one did not count, and the one in its place never ended."""
-    step = chain_step()
-    journal = begun(step).chain(step, A, (*FASTER[:5], None)).end("cancelled", 130)
-    assert reasons(store, journal) == (
-        "the chain was cut after 6 of 6 cycles and before another: nothing is glued across a gap",
-        "the job was cancelled",
-    )
-
-
-@pytest.mark.parametrize(
-    ("b", "words", "said"),
-    [
-        (FASTER, ["faster", "invalid"], "0 of 6 cycles are valid, at least 4 must be"),
-        ((*FASTER[:5], None), ["invalid", "invalid"], "the chain was cut after 6 of 6 cycles and before another: "),
-    ],
-)
-def test_a_cell_beyond_hope_asks_for_no_further_cycle(
-    store: Store, b: Sequence[float | None], words: list[str], said: str
-) -> None:
-    """Whether a chain is whole is up to the cells that can still be judged."""
-    step = chain_step(cells=(cell(), cell(1024)))
-    jumping = list(zip(A, JUMPING, strict=True))
-    found = read(store, begun(step, protocol=2).chain(step, jumping, b).gates().end())
-    assert [each.verdict.verdict for each in found] == words
-    assert found[1].verdict.reasons[0].startswith(said)
-
-
-def test_a_chain_that_is_cut_does_not_take_the_others_with_it(store: Store) -> None:
-    """The first chain is whole and keeps its verdict, without promotion; the second was cut; the third not begun."""
-    steps = [chain_step(n, noise=[floor(0.002)]) for n in (1, 2, 3)]
-    journal = begun(*steps).chain(steps[0], A, FASTER).chain(steps[1], A[:2], FASTER[:2]).end("cancelled", 130)
-    one, two, three = read(store, journal)
-    assert (one.verdict.verdict, one.verdict.confidence, one.promoted) == ("faster", 0.99, False)
-    assert one.verdict.reasons[-1] == ("not promoted: the gates after the chains were not asked, the job was cancelled")
-    assert two.verdict.reasons[0].startswith("the chain was cut after 1 of 6 cycles")
-    assert three.verdict.reasons == ("the chain was not begun", "the job was cancelled")
-    assert (three.verdict.cycles, three.model_id) == (0, None)
-
-
-def test_a_baseline_that_cannot_run_is_named(store: Store) -> None:
-    """A burn-in that failed says what failed."""
-    step = chain_step()
-    journal = begun(step).place(step, BURN_IN, 1, None).place(step, BURN_IN, 2, None)
-    journal.add("error", exit_code=4, message="chain:1, burn-in 2 failed", next="", details="")
-    assert reasons(store, journal.end("failed", 4)) == (
-        "the chain was cut in its burn-in",
-        "burn-in 2 failed: killed by signal 9",
-        "the job failed: chain:1, burn-in 2 failed",
-    )
-
-
-@pytest.mark.parametrize("arm", ["toy", "patched"])
-def test_a_gate_that_fails_afterwards_makes_it_invalid(store: Store, arm: str) -> None:
-    """Whatever the values say: numbers of a program that is wrong are no evidence."""
-    step = chain_step()
-    journal = begun(step).chain(step, A, FASTER).gates(**{arm: 1102}).end("failed", 5)
-    assert reasons(store, journal) == (
-        f"gate MUL_MAT on CPU failed for {arm} after the chains: 1102 of 1103 cases passed",
-    )
-
-
-def test_a_gate_that_fails_beforehand_is_the_reason(store: Store) -> None:
-    """The chain was never begun, and the gate says why."""
-    journal = Journal(session_plan(JOB, chain_step())).built().gates(patched=1102).end("failed", 5)
-    assert reasons(store, journal) == (
-        "gate MUL_MAT on CPU failed for patched before the chains: 1102 of 1103 cases passed",
-    )
-
-
-def test_a_flaky_gate_is_no_failed_one(store: Store) -> None:
-    """It is on record as flaky; the verdict stands."""
-    step = chain_step()
-    journal = begun(step).chain(step, A, FASTER).gate(arm="toy", status="flaky").gate(arm="patched").end()
-    assert one(store, journal).verdict.verdict == "faster"
-
-
 # -- lost and come back -----------------------------------------------------------------------------------------------
 
 
@@ -412,7 +454,7 @@ def test_a_lost_job_gets_its_verdicts_when_its_end_turns_up(store: Store) -> Non
     said = [recorded(store, JOB)[0].verdict.reasons]
     ingest(store, JOB, lines[:17])
     said.append(recorded(store, JOB)[0].verdict.reasons)
-    assert [each[-1] for each in said] == ["the job was lost"] * 2
+    assert [each[-1] for each in said] == [ENDS["lost"]] * 2
     assert said[0] != said[1]
     assert judgement.check(store) == []
     ingest(store, JOB, lines)
@@ -426,11 +468,10 @@ def test_a_job_that_runs_again_has_no_verdicts(store: Store) -> None:
     ingest(store, JOB, journal.lines()[:15])
     store.set_state(JOB, "lost", error="its agent is gone")
     judgement.record(store, JOB)
-    assert recorded(store, JOB)[0].verdict.reasons[-1] == "the job was lost: its agent is gone"
+    assert recorded(store, JOB)[0].verdict.reasons[-1] == f"{ENDS['lost']}: its agent is gone"
     store.update_job(JOB, state="running")
-    assert judgement.check(store) == [
-        f"the verdict of job {JOB} in chain:1 on avg_ts of cell {cell().key} was written while it runs"
-    ]
+    (wrong,) = judgement.check(store)
+    assert cell().key in wrong
     judgement.record(store, JOB)
     assert recorded(store, JOB) == judgement.check(store) == []
 
@@ -443,123 +484,7 @@ def test_recording_again_writes_nothing(store: Store) -> None:
     assert (dump(store), store.connection.total_changes) == before
 
 
-# -- screens, noise, promotion ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("noise", "b", "word"),
-    [
-        ([floor(0.005)], 110.0, "faster"),
-        ([floor(0.005)], 90.0, "slower"),
-        ([floor(0.005)], 100.5, "inconclusive"),
-        ([], 110.0, "invalid"),
-        ([floor(0.005, of=cell(1024))], 110.0, "invalid"),
-    ],
-)
-def test_a_screen_is_judged_by_the_noise_floor_of_its_plan(
-    store: Store, noise: Sequence[NoiseFloor], b: float, word: str
-) -> None:
-    """It is marked as one, never promoted, and nothing without the floor of its own cell."""
-    step = chain_step(noise=noise, screen=True)
-    found = one(store, begun(step, kind="screen").chain(step, (100.0, 100.2), (b,)).end())
-    assert (found.verdict.verdict, found.verdict.screen, found.promoted) == (word, True, False)
-    expected = stats.Chain([100.0, 100.2], [b], cycles=1)
-    assert found.verdict == stats.screen(expected, *((0.005, 8) if found.noise else (None,)))
-
-
-def test_several_screens_say_that_they_are_several(store: Store) -> None:
-    """Nothing holds them to one error together, as Holm does for chains."""
-    noise = [floor(0.005), floor(0.005, of=cell(1024))]
-    step = chain_step(cells=[cell(), cell(1024)], noise=noise, screen=True)
-    journal = begun(step, kind="screen").chain(step, ([100.0, 100.0], [100.2, 100.2]), ([110.0, 110.0],)).end()
-    read(store, journal)
-    both = recorded(store, journal.plan.job_id)
-    assert [each.verdict.reasons[-1] for each in both] == ["one of 2 screens, each of which errs by itself"] * 2
-
-
-def test_a_burn_in_that_did_not_settle_is_a_reason(store: Store) -> None:
-    """The verdict stands, and says under what it was found."""
-    step = chain_step()
-    late = {"device": "host", "kind": "unsettled", "hard": False, "reason": "the burn-in did not settle in 8 runs"}
-    journal = begun(step)
-    journal.place(step, BURN_IN, 1, 100.0, flags=[late])
-    found = one(store, journal.chain(step, A, FASTER).gates().end())
-    assert found.verdict.verdict == "faster"
-    assert "the burn-in did not settle in 8 runs" in found.verdict.reasons
-
-
-def test_a_screen_that_was_cut_is_a_screen(store: Store) -> None:
-    """Every invalid verdict keeps the label."""
-    step = chain_step(noise=[floor(0.005)], screen=True)
-    found = one(store, begun(step, kind="screen").chain(step, (100.0,), (110.0,)).end("cancelled", 130))
-    assert (found.verdict.verdict, found.verdict.screen) == ("invalid", True)
-
-
-SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)
-"""Candidates of A that are 3 % faster."""
-
-
-@pytest.mark.parametrize(
-    ("b", "dirty", "candidate", "said"),
-    [
-        (FASTER, False, "patched", ""),
-        (
-            SLIGHTLY,
-            False,
-            "patched",
-            "not promoted: in speed the interval begins at +1.77 %, not above 5.47 %, which is 3 noise",
-        ),
-        (FASTER, True, "patched", "not promoted: patched was built from a checkout that is no commit"),
-        (FASTER, False, "toy", "not promoted: both arms are the same"),
-    ],
-)
-def test_what_is_promoted(store: Store, b: Sequence[float], dirty: bool, candidate: str, said: str) -> None:
-    """What clears 2 % and 3 noise floors of its own, built from a commit, against something else; else why not."""
-    step = chain_step(candidate=candidate)
-    found = one(store, begun(step, dirty=dirty).chain(step, A, b).gates().end())
-    assert found.verdict.verdict == "faster"
-    assert found.promoted == (not said)
-    assert found.verdict.reasons[-1].startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("noise", "said"),
-    [
-        ([floor(0.002)], ""),
-        ([], "not promoted: the noise floor is not known"),
-        ([floor(0.04)], ", not above 12 %, which is 3 noise floors of 4 %"),
-    ],
-)
-def test_before_protocol_3_the_plan_tells_the_noise_floor(store: Store, noise: Sequence[NoiseFloor], said: str) -> None:
-    """It came from an A/A session."""
-    step = chain_step(noise=noise)
-    found = one(store, begun(step, protocol=2).chain(step, A, FASTER).gates().end())
-    assert (found.verdict.verdict, found.promoted) == ("faster", not said)
-    assert found.verdict.reasons[-1].endswith(said)
-    assert found.noise == (noise[0] if noise else None)
-
-
-def test_a_flaky_gate_holds_promotion_back(store: Store) -> None:
-    """Whenever it was and in whichever arm: what fails now and then is not promoted on the strength of the rest."""
-    step = chain_step(noise=[floor(0.002)])
-    journal = begun(step).chain(step, A, FASTER).gate(arm="toy", status="flaky", flaky=["MUL_MAT(n=1)"])
-    found = one(store, journal.gate(arm="patched").end())
-    said = "not promoted: gate MUL_MAT on CPU was flaky for toy after the chains: MUL_MAT(n=1)"
-    assert (found.verdict.verdict, found.promoted, found.verdict.reasons[-1]) == ("faster", False, said)
-
-
-def test_a_gate_that_the_command_line_changed_holds_promotion_back(store: Store) -> None:
-    """It may have asked for less than the spec does."""
-    step = chain_step(noise=[floor(0.002)])
-    journal = begun(step)
-    changed = [
-        replace(other, gate=replace(other.gate, overridden=True)) if isinstance(other, GateStep) else other
-        for other in journal.plan.steps
-    ]
-    journal = Journal(replace(journal.plan, steps=tuple(changed))).built().gates()
-    found = one(store, journal.chain(step, A, FASTER).gates().end())
-    said = "not promoted: --set changed what gate MUL_MAT on CPU must reach"
-    assert (found.verdict.verdict, found.promoted, found.verdict.reasons[-1]) == ("faster", False, said)
+# -- noise floors -----------------------------------------------------------------------------------------------------
 
 
 def session_of_noise(store: Store, job_id: str, spread: float, at: float, host: str = "host-a") -> str:
@@ -606,86 +531,6 @@ def test_an_invalid_session_tells_no_noise(store: Store) -> None:
     assert [each.session for each in judgement.noise_floors(store, device("host-a"), [key], model)] == ["job-1"]
 
 
-# -- clocks and power -------------------------------------------------------------------------------------------------
-
-
-def at_clocks(
-    step: ChainStep, a: Sequence[float], b: Sequence[float], clocks: tuple[float, float], gpus: int = 1
-) -> Journal:
-    """Return a session whose arms ran at these SM clocks."""
-    journal = begun(step)
-    for role, cycle in ((BURN_IN, 1), (BURN_IN, 2)):
-        journal.place(step, role, cycle, a[0])
-    for cycle, value in enumerate(a):
-        for role, number, x, clock in (
-            (BASELINE, cycle, value, clocks[0]),
-            *([(CANDIDATE, cycle + 1, b[cycle], clocks[1])] if cycle < len(b) else []),
-        ):
-            seen = {**CLOCK, "median": clock, "max": 2000.0}
-            journal.place(step, role, number, x, telemetry=[{**seen, "device": f"GPU-{n}"} for n in range(gpus)])
-    return journal.gates().end()
-
-
-@pytest.mark.parametrize(
-    ("clocks", "gpus", "tool", "said"),
-    [
-        ((1800.0, 1980.0), 1, "llama-bench", True),
-        ((1980.0, 1800.0), 1, "backend-ops", True),
-        ((1980.0, 1980.0), 1, "llama-bench", False),
-        ((1800.0, 1980.0), 2, "llama-bench", False),
-        ((1800.0, 1980.0), 0, "llama-bench", False),
-    ],
-)
-def test_a_gap_that_is_a_clock_is_called_one(
-    store: Store, clocks: tuple[float, float], gpus: int, tool: str, said: bool
-) -> None:
-    """10 % more at 10 % more MHz vanishes per cycle; where a run has not one clock nothing is said."""
-    step = chain_step(cells=(cell() if tool == "llama-bench" else KERNEL,))
-    found = one(store, at_clocks(step, A, (110.2, 110.9, 110.3, 110.4, 110.6, 110.5), clocks, gpus))
-    assert found.verdict.verdict == ("faster" if tool == "llama-bench" else "slower")
-    spoken = [reason for reason in found.verdict.reasons if reason.startswith("a clock, not a kernel")]
-    assert bool(spoken) == said
-    if said:
-        assert f"at {clocks[0]:.0f} and {clocks[1]:.0f} MHz" in spoken[0]
-        assert "% per clock cycle" in spoken[0]
-
-
-@pytest.mark.parametrize(
-    ("watts", "block_s", "protocol", "warned"),
-    [
-        ((300.0, 320.0), 0.0, PROTOCOL, True),
-        ((300.0, 310.0), 0.0, PROTOCOL, False),
-        ((300.0, 320.0), 600.0, PROTOCOL, False),
-        ((300.0, 320.0), 0.0, 2, False),
-        ((300.0, None), 0.0, PROTOCOL, False),
-    ],
-)
-def test_a_candidate_that_draws_more_power_is_told(
-    store: Store, watts: tuple[float, float | None], block_s: float, protocol: int, warned: bool
-) -> None:
-    """Half of it on each of two GPUs; a run that does not count draws what it likes."""
-    step = replace(chain_step(), block_s=block_s)
-    journal = begun(step, protocol=protocol).place(step, BURN_IN, 1, 100.0)
-    for cycle, value in enumerate((*A, 100.0)):
-        journal.place(step, BASELINE, cycle, value, telemetry=drawing(watts[0]))
-        if cycle < 7:
-            first = 900.0 if cycle == 0 else watts[1]
-            flags = [THROTTLED] if cycle == 0 else []
-            journal.place(step, CANDIDATE, cycle + 1, 110.0 + cycle % 2, telemetry=drawing(first), flags=flags)
-    found = one(store, journal.gates().end())
-    assert found.verdict.verdict == "faster"
-    said = [reason for reason in found.verdict.reasons if "320 W and the baseline 300 W" in reason]
-    assert bool(said) == warned
-
-
-def drawing(watts: float | None) -> list[dict[str, Any]]:
-    """Return the telemetry of a run whose two GPUs drew that much together."""
-    if watts is None:
-        return []
-    half = {**CLOCK, "name": "power.draw", "unit": "W", "median": watts / 2, "min": 0.0, "max": watts}
-    return [{**half, "device": f"GPU-{n}"} for n in (1, 2)]
-
-
 # -- a session's word, and looking again ------------------------------------------------------------------------------
 
 
@@ -729,7 +574,7 @@ def test_a_forged_verdict_is_found(store: Store, sql: str, sentence: str) -> Non
     store.connection.execute(sql)
     found = judgement.check(store)
     assert any(sentence.replace("{cell}", cell().key) in each for each in found)
-    assert all(each.startswith(f"the verdict of job {JOB} in chain:1 on ") for each in found)
+    assert all(JOB in each for each in found)
 
 
 @pytest.mark.parametrize(
@@ -755,3 +600,11 @@ def test_what_is_recorded_is_read_back_whole(store: Store) -> None:
     assert (row["ci_low"], row["ci_high"]) == found.verdict.ci
     assert json.loads(row["reasons"]) == list(found.verdict.reasons)
     assert (row["noise_sigma"], row["noise_cycles"], row["noise_session"]) == (0.002, 8, "an-older-job")
+
+
+if __name__ == "__main__":
+    pages = {}
+    for each in SCENARIOS:
+        with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as opened:
+            pages[each] = told(opened, each)
+    GOLDEN.write_text(json.dumps(pages, indent=1, ensure_ascii=False) + "\n")

@@ -1,22 +1,45 @@
-"""From the evidence of a job to the verdicts on it."""
+"""From what a job left of its chains to the verdicts on it."""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dgxlab import stats
-from dgxlab.agent.slots import Comparison, chain_of, comparisons, goes_on, whole_cycles
-from dgxlab.judgement.evidence import ENDS, Evidence, Run
-from dgxlab.model import BASELINE, CANDIDATE, ChainStep, GateStep, NoiseFloor
+from dgxlab.agent.slots import Comparison, Slot, chain_of, comparisons, flaw, goes_on, whole_cycles
+from dgxlab.model import (
+    BASELINE,
+    BURN_IN,
+    CANDIDATE,
+    ChainStep,
+    CheckStep,
+    GateStep,
+    NoiseFloor,
+    about,
+    check_from_json,
+)
 from dgxlab.stats import Chain, Verdict
-from dgxlab.store import Store
+from dgxlab.store import Job, Store
 
 ROLES = (BASELINE, CANDIDATE)
 
+ENDS = {
+    "done": "the job ended",
+    "failed": "the job failed",
+    "cancelled": "the job was cancelled",
+    "lost": "the job was lost",
+}
+"""How a job came to its end, by its state; in other states it has none."""
+
+NOT_PROMOTED = "not promoted: "
+"""Begins the reason why a faster candidate is not promoted; the record has no other mark of it."""
+
 IN_CYCLE_SPACE = 0.5
-"""The share of an effect below which what is left of it per clock cycle is called nothing."""
+"""If less than this share of an effect is left per clock cycle, the effect is one of clocks."""
 
 MORE_POWER = 1.05
 """How many times the baseline's power a candidate may draw before a reader is warned."""
@@ -49,35 +72,6 @@ class Judged:
     model_id: str | None
 
 
-@dataclass(frozen=True)
-class Case:
-    """A comparison and all that speaks for or against judging it.
-
-    Attributes:
-        runs: Those of its chain that count.
-        chain: Their values.
-        faults: Why there can be no verdict whatever the values.
-    """
-
-    step: ChainStep
-    comparison: Comparison
-    runs: Sequence[Run]
-    chain: Chain
-    faults: tuple[str, ...]
-
-    @property
-    def noise(self) -> NoiseFloor | None:
-        """The noise floor that the plan has for the comparison."""
-        wanted = (self.comparison.baseline, self.comparison.metric)
-        return next((floor for floor in self.step.noise if (floor.cell, floor.metric) == wanted), None)
-
-    def promotion_noise(self, verdict: Verdict) -> float | None:
-        """Return the noise floor that decides on promotion: the chain's own, before protocol 3 the plan's."""
-        if self.chain.protocol >= stats.STEPS:
-            return verdict.noise
-        return self.noise.sigma if self.noise else None
-
-
 def judge(store: Store, job_id: str) -> list[Judged]:
     """Return a verdict on every comparison of a job, in the order of its plan; none while it may run, or if rejected.
 
@@ -87,21 +81,11 @@ def judge(store: Store, job_id: str) -> list[Judged]:
     job = store.job(job_id)
     if job.state not in ENDS or job.rejected:
         return []
-    evidence = Evidence(store, job)
+    evidence = _Evidence(store, job)
     cases = [case for step in evidence.plan.chains for case in _cases(evidence, step)]
     together = iter(stats.judge_session(case.chain for case in cases if not case.faults and not case.step.screen))
     screens = sum(case.step.screen for case in cases)
     return [_judged(evidence, case, _verdict(case, screens) or next(together)) for case in cases]
-
-
-def whole(words: Sequence[str]) -> str:
-    """Return the word for a session, given those on its comparisons; `mixed` where some are faster and some slower."""
-    if not words or "invalid" in words:
-        return "invalid"
-    if "faster" in words and "slower" in words:
-        return "mixed"
-    some = next((word for word in ("slower", "faster") if word in words), "")
-    return some or ("same" if set(words) == {"same"} else "inconclusive")
 
 
 def counted(verdict: Verdict, role: str) -> list[int]:
@@ -110,39 +94,188 @@ def counted(verdict: Verdict, role: str) -> list[int]:
     return [place for cycle in cycles for place in (cycle - 1, cycle)] if role == BASELINE else cycles
 
 
-def _cases(evidence: Evidence, step: ChainStep) -> list[Case]:
-    runs = evidence.of(step)
+# -- what a job left of its chains ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of a chain.
+
+    Attributes:
+        model_id: None where it read no model.
+        failed: Why it failed as a process, "" where it did not.
+        slot: Its place, and what it gave.
+        unsettled: That it was the last of a burn-in that had not settled, "" where it was not.
+        clock: Median of the SM clock of the one GPU that it had, in MHz; None for several GPUs, or without telemetry.
+        power: Median of what its GPUs drew, in W, all of them together; None without telemetry.
+    """
+
+    chain: str
+    model_id: str | None
+    failed: str
+    slot: Slot
+    unsettled: str
+    clock: float | None
+    power: float | None
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """A gate that was run for an arm, before or after the chains; `sentence` says why it failed or was flaky."""
+
+    arm: str
+    after: bool
+    status: str
+    sentence: str
+
+
+class _Evidence:
+    """What is known of the chains of one job that has ended."""
+
+    def __init__(self, store: Store, job: Job) -> None:
+        self.plan = job.plan
+        self.runs = tuple(_runs(store, job.job_id))
+        self.gates = tuple(_gates(store, job.job_id))
+        self.ending = ENDS[job.state]
+        if job.error and job.state in ("failed", "lost"):
+            self.ending += f": {job.error}"
+
+    def chain(self, step: ChainStep) -> list[_Run]:
+        """Return everything that ran in a chain, its burn-in too, in the order in which it ran."""
+        return [run for run in self.runs if run.chain == step.id]
+
+    def counting(self, step: ChainStep) -> list[_Run]:
+        """Return the runs that count of a chain: of those in one place the last, of its burn-in none."""
+        places = {(run.slot.role, run.slot.cycle): run for run in self.chain(step)}
+        return [run for (role, _), run in places.items() if role != BURN_IN]
+
+    def gates_of(self, step: ChainStep, status: str) -> list[_Gate]:
+        """Return the gates of a chain's arms that ended so."""
+        return [gate for gate in self.gates if gate.arm in step.arms and gate.status == status]
+
+    def gated_after(self, step: ChainStep) -> bool:
+        """Tell whether every gate was run that the plan has for a chain's arms after its chains."""
+        last = max(index for index, other in enumerate(self.plan.steps) if isinstance(other, ChainStep))
+        planned = [other.arm for other in self.plan.steps[last:] if isinstance(other, (GateStep, CheckStep))]
+        ran = [gate.arm for gate in self.gates if gate.after]
+        return all(ran.count(arm) >= planned.count(arm) for arm in step.arms)
+
+
+def _runs(store: Store, job_id: str) -> Iterator[_Run]:
+    def by_run(columns_from: str, where: str) -> defaultdict[str, list[dict[str, Any]]]:
+        sql = f"SELECT run_id, {columns_from} JOIN runs USING (run_id) WHERE job_id = ? AND {where}"
+        rows = defaultdict(list)
+        for row in store.rows(sql, (job_id,)):
+            rows[row["run_id"]].append(row)
+        return rows
+
+    values: defaultdict[str, dict[tuple[str, str], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run_id, samples in by_run("cell, metric, value FROM samples", "discarded IS NULL").items():
+        for row in samples:
+            values[run_id][row["cell"], row["metric"]].append(row["value"])
+    flags = by_run("kind, hard, flags.reason AS reason FROM flags", "true ORDER BY run_id, device, kind")
+    telemetry = by_run("name, median FROM telemetry", "name IN ('clocks.sm', 'power.draw')")
+    places = "chain, role, cycle, status, reason, model_id, seconds FROM chain_runs"
+    for run_id, (row,) in by_run(places, "true ORDER BY position").items():
+        counts = row["status"] == "valid"
+        medians = {key: stats.median(samples) for key, samples in values[run_id].items()} if counts else {}
+        wrong = flaw(row["status"], row["reason"], [flag["reason"] for flag in flags[run_id] if flag["hard"]])
+        unsettled = [flag["reason"] for flag in flags[run_id] if flag["kind"] == "unsettled"]
+        clocks, powers = (
+            [each["median"] for each in telemetry[run_id] if each["name"] == name]
+            for name in ("clocks.sm", "power.draw")
+        )
+        yield _Run(
+            row["chain"],
+            row["model_id"],
+            row["reason"] if row["status"] == "failed" else "",
+            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"]),
+            "".join(unsettled),
+            clocks[0] if len(clocks) == 1 else None,
+            sum(powers) if powers else None,
+        )
+
+
+def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
+    """Yield the gates of a job; keys end in the number of the journal's line."""
+
+    def line(key: str) -> int:
+        return int(key.rsplit("/", 1)[1])
+
+    placed = store.rows("SELECT run_id FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ?", (job_id,))
+    first = min((line(row["run_id"]) for row in placed), default=None)
+    rows = store.rows("SELECT * FROM gate_list WHERE job_id = ? ORDER BY gate IS NOT NULL, at, key", (job_id,))
+    for row in rows:
+        after = first is not None and line(row["key"]) > first
+        why = "; ".join(json.loads(row["reasons"]) or json.loads(row["flaky"]))
+        how = "was flaky" if row["status"] == "flaky" else "failed"
+        when = "after" if after else "before"
+        sentence = f"gate {gate_name(row)} {how} for {row['arm']} {when} the chains: {why}"
+        yield _Gate(row["arm"], after, row["status"], sentence)
+
+
+def gate_name(row: Mapping[str, Any]) -> str:
+    """Return what a gate is called, given its row of `gates`, `checks` or `gate_list`: `MUL_MAT on CUDA0`."""
+    if row.get("gate"):
+        return about(check_from_json(json.loads(row["gate"])))
+    return f"{row['op']} on {row['backend']}"
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A comparison and all that its verdict depends on.
+
+    Attributes:
+        runs: Those of its chain that count.
+        chain: Their values.
+        faults: Why there can be no verdict whatever the values.
+    """
+
+    step: ChainStep
+    comparison: Comparison
+    runs: Sequence[_Run]
+    chain: Chain
+    faults: tuple[str, ...]
+
+    @property
+    def noise(self) -> NoiseFloor | None:
+        """The noise floor that the plan has for the comparison."""
+        wanted = (self.comparison.baseline, self.comparison.metric)
+        return next((floor for floor in self.step.noise if (floor.cell, floor.metric) == wanted), None)
+
+
+def _cases(evidence: _Evidence, step: ChainStep) -> list[_Case]:
     asked = comparisons(step)
     if not asked:
         return []
-    slots = evidence.slots(step)
+    slots = [run.slot for run in evidence.chain(step)]
     chains = [chain_of(step, comparison, slots, evidence.plan.protocol) for comparison in asked]
     faults = tuple(_faults(evidence, step, chains))
-    return [Case(step, comparison, runs, chain, faults) for comparison, chain in zip(asked, chains, strict=True)]
+    runs = evidence.counting(step)
+    return [_Case(step, comparison, runs, chain, faults) for comparison, chain in zip(asked, chains, strict=True)]
 
 
-def _faults(evidence: Evidence, step: ChainStep, chains: Sequence[Chain]) -> Iterator[str]:
-    failed = [gate for gate in evidence.failed if gate.arm in step.arms]
+def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> Iterator[str]:
+    failed = evidence.gates_of(step, "failed")
     yield from (gate.sentence for gate in failed)
-    yield from _crashes(evidence, step)
-    last = evidence.last(step)
-    if last is None:
+    # where half of an arm's runs failed, the others may have succeeded by chance
+    for role, arm in zip(ROLES, (step.baseline.arm, step.candidate.arm), strict=True):
+        runs = [run for run in evidence.counting(step) if run.slot.role == role]
+        crashes = [run.failed for run in runs if run.failed]
+        if crashes and 2 * len(crashes) >= len(runs):
+            yield f"{arm} failed as {role} in {len(crashes)} of {len(runs)} runs: {crashes[-1]}"
+    ran = evidence.chain(step)
+    if not ran:
         if not failed:  # a failed gate is why it was not begun
             yield from ("the chain was not begun", evidence.ending)
     elif cut := _cut(step, chains):
         yield cut
-        if last.slot.flaw:
-            yield f"{last.slot.role} {last.slot.cycle} {last.slot.flaw}"
+        if (last := ran[-1].slot).flaw:
+            yield f"{last.role} {last.cycle} {last.flaw}"
         yield evidence.ending
-
-
-def _crashes(evidence: Evidence, step: ChainStep) -> Iterator[str]:
-    """Yield that half of an arm's runs failed: the others may be those that got away with it."""
-    for role, arm in zip(ROLES, (step.baseline.arm, step.candidate.arm), strict=True):
-        runs = [run for run in evidence.of(step) if run.slot.role == role]
-        failed = [run.failed for run in runs if run.failed]
-        if failed and 2 * len(failed) >= len(runs):
-            yield f"{arm} failed as {role} in {len(failed)} of {len(runs)} runs: {failed[-1]}"
 
 
 def _cut(step: ChainStep, chains: Sequence[Chain]) -> str:
@@ -157,70 +290,68 @@ def _cut(step: ChainStep, chains: Sequence[Chain]) -> str:
     return f"the chain was cut after {done} of {planned} cycles{another}: nothing is glued across a gap"
 
 
-def _verdict(case: Case, screens: int) -> Verdict | None:
-    """Return the verdict of a comparison that is not judged together with the session's others.
-
-    Args:
-        screens: How many comparisons of the session are screened.
-    """
+def _verdict(case: _Case, screens: int) -> Verdict | None:
+    """Return the verdict of a comparison that is judged alone; of several screens each says so."""
     if case.faults:
         done = whole_cycles(case.chain)
         flaws = {cycle: flaw for cycle, flaw in case.chain.invalid_cycles().items() if cycle <= done}
-        found = stats.invalid(done, *case.faults, flaws=flaws)
-        return replace(found, screen=case.step.screen, valid_cycles=done - len(flaws))
+        verdict = stats.invalid(done, *case.faults, flaws=flaws)
+        return replace(verdict, screen=case.step.screen, valid_cycles=done - len(flaws))
     if not case.step.screen:
         return None
     noise = case.noise
-    found = stats.screen(case.chain, noise.sigma, noise.cycles) if noise else stats.screen(case.chain, None)
+    verdict = stats.screen(case.chain, noise.sigma, noise.cycles) if noise else stats.screen(case.chain, None)
     alone = f"one of {screens} screens, each of which errs by itself"
-    return replace(found, reasons=(*found.reasons, alone)) if screens > 1 else found
+    return replace(verdict, reasons=(*verdict.reasons, alone)) if screens > 1 else verdict
 
 
-def _judged(evidence: Evidence, case: Case, verdict: Verdict) -> Judged:
+def _judged(evidence: _Evidence, case: _Case, verdict: Verdict) -> Judged:
     verdict = replace(verdict, better=case.chain.better)
-    held = tuple(_held_back(evidence, case, verdict))
-    more = (evidence.unsettled(case.step), *_clock_says(case, verdict), *_power_says(case, verdict), *held)
-    verdict = replace(verdict, reasons=(*verdict.reasons, *filter(None, more)))
-    promoted = verdict.verdict == "faster" and not verdict.screen and not held
+    held = tuple(f"{NOT_PROMOTED}{why}" for why in _held_back(evidence, case, verdict))
+    ran = evidence.chain(case.step)
+    unsettled = [run.unsettled for run in ran if run.unsettled][:1]
+    more = (*unsettled, *_clock_says(case, verdict), *_power_says(case, verdict), *held)
+    verdict = replace(verdict, reasons=(*verdict.reasons, *more))
     baseline, candidate = _means(case.chain, verdict)
     return Judged(
         case.step.id,
         case.comparison,
         verdict,
         case.noise,
-        promoted,
-        baseline,
-        candidate,
-        case.step.baseline.arm,
-        case.step.candidate.arm,
-        evidence.model_id(case.step),
+        promoted=verdict.verdict == "faster" and not verdict.screen and not held,
+        baseline=baseline,
+        candidate=candidate,
+        baseline_arm=case.step.baseline.arm,
+        candidate_arm=case.step.candidate.arm,
+        model_id=next((run.model_id for run in ran if run.slot.role == BASELINE), None),
     )
 
 
-def _held_back(evidence: Evidence, case: Case, verdict: Verdict) -> Iterator[str]:
+def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[str]:
     """Yield why a faster candidate is not promoted all the same."""
     if verdict.verdict != "faster" or verdict.screen:
         return
     if len(case.step.arms) == 1:
-        yield "not promoted: both arms are the same"
+        yield "both arms are the same"
         return
     dirty = [name for name in case.step.arms if evidence.plan.arm(name).source.dirty]
     if dirty:
-        yield f"not promoted: {' and '.join(dirty)} was built from a checkout that is no commit"
-    yield from (f"not promoted: {gate.sentence}" for gate in evidence.flaky if gate.arm in case.step.arms)
+        yield f"{' and '.join(dirty)} was built from a checkout that is no commit"
+    yield from (gate.sentence for gate in evidence.gates_of(case.step, "flaky"))
     steps = (step for step in evidence.plan.steps if isinstance(step, GateStep) and step.arm in case.step.arms)
     if changed := [step.gate for step in steps if step.gate.overridden]:
-        yield f"not promoted: --set changed what gate {changed[0].op} on {changed[0].backend} must reach"
+        yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"
     if not evidence.gated_after(case.step):
-        yield f"not promoted: the gates after the chains were not asked, {evidence.ending}"
-    noise = case.promotion_noise(verdict)
+        yield f"the gates after the chains were not asked, {evidence.ending}"
+    # the chain's own noise floor decides, before protocol 3 the plan's
+    planned = case.noise.sigma if case.noise else None
+    noise = verdict.noise if case.chain.protocol >= stats.STEPS else planned
     if noise is None or verdict.ci is None:
-        yield "not promoted: the noise floor is not known"
+        yield "the noise floor is not known"
     elif not stats.promoted(verdict, noise):
         least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.worth(noise)
         floors = f", which is 3 noise floors of {100 * noise:.3g} %" if wanted > stats.PROMOTION else ""
-        begins = f"in speed the interval begins at {100 * least:+.2f} %"
-        yield f"not promoted: {begins}, not above {100 * wanted:.3g} %{floors}"
+        yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
 
 
 def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
@@ -238,34 +369,30 @@ def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
 # -- clocks and power -------------------------------------------------------------------------------------------------
 
 
-def _clock_says(case: Case, verdict: Verdict) -> Iterator[str]:
+def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:
     """Yield that a difference is one of clocks, where it vanishes once values are taken per SM clock cycle."""
     if verdict.verdict not in ("faster", "slower") or verdict.screen or not all(run.clock for run in case.runs):
         return
-    per_cycle = stats.judge(_per_cycle(case))
-    if verdict.effect is None or per_cycle.effect is None or per_cycle.ci is None:
-        return
-    low, high = per_cycle.ci
-    if low <= 0 <= high and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
-        clocks = [stats.median([run.clock or 0 for run in case.runs if run.slot.role == role]) for role in ROLES]
-        yield (
-            f"a clock, not a kernel: at {clocks[0]:.0f} and {clocks[1]:.0f} MHz the arms differ by "
-            f"{100 * per_cycle.effect:+.2f} % per clock cycle, and the interval contains 0"
-        )
-
-
-def _per_cycle(case: Case) -> Chain:
-    """Return a chain with its throughputs divided by the clock of their run, and its times multiplied by it."""
+    # throughputs are divided by the clock of their run, times multiplied by it
     clocks = {(run.slot.role, run.slot.cycle): run.clock or 1 for run in case.runs}
     sign = -1 if case.chain.better == "higher" else 1
     a, b = (
         [value and value * clocks[role, cycle] ** sign for cycle, value in enumerate(values, first)]
         for role, first, values in ((BASELINE, 0, case.chain.a), (CANDIDATE, 1, case.chain.b))
     )
-    return replace(case.chain, a=a, b=b, before=None)
+    per_cycle = stats.judge(replace(case.chain, a=a, b=b, before=None))
+    if verdict.effect is None or per_cycle.effect is None or per_cycle.ci is None:
+        return
+    low, high = per_cycle.ci
+    if low <= 0 <= high and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
+        medians = [stats.median([run.clock or 0 for run in case.runs if run.slot.role == role]) for role in ROLES]
+        yield (
+            f"a clock, not a kernel: at {medians[0]:.0f} and {medians[1]:.0f} MHz the arms differ by "
+            f"{100 * per_cycle.effect:+.2f} % per clock cycle, and the interval contains 0"
+        )
 
 
-def _power_says(case: Case, verdict: Verdict) -> Iterator[str]:
+def _power_says(case: _Case, verdict: Verdict) -> Iterator[str]:
     """Yield that the candidate draws more power: the heat slows its baselines as much as itself, and hides its cost."""
     if verdict.verdict == "invalid" or verdict.screen or case.chain.protocol < stats.STEPS or case.step.block_s:
         return

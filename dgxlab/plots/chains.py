@@ -16,7 +16,7 @@ from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, SESSIONS, ChainStep
 from dgxlab.plots import paper
 from dgxlab.report.ask import label, plan_of
-from dgxlab.report.session import Session
+from dgxlab.report.session import ChainSession
 from dgxlab.report.verdicts import PREFIX
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def chain(store: Store, job_id: str, path: Path) -> Path:
 # -- out of the record ------------------------------------------------------------------------------------------------
 
 
-def read(store: Store, job_id: str) -> tuple[Session, list[Chain]]:
+def read(store: Store, job_id: str) -> tuple[ChainSession, list[Chain]]:
     """Return a session and the chains of it of which anything ran; no value is shown before its end.
 
     Raises:
@@ -133,7 +133,7 @@ def read(store: Store, job_id: str) -> tuple[Session, list[Chain]]:
     job = store.job(job_id)
     if job.kind not in SESSIONS:
         raise UsageError(f"session {job_id} is a {job.kind} and held no chains", next=f"dgxlab report {job_id}")
-    session = Session(store, job, plan_of(job))
+    session = ChainSession(store, job, plan_of(job))
     if not session.ended:
         raise UsageError(
             f"session {job_id} has not ended, and nothing of its chains is shown before", next=f"dgxlab attach {job_id}"

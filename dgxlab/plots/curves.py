@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dgxlab import units
 from dgxlab.plots import paper
-from dgxlab.report import Mean, Provenance, Quantity, Report, SessionTable, Table
+from dgxlab.report import Number, Provenance, Report, SessionTable, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,9 +146,9 @@ def _marks(axis: Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark
         identity = {key: str(row[key]) for key in telling if row.get(key) not in (None, "")}
         for name in arms or axis.metrics:
             value = row.get(name)
-            if isinstance(value, (Quantity, Mean)):
+            if isinstance(value, Number):
                 experiment = f"{name} {arms[name].experiment}" if arms else table.provenance.experiment
-                spread = value.spread if isinstance(value, Quantity) else None
+                spread = value.spread if value.mean is None else None
                 yield {"experiment": experiment, **identity}, value.metric, Mark(float(x), value.middle, spread or 0.0)
 
 

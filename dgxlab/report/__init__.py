@@ -1,30 +1,21 @@
 """From results.db to tables: `collect` reads, `render` writes markdown, `model.to_json` gives the JSON twin.
 
-`page` gives the tables of one form, `overview` the latest of everything.
+`page` gives the tables of one form, `overview` the newest of everything. No host is asked.
 
-It talks to no host. A table shows the newest valid run of each cell, or all runs of an arm in a chain, from one build
-on one host. Each number has its spread and how many values stand behind it; session, pin, series, tree, build and
-host are beneath. What was asked for and is not there is listed. Published figures stand beside measured ones, in rows
-and columns of their own, and imported files in tables of their own. Builds are compared nowhere but in the report of
-a session of two arms, which shows its verdicts, and nothing of its chains before its end.
+A table shows the newest valid run of each cell, or all runs of an arm in a chain, from one build on one host. Each
+number has its spread and how many values it is of; session, pin, series, tree, build and host are beneath. Cells that
+were asked for and have no number are listed. Published figures have rows and columns of their own, imported files have
+tables of their own. Builds are compared only in the report of a session of two arms, which shows its verdicts, and
+nothing of its chains before its end.
 """
 
-from dgxlab.report.collect import collect, collect_experiment, collect_session
+from dgxlab.report.ask import KEYS, Query, query
+from dgxlab.report.collect import collect, collect_experiment, collect_session, overview
 from dgxlab.report.forms import page
 from dgxlab.report.markdown import render, render_overview, render_page, render_table
-from dgxlab.report.numbers import Mean, Printed, Quantity
-from dgxlab.report.overview import overview
-from dgxlab.report.query import KEYS, Query, query
 from dgxlab.report.records import (
     ArmsTable,
-    Because,
-    Column,
-    Discard,
-    Failure,
-    Glance,
-    Missing,
-    Origin,
-    Overview,
+    Number,
     Page,
     Provenance,
     Report,
@@ -36,19 +27,9 @@ from dgxlab.report.records import (
 __all__ = [
     "KEYS",
     "ArmsTable",
-    "Because",
-    "Column",
-    "Discard",
-    "Failure",
-    "Glance",
-    "Mean",
-    "Missing",
-    "Origin",
-    "Overview",
+    "Number",
     "Page",
-    "Printed",
     "Provenance",
-    "Quantity",
     "Query",
     "Report",
     "SessionReport",

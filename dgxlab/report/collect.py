@@ -1,21 +1,22 @@
-"""Put a report together: what was asked for, what the store has of it, and what it has not."""
+"""Put a report together: what was asked for, what the record has of it, and what it has not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from dgxlab import judgement
 from dgxlab.errors import UsageError
+from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
-from dgxlab.report.ask import ArmAsk, Ask, CellAsk
-from dgxlab.report.checks import failed_check, gate_of
-from dgxlab.report.evidence import Evidence, Key, Lost, find
-from dgxlab.report.failures import failed_gate, failed_session, some
-from dgxlab.report.records import Failure, Missing, Report, SessionReport
-from dgxlab.report.tables import tables
-from dgxlab.report.verdicts import verdicts
+from dgxlab.report.ask import ArmAsk, Ask
+from dgxlab.report.evidence import Evidence, Key, find
+from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, SessionReport, Value, columns, some
+from dgxlab.report.session import WORDS, failed_gate, failed_session, older
+from dgxlab.report.tables import status_of, tables
+from dgxlab.report.verdicts import summary, verdicts
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -30,7 +31,6 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
     Where the session is of two arms, the report is about its verdicts and nothing else.
 
     Args:
-        store: What was recorded.
         experiment: Name; the newest session decides spec, tree and host, and each cell has its newest valid run on
             exactly that build, whichever session measured it.
         job_id: A session; only what it measured itself.
@@ -60,103 +60,145 @@ def collect_experiment(store: Store, experiment: Experiment, source: Source, dev
     return _collect(store, asking.of_experiment(store, experiment, source, device))
 
 
-@dataclass(frozen=True)
-class _Found:
-    """One arm's ask with its evidence."""
-
-    arm: ArmAsk
-    evidence: Evidence
-
-    @property
-    def name(self) -> str:
-        return self.arm.arm.name
-
-    @property
-    def absent(self) -> list[CellAsk]:
-        """Cells without a valid run."""
-        there = {_key(m.ask) for m in self.evidence.measured}
-        return [ask for ask in self.arm.cells if _key(ask) not in there]
-
-
 def _collect(store: Store, ask: Ask) -> Report:
-    found = [_Found(arm, find(store, ask, arm)) for arm in ask.arms]
-    made = [table for arm in found for table in tables(arm.name, arm.arm, arm.evidence)]
-    failures = [failure for arm in found for failure in (*_failed_gates(arm), *_lost_runs(arm))]
+    arms = [(arm, find(store, ask, arm)) for arm in ask.arms]
+    failures = [failure for arm, evidence in arms for failure in _failures(arm, evidence)]
+    job_id = ask.job and ask.job.job_id
+    gate_listed = any(row["job_id"] == job_id for _, evidence in arms for row in evidence.failed)
     return Report(
         ask.title,
         ask.hypothesis,
-        tuple(made),
-        tuple(missing for arm in found for missing in _missing(arm, ask)),
-        (*failed_session(ask.job, failures), *_rejected(store, ask), *failures),
+        tuple(table for arm, evidence in arms for table in tables(arm.arm.name, arm, evidence)),
+        tuple(missing for arm, evidence in arms for missing in _missing(arm, evidence, ask)),
+        (*failed_session(ask.job, failures, gate_listed=gate_listed), *_rejected(store, ask), *failures),
     )
 
 
 def _rejected(store: Store, ask: Ask) -> Iterator[Failure]:
-    """Yield the other sessions that built these trees and were set aside: what they measured is left out."""
+    """Yield the other sessions that built these trees and were rejected: what they measured is left out."""
     trees = canonical([[arm.arm.source.pin, arm.arm.source.tree] for arm in ask.arms])
-    found = store.rows(
+    rows = store.rows(
         """SELECT DISTINCT job_id, reason FROM rejections JOIN arms USING (job_id)
            WHERE json_array(pin, tree) IN (SELECT value FROM json_each(?)) ORDER BY job_id""",
         (trees,),
     )
-    for row in found:
+    for row in rows:
         if ask.session is None and not (ask.job and ask.job.job_id == row["job_id"]):
             yield Failure(row["job_id"], "session", "rejected", row["reason"])
 
 
-# -- what is not there ------------------------------------------------------------------------------------------------
+def _absent(arm: ArmAsk, evidence: Evidence) -> dict[Key, asking.CellAsk]:
+    """Return the cells without a valid run."""
+    measured = {cell.ask.place for cell in evidence.measured}
+    return {ask.place: ask for ask in arm.cells if ask.place not in measured}
 
 
-def _missing(found: _Found, ask: Ask) -> list[Missing]:
+def _missing(arm: ArmAsk, evidence: Evidence, ask: Ask) -> list[Missing]:
     """List the cells without a valid run, those with the same reason together, in the order planned."""
     reasons: dict[Key, str] = {}
-    for lost in reversed(found.evidence.lost):
+    for lost in reversed(evidence.lost):
         reasons.update(dict.fromkeys(lost.keys, f"{lost.run['status']} in {lost.run['job_id']}"))
     unfinished = ask.job is not None and not ask.job.ended and ask.job.state != "lost"
     default = "the session has not ended" if unfinished else "not measured"
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for cell in found.absent:
-        groups.setdefault((cell.cell.tool, cell.model, reasons.get(_key(cell), default)), []).append(
-            asking.label(cell.cell)
-        )
-    return [Missing(found.name, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()]
-
-
-# -- what does not count ----------------------------------------------------------------------------------------------
-
-
-def _failed_gates(found: _Found) -> list[Failure]:
-    newest = found.evidence.gates
+    for key, cell in _absent(arm, evidence).items():
+        group = groups.setdefault((cell.cell.tool, cell.model, reasons.get(key, default)), [])
+        group.append(asking.label(cell.cell))
     return [
-        failed_gate(gate, again=newest[gate["gate_digest"]]["status"] != "failed")
-        for gate in found.evidence.failed_gates
-    ] + [
-        failed_check(gate_of(row), row, again=found.evidence.checks[row["gate_digest"]]["status"] != "failed")
-        for row in found.evidence.failed_checks
+        Missing(arm.arm.name, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()
     ]
 
 
-def _lost_runs(found: _Found) -> list[Failure]:
-    """List the runs that should have given a cell of this arm, and those of which nobody knows what they should."""
-    asked = {_key(ask) for ask in found.arm.cells}
-    absent = {_key(ask) for ask in found.absent}
-    return [
-        Failure(
-            lost.run["job_id"],
-            _what(lost),
-            lost.run["status"],
-            lost.run["reason"],
-            again=bool(lost.keys) and absent.isdisjoint(lost.keys),
+def _failures(arm: ArmAsk, evidence: Evidence) -> Iterator[Failure]:
+    """Yield gates that failed, runs that should have given a cell of this arm, and runs whose cells are not known."""
+    for row in evidence.failed:
+        yield failed_gate(row, again=evidence.gates[row["gate_digest"]]["status"] != "failed")
+    asked = {ask.place for ask in arm.cells}
+    absent = _absent(arm, evidence)
+    for lost in evidence.lost:
+        if lost.keys and asked.isdisjoint(lost.keys):
+            continue
+        what = " ".join(filter(None, (lost.run["tool"], lost.model)))
+        what += f": {', '.join(some(lost.labels, LABELS))}" if lost.labels else ""
+        again = bool(lost.keys) and absent.keys().isdisjoint(lost.keys)
+        yield Failure(lost.run["job_id"], what, lost.run["status"], lost.run["reason"], again)
+
+
+# -- the newest of everything -----------------------------------------------------------------------------------------
+
+SESSIONS_SHOWN, GATES_SHOWN, VERDICTS_SHOWN = 6, 3, 3
+"""Lines: the whole overview is a screen of 30 lines."""
+
+COUNTS: Mapping[str, str] = {
+    "sessions": "SELECT count(*) AS n FROM jobs",
+    "experiments": "SELECT count(DISTINCT name) AS n FROM experiments",
+    "builds": "SELECT count(DISTINCT build_id) AS n FROM arms",
+    "runs": "SELECT count(*) AS n FROM runs",
+    "samples": "SELECT count(*) AS n FROM samples",
+    "imported files": "SELECT count(*) AS n FROM imports",
+}
+ELSEWHERE = ("imported files",)
+"""What was not measured here; left out where there is none."""
+
+
+def overview(store: Store) -> Overview:
+    """Return the newest sessions, gates and verdicts, and how many there are."""
+    counts = {name: int(store.rows(sql)[0]["n"]) for name, sql in COUNTS.items()}
+    glances = (_sessions(store, counts["sessions"]), _gates(store), _verdicts(store))
+    return Overview(
+        store.path.name,
+        tuple(glance for glance in glances if glance.rows),
+        {name: count for name, count in counts.items() if count or name not in ELSEWHERE},
+    )
+
+
+def _sessions(store: Store, every: int) -> Glance:
+    rows: list[dict[str, Value]] = []
+    for row in store.rows(
+        """SELECT job_id, kind, host, iif(reason IS NULL, state, 'rejected') AS state, coalesce(reason, error) AS error,
+                  (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id AND status = 'valid') AS valid,
+                  (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id) AS runs
+           FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?""",
+        (SESSIONS_SHOWN,),
+    ):
+        rows.append(
+            {
+                "session": row["job_id"],
+                "kind": WORDS.get(row["kind"], row["kind"]),
+                "host": row["host"],
+                "runs": f"{row['valid']} of {row['runs']}" if row["runs"] else None,
+                "state": row["state"] + (f": {row['error']}" if row["error"] else ""),
+            }
         )
-        for lost in found.evidence.lost
-        if not (lost.keys and asked.isdisjoint(lost.keys))
+    shown = columns("session kind host runs state", "runs", runs="runs that count")
+    return Glance("Sessions", shown, tuple(rows), every - len(rows))
+
+
+def _gates(store: Store) -> Glance:
+    newest = store.rows("SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC")
+    rows: list[dict[str, Value]] = [
+        {
+            "gate": gate_name(row),
+            "arm": row["arm"],
+            "build": row["build_id"],
+            "count": None if row["total"] is None else f"{row['passed']}/{row['total']}",
+            "status": ": ".join(filter(None, (status_of(row), "; ".join(json.loads(row["reasons"]))))),
+            "session": row["job_id"],
+        }
+        for row in newest[:GATES_SHOWN]
     ]
+    shown = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")
+    return Glance("Gates", shown, tuple(rows), len(newest) - len(rows))
 
 
-def _what(lost: Lost) -> str:
-    words = " ".join(filter(None, (lost.run["tool"], lost.model)))
-    return f"{words}: {', '.join(some(lost.labels, LABELS))}" if lost.labels else words
-
-
-def _key(ask: CellAsk) -> Key:
-    return (ask.key, ask.model, ask.env_digest)
+def _verdicts(store: Store) -> Glance:
+    """Return a line for each session that has ended; nothing is shown of the others."""
+    sessions = store.rows(
+        "SELECT DISTINCT job_id, kind, protocol FROM verdict_list ORDER BY intent_at DESC, job_id DESC"
+    )
+    rows: list[dict[str, Value]] = []
+    for row in sessions[:VERDICTS_SHOWN]:
+        words = [verdict["verdict"] for verdict in store.verdicts(row["job_id"])]
+        word = summary(row["kind"], judgement.whole(words), words) + older(row["protocol"])
+        rows.append({"session": row["job_id"], "verdict": word})
+    return Glance("Verdicts", columns("session verdict"), tuple(rows), len(sessions) - len(rows))

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dgxlab import published as figures
+from dgxlab import roofline, units
 from dgxlab.errors import UsageError
-from dgxlab.model import SESSIONS
+from dgxlab.model import SESSIONS, Param
 from dgxlab.report import ask as asking
 from dgxlab.report import published
-from dgxlab.report.arms import ArmCells, find_arms, of_tools
-from dgxlab.report.beside import columns_beside, gates_beside, op_lead, rows_beside
+from dgxlab.report.arms import concurrency, find_arms, of_tools, single_stream
+from dgxlab.report.ask import Query
+from dgxlab.report.beside import columns_beside, fitting, label, op_lead, rows_beside, selected, sources
+from dgxlab.report.evidence import Measured, machine
 from dgxlab.report.imports import imports
-from dgxlab.report.levers import levers
-from dgxlab.report.lineage import lineage
-from dgxlab.report.query import Query
-from dgxlab.report.records import Page, Table
-from dgxlab.report.roof import with_roof
-from dgxlab.report.series import selected
-from dgxlab.report.session import Session
-from dgxlab.report.steps import steps
-from dgxlab.report.streams import concurrency, single_stream
-from dgxlab.report.tables import FORMS as BY_TOOL
-from dgxlab.report.tables import tables
+from dgxlab.report.ledger import experiments, origin_of_job, steps
+from dgxlab.report.records import ArmsTable, Beside, Column, Number, Origin, Page, Table, Value
+from dgxlab.report.session import WORDS, ChainSession
+from dgxlab.report.tables import OPS, gate_tables, in_rank, tables
 from dgxlab.report.verdicts import verdicts
+from dgxlab.roofline import Peaks
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
-
-
-OP_TITLE = BY_TOOL["backend-ops"][1]
 
 
 def page(store: Store, wanted: Query) -> Page:
@@ -46,27 +42,29 @@ def page(store: Store, wanted: Query) -> Page:
 def _single_stream(store: Store, wanted: Query) -> Page:
     table = single_stream(of_tools(find_arms(store, wanted), ("llama-bench",), wanted))
     tests = {column.key for column in table.columns if column.metric}
-    made = rows_beside(wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
-    return Page(wanted.form, (made,))
+    beside = rows_beside(wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
+    return Page(wanted.form, (beside,))
 
 
 def _concurrency(store: Store, wanted: Query) -> Page:
     table = concurrency(of_tools(find_arms(store, wanted), ("batched-bench",), wanted))
-    found = selected(wanted.form, wanted.published)
-    made = columns_beside(found, table, lambda cell: dict(zip(("PP", "TG", "B"), cell, strict=True)))
-    return Page(wanted.form, (made,))
+    series = selected(wanted.form, wanted.published)
+    beside = columns_beside(series, table, lambda cell: dict(zip(("PP", "TG", "B"), cell, strict=True)))
+    return Page(wanted.form, (beside,))
 
 
 def _ops(store: Store, wanted: Query) -> Page:
-    found = of_tools(find_arms(store, wanted), ("backend-ops",), wanted)
-    said = selected(wanted.form, wanted.published)
+    arms = of_tools(find_arms(store, wanted), ("backend-ops",), wanted)
+    series = selected(wanted.form, wanted.published)
     made: list[Table] = []
-    for one in found:
-        for table in _tables(one, "ops"):
-            cells = [cell for cell in one.cells if OP_TITLE(cell.ask) == table.title]
-            roofed = with_roof(table, cells)
-            both = columns_beside(said, roofed, partial(op_lead, cells[0].ask.cell.params.get("op_name")))
-            made.append(_titled(both, one, len(found)))
+    for arm in arms:
+        for table in tables(arm.experiment, arm.arm, replace(arm.evidence, measured=arm.cells)):
+            if table.form != "ops":
+                continue
+            cells = [cell for cell in arm.cells if OPS.title(cell.ask) == table.title]
+            lead_of = partial(op_lead, cells[0].ask.cell.params.get("op_name"))
+            beside = columns_beside(series, _with_roof(table, cells), lead_of)
+            made.append(replace(beside, title=f"{arm.name}: {table.title}") if len(arms) > 1 else beside)
     return Page(wanted.form, tuple(made))
 
 
@@ -75,7 +73,7 @@ def _gates(store: Store, wanted: Query) -> Page:
     for session in wanted.session:
         job = store.job(session)
         if job.kind in SESSIONS:
-            compared = Session(store, job, asking.plan_of(job))
+            compared = ChainSession(store, job, asking.plan_of(job))
             made += [replace(table, title=compared.what) for table in compared.gate_tables()]
         else:
             made += _gates_alone(store, replace(wanted, session=(session,)))
@@ -83,71 +81,78 @@ def _gates(store: Store, wanted: Query) -> Page:
         made += _gates_alone(store, wanted)
     if not made:
         raise UsageError("no gate was asked for there", next="dgxlab report")
-    return Page(wanted.form, (gates_beside(wanted, made[0]), *made[1:]))
+    return Page(wanted.form, (_gates_beside(wanted, made[0]), *made[1:]))
 
 
 def _gates_alone(store: Store, wanted: Query) -> list[Table]:
     return [
-        replace(table, title=f"{one.name}: {table.title}")
-        for one in find_arms(store, wanted)
-        for table in _tables(one, "gates")
+        replace(table, title=f"{arm.name}: {table.title}")
+        for arm in find_arms(store, wanted)
+        for table in gate_tables(arm.experiment, arm.arm, arm.evidence)
     ]
 
 
-def _tables(one: ArmCells, form: str) -> list[Table]:
-    mine = tables(one.experiment, one.arm, replace(one.evidence, measured=one.cells))
-    return [table for table in mine if table.form == form]
-
-
-def _titled(table: Table, one: ArmCells, several: int) -> Table:
-    return replace(table, title=f"{one.name}: {table.title}") if several > 1 else table
+def _gates_beside(wanted: Query, table: Table) -> Table:
+    """Return a table of gates with a row for each that a document reports."""
+    if not wanted.published:
+        return table
+    known = figures.gates()
+    every = {entry.line: entry for pattern in wanted.published for entry in fitting(known, pattern, "gate")}
+    tests = [entry for entry in every.values() if entry.metric == "tests_passed"]
+    rows: list[Mapping[str, Value]] = [
+        {"op": entry.test, "count": entry.value, "status": f"{label(entry)}, pin {entry.pin}", "published": True}
+        for entry in tests
+    ]
+    left = f"{len(every) - len(tests)} of the published gates are md5s of greedy tokens: "
+    left += "form=published table=gates has them"
+    beside = Beside(sources(tests), left=(left,) if len(tests) < len(every) else ())
+    return replace(table, rows=(*table.rows, *rows), beside=beside)
 
 
 def _verdicts(store: Store, wanted: Query) -> Page:
     jobs = [store.job(session) for session in wanted.session]
     jobs += [_newest_of_two(store, name, wanted) for name in wanted.experiment]
     made: list[Table] = []
-    said: list[str] = []
+    summaries: list[str] = []
     for job in jobs:
         if job.kind not in SESSIONS:
             raise UsageError(f"session {job.job_id} compares nothing", next=f"dgxlab report {job.job_id}")
         report = verdicts(store, job)
         if not report.ended:
             raise UsageError(f"session {job.job_id} has not ended and shows nothing before", next="dgxlab jobs")
-        said.append(
-            report.summary if len(jobs) == 1 else f"{Session(store, job, asking.plan_of(job)).what}: {report.summary}"
-        )
+        what = f"{ChainSession(store, job, asking.plan_of(job)).what}: " if len(jobs) > 1 else ""
+        summaries.append(what + report.summary)
         made += [table for table in report.tables if table.form == "verdicts"]
     if not made:
         raise UsageError(f"session {jobs[0].job_id} has no verdict", next=f"dgxlab report {jobs[0].job_id}")
-    return Page(wanted.form, tuple(made), " · ".join(said))
+    return Page(wanted.form, tuple(made), " · ".join(summaries))
 
 
 def _newest_of_two(store: Store, name: str, wanted: Query) -> Job:
     """Return the newest session that has a verdict on an experiment: its own name's, or one that it is candidate in."""
-    found = store.rows(
-        """SELECT DISTINCT job_id FROM verdicts JOIN jobs USING (job_id)
-           WHERE (jobs.name = :name OR candidate_arm = :name) AND (:baseline = '' OR baseline_arm = :baseline)
-             AND (:host = '' OR jobs.host = :host)
+    rows = store.rows(
+        """SELECT DISTINCT job_id FROM verdict_list
+           WHERE (session = :name OR candidate_arm = :name) AND (:baseline = '' OR baseline_arm = :baseline)
+             AND (:host = '' OR host = :host)
            ORDER BY baseline_arm = candidate_arm, intent_at DESC, job_id DESC LIMIT 1""",
         {"name": name, "baseline": wanted.baseline, "host": wanted.host},
     )
-    if not found:
+    if not rows:
         against = f" against {wanted.baseline!r}" if wanted.baseline else ""
         there = f" on {wanted.host!r}" if wanted.host else ""
         raise UsageError(f"{store.path} has no verdict on {name!r}{against}{there}", next="dgxlab report")
-    return store.job(found[0]["job_id"])
+    return store.job(rows[0]["job_id"])
 
 
 def _published(_: Store, wanted: Query) -> Page:
-    tables = {make.__name__: make for make in published.TABLES}
-    absent = [name for name in wanted.table if name not in tables]
-    if absent:
-        raise UsageError(
-            f"there is no published table {absent[0]!r}; there are {', '.join(tables)}",
-            next="dgxlab report --form published",
-        )
-    made = [tables[name]() for name in wanted.table]
+    by_name = {make.__name__: make for make in published.TABLES}
+    for name in wanted.table:
+        if name not in by_name:
+            raise UsageError(
+                f"there is no published table {name!r}; there are {', '.join(by_name)}",
+                next="dgxlab report --form published",
+            )
+    made = [by_name[name]() for name in wanted.table]
     return Page(wanted.form, (*made, *(published.series(pattern) for pattern in wanted.source)))
 
 
@@ -158,9 +163,177 @@ FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
     "ops": _ops,
     "gates": _gates,
     "verdicts": _verdicts,
-    "levers": lambda store, wanted: Page(wanted.form, (levers(store, wanted),)),
-    "provenance": lambda store, wanted: Page(wanted.form, (lineage(store, wanted),)),
+    "levers": lambda store, wanted: Page(wanted.form, (experiments(store, wanted),)),
+    "provenance": lambda store, wanted: Page(wanted.form, (_lineage(store, wanted),)),
     "published": _published,
     "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),
 }
-"""By name, each of `asked.KEYS`."""
+"""By name, each of `ask.KEYS`."""
+
+
+# -- provenance in full -----------------------------------------------------------------------------------------------
+
+TOOLS = ("cc", "cxx", "cmake", "nvcc", "machine")
+"""What of a toolchain is shown, in this order."""
+
+
+def _lineage(store: Store, wanted: Query) -> ArmsTable:
+    """Return a column for each experiment, of its newest session or of the sessions that are named.
+
+    Raises:
+        UsageError: if one of them built nothing.
+    """
+    jobs = [(asking.of_arm(store, name, wanted.host).job, name) for name in wanted.experiment]
+    jobs += [(store.job(session), "") for session in wanted.session]
+    arms: list[tuple[Job, Mapping[str, Any]]] = []
+    for job, name in jobs:
+        assert job is not None  # of an arm its newest session
+        built = store.rows(
+            "SELECT * FROM arms WHERE job_id = ? AND (? = '' OR arm = ?) ORDER BY arm", (job.job_id, name, name)
+        )
+        if not built:
+            raise UsageError(f"session {job.job_id} has built nothing", next=f"dgxlab report {job.job_id}")
+        arms += [(job, row) for row in built]
+    names = [row["arm"] for _, row in arms]
+    origins, columns = [], [Column("what", "what")]
+    for number, (job, row) in enumerate(arms):
+        name = row["arm"] if names.count(row["arm"]) == 1 else f"{row['arm']} in {job.job_id}"
+        origins.append(Origin(name, origin_of_job(store, job, row["arm"])))
+        columns.append(Column(f"arm.{number}", name))
+    facts = [dict(_facts(store, job, row)) for job, row in arms]
+    rows: list[dict[str, Value]] = []
+    for what in dict.fromkeys(what for each in facts for what in each):
+        values = {f"arm.{number}": each.get(what) for number, each in enumerate(facts)}
+        if any(values.values()):
+            rows.append({"what": what, **values})
+    first = origins[0].provenance
+    return ArmsTable("provenance", "Provenance", tuple(columns), tuple(rows), first, origins=tuple(origins))
+
+
+def _facts(store: Store, job: Job, row: Mapping[str, Any]) -> Iterable[tuple[str, Value]]:
+    """Yield everything that is known, an empty value for what is not."""
+    source = asking.plan_of(job).arm(row["arm"]).source
+    cmake, tools = json.loads(row["cmake"]), json.loads(row["toolchain"])
+    yield "session", job.job_id
+    yield "kind", WORDS[job.kind] if job.kind in SESSIONS else job.kind
+    yield "ended", job.state
+    yield "pin", row["pin"]
+    yield "tree", row["tree"]
+    yield "commit", row["commit_id"]
+    yield "series", ", ".join(f"{ref.name}@{ref.digest}" for ref in source.series) or "none"
+    yield "dirty", "yes, somebody's checkout" if row["dirty"] else "no"
+    yield "build", row["build_id"]
+    yield "cmake definitions", " ".join(f"{name}={value}" for name, value in sorted(cmake.items()))
+    for tool in TOOLS:
+        yield tool, tools.get(tool, "")
+    for program, digest in sorted(json.loads(row["binaries"]).items()):
+        yield f"sha256 of {program}", digest
+    yield "host", machine(job, store.devices(job.job_id).get(row["arm"]))
+    details: Mapping[str, Any] = (job.facts or {}).get("details", {})
+    driver, memory = details.get("driver", {}), details.get("memory_mib")
+    gpus = [f"{gpu['name']} (sm {gpu.get('compute_cap')})" for gpu in details.get("gpus", []) if gpu.get("name")]
+    yield "os", ", ".join(filter(None, (details.get("os"), details.get("kernel"))))
+    yield "processor", details.get("cpu")
+    yield "memory", None if memory is None else units.size(memory << 20)
+    yield "GPU", ", ".join(gpus)
+    yield "driver", ", CUDA ".join(filter(None, (driver.get("version"), driver.get("cuda"))))
+    for model in store.rows("SELECT * FROM inputs WHERE job_id = ? ORDER BY name, model_id", (job.job_id,)):
+        how = "synthetic, recipe" if model["recipe"] else "file"
+        yield f"model {model['name']}", f"{how} {model['model_id']}, {units.size(model['size'])}, {model['digest']}"
+    yield "dgxlab", job.dgxlab_version
+    yield "agent", job.agent_version
+    yield "protocol", job.protocol
+
+
+# -- how near operations come to what their GPU can do ----------------------------------------------------------------
+#
+# Which of a GPU's paths a kernel multiplies on is the kernel's choice and not the weights' type: of 4 bits a W4A16
+# kernel makes bf16, as cuBLAS after a dequantisation does, MMQ makes int8, a Blackwell GPU takes fp4 as it is, and a
+# matrix times a vector waits for memory whatever it multiplies with. No row says which it was. A share of "the"
+# roofline would therefore guess, and guess differently for two rivals on one shape, so that the slower could have the
+# larger share. Every row is set against the same peak instead, bf16's, which every rival could use: shares then compare
+# as times do. A kernel on a faster path may exceed 100 %, and that is what it gains.
+#
+# Where the operands once at memory's bandwidth take longer than the FLOPS at that peak, memory is the nearer bound, and
+# the row has its share of the bandwidth too. In a warm loop that may exceed 100 % as well, of operands that stay in the
+# cache.
+
+_TYPES = {
+    32: "f32",
+    16: "f16 bf16",
+    8.5: "q8_0",
+    6.5625: "q6_K",
+    6: "q5_1",
+    5.5: "q5_0 q5_K",
+    5: "q4_1",
+    4.5: "q4_0 q4_K iq4_nl nvfp4",
+    4.25: "iq4_xs mxfp4",
+    3.4375: "q3_K",
+    2.625: "q2_K",
+}
+BITS: Mapping[str, float] = {name: bits for bits, names in _TYPES.items() for name in names.split()}
+"""What a weight takes in ggml's blocks, their scales among it."""
+
+PLAIN: Mapping[str, Param] = {"bs": "[1,1]", "nr": "[1,1]"}
+"""Parameters of a matrix multiplication without batches, and their defaults."""
+
+PATH = "bf16"
+"""The path whose peak rows are set against."""
+
+ROOF_COLUMNS = (
+    Column("rate", "", "rate"),
+    Column("of_flops", f"% of {PATH} peak", numeric=True),
+    Column("of_bandwidth", "% of bandwidth", numeric=True),
+)
+
+
+def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
+    """Return a table of operations with what they moved a second and their shares of the GPU's peaks.
+
+    Columns that nothing is known for are left out.
+
+    Args:
+        cells: Of the table.
+    """
+    device = table.provenance.device
+    peaks = roofline.together(device.names, alone=True) if device else None
+    added = [_roof_row(cell, peaks) for cell in in_rank(OPS, cells)]
+    rows = tuple({**row, **more} for row, more in zip(table.rows, added, strict=True))
+    columns = tuple(column for column in ROOF_COLUMNS if any(row.get(column.key) for row in added))
+    keys = {column.key for column in columns}
+    settings = dict(table.settings)
+    if peaks is not None and "of_flops" in keys:
+        bandwidth = f" and {peaks.bandwidth / 1e9:.4g} GB/s" if "of_bandwidth" in keys else ""
+        settings["peaks"] = f"{peaks.gpu}'s {peaks.flops[PATH] / 1e12:.4g} TFLOPS {PATH}{bandwidth}"
+    if "rate" in keys:
+        settings["GB/s"] = "of every operand once, as if none came from a cache"
+    return replace(table, columns=(*table.columns, *columns), rows=rows, settings=settings)
+
+
+def _roof_row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
+    """Return a row's rate, and its shares as text and as numbers."""
+    time, shape = cell.quantities.get("time_us"), _shape(cell.ask.cell.params)
+    if time is None or shape is None:
+        return {}
+    flops, moved = (amount / (time.middle / 1e6) for amount in shape)
+    rate = moved / 1e9
+    spread = None if time.spread is None else rate * time.spread / time.middle
+    median, mean = (None if average is None else rate for average in (time.median, time.mean))
+    row: dict[str, Value] = {"rate": Number("rate", "GB/s", time.n, spread, median, mean, of=time.of)}
+    if peaks is not None:
+        of_flops, of_bandwidth = 100 * flops / peaks.flops[PATH], 100 * moved / peaks.bandwidth
+        row |= {"of_flops": f"{of_flops:.1f}", "of_flops_pct": of_flops}
+        if of_bandwidth >= of_flops:
+            row |= {"of_bandwidth": f"{of_bandwidth:.1f}", "of_bandwidth_pct": of_bandwidth}
+    return row
+
+
+def _shape(params: Mapping[str, Param]) -> tuple[float, float] | None:
+    """Return operations and bytes, of operands and result, of a plain matrix multiplication; None for anything else."""
+    weights, other = (BITS.get(str(params.get(name))) for name in ("type_a", "type_b"))
+    plain = all(params.get(name, default) == default for name, default in PLAIN.items())
+    sizes = [size for name in ("m", "n", "k") if isinstance(size := params.get(name), int)]
+    if params.get("op_name") != "MUL_MAT" or weights is None or other is None or not plain or len(sizes) < 3:
+        return None
+    m, n, k = sizes
+    return 2.0 * m * n * k, (m * k * weights + n * k * other + m * n * BITS["f32"]) / 8

@@ -12,10 +12,9 @@ from dgxlab import stats, units
 from dgxlab.errors import UsageError
 from dgxlab.imported import Row as FileRow
 from dgxlab.imported import Values, rows_of
-from dgxlab.report.conditions import Row
-from dgxlab.report.numbers import Printed, Quantity, Value
-from dgxlab.report.query import Query
-from dgxlab.report.records import Column, Provenance, Table
+from dgxlab.report.ask import Query
+from dgxlab.report.evidence import Row
+from dgxlab.report.records import Column, Number, Provenance, Table, Value
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -164,17 +163,20 @@ def _numbers(row: FileRow) -> Iterator[tuple[str, Value]]:
             continue
         values = [value + 0.0 for value in each.values]  # -0.0, which llama-perplexity prints, becomes 0.0
         first = values[0]
-        spread = counted.get(SPREADS.get(name, f"{name} error"))
+        error = counted.get(SPREADS.get(name, f"{name} error"))
         if each.unit in COUNTS:
             yield name, int(first) if first.is_integer() else first
         elif len(values) > 1:
-            yield name, Quantity(name, each.unit, stats.median(values), len(values), stats.mad(values), "values")
-        elif spread is None:
-            yield name, Quantity(name, each.unit, first, 1, None, "values")
+            yield (
+                name,
+                Number(name, each.unit, len(values), stats.mad(values), median=stats.median(values), of="values"),
+            )
+        elif error is None:
+            yield name, Number(name, each.unit, 1, median=first, of="values")
         else:
             repetitions = counted.get(REPETITIONS.get(name, ""))
             count = len(repetitions.values) if repetitions else None
-            yield name, Printed(name, each.unit, first, spread.values[0], count)
+            yield name, Number(name, each.unit, count, error.values[0], value=first)
 
 
 def _column(name: str, unit: str) -> Column:

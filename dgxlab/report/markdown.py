@@ -8,18 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from dgxlab import units
 from dgxlab.published import Figure
-from dgxlab.report.failures import some
 from dgxlab.report.imports import ImportedTable
-from dgxlab.report.numbers import Mean, Printed, Quantity, Value
 from dgxlab.report.published import PublishedTable
 from dgxlab.report.records import (
     ArmsTable,
     Column,
     Glance,
+    Number,
     Overview,
     Page,
     Provenance,
@@ -27,6 +26,8 @@ from dgxlab.report.records import (
     SessionReport,
     SessionTable,
     Table,
+    Value,
+    some,
 )
 from dgxlab.report.tables import of_arms
 
@@ -37,10 +38,8 @@ SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=(?i:
 """What could start markup inside a line, or be taken for the address of a link.
 
 An underscore between letters or digits cannot, and MUL_MAT stays readable.
-
 All are ASCII punctuation, which a backslash makes literal in CommonMark.
 """
-
 
 SCALED = {scale.unit: Decimal(repr(scale.factor)) for metric in units.METRICS.values() for scale in metric.scales}
 """How many of a metric's own unit make one of each that a column may be in."""
@@ -69,7 +68,7 @@ def render_table(table: Table) -> str:
 
 
 def render_page(page: Page) -> str:
-    """Return the tables of a form; a heading stands above each where there are several."""
+    """Return the tables of a form; each has a heading where there are several."""
     return _render("form.md.j2", page=page)
 
 
@@ -100,7 +99,7 @@ def layout(table: Table | Glance) -> tuple[list[str], list[str], list[list[str]]
 
 def _style(table: Table | Glance, column: Column) -> units.Style:
     cells = [row.get(column.key) for row in table.rows]
-    measured = [cell.middle for cell in cells if _is_measured(cell)]
+    measured = [cell.middle for cell in cells if isinstance(cell, Number)]
     published = [cell.value * float(SCALED[cell.unit]) for cell in cells if isinstance(cell, Figure)]
     return units.style(_metric(column.metric, column.unit), measured or published)
 
@@ -111,10 +110,6 @@ def _metric(name: str, unit: str) -> units.Metric:
     return units.metric(name) if known else units.Metric(name, unit, "", name, (units.Scale(unit, 1.0),))
 
 
-def _is_measured(value: Value) -> TypeGuard[Quantity | Mean | Printed]:
-    return isinstance(value, (Quantity, Mean, Printed))
-
-
 def _in_unit(figure: Figure, unit: str) -> Figure:
     """Return a figure in a column's unit, every digit of it: 817 GFLOPS are 0.817 TFLOPS."""
     factor = SCALED[figure.unit] / SCALED[unit] if figure.unit != unit else Decimal(1)
@@ -122,9 +117,9 @@ def _in_unit(figure: Figure, unit: str) -> Figure:
     return replace(figure, unit=unit, value=float(Decimal(repr(figure.value)) * factor), stddev=stddev)
 
 
-def _number(value: Quantity | Mean | Printed, style: units.Style) -> str:
+def _number(value: Number, style: units.Style) -> str:
     """Write a number with its spread and how many stand behind it; of a single one no spread is known."""
-    runs = " run" + "s" * (value.n != 1) if isinstance(value, Mean) else ""
+    runs = " run" + "s" * (value.n != 1) if value.mean is not None else ""
     spread = units.MISSING if value.spread is None else style.spread(value.spread)
     count = units.MISSING if value.n is None else value.n
     return f"{style.value(value.middle)} ± {spread} ({count}{runs})"
@@ -140,7 +135,7 @@ def _header(column: Column, style: units.Style | None) -> str:
 def _text(value: Value, style: units.Style | None = None) -> str:
     if value is None or value == "":
         return units.MISSING
-    if isinstance(value, (Quantity, Mean, Printed)):
+    if isinstance(value, Number):
         return _number(value, style or units.style(_metric(value.metric, value.unit), [value.middle]))
     if isinstance(value, Figure):
         text = value.text if style is None else _in_unit(value, style.unit).text
@@ -176,11 +171,11 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def _numbers(table: Table) -> str:
     """Explain the numbers of a table: what they are, what ± is and what is counted in the brackets; "" without any."""
-    numbers = [value for row in table.rows for value in row.values() if _is_measured(value)]
-    means = any(isinstance(value, Mean) for value in numbers)
-    of = {value.of for value in numbers if isinstance(value, Quantity)}
+    numbers = [value for row in table.rows for value in row.values() if isinstance(value, Number)]
+    means = any(value.mean is not None for value in numbers)
+    of = {value.of for value in numbers}
     alone = any(value.spread is None for value in numbers)
-    printed = [value for value in numbers if isinstance(value, Printed)]
+    printed = [value for value in numbers if value.value is not None]
     parts = [
         f"as the tool printed it ± its own spread (how many values; {units.MISSING} where the file does not say)"
         * bool(printed),

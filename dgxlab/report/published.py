@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from dgxlab import published
 from dgxlab.published import Figure, GateResult
-from dgxlab.report.citation import Remark, Source, by_notes, fitting, sources
-from dgxlab.report.numbers import Value
-from dgxlab.report.records import Column, Flag, Provenance, Table
+from dgxlab.report.beside import by_notes, fitting, sources
+from dgxlab.report.records import Column, Flag, Provenance, Remark, Source, Table, Value
 
 W4A16 = "seed000:W4A16_MARLIN_KERNEL_PLAN.md@fc589b3fad"
 GDN = "seed002:BYTEGATE_PROGRESS.md@fd4332e8f0"

@@ -1,14 +1,52 @@
-"""What a report says, before anybody decides how it looks."""
+"""What a report says, before it is laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Union
 
 from dgxlab.compare import Difference
 from dgxlab.model import Device, SeriesRef
-from dgxlab.report.citation import Beside
-from dgxlab.report.numbers import Value
+from dgxlab.model.wire import LATER
+from dgxlab.published import Figure
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Number:
+    """One metric of one cell, with its spread: a median, a mean, or a value as a tool printed it.
+
+    Attributes:
+        metric: Name in `units`, or a tool's own.
+        unit: The metric's stored one.
+        n: How many values it is of: `of`, or runs of a mean; None where an imported file does not say.
+        spread: Their scaled MAD, or what the tool printed; None for a single one.
+        median: Of a run's samples that count, or of the values of an imported file; `of` says which.
+        mean: Geometric, of an arm's runs in the cycles of a chain that count.
+        value: As printed, mostly a mean.
+    """
+
+    metric: str
+    unit: str
+    n: int | None
+    spread: float | None = None
+    median: float | None = field(default=None, metadata=LATER)
+    mean: float | None = field(default=None, metadata=LATER)
+    value: float | None = field(default=None, metadata=LATER)
+    of: str = field(default="", metadata=LATER)
+
+    @property
+    def middle(self) -> float:
+        """The number itself, whatever kind of average it is."""
+        return next(each for each in (self.median, self.mean, self.value) if each is not None)
+
+
+Value = Union[Number, Figure, str, int, float, bool, None]
+"""What a table's cell holds; None is missing, shown as a dash and never as 0."""
+
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -26,6 +64,11 @@ class Column:
     unit: str = ""
 
 
+def columns(keys: str, numeric: str = "", **labels: str) -> tuple[Column, ...]:
+    """Return columns by their keys, separated by blanks; a label is the key unless it is given."""
+    return tuple(Column(key, labels.get(key, key), numeric=key in numeric.split()) for key in keys.split())
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where a table's numbers come from; every row of it shares all of this.
@@ -38,7 +81,7 @@ class Provenance:
         tree: Hash of the tree that was built.
         build_id: None when there is no build.
         host: Name in hosts.yaml, and the host's own and the device's once it was reached.
-        dirty: The tree came from somebody's checkout.
+        dirty: The tree came from a checkout with uncommitted changes.
         synthetic: Names of the models in it that were made from a recipe.
         device: What computed them; None where nothing was built.
         backend: Its kind: CPU, CUDA; several with commas.
@@ -59,7 +102,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Flag:
-    """Something that speaks against runs whose numbers a table shows.
+    """A warning about runs whose numbers a table shows.
 
     Attributes:
         labels: The cells of those runs that are in the table; () for every row.
@@ -73,17 +116,68 @@ class Flag:
 
 
 @dataclass(frozen=True)
+class Source:
+    """Where some of a table's published figures come from.
+
+    Attributes:
+        doc: The document.
+        host: The machine, in its words.
+        engine: With its version.
+        tools: What measured them.
+        file: Of the published record.
+        lines: Of that file.
+    """
+
+    doc: str
+    host: str
+    engine: str
+    tools: tuple[str, ...]
+    file: str
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What is said about figures of a table beside their numbers."""
+
+    labels: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The notes beneath a table that has published figures beside measured ones.
+
+    Attributes:
+        sources: Of all of them.
+        shared: What all of them are about: engine, version, model and the like.
+        excess: Which of them cannot be true, and why.
+        remarks: In the order of the figures.
+        left: Which were asked for and have no place in the table, in sentences.
+    """
+
+    sources: tuple[Source, ...]
+    shared: tuple[str, ...] = ()
+    excess: tuple[Remark, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+Conditions = Mapping[str, tuple[float, float]]
+"""What was sampled during runs, by name: the lowest and the highest median of a run."""
+
+
+@dataclass(frozen=True)
 class Table:
     """One table of a report.
 
     Attributes:
         form: gates, ops, single-stream or concurrency.
-        title: What stands above it.
+        title: Its heading.
         columns: In order.
         rows: A value for each column's key; a key that is not there is missing.
         settings: What shapes every row alike and has no column: n_ubatch, environment, repetitions.
-        provenance: Beneath it.
-        conditions: Range of what was sampled, from the lowest to the highest median of a run, by name.
+        provenance: Shown beneath it.
         flags: The hard ones first.
         beside: The sources of the published figures in it; None where all of it was measured. A row of its own for
             such figures says `published`; what provenance, settings and conditions say is about the other rows.
@@ -95,85 +189,25 @@ class Table:
     rows: tuple[Mapping[str, Value], ...]
     provenance: Provenance
     settings: Mapping[str, Value] = field(default_factory=dict)
-    conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    conditions: Conditions = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
     beside: Beside | None = None
 
 
 @dataclass(frozen=True)
-class Missing:
-    """Cells that were asked for and have no valid run, with the reason when one is known."""
-
-    arm: str
-    tool: str
-    model: str
-    labels: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Something that ran and does not count, or a session that did not end well.
-
-    Attributes:
-        session: Job id.
-        what: The gate, the run with its cells, or "session".
-        status: failed, discarded, lost, cancelled, running, rejected.
-        reason: In words.
-        again: It was done again later, and then it counted.
-    """
-
-    session: str
-    what: str
-    status: str
-    reason: str
-    again: bool = False
-
-
-@dataclass(frozen=True)
-class Report:
-    """All tables of an experiment, or of one session.
-
-    Attributes:
-        title: Its heading.
-        hypothesis: What the experiment was made to show, or "".
-        tables: In reading order.
-        missing: Planned and not measured.
-        failures: Ran and does not count.
-    """
-
-    title: str
-    hypothesis: str
-    tables: tuple[Table, ...]
-    missing: tuple[Missing, ...]
-    failures: tuple[Failure, ...]
-
-
-# -- forms ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
 class Origin:
-    """Where the numbers of one arm of a table come from.
-
-    Attributes:
-        label: What the table calls it.
-        provenance: Of all its numbers.
-        conditions: Range of what was sampled, as in `Table`.
-    """
+    """Where the numbers of one arm of a table come from; `label` is the arm's name in the table."""
 
     label: str
     provenance: Provenance
-    conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    conditions: Conditions = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ArmsTable(Table):
-    """A table in which experiments stand beside each other, each with a provenance of its own.
+    """A table with several experiments side by side, each with its origin; `provenance` is the first one's.
 
     Attributes:
-        provenance: The first one's.
-        origins: All of them.
         notes: What else a reader must know, in sentences.
     """
 
@@ -182,65 +216,8 @@ class ArmsTable(Table):
 
 
 @dataclass(frozen=True)
-class Page:
-    """What was asked for by the name of a form.
-
-    Attributes:
-        form: Its name.
-        tables: At least one.
-        summary: What stands above them, or "".
-    """
-
-    form: str
-    tables: tuple[Table, ...]
-    summary: str = ""
-
-
-@dataclass(frozen=True)
-class Overview:
-    """The latest of everything.
-
-    Attributes:
-        record: The database.
-        tables: Sessions, gates and verdicts, the newest first; those that are empty are left out.
-        counts: What the record holds in all, by name.
-    """
-
-    record: str
-    tables: tuple[Glance, ...]
-    counts: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Glance:
-    """A table of an overview: a line for each of the newest, with the session that has the rest.
-
-    Attributes:
-        title: What stands above it.
-        columns: As in `Table`.
-        rows: As in `Table`.
-        more: How many older ones there are.
-    """
-
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Mapping[str, Value], ...]
-    more: int = 0
-
-
-# -- sessions of two arms ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
 class Discard:
-    """A cycle that does not count.
-
-    Attributes:
-        chain: Id of its chain.
-        cycle: From 1.
-        labels: The rows for which it does not; () for every row of its chain.
-        reason: In words.
-    """
+    """A cycle, from 1, that does not count for the rows `labels`; () for every row of its chain."""
 
     chain: str
     cycle: int
@@ -250,13 +227,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class Because:
-    """Why rows have their verdict.
-
-    Attributes:
-        verdict: As the table says it.
-        labels: The rows; () for every row.
-        reasons: In words.
-    """
+    """Why the rows `labels` have their verdict; () for every row."""
 
     verdict: str
     labels: tuple[str, ...]
@@ -274,18 +245,60 @@ class SessionTable(Table):
             candidate's, None for one that is not set.
         conditions: Of the baseline's runs.
         candidate: The candidate's provenance; None where the baseline is compared with itself.
-        candidate_conditions: Of the candidate's runs.
-        protocol: How its chains were held.
+        protocol: How its chains were measured.
         discards: The cycles that do not count.
         because: Why each verdict.
     """
 
     differ: Mapping[str, tuple[Value, Value]] = field(default_factory=dict)
     candidate: Provenance | None = None
-    candidate_conditions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    candidate_conditions: Conditions = field(default_factory=dict)
     protocol: Mapping[str, Value] = field(default_factory=dict)
     discards: tuple[Discard, ...] = ()
     because: tuple[Because, ...] = ()
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Cells that were asked for and have no valid run, with the reason when one is known."""
+
+    arm: str
+    tool: str
+    model: str
+    labels: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A gate or run that does not count, or a session that did not end well.
+
+    Attributes:
+        session: Job id.
+        what: The gate, the run with its cells, or "session".
+        status: failed, discarded, lost, cancelled, running, rejected.
+        again: It was repeated later, and then it counted.
+    """
+
+    session: str
+    what: str
+    status: str
+    reason: str
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """All tables of an experiment or of one session, in reading order; `hypothesis` is "" where there is none."""
+
+    title: str
+    hypothesis: str
+    tables: tuple[Table, ...]
+    missing: tuple[Missing, ...]
+    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True)
@@ -311,3 +324,37 @@ class SessionReport(Report):
     summary: str = ""
     differences: tuple[Difference, ...] = ()
     progress: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """The tables of one form, at least one; `summary` is shown above them."""
+
+    form: str
+    tables: tuple[Table, ...]
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A table of the overview: a line for each of the newest; `more` is how many older ones there are."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Mapping[str, Value], ...]
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The newest sessions, gates and verdicts of the database `record`, and what it holds in all, by name."""
+
+    record: str
+    tables: tuple[Glance, ...]
+    counts: Mapping[str, int]
+
+
+def some(items: Sequence[str], most: int) -> list[str]:
+    """Return the first items, and how many more there are."""
+    rest = len(items) - most
+    return [*items[:most], f"and {rest} more"] if rest > 0 else list(items)

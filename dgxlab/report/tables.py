@@ -9,18 +9,33 @@ from typing import Any
 
 from dgxlab import units
 from dgxlab.errors import command
-from dgxlab.model import CHANGED, Cell, DerivedModel, Model, Param, SyntheticModel, gpu_backends
+from dgxlab.model import (
+    CHANGED,
+    Arm,
+    Cell,
+    Check,
+    DerivedModel,
+    Device,
+    Model,
+    Param,
+    ParityGate,
+    SyntheticModel,
+    about,
+    gpu_backends,
+    limits,
+)
 from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
-from dgxlab.report.checks import TITLE, check_row, used_columns
-from dgxlab.report.conditions import range_of
-from dgxlab.report.evidence import Evidence, Measured
-from dgxlab.report.numbers import Mean, Quantity, Value
-from dgxlab.report.records import Column, Flag, Provenance, Table
+from dgxlab.report.evidence import Evidence, Measured, range_of
+from dgxlab.report.records import Column, Flag, Number, Provenance, Table, Value, columns
+from dgxlab.tools import shown
+
+Values = Mapping[str, Value]
 
 UNSTEADY = 0.05
-"""Of its median: a cell whose MAD is larger says so."""
+"""A cell whose MAD is a larger share of its median gets a flag."""
 
-Lead = Callable[[CellAsk], dict[str, Value]]
+STREAM = ("n_prompt", "n_gen", "n_depth")
+"""What makes a llama-bench test's name."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +44,7 @@ class Form:
 
     Attributes:
         name: Table.form.
+        title: Of the table that a cell belongs into.
         lead: The columns that tell rows apart, from a cell.
         order: What rows are sorted by; the order of a matrix is lost where its spec was kept as JSON.
         hidden: Parameters that `lead` or the title says already.
@@ -36,27 +52,15 @@ class Form:
     """
 
     name: str
-    lead: Lead
+    title: Callable[[CellAsk], str]
+    lead: Callable[[CellAsk], Values]
     order: Callable[[CellAsk], Sequence[Value]]
-    hidden: frozenset[str]
+    hidden: tuple[str, ...]
     metrics: tuple[str, ...]
 
 
-STREAM = ("n_prompt", "n_gen", "n_depth")
-"""What makes a llama-bench test's name."""
-
-
-def _op_lead(ask: CellAsk) -> dict[str, Value]:
-    return {**op_params(ask.cell)}
-
-
-def _stream_lead(ask: CellAsk) -> dict[str, Value]:
-    return {"model": ask.model, "test": stream_test(ask.cell.params)}
-
-
-def _concurrency_lead(ask: CellAsk) -> dict[str, Value]:
-    params = ask.cell.params
-    return {"PP": params.get("pp"), "TG": params.get("tg"), "B": params.get("pl")}
+def _concurrency_lead(ask: CellAsk) -> Values:
+    return {name: ask.cell.params.get(key) for name, key in (("PP", "pp"), ("TG", "tg"), ("B", "pl"))}
 
 
 def _stream_order(ask: CellAsk) -> tuple[Value, ...]:
@@ -66,53 +70,46 @@ def _stream_order(ask: CellAsk) -> tuple[Value, ...]:
 
 OPS = Form(
     "ops",
-    _op_lead,
-    lambda ask: tuple(_op_lead(ask).values()),
-    frozenset({"op_name", "backend_name"}),
+    lambda ask: f"{ask.cell.params.get('op_name')} on {ask.cell.params.get('backend_name')}",
+    lambda ask: {**op_params(ask.cell)},
+    lambda ask: tuple(op_params(ask.cell).values()),
+    ("op_name", "backend_name"),
     ("time_us", "flops", "bandwidth_gb_s"),
 )
-SINGLE_STREAM = Form("single-stream", _stream_lead, _stream_order, frozenset({*STREAM, "repetitions"}), ("avg_ts",))
+SINGLE_STREAM = Form(
+    "single-stream",
+    lambda ask: "Single stream",
+    lambda ask: {"model": ask.model, "test": stream_test(ask.cell.params)},
+    _stream_order,
+    (*STREAM, "repetitions"),
+    ("avg_ts",),
+)
 CONCURRENCY = Form(
     "concurrency",
+    lambda ask: f"Concurrency: {ask.model}",
     _concurrency_lead,
     lambda ask: tuple(_concurrency_lead(ask).values()),
-    frozenset({"pp", "tg", "pl"}),
+    ("pp", "tg", "pl"),
     ("speed_pp", "speed_tg", "speed"),
 )
+FORMS: Mapping[str, Form] = {"backend-ops": OPS, "llama-bench": SINGLE_STREAM, "batched-bench": CONCURRENCY}
+"""By tool."""
 
 
-def tables(name: str, arm: ArmAsk, evidence: Evidence) -> tuple[Table, ...]:
+def tables(name: str, arm: ArmAsk, evidence: Evidence) -> list[Table]:
     """Return every table that an arm has something for; `name` is the experiment that it belongs to."""
-    found = [_gates(name, arm, evidence)] if arm.gates else []
-    found += [_checks(name, arm, evidence)] if arm.checks else []
-    by_tool = {tool: [m for m in evidence.measured if m.ask.cell.tool == tool] for tool in FORMS}
-    for tool, (form, title) in FORMS.items():
-        for heading, cells in _grouped(by_tool[tool], title).items():
-            found.append(_measured_table(form, heading, cells, provenance(name, arm, evidence, cells)))
-    return tuple(found)
-
-
-def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
-    """Return where cells come from; all have one build and host, see `evidence`."""
-    models = {cell.ask.model for cell in cells if synthetic(arm.models.get(cell.ask.model))}
-    origin = origin_of(name, arm, evidence, (str(cell.run["job_id"]) for cell in cells), tuple(sorted(models)))
-    return replace(origin, backend=backend_of(arm.arm.cmake, [cell.ask.cell for cell in cells]))
-
-
-def backend_of(cmake: Mapping[str, str], cells: Iterable[Cell]) -> str:
-    """Say what computed cells; without any, what a build computes on.
-
-    With no layer on it a GPU still multiplies long prompts, whose weights it fetches.
-    """
-    built = " and ".join(gpu_backends(cmake)) or "CPU"
-    both = built if built == "CPU" else f"CPU and {built}"
-    found = {
-        str(cell.params["backend_name"]).rstrip("0123456789")
-        if cell.tool == "backend-ops"
-        else (both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
-        for cell in cells
-    }
-    return ", ".join(sorted(found)) or built
+    groups: dict[tuple[str, str], list[Measured]] = {}
+    for tool, form in FORMS.items():
+        for cell in evidence.measured:
+            if cell.ask.cell.tool == tool:
+                groups.setdefault((tool, form.title(cell.ask)), []).append(cell)
+    return [
+        *gate_tables(name, arm, evidence),
+        *(
+            _measured_table(FORMS[tool], title, cells, provenance(name, arm, evidence, cells), evidence.host_name)
+            for (tool, title), cells in groups.items()
+        ),
+    ]
 
 
 def stream_test(params: Mapping[str, Param]) -> str:
@@ -122,37 +119,62 @@ def stream_test(params: Mapping[str, Param]) -> str:
     return "+".join(parts) + depth
 
 
-# -- gates ------------------------------------------------------------------------------------------------------------
-
-GATE_COLUMNS = (
-    Column("op", "op"),
-    Column("backend", "backend"),
-    Column("count", "passed/total", numeric=True),
-    Column("unsupported", "unsupported", numeric=True),
-    Column("expected", "expected", numeric=True),
-    Column("status", "status"),
-    Column("flaky", "flaky cases"),
-)
+# -- provenance -------------------------------------------------------------------------------------------------------
 
 
-def _gates(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
-    found = [evidence.gates.get(ask.digest) for ask in arm.gates]
-    rows = [gate_row(ask.gate.op, ask.gate.backend, row) for ask, row in zip(arm.gates, found, strict=True)]
-    columns = list(GATE_COLUMNS)
-    if any(row.get("env") for row in rows):
-        columns.insert(2, Column("env", "env"))
-    jobs = (str(row["job_id"]) for row in found if row is not None)
-    backends = ", ".join(sorted({ask.gate.backend.rstrip("0123456789") for ask in arm.gates}))
-    origin = replace(origin_of(name, arm, evidence, jobs), backend=backends)
-    return Table("gates", "Gates", tuple(columns), tuple(rows), origin)
+def origin(
+    arm: Arm,
+    sessions: Iterable[str],
+    build_id: str | None,
+    host: str,
+    device: Device | None,
+    *,
+    name: str = "",
+    cells: Iterable[Cell] = (),
+    synthetic: Iterable[str] = (),
+) -> Provenance:
+    """Return where what an arm measured comes from.
+
+    Args:
+        sessions: That measured it, in any order.
+        name: Of the experiment, where it is not the arm's.
+        cells: That were measured; without any the backend is what the build computes on.
+        synthetic: Which models of theirs were made from a recipe.
+    """
+    source = arm.source
+    return Provenance(
+        name or arm.name,
+        tuple(sorted(set(sessions))),
+        source.pin,
+        source.series,
+        source.tree,
+        build_id,
+        host,
+        source.dirty,
+        tuple(sorted(set(synthetic))),
+        device,
+        _backend_of(arm.cmake, cells),
+    )
 
 
-def _checks(name: str, arm: ArmAsk, evidence: Evidence) -> Table:
-    found = [evidence.checks.get(ask.digest) for ask in arm.checks]
-    rows = [check_row(ask.gate, ask.env, row) for ask, row in zip(arm.checks, found, strict=True)]
-    jobs = (str(row["job_id"]) for row in found if row is not None)
-    models = tuple(sorted({ask.gate.model for ask in arm.checks if synthetic(arm.models.get(ask.gate.model))}))
-    return Table("gates", TITLE, used_columns(rows), tuple(rows), origin_of(name, arm, evidence, jobs, models))
+def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
+    """Return where cells come from; all have one build and host, see `evidence`."""
+    jobs = (str(cell.run["job_id"]) for cell in cells)
+    models = (cell.ask.model for cell in cells)
+    return _of_evidence(name, arm, evidence, jobs, models, [cell.ask.cell for cell in cells])
+
+
+def _of_evidence(
+    name: str,
+    arm: ArmAsk,
+    evidence: Evidence,
+    jobs: Iterable[str],
+    models: Iterable[str] = (),
+    cells: Sequence[Cell] = (),
+) -> Provenance:
+    made = [model for model in models if synthetic(arm.models.get(model))]
+    build, host, device = evidence.build_id, evidence.host, evidence.device
+    return origin(arm.arm, jobs, build, host, device, name=name, cells=cells, synthetic=made)
 
 
 def synthetic(model: Model | None) -> bool:
@@ -160,14 +182,77 @@ def synthetic(model: Model | None) -> bool:
     return isinstance(model, (SyntheticModel, DerivedModel))
 
 
-def standing(gate: Mapping[str, Any]) -> str:
+def _backend_of(cmake: Mapping[str, str], cells: Iterable[Cell]) -> str:
+    """Say what computed cells.
+
+    With no layer on it a GPU still multiplies long prompts, whose weights it fetches.
+    """
+    built = " and ".join(gpu_backends(cmake)) or "CPU"
+    both = built if built == "CPU" else f"CPU and {built}"
+    backends = {
+        _kind(str(cell.params["backend_name"]))
+        if cell.tool == "backend-ops"
+        else (both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
+        for cell in cells
+    }
+    return ", ".join(sorted(backends)) or built
+
+
+def _kind(backend: str) -> str:
+    """Return what a backend is one of: CUDA of CUDA0."""
+    return backend.rstrip("0123456789")
+
+
+# -- gates ------------------------------------------------------------------------------------------------------------
+
+MODEL_GATES = "Gates on models and kernels"
+
+PARITY_COLUMNS = columns(
+    "op backend env count unsupported expected status flaky",
+    "count unsupported expected",
+    count="passed/total",
+    flaky="flaky cases",
+)
+CHECK_COLUMNS = columns("gate env against sizes found asked status", sizes="tokens", asked="must hold")
+
+
+def gate_tables(name: str, arm: ArmAsk, evidence: Evidence) -> list[Table]:
+    """Return the tables of the gates that an arm has."""
+    made = []
+    if asks := arm.parity:
+        rows = [parity_row(ask.gate, evidence.gates.get(ask.digest)) for ask in asks]
+        backends = ", ".join(sorted({_kind(ask.gate.backend) for ask in asks}))
+        jobs = [row["job_id"] for ask in asks if (row := evidence.gates.get(ask.digest))]
+        source = replace(_of_evidence(name, arm, evidence, jobs), backend=backends)
+        made.append(Table("gates", "Gates", parity_columns(rows), tuple(rows), source))
+    if checks := arm.checks:
+        rows = [check_row(ask.gate, ask.env, evidence.gates.get(ask.digest)) for ask in checks]
+        jobs = [row["job_id"] for ask in checks if (row := evidence.gates.get(ask.digest))]
+        source = _of_evidence(name, arm, evidence, jobs, (ask.gate.model for ask in checks))
+        made.append(Table("gates", MODEL_GATES, check_columns(rows), tuple(rows), source))
+    return made
+
+
+def parity_columns(rows: Iterable[Values]) -> tuple[Column, ...]:
+    """Return the columns of parity gates; that of environments only where there are some."""
+    envs = any(row.get("env") for row in rows)
+    return tuple(column for column in PARITY_COLUMNS if column.key != "env" or envs)
+
+
+def check_columns(rows: Iterable[Values]) -> tuple[Column, ...]:
+    """Return the columns of other gates that say something in some row."""
+    rows = list(rows)
+    return tuple(column for column in CHECK_COLUMNS if any(row.get(column.key) for row in rows))
+
+
+def status_of(gate: Mapping[str, Any]) -> str:
     """Return the status of a gate, given its row, and whether the command line said what it must reach."""
     return f"{gate['status']}{CHANGED if gate['overridden'] else ''}"
 
 
-def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str, Value]:
-    """A gate that was not run has a row too: it says so, and everything else is missing."""
-    row: dict[str, Value] = {"op": op, "backend": backend, "status": "not run"}
+def parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> dict[str, Value]:
+    """Return a gate's row; one that was not run has one too, and everything else is missing in it."""
+    row: dict[str, Value] = {"op": asked.op, "backend": asked.backend, "status": "not run"}
     if gate is None:
         return row
     counts = [units.MISSING if gate[key] is None else str(gate[key]) for key in ("passed", "total")]
@@ -182,86 +267,94 @@ def gate_row(op: str, backend: str, gate: Mapping[str, Any] | None) -> dict[str,
         "total": gate["total"],
         "unsupported": gate["unsupported"],
         "expected": expected,
-        "status": standing(gate),
+        "status": status_of(gate),
         "flaky": ", ".join(json.loads(gate["flaky"])),
     }
+
+
+def check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | None) -> dict[str, Value]:
+    """Return the row of a gate on a model; one that was not run has one too."""
+    readings = json.loads(row["readings"]) if row else {}
+    sizes = {name: getattr(gate, name, None) for name in ("n_prompt", "n_gen", "n_ctx", "chunks", "n_ubatch")}
+    return {
+        "gate": about(gate),
+        "env": env_text(env),
+        "against": env_text(gate.against),
+        "sizes": ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None),
+        "found": "; ".join(shown(gate, readings)),
+        "asked": "; ".join(limits(gate)),
+        "status": row["status"] if row else "not run",
+        **{f"{role}_{name}": value for role, told in readings.items() for name, value in told.items()},
+    }
+
+
+def env_text(env: Mapping[str, str | None]) -> str:
+    """Write variables as a shell would take them, one that is not set with a minus before it."""
+    return " ".join(f"-{name}" if value is None else f"{name}={value}" for name, value in sorted(env.items()))
 
 
 # -- measured cells ---------------------------------------------------------------------------------------------------
 
 
-def _measured_table(form: Form, title: str, found: Sequence[Measured], origin: Provenance) -> Table:
-    cells = sorted(found, key=lambda cell: rank(form, cell.ask))
+def _measured_table(form: Form, title: str, cells: Sequence[Measured], source: Provenance, host: str) -> Table:
+    cells = in_rank(form, cells)
     leads = [form.lead(cell.ask) for cell in cells]
     others = [others_of(form, cell.ask) for cell in cells]
     varying = varying_of(others)
     metrics = [metric for metric in form.metrics if any(metric in cell.quantities for cell in cells)]
-    rows = []
-    for cell, lead, other in zip(cells, leads, others, strict=True):
-        extra = {key: other.get(key) for key in varying}
-        rows.append({**lead, **extra, **{m: cell.quantities.get(m) for m in metrics}})
-    columns = leading(rows, [*_keys(leads), *varying])
-    columns += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
+    rows = [
+        {**lead, **{key: other.get(key) for key in varying}, **{m: cell.quantities.get(m) for m in metrics}}
+        for cell, lead, other in zip(cells, leads, others, strict=True)
+    ]
+    shown = leading(rows, [*_keys(leads), *varying])
+    shown += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
     settings = {key: value for key, value in others[0].items() if key not in varying}
-    told = (*flags(cells), *unsteady(cells, origin))
-    return Table(form.name, title, tuple(columns), tuple(rows), origin, settings, conditions(cells), told)
+    told = flags(cells, source.experiment, host)
+    return Table(form.name, title, tuple(shown), tuple(rows), source, settings, conditions(cells), told)
 
 
-def conditions(cells: Sequence[Measured]) -> dict[str, tuple[float, float]]:
+def conditions(cells: Iterable[Measured]) -> dict[str, tuple[float, float]]:
     """Return `Table.conditions` of these cells."""
     return range_of(cell.conditions for cell in cells)
 
 
-def flags(cells: Sequence[Measured]) -> tuple[Flag, ...]:
-    """Return what speaks against the runs of these cells, the hard ones first."""
-    found: dict[tuple[bool, str], list[str]] = {}
+def flags(cells: Sequence[Measured], experiment: str, host: str) -> tuple[Flag, ...]:
+    """Return the flags of the runs of these cells, the hard ones first, and which cells are unsteady.
+
+    Args:
+        experiment: That measured all of them.
+        host: Where, in the user's words.
+    """
+    groups: dict[tuple[bool, str], list[str]] = {}
     for cell in cells:
         for flag in cell.flags:
-            found.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
-    made = [Flag(_whose(labels, cells), hard, reason) for (hard, reason), labels in found.items()]
-    return tuple(sorted(made, key=lambda flag: not flag.hard))
-
-
-def unsteady(cells: Sequence[Measured], origin: Provenance) -> tuple[Flag, ...]:
-    """Return which of these cells of one origin have a spread that leaves their number uncertain."""
+            groups.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
     noises = [(label(cell.ask.cell), max(map(_noise, cell.quantities.values()))) for cell in cells]
     wild = [(name, noise) for name, noise in noises if noise > UNSTEADY]
-    if not wild:
-        return ()
-    host = origin.host.partition(" (")[0]
-    again = command("dgxlab", "run", origin.experiment, *(("--host", host) if host != "local" else ()), "--again")
-    most = 100 * max(noise for _, noise in wild)
-    reason = f"the MAD is above {100 * UNSTEADY:g} % of the median, {most:.0f} % at most; {again} measures it again"
-    return (Flag(_whose([name for name, _ in wild], cells), False, reason),)
+    hard_first = sorted(groups.items(), key=lambda group: not group[0][0])
+    if wild:
+        again = command("dgxlab", "run", experiment, *(("--host", host) if host != "local" else ()), "--again")
+        most = 100 * max(noise for _, noise in wild)
+        reason = f"the MAD is above {100 * UNSTEADY:g} % of the median, {most:.0f} % at most; {again} measures it again"
+        hard_first.append(((False, reason), [name for name, _ in wild]))
+    return tuple(
+        Flag(() if len(labels) == len(cells) else tuple(labels), hard, reason) for (hard, reason), labels in hard_first
+    )
 
 
-def _noise(quantity: Quantity | Mean) -> float:
+def _noise(quantity: Number) -> float:
     return (quantity.spread or 0.0) / quantity.middle
 
 
-def _whose(labels: Sequence[str], cells: Sequence[Measured]) -> tuple[str, ...]:
-    return () if len(labels) == len(cells) else tuple(labels)
-
-
 def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
-    """Return what rows are sorted by: the form's order, then whatever else tells them apart."""
-    return _sortable((*form.order(ask), *others_of(form, ask).values()))
+    """Return what rows are sorted by: the form's order, then whatever else tells them apart; numbers before texts."""
+    values = (*form.order(ask), *others_of(form, ask).values())
+    return [(0, float(v), "") if isinstance(v, (int, float)) else (1, 0.0, str(v)) for v in values]
 
 
-def of_arms(name: str, baseline: Value, candidate: Value) -> str:
-    """Say how a setting differs between two arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
-    sides = {"baseline": baseline, "candidate": candidate}
-    return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
-
-
-def varying_of(others: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return what of `others_of` differs between rows, and so needs a column."""
-    return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
-
-
-def leading(rows: Sequence[Mapping[str, Value]], keys: Iterable[str]) -> list[Column]:
-    """Return the columns that tell rows apart."""
-    return [Column(key, key, numeric=_numeric(rows, key)) for key in keys]
+def in_rank(form: Form, cells: Iterable[Measured]) -> list[Measured]:
+    """Return cells in the order of their rows."""
+    return sorted(cells, key=lambda cell: rank(form, cell.ask))
 
 
 def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
@@ -271,55 +364,26 @@ def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
 
 
-def _grouped(cells: Sequence[Measured], title: Callable[[CellAsk], str]) -> dict[str, list[Measured]]:
-    groups: dict[str, list[Measured]] = {}
-    for cell in cells:
-        groups.setdefault(title(cell.ask), []).append(cell)
-    return groups
+def varying_of(others: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return what of `others_of` differs between rows, and so needs a column."""
+    return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
+
+
+def leading(rows: Sequence[Values], keys: Iterable[str]) -> list[Column]:
+    """Return the columns that tell rows apart."""
+    leads = []
+    for key in keys:
+        values = [row[key] for row in rows if row.get(key) is not None]
+        numbers = [isinstance(v, (int, float, Number)) and not isinstance(v, bool) for v in values]
+        leads.append(Column(key, key, numeric=bool(values) and all(numbers)))
+    return leads
+
+
+def of_arms(name: str, baseline: Value, candidate: Value) -> str:
+    """Say how a setting differs between two arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
+    sides = {"baseline": baseline, "candidate": candidate}
+    return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row))
-
-
-def _sortable(values: Iterable[Value]) -> list[tuple[int, float, str]]:
-    """Sort numbers by size and before texts."""
-    return [(0, float(v), "") if isinstance(v, (int, float)) else (1, 0.0, str(v)) for v in values]
-
-
-def _numeric(rows: Sequence[Mapping[str, Value]], key: str) -> bool:
-    values = [row[key] for row in rows if row.get(key) is not None]
-    return bool(values) and all(isinstance(v, (int, float, Quantity)) and not isinstance(v, bool) for v in values)
-
-
-def env_text(env: Mapping[str, str]) -> str:
-    """Write an environment as a shell would take it."""
-    return " ".join(f"{name}={value}" for name, value in sorted(env.items()))
-
-
-def origin_of(
-    name: str, arm: ArmAsk, evidence: Evidence, jobs: Iterable[str], synthetic: tuple[str, ...] = ()
-) -> Provenance:
-    """Return where what these jobs measured for an arm comes from."""
-    source = arm.arm.source
-    return Provenance(
-        experiment=name,
-        sessions=tuple(sorted(set(jobs))),
-        pin=source.pin,
-        series=source.series,
-        tree=source.tree,
-        build_id=evidence.build_id,
-        host=evidence.host,
-        dirty=source.dirty,
-        synthetic=synthetic,
-        device=evidence.device,
-        backend=backend_of(arm.arm.cmake, ()),
-    )
-
-
-FORMS: Mapping[str, tuple[Form, Callable[[CellAsk], str]]] = {
-    "backend-ops": (OPS, lambda ask: f"{ask.cell.params.get('op_name')} on {ask.cell.params.get('backend_name')}"),
-    "llama-bench": (SINGLE_STREAM, lambda ask: "Single stream"),
-    "batched-bench": (CONCURRENCY, lambda ask: f"Concurrency: {ask.model}"),
-}
-"""By tool: its form, and the title under which a cell's row stands."""

@@ -1,8 +1,7 @@
-"""The report of a session of two arms: what each chain says, how it was held, and what does not count of it."""
+"""The report of a session of two arms: what each chain says, how it was measured, and what does not count of it."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +11,20 @@ from dgxlab import judgement, units
 from dgxlab.judgement import Judged
 from dgxlab.model import ChainStep, Plan, RunStep
 from dgxlab.report import ask as asking
+from dgxlab.report.arms import in_percent, pair_table, percent, range_text, sessions_of_pair
 from dgxlab.report.ask import CellAsk, cell_ask
-from dgxlab.report.between import differences
-from dgxlab.report.conditions import Row, conditions_of, flags_of, range_of
-from dgxlab.report.failures import failed_session
-from dgxlab.report.numbers import Mean, Value, percent
-from dgxlab.report.pairs import pair_table, sessions_of_pair
-from dgxlab.report.records import Because, Column, Discard, Flag, SessionReport, SessionTable, Table
-from dgxlab.report.session import AT_TEMPERATURE, Session, means_of
+from dgxlab.report.evidence import FLAGS, TELEMETRY, Row, by_run, conditions_of, first_of
+from dgxlab.report.records import (
+    Because,
+    Column,
+    Discard,
+    Flag,
+    Number,
+    SessionReport,
+    SessionTable,
+    Value,
+)
+from dgxlab.report.session import ChainSession, differences, means_of
 from dgxlab.report.tables import FORMS, Form, env_text, leading, of_arms, others_of, rank, varying_of
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, STEPS, VERDICTS, Verdict, noise_floor
 
@@ -27,13 +32,10 @@ if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
-"""What stands before every verdict of such a session, so that nobody takes it for an A/B's."""
+"""Put before every verdict of such a session, so that it is not taken for an A/B's."""
 
-NEITHER = (None, None)
-
-LEVEL = re.compile(r"the 99[.\d]* % interval(?= lies above| lies below| contains)")
-SAME_LEVEL = re.compile(r"the [.\d]+ % interval(?= lies inside| is not inside)")
-"""How reasons name their confidence."""
+AT_TEMPERATURE = ("at shared temperature", "each at its own temperature")
+"""How the arms of an ordinary chain are compared, and those of blocks: in turns they heat one another."""
 
 
 def verdicts(store: Store, job: Job) -> SessionReport:
@@ -42,32 +44,28 @@ def verdicts(store: Store, job: Job) -> SessionReport:
     Raises:
         UsageError: if its plan cannot be read.
     """
-    session = Session(store, job, asking.plan_of(job))
-    found = judgement.recorded(store, job.job_id) if session.ended else []
-    words = [one.verdict.verdict for one in found]
+    session = ChainSession(store, job, asking.plan_of(job))
+    judged = judgement.recorded(store, job.job_id) if session.ended else []
+    words = [each.verdict.verdict for each in judged]
     whole = judgement.whole(words) if words else ""
-    failures = [*session.failed_gates(), *session.failed_runs()]
-    pair = sessions_of_pair(store, job) if found else []
+    pair = sessions_of_pair(store, job) if judged else []
     again = f"; session {pair.index(job) + 1} of {len(pair)} of this pair" if len(pair) > 1 else ""
+    beside = [pair_table(store, job, pair)] if len(pair) > 1 else []
     return SessionReport(
         title=f"Session {job.job_id}: {session.what}",
         hypothesis=asking.hypothesis(store, job),
-        tables=(*session.gate_tables(), *_chain_tables(session, found), *_beside(store, job, pair)),
+        tables=(*session.gate_tables(), *_chain_tables(session, judged), *beside),
         missing=(),
-        failures=(*failed_session(job, failures), *failures),
+        failures=tuple(session.failures()),
         session=job.job_id,
         kind=job.kind,
         ended=session.ended,
         verdict=whole,
         counts={word: words.count(word) for word in VERDICTS if word in words},
-        summary=summary(job.kind, whole, words) + _floors(job.kind, found) + again if session.ended else "",
+        summary=summary(job.kind, whole, words) + _floors(job.kind, judged) + again if session.ended else "",
         differences=tuple(differences(session.plan)),
         progress=() if session.ended else tuple(session.progress()),
     )
-
-
-def _beside(store: Store, job: Job, pair: Sequence[Job]) -> list[Table]:
-    return [pair_table(store, job, pair)] if len(pair) > 1 else []
 
 
 def summary(kind: str, whole: str, words: Sequence[str]) -> str:
@@ -75,14 +73,14 @@ def summary(kind: str, whole: str, words: Sequence[str]) -> str:
     if not words:
         return f"{PREFIX[kind]}no verdict: the session ended before there was one"
     order = sorted(set(words), key=lambda word: (word != whole, VERDICTS.index(word)))
-    first, *others = (f"{words.count(word)} {word}" for word in order)
-    number, _, word = first.partition(" ")
-    return f"{PREFIX[kind]}{whole}: {', '.join([f'{number} of {len(words)} {word}', *others])}"
+    first, *others = ((words.count(word), word) for word in order)
+    counts = [f"{first[0]} of {len(words)} {first[1]}", *(f"{count} {word}" for count, word in others)]
+    return f"{PREFIX[kind]}{whole}: {', '.join(counts)}"
 
 
-def _floors(kind: str, found: Sequence[Judged]) -> str:
-    """Say what an A/A session was held for."""
-    floors = sorted(floor for one in found if (floor := noise_floor(one.verdict)))
+def _floors(kind: str, judged: Sequence[Judged]) -> str:
+    """Say what an A/A session found."""
+    floors = sorted(floor for each in judged if (floor := noise_floor(each.verdict)))
     if kind != "noise" or not floors:
         return ""
     ends = dict.fromkeys((percent(floors[0]), percent(floors[-1])))
@@ -93,13 +91,11 @@ def _floors(kind: str, found: Sequence[Judged]) -> str:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One comparison with its verdict.
+class _Comparison:
+    """One comparison of a chain with its verdict.
 
     Attributes:
-        chain: It is one of this chain's.
-        ask: The baseline's cell.
-        candidate_ask: The cell that it is compared with.
+        ask, candidate_ask: The cells that are compared.
         baseline, candidate: Means of the runs in the cycles that count; None where there is no verdict.
         label: Names the row in sentences.
     """
@@ -108,8 +104,8 @@ class _Row:
     ask: CellAsk
     candidate_ask: CellAsk
     judged: Judged
-    baseline: Mean | None
-    candidate: Mean | None
+    baseline: Number | None
+    candidate: Number | None
     label: str = ""
 
     @property
@@ -117,130 +113,119 @@ class _Row:
         return self.judged.verdict
 
 
-def _chain_tables(session: Session, found: Sequence[Judged]) -> list[SessionTable]:
+def _chain_tables(session: ChainSession, judged: Sequence[Judged]) -> list[SessionTable]:
     """Return a table for each tool and model, as in other reports."""
     chains = {chain.id: chain for chain in session.plan.chains}
-    groups: dict[tuple[str, str], list[_Row]] = {}
-    medians = session.medians(list(chains.values())) if found else {}
-    for one in found:
-        chain = chains[one.chain]
-        ask, other = _ask(chain.baseline, one.comparison.baseline), _ask(chain.candidate, one.comparison.candidate)
-        groups.setdefault((ask.cell.tool, FORMS[ask.cell.tool][1](ask)), []).append(
-            _Row(chain, ask, other, one, *means_of(one, medians))
-        )
-    return [_table(session, FORMS[tool][0], title, rows) for (tool, title), rows in groups.items()]
+    groups: dict[tuple[str, str], list[_Comparison]] = {}
+    medians = session.medians(list(chains.values())) if judged else {}
+    for each in judged:
+        chain = chains[each.chain]
+        ask, other = _ask(chain.baseline, each.comparison.baseline), _ask(chain.candidate, each.comparison.candidate)
+        comparison = _Comparison(chain, ask, other, each, *means_of(each, medians))
+        groups.setdefault((ask.cell.tool, FORMS[ask.cell.tool].title(ask)), []).append(comparison)
+    return [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
 
 
 def _ask(run: RunStep, key: str) -> CellAsk:
     return cell_ask(next(cell for cell in run.cells if cell.key == key), run.model, run.env)
 
 
-def _table(session: Session, form: Form, title: str, found: Sequence[_Row]) -> SessionTable:
-    ordered = sorted(found, key=lambda row: rank(form, row.ask))  # stable: the comparisons of a cell keep their order
-    others = [_of_both(form, row) for row in ordered]
+def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Comparison]) -> SessionTable:
+    kind = session.plan.kind
+    group = sorted(group, key=lambda row: rank(form, row.ask))  # stable: the comparisons of a cell keep their order
+    others = [_of_both(form, row) for row in group]
     varying = varying_of(others)
-    both, differ = _shared({key: value for key, value in others[0].items() if key not in varying}, ordered[0])
-    metrics = list(dict.fromkeys(row.judged.comparison.metric for row in ordered))
-    own = [
-        {
-            key: one if one == two else of_arms(key, one, two)
-            for key in varying
-            for one, two in [other.get(key, NEITHER)]
-        }
-        for other in others
-    ]
-    leads = [{**form.lead(row.ask), **mine} for row, mine in zip(ordered, own, strict=True)]
-    rows = [_with_label(row, mine, metrics) for row, mine in zip(ordered, own, strict=True)]
-    values = [{**lead, **_values(session.plan.kind, row)} for lead, row in zip(leads, rows, strict=True)]
-    chains = list({row.chain.id: row.chain for row in rows}.values())
+    own = [{key: _in_column(key, *other.get(key, (None, None))) for key in varying} for other in others]
+    settings = {key: values for key, values in others[0].items() if key not in varying}
+    both = {key: one for key, (one, two) in settings.items() if one == two}
+    env = env_text({key: str(value) for key, value in both.items() if key in group[0].ask.env})
+    leads = [{**form.lead(row.ask), **mine} for row, mine in zip(group, own, strict=True)]
+    group = _with_labels(group, own)
+    rows = [{**lead, **_values(kind, row)} for lead, row in zip(leads, group, strict=True)]
+    chains = list({row.chain.id: row.chain for row in group}.values())
     runs = session.of_chains(chains)
-    models = {row.ask.model for row in rows}
-    conditions = conditions_of(session.store, [run["run_id"] for run in runs])
+    models = {row.ask.model for row in group}
+    telemetry = by_run(session.store, TELEMETRY, [run["run_id"] for run in runs])
+    conditions = [
+        conditions_of(row for run in runs if arm and run["arm"] == arm.name for row in telemetry[run["run_id"]])
+        for arm in (session.baseline, session.candidate)
+    ]
     candidate = session.candidate
     return SessionTable(
         "verdicts",
         f"{title}: {session.what}",
-        (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(session.plan.kind, values)),
-        tuple(values),
-        session.origin(session.baseline, models, [row.ask.cell for row in rows]),
-        both,
-        range_of(conditions[run["run_id"]] for run in runs if run["arm"] == session.baseline.name),
-        _flags(session.store, runs, several=len(chains) > 1),
-        differ=differ,
-        candidate=session.origin(candidate, models, [row.candidate_ask.cell for row in rows]) if candidate else None,
-        candidate_conditions=range_of(
-            conditions[r["run_id"]] for r in runs if candidate and r["arm"] == candidate.name
-        ),
-        protocol=_protocol(session.plan, chains, rows, runs),
-        discards=tuple(_discards(rows)),
-        because=tuple(_because(rows, session.plan.kind)),
+        (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(kind, rows)),
+        tuple(rows),
+        session.origin(session.baseline, models, [row.ask.cell for row in group]),
+        {key: value for key, value in both.items() if key not in group[0].ask.env} | ({"env": env} if env else {}),
+        conditions[0],
+        _flags(session, runs, several=len(chains) > 1),
+        differ={key: values for key, values in settings.items() if key not in both},
+        candidate=session.origin(candidate, models, [row.candidate_ask.cell for row in group]) if candidate else None,
+        candidate_conditions=conditions[1],
+        protocol=_protocol(session.plan, chains, group, runs),
+        discards=tuple(_discards(group)),
+        because=tuple(_because(group, kind)),
     )
 
 
-def _of_both(form: Form, row: _Row) -> dict[str, tuple[Value, Value]]:
+def _of_both(form: Form, row: _Comparison) -> dict[str, tuple[Value, Value]]:
     """Return what shapes a row's numbers and has no leading column, a variable by its own name: both arms' values."""
     sides = [{**others_of(form, replace(ask, env={})), **ask.env} for ask in (row.ask, row.candidate_ask)]
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
-def _shared(
-    settings: Mapping[str, tuple[Value, Value]], row: _Row
-) -> tuple[dict[str, Value], dict[str, tuple[Value, Value]]]:
-    """Divide what all rows have into what both arms share, variables together as `env`, and what differs."""
-    same = {key: one for key, (one, two) in settings.items() if one == two}
-    env = env_text({key: str(value) for key, value in same.items() if key in row.ask.env})
-    both = {key: value for key, value in same.items() if key not in row.ask.env}
-    return both | ({"env": env} if env else {}), {key: pair for key, pair in settings.items() if key not in same}
+def _in_column(key: str, baseline: Value, candidate: Value) -> Value:
+    return baseline if baseline == candidate else of_arms(key, baseline, candidate)
 
 
-def _with_label(row: _Row, varying: Mapping[str, Value], metrics: Sequence[str]) -> _Row:
-    metric = units.metric(row.judged.comparison.metric).label if len(metrics) > 1 else ""
-    words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in varying.items() if v is not None), metric)
-    return replace(row, label=" ".join(filter(None, words)))
+def _with_labels(group: Sequence[_Comparison], own: Sequence[Mapping[str, Value]]) -> list[_Comparison]:
+    several = len({row.judged.comparison.metric for row in group}) > 1
+    labelled = []
+    for row, mine in zip(group, own, strict=True):
+        metric = units.metric(row.judged.comparison.metric).label if several else ""
+        words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in mine.items() if v is not None), metric)
+        labelled.append(replace(row, label=" ".join(filter(None, words))))
+    return labelled
 
 
-def _values(kind: str, row: _Row) -> dict[str, Value]:
+def _values(kind: str, row: _Comparison) -> dict[str, Value]:
     """Return the columns of a verdict, and the numbers behind those that are texts."""
-    judged, found, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
+    judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
     floor = _floor(kind, judged)
-    low, high = found.ci or (None, None)
-    same_low, same_high = found.same_ci or (None, None)
-    pairs = {"effect": found.effect, "ci_low": low, "ci_high": high, "same_low": same_low, "same_high": same_high}
-    pairs |= {"mde": found.mde, "noise_floor": floor}
+    decided = verdict.verdict in ("faster", "slower")
     return {
         "chain": row.chain.id,
         "metric": metric.name,
         "label": metric.label,
         "baseline": row.baseline,
         "candidate": row.candidate,
-        "effect": None if found.effect is None else percent(found.effect, "+"),
-        "interval": found.ci and _range(found.ci),
-        "same": _range(found.same_ci) if found.same_ci and found.verdict not in ("faster", "slower") else None,
-        "confidence": f"{100 * found.confidence:.2f} %" if found.ci else None,
-        "mde": None if found.mde is None else percent(found.mde),
-        "cycles": f"{found.valid_cycles} of {found.cycles}",
+        "effect": None if verdict.effect is None else percent(verdict.effect, "+"),
+        "interval": verdict.ci and range_text(verdict.ci),
+        "same": range_text(verdict.same_ci) if verdict.same_ci and not decided else None,
+        "confidence": f"{100 * verdict.confidence:.2f} %" if verdict.ci else None,
+        "mde": None if verdict.mde is None else percent(verdict.mde),
+        "cycles": f"{verdict.valid_cycles} of {verdict.cycles}",
         "noise_floor": None if floor is None else percent(floor),
-        "verdict": PREFIX[kind] + found.verdict,
+        "verdict": PREFIX[kind] + verdict.verdict,
         "promoted": judged.promoted,
-        "valid_cycles": found.valid_cycles,
-        "run_cycles": found.cycles,
-        "k_to_settle": found.k_to_settle,
-        "p": found.p,
-        **{f"{name}_pct": None if share is None else 100 * share for name, share in pairs.items()},
+        "valid_cycles": verdict.valid_cycles,
+        "run_cycles": verdict.cycles,
+        "k_to_settle": verdict.k_to_settle,
+        "p": verdict.p,
+        **in_percent(verdict),
+        "mde_pct": None if verdict.mde is None else 100 * verdict.mde,
+        "noise_floor_pct": None if floor is None else 100 * floor,
     }
 
 
 def _floor(kind: str, judged: Judged) -> float | None:
-    """Return the noise floor that is of interest: what an A/A session was held for, or what decided on promotion."""
+    """Return the noise floor of interest: what an A/A session found, or what decided on promotion."""
     if kind == "noise":
         return noise_floor(judged.verdict) or None
     if judged.verdict.noise is not None:
         return judged.verdict.noise
     return judged.noise.sigma if judged.noise else None
-
-
-def _range(interval: tuple[float, float]) -> str:
-    return " to ".join(percent(bound, "+") for bound in interval)
 
 
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
@@ -265,13 +250,15 @@ def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
     return [column for column in every if column]
 
 
-def _protocol(plan: Plan, chains: Sequence[ChainStep], rows: Sequence[_Row], runs: Sequence[Row]) -> dict[str, Value]:
-    """Say how the chains were held; they all were alike."""
+def _protocol(
+    plan: Plan, chains: Sequence[ChainStep], group: Sequence[_Comparison], runs: Sequence[Row]
+) -> dict[str, Value]:
+    """Say how the chains were measured; they all were alike."""
     first = chains[0]
     limit = min(first.drift_limit, SCREEN_DRIFT_LIMIT) if first.screen else first.drift_limit
     decided = first.screen or plan.protocol < STEPS
-    floors = sorted({row.judged.noise.session for row in rows if row.judged.noise and decided})
-    said: dict[str, Value] = {
+    floors = sorted({row.judged.noise.session for row in group if row.judged.noise and decided})
+    words: dict[str, Value] = {
         "protocol": plan.protocol,
         "cycles planned": first.cycles or f"for an effect of {100 * first.effect:g} %",
         "arms": AT_TEMPERATURE[bool(first.block_s)],
@@ -279,32 +266,33 @@ def _protocol(plan: Plan, chains: Sequence[ChainStep], rows: Sequence[_Row], run
         "drift limit": f"{100 * limit:g} %",
     }
     if pinned := dict.fromkeys(run["pinned"].strip("[]") for run in runs if run["pinned"]):
-        said["pinned"] = "to processors " + " or ".join(pinned)
-    return {**said, "noise floors of": ", ".join(floors)} if floors else said
+        words["pinned"] = "to processors " + " or ".join(pinned)
+    return {**words, "noise floors of": ", ".join(floors)} if floors else words
 
 
-def _flags(store: Store, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:
-    """Return what speaks against runs, those of a kind together: each says how long, and so none says the same."""
+# -- lines beneath a table --------------------------------------------------------------------------------------------
+
+
+def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tuple[Flag, ...]:
+    """Return the flags of runs, those of a kind together."""
     named = {run["run_id"]: f"{run['chain']} " * several + f"{run['role']} {run['cycle']}" for run in runs}
-    flags = flags_of(store, list(named))
-    groups: dict[tuple[bool, str], list[tuple[str, str]]] = {}
-    for run_id, name in named.items():
-        for flag in flags[run_id]:
-            groups.setdefault((bool(flag["hard"]), flag["kind"]), []).append((name, flag["reason"]))
-    found = []
+    groups: dict[tuple[bool, str], list[Row]] = {}
+    for flags in by_run(session.store, FLAGS, list(named)).values():
+        for flag in flags:
+            groups.setdefault((bool(flag["hard"]), flag["kind"]), []).append(flag)
+    made = []
     for (hard, _), of_kind in groups.items():
-        labels = tuple(dict.fromkeys(name for name, _ in of_kind))
-        reasons = list(dict.fromkeys(reason for _, reason in of_kind))
-        more = "" if len(reasons) == 1 else f", and {len(reasons) - 1} like it"
-        found.append(Flag(() if len(labels) == len(named) else labels, hard, reasons[0] + more))
-    return tuple(sorted(found, key=lambda flag: not flag.hard))
+        labels = tuple(dict.fromkeys(named[flag["run_id"]] for flag in of_kind))
+        reason = first_of(flag["reason"] for flag in of_kind)
+        made.append(Flag(() if len(labels) == len(named) else labels, hard, reason))
+    return tuple(sorted(made, key=lambda flag: not flag.hard))
 
 
-def _discards(rows: Sequence[_Row]) -> list[Discard]:
+def _discards(group: Sequence[_Comparison]) -> list[Discard]:
     """Return the cycles that do not count, the rows of which the same is true together."""
     groups: dict[tuple[str, int, str], list[str]] = {}
-    sizes = Counter(row.chain.id for row in rows)
-    for row in rows:
+    sizes = Counter(row.chain.id for row in group)
+    for row in group:
         for cycle, reason in row.verdict.flaws.items():
             groups.setdefault((row.chain.id, cycle, reason), []).append(row.label)
     return [
@@ -313,19 +301,26 @@ def _discards(rows: Sequence[_Row]) -> list[Discard]:
     ]
 
 
-def _without_level(found: Verdict, reason: str) -> str:
-    return SAME_LEVEL.sub("the interval of same" if found.same_ci else r"\g<0>", LEVEL.sub("the interval", reason))
-
-
-def _because(rows: Sequence[_Row], kind: str) -> list[Because]:
-    """Return why each verdict, the rows with the same reasons together; what discards say is not said again."""
+def _because(group: Sequence[_Comparison], kind: str) -> list[Because]:
+    """Return why each verdict, the rows with the same reasons together."""
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for row in rows:
-        flaws = {f"cycle {cycle} does not count: {flaw}" for cycle, flaw in row.verdict.flaws.items()}
-        # at which confidence is in the table; here it would tell rows apart that say the same
-        reasons = [_without_level(row.verdict, reason) for reason in row.verdict.reasons if reason not in flaws]
-        groups.setdefault((PREFIX[kind] + row.verdict.verdict, tuple(reasons)), []).append(row.label)
+    for row in group:
+        reasons = judgement.reasons(row.verdict)
+        if row.verdict.ci:
+            # at which confidence is in the table; here it would tell rows apart that say the same
+            reasons = (_deciding(row.verdict), *reasons[1:])
+        groups.setdefault((PREFIX[kind] + row.verdict.verdict, reasons), []).append(row.label)
     return [
-        Because(verdict, () if len(labels) == len(rows) else tuple(labels), reasons)
+        Because(verdict, () if len(labels) == len(group) else tuple(labels), reasons)
         for (verdict, reasons), labels in groups.items()
     ]
+
+
+def _deciding(verdict: Verdict) -> str:
+    """Say what decided a chain's verdict, which is its first reason, without the confidence of the intervals."""
+    same = "the interval of same" if verdict.same_ci else "the 90 % interval"  # that of the older protocols is fixed
+    if verdict.verdict == "same":
+        return f"{same} lies inside +-1 %"
+    if verdict.verdict == "inconclusive":
+        return f"the interval contains 0 and {same} is not inside +-1 %"
+    return f"the interval lies {'above' if (verdict.effect or 0.0) > 0 else 'below'} 0"

@@ -152,6 +152,12 @@ def m011_small(db: Database) -> None:
         _make_append_only(db, ("readings",), name="telemetry")
 
 
+@MIGRATIONS()
+def m012_views(db: Database) -> None:
+    """The joins of reports, also for readers with other programs."""
+    _run(db, "m012")
+
+
 def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:
     """Make a table anew from its changed text, with the rows, indexes and constraints that it has.
 

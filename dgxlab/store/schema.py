@@ -16,10 +16,10 @@ from pathlib import Path
 APPLICATION_ID = 0x6467786C
 """`dgxl` in the file's header: tells this database from any other SQLite file."""
 
-VERSION = 11
+VERSION = 12
 """PRAGMA user_version of a database to which every migration was applied."""
 
-SCHEMA = "4d2f2cf37e8d3804"
+SCHEMA = "fd7a989dbc760ad8"
 """`connect.schema_digest` of such a database: its tables, indexes, views and triggers."""
 
 ROOFLINE = "roofline"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from dgxlab.model import CANDIDATE, BatchedBench, ChainStep
 from dgxlab.plots import curves
 from dgxlab.plots.curves import MOST, Chart
-from dgxlab.report import Quantity, Report, Table, collect
+from dgxlab.report import Number, Report, Table, collect
 from dgxlab.store import Store
 from tests.report.worlds import session_of_two, whole
 
@@ -57,7 +57,7 @@ def test_concurrency_has_both_speeds_against_b(made: Report) -> None:
         ((xs, ys),) = lines(axes).values()
         values = [row[metric] for row in rows]
         assert xs == [row["B"] for row in rows] == [8, 32, 64]
-        assert ys == [value.median for value in values if isinstance(value, Quantity)]
+        assert ys == [value.median for value in values if isinstance(value, Number)]
         assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "B, sequences at once", "t/s")
         assert [float(tick) for tick in axes.get_xticks()] == xs
         assert axes.get_ylim()[0] == 0
@@ -73,7 +73,7 @@ def test_operations_have_a_line_for_each_type_against_n(made: Report) -> None:
     xs, ys = lines(axes)["type_a q4_K"]
     assert xs == [1, 8, 512]
     flops = [row["flops"] for row in rows]
-    assert ys == pytest.approx([value.median / 1e12 for value in flops if isinstance(value, Quantity)])
+    assert ys == pytest.approx([value.median / 1e12 for value in flops if isinstance(value, Number)])
 
 
 def words(figure: Figure) -> str:
@@ -102,7 +102,7 @@ def test_lines_differ_in_colour_marker_and_dashes(made: Report) -> None:
 def test_a_spread_is_drawn_and_explained(made: Report) -> None:
     """As bars of that length on both sides; a single sample has none."""
     plain = table(made, "ops")
-    rows = [{**row, "flops": Quantity("flops", "FLOPS", 2e12, 5, 1e11)} for row in plain.rows]
+    rows = [{**row, "flops": Number("flops", "FLOPS", 5, 1e11, median=2e12)} for row in plain.rows]
     figure = curves.figure(chart(replace(made, tables=(replace(plain, rows=tuple(rows)),)), "ops"))
     (bars,) = {tuple(float(y) for y in seg[:, 1]) for c in figure.axes[0].collections for seg in c.get_segments()}
     assert bars == pytest.approx((1.9, 2.1))

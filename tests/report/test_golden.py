@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from dgxlab.errors import UsageError
 from dgxlab.model import BASELINE, CANDIDATE, ChainStep, FileModel, LlamaBench
 from dgxlab.report import collect, render
 from dgxlab.store import Store
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
 from tests.report.worlds import CYCLES, Session, fails, h200, numbers, places, session_of_two, whole
+from tests.report.worlds import GOLDEN as RAW
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-A, B = "20261120-103000-h200-a", "20261120-114500-h200-b"
+A, B, C = "20261120-103000-h200-a", "20261120-114500-h200-b", "20261120-120000-h200-c"
 
 
 def _whole(store: Store) -> str:
@@ -132,6 +135,72 @@ def _unfinished(store: Store) -> str:
     return render(collect(store, job_id=A))
 
 
+def _gate_again(store: Store) -> str:
+    """Return an experiment whose gate failed with many cases, crashed before its summary, and then passed."""
+    failing = (RAW.parent / "cpu" / "tbo-test-failing.txt").read_text().replace("CPU", "CUDA0")
+    why = {"status": "failed", "reasons": ["2 of 1103 cases failed"], "failed": ["n=1", "n=2", "n=3", "n=4"], "rc": 1}
+    session = Session(store, h200(), A).build().gates(failing, **why)
+    error = "gate MUL_MAT on CUDA0 failed for h200: 2 of 1103 cases failed"
+    session.journal.add("error", exit_code=5, message=error, next="", details="")
+    session.end("failed", 5)
+    crashed = {
+        "passed": None,
+        "total": None,
+        "unsupported": None,
+        "status": "failed",
+        "reasons": ["no summary"],
+        "failed": [],
+    }
+    Session(store, h200(), B).build().gates(**crashed).end("failed", 5)
+    before = [render(collect(store, job_id=job)) for job in (A, B)]
+    whole(store, "20261120-195900-h200-z")
+    return "".join([*before, render(collect(store, "h200"))])
+
+
+def _never_began(store: Store) -> str:
+    """Return sessions that were recorded, lost, or refused by the host, beside older results."""
+    pages = []
+    for job, state, error in ((A, "intended", ""), (B, "lost", "the host was rebooted"), (C, "failed", "no route")):
+        Session(store, h200(name=state), job)
+        if error:
+            store.set_state(job, state, error=error, exit_code=3)
+        pages.append(render(collect(store, state)))
+    whole(store, "20261120-080000-h200-d")
+    Session(store, h200(), "20261120-133000-h200-e")
+    store.set_state("20261120-133000-h200-e", "failed", error="host h200 cannot be reached", exit_code=3)
+    return "".join([*pages, render(collect(store, "h200"))])
+
+
+def _unexplained(store: Store) -> str:
+    """Return sessions in which runs failed or were discarded, with an error that explains the runs, and another."""
+    session = Session(store, h200(), A).build().gates()
+    session.runs(ends=fails("test-backend-ops printed nothing"), only=["backend-ops"])
+    session.runs(ends=fails("'w4a16:' is not on stderr", "discarded"), only=["llama-bench"])
+    session.journal.add("error", exit_code=4, message="test-backend-ops printed nothing", next="", details="")
+    session.runs(only=["batched-bench"]).end("failed", 4)
+    other = Session(store, h200(name="full"), B, tree=source(["w4a16"])).build()
+    other.runs(ends=fails("llama-bench printed nothing"), only=["llama-bench"])
+    other.journal.add("error", exit_code=4, message="the disk is full", next="df -h", details="")
+    other.end("failed", 4)
+    return render(collect(store, "h200")) + render(collect(store, "full"))
+
+
+def _refused(store: Store) -> str:
+    """Return why reports are refused: names that are not there, and a plan of another dgxlab."""
+    Session(store, h200(), A).build().end()
+    asked: list[dict[str, str]] = [{"experiment": "h20"}, {"experiment": "zzz"}, {"job_id": "nope"}, {}]
+    asked += [{"experiment": "h200", "job_id": A}, {"job_id": A}]
+    lines = []
+    for words in asked:
+        if words == {"job_id": A}:
+            (row,) = store.rows("SELECT plan FROM jobs")
+            store.update_job(A, plan=json.dumps({**json.loads(row["plan"]), "new_field": 1}))
+        with pytest.raises(UsageError) as error:
+            collect(store, **words)  # type: ignore[arg-type]
+        lines.append(f"{words}: {error.value.message.replace(str(store.path), 'DB')} (next: {error.value.next})\n")
+    return "".join(lines)
+
+
 PAGES: dict[str, Callable[[Store], str]] = {
     "whole": _whole,
     "troubled": _troubled,
@@ -142,6 +211,10 @@ PAGES: dict[str, Callable[[Store], str]] = {
     "noise": _noise,
     "cut": _cut,
     "unfinished": _unfinished,
+    "gate-again": _gate_again,
+    "never-began": _never_began,
+    "unexplained": _unexplained,
+    "refused": _refused,
 }
 
 

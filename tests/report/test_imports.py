@@ -13,7 +13,7 @@ import pytest
 from dgxlab import imported
 from dgxlab.errors import UsageError
 from dgxlab.model import to_json
-from dgxlab.report import Printed, Quantity, page, query, render_page
+from dgxlab.report import Number, page, query, render_page
 from dgxlab.store import Store
 from tests.report.worlds import GOLDEN as CAPTURES
 from tests.report.worlds import whole
@@ -83,10 +83,10 @@ def test_golden_of_all_files(store: Store) -> None:
 def test_a_mean_has_the_spread_and_the_count_of_its_file(store: Store) -> None:
     """What llama-bench computed stays what it is; a table for people does not say of how many."""
     (rows, abridged) = (table.rows for table in page(store, query({"form": "imported", "file": BOTH})).tables)
-    assert rows[0]["avg_ts"] == Printed("avg_ts", "t/s", 36503.901762, pytest.approx(2555.63088), 5)
-    assert abridged[0]["avg_ts"] == Printed("avg_ts", "t/s", 36563.16, 2486.79, None)
+    assert rows[0]["avg_ts"] == Number("avg_ts", "t/s", 5, pytest.approx(2555.63088), value=36503.901762)
+    assert abridged[0]["avg_ts"] == Number("avg_ts", "t/s", None, 2486.79, value=36563.16)
     (harness,) = page(store, query({"form": "imported", "file": "harness.jsonl"})).tables
-    assert harness.rows[0]["time_us"] == Quantity("time_us", "us", 310.5, 3, pytest.approx(1.4826), "values")
+    assert harness.rows[0]["time_us"] == Number("time_us", "us", 3, pytest.approx(1.4826), median=310.5, of="values")
     assert "time_us" not in harness.rows[1]  # it did not pass
 
 

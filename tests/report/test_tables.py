@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
-from dgxlab.report import Quantity, Table, collect, page, query, render, render_page
+from dgxlab.report import Number, Table, collect, page, query, render, render_page
 from dgxlab.report.markdown import layout
 from dgxlab.report.records import Flag
 from dgxlab.report.tables import stream_test
@@ -18,13 +16,6 @@ from dgxlab.units import MISSING as DASH
 from tests.report.worlds import Session, Tool, h200, numbers
 
 JOB = "20261120-103000-h200-a"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """Give an empty record."""
-    with Store.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def only_table(store: Store, *bench: object, **changes: object) -> Table:
@@ -149,7 +140,7 @@ def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
 def test_numbers_are_medians_with_scaled_mad(store: Store) -> None:
     """Samples 100, 101, 102: median 101, MAD 1 times 1.4826; the discarded cold one does not count."""
     table = only_table(store, LlamaBench("q4k", (512,), ()))
-    assert table.rows[0]["avg_ts"] == Quantity("avg_ts", "t/s", 101.0, 3, pytest.approx(1.4826))
+    assert table.rows[0]["avg_ts"] == Number("avg_ts", "t/s", 3, pytest.approx(1.4826), median=101.0, of="samples")
 
 
 def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -246,20 +245,10 @@ class Session:
             if not isinstance(step, RunStep) or step.tool not in only:
                 continue
             status, reason = ends(step)
-            models = {s.model: s for s in self.plan.steps if isinstance(s, ModelStep)}
-            model = models[step.model] if step.model else None
+            results = to_json(tool(step)) if status == "valid" else []
             fields = {
-                "id": step.id,
-                "arm": step.arm,
-                "tool": step.tool,
-                "model_id": model_id(model.recipe or FileModel(model.path)) if model else "",
+                **self._fields(step, status, reason, results),
                 "argv": [word.replace("{bin}", "/b/bin").replace("{model:", "/m/{") for word in step.argv],
-                "env": dict(step.env),
-                "env_digest": digest(step.env, 16),
-                "status": status,
-                "reason": reason,
-                "results": to_json(tool(step)) if status == "valid" else [],
-                "cells": {cell.key: to_json(cell) for cell in step.cells},
             }
             self.journal.run(**{**fields, **changes})
         return self
@@ -274,31 +263,31 @@ class Session:
     def place(self, step: ChainStep, role: str, cycle: int, value: float | None, **changes: Any) -> None:
         """One run of a chain gave this value for each comparison; None for one that failed."""
         run = step.candidate if role == CANDIDATE else step.baseline
-        models = {s.model: s for s in self.plan.steps if isinstance(s, ModelStep)}
-        model = models[run.model] if run.model else None
         results = []
         for cell in run.cells if value is not None else ():
             told = tuple(
                 Measurement(cell.key, name, metric(name).unit, (value,)) for name in BENCHES[run.tool].compared
             )
             results.append(CellResult(cell.key, told, {"at": value}))
-        fields = {
-            "id": run.id,
-            "arm": run.arm,
-            "tool": run.tool,
-            "chain": step.id,
-            "role": role,
-            "cycle": cycle,
-            "model_id": model_id(model.recipe or FileModel(model.path)) if model else "",
-            "argv": list(run.argv),
-            "env": dict(run.env),
-            "env_digest": digest(run.env, 16),
-            "status": "failed" if value is None else "valid",
-            "reason": "killed by SIGKILL" if value is None else "",
-            "results": to_json(results),
-            "cells": {cell.key: to_json(cell) for cell in run.cells},
-        }
+        ended = ("failed", "killed by SIGKILL") if value is None else ("valid", "")
+        fields = {**self._fields(run, *ended, to_json(results)), "chain": step.id, "role": role, "cycle": cycle}
         self.journal.run(**{**fields, **changes})
+
+    def _fields(self, step: RunStep, status: str, reason: str, results: Any) -> dict[str, Any]:
+        models = {s.model: s.recipe or FileModel(s.path) for s in self.plan.steps if isinstance(s, ModelStep)}
+        return {
+            "id": step.id,
+            "arm": step.arm,
+            "tool": step.tool,
+            "model_id": model_id(models[step.model]) if step.model else "",
+            "argv": list(step.argv),
+            "env": dict(step.env),
+            "env_digest": digest(step.env, 16),
+            "status": status,
+            "reason": reason,
+            "results": results,
+            "cells": {cell.key: to_json(cell) for cell in step.cells},
+        }
 
     def end(self, status: str = "done", exit_code: int = 0) -> Session:
         """The job is over and the store has all of it."""
@@ -314,13 +303,3 @@ class Session:
 def whole(store: Store, job_id: str = "20261120-103000-h200-a", **options: Any) -> Session:
     """Play the whole H200 session."""
     return Session(store, options.pop("experiment", h200()), job_id, **options).build().gates().runs().end()
-
-
-def with_dirty(tree: Source) -> Source:
-    """Return the same source as somebody's checkout."""
-    return replace(tree, dirty=True)
-
-
-def loads(text: str) -> Any:
-    """Parse JSON."""
-    return json.loads(text)
