@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.figure import Figure, figure, take_turns
 from bench.place import Place, place
 from dgxlab.agent.journal import read
+from dgxlab.model.events import StepEvent
 
 SOURCE = "int edited(void) {{ return {}; }}\n"
 
@@ -40,5 +41,5 @@ def edit(quick: bool) -> Figure:
 def _measuring(here: Place) -> float:
     """Return when the latest job began to use the device, in unix seconds."""
     job: Path = max((here.root / "jobs").iterdir(), key=lambda folder: folder.name)
-    steps = (event for event in read(job / "journal.jsonl") if event["event"] == "step")
-    return next(float(step["t"]) for step in steps if step["kind"] in ("gate", "run"))
+    steps = (event for event in read(job / "journal.jsonl") if isinstance(event, StepEvent))
+    return next(step.t for step in steps if step.kind in ("gate", "run"))

@@ -18,13 +18,17 @@ UNSEEN = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2
 """Characters that control a terminal, turn the order of what is shown, or are none; a regex."""
 
 
-def one_line(text: str) -> str:
+def one_line(text: str, at_most: int = 0) -> str:
     r"""Return text as one line in which everything can be seen; a host's own words must not pass for lines of ours.
+
+    Args:
+        at_most: Characters that are kept, 0 for all.
 
     >>> one_line("disk full\nnext: reboot\x1b[2J")
     'disk full next: reboot\\u001b[2J'
     """
-    return escaped(re.sub(r"[\t\n\v\f\r\x85\u2028\u2029]+", " ", text))
+    line = escaped(re.sub(r"[\t\n\v\f\r\x85\u2028\u2029]+", " ", text))
+    return line if not at_most or len(line) <= at_most else f"{line[: at_most - 1]}…"
 
 
 def escaped(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from dgxlab import synth, tools
-from dgxlab.agent.slots import comparisons
+from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
 from dgxlab.model import (

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dgxlab.agent import journal
 from dgxlab.agent.job import Job
 from dgxlab.store import Store
 from faults.fault import Broken
@@ -41,8 +40,13 @@ def appeared(box: Box, experiment: str) -> Job:
 
 def last_noted(job: Job) -> str:
     """Return the kind of event that a job's journal ends with, "" where it has none."""
-    events = [event["event"] for event in journal.read(job.journal)] if job.journal.exists() else []
-    return str(events[-1]) if events else ""
+    return next(reversed(_noted_kinds(job)), "")
+
+
+def _noted_kinds(job: Job) -> list[str]:
+    """Return the kind of every event in a job's journal, whatever else it tells."""
+    lines = job.journal.read_bytes().splitlines(keepends=True) if job.journal.exists() else []
+    return [str(json.loads(line)["event"]) for line in lines if line.endswith(b"\n")]
 
 
 def sid(job: Job) -> int:
@@ -153,7 +157,7 @@ def sound(box: Box, store: Store, experiment: str) -> None:
 
 
 def _noted(store: Store, job: Job, states: dict[str, Any]) -> None:
-    events = Counter(event["event"] for event in journal.read(job.journal)) if job.journal.exists() else {}
+    events = Counter(_noted_kinds(job))
     for kind in ("run", "gate"):
         (row,) = store.rows(f"SELECT count(*) AS n FROM {kind}s WHERE job_id = ?", (job.job_id,))  # noqa: S608 - from above
         if row["n"] != events.get(kind, 0):

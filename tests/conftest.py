@@ -20,6 +20,7 @@ from dgxlab.spec import load
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
+from tests.journals import told
 
 PROJECT = Path(__file__).resolve().parent.parent
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -111,7 +112,7 @@ class Bench:
         """Run an experiment here; returns how it ended and every event seen."""
         events: list[dict[str, Any]] = []
         request = Request(kind, experiment, **options)
-        return run(self.lab, request, lambda event: events.append(dict(event))), events
+        return run(self.lab, request, lambda event: events.append(told(event))), events
 
 
 @pytest.fixture(scope="session")

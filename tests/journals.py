@@ -34,6 +34,7 @@ from dgxlab.model import (
     Toolchain,
     build_id,
     digest,
+    events,
     model_id,
     to_json,
 )
@@ -413,6 +414,14 @@ TABLES = (
 
 FROM_ELSEWHERE = ("imports",)
 """What other hands measured."""
+
+
+def told(event: events.Event) -> dict[str, Any]:
+    """Return an event as plain JSON, with words beside the codes of a run."""
+    words = {"reason": event.reason} if isinstance(event, events.RunEvent) else {}
+    fields = {**to_json(event), "event": event.event, **words}
+    flags = {"flags": [{**to_json(flag), "reason": flag.reason} for flag in getattr(event, "flags", ())]}
+    return {**fields, **flags} if words else fields
 
 
 def dump(store: Store, *, intent_times: bool = True) -> dict[str, list[dict[str, Any]]]:

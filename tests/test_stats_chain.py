@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dgxlab import stats
-from dgxlab.agent.slots import goes_on
+from dgxlab.chains import over
 from dgxlab.stats import PLANNING_RUNS, Chain, Code, another_cycle, burn_in_needed, burn_in_settled, drift_flaw
 
 
@@ -124,7 +124,7 @@ def test_steps_do_not_end_a_chain() -> None:
     flaws = dict.fromkeys((1, 3, 5), "it failed")
     chain = Chain([100, 100, 80, 80, 100, 100, 80, 80], [100.0] * 7, flaws=flaws, cycles=8)
     assert sorted(chain.invalid_cycles()) == [1, 2, 3, 4, 5, 6]
-    assert goes_on(SimpleNamespace(screen=False), [chain])
+    assert over(SimpleNamespace(screen=False), [chain]) is None
     defect = chain.defect()
     assert defect is not None
     assert defect.code is Code.CUT

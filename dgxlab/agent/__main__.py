@@ -25,10 +25,17 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dgxlab.errors import AGAIN, DgxlabError, RemoteError
+
+if TYPE_CHECKING:
+    from dgxlab.agent.environment import Root
+    from dgxlab.agent.job import Job
+    from dgxlab.replies import Status
 
 FOLLOW_S = 0.1
 """Pause between looks at the journal."""
@@ -40,9 +47,7 @@ def main(argv: list[str]) -> int:
     try:
         reply = VERBS[verb](*args)
     except OSError as refusal:
-        from dgxlab.agent.failure import refused
-
-        return _told(refused(verb, refusal))
+        return _told(_of("files").refused(verb, refusal))
     except DgxlabError as error:
         return _told(error)
     if reply is not None:
@@ -51,10 +56,25 @@ def main(argv: list[str]) -> int:
 
 
 def _told(error: DgxlabError) -> int:
-    """Write an error as the client reads it, and return its exit code."""
     words = {"exit_code": error.exit_code, "message": error.message, "next": error.next, "details": error.details}
     print(json.dumps(words), file=sys.stderr)
     return error.exit_code
+
+
+def _of(module: str) -> Any:
+    """Import a module of the agent: each verb needs few of them, and importing takes longer than most verbs."""
+    return import_module(f"dgxlab.agent.{module}")
+
+
+def _root(path: str) -> Root:
+    root: Root = _of("environment").Root(Path(path).expanduser())
+    root.create()
+    return root
+
+
+def _job(root: str, job_id: str) -> Job:
+    job: Job = _of("job").Job(_root(root).jobs / job_id)
+    return job
 
 
 def probe(root: str) -> dict[str, Any]:
@@ -62,42 +82,17 @@ def probe(root: str) -> dict[str, Any]:
 
     With them goes what hosts.yaml names and this host does not have.
     """
-    from dgxlab.agent import environment, facts, models
-    from dgxlab.agent import jobs as all_jobs
-    from dgxlab.agent.inventory import unfit
-    from dgxlab.agent.objects import Objects
     from dgxlab.model import to_json
 
-    asked = json.load(sys.stdin.buffer)
+    here, asked, models = _root(root), json.load(sys.stdin.buffer), _of("models")
     return {
-        "facts": to_json(facts.gather()),
-        "absent": [*environment.absent(), *unfit(_root(root))],
-        "missing": Objects(_root(root).objects).missing(asked["commits"]) if asked["commits"] else [],
+        "facts": to_json(_of("facts").gather()),
+        "absent": [*_of("environment").absent(), *_of("inventory").unfit(here)],
+        "missing": _of("objects").Objects(here.objects).missing(asked["commits"]) if asked["commits"] else [],
         "models": {path: models.identify(path) for path in asked["models"]},
-        "running": all_jobs.running(_root(root).jobs),
-        "to_send": models.to_send(_root(root), asked["synthetic"]),
+        "running": _of("job").running(here.jobs),
+        "to_send": models.to_send(here, asked["synthetic"]),
     }
-
-
-def receive(root: str) -> None:
-    """Take objects from stdin."""
-    from dgxlab.agent.objects import Objects
-
-    Objects(_root(root).objects).receive(sys.stdin.buffer)
-
-
-def tool(root: str, name: str, version: str, sha256: str) -> None:
-    """Take a build tool's wheel from stdin."""
-    from dgxlab.agent.wheels import unpack
-
-    unpack(_root(root), name, version, sha256, sys.stdin.buffer)
-
-
-def model(root: str, model_id: str, sha256: str) -> None:
-    """Take a synthetic model's f16 file from stdin."""
-    from dgxlab.agent.models import receive as take
-
-    take(_root(root), model_id, sha256, sys.stdin.buffer)
 
 
 def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
@@ -107,47 +102,13 @@ def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
         RemoteError: if the plan is not whole; a cut connection looks like its end.
         JobLost: if it was here, and was removed.
     """
-    from dgxlab.agent.inventory import was_removed
-    from dgxlab.agent.job import Job
-    from dgxlab.agent.jobs import gone
-
-    plan = sys.stdin.buffer.read()
+    plan, jobs = sys.stdin.buffer.read(), _of("job")
     if hashlib.sha256(plan).hexdigest() != sha256:
         raise RemoteError(f"the plan of job {job_id} did not arrive whole", next=AGAIN)
-    if was_removed(_root(root), job_id):
-        raise gone(job_id)
-    job = Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0]))
-    return vars(job.start())
-
-
-def status(root: str, job_id: str) -> dict[str, Any]:
-    """Return a job's status."""
-    from dgxlab.agent.job import Job
-
-    return vars(Job(_root(root).jobs / job_id).status())
-
-
-def jobs(root: str) -> list[dict[str, Any]]:
-    """Return every job's status, name, kind and age, oldest first."""
-    from dgxlab.agent.jobs import listed
-
-    return listed(_root(root).jobs)
-
-
-def plan(root: str, job_id: str) -> Any:
-    """Return a job's plan."""
-    from dgxlab.agent.job import Job
-    from dgxlab.agent.jobs import plan as plan_of
-
-    return plan_of(Job(_root(root).jobs / job_id))
-
-
-def raw(root: str, job_id: str, limit: str) -> None:
-    """Write the size of a job's raw files and, unless that is above the limit, the files."""
-    from dgxlab.agent.archive import send
-    from dgxlab.agent.job import Job
-
-    send(Job(_root(root).jobs / job_id), int(limit), sys.stdout.buffer)
+    if _of("inventory").was_removed(_root(root), job_id):
+        raise jobs.gone(job_id)
+    status: Status = jobs.Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0])).start()
+    return vars(status)
 
 
 def follow(root: str, job_id: str, offset: str) -> None:
@@ -155,14 +116,12 @@ def follow(root: str, job_id: str, offset: str) -> None:
 
     Nothing is copied of a journal that is not what the job wrote.
     """
-    from dgxlab.agent.job import Job
-    from dgxlab.agent.journal import whole_lines
-
-    job, at = Job(_root(root).jobs / job_id), int(offset)
+    job, at = _job(root, job_id), int(offset)
     while True:
         now = job.status()
         running = now.state == "running"  # looked at first: what comes after its end is then read below
-        lines = whole_lines(job.journal, at) if job.journal.exists() and not now.cause else b""
+        readable = job.journal.exists() and not now.cause
+        lines = _of("journal").whole_lines(job.journal, at) if readable else b""
         at += len(lines)
         if lines:
             sys.stdout.buffer.write(lines)
@@ -173,41 +132,6 @@ def follow(root: str, job_id: str, offset: str) -> None:
             time.sleep(FOLLOW_S)
 
 
-def cancel(root: str, job_id: str) -> dict[str, Any]:
-    """End a job and return its status."""
-    from dgxlab.agent.job import Job
-
-    return vars(Job(_root(root).jobs / job_id).cancel())
-
-
-def inventory(root: str) -> list[dict[str, Any]]:
-    """Return what lies under the root."""
-    from dgxlab.agent.inventory import inventory as look
-
-    return [vars(item) for item in look(_root(root))]
-
-
-def clean(root: str) -> dict[str, Any]:
-    """Remove the things that stdin names as [kind, name, last use]."""
-    from dgxlab.agent.inventory import remove
-
-    return vars(remove(_root(root), json.load(sys.stdin)))
-
-
-def work(folder: str) -> None:
-    """Carry out a staged job."""
-    from dgxlab.agent.work import work as carry_out
-
-    carry_out(Path(folder))
-
-
-def sense() -> None:
-    """Print the host's condition twice a second."""
-    from dgxlab.agent.sensors import sense as look
-
-    look()
-
-
 def synth(recipe: str, out: str, vocabulary: str = "") -> None:
     """Write a synthetic model, with the tokenizer of a llama.cpp vocabulary."""
     from dgxlab.model import SyntheticModel, from_json
@@ -216,22 +140,24 @@ def synth(recipe: str, out: str, vocabulary: str = "") -> None:
     write(from_json(SyntheticModel, json.loads(recipe)), Path(out), Path(vocabulary) if vocabulary else None)
 
 
-VERBS: dict[str, Any] = {
-    verb.__name__: verb
-    for verb in (
-        *(probe, receive, tool, model, submit, status, jobs, plan, raw, follow, cancel, inventory, clean),
-        *(work, sense, synth),
-    )
+VERBS: dict[str, Callable[..., Any]] = {
+    "probe": probe,
+    "receive": lambda root: _of("objects").Objects(_root(root).objects).receive(sys.stdin.buffer),
+    "tool": lambda root, *tool: _of("tools").unpack(_root(root), *tool, sys.stdin.buffer),
+    "model": lambda root, *model: _of("models").receive(_root(root), *model, sys.stdin.buffer),
+    "submit": submit,
+    "status": lambda root, job_id: vars(_job(root, job_id).status()),
+    "jobs": lambda root: _of("job").listed(_root(root).jobs),
+    "plan": lambda root, job_id: _of("job").plan(_job(root, job_id)),
+    "raw": lambda root, job_id, limit: _job(root, job_id).send(int(limit), sys.stdout.buffer),
+    "follow": follow,
+    "cancel": lambda root, job_id: vars(_job(root, job_id).cancel()),
+    "inventory": lambda root: [vars(item) for item in _of("inventory").inventory(_root(root))],
+    "clean": lambda root: vars(_of("inventory").remove(_root(root), json.load(sys.stdin))),
+    "work": lambda folder: _of("work").work(Path(folder)),
+    "sense": lambda: _of("facts").sense(),
+    "synth": synth,
 }
-
-
-def _root(path: str) -> Any:
-    from dgxlab.agent.root import Root
-
-    root = Root(Path(path).expanduser())
-    root.create()
-    return root
-
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -40,10 +40,10 @@ def flush(path: Path) -> None:
     if path.is_file():
         sync(path)
     for folder, _, names in os.walk(path, topdown=False):
-        for found in (*(Path(folder, name) for name in names), Path(folder)):
+        for child in (*(Path(folder, name) for name in names), Path(folder)):
             with contextlib.suppress(FileNotFoundError):
-                if stat.S_IFMT(found.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR):
-                    sync(found)
+                if stat.S_IFMT(child.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+                    sync(child)
 
 
 def settle(part: Path, path: Path) -> None:
@@ -74,12 +74,12 @@ def stranger(root: Path) -> tuple[int, Path] | None:
     owners = (0, os.getuid(), *_outside())
     for path in sorted(inside.union(*(path.parents for path in inside))):
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:  # not there yet: the folder above decides
             continue
-        sticky = path not in inside and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in owners or (found.st_mode & 0o022 and not sticky):
-            return found.st_uid, path
+        sticky = path not in inside and status.st_mode & stat.S_ISVTX
+        if status.st_uid not in owners or (status.st_mode & 0o022 and not sticky):
+            return status.st_uid, path
     return None
 
 
@@ -92,8 +92,8 @@ def _outside() -> list[int]:
 
 def main(agent: str, root: str, verb: str, *args: str) -> int:
     """Install the agent or start it."""
-    if found := stranger(Path(root)):
-        sys.stderr.write(f"{found[0]} {os.getuid()} {found[1]}\n")
+    if other := stranger(Path(root)):
+        sys.stderr.write(f"{other[0]} {os.getuid()} {other[1]}\n")
         return OPEN_ROOT
     if verb == "install":
         return _install(Path(agent))

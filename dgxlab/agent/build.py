@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,15 +25,15 @@ from typing import Any
 
 from dgxlab.agent import child, ninja
 from dgxlab.agent.boot import flush, settle, sync
-from dgxlab.agent.environment import base_env, settings
+from dgxlab.agent.environment import Root, base_env, settings
 from dgxlab.agent.facts import boot_id
-from dgxlab.agent.failure import full_disk
-from dgxlab.agent.job import sha256
+from dgxlab.agent.files import full_disk, sha256
 from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.objects import Objects
-from dgxlab.agent.root import Root
 from dgxlab.errors import AGAIN, BuildFailed
-from dgxlab.model import Arm, BuildStep, Toolchain, build_id, digest, to_json
+from dgxlab.model import Arm, BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
+from dgxlab.model.events import BuildEvent
+from dgxlab.model.reasons import left_running
 
 STAMP = "stamp.json"
 LOOK_S = 0.25
@@ -73,8 +73,8 @@ class Builder:
         self.tell = tell
         self.keep = keep
 
-    def build(self, arm: Arm, step: BuildStep) -> dict[str, Any]:
-        """Return the stamp of the arm's build, making it first where it is not there, or is not what was installed.
+    def build(self, arm: Arm, step: BuildStep) -> BuildEvent:
+        """Return what to tell of the arm's build, made first where it is not there, or is not what was installed.
 
         Raises:
             BuildFailed: with the first compiler error and the log's path.
@@ -85,18 +85,33 @@ class Builder:
         folder = self.root.build(identity)
         stamp = installed(folder, identity)
         if folder.exists() and not stamp:
-            self.tell(f"build {identity} is not what was installed: it is made anew")
+            self.tell(f"build {identity} is not what was installed: it is stamp_ anew")
         if stamp and set(arm.targets) <= set(stamp["binaries"]):
-            os.utime(folder / STAMP)  # its last use, for those who clean
-            return {**stamp, "reused": True, "seconds": time.monotonic() - begin}
+            os.utime(folder / STAMP)  # its last use, for `host clean`
+            return self._event(arm, stamp, begin, reused=True)
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
         others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
         with _exclusive(work) as lock, _surviving(work):
-            # the others too: what lies in the work folder of them may be another arm's, who used it last
+            # the others too: in the work folder they may be those of the arm that used it last
             targets = sorted([*arm.targets, *others])
             self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
-            made = self._install(arm, work / "cmake", folder, targets)
-        return {**made, "reused": False, "seconds": time.monotonic() - begin}
+            stamp = self._install(arm, work / "cmake", folder, targets)
+        return self._event(arm, stamp, begin, reused=False)
+
+    def _event(self, arm: Arm, stamp: Mapping[str, Any], begin: float, *, reused: bool) -> BuildEvent:
+        return BuildEvent(
+            arm=arm.name,
+            build_id=stamp["build_id"],
+            source=from_json(Source, stamp["source"]),
+            cmake=stamp["cmake"],
+            toolchain=from_json(Toolchain, stamp["toolchain"]),
+            binaries=stamp["binaries"],
+            libraries=stamp["libraries"],
+            cmake_cache=stamp["cmake_cache"],
+            log=self.log.name,
+            seconds=time.monotonic() - begin,
+            reused=reused,
+        )
 
     def _compile(self, arm: Arm, step: BuildStep, work: Path, targets: Sequence[str], lock: int) -> None:
         for path in (work / "cmake" / "bin").glob("*"):
@@ -131,7 +146,7 @@ class Builder:
             file_limit=RLIM_INFINITY,
         )
         if ended.left:
-            self.tell(f"{doing} left processes running, which were ended: {', '.join(ended.left)}")
+            self.tell(left_running(doing, ended.left))
         text = (
             "" if ended.ok or ended.too_long else part.read_text(errors="replace") + errors.read_text(errors="replace")
         )
@@ -143,7 +158,7 @@ class Builder:
                 path.unlink()
         if not ended.ok:
             raise BuildFailed(
-                f"{doing} failed: {ended.sentence(argv[0], limit_s)}{full_disk(self.root.path)}",
+                f"{doing} failed: {ended.reason(argv[0], limit_s)}{full_disk(self.root.path)}",
                 details=ninja.first_error(text) or text[-2000:],
                 next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
             )
@@ -262,17 +277,17 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
     env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}
     argv = ["ldd", *map(str, programs)]
     text = subprocess.run(argv, capture_output=True, text=True, env=env, check=False).stdout
-    program, found = programs[0], []
+    program, libraries = programs[0], []
     for line in text.splitlines():
         if line.startswith("/"):  # of several programs ldd says the name first
             program = Path(line.removesuffix(":"))
-        match = re.match(r"\s*(\S+) => (not found|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
+        match = re.match(r"\s*(\S+) => (not libraries|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
         if match and OWN_LIBRARY.fullmatch(match[1]):
-            if match[2] == "not found":
+            if match[2] == "not libraries":
                 cause = f"{program.name} needs {match[1]} and the loader does not find it"
                 raise BuildFailed(cause, next=AGAIN)
-            found.append((program, match[1], Path(match[2]).resolve()))
-    return found
+            libraries.append((program, match[1], Path(match[2]).resolve()))
+    return libraries
 
 
 @contextmanager

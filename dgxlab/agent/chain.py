@@ -1,34 +1,23 @@
 """Holds one chain of an A/B session: burn-in, then baseline and candidate in turn, each a fresh process.
 
-Nobody is asked on the way, and nobody is shown a value: what is told of a chain is how it stands, never what it says.
-Whether a cycle counts, and whether another follows, is asked of `slots` and `stats`, as the verdict does afterwards.
+No value is shown while the chain runs. Whether a cycle counts, and whether another follows, is decided in `chains` and
+`stats`, as for the verdict afterwards.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
-from dgxlab.agent.conditions import HOST
-from dgxlab.agent.cooling import Cooling, NotCool
-from dgxlab.agent.measure import Attempt
-from dgxlab.agent.runs import Runs
-from dgxlab.agent.slots import (
-    Slot,
-    burn_in_of,
-    burns_in,
-    chain_of,
-    comparisons,
-    flaw,
-    goes_on,
-    planned,
-    wanted,
-)
+from dgxlab.agent.environment import settings
+from dgxlab.agent.measure import Attempt, Runs
+from dgxlab.chains import Slot, burn_in_of, burns_in, chain_of, comparisons, flaw, over, planned, wanted
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CellResult, ChainStep
+from dgxlab.model.events import ChainEvent, RunEvent, flag
+from dgxlab.model.reasons import Code
 from dgxlab.stats import (
     BURN_IN_RUNS,
     SCREEN_DRIFT_LIMIT,
@@ -45,8 +34,16 @@ from dgxlab.units import duration, percent
 WAITED_S = 5.0
 """A device that had to be waited for any longer has cooled meanwhile: the next run is no neighbour of the last."""
 
-IDLE = 2
-"""After so many cycles in which the candidate's path never ran, it is not expected to run."""
+ABOVE_C = 3.0
+"""Max degrees C above the lowest temperature seen, when a run begins."""
+STILL_S = 30.0
+"""When no temperature has been a new lowest for so long, it falls no further."""
+LIMIT_S = 900.0
+"""How long one wait may last."""
+LOOK_S = 1.0
+"""Between two looks."""
+KNOWN_S = 5.0
+"""How long a temperature may not be known before it counts as not there."""
 
 Ranges = dict[str, tuple[float, float]]
 
@@ -55,8 +52,7 @@ class ChainRunner:
     """One chain that is held.
 
     Args:
-        runs: Launches and records its runs.
-        progress: Called before each with the step's id, its number, how many are expected, and what it is.
+        progress: Called before each run with the step's id, its number, how many are expected, and what it is.
     """
 
     def __init__(self, step: ChainStep, runs: Runs, progress: Callable[[str, int, int, str], None]) -> None:
@@ -68,10 +64,8 @@ class ChainRunner:
         self._slots: list[Slot] = []
         """Of every run, in order; of those in one place the last counts."""
         self._at = (BURN_IN, 1)
-        self._idle = 0
-        """Candidate runs in which the path under test did not run."""
         self._around: Ranges = {}
-        self._failed: Attempt | None = None
+        self._failed: RunEvent | None = None
         self._cooling = Cooling(runs.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
         self._took: list[float] = []
 
@@ -80,7 +74,7 @@ class ChainRunner:
 
         Raises:
             ConditionsError: if no chain of this job makes sense on a device in this state.
-            HostBusy: if somebody else has the device for too long.
+            HostBusy: if others have the device for too long.
         """
         try:
             return self._burn_in() or self._choose() or self._alternate()
@@ -96,11 +90,12 @@ class ChainRunner:
         while burns_in(self._step, self._burn_in_values()):
             number = self._number(BURN_IN) + 1
             attempt = self._run(BURN_IN, number)
-            failures = 0 if attempt.fields["status"] == "valid" else failures + 1
+            failures = 0 if attempt.run.status == "valid" else failures + 1
             if failures == 2:
-                self._tell("done", f"the baseline failed twice in a row: {attempt.fields['reason']}")
+                self._tell("done", f"the baseline failed twice in a row: {attempt.run.reason}")
                 return self._runs.failure(f"{self._step.id}, {BURN_IN} {number}", attempt)
-            self._tell("burn-in", "; ".join(filter(None, (self._said(), self._unsettled()))))
+            unsettled = flag(Code.UNSETTLED, hard=False, runs=number).reason if self._unsettled() else ""
+            self._tell("burn-in", "; ".join(filter(None, (self._said(), unsettled))))
             if self._cooling and number == 1:
                 self._cooling.find_gate()
         return None
@@ -139,24 +134,24 @@ class ChainRunner:
         return self._shortfall()
 
     def _goes_on(self) -> bool:
-        never = self._idle == self._done == IDLE
-        return not never and goes_on(self._step, self._chains())
+        return over(self._step, self._chains(), self._slots) is None
 
     def _shortfall(self) -> DgxlabError | None:
         """Return why a comparison cannot be judged: of those that cannot, the one of which the least counts."""
         step, done = self._step, self._done
         needed = 1 if step.screen else max(cycles_needed(step.cycles), fewest_cycles(step.claims))
-        short = [(one, f) for one, f in zip(self._comparisons, self._flaws(), strict=True) if done - len(f) < needed]
+        pairs = zip(self._comparisons, self._flaws(), strict=True)
+        short = [(comparison, flaws) for comparison, flaws in pairs if done - len(flaws) < needed]
         if not short:
             return None
         comparison, flaws = max(short, key=lambda each: len(each[1]))
-        cells = {cell.key: cell.label for cell in self._step.baseline.cells}
-        of = f" for {cells[comparison.baseline]}" if len(short) < len(self._comparisons) else ""
+        label = next(cell.label for cell in step.baseline.cells if cell.key == comparison.baseline)
+        of = f" for {label}" if len(short) < len(self._comparisons) else ""
         count = f"{done - len(flaws)} of {done} cycles count and {needed} are needed"
         cycle, why = list(flaws.items())[-1]
-        kind = GateFailed if self._failed and self._failed.fields["status"] == "discarded" else ConditionsError
+        kind = GateFailed if self._failed and self._failed.status == "discarded" else ConditionsError
         return kind(
-            f"{self._step.id} ({self._step.baseline.tool}) gives no verdict{of}: {count}; cycle {cycle}: {why}",
+            f"{step.id} ({step.baseline.tool}) gives no verdict{of}: {count}; cycle {cycle}: {why}",
             details="\n".join(f"cycle {cycle}: {why}" for cycle, why in flaws.items()),
             next=self._runs.log(self._failed) if self._failed else AGAIN,
         )
@@ -183,7 +178,7 @@ class ChainRunner:
             warms = time.monotonic() < warm
             attempt = self._runs.launch(step, f"{name}-{number}" if number else name, absent, pin=self._step.pin)
             lost += attempt.again == "rows"
-            again = lost < step.attempts if attempt.again == "rows" else warms and attempt.fields["status"] == "valid"
+            again = lost < step.attempts if attempt.again == "rows" else warms and attempt.run.status == "valid"
             self._record(attempt, waited, again=again, warms=warms)
             if not again:
                 if role != CANDIDATE and not (role == BURN_IN and self._step.block_s):
@@ -200,53 +195,49 @@ class ChainRunner:
         return waited
 
     def _record(self, attempt: Attempt, waited: float, *, again: bool, warms: bool) -> None:
-        """Note what ran, with what the chain knows against it."""
-        role, cycle = self._at
-        fields = attempt.fields
-        flags = list(fields["flags"])
+        """Note what ran, with the flags that only the chain knows."""
+        (role, cycle), run = self._at, attempt.run
+        flags = list(run.flags)
         if waited > WAITED_S:
-            reason = f"the device had to be waited for, {duration(waited)}, right before it"
-            flags.insert(0, _flag("waited", reason, hard=True))
+            flags.insert(0, flag(Code.WAITED, hard=True, seconds=waited))
         if warms:
-            reason = f"warmed the device, as runs in the first {duration(self._step.block_s)} of a block do"
-            flags.insert(0, _flag("warming", reason, hard=True))
-        hard = [flag["reason"] for flag in flags if flag["hard"]]
-        wrong = flaw(fields["status"], fields["reason"], hard)
-        values = _values(fields["results"]) if fields["status"] == "valid" else {}
-        self._slots.append(Slot(role, cycle, values, wrong, fields["seconds"]))
-        if role == CANDIDATE and fields["status"] == "discarded" and attempt.again != "disturbed":
-            self._idle += 1
-        self._around = _ranges((row["name"], row["median"]) for row in fields["telemetry"])
-        if fields["status"] != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
-            self._failed = attempt
-        if not again and (unsettled := self._unsettled()):
-            flags.append(_flag("unsettled", unsettled, hard=False))
-        step = self._step.candidate if role == CANDIDATE else self._step.baseline
-        self._runs.record(step, {**fields, "flags": flags}, chain=self._step.id, role=role, cycle=cycle)
-        stuck = [flag["reason"] for flag in flags if flag["kind"] == "stuck_clock" and flag["hard"]]
+            flags.insert(0, flag(Code.WARMING, hard=True, block_s=self._step.block_s))
+        run = replace(run, flags=tuple(flags), chain=self._step.id, role=role, cycle=cycle)
+        wrong = flaw(run.status, run.reason, run.hard)
+        values = _values(run.results) if run.status == "valid" else {}
+        idle = any(reason.not_engaged for reason in run.reasons[:1])
+        self._slots.append(Slot(role, cycle, values, wrong, run.seconds, idle))
+        self._around = _ranges((row.name, row.median) for row in run.telemetry)
+        if run.status != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
+            self._failed = run
+        if not again and self._unsettled():
+            flags.append(flag(Code.UNSETTLED, hard=False, runs=self._number(BURN_IN)))
+        self._runs.record(replace(run, flags=tuple(flags)))
+        stuck = [each.reason for each in flags if each.kind == Code.STUCK_CLOCK.value]
         if stuck and role == BURN_IN:
             raise ConditionsError(stuck[0], next=AGAIN)
 
-    # -- how it stands ------------------------------------------------------------------------------------------------
+    # -- how far it is -------------------------------------------------------------------------------------------------
 
     def _tell(self, state: str, note: str = "") -> None:
         (role, cycle), done, total = self._at, self._places, self._total
-        # by the baseline's runs alone: how much longer the candidate's take is what nobody is to be shown
+        # by the baseline's runs alone: how long the candidate's take would tell the effect
         left = sum(self._took) / len(self._took) * (total - done) if self._took and total else None
         self._runs.journal.emit(
-            "chain",
-            id=self._step.id,
-            state=state,
-            role=role,
-            cycle=cycle,
-            cycles=self._cycles,
-            done=done,
-            total=total,
-            valid=self._done - max(map(len, self._flaws())),
-            drift=self._drift(),
-            conditions=self._around,
-            left_s=0.0 if state == "done" else left,
-            note=note,
+            ChainEvent(
+                id=self._step.id,
+                state=state,
+                role=role,
+                cycle=cycle,
+                cycles=self._cycles,
+                done=done,
+                total=total,
+                valid=self._done - max(map(len, self._flaws())),
+                drift=self._drift(),
+                conditions=self._around,
+                left_s=0.0 if state == "done" else left,
+                note=note,
+            )
         )
 
     def _tell_cooling(self, note: str) -> None:
@@ -259,16 +250,14 @@ class ChainRunner:
         role, cycle = self._at
         wrong = self._slots[-1].flaw
         if role == BASELINE and cycle and not wrong:
-            flaws = dict.fromkeys(found[cycle] for found in self._flaws() if cycle in found)
+            flaws = dict.fromkeys(flaws[cycle] for flaws in self._flaws() if cycle in flaws)
             return f"cycle {cycle} does not count: {'; '.join(flaws)}" if flaws else ""
         return f"{role} {cycle} {wrong}" if wrong else ""
 
-    def _unsettled(self) -> str:
-        """Return that the last run of burn-in was the last that there may be, "" when it was not, or all is well."""
+    def _unsettled(self) -> bool:
+        """Tell whether the last run was the last that the burn-in may have, and it has not settled."""
         values = self._burn_in_values()
-        if self._at[0] != BURN_IN or burns_in(self._step, values) or all(map(burn_in_settled, values)):
-            return ""
-        return f"the burn-in did not settle in {self._number(BURN_IN)} runs"
+        return self._at[0] == BURN_IN and not burns_in(self._step, values) and not all(map(burn_in_settled, values))
 
     @property
     def _done(self) -> int:
@@ -298,8 +287,8 @@ class ChainRunner:
         """Return which cycles so far do not count, and why, for each comparison."""
         if not self._done:
             return [{} for _ in self._comparisons]
-        found = (chain.invalid_cycles() for chain in self._chains())
-        return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in found]
+        invalid = (chain.invalid_cycles() for chain in self._chains())
+        return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in invalid]
 
     def _chains(self) -> list[Chain]:
         return [chain_of(self._step, comparison, self._slots) for comparison in self._comparisons]
@@ -308,7 +297,7 @@ class ChainRunner:
         """Return how far the last two runs of the baseline are apart, burn-in included, at most of all comparisons."""
         places = {(slot.role, slot.cycle): slot.values for slot in self._slots if slot.role != CANDIDATE}
         last = list(places.values())[-2:]
-        keys = [(one.baseline, one.metric) for one in self._comparisons]
+        keys = [(comparison.baseline, comparison.metric) for comparison in self._comparisons]
         pairs = [[values[key] for values in last if key in values] for key in keys]
         return max((abs(math.log(pair[1] / pair[0])) for pair in pairs if len(pair) == 2), default=None)
 
@@ -316,20 +305,82 @@ class ChainRunner:
         return burn_in_of(self._step, self._slots)
 
 
-def _flag(kind: str, reason: str, *, hard: bool) -> dict[str, Any]:
-    return {"device": HOST, "kind": kind, "hard": hard, "reason": reason}
-
-
-def _values(results: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+def _values(results: Iterable[CellResult]) -> dict[tuple[str, str], float]:
     """Return one value a cell and metric of a run."""
-    measured = ((result["cell"], m) for result in results for m in result["measurements"])
-    return {(cell, m["metric"]): median(m["samples"]) for cell, m in measured}
+    return {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
 
 
 def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
     """Return the lowest and the highest of each quantity, over the devices."""
-    found: Ranges = {}
+    ranges: Ranges = {}
     for name, value in seen:
-        low, high = found.get(name, (value, value))
-        found[name] = (min(low, value), max(high, value))
-    return found
+        low, high = ranges.get(name, (value, value))
+        ranges[name] = (min(low, value), max(high, value))
+    return ranges
+
+
+# -- `thermal: cold`: a run begins when the device is nearly as cool as it gets by itself ------------------------------
+
+
+class NotCool(ConditionsError):
+    """The device does not cool, or its temperature is not known: this chain ends, others may do better."""
+
+
+class Cooling:
+    """The temperature gate of one chain.
+
+    Args:
+        temperature: Returns that of the device in degrees Celsius, None where it is not known.
+        tell: Called with a sentence whenever a wait begins.
+    """
+
+    def __init__(self, temperature: Callable[[], float | None], tell: Callable[[str], None]) -> None:
+        self._temperature = temperature
+        self._tell = tell
+        self._gate: float | None = None
+
+    def find_gate(self) -> None:
+        """Leave the device alone after a first run, until its temperature stops falling.
+
+        Raises:
+            NotCool: if no temperature is known.
+        """
+        begin = since = time.monotonic()
+        lowest = self._look()
+        self._tell(f"cooling from {lowest:.1f} °C until it gets no cooler")
+        while (now := time.monotonic()) - since < STILL_S and now - begin < LIMIT_S:
+            time.sleep(LOOK_S)
+            seen = self._look()
+            if seen < lowest:
+                lowest, since = seen, time.monotonic()
+        self._gate = lowest + ABOVE_C
+
+    def wait(self) -> bool:
+        """Wait until a run may begin, which the first always may; return whether that took any time.
+
+        Raises:
+            NotCool: if it does not become cool enough, or no temperature is known.
+        """
+        seen = self._look()
+        if self._gate is None or seen <= self._gate:
+            return False
+        self._tell(f"cooling from {seen:.1f} °C to {self._gate:.1f} °C")
+        deadline = time.monotonic() + LIMIT_S
+        while seen > self._gate:
+            if time.monotonic() >= deadline:
+                least = f"{self._gate:.1f} °C within {duration(LIMIT_S)}"
+                raise NotCool(f"the device did not cool to {least}: it is at {seen:.1f} °C", next=AGAIN)
+            time.sleep(LOOK_S)
+            seen = self._look()
+        return True
+
+    def _look(self) -> float:
+        deadline = time.monotonic() + KNOWN_S
+        while (seen := self._temperature()) is None:
+            if time.monotonic() >= deadline:
+                raise NotCool(
+                    "thermal: cold needs the device's temperature, and this host tells none; thermal: hot needs none",
+                    next=f"dgxlab doctor {settings().name}",
+                )
+            time.sleep(min(LOOK_S, KNOWN_S / 10))
+        return seen

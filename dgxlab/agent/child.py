@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgxlab.agent.lock import plain
-from dgxlab.errors import AGAIN, RemoteError
+from dgxlab.errors import AGAIN, RemoteError, one_line
+from dgxlab.model.reasons import Code, Reason, reason
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
 GRACE_S = 5.0
@@ -75,15 +75,16 @@ class Ended:
         """Whether it went beyond a limit."""
         return self.timed_out or self.too_long
 
-    def sentence(self, program: str, limit_s: float) -> str:
-        """Say how it ended, for a reason column: `llama-bench was killed by SIGSEGV`."""
+    def reason(self, program: str, limit_s: float, last: str = "") -> Reason:
+        """Return how it ended, for one that did not end well; `last` is what it said last."""
+        more = {"program": program, **({"last": last} if last else {})}
         if self.too_long:
-            return f"{program} printed more than {OUTPUT_LIMIT >> 20} MiB"
+            return reason(Code.TOO_LONG, mib=OUTPUT_LIMIT >> 20, **more)
         if self.timed_out:
-            return f"{program} ran past its limit of {limit_s:g} s and was killed"
+            return reason(Code.TIMED_OUT, limit_s=limit_s, **more)
         if self.signal is not None:
-            return f"{program} was killed by {signal.Signals(self.signal).name}"
-        return f"{program} ended with exit status {self.rc}"
+            return reason(Code.KILLED, signal=signal.Signals(self.signal).name, **more)
+        return reason(Code.EXITED, status=self.rc, **more)
 
 
 def adopt() -> None:
@@ -113,7 +114,7 @@ def run(  # noqa: PLR0913 - all but argv by name
         keep: Lock descriptors that the program inherits, so that an orphan still holds them.
         look: Called with its pid once it runs, whenever the seconds that it returned are over, and when it has ended.
         death_signal: What the kernel sends the program when the agent dies.
-        file_limit: Bytes of any file that it may write; resource.RLIM_INFINITY for who makes large ones.
+        file_limit: Bytes of any file that it may write; resource.RLIM_INFINITY for one that makes large ones.
         processors: To which it is pinned; none for all that the agent may use.
 
     Raises:
@@ -258,7 +259,7 @@ def _kill_stray(pid: int) -> None:
 
 def _named(pid: int) -> str:
     """Return a process in words, `pid 77 (sleep)`."""
-    return f"pid {pid} ({plain(Path(f'/proc/{pid}/comm').read_text())})"
+    return f"pid {pid} ({one_line(Path(f'/proc/{pid}/comm').read_text().strip())})"
 
 
 def _signal_group(pgid: int, number: int) -> None:

@@ -1,25 +1,23 @@
-"""Under which conditions a run took place: what was sampled meanwhile in a few numbers, and what speaks against it.
+"""Under which conditions a run took place: what was sampled meanwhile in a few numbers, and the flags that follow.
 
-A run's `status` says whether it has values that count at all: one that failed, or had a stranger beside it, has none.
-A flag leaves the status as it is. A hard one (a throttle of the hardware, swapping, others on the processors) says that
-the machine was not what it was before: every report shows it beside the numbers, and a verdict leaves the run out. A
-soft one (a throttle of the software, samples that are missing) is only told: the runs around it cancel it.
+A run's `status` says whether it has values that count at all: one that failed, or shared the device, has none. A flag
+leaves the status as it is. A hard one (a throttle of the hardware, swapping, others on the processors) says that the
+machine was not what it was before: every report shows it beside the numbers, and a verdict leaves the run out. A soft
+one (a throttle of the software, missing samples) is only told: the runs around it cancel it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dgxlab.agent.contention import Contention
-from dgxlab.agent.sensors import PERIOD_S
+from dgxlab.agent.facts import PERIOD_S
+from dgxlab.agent.processors import Contention
+from dgxlab.model.events import HOST, Flag, Summary, flag
+from dgxlab.model.reasons import Code
 from dgxlab.stats import median
-from dgxlab.units import duration
-
-HOST = "host"
-"""The device of what is no GPU's."""
 
 GAUGES = {
     "clocks.sm": "MHz",
@@ -62,12 +60,13 @@ OTHERS = 0.25
 """Processors that others may not use where how long the run waited is not known: so many more than its threads left."""
 STEAL = (0.01, 0.05)
 PSI = 0.10
+"""Shares of the time: of the processors given to other machines, soft and hard; with a task that waits."""
 
 SWAP_MIB = 1.0
-"""Pages of somebody's daemon that come back are less, a model's are more."""
+"""Pages of an idle daemon that come back are less, those of a model are more."""
 
 WATCHED_S = 2.0
-"""A run as long as this has samples, unless something is wrong with who takes them."""
+"""A run as long as this has samples, unless a sampler fails."""
 
 STUCK_MHZ, BUSY_PERCENT, BUSY_SAMPLES = 1500.0, 90.0, 4
 """See `stuck_clock`; fewer busy samples than that may be the clock's way up."""
@@ -87,58 +86,15 @@ class Sample:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One quantity of one device during a run.
-
-    Attributes:
-        n: Of samples; a counter's growth is one number.
-    """
-
-    device: str
-    name: str
-    unit: str
-    n: int
-    median: float
-    min: float
-    max: float
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Something that speaks against a run.
-
-    Attributes:
-        kind: One word for programs, at most once a device.
-        hard: No verdict may use the run.
-        reason: In words.
-    """
-
-    device: str
-    kind: str
-    hard: bool
-    reason: str
-
-
-@dataclass(frozen=True)
-class Throttle:
-    """A reason for which a GPU lowers its clock, as NVML numbers them, and the counter of its microseconds."""
-
-    kind: str
-    words: str
-    bit: int
-    counter: str
-    hard: bool
-
-
 _COUNTER = "clocks_event_reasons_counters"
 THROTTLES = (
-    Throttle("hw_thermal", "HW thermal slowdown", 0x40, f"{_COUNTER}.hw_thermal_slowdown", True),
-    Throttle("power_brake", "HW power brake", 0x80, f"{_COUNTER}.hw_power_brake_slowdown", True),
-    Throttle("hw_slowdown", "HW slowdown", 0x8, "", True),
-    Throttle("sw_thermal", "SW thermal slowdown", 0x20, f"{_COUNTER}.sw_thermal_slowdown", False),
-    Throttle("sw_power_cap", "SW power cap", 0x4, f"{_COUNTER}.sw_power_cap", False),
+    (Code.HW_THERMAL, 0x40, f"{_COUNTER}.hw_thermal_slowdown", True),
+    (Code.POWER_BRAKE, 0x80, f"{_COUNTER}.hw_power_brake_slowdown", True),
+    (Code.HW_SLOWDOWN, 0x8, "", True),
+    (Code.SW_THERMAL, 0x20, f"{_COUNTER}.sw_thermal_slowdown", False),
+    (Code.SW_POWER_CAP, 0x4, f"{_COUNTER}.sw_power_cap", False),
 )
+"""Why a GPU lowers its clock: NVML's bit for it, the counter of its microseconds, and whether the flag is hard."""
 
 
 @dataclass(frozen=True)
@@ -163,11 +119,11 @@ class Conditions:
     contention: Contention
     threads: int
 
-    def telemetry(self) -> list[Summary]:
+    def telemetry(self) -> tuple[Summary, ...]:
         """Return every quantity of every device that is known."""
         gauges = [
             Summary(device, name, unit, len(values), median(values), min(values), max(values))
-            for device in self._devices
+            for device in (*self.gpus, HOST)
             for name, unit in GAUGES.items()
             if (values := [s.values[name] for s in self._of(device) if name in s.values])
         ]
@@ -178,26 +134,21 @@ class Conditions:
             if (share := getattr(self.contention, field)) is not None
         ]
         single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in grown + shared)
-        return [*gauges, *single]
+        return (*gauges, *single)
 
-    def flags(self, left_running: str = "") -> list[Flag]:
+    def flags(self, left_running: Flag | None = None) -> tuple[Flag, ...]:
         """Return the flags of the run, the hard ones first.
 
         Args:
-            left_running: Says which processes outlived the program, "" for none. They were ended before the next run.
+            left_running: Says which processes outlived the program; they were ended before the next run.
         """
-        found = [*self._throttled(), *self._stuck(), *self._changed(), *self._short_of_memory()]
-        found += [Flag(HOST, "left_running", False, left_running)] if left_running else []
-        return sorted([*found, *self._shared(), *self._unwatched()], key=lambda flag: not flag.hard)
+        flags = [*self._throttled(), *self._stuck(), *self._changed(), *([left_running] if left_running else [])]
+        return tuple(sorted([*flags, *self._shared(), *self._unwatched()], key=lambda each: not each.hard))
 
     @property
     def contended(self) -> bool:
         """Whether others took so much of the processors that the run should be repeated."""
-        return any(flag.hard for flag in self._shared())
-
-    @property
-    def _devices(self) -> tuple[str, ...]:
-        return (*self.gpus, HOST)
+        return any(each.hard for each in self._shared())
 
     def _of(self, device: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.device == device]
@@ -205,7 +156,7 @@ class Conditions:
     def _grown(self) -> dict[tuple[str, str], float]:
         """Return how far each counter moved; one that was set back by a driver that started anew is not known."""
         before, after = _readings(self.before), _readings(self.after)
-        both = [(device, name) for device in self._devices for name in COUNTERS]
+        both = [(device, name) for device in (*self.gpus, HOST) for name in COUNTERS]
         moved = {key: after[key] - before[key] for key in both if key in before and key in after}
         return {key: by for key, by in moved.items() if by >= 0}
 
@@ -213,95 +164,75 @@ class Conditions:
         grown = self._grown()
         for device in self.gpus:
             active = [int(s.values[ACTIVE]) for s in self._of(device) if ACTIVE in s.values]
-            seen: set[str] = set()
-            for throttle in THROTTLES:
-                hits = sum(bool(bits & throttle.bit) for bits in active)
-                by = grown.get((device, throttle.counter), 0.0)
-                if throttle.kind == "hw_slowdown" and seen:  # its cause was named
-                    continue
-                if by or hits:
-                    seen.add(throttle.kind)
-                    how = f"for {duration(by / 1e6)}" if by else f"in {hits} of {len(active)} samples"
-                    yield Flag(device, throttle.kind, throttle.hard, f"{throttle.words} {how}{self._on(device)}")
+            seen = False
+            for code, bit, counter, hard in THROTTLES:
+                hits = sum(bool(bits & bit) for bits in active)
+                by = grown.get((device, counter), 0.0)
+                if (by or hits) and not (code is Code.HW_SLOWDOWN and seen):  # unless its cause was named
+                    seen = True
+                    how: dict[str, Any] = {"seconds": by / 1e6} if by else {"hits": hits, "samples": len(active)}
+                    yield flag(code, device, hard=hard, **how, **self._on(device))
 
     def _stuck(self) -> Iterator[Flag]:
         for device, name in self.gpus.items():
-            if reason := stuck_clock(name, self._of(device)):
-                yield Flag(device, "stuck_clock", True, reason + self._on(device))
+            if clock := stuck_clock(name, self._of(device)):
+                yield flag(Code.STUCK_CLOCK, device, hard=True, mhz=clock, least=STUCK_MHZ, **self._on(device))
 
     def _changed(self) -> Iterator[Flag]:
+        """Yield what happened to the machine meanwhile: a boot, another driver, a lack of memory."""
         if self.before["boot_id"] != self.after["boot_id"]:
-            yield Flag(HOST, "boot", True, "the machine was started again")
+            yield flag(Code.BOOT, hard=True)
         before, after = _driver(self.before), _driver(self.after)
         if before and after and before != after:
-            yield Flag(HOST, "driver", True, f"the NVIDIA driver changed from {before} to {after}")
-
-    def _short_of_memory(self) -> Iterator[Flag]:
+            yield flag(Code.DRIVER, hard=True, before=before, after=after)
         grown = self._grown()
         if (swapped := grown.get((HOST, "swap_in_mib"), 0.0)) >= SWAP_MIB:
-            yield Flag(HOST, "swap_in", True, f"{swapped:.0f} MiB came back from swap")
+            yield flag(Code.SWAP_IN, hard=True, mib=swapped)
         if killed := grown.get((HOST, "oom_kills"), 0.0):
-            yield Flag(HOST, "oom_kill", True, f"the kernel killed programs for lack of memory ({killed:.0f})")
+            yield flag(Code.OOM_KILL, hard=True, n=killed)
 
     def _shared(self) -> Iterator[Flag]:
-        """Say what others took of the processors; pressure on the host only where nothing says on whom."""
+        """Yield what others took of the processors; pressure on the host only where nothing else is known."""
         seen, threads = self.contention, self.threads
         waited, others, steal = seen.run_queue, seen.others, seen.steal
-        ran = f"{_counted(threads, 'thread')} on {_counted(seen.processors, 'processor')}"
-        used = "" if others is None else f"others used {others:.2f} processors"
-        found = []
+        ran: dict[str, Any] = {"threads": threads, "processors": seen.processors}
+        flags = []
         if waited is not None and waited >= RUN_QUEUE[0] * threads:
-            words = f"its {ran} waited {waited:.2f} s a second for their turn"
             hard = waited >= RUN_QUEUE[1] * threads
-            found.append(Flag(HOST, "run_queue", hard, "; ".join(filter(None, (words, used)))))
+            flags.append(flag(Code.RUN_QUEUE, hard=hard, **ran, waited=waited, others=others))
         if waited is None and others is not None and others >= max(OTHERS, seen.processors - threads + OTHERS):
-            found.append(Flag(HOST, "others_cpu", True, f"{used} beside its {ran}"))
+            flags.append(flag(Code.OTHERS_CPU, hard=True, **ran, others=others))
         if steal is not None and steal >= STEAL[0]:
-            reason = f"the hypervisor gave {100 * steal:.1f} % of the processors' time to other machines"
-            found.append(Flag(HOST, "steal", steal >= STEAL[1], reason))
-        if not found and seen.psi is not None and seen.psi > PSI:
-            reason = f"a program on the host waited for a processor {100 * seen.psi:.0f} % of the time"
-            found.append(Flag(HOST, "psi", False, reason))
-        yield from found
+            flags.append(flag(Code.STEAL, hard=steal >= STEAL[1], share=steal))
+        if not flags and seen.psi is not None and seen.psi > PSI:
+            flags.append(flag(Code.PSI, hard=False, share=seen.psi))
+        yield from flags
 
     def _unwatched(self) -> Iterator[Flag]:
-        """Say which device was sampled less than half as often as it should have been."""
+        """Yield the devices that were sampled less than half as often as they should have been."""
         due = self.seconds / PERIOD_S
-        for device in self._devices:
+        for device in (*self.gpus, HOST):
             n = len(self._of(device))
             if self.seconds >= WATCHED_S and n < due / 2:
-                whose = "of the host" if device == HOST else f"from nvidia-smi{self._on(device)}"
-                yield Flag(device, "no_telemetry", False, f"{n or 'no'} samples {whose} where {due:.0f} were due")
+                on = {} if device == HOST else self._on(device)
+                yield flag(Code.NO_TELEMETRY, device, hard=False, n=n, due=due, nvidia_smi=device != HOST, **on)
 
-    def _on(self, device: str) -> str:
+    def _on(self, device: str) -> dict[str, str]:
         """Name the GPU where there are several."""
-        return f" on {device[:12]}" if len(self.gpus) > 1 else ""
+        return {"gpu": device[:12]} if len(self.gpus) > 1 else {}
 
 
-def stuck_clock(gpu: str, samples: Iterable[Sample]) -> str:
-    """Return why a GPU is in the state that some GB10 do not leave by themselves, "" when it is not.
+def stuck_clock(gpu: str, samples: Sequence[Sample]) -> float:
+    """Return the median SM clock, in MHz, of a GPU in the state that some GB10 do not leave by themselves; else 0.
 
     Units in it run at 500 to 850 MHz under full load, in P0, and through a reboot (reference/rigor.md, A3).
-
-    Args:
-        gpu: Its name.
-        samples: Of it, during a run.
     """
     known = [s.values for s in samples if s.values.keys() >= {"clocks.sm", "utilization.gpu"}]
     busy = [values["clocks.sm"] for values in known if values["utilization.gpu"] > BUSY_PERCENT]
     if "GB10" not in gpu or len(busy) < BUSY_SAMPLES:
-        return ""
+        return 0.0
     clock = median(busy)
-    if clock >= STUCK_MHZ:
-        return ""
-    return (
-        f"the GPU was busy at {clock:.0f} MHz: a GB10 below {STUCK_MHZ:.0f} MHz under load is in its stuck low-power"
-        " state, which a reboot does not end; shut it down and take it off its power supply for a minute"
-    )
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
+    return clock if clock < STUCK_MHZ else 0.0
 
 
 def number(text: str | None) -> float | None:
@@ -320,6 +251,6 @@ def _driver(state: Mapping[str, Any]) -> str:
 
 def _readings(state: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """Return the counters of a state by device and name, those that are known."""
-    found = {(row["uuid"], name): number(row.get(name)) for row in state["gpus"] for name in COUNTERS}
-    found |= {(HOST, name): state.get(name) for name in COUNTERS}
-    return {key: value for key, value in found.items() if value is not None}
+    counters = {(row["uuid"], name): number(row.get(name)) for row in state["gpus"] for name in COUNTERS}
+    counters |= {(HOST, name): state.get(name) for name in COUNTERS}
+    return {key: value for key, value in counters.items() if value is not None}

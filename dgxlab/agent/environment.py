@@ -1,4 +1,7 @@
-"""What programs on the host get from their surroundings: this host's settings, PATH, and the variables they inherit."""
+"""The surroundings of the agent and its programs: this host's settings, the root's folders, PATH and variables.
+
+<root>/  agent/<digest>.pyz   tools/<name>/   src/llama.cpp.git   work/<key>/   builds/<id>/   models/   jobs/<id>/
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Settings:
         env: Variables for every program here.
         lock: The file in which people who share the machine say that they measure, None for none.
         locks: Folders of the benchmark locks in place of the usual ones, for tests, and for machines that have neither.
-            It is the host's word, never a spec's or the client's: who looks elsewhere excludes nobody.
+            Only the host sets it, never a spec or the client: a lock elsewhere excludes no other job.
     """
 
     name: str = "local"
@@ -59,6 +62,30 @@ def settings() -> Settings:
     )
 
 
+class Root:
+    """Paths under the root folder; created private on first use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.agents = path / "agent"
+        self.tools = path / "tools"
+        self.objects = path / "src" / "llama.cpp.git"
+        self.work = path / "work"
+        self.builds = path / "builds"
+        self.models = path / "models"
+        self.jobs = path / "jobs"
+
+    def create(self) -> None:
+        """Make the folders, readable by the owner alone."""
+        inside = (self.agents, self.tools, self.objects.parent, self.work, self.builds, self.models, self.jobs)
+        for folder in (self.path, *inside):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def build(self, build_id: str) -> Path:
+        """Return the folder of an installed build."""
+        return self.builds / build_id
+
+
 def search_path() -> str:
     """Return the PATH of every program here.
 
@@ -72,19 +99,21 @@ def search_path() -> str:
     path = ":".join([*map(str, here.path_prepend), own, *map(str, sent)])
     if shutil.which("nvcc", path=path):
         return path
-    found = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
-    return f"{path}:{found[0].parent}" if found else path
+    nvcc = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
+    return f"{path}:{nvcc[0].parent}" if nvcc else path
 
 
 def absent() -> list[tuple[str, str]]:
     """Return what this host's settings name and is not here, each as its key in hosts.yaml and the path or program."""
     here, path = settings(), search_path()
-    found = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
-    compilers = {name: value for name, value in here.env.items() if name in COMPILERS}
-    found += [(name, value) for name, value in compilers.items() if not _starts(value, path)]
+    missing = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
+    for name in COMPILERS:
+        program, *_ = here.env.get(name, "").split() or [""]  # CC may be `ccache gcc`
+        if name in here.env and shutil.which(program, path=path) is None:
+            missing.append((name, here.env[name]))
     if here.lock and not here.lock.parent.is_dir():
-        found.append(("lock", str(here.lock.parent)))
-    return found
+        missing.append(("lock", str(here.lock.parent)))
+    return missing
 
 
 def base_env() -> dict[str, str]:
@@ -99,12 +128,6 @@ def measured_env(env: Mapping[str, str]) -> dict[str, str]:
     GGML_NO_BACKTRACE: an abort would otherwise run gdb and print its backtrace on stdout, in the middle of the results.
     """
     return {**base_env(), "GGML_NO_BACKTRACE": "1", **env}
-
-
-def _starts(command: str, path: str) -> bool:
-    """Whether the program of a command is there; CC may be `ccache gcc`."""
-    program, *_ = command.split() or [""]
-    return shutil.which(program, path=path) is not None
 
 
 def _kept(name: str) -> bool:

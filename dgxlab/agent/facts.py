@@ -1,4 +1,7 @@
-"""One look at the host: who it is, what compiles on it, what state it is in."""
+"""One look at the host: who it is, what compiles on it, what state it is in.
+
+`sense` prints that state twice a second, beside what is measured.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgxlab.agent import sensors, smi
 from dgxlab.agent.environment import base_env, settings
+from dgxlab.agent.gpus import QUERY, compute_processes, parse_gpus, parse_processes, query
 from dgxlab.agent.lock import FOLDERS
-from dgxlab.agent.occupancy import QUERY, compute_processes, parse_processes
-from dgxlab.agent.sensors import read
-from dgxlab.agent.smi import parse_gpus
 from dgxlab.errors import RemoteError
 
 if TYPE_CHECKING:  # most of the agent's verbs are done before the vocabulary would be loaded
@@ -41,7 +41,9 @@ PATIENCE_S = 20.0
 ANSWER_LIMIT = 1 << 20
 """Bytes that it may say: the longest answer, nvidia-smi's list of its fields, has 30 kB."""
 LAST_S = 0.05
-"""What is left at least to a program whose turn comes late: its answer may lie there."""
+"""Minimum timeout, so that buffered output is still read."""
+PERIOD_S = 0.5
+"""Between two samples: often enough for a run of seconds, seldom enough to cost nothing."""
 
 
 def gather() -> Facts:
@@ -57,10 +59,11 @@ def gather() -> Facts:
     env = base_env()
     compilers = (env.get("CC", "cc"), env.get("CXX", "c++"), "cmake", "nvcc")
     # --version and not the table whose header says the same: that takes 100 ms on an H200, this 18 ms
-    asked = [smi.query(GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
-    told = _answers([*(_version(tool) for tool in (*compilers, *OTHERS)), *asked])
-    others, (rows, smi_version, processes) = ([said or "" for said in part] for part in (told[4:-3], told[-3:]))
+    asked = [query(GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
+    told = _answers([*([tool, "--version"] for tool in (*compilers, *OTHERS)), *asked])
+    others, (rows, smi_version, processes) = ([each or "" for each in part] for part in (told[4:-3], told[-3:]))
     gpus = parse_gpus(GPU_FIELDS, rows)
+    memory = _pairs("/proc/meminfo")
     return Facts(
         host_id=host_id(),
         hostname=socket.gethostname(),
@@ -74,7 +77,8 @@ def gather() -> Facts:
             "python": platform.python_version(),
             "cpu": _cpu_name(),
             "cpus": cpus(),
-            **_memory(),
+            "memory_mib": memory.get("MemTotal", 0) // 1024,
+            "mem_available_mib": memory.get("MemAvailable", 0) // 1024,
             "disk": _disk(settings().root or Path.home()),
             "logout_kills": logout_kills(user()),
             "gpus": gpus,
@@ -130,10 +134,10 @@ def state(fields: Mapping[str, str]) -> dict[str, Any]:
     Args:
         fields: What this driver calls each field of ours that it knows.
     """
-    (gpus,) = outputs([smi.query(tuple(fields.values()))])
+    (gpus,) = outputs([query(tuple(fields.values()))])
     return {
         "boot_id": boot_id(),
-        **sensors.host(),
+        **condition(),
         "gpus": parse_gpus(tuple(fields), gpus),
         "gpu_processes": compute_processes(),
     }
@@ -143,10 +147,9 @@ def _toolchain(versions: Sequence[str]) -> Toolchain:
     """Return the version line of everything that turns a source into programs here, from what `--version` printed."""
     from dgxlab.model import Toolchain
 
-    cc, cxx, cmake, nvcc = versions
-    last = (nvcc.strip().splitlines() or [""])[-1].strip()
-    machine = f"{platform.machine()} {_cpu_flags()}"
-    return Toolchain(cc=_first_line(cc), cxx=_first_line(cxx), cmake=_first_line(cmake), nvcc=last, machine=machine)
+    cc, cxx, cmake = map(_first_line, versions[:3])
+    nvcc = (versions[3].strip().splitlines() or [""])[-1].strip()
+    return Toolchain(cc=cc, cxx=cxx, cmake=cmake, nvcc=nvcc, machine=f"{platform.machine()} {_cpu_flags()}")
 
 
 def _first_line(text: str) -> str:
@@ -154,27 +157,18 @@ def _first_line(text: str) -> str:
 
 
 def _nvidia_devices() -> int:
-    """Return how many NVIDIA display controllers stand on the PCI bus, which needs no driver."""
+    """Return how many NVIDIA display controllers are on the PCI bus, which needs no driver."""
     classes = (path for path in Path("/sys/bus/pci/devices").glob("*/class") if read(str(path)).startswith("0x03"))
     return sum(read(str(path.with_name("vendor"))).strip() == "0x10de" for path in classes)
 
 
-def _memory() -> dict[str, int]:
-    found = sensors.meminfo()
-    return {
-        "memory_mib": found.get("MemTotal", 0) // 1024,
-        "mem_available_mib": found.get("MemAvailable", 0) // 1024,
-    }
-
-
 def _disk(folder: Path) -> dict[str, Any]:
     """Return the size of a folder's file system and what is free of it for this user."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    found = os.statvfs(there)
+    stat = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
     return {
         "path": str(folder),
-        "total_mib": found.f_blocks * found.f_frsize >> 20,
-        "free_mib": found.f_bavail * found.f_frsize >> 20,
+        "total_mib": stat.f_blocks * stat.f_frsize >> 20,
+        "free_mib": stat.f_bavail * stat.f_frsize >> 20,
     }
 
 
@@ -200,7 +194,7 @@ def logout_kills(user: str, systemd: Sequence[Path] = SYSTEMD) -> str:
 
 def outputs(commands: Sequence[Sequence[str]]) -> list[str]:
     """Run short programs side by side and return what each prints, "" for one that is not there or does not end."""
-    return [said or "" for said in _answers(commands)]
+    return [answer or "" for answer in _answers(commands)]
 
 
 def _answers(commands: Sequence[Sequence[str]]) -> list[str | None]:
@@ -211,23 +205,20 @@ def _answers(commands: Sequence[Sequence[str]]) -> list[str | None]:
     return [_output(child, deadline) if child else "" for child in started]
 
 
-def _version(tool: str) -> list[str]:
-    return [tool, "--version"]
-
-
-def _certain(tools: Sequence[str], told: Sequence[str | None]) -> list[str]:
+def _certain(tools: Sequence[str], answers: Sequence[str | None]) -> list[str]:
     """Return what tools say of their versions, asked again where one was killed: builds are known by it.
 
     Raises:
         RemoteError: if one cannot be asked; without its version all would be built, and measured, as something else.
     """
-    said = [_answers([_version(tool)])[0] if one is None else one for tool, one in zip(tools, told, strict=True)]
-    silent = [tool for tool, one in zip(tools, said, strict=True) if one is None]
-    if silent:
-        here = settings().name
-        how = f"it was killed, or did not end within {PATIENCE_S:g} s"
-        raise RemoteError(f"{silent[0]} on {here} does not say its version: {how}", next=f"{silent[0]} --version")
-    return [one or "" for one in said]
+    versions = []
+    for tool, answer in zip(tools, answers, strict=True):
+        version = _answers([[tool, "--version"]])[0] if answer is None else answer
+        if version is None:
+            how = f"it was killed, or did not end within {PATIENCE_S:g} s"
+            raise RemoteError(f"{tool} on {settings().name} does not say its version: {how}", next=f"{tool} --version")
+        versions.append(version)
+    return versions
 
 
 def _start(program: str | None, args: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
@@ -246,18 +237,18 @@ def _output(child: subprocess.Popen[bytes], deadline: float) -> str | None:
     It is read until the program has ended: a daemon that it left may hold the pipe for good.
     """
     assert child.stdout
-    pipe, end, said = child.stdout.fileno(), os.pidfd_open(child.pid), b""
+    pipe, end, printed = child.stdout.fileno(), os.pidfd_open(child.pid), b""
     sources = [pipe, end]
     with child:
         try:
             while ready := select.select(sources, [], [], max(LAST_S, deadline - time.monotonic()))[0]:
                 if pipe not in ready:
-                    return None if child.wait() < 0 else said.decode(errors="replace")
+                    return None if child.wait() < 0 else printed.decode(errors="replace")
                 chunk = os.read(pipe, 1 << 16)
-                said += chunk
+                printed += chunk
                 if not chunk:
                     sources.remove(pipe)
-                if len(said) > ANSWER_LIMIT:
+                if len(printed) > ANSWER_LIMIT:
                     break
         finally:
             os.close(end)
@@ -279,3 +270,57 @@ def _cpu_flags() -> str:
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
     flags = " ".join(sorted(match[1].split())) if match else ""
     return hashlib.sha256(flags.encode()).hexdigest()[:8]
+
+
+# -- the condition that changes all the time --------------------------------------------------------------------------
+
+
+def condition() -> dict[str, float | None]:
+    """Return memory, swapping, load, clock and temperature of the host now; what it does not tell is None, never 0."""
+    memory, counted = _pairs("/proc/meminfo"), _pairs("/proc/vmstat")
+    swapped = memory["SwapTotal"] - memory["SwapFree"] if "SwapFree" in memory else None
+    return {
+        "load_1min": os.getloadavg()[0],
+        "mem_available_mib": _mib(memory.get("MemAvailable")),
+        "swap_used_mib": _mib(swapped),
+        "swap_in_mib": counted["pswpin"] * os.sysconf("SC_PAGE_SIZE") / (1 << 20) if "pswpin" in counted else None,
+        "oom_kills": counted.get("oom_kill"),
+        "cpu_mhz": _cpu_mhz(),
+        "cpu_temp_c": _cpu_temp(),
+    }
+
+
+def sense() -> None:
+    """Write the host's condition to stdout twice a second, a line of JSON each, until this process is ended."""
+    while True:
+        os.write(1, json.dumps({"t": time.time(), **condition()}).encode() + b"\n")
+        time.sleep(PERIOD_S)
+
+
+def read(path: str) -> str:
+    """Return a small file's text, "" where there is none."""
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _pairs(path: str) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^(\w+):?\s+(\d+)", read(path), re.MULTILINE)}
+
+
+def _mib(kib: int | None) -> int | None:
+    return None if kib is None else kib // 1024
+
+
+def _cpu_mhz() -> float | None:
+    """Return the mean over all processors: of the kernel's clock control, else (in a virtual machine) of cpuinfo."""
+    policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq")
+    speeds = [int(khz) / 1000 for path in policies if (khz := read(str(path)).strip()).isdigit()]
+    speeds = speeds or [float(mhz) for mhz in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", read("/proc/cpuinfo"), re.M)]
+    return round(sum(speeds) / len(speeds), 1) if speeds else None
+
+
+def _cpu_temp() -> float | None:
+    zones = [read(str(zone)).strip() for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
+    return max((int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()), default=None)

@@ -2,7 +2,7 @@
 
 A job holds `in-use.lock` shared for its life, so what jobs share (builds, work folders, models, tools) goes only while
 no job runs. What goes is renamed into `trash/` first: an interrupted removal leaves no half of anything. The ids of
-jobs that went stand in `jobs.removed`, so that a client that never heard of a job's end does not start it again.
+removed jobs are in `jobs.removed`, so that a client that never heard of a job's end does not start it again.
 """
 
 from __future__ import annotations
@@ -17,53 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dgxlab.agent.environment import Root
 from dgxlab.agent.job import Job
 from dgxlab.agent.lock import lock
-from dgxlab.agent.root import Root
 from dgxlab.errors import RemoteError
-
-SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
-"""What any job may use while it runs; the rest is a job's own."""
+from dgxlab.replies import SHARED, Item, Removal, Status
 
 LEFTOVER_S = 86400.0
 """What an interrupted command left half done is left alone for a day: it may still be at work."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """One thing under the root.
-
-    Attributes:
-        kind: builds, work, models, tools, agents, jobs, leftovers or sources.
-        used: When it was last used, unix seconds of the host's clock.
-        age_s: How long ago that was when it was listed.
-        bytes: What it takes on the disk; 0 where that was not asked for.
-        state: A job's state, "" for anything else.
-        journal_bytes: Length of a job's journal.
-    """
-
-    kind: str
-    name: str
-    used: float
-    age_s: float
-    bytes: int = 0
-    state: str = ""
-    journal_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What a removal did.
-
-    Attributes:
-        removed: Kind and name of what is gone.
-        kept: Kind, name and reason of what was asked for and is still there.
-        busy: Whether a job kept what jobs share.
-    """
-
-    removed: tuple[tuple[str, str], ...]
-    kept: tuple[tuple[str, str, str], ...]
-    busy: bool
 
 
 def was_removed(root: Root, job_id: str) -> bool:
@@ -93,9 +54,9 @@ def unfit(root: Root) -> Iterator[tuple[str, str]]:
         yield "setsid", "not found on PATH: no job could be started"
 
 
-def inventory(root: Root, *, sizes: bool = True) -> list[Item]:
+def inventory(root: Root) -> list[Item]:
     """Return everything under the root but what is in the trash, by kind, the longest unused first."""
-    return sorted((thing.item(sizes=sizes) for thing in _things(root)), key=lambda item: (item.kind, item.used))
+    return sorted((thing.item() for thing in _things(root)), key=lambda item: (item.kind, item.used))
 
 
 def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
@@ -109,7 +70,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
         for kind, name, used in wanted:
             thing = there.get((kind, name))
             if thing is None:
-                continue  # somebody else removed it
+                continue  # another command removed it
             if reason := _objection(thing, used, alone=alone):
                 kept.append((kind, name, reason))
             else:
@@ -129,11 +90,9 @@ class _Thing:
     name: str
     paths: tuple[Path, ...]
 
-    def item(self, *, sizes: bool) -> Item:
-        used, size = self.used, sum(map(_size, self.paths)) if sizes else 0
-        status = Job(self.paths[0]).status() if self.kind == "jobs" else None
-        if status is None:
-            return Item(self.kind, self.name, used, time.time() - used, size)
+    def item(self) -> Item:
+        used, size = self.used, sum(map(_size, self.paths))
+        status = Job(self.paths[0]).status() if self.kind == "jobs" else Status(self.name, "")
         return Item(self.kind, self.name, used, time.time() - used, size, status.state, status.journal_bytes)
 
     @property
@@ -157,7 +116,7 @@ def _things(root: Root) -> Iterator[_Thing]:
 
 
 def _models(root: Root) -> Iterator[_Thing]:
-    """Yield synthetic models, also one that was sent for a job that never came; any other file is somebody's own."""
+    """Yield synthetic models, also one that was sent for a job that never came; any other file is the user's own."""
     for path in _children(root.models):
         model = path.with_suffix(".gguf")
         if path.match("synthetic-*.json") and not model.is_symlink():
@@ -197,8 +156,8 @@ def _children(folder: Path, *, hidden: bool = False) -> list[Path]:
     """Return what lies in a folder of ours: no links, and nothing where the folder is one; they lead elsewhere."""
     if folder.is_symlink() or not folder.is_dir():
         return []
-    found = (path for path in folder.iterdir() if path.name.startswith(".") == hidden)
-    return sorted(path for path in found if not path.is_symlink())
+    paths = (path for path in folder.iterdir() if path.name.startswith(".") == hidden)
+    return sorted(path for path in paths if not path.is_symlink())
 
 
 def _mtime(path: Path) -> float:

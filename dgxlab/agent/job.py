@@ -1,4 +1,4 @@
-"""A job's folder on the host: how it appears, whether it runs, how it ended.
+"""A job's folder on the host: how it appears, whether it runs, how it ended, and what it leaves.
 
 Liveness is a lock, never a stored word or a pid: run.lock is held by the agent alone. What an agent leaves running when
 it is killed keeps the locks of devices and of the root's folders, and is found by the job's id in its environment.
@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
+import gzip
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tarfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import JOB, settings
 from dgxlab.agent.facts import boot_id
-from dgxlab.agent.lock import in_place, lock, locked, plain
-from dgxlab.errors import AGAIN, RemoteError
+from dgxlab.agent.files import sha256
+from dgxlab.agent.lock import TRIES, in_place, lock
+from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
+from dgxlab.replies import Status, final_status, sealed
 
 STAGED = ("plan.json", "agent.pyz")
 """What a job is, with its digests in MANIFEST."""
@@ -36,28 +40,10 @@ RESERVE = 4096
 """Bytes set aside for each word that a job must be able to say on a full disk: that it started, and how it ended."""
 SEAL = 128
 """Bytes of that which the digest of a final status takes."""
-UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
-"""What the final status of an older agent says, without a digest of its own."""
 START_S = 20.0
 """How long a start may take to show itself."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """What the host knows of a job.
-
-    Attributes:
-        state: absent, staged, running, done or lost.
-        journal_bytes: Length of its journal.
-        rc: The final status it wrote, None before.
-        cause: Why a job that wrote one is lost nevertheless: what lies there is not what it wrote.
-    """
-
-    job_id: str
-    state: str
-    journal_bytes: int = 0
-    rc: dict[str, Any] | None = None
-    cause: str = ""
+LEVEL = 6
+"""Of gzip: text shrinks to a tenth, at a hundred megabytes a second."""
 
 
 class Job:
@@ -103,7 +89,7 @@ class Job:
             if not self._whole():
                 raise RemoteError(f"job {self.job_id} is damaged on {settings().name}", next=AGAIN)
             with (self.folder / "agent.err").open("ab") as errors:
-                # setsid -f: the agent is nobody's child, so nobody has to collect it
+                # setsid -f: the agent is no child of ours, which would have to be collected
                 subprocess.run(
                     ["setsid", "-f", sys.executable, "-ES", str(self.folder / "agent.pyz"), "work", str(self.folder)],
                     stdin=subprocess.DEVNULL,
@@ -125,7 +111,7 @@ class Job:
             RemoteError: if there are no locks where it lies.
         """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # who asks for the status has it for an instant; another agent that is about to start has it for good
+        # a status call holds it for an instant, another agent that is about to start for good
         while not self._started.exists() and not lock(fd):
             time.sleep(0.002)
         if self._started.exists():
@@ -140,7 +126,7 @@ class Job:
         rc = {**fields, "t": time.time(), "journal_bytes": size, "journal_sha256": sha256(self.journal)}
         while len(json.dumps(rc)) > RESERVE - SEAL and rc.get("message"):  # the journal has all of it
             rc["message"] = rc["message"][: len(rc["message"]) // 2]
-        _put(self.rc, {**rc, "sha256": _sealed(rc)})
+        _put(self.rc, {**rc, "sha256": sealed(rc)})
 
     def status(self) -> Status:
         """Tell the job's state: started is looked for, the lock tried, then rc read; in that order there is no race."""
@@ -151,12 +137,8 @@ class Job:
         size = self.journal.stat().st_size if self.journal.exists() else 0
         if running:
             return Status(self.job_id, "running", size)
-        if self.rc.exists():
-            return self._final(size)
-        return Status(self.job_id, "lost" if begun else "staged", size)
-
-    def _final(self, size: int) -> Status:
-        """Return the status of a job that left a final one; nothing is believed of one that contradicts its journal."""
+        if not self.rc.exists():
+            return Status(self.job_id, "lost" if begun else "staged", size)
         rc = final_status(self.rc.read_bytes())
         if rc is None:
             return Status(self.job_id, "lost", size, cause="its final status was damaged")
@@ -204,11 +186,11 @@ class Job:
 
         That is its agent's session, and whatever has the job's id in its environment.
         """
-        sid = self._sid() if self._held() else 0  # a free number may be anybody's session
+        sid = self._sid() if self._held() else 0  # a free number may be another session
         ours, seen = f"{JOB}={self.job_id}".encode(), set[Path]()
-        found: list[tuple[int, int, str]] = []
+        living: list[tuple[int, int, str]] = []
         # one that forks on and on may end before it is looked at, and then it goes on in one that began meanwhile
-        while not found and (new := set(Path("/proc").glob("[0-9]*")) - seen):
+        while not living and (new := set(Path("/proc").glob("[0-9]*")) - seen):
             seen |= new
             for entry in new:
                 with contextlib.suppress(OSError, ValueError, IndexError):
@@ -216,8 +198,8 @@ class Job:
                     state, _, group, session = after.split()[:4]
                     of_agent = sid > 0 and int(session) == sid  # the kernel's own processes have 0
                     if state not in "ZX" and (of_agent or ours in (entry / "environ").read_bytes().split(b"\0")):
-                        found.append((int(entry.name), int(group), plain(before.partition("(")[2])))
-        return found
+                        living.append((int(entry.name), int(group), one_line(before.partition("(")[2])))
+        return living
 
     def _held(self) -> bool:
         try:
@@ -225,7 +207,7 @@ class Job:
         except FileNotFoundError:
             return False
         try:
-            return not lock(fd, fcntl.LOCK_SH)  # shared: two who ask do not take each other for the agent
+            return not lock(fd, fcntl.LOCK_SH)  # shared, so that two status calls do not take each other for the agent
         finally:
             os.close(fd)
 
@@ -240,7 +222,7 @@ class Job:
         except FileNotFoundError:
             return True
         try:
-            if self._started.exists() or not locked(fd) or not in_place(fd, self._lock):
+            if self._started.exists() or not lock(fd, tries=TRIES) or not in_place(fd, self._lock):
                 return False
             if self._started.exists() or self._whole():
                 return False
@@ -248,6 +230,53 @@ class Job:
         finally:
             os.close(fd)
         return True
+
+    def about(self) -> dict[str, Any]:
+        """Return name, kind, experiment and age; nothing of a folder that is being deleted, or is no job's."""
+        try:
+            staged = json.loads(self.plan.read_text())
+            age_s = max(0.0, time.time() - self.plan.stat().st_mtime)
+            return {**{name: str(staged[name]) for name in ("name", "kind", "experiment")}, "age_s": age_s}
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of every raw file by its path in the job's folder, but for those that still grow."""
+        grow = (self.rc, self.journal, self.folder / "agent.err")
+        return {str(path.relative_to(self.folder)): sha256(path) for path in self._files() if path not in grow}
+
+    def send(self, limit: int, out: BinaryIO) -> None:
+        """Write a line of JSON that says how large the raw files are and, unless larger than `limit`, a gzipped tar.
+
+        Raises:
+            JobLost: if there is no such job.
+            UsageError: if it has not ended: its files still grow.
+        """
+        state = self.status().state
+        if state == "absent":
+            raise gone(self.job_id)
+        if state not in ("done", "lost"):
+            raise UsageError(f"job {self.job_id} has not ended", next=f"dgxlab attach {self.job_id}")
+        sizes = {path: path.lstat().st_size for path in self._files()}
+        size = sum(sizes.values())
+        out.write(json.dumps({"size": size, "files": len(sizes)}).encode() + b"\n")
+        if size <= limit:
+            with (
+                gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=LEVEL, mtime=0) as packed,
+                tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as archive,
+            ):
+                for path, bytes_ in sizes.items():
+                    entry = tarfile.TarInfo(str(path.relative_to(self.folder)))
+                    entry.size, entry.mode, entry.mtime = bytes_, 0o600, int(path.stat().st_mtime)
+                    with path.open("rb") as file:
+                        archive.addfile(entry, file)
+        out.flush()
+
+    def _files(self) -> list[Path]:
+        """Return what a number may be checked against; rc comes first, because the journal is checked against it."""
+        paths = [self.rc, self.plan, self.journal, self.folder / "agent.err"]
+        paths += [*sorted(self.folder.glob("*.log")), *sorted(self.raw.glob("*"))]
+        return [path for path in paths if path.exists() and stat.S_ISREG(path.lstat().st_mode)]
 
     @property
     def torn(self) -> bool:
@@ -263,32 +292,6 @@ class Job:
             return False
 
 
-def sha256(path: Path) -> str:
-    """Return a file's sha256 in hex, "" when it is not there."""
-    if not path.exists():
-        return ""
-    total = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            total.update(chunk)
-    return total.hexdigest()
-
-
-def final_status(content: bytes) -> dict[str, Any] | None:
-    """Return what an rc says, None where that is not what an agent wrote."""
-    try:
-        rc = json.loads(content)
-        seal = rc.pop("sha256", None)
-        whole = seal == _sealed(rc) if seal else rc.keys() <= UNSEALED
-        return rc if whole and isinstance(rc["journal_sha256"], str) else None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return None
-
-
-def _sealed(rc: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(rc, sort_keys=True).encode()).hexdigest()
-
-
 def _fill(folder: Path, plan: bytes, agent: Path) -> None:
     """Make a job's folder as it is before its start."""
     folder.mkdir(parents=True)
@@ -297,7 +300,7 @@ def _fill(folder: Path, plan: bytes, agent: Path) -> None:
     for word in ("started", "rc"):
         (folder / f"{word}.reserved").write_bytes(b" " * RESERVE)
     (folder / "raw").mkdir()
-    (folder / "run.lock").touch(mode=0o600)  # so that the first who asks sees whether there are locks at all
+    (folder / "run.lock").touch(mode=0o600)  # so that the first status call sees whether there are locks at all
     sums = {name: sha256(folder / name) for name in STAGED}
     (folder / "MANIFEST").write_text(json.dumps(sums))
 
@@ -311,3 +314,45 @@ def _put(path: Path, value: dict[str, Any]) -> None:
     finally:
         os.close(fd)
     settle(reserved, path)
+
+
+# -- all jobs of a host -----------------------------------------------------------------------------------------------
+
+
+def listed(folder: Path) -> list[dict[str, Any]]:
+    """Return every job's status with its name, its kind and its age in seconds, oldest first."""
+    return [{**vars(job.status()), **job.about()} for job in _jobs(folder)]
+
+
+def running(folder: Path) -> dict[str, str]:
+    """Return the subject of each job that runs, by job id.
+
+    Part of every probe, so a job that has ended costs a look for its rc and no more.
+    """
+    from dgxlab.model import subject  # only here: most verbs need no vocabulary
+
+    live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
+    plans = {job.job_id: plan(job) for job in live if job.about()}
+    return {job_id: subject(p["kind"], p["experiment"], p.get("baseline", "")) for job_id, p in plans.items()}
+
+
+def plan(job: Job) -> Any:
+    """Return a job's plan.
+
+    Raises:
+        JobLost: if there is no such job.
+    """
+    try:
+        return json.loads(job.plan.read_text())
+    except FileNotFoundError:
+        raise gone(job.job_id) from None
+
+
+def gone(job_id: str) -> JobLost:
+    """Return what to say of a job whose folder is not there."""
+    cause = "its folder was deleted, or was never there"
+    return JobLost(f"the host has no job {job_id}: {cause}", next=f"dgxlab report {job_id}")
+
+
+def _jobs(folder: Path) -> Iterator[Job]:
+    return (Job(path) for path in sorted(folder.iterdir()) if not path.name.startswith("."))

@@ -9,9 +9,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dgxlab.agent.boot import sync
+
+if TYPE_CHECKING:  # following a journal needs no vocabulary, and should be quick
+    from dgxlab.model.events import Event
 
 DURABLE = frozenset({"job", "build", "model", "gate", "check", "run", "error", "end"})
 """Events that are fsynced: losing one would lose or repeat work."""
@@ -26,16 +29,16 @@ class Journal:
         sync(path.parent)
         self._seq = 0
 
-    def emit(self, event: str, **fields: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Append one event.
 
         Raises:
             OSError: if the disk is full; nothing of the event is there then, and a later one that fits comes whole.
             ValueError: if the event is not as `model.events` declares it.
         """
-        from dgxlab.model import events  # only here: whoever follows a journal comes by, which should be quick
+        from dgxlab.model.events import written
 
-        line = json.dumps(events.written(self._seq, event, fields), separators=(",", ":"), allow_nan=False)
+        line = json.dumps(written(event, self._seq), separators=(",", ":"), allow_nan=False)
         blob, end = line.encode() + b"\n", os.fstat(self._fd).st_size
         try:
             while blob:
@@ -44,7 +47,7 @@ class Journal:
             os.ftruncate(self._fd, end)
             raise
         self._seq += 1
-        if event in DURABLE:
+        if event.event in DURABLE:
             os.fsync(self._fd)
 
     def close(self) -> None:
@@ -68,9 +71,9 @@ def whole_lines(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
     return chunk[:end]
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read(path: Path) -> Iterator[Event]:
     """Yield the events of a journal, leaving out a torn last line."""
+    from dgxlab.model import events
+
     with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+        yield from (events.read(json.loads(line)) for line in file if line.endswith(b"\n"))

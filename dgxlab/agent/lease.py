@@ -1,28 +1,71 @@
-"""What a job measures on, held against everybody else: other jobs, people who sign a file, their processes."""
+"""The devices that a job measures on, and all that may be using them: other jobs, people who sign a file, processes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from dgxlab.agent.devices import Gpu, devices, uses_cuda
 from dgxlab.agent.environment import settings
 from dgxlab.agent.facts import user
-from dgxlab.agent.lock import BenchLock
-from dgxlab.agent.occupancy import ComputeProcess, compute_processes, foreign, phrase
-from dgxlab.agent.owner import OwnerFile
+from dgxlab.agent.gpus import ComputeProcess, compute_processes, foreign, phrase
+from dgxlab.agent.lock import BenchLock, OwnerFile
 from dgxlab.errors import AGAIN, HostBusy, RemoteError
-from dgxlab.model import Plan
+from dgxlab.model import CheckStep, GateStep, Plan, gpu_backends
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.units import duration
 
+CPU = "cpu"
+Gpu = Mapping[str, Any]
+
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
-"""Between looks while waiting: soon at first, then seldom, because every look disturbs who measures."""
+"""Between looks while waiting: soon at first, then seldom, because every look disturbs measurements."""
+
+
+def uses_cuda(plan: Plan) -> bool:
+    """Return whether any arm is built for CUDA."""
+    return any("CUDA" in gpu_backends(arm.cmake) for arm in plan.arms)
+
+
+def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """Return what to lock, in the one order that keeps two jobs from waiting for each other.
+
+    All GPUs, unless every gate and run names its own in a CUDA_VISIBLE_DEVICES that can be read with certainty. None
+    for a plan that needs a GPU where none has a uuid to lock.
+    """
+    if not uses_cuda(plan):
+        return (CPU,)
+    every = [gpu for gpu in gpus if gpu["uuid"]]
+    envs = [step.env for step in plan.steps if isinstance(step, GateStep)] + [run.env for run in plan.runs]
+    envs += [command.env for step in plan.steps if isinstance(step, CheckStep) for command in step.commands]
+    seen = [_visible({**settings().env, **env}, every) for env in envs]
+    return tuple(sorted({gpu["uuid"] for gpus in seen for gpu in gpus} or {gpu["uuid"] for gpu in every}))
+
+
+def _visible(env: Mapping[str, str], gpus: Sequence[Gpu]) -> Sequence[Gpu]:
+    """Return the GPUs that a program sees in this environment, all of them when that is not certain."""
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpus
+    by_bus = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu["name"] for gpu in gpus}) == 1
+    visible = [_named(word.strip(), gpus, by_bus) for word in named.split(",")]
+    certain = [gpu for gpu in visible if gpu is not None]
+    return certain if len(certain) == len(visible) else gpus
+
+
+def _named(word: str, gpus: Sequence[Gpu], by_bus: bool) -> Gpu | None:
+    """Return the GPU of a uuid's beginning, or of an index where CUDA counts as nvidia-smi does; None if in doubt."""
+    if word.startswith("GPU-"):
+        matching = [gpu for gpu in gpus if gpu["uuid"].startswith(word)]
+    else:
+        matching = [gpu for gpu in gpus if by_bus and gpu["index"] == word]
+    return matching[0] if len(matching) == 1 else None
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Somebody else who has what a job waits for.
+    """The holder of what a job waits for.
 
     Attributes:
         what: The file or the GPU.
@@ -77,7 +120,7 @@ class DeviceLease:
             The seconds that it took.
 
         Raises:
-            HostBusy: if somebody else has them for longer.
+            HostBusy: if others have them for longer.
             RemoteError: if the plan needs a GPU and there is none that can be locked.
         """
         if not self._locks:
@@ -100,18 +143,18 @@ class DeviceLease:
             return []
         return foreign([p for p in processes if p.gpu_uuid not in self._others], self._own)
 
-    def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> str:
-        """Return who may have disturbed a run, "" for nobody.
+    def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> Reason | None:
+        """Return who may have disturbed a run, None where it was alone.
 
         Args:
-            looks: The processes before and after it, None where nvidia-smi did not say: that is not nobody.
+            looks: The processes before and after it, None where nvidia-smi did not say, which does not mean none.
         """
         if self._others is None:
-            return ""
+            return None
         if None in looks:
-            return "nvidia-smi did not say who computes"
+            return reason(Code.UNWATCHED)
         seen = self.strangers(process for look in looks for process in look or ())
-        return f"a foreign compute process appeared: {phrase(seen)}" if seen else ""
+        return reason(Code.STRANGER, processes=phrase(seen)) if seen else None
 
     def release(self) -> None:
         """Let go of everything; harmless to repeat."""
@@ -146,9 +189,9 @@ class DeviceLease:
                     later.release()
                 return Holder(str(lock.path), lock.owner(), lock.owner())
         if self._file:
-            if who := self._file.somebody():
+            if who := self._file.claim():
                 return Holder(str(self._file.path), who, who)
-            self._file.sign()  # before a process is waited for: nobody else shall begin meanwhile
+            self._file.sign()  # before a process is waited for, so that no other job begins meanwhile
         return None if self._others is None else self._stranger(compute_processes())
 
     def _stranger(self, processes: list[ComputeProcess] | None) -> Holder | None:

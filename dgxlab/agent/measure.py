@@ -1,33 +1,30 @@
-"""The steps that use the device: parity gates and benchmark runs, each a fresh process whose output is kept."""
+"""Programs that use the device: each a fresh process whose output is kept, and benchmark runs with what they gave."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from dgxlab.agent import child, facts
 from dgxlab.agent.boot import sync
-from dgxlab.agent.contention import Watch
 from dgxlab.agent.environment import measured_env
-from dgxlab.agent.failure import full_disk
-from dgxlab.agent.job import sha256
-from dgxlab.agent.occupancy import ComputeProcess
-from dgxlab.agent.processors import pinned
+from dgxlab.agent.files import full_disk, sha256
+from dgxlab.agent.journal import Journal
+from dgxlab.agent.lease import DeviceLease
+from dgxlab.agent.processors import Watch, pinned
 from dgxlab.agent.telemetry import Telemetry
-from dgxlab.model import GateStep, ParityGate, RunStep, case_digest, digest, to_json
-from dgxlab.tools import BENCHES, parity
-from dgxlab.tools.parity import GateReading
+from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError
+from dgxlab.model import RunStep, digest
+from dgxlab.model.events import File, RunEvent, flag
+from dgxlab.model.reasons import Code, Reason, left_running, reason
+from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
 
 LAST_WORDS = 4096
 """Bytes of a stream's end among which a program's last line is looked for."""
-RERUNS = 3
-"""How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
-RERUN_AT_MOST = 20
-"""With more failing cases than this the kernel is wrong, and running it again would only take long."""
 
 
 @dataclass(frozen=True)
@@ -40,69 +37,39 @@ class Launch:
 
     def text(self) -> str:
         """Return stdout, "" of a program that printed too much; undecodable bytes are replaced: parsers see damage."""
-        return self._read(self.stdout)
+        return "" if self.ended.too_long else self.stdout.read_text(errors="replace")
 
     def errors(self) -> str:
         """Return stderr, "" of a program that printed too much."""
-        return self._read(self.stderr)
+        return "" if self.ended.too_long else self.stderr.read_text(errors="replace")
 
-    def _read(self, path: Path) -> str:
-        return "" if self.ended.too_long else path.read_text(errors="replace")
-
-    def raw(self) -> dict[str, Any]:
-        """Return path, digest and size of both files, relative to the job's folder."""
-        files = {"stdout": self.stdout, "stderr": self.stderr}
-        for path in files.values():
-            sync(path)  # the record will name the digest
-        return {
-            name: {"path": f"raw/{path.name}", "sha256": sha256(path), "size": path.stat().st_size}
-            for name, path in files.items()
-        }
+    def raw(self) -> dict[str, File]:
+        """Return both files as the journal names them."""
+        return {"stdout": raw_file(self.stdout), "stderr": raw_file(self.stderr)}
 
     def last_words(self) -> str:
         """Return the last line of stderr, or of stdout: usually the program's own reason."""
         for path in (self.stderr, self.stdout):
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - LAST_WORDS))
-                said = file.read().decode(errors="replace").strip()
-            if said:
-                return said.splitlines()[-1].strip()[:300]
+                printed = file.read().decode(errors="replace").strip()
+            if printed:
+                return printed.splitlines()[-1].strip()[:300]
         return "it printed nothing"
 
-
-@dataclass(frozen=True)
-class Gated:
-    """A parity gate that was run and judged.
-
-    Attributes:
-        fields: Those of its `gate` event, but for the list of cases.
-        gate: What was asked.
-        reading: What the program printed.
-        flaky: The cases that failed and then passed in every rerun.
-    """
-
-    fields: dict[str, Any]
-    gate: ParityGate
-    reading: GateReading
-    flaky: tuple[str, ...]
+    def failure(self, program: str, limit_s: float) -> Reason:
+        """Return how it ended, for one that did not end well, with its last words and whether the disk is full."""
+        return self.ended.reason(program, limit_s, self.last_words() + full_disk(self.stdout.parent))
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One benchmark run.
-
-    Attributes:
-        fields: Those of its `run` event; `flags` are what `conditions` says of it.
-        again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when
-            others used the device or too much of the processors meanwhile, "" when there is nothing to hope for.
-    """
-
-    fields: dict[str, Any]
-    again: str = ""
+def raw_file(path: Path) -> File:
+    """Return a raw file as the journal names it, written to the disk itself: the record will have its digest."""
+    sync(path)
+    return File(f"raw/{path.name}", sha256(path), path.stat().st_size)
 
 
 class Bench:
-    """Launches programs for gates and runs, output under `raw`.
+    """Launches programs, output under `raw`.
 
     Attributes:
         pids: Of every program launched so far.
@@ -143,156 +110,136 @@ class Bench:
         )
         self.pids.add(ended.pid)
         if ended.left:
-            self.tell(left_running(name, ended))
+            self.tell(left_running(name, ended.left))
         return Launch(ended, stdout, stderr)
 
-    def gate(self, step: GateStep, argv: Sequence[str], baseline: Gated | None = None) -> Gated:
-        """Run a parity gate and judge it.
 
-        Args:
-            baseline: The baseline's gate of the same operation, where this one is a candidate's.
-        """
-        launched, reading, rc = self._launch_gate(step.id, step, argv)
-        reasons = self._gate_reasons(step, launched, reading, rc)
-        flaky = tuple(dict.fromkeys(reading.failed))
-        alone = not self._gate_reasons(step, launched, *forgiven(reading, rc))  # nothing but these cases is wrong
-        if alone and 0 < len(flaky) <= RERUN_AT_MOST:
-            again = self._again(step, argv)
-            further = (f"run again: {'; '.join(again)}",) if again != reasons else ()
-            reasons = (*reasons, *further) if again else ()
-        if reasons:
-            flaky = ()
-        elif baseline and baseline.fields["status"] != "failed":
-            reasons = beside(step.gate, reading, flaky, baseline)
-        fields = {
-            "gate": to_json(step.gate),
-            "env": dict(step.env),
-            "argv": list(argv),
-            "rc": rc,
-            "passed": reading.passed,
-            "total": reading.total,
-            "unsupported": reading.unsupported,
-            "cases": case_digest(reading.cases) if reading.total else None,
-            "status": "failed" if reasons else "flaky" if flaky else "passed",
-            "reasons": list(reasons),
-            "flaky": list(flaky),
-            "failed": [case for case in reading.failed if case not in flaky],
-            "raw": launched.raw(),
-            "seconds": launched.ended.seconds,
-        }
-        return Gated(fields, step.gate, reading, flaky)
+@dataclass(frozen=True)
+class Attempt:
+    """One benchmark run.
 
-    def _launch_gate(self, name: str, step: GateStep, argv: Sequence[str]) -> tuple[Launch, GateReading, int]:
-        launched = self.launch(name, argv, step.env, step.limit_s)
-        rc = -1 if launched.ended.rc is None else launched.ended.rc
-        return launched, parity.read_gate(launched.text(), step.gate.backend), rc
+    Attributes:
+        run: Its event.
+        again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when
+            others used the device or too much of the processors meanwhile, "" when there is nothing to hope for.
+    """
 
-    def _gate_reasons(self, step: GateStep, launched: Launch, reading: GateReading, rc: int) -> tuple[str, ...]:
-        """Return why one run of a gate did not pass, () when it did."""
-        reasons = parity.judge_gate(reading, rc, step.gate)
-        if step.gate.engaged not in launched.errors():
-            reasons = (*reasons, not_engaged(step.gate.engaged, parity.PROGRAM))
-        if (rc != 0 or launched.ended.stopped) and not reading.failed:
-            reasons = (launched.ended.sentence(parity.PROGRAM, step.limit_s), *reasons)
-        if reasons and not reading.failed:
-            reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(self.raw)}")
-        return reasons
+    run: RunEvent
+    again: str = ""
 
-    def _again(self, step: GateStep, argv: Sequence[str]) -> tuple[str, ...]:
-        """Run a gate again, whole; returns why a rerun did not pass, () when all of them did."""
-        for number in range(1, RERUNS + 1):
-            if reasons := self._gate_reasons(step, *self._launch_gate(f"{step.id}-again{number}", step, argv)):
-                return reasons
-        return ()
 
-    def run(
+class Runs:
+    """The benchmark runs of one job: the devices are held before each, and it is in the journal after it.
+
+    Args:
+        fill: Replaces the placeholders in an arm's argv.
+        identify: Says what a run measures: its build and its model.
+        keep: Descriptors that children inherit; those of the locks come and go in it.
+
+    Attributes:
+        journal: Where everything is told.
+        telemetry: What is sampled beside them.
+    """
+
+    def __init__(
         self,
-        step: RunStep,
-        argv: Sequence[str],
-        name: str,
-        disturbance: Callable[[Sequence[list[ComputeProcess] | None]], str],
-        absent: Sequence[str] = (),
-        *,
-        pin: bool = False,
-    ) -> Attempt:
-        """Run one benchmark and read it.
+        job_id: str,
+        journal: Journal,
+        bench: Bench,
+        lease: DeviceLease,
+        fill: Callable[[Sequence[str], str], list[str]],
+        identify: Callable[[RunStep], tuple[str, str]],
+        keep: list[int],
+    ) -> None:
+        self.journal = journal
+        self.telemetry = bench.telemetry
+        self._job_id = job_id
+        self._bench = bench
+        self._lease = lease
+        self._fill = fill
+        self._identify = identify
+        self._keep = keep
+        self._lasting = tuple(keep)
+        self._position = 0
 
-        Whatever the end, the values that could be read are kept; only a `valid` run's count.
+    def hold(self) -> float:
+        """Have the devices for the next launch, never before the builds are done; return the seconds that it took."""
+        waited = self._lease.hold()
+        self.telemetry.start()
+        self._keep[:] = [*self._lasting, *self._lease.fds]
+        return waited
+
+    def launch(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
+        """Run one benchmark and read it; whatever the end, the values that could be read are kept.
 
         Args:
-            disturbance: Says who disturbed it, given who computed before and after it, None where that is not known.
+            name: Becomes its raw files' names.
             absent: None of these may be on its stderr.
-            pin: Whether it gets processors of its own choice, as many as it has threads; `before` then names them.
+            pin: Whether it gets processors of its own, as many as it has threads; `before` then names them.
         """
+        argv = self._fill(step.argv, step.arm)
         before = self.telemetry.state()
         processors = pinned(argv) if pin else ()
         if processors:
             before = {**before, "pinned": list(processors)}
         watch = Watch(processors)
-        launched = self.launch(name, argv, step.env, step.limit_s, watch.look, processors=processors)
+        launched = self._bench.launch(name, argv, step.env, step.limit_s, watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
+        ended = launched.ended
         parsed = BENCHES[step.tool].parse(launched.text(), step.cells)
-        conditions = self.telemetry.around(launched.ended, before, after, contention, threads(parsed))
-        status, reason = verdict(step, launched, parsed, absent)
-        again = "rows" if launched.ended.ok and parsed.problems else ""
+        conditions = self.telemetry.around(ended, before, after, contention, threads(parsed))
+        status, reasons = verdict(step, launched, parsed, absent)
+        again = "rows" if ended.ok and parsed.problems else ""
         if status == "valid" and conditions.contended:  # its number is kept: the host may never be left alone
             again = "disturbed"
-        if words := disturbance((before["gpu_processes"], after["gpu_processes"])):
+        if stranger := self._lease.disturbance((before["gpu_processes"], after["gpu_processes"])):
             # whatever else went wrong may be the stranger's doing: device memory, mostly
-            reason = "; ".join(filter(None, (words, reason)))
-            status, again = "discarded", "disturbed"
-        fields = {
-            "tool": step.tool,
-            "argv": list(argv),
-            "env": dict(step.env),
-            "env_digest": digest(step.env, 16),
-            "rc": launched.ended.rc,
-            "signal": launched.ended.signal,
-            "started": launched.ended.started,
-            "seconds": launched.ended.seconds,
-            "status": status,
-            "reason": reason,
-            "results": to_json(parsed.results),
-            "cells": {cell.key: to_json(cell) for cell in step.cells},
-            "before": to_json(before),
-            "after": to_json(after),
-            "telemetry": to_json(conditions.telemetry()),
-            "flags": to_json(conditions.flags(left_running(name, launched.ended))),
-            "raw": launched.raw(),
-        }
-        return Attempt(fields, again)
+            status, reasons, again = "discarded", (stranger, *reasons), "disturbed"
+        left = flag(Code.LEFT_RUNNING, hard=False, program=name, left=list(ended.left)) if ended.left else None
+        build_id, model_id = self._identify(step)
+        run = RunEvent(
+            id=step.id,
+            arm=step.arm,
+            build_id=build_id,
+            tool=step.tool,
+            model_id=model_id,
+            position=self._position,
+            argv=tuple(argv),
+            env=step.env,
+            env_digest=digest(step.env, 16),
+            rc=ended.rc,
+            signal=ended.signal,
+            started=ended.started,
+            seconds=ended.seconds,
+            status=status,
+            reasons=reasons,
+            results=parsed.results,
+            cells={cell.key: cell for cell in step.cells},
+            before=before,
+            after=after,
+            telemetry=conditions.telemetry(),
+            flags=conditions.flags(left),
+            raw=launched.raw(),
+        )
+        return Attempt(run, again)
 
+    def record(self, run: RunEvent) -> None:
+        """Write a run's event."""
+        self.journal.emit(run)
+        self._position += 1
 
-def left_running(name: str, ended: child.Ended) -> str:
-    """Say what a program left running, "" for nothing."""
-    return f"{name} left processes running, which were ended: {', '.join(ended.left)}" if ended.left else ""
+    def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
+        """Return why a run gave no number, as the error that the job ends with."""
+        words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
+        if attempt.again == "disturbed":
+            return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)
+        kind = GateFailed if attempt.run.status == "discarded" else RemoteError
+        return kind(words, next=self.log(attempt.run))
 
-
-def forgiven(reading: GateReading, rc: int) -> tuple[GateReading, int]:
-    """Return what a gate would have printed had its failing cases passed."""
-    passed = None if reading.passed is None else reading.passed + len(reading.failed)
-    return replace(reading, passed=passed, failed=(), backend_ok=True), 0 if rc == 1 else rc
-
-
-def beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], baseline: Gated) -> tuple[str, ...]:
-    """Return why a candidate's gate that passed by itself fails beside its baseline's, () when it does not."""
-    reasons = []
-    if new := [case for case in flaky if case not in baseline.flaky]:
-        reasons.append(f"flaky here and not in the baseline: {', '.join(new)}")
-    asked = ((wanted.expect, baseline.gate.expect), (wanted.cases, baseline.gate.cases))
-    if any(one and two and one != two for one, two in asked):
-        return tuple(reasons)  # the specs declare that the arms have other cases
-    if reading.total != baseline.reading.total:
-        reasons.append(f"the candidate ran {reading.total} cases, the baseline {baseline.reading.total}")
-    if differs := parity.unlike(reading.cases, baseline.reading.cases):
-        reasons.append(f"not the baseline's cases: {differs}")
-    return tuple(reasons)
-
-
-def not_engaged(marker: str, program: str) -> str:
-    """Say that what was to be tested or measured did not run."""
-    return f"the path under test did not run: {marker!r} is not on {program}'s stderr"
+    def log(self, run: RunEvent) -> str:
+        """Return the command that shows what a run printed on stderr."""
+        return f"dgxlab logs {self._job_id} {run.raw['stderr'].path}"
 
 
 def threads(parsed: Parsed) -> int:
@@ -304,20 +251,22 @@ def threads(parsed: Parsed) -> int:
     return max((n for n in named if isinstance(n, int) and n > 0), default=facts.cpus())
 
 
-def verdict(step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[str] = ()) -> tuple[str, str]:
-    """Return a run's status and, unless valid, the reason in words."""
+def verdict(
+    step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[str] = ()
+) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
+    """Return a run's status and, unless valid, the reason."""
     program = Path(step.argv[0]).name
     if not launched.ended.ok:
-        ended = launched.ended.sentence(program, step.limit_s)
-        return "failed", f"{ended}: {launched.last_words()}{full_disk(launched.stdout.parent)}"
+        return "failed", (launched.failure(program, step.limit_s),)
     if parsed.problems:
-        return "failed", f"{program}: {'; '.join(parsed.problems)}{full_disk(launched.stdout.parent)}"
+        disk = full_disk(launched.stdout.parent)
+        return "failed", (reason(Code.ROWS, program=program, problems=list(parsed.problems), disk=disk),)
     errors = launched.errors() if step.markers or absent else ""
     for marker in step.markers:
         if marker not in errors:
-            return "discarded", not_engaged(marker, program)
+            return "discarded", (reason(Code.NOT_ENGAGED, marker=marker, program=program),)
     for marker in absent:
         if marker in errors:
-            return "discarded", f"the path under test ran in the baseline too: {marker!r} is on {program}'s stderr"
+            return "discarded", (reason(Code.ENGAGED_TOO, marker=marker, program=program),)
     assert all(math.isfinite(v) for r in parsed.results for m in r.measurements for v in m.samples)
-    return "valid", ""
+    return "valid", ()

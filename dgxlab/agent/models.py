@@ -7,19 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from dgxlab.agent.boot import settle
-from dgxlab.agent.environment import measured_env
-from dgxlab.agent.job import sha256
-from dgxlab.agent.root import Root
+from dgxlab.agent.environment import Root, measured_env
+from dgxlab.agent.files import incoming, sha256
 from dgxlab.errors import RemoteError, SpecError, command
-from dgxlab.model import ModelStep, SyntheticModel, to_json
+from dgxlab.model import ModelStep, SyntheticModel
 
 if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
     from dgxlab.agent.measure import Launch
+    from dgxlab.model.events import ModelEvent
 
 SPOT = 1 << 20
 """Bytes of a file's beginning and end that go into its identity; hashing 20 GB before each session would take longer
@@ -42,20 +42,34 @@ def identify(path: str) -> dict[str, Any] | None:
     return {"model_id": f"file-{identity}", "path": str(file), "size": stat.st_size, "digest": f"spots:{spots}"}
 
 
-def find(step: ModelStep) -> dict[str, Any]:
-    """Return a model file's fields for the journal.
+def find(step: ModelStep) -> ModelEvent:
+    """Return what to tell of a model file.
 
     Raises:
         SpecError: if it is not on the host.
     """
-    found = identify(step.path)
-    if found is None:
+    if (file := identify(step.path)) is None:
         raise SpecError(
             f"model {step.model} is not on the host: there is no file {step.path}; put it there, or change "
             f"models.{step.model}.path",
             next=command("ls", "-l", step.path.rpartition("/")[0]),
         )
-    return {**found, "recipe": None, "reused": True}
+    return _event(step, file, reused=True)
+
+
+def _event(step: ModelStep, file: Mapping[str, Any], *, reused: bool) -> ModelEvent:
+    from dgxlab.model.events import ModelEvent  # only here: a probe comes by, which should be quick
+
+    return ModelEvent(
+        name=step.model,
+        model_id=file["model_id"],
+        path=file["path"],
+        size=file["size"],
+        digest=file["digest"],
+        recipe=step.recipe,
+        seconds=0.0,
+        reused=reused,
+    )
 
 
 def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
@@ -71,8 +85,6 @@ def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
     Raises:
         RemoteError: if it did not arrive whole, or the disk is full.
     """
-    from dgxlab.agent.incoming import incoming  # only here: a probe comes by, which should be quick
-
     with incoming(stream, sha256, root.models, f"model {model_id}") as file:
         settle(file, _sent(root, model_id))
 
@@ -85,8 +97,8 @@ def synthesize(
     launch: Callable[[str, Sequence[str]], Launch],
     *,
     source: Path | None = None,
-) -> dict[str, Any]:
-    """Return a synthetic model's fields, writing and quantising it first where it is not there yet.
+) -> ModelEvent:
+    """Return what to tell of a synthetic model, written and quantised first where it is not there yet.
 
     Args:
         source: The finished model that it is made from, None where it is written.
@@ -117,9 +129,9 @@ def synthesize(
     finally:
         written.unlink(missing_ok=True)
         part.unlink(missing_ok=True)
-    record.touch()  # its last use, for those who clean
-    fields = json.loads(record.read_text())
-    return {"model_id": model_id, "path": str(path), "recipe": to_json(step.recipe), "reused": reused, **fields}
+    record.touch()  # its last use, for `host clean`
+    file = {"model_id": model_id, "path": str(path), **json.loads(record.read_text())}
+    return _event(step, file, reused=reused)
 
 
 def _finished(path: Path) -> bool:
@@ -174,8 +186,8 @@ def _fill(argv: Sequence[str], *, out: Path, source: Path | None = None, vocabul
 def _make(launch: Callable[[str, Sequence[str]], Launch], name: str, argv: Sequence[str]) -> None:
     launched = launch(name, argv)
     if not launched.ended.ok:
-        sentence = launched.ended.sentence(Path(argv[0]).name, 0)
+        why = launched.ended.reason(Path(argv[0]).name, 0, launched.last_words())
         raise RemoteError(
-            f"the synthetic model was not made: {sentence}: {launched.last_words()}",
-            next=f"dgxlab logs {launched.stderr.parent.parent.name} {launched.raw()['stderr']['path']}",
+            f"the synthetic model was not made: {why}",
+            next=f"dgxlab logs {launched.stderr.parent.parent.name} raw/{launched.stderr.name}",
         )

@@ -86,15 +86,15 @@ class Objects:
         worktree.mkdir(parents=True, exist_ok=True)
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(worktree)}
         self._git("read-tree", "--reset", "-u", commit, env=env, at=worktree)
-        # what somebody changed by hand in between is put back, what they added is removed
+        # what was changed by hand in between is put back, what was added is removed
         self._git("update-index", "-q", "--really-refresh", env=env, at=worktree, check=False)
         changed = self._git("diff-files", "--name-only", "-z", env=env, at=worktree)
         if changed:
             self._git("checkout-index", "-f", "-z", "--stdin", env=env, at=worktree, input=changed)
         self._git("clean", "-ffdxq", env=env, at=worktree)
-        found = self._git("write-tree", env=env, at=worktree).strip()
-        if found != tree:
-            raise RemoteError(f"the host checked out tree {found[:12]}, the plan names {tree[:12]}", next=AGAIN)
+        written = self._git("write-tree", env=env, at=worktree).strip()
+        if written != tree:
+            raise RemoteError(f"the host checked out tree {written[:12]}, the plan names {tree[:12]}", next=AGAIN)
 
     def names(self, commit: str) -> str:
         """Return every file name of a commit, a line each: cmake's globs must be run again when they change."""
@@ -119,10 +119,10 @@ class Objects:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".in-", dir=self.path.parent) as scratch:
-            made = Path(scratch, "git")
-            self._git("init", "--quiet", "--bare", "--template=", str(made), at=self.path.parent)
+            repository = Path(scratch, "git")
+            self._git("init", "--quiet", "--bare", "--template=", str(repository), at=self.path.parent)
             try:
-                settle(made, self.path)
+                settle(repository, self.path)
             except OSError:
                 if not self.path.exists():  # otherwise another client was faster
                     raise

@@ -21,19 +21,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dgxlab.agent import child, facts, smi
-from dgxlab.agent.conditions import HOST, Conditions, Sample, number
-from dgxlab.agent.contention import Contention
+from dgxlab.agent import child, facts
+from dgxlab.agent.conditions import Conditions, Sample, number
 from dgxlab.agent.environment import base_env
+from dgxlab.agent.facts import PERIOD_S
+from dgxlab.agent.gpus import BASIC, HELP, choose, sampling
 from dgxlab.agent.journal import whole_lines
-from dgxlab.agent.sensors import PERIOD_S
+from dgxlab.agent.processors import Contention
+from dgxlab.model.events import HOST
 
 READY_S = 2.0
 """How long the first run waits for the samplers' first lines, so that nothing starts up beside it."""
 STOP_S = 1.0
 """How long the end of a job waits for them."""
 FRESH_S = 5.0
-"""A sample that is older says nothing of this instant: who took it hangs, or is gone."""
+"""A sample that is older says nothing of this instant: its sampler hangs, or is gone."""
 
 Parse = Callable[[str], "Sample | None"]
 
@@ -102,11 +104,11 @@ class Telemetry:
 
     def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
         self._gpus = gpus
-        self._fields = smi.choose(facts.outputs([smi.HELP])[0]) if gpus else dict(smi.BASIC)
+        self._fields = choose(facts.outputs([HELP])[0]) if gpus else dict(BASIC)
         sense = [sys.executable, "-ES", str(agent), "sense"]
         self._samplers = [Sampler(sense, raw / "telemetry-host.jsonl", parse_host)]
         if gpus:
-            ask = smi.sampling(tuple(gpus), tuple(self._fields.values()), PERIOD_S)
+            ask = sampling(tuple(gpus), tuple(self._fields.values()), PERIOD_S)
             self._samplers.append(Sampler(ask, raw / "telemetry-gpu.csv", partial(parse_gpu, tuple(self._fields))))
         self._started = False
 
@@ -164,9 +166,9 @@ class Telemetry:
 def parse_host(line: str) -> Sample | None:
     """Read a line of `sensors.sense`."""
     try:
-        said = json.loads(line)
-        at = float(said.pop("t"))
-        values = {name: float(value) for name, value in said.items() if value is not None}
+        row = json.loads(line)
+        at = float(row.pop("t"))
+        values = {name: float(value) for name, value in row.items() if value is not None}
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
     return Sample(at, HOST, values) if all(map(math.isfinite, values.values())) else None

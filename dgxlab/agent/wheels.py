@@ -14,9 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from dgxlab.agent.boot import settle
-from dgxlab.agent.environment import base_env
-from dgxlab.agent.incoming import incoming
-from dgxlab.agent.root import Root
+from dgxlab.agent.environment import Root, base_env
+from dgxlab.agent.files import incoming
 from dgxlab.errors import RemoteError
 
 PATIENCE_S = 20.0

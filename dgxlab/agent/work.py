@@ -10,27 +10,24 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from resource import RLIM_INFINITY
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from dgxlab import __version__
 from dgxlab.agent import child, facts, models
-from dgxlab.agent.archive import digests
 from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import ChainRunner
-from dgxlab.agent.check import run_check
-from dgxlab.agent.devices import devices
-from dgxlab.agent.failure import clean, full_disk, refused
+from dgxlab.agent.environment import Root
+from dgxlab.agent.files import clean, full_disk, refused
+from dgxlab.agent.gates import Gated, run_check, run_gate
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
-from dgxlab.agent.lease import DeviceLease
-from dgxlab.agent.measure import Bench, Gated
-from dgxlab.agent.root import Root
-from dgxlab.agent.runs import Runs
+from dgxlab.agent.lease import DeviceLease, devices
+from dgxlab.agent.measure import Bench, Runs
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, RemoteError, UsageError
 from dgxlab.model import (
@@ -50,11 +47,20 @@ from dgxlab.model import (
     from_json,
     model_id,
     sources,
-    to_json,
+)
+from dgxlab.model.events import (
+    EndEvent,
+    ErrorEvent,
+    JobEvent,
+    LockEvent,
+    ModelEvent,
+    NoteEvent,
+    ProgressEvent,
+    StepEvent,
 )
 
 PROGRESS_S = 0.5
-"""At most this often a progress event of one step: ninja counts faster than anybody reads."""
+"""At most this often a progress event of one step: ninja counts faster than one can read."""
 DISTURBED_AGAIN = 2
 """How often a run is repeated because others used the device or the processors meanwhile."""
 
@@ -80,11 +86,11 @@ class Worker:
             plan,
             gpus,
             self.bench.pids,
-            lambda state, path, owner: self.journal.emit("lock", state=state, path=path, owner=owner),
+            lambda state, path, owner: self.journal.emit(LockEvent(state=state, path=path, owner=owner)),
         )
         self.runs = Runs(job.job_id, self.journal, self.bench, self.lease, self.fill, self.identify, self.keep)
         self.builds: dict[str, str] = {}
-        self.models: dict[tuple[str, str], dict[str, Any]] = {}
+        self.models: dict[tuple[str, str], ModelEvent] = {}
         """By arm and name: two arms may mean different models by one name."""
         self.gates: dict[str, Gated] = {}
         """By step id."""
@@ -97,20 +103,21 @@ class Worker:
     def carry_out(self) -> DgxlabError | None:
         """Run every step and return the worst failure; what was measured before it is in the journal."""
         self.journal.emit(
-            "job",
-            job_id=self.job.job_id,
-            plan_digest=self.plan.digest,
-            protocol=PROTOCOL,
-            agent_version=__version__,
-            boot_id=self.facts.boot_id,
-            facts=to_json(self.facts),
+            JobEvent(
+                job_id=self.job.job_id,
+                plan_digest=self.plan.digest,
+                protocol=PROTOCOL,
+                agent_version=__version__,
+                boot_id=self.facts.boot_id,
+                facts=self.facts,
+            )
         )
         for step in self.plan.steps:
             skipped = not self.closed_arms.isdisjoint(arms_of(step)) or self._is_idle(step)
-            self.journal.emit("step", id=step.id, kind=step.kind, state="skipped" if skipped else "started")
+            self.journal.emit(StepEvent(id=step.id, kind=step.kind, state="skipped" if skipped else "started"))
             if not skipped:
                 self._STEPS[type(step)](self, step)
-                self.journal.emit("step", id=step.id, kind=step.kind, state="done")
+                self.journal.emit(StepEvent(id=step.id, kind=step.kind, state="done"))
         # a gate that failed matters more than a run that did
         worst = max(self.failures, key=lambda error: error.exit_code == GateFailed.exit_code, default=None)
         if worst and worst is not self.failures[-1]:
@@ -131,9 +138,7 @@ class Worker:
 
     def report(self, error: DgxlabError) -> None:
         """Write an error to the journal."""
-        self.journal.emit(
-            "error", exit_code=error.exit_code, message=error.message, next=error.next, details=error.details
-        )
+        self.journal.emit(ErrorEvent(message=error.message, next=error.next, details=error.details))
 
     def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
         """Replace the placeholders that only the host knows.
@@ -146,7 +151,7 @@ class Worker:
             "agent": str(self.job.folder / "agent.pyz"),
             "jobs": str(facts.cpus()),
             "models": str(self.root.models),
-            **{f"model:{name}": str(fields["path"]) for (of, name), fields in self.models.items() if of == arm},
+            **{f"model:{name}": model.path for (of, name), model in self.models.items() if of == arm},
             **extra,
         }
         if arm in self.builds:
@@ -159,10 +164,9 @@ class Worker:
 
         return [re.sub(r"\{([a-z]+(?::[\w.-]+)?)\}", replace, arg) for arg in argv]
 
-    def identify(self, step: RunStep) -> dict[str, str]:
-        """Return the build and the model that a run measures; the model is "" where it reads none."""
-        model = str(self.models[step.arm, step.model]["model_id"]) if step.model else ""
-        return {"build_id": self.builds[step.arm], "model_id": model}
+    def identify(self, step: RunStep) -> tuple[str, str]:
+        """Return the ids of the build and the model that a run measures; the model's is "" where it reads none."""
+        return self.builds[step.arm], self.models[step.arm, step.model].model_id if step.model else ""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -178,18 +182,18 @@ class Worker:
             tell=self._note,
             keep=self.keep,
         )
-        stamp = builder.build(arm, step)
-        self.builds[step.arm] = stamp["build_id"]
-        self.journal.emit("build", arm=step.arm, log=log.name, **stamp)
+        event = builder.build(arm, step)
+        self.builds[step.arm] = event.build_id
+        self.journal.emit(event)
 
     def _model(self, step: ModelStep) -> None:
         begin = time.monotonic()
         if step.recipe is None:
-            fields = models.find(step)
+            event = models.find(step)
         else:
             path = Path(self.fill((step.path,), step.arm)[0])
             self._progress(step.id, 0, 0, f"writing {path.name}")
-            fields = models.synthesize(
+            event = models.synthesize(
                 self.root,
                 step,
                 model_id(step.recipe),
@@ -197,18 +201,17 @@ class Worker:
                 lambda name, argv: self.bench.launch(
                     name, self.fill(tuple(argv), step.arm), {}, step.limit_s, file_limit=RLIM_INFINITY
                 ),
-                source=Path(self.models[step.arm, step.of]["path"]) if step.of else None,
+                source=Path(self.models[step.arm, step.of].path) if step.of else None,
             )
-        self.models[step.arm, step.model] = fields
-        self.journal.emit("model", name=step.model, seconds=time.monotonic() - begin, **fields)
+        self.models[step.arm, step.model] = event
+        self.journal.emit(replace(event, seconds=time.monotonic() - begin))
 
     def _probe(self, step: ProbeStep) -> None:
         launched = self.bench.launch(step.id, self.fill(step.argv, step.arm), {}, step.limit_s)
         program = Path(step.argv[0]).name
         if launched.ended.stopped:
-            raise RemoteError(
-                f"{launched.ended.sentence(program, step.limit_s)}, asked which flags it knows", next=AGAIN
-            )
+            ended = launched.ended.reason(program, step.limit_s)
+            raise RemoteError(f"{ended}, asked which flags it knows", next=AGAIN)
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
         unknown = [flag for flag in step.flags if flag not in known]
         if unknown and (full := full_disk(self.job.raw)):
@@ -221,46 +224,39 @@ class Worker:
 
     def _gate(self, step: GateStep) -> None:
         self.runs.hold()
-        gated = self.bench.gate(step, self.fill(step.argv, step.arm), self.gates.get(step.like))
-        self.gates[step.id], result = gated, gated.fields
-        if (cases := result["cases"]) and cases not in self.lists:  # 150 kB of MUL_MAT, told once
-            self.lists.add(cases)
-            result["case_list"] = list(gated.reading.cases)
-        self.journal.emit("gate", id=step.id, arm=step.arm, build_id=self.builds[step.arm], **result)
-        if result["status"] == "failed":
-            self.closed_arms.add(step.arm)
-            reasons = "; ".join(result["reasons"])
-            self.fail(
-                GateFailed(
-                    f"gate {step.gate.op} on {step.gate.backend} failed for {step.arm}: {reasons}",
-                    details="\n".join(result["failed"][:10]),
-                    next=f"dgxlab logs {self.job.job_id} {result['raw']['stdout']['path']}",
-                )
-            )
+        argv = self.fill(step.argv, step.arm)
+        gated = run_gate(self.bench, step, argv, self.builds[step.arm], self.gates.get(step.like))
+        self.gates[step.id], event = gated, gated.event
+        if event.cases and event.cases not in self.lists:  # 150 kB of MUL_MAT, told once
+            self.lists.add(event.cases)
+            event = replace(event, case_list=tuple(gated.reading.cases))
+        self.journal.emit(event)
+        if event.status == "failed":
+            about = f"{step.gate.op} on {step.gate.backend}"
+            self._close(step.arm, about, event.reasons, event.raw["stdout"].path, "\n".join(event.failed[:10]))
 
     def _check(self, step: CheckStep) -> None:
         self.runs.hold()
         self._progress(step.id, 0, 0, about(step.gate))
-        result = run_check(self.bench, step, lambda argv, files: self.fill(argv, step.arm, **files))
-        models = {command.model for command in step.commands if command.model}
-        read = {name: self.models[step.arm, name]["model_id"] for name in sorted(models)}
+        read = {name: self.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
         if isinstance(step.gate, HarnessGate):
             read |= sources(step.gate.kernel, step.files)
-        self.journal.emit(
-            "check", id=step.id, arm=step.arm, build_id=self.builds[step.arm], inputs=read, env=step.env, **result
+        event = run_check(
+            self.bench, step, self.builds[step.arm], read, lambda argv, files: self.fill(argv, step.arm, **files)
         )
-        if result["status"] == "failed":
-            self.closed_arms.add(step.arm)
-            role, said = list(result["readings"].items())[-1]
-            failed = "problem" in said or isinstance(step.gate, HarnessGate)  # a harness tells its tests on stderr
+        self.journal.emit(event)
+        if event.status == "failed":
+            role, reading = list(event.readings.items())[-1]
+            failed = "problem" in reading or isinstance(step.gate, HarnessGate)  # a harness tells its tests on stderr
             stream = "stderr" if failed else "stdout"
-            look = [name for name in result["raw"] if name.startswith(role) and name.endswith(stream)][-1]
-            self.fail(
-                GateFailed(
-                    f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(result['reasons'])}",
-                    next=f"dgxlab logs {self.job.job_id} {result['raw'][look]['path']}",
-                )
-            )
+            look = [name for name in event.raw if name.startswith(role) and name.endswith(stream)][-1]
+            self._close(step.arm, about(step.gate), event.reasons, event.raw[look].path)
+
+    def _close(self, arm: str, gate: str, reasons: Sequence[str], raw: str, details: str = "") -> None:
+        """Leave out the other steps of an arm whose gate failed."""
+        self.closed_arms.add(arm)
+        message = f"gate {gate} failed for {arm}: {'; '.join(reasons)}"
+        self.fail(GateFailed(message, details=details, next=f"dgxlab logs {self.job.job_id} {raw}"))
 
     def _run(self, step: RunStep) -> None:
         left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
@@ -269,11 +265,11 @@ class Worker:
             self.runs.hold()
             self._progress(step.id, runs.index(step.id) + 1, len(runs), step.tool)
             attempt = self.runs.launch(step, f"{step.id}-{number}" if number else step.id)
-            self.runs.record(step, attempt.fields)
+            self.runs.record(attempt.run)
             if not left[attempt.again]:
                 break
             left[attempt.again] -= 1
-        if attempt.fields["status"] != "valid":
+        if attempt.run.status != "valid":
             self.fail(self.runs.failure(step.id, attempt, number + 1))
 
     def _chain(self, step: ChainStep) -> None:
@@ -293,13 +289,13 @@ class Worker:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _note(self, note: str) -> None:
-        self.journal.emit("note", note=note)
+        self.journal.emit(NoteEvent(note=note))
 
     def _progress(self, step: str, done: int, total: int, note: str) -> None:
         now, (last, at) = time.monotonic(), self._last_progress
         if step != last or now - at >= PROGRESS_S or done == total:
             self._last_progress = (step, now)
-            self.journal.emit("progress", id=step, done=done, total=total, note=note)
+            self.journal.emit(ProgressEvent(id=step, done=done, total=total, note=note))
 
 
 @dataclass(frozen=True)
@@ -307,7 +303,7 @@ class End:
     """A job's last word, as `rc` holds it."""
 
     exit_code: int
-    status: str
+    status: Literal["done", "failed", "cancelled"]
     message: str = ""
     next: str = ""
 
@@ -348,7 +344,7 @@ def _carry_out(job: Job, root: Root) -> End:
         worker.bench.telemetry.stop()
         worker.lease.release()
     flush(job.folder)  # what the digests are of
-    worker.journal.emit("end", exit_code=end.exit_code, status=end.status, raw=digests(job))
+    worker.journal.emit(EndEvent(exit_code=end.exit_code, status=end.status, raw=job.digests()))
     worker.journal.close()
     return end
 

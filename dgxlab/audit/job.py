@@ -1,4 +1,4 @@
-"""One job held against its plan and against its own facts; see `rows` for what its runs measured.
+"""One job checked against its plan, its own facts, and the tools' own rows, read again by the tools' own parsers.
 
 Plans are read as they are: an older dgxlab's has other fields.
 """
@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import PurePosixPath
 from typing import Any, get_type_hints
 
-from dgxlab.agent.conditions import HOST
-from dgxlab.audit.rows import row_problems
+from dgxlab.ingest import SAMPLE, samples_of
 from dgxlab.model import (
     ARM,
     Cell,
+    CellResult,
     Device,
     Source,
     Toolchain,
@@ -27,8 +30,9 @@ from dgxlab.model import (
     from_json,
     sources,
 )
+from dgxlab.model.events import HOST
 from dgxlab.store import Store, device_row, gate_digest
-from dgxlab.tools import judge_check
+from dgxlab.tools import BENCHES, judge_check
 
 Row = Mapping[str, Any]
 Labels = dict[str, str]
@@ -66,12 +70,12 @@ def job_problems(store: Store, job: Row, labels: Labels) -> Iterator[str]:
     Raises:
         KeyError, TypeError, ValueError: if the plan or a row lacks something.
     """
-    of = _Job(store, job)
-    yield from of.itself()
-    yield from of.arms_and_inputs()
-    yield from of.gates()
-    yield from of.checks()
-    yield from of.runs(labels)
+    checked = _Job(store, job)
+    yield from checked.itself()
+    yield from checked.arms_and_inputs()
+    yield from checked.gates()
+    yield from checked.checks()
+    yield from checked.runs(labels)
 
 
 class _Job:
@@ -114,8 +118,8 @@ class _Job:
             wanted = {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
             wanted |= {"series": source["series"], "dirty": int(source["dirty"]), "cmake": arm["cmake"]}
             yield from self._differ(name, row, wanted, "its plan")
-            made = Source(row["pin"], row["tree"], row["commit_id"])
-            wanted = {"build_id": build_id(made, row["cmake"], Toolchain(**row["toolchain"]))}
+            source = Source(row["pin"], row["tree"], row["commit_id"])
+            wanted = {"build_id": build_id(source, row["cmake"], Toolchain(**row["toolchain"]))}
             wanted["device_id"] = device_row(Device.of(self.facts, row["cmake"]))["device_id"]
             wanted["toolchain"] = {**self.facts["toolchain"]}
             yield from self._differ(name, row, wanted, "its facts")
@@ -192,9 +196,9 @@ class _Job:
                 if state.get("boot_id", self.job["boot_id"]) != self.job["boot_id"] or not set(seen) <= set(self.gpus):
                     yield f"{name} saw another machine than its job"
             measured = raws.get(row["run_id"], [])
-            if row["status"] == "valid" and {one["cell"] for one in measured} != cells.keys():
+            if row["status"] == "valid" and {each["cell"] for each in measured} != cells.keys():
                 yield f"{name} is valid and has not every row of its plan"
-            yield from row_problems(row, measured, samples.get(row["run_id"], []), cells)
+            yield from _row_problems(row, measured, samples.get(row["run_id"], []), cells)
         for table in ("telemetry", "flags"):
             for row in self._rows(table, "run_id", "DISTINCT device", decode=False):
                 if row["device"] not in (HOST, *self.gpus):
@@ -206,8 +210,8 @@ class _Job:
         """Return the job's rows of a table in the order of their keys."""
         where = "job_id = ?1" if key == "job_id" else f"{key} > ?1 || '/' AND {key} < ?1 || '0'"
         sql = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {key}"  # noqa: S608 - names of our own
-        found = self.store.rows(sql, (self.job_id,))
-        return [_decoded(table, row) for row in found] if decode else found
+        rows = self.store.rows(sql, (self.job_id,))
+        return [_decoded(table, row) for row in rows] if decode else rows
 
     def _step(self, row: Row, kind: str) -> Any:
         """Return the step whose output is a row's raw file."""
@@ -266,16 +270,39 @@ def _gate_status(name: str, row: Row, unsupported: int | None) -> Iterator[str]:
         yield f"{name} is {row['status']} with flaky cases {_short(row['flaky'])}"
 
 
+def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: Mapping[str, Cell]) -> Iterator[str]:
+    """Yield a sentence where a run's rows are not of its step's cells, or do not give its samples."""
+    bench, results = BENCHES[run["tool"]], []
+    cold: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for sample in samples:
+        if sample["discarded"]:
+            cold[sample["cell"], sample["metric"]].append(sample["value"])
+    for row in rows:
+        if row["cell"] not in cells:
+            yield f"run {run['run_id']} has a row of cell {row['cell']}, which its plan does not have"
+            return
+        parsed = bench.parse("\n".join([bench.printed(row["raw"])] * bench.rounds), [cells[row["cell"]]])
+        if parsed.problems:
+            yield f"a row of run {run['run_id']} cannot be read again: {parsed.problems[0]}"
+            return
+        measurements = parsed.results[0].measurements
+        if bench.rounds > 1:  # only the row of the last round is kept
+            measurements = tuple(replace(m, discarded=tuple(cold[row["cell"], m.metric])) for m in measurements)
+        results.append(CellResult(row["cell"], measurements))
+    if set(map(itemgetter(*SAMPLE), samples)) != set(samples_of(run["run_id"], results)):
+        yield f"the samples of run {run['run_id']} are not what the tool's rows give"
+
+
 def _decoded(table: str, row: Row) -> dict[str, Any]:
     """Return a row with its JSON read, and looked at as `ingest` looks at an event: reports believe it."""
-    found = {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
+    values = {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
     for name, kind in TOLD.get(table, {}).items():
-        if found.get(name) is not None and not (table == "jobs" and name not in JSON):
+        if values.get(name) is not None and not (table == "jobs" and name not in JSON):
             try:
-                from_json(kind, bool(found[name]) if name == "reused" else found[name])
+                from_json(kind, bool(values[name]) if name == "reused" else values[name])
             except ValueError as error:
                 raise ValueError(f"{name} of {table}: {error}") from error
-    return found
+    return values
 
 
 def _by_run(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -19,10 +19,10 @@ from dgxlab.errors import AGAIN, CheckFailed, DgxlabError, HostError, SpecError,
 from dgxlab.units import size
 
 if TYPE_CHECKING:
-    from dgxlab.agent.inventory import Item
     from dgxlab.lab.clean import Candidate
     from dgxlab.lab.doctor import Finding
     from dgxlab.model import HostEntry
+    from dgxlab.replies import Item
 
 app = App("Add, list, check and clean hosts.")
 
@@ -158,7 +158,7 @@ def clean(
         out.note(hint)
         if asks and not agreed("Remove what goes?"):
             raise UsageError("nothing was removed", next=f"{typed()} --yes")
-        cleaned = use_case.clean(lab, host, candidates, lambda event: out.note(str(event["note"])))
+        cleaned = use_case.clean(lab, host, candidates, lambda event: out.note(getattr(event, "note", "")))
     lines = [one_line(f"{each.item.kind} {each.item.name} stays: {each.kept}") for each in cleaned.kept]
     lines.append(f"removed {plural(len(cleaned.removed), 'thing')}, {_total(cleaned.removed)}")
     out.result(cleaned, "\n".join(lines))

@@ -196,7 +196,7 @@ def rebuild(
     rebuild.mend(desk.database, out.note)
     with desk.lab(create=True) as lab:
         hosts = [connect(name) for name in host or ()]
-        done = rebuild.rebuild(lab, hosts, lambda event: out.note(event.get("note", "")))
+        done = rebuild.rebuild(lab, hosts, lambda event: out.note(getattr(event, "note", "")))
     reasons = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]
     out.result(done, "\n".join([*reasons, f"{plural(len(done.added), 'job')} recorded"]))
     if done.left:

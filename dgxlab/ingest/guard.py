@@ -36,9 +36,6 @@ EXTREMES = """SELECT run_id, cell, metric, min(value) AS least, max(value) AS mo
               FROM samples JOIN rows USING (run_id, cell)
               WHERE discarded IS NULL GROUP BY run_id, cell, metric ORDER BY rows.rowid, metric"""
 
-SAID = ("op_params", "memory_kb", "model_type")
-"""What of a tool's own row the judgement looks at."""
-
 
 @dataclass(frozen=True)
 class Extremes:
@@ -66,7 +63,7 @@ class Guard:
         self._possible: dict[tuple[str, ...], float] = {}
 
     def implausible(self, run: Row, extremes: Iterable[Extremes]) -> str:
-        """Say why numbers of a run cannot be true; "" where nothing speaks against them.
+        """Return why numbers of a run cannot be true, "" where they can.
 
         Args:
             run: Its job_id, arm, tool and model_id; job, arm, model and cells are in the store already.
@@ -75,27 +72,28 @@ class Guard:
         peaks = self._peaks_of(run)
         if peaks is None:
             return ""
-        found = [why for one in extremes if (why := self._of_cell(run, one, peaks))]
-        more = f"; and {len(found) - 1} more of this run" if len(found) > 1 else ""
-        return found[0] + more if found else ""
+        reasons = [why for each in extremes if (why := self._of_cell(run, each, peaks))]
+        more = f"; and {len(reasons) - 1} more of this run" if len(reasons) > 1 else ""
+        return reasons[0] + more if reasons else ""
 
-    def _of_cell(self, run: Row, one: Extremes, peaks: Peaks) -> str:
+    def _of_cell(self, run: Row, extremes: Extremes, peaks: Peaks) -> str:
         """Judge the sample of a cell that asks most of the GPU.
 
         Runs of a session repeat a cell: whatever asks no more than what was found possible before is so too.
         """
-        metric = units.metric(one.metric)
-        value, sign = (one.least, -1) if metric.better == "lower" else (one.most, 1)
-        said = [str(one.raw.get(name, "")) for name in SAID]
-        alike = (run["job_id"], run["arm"], run["tool"], run["model_id"] or "", one.cell, one.metric, *said)
+        metric = units.metric(extremes.metric)
+        value, sign = (extremes.least, -1) if metric.better == "lower" else (extremes.most, 1)
+        case, kilobytes, model = (str(extremes.raw.get(name, "")) for name in ("op_params", "memory_kb", "model_type"))
+        cell = (run["job_id"], run["arm"], run["tool"], run["model_id"] or "", extremes.cell, extremes.metric)
+        alike = (*cell, case, kilobytes, model)
         if sign * value <= self._possible.get(alike, -math.inf):
             return ""
-        label, params = self._cell_of(one.cell)
-        params = {**case_params(said[0]), **params}
+        label, params = self._cell_of(extremes.cell)
+        params = {**case_params(case), **params}
         if run["tool"] == "backend-ops" and not str(params.get("backend_name", "")).startswith("CUDA"):
             return ""
-        moved = int(said[1]) * 1024 if said[1].isdecimal() else None
-        weights = _weights(self._model_of(run), said[2])
+        moved = int(kilobytes) * 1024 if kilobytes.isdecimal() else None
+        weights = _weights(self._model_of(run), model)
         why = roofline.implausible(metric.name, params, value, peaks, weights=weights, moved=moved)
         if not why:
             self._possible[alike] = sign * value
@@ -104,15 +102,15 @@ class Guard:
     def _cell_of(self, key: str) -> tuple[str, Row]:
         """Return a cell's label and parameters."""
         if key not in self._cells:
-            (found,) = self._store.rows(CELL, (key,))
-            self._cells[key] = found["label"], json.loads(found["params"])
+            (row,) = self._store.rows(CELL, (key,))
+            self._cells[key] = row["label"], json.loads(row["params"])
         return self._cells[key]
 
     def _peaks_of(self, run: Row) -> Peaks | None:
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:
-            (found,) = self._store.rows(DEVICE, key[:2])
-            self._peaks[key] = roofline.together(json.loads(found["names"]), alone=run["tool"] == "backend-ops")
+            (row,) = self._store.rows(DEVICE, key[:2])
+            self._peaks[key] = roofline.together(json.loads(row["names"]), alone=run["tool"] == "backend-ops")
         return self._peaks[key]
 
     def _model_of(self, run: Row) -> Row | None:
@@ -135,20 +133,20 @@ def beyond(store: Store) -> Iterator[str]:
             yield f"run {run['run_id']} is kept, and cannot be true: {reason}"
 
 
-def _weights(model: Row | None, said: str) -> Weights | None:
+def _weights(model: Row | None, called: str) -> Weights | None:
     """Return what every token passes through, as far as it is known: of a recipe exactly, of a file by its names.
 
     Embeddings and output of a recipe are left out: a prompt looks the ones up, and needs the others once.
 
     Args:
-        said: What the tool calls the model.
+        called: What the tool calls the model.
     """
     if model is None:
         return None
     if model["recipe"] is not None:
         return _of_recipe(model["recipe"])
     name = PurePosixPath(model["path"]).name
-    return roofline.weights_of(f"{name} {said}", said or name)
+    return roofline.weights_of(f"{name} {called}", called or name)
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from dgxlab import stats
-from dgxlab.agent.slots import Comparison
+from dgxlab.chains import Comparison
 from dgxlab.errors import UsageError
 from dgxlab.judgement.verdicts import ENDS, NOT_PROMOTED, Judged, counted, gate_name, judge
 from dgxlab.model import PROTOCOL, NoiseFloor, canonical

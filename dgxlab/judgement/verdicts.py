@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dgxlab import stats
-from dgxlab.agent.slots import Comparison, Slot, chain_of, comparisons, flaw, goes_on, whole_cycles
+from dgxlab.chains import Comparison, Over, Slot, chain_of, comparisons, flaw, over, whole_cycles
 from dgxlab.model import (
     BASELINE,
     BURN_IN,
@@ -271,19 +271,22 @@ def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> It
     if not ran:
         if not failed:  # a failed gate is why it was not begun
             yield from ("the chain was not begun", evidence.ending)
-    elif cut := _cut(step, chains):
+    elif cut := _cut(step, chains, [run.slot for run in ran]):
         yield cut
         if (last := ran[-1].slot).flaw:
             yield f"{last.role} {last.cycle} {last.flaw}"
         yield evidence.ending
 
 
-def _cut(step: ChainStep, chains: Sequence[Chain]) -> str:
+def _cut(step: ChainStep, chains: Sequence[Chain], slots: Sequence[Slot]) -> str:
     """Return where a chain broke off, "" where it is whole; all chains of a step are equally long."""
     done = whole_cycles(chains[0])
     if not chains[0].a:
         return "the chain was cut in its burn-in"
-    if (len(chains[0].a), len(chains[0].b)) == (done + 1, done) and not goes_on(step, chains):
+    ended = over(step, chains, slots) if (len(chains[0].a), len(chains[0].b)) == (done + 1, done) else None
+    if ended is Over.IDLE:
+        return f"the path under test ran in none of the first {done} cycles"
+    if ended:
         return ""
     planned = chains[0].planned
     another = " and before another" if done >= planned else ""

@@ -13,18 +13,17 @@ doctor   what is missing, here and on a host
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from dgxlab.model import Experiment, Source
+from dgxlab.model import Experiment, Source, events
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 
-Watch = Callable[[Mapping[str, Any]], None]
-"""Sees every journal event as it is ingested, and the client's own {"event": "note", "note": sentence}."""
+Watch = Callable[[events.Event], None]
+"""Sees every journal event as it is ingested, and the client's own notes."""
 
 
 def raw_folder() -> Path:
@@ -52,4 +51,4 @@ class Side:
 
 def noted(watch: Watch) -> Callable[[str], None]:
     """Return what tells a sentence to those who watch."""
-    return lambda sentence: watch({"event": "note", "note": sentence})
+    return lambda sentence: watch(events.NoteEvent(note=sentence))

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dgxlab.agent.inventory import SHARED, Item
 from dgxlab.errors import CheckFailed, JobLost, RemoteError, SpecError, UsageError
 from dgxlab.lab import Lab, Watch, noted, raw
 from dgxlab.lab.jobs import follow
+from dgxlab.replies import SHARED, Item
 from dgxlab.transport.bundle import bundle
 from dgxlab.transport.host import Host
 

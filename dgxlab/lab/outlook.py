@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab import judgement, plan, stats
-from dgxlab.agent.slots import comparisons
+from dgxlab.chains import comparisons
 from dgxlab.model import (
     ChainStep,
     CheckStep,

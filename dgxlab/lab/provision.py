@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from dgxlab import synth
-from dgxlab.agent.job import sha256
+from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed, SpecError, edit
 from dgxlab.lab import Side, Watch, noted
-from dgxlab.model import Experiment, Facts, FileModel, ModelStep, Plan, Source, SyntheticModel, model_id
+from dgxlab.model import Experiment, Facts, FileModel, ModelStep, Plan, Source, SyntheticModel, events, model_id
 from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
@@ -149,9 +149,9 @@ def _reading(file: Path, what: str, watch: Watch) -> Stdin:
                 yield piece
                 if stream.tell() * 100 // total > percent:
                     percent = stream.tell() * 100 // total
-                    watch({"event": "progress", "id": "sending", "done": percent, "total": 100, "note": what})
+                    watch(events.ProgressEvent(id="sending", done=percent, total=100, note=what))
                 if time.monotonic() - told > NOTE_S:
                     told = time.monotonic()
-                    watch({"event": "note", "note": f"sent {size(stream.tell())} of {size(total)}, {what}"})
+                    watch(events.NoteEvent(note=f"sent {size(stream.tell())} of {size(total)}, {what}"))
 
     return read

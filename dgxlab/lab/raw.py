@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
 from dgxlab.lab import Lab, Watch, noted
 from dgxlab.model import CheckStep, about, events, from_json
 from dgxlab.model.events import FinalStatus
+from dgxlab.replies import final_status
 from dgxlab.store import Job, Store
 from dgxlab.transport import retry
 from dgxlab.transport.host import JOB_ID, Host
@@ -187,8 +187,8 @@ def _sealed(path: Path) -> Mapping[str, str]:
     """Return the sha256 of each raw file as the last line of the journal has it; older agents wrote none."""
     whole, _, _ = content(path, "journal.jsonl").rpartition(b"\n")  # a full disk tore the last line of older agents
     *_, last = whole.splitlines() or [b""]
-    files: Mapping[str, str] = events.read(json.loads(last)).get("raw", {}) if last else {}
-    return files
+    event = events.read(json.loads(last)) if last else None
+    return event.raw if isinstance(event, events.EndEvent) else {}
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------

@@ -171,4 +171,6 @@ def _credit(lab: Lab, job_id: str) -> None:
 def _hostname(path: Path) -> str:
     """Return what a job's host calls itself, for a plan that does not say what the client called it."""
     first = events.read(json.loads(content(path, "journal.jsonl").partition(b"\n")[0]))
-    return str(first["facts"]["hostname"])
+    if not isinstance(first, events.JobEvent):
+        raise ValueError("its journal does not begin with the job")
+    return first.facts.hostname

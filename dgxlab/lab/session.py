@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from dgxlab import compare, judgement, plan, series, tools
-from dgxlab.agent.slots import comparisons
+from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, DgxlabError, UsageError, edit
 from dgxlab.lab import Lab, Side, Watch, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
@@ -34,6 +33,7 @@ from dgxlab.model import (
     Source,
     build_id,
     digest,
+    events,
     model_id,
     sources,
     subject,
@@ -160,8 +160,8 @@ def resolve(cache: PinCache, experiment: Experiment, tree: Path | None, watch: W
     """
 
     def tell(note: str) -> None:  # git's percentages move the bar
-        progress = {"event": "progress", "id": "pin", "done": 0, "total": 0, "note": note}
-        watch(progress if "%" in note else {"event": "note", "note": note})
+        progress = events.ProgressEvent(id="pin", done=0, total=0, note=note)
+        watch(progress if "%" in note else events.NoteEvent(note=note))
 
     cache.ensure(experiment.pin, experiment.sources, tell)
     if tree is not None:
@@ -183,11 +183,11 @@ class _Seen:
     cells: set[tuple[str, str]] = field(default_factory=set)
     gates: list[str] = field(default_factory=list)
 
-    def see(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "run" and event["status"] == "valid":
-            self.cells.update((event["id"], result["cell"]) for result in event["results"])
-        elif event["event"] in ("gate", "check"):
-            self.gates.append(event["status"])
+    def see(self, event: events.Event) -> None:
+        if isinstance(event, events.RunEvent) and event.status == "valid":
+            self.cells.update((event.id, result.cell) for result in event.results)
+        elif isinstance(event, events.JudgedEvent):
+            self.gates.append(event.status)
         self.watch(event)
 
 

@@ -1,20 +1,23 @@
-"""What a job tells in its journal: each event's fields, their types and their limits.
+"""What a job tells in its journal: one class an event, with its fields, their types and their limits.
 
 The agent writes a journal through `written` and every reader takes its lines from `read`, so that neither can differ
-from what is declared here. An event stays a dictionary, because the record keeps parts of it as the JSON they are.
+from what is declared here. A default is what is read where an older agent did not tell the field. What the record keeps
+as the JSON that it is (states, commands, readings) stays a dictionary.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypedDict, Union
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union
 
 from dgxlab.model.checks import Check
 from dgxlab.model.experiment import DerivedModel, ParityGate, SyntheticModel
 from dgxlab.model.plan import BASELINE, CANDIDATE, Cell, Source
+from dgxlab.model.reasons import Code, Reason, sentence
 from dgxlab.model.result import CellResult, Count, Facts, Name, Toolchain
-from dgxlab.model.wire import As, Within, from_json
+from dgxlab.model.wire import LATER, As, Match, Told, Within, from_json, to_json
 
 Seconds = Annotated[float, Within(0, 1e10)]
 Time = Annotated[float, Within(0, 1e11)]
@@ -22,19 +25,16 @@ Time = Annotated[float, Within(0, 1e11)]
 Exit = Annotated[int, Within(0, 255)]
 Digest = Annotated[str, Within(1, 128)]
 Path = Annotated[str, Within(1, 4096)]
-Texts = list[str]
+Texts = tuple[str, ...]
 Variables = Mapping[Name, str]
+Role = Annotated[str, Match("burn-in|baseline|candidate")]
+
+HOST = "host"
+"""The device of what is no GPU's."""
 
 
-class Stamp(TypedDict):
-    """What every line of a journal has: its place in it, and when it was written."""
-
-    seq: Count
-    t: Time
-    event: Name
-
-
-class File(TypedDict):
+@dataclass(frozen=True)
+class File(Told):
     """A raw file: its path in the job's folder, and its size in bytes."""
 
     path: Path
@@ -42,16 +42,40 @@ class File(TypedDict):
     size: Count
 
 
-class Stdout(TypedDict):
-    """What every program leaves."""
+@dataclass(frozen=True)
+class Summary(Told):
+    """One quantity of one device during a run, of `n` samples; a counter's growth is one number."""
 
-    stdout: File
+    device: Name
+    name: Name
+    unit: Name
+    n: Annotated[int, Within(1)]
+    median: float
+    min: float
+    max: float
 
 
-class Streams(Stdout, total=False):
-    """What a program printed."""
+@dataclass(frozen=True)
+class Flag(Told):
+    """Something that makes a run's numbers doubtful; `kind` is a `reasons.Code`, at most one a device.
 
-    stderr: File
+    No verdict may use a run with a hard flag.
+    """
+
+    device: Name
+    kind: Name
+    hard: bool
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """The flag in words."""
+        return sentence(self.kind, self.params)
+
+
+def flag(code: Code, device: str = HOST, *, hard: bool, **params: Any) -> Flag:
+    """Return a flag that this program knows; params are those of its sentence."""
+    return Flag(device, code.value, hard, params)
 
 
 class Graphics(TypedDict):
@@ -76,37 +100,16 @@ class State(TypedDict, total=False):
     """The processors that the program was pinned to, before a run that was."""
 
 
-class Summary(TypedDict):
-    """One quantity of one device during a run, of `n` samples."""
-
-    device: Name
-    name: Name
-    unit: Name
-    n: Annotated[int, Within(1)]
-    median: float
-    min: float
-    max: float
-
-
-class Flag(TypedDict):
-    """Something that makes a run's numbers doubtful."""
-
-    device: Name
-    kind: Name
-    hard: bool
-    reason: Annotated[str, Within(1)]
-
-
-class Command(TypedDict):
+class Launched(TypedDict):
     """One launch of a check."""
 
     role: Name
-    argv: Texts
+    argv: list[str]
     env: Variables
     rc: Union[int, None]
 
 
-class Problem(TypedDict):
+class NoReading(TypedDict):
     """Why a command of a check showed nothing."""
 
     problem: str
@@ -124,7 +127,7 @@ class Tests(TypedDict):
     """What a kernel's harness printed."""
 
     passed: Count
-    failed: Texts
+    failed: list[str]
     verdict: str
 
 
@@ -141,64 +144,6 @@ class Reference(TypedDict):
     ppl: float
 
 
-class JobEvent(Stamp):
-    """The agent has begun: who it is and what the host looks like."""
-
-    job_id: Name
-    plan_digest: Digest
-    protocol: Count
-    agent_version: Name
-    boot_id: Name
-    facts: Annotated[Mapping[str, Any], As(Facts)]
-
-
-class StepEvent(Stamp):
-    """A step has begun or ended, or is left out."""
-
-    id: Name
-    kind: Name
-    state: Name
-
-
-class ProgressEvent(Stamp):
-    """How far a step is; a `total` of 0 is not known."""
-
-    id: Name
-    done: Count
-    total: Count
-    note: str
-
-
-class NoteEvent(Stamp):
-    """A sentence for those who watch, from the agent or from the client itself."""
-
-    note: str
-
-
-class LockEvent(Stamp):
-    """The device is waited for, or was let go."""
-
-    state: Name
-    path: str
-    owner: str
-
-
-class BuildEvent(Stamp):
-    """An arm has its build."""
-
-    arm: Name
-    build_id: Digest
-    source: Annotated[Mapping[str, Any], As(Source)]
-    cmake: Variables
-    toolchain: Annotated[Mapping[str, Any], As(Toolchain)]
-    binaries: Mapping[Name, Digest]
-    libraries: Mapping[Name, Digest]
-    cmake_cache: str
-    log: Path
-    seconds: Seconds
-    reused: bool
-
-
 class ModelFile(TypedDict):
     """A model on the host."""
 
@@ -208,59 +153,173 @@ class ModelFile(TypedDict):
     digest: Digest
 
 
-class ModelEvent(Stamp, ModelFile):
+class FinalStatus(TypedDict, total=False):
+    """A job's last word outside its journal; an earlier agent's has less."""
+
+    exit_code: Exit
+    status: Literal["done", "failed", "cancelled"]
+    message: str
+    next: str
+    journal_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event(Told):
+    """Any line of a journal: its place in it, and when it was written. By itself it is one of a newer agent."""
+
+    event: ClassVar[str] = ""
+    """Its name in the journal."""
+    seq: Count = 0
+    t: Time = 0.0
+
+    def check(self) -> None:
+        """Raise ValueError where the fields contradict one another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEvent(Event):
+    """The agent has begun: who it is and what the host looks like."""
+
+    event = "job"
+    job_id: Name
+    plan_digest: Digest
+    protocol: Count
+    agent_version: Name
+    boot_id: Name
+    facts: Facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEvent(Event):
+    """A step has begun or ended, or is left out."""
+
+    event = "step"
+    id: Name
+    kind: Name
+    state: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressEvent(Event):
+    """How far a step is; a `total` of 0 is not known."""
+
+    event = "progress"
+    id: Name
+    done: Count
+    total: Count
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteEvent(Event):
+    """A sentence for those who watch, from the agent or from the client itself."""
+
+    event = "note"
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockEvent(Event):
+    """The device is waited for, or was let go."""
+
+    event = "lock"
+    state: Name
+    path: str
+    owner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildEvent(Event):
+    """An arm has its build."""
+
+    event = "build"
+    arm: Name
+    build_id: Digest
+    source: Source
+    cmake: Variables
+    toolchain: Toolchain
+    binaries: Mapping[Name, Digest]
+    libraries: Mapping[Name, Digest]
+    cmake_cache: str
+    log: Path
+    seconds: Seconds
+    reused: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelEvent(Event):
     """A model is there; `reused` is None where an earlier agent did not say it."""
 
+    event = "model"
     name: Name
-    recipe: Union[Annotated[Mapping[str, Any], As(Union[SyntheticModel, DerivedModel])], None]
+    model_id: Name
+    path: Path
+    size: Count
+    digest: Digest
+    recipe: Union[SyntheticModel, DerivedModel, None]
     seconds: Seconds
-    reused: Union[bool, None]
+    reused: Union[bool, None] = None
 
 
-class GateEvent(Stamp):
-    """A parity gate was judged; earlier agents knew no lists of cases."""
+@dataclass(frozen=True, kw_only=True)
+class JudgedEvent(Event):
+    """A gate that was judged, of either kind."""
 
     id: Name
     arm: Name
     build_id: Digest
-    gate: Annotated[Mapping[str, Any], As(ParityGate)]
     env: Variables
+    status: Literal["passed", "failed", "flaky"]
+    reasons: Texts
+    raw: Mapping[Name, File]
+    seconds: Seconds
+
+    def check(self) -> None:
+        """Raise ValueError unless exactly the gates that failed have reasons."""
+        if bool(self.reasons) != (self.status == "failed"):
+            raise ValueError(f"it {self.status}, with {len(self.reasons)} reasons against that")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateEvent(JudgedEvent):
+    """A parity gate was judged; earlier agents knew no lists of cases."""
+
+    event = "gate"
+    gate: ParityGate
     argv: Texts
     rc: Union[int, None]
     passed: Union[Count, None]
     total: Union[Count, None]
     unsupported: Union[Count, None]
-    status: Literal["passed", "failed", "flaky"]
-    reasons: Texts
     flaky: Texts
     failed: Texts
-    cases: Union[str, None]
-    case_list: Union[Texts, None]
-    raw: Streams
-    seconds: Seconds
+    cases: Union[str, None] = None
+    case_list: Union[Texts, None] = field(default=None, metadata=LATER)
+
+    def check(self) -> None:
+        """Raise ValueError for reasons that the status denies, or without stdout."""
+        super().check()
+        _has_stdout(self.raw)
 
 
-class CheckEvent(Stamp):
+@dataclass(frozen=True, kw_only=True)
+class CheckEvent(JudgedEvent):
     """A gate on a model was judged."""
 
-    id: Name
-    arm: Name
-    build_id: Digest
+    event = "check"
     kind: Name
-    gate: Annotated[Mapping[str, Any], As(Check)]
+    gate: Check
     inputs: Mapping[Name, Name]
-    env: Variables
-    commands: list[Command]
-    readings: Mapping[Name, Union[Problem, Greedy, Tests, Divergence, Reference]]
+    commands: list[Launched]
+    readings: Mapping[Name, Union[NoReading, Greedy, Tests, Divergence, Reference]]
     status: Literal["passed", "failed"]
-    reasons: Texts
-    raw: Mapping[Name, File]
-    seconds: Seconds
 
 
-class RunEvent(Stamp):
+@dataclass(frozen=True, kw_only=True)
+class RunEvent(Event):
     """One launch of a benchmark, with every raw value; `chain`, `role` and `cycle` are None outside a chain."""
 
+    event = "run"
     id: Name
     arm: Name
     build_id: Digest
@@ -275,133 +334,149 @@ class RunEvent(Stamp):
     started: Time
     seconds: Seconds
     status: Literal["valid", "discarded", "failed"]
-    reason: str
-    results: list[Annotated[Mapping[str, Any], As(CellResult)]]
-    cells: Mapping[Digest, Annotated[Mapping[str, Any], As(Cell)]]
-    before: State
-    after: State
-    telemetry: list[Summary]
-    flags: list[Flag]
-    raw: Streams
-    chain: Union[Name, None]
-    role: Union[Literal["burn-in", "baseline", "candidate"], None]
-    cycle: Union[Count, None]
+    reasons: tuple[Reason, ...] = ()
+    """Why it is not valid."""
+    results: tuple[CellResult, ...]
+    cells: Mapping[Digest, Cell]
+    before: Annotated[Mapping[str, Any], As(State)]
+    after: Annotated[Mapping[str, Any], As(State)]
+    telemetry: tuple[Summary, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    raw: Mapping[Name, File]
+    chain: Union[Name, None] = field(default=None, metadata=LATER)
+    role: Union[Role, None] = field(default=None, metadata=LATER)
+    cycle: Union[Count, None] = field(default=None, metadata=LATER)
+
+    @property
+    def reason(self) -> str:
+        """Why it is not valid, in words; "" for a valid one."""
+        return "; ".join(map(str, self.reasons))
+
+    @property
+    def hard(self) -> tuple[str, ...]:
+        """Its hard flags in words."""
+        return tuple(flag.reason for flag in self.flags if flag.hard)
+
+    def check(self) -> None:
+        """Raise ValueError where its status, results or place in a chain cannot be."""
+        _has_stdout(self.raw)
+        if not self.reason and self.status != "valid":
+            raise ValueError(f"it is {self.status} without a reason")
+        if not {result.cell for result in self.results} <= self.cells.keys():
+            raise ValueError("it has results of cells that it does not name")
+        if self.chain is not None and (self.role is None or self.cycle is None):
+            raise ValueError("its place in the chain is not told")
+        if self.role not in (None, BASELINE) and not self.cycle:
+            raise ValueError(f"its {'cycle' if self.role == CANDIDATE else 'burn-in'} has no number")
 
 
-class ChainEvent(Stamp):
+@dataclass(frozen=True, kw_only=True)
+class ChainEvent(Event):
     """How a chain is going, none of it about the candidate's values."""
 
+    event = "chain"
     id: Name
     state: Name
-    role: Literal["burn-in", "baseline", "candidate"]
+    role: Role
     cycle: Count
     cycles: Count
     done: Count
     total: Count
     valid: Count
     drift: Union[Annotated[float, Within(0)], None]
-    conditions: Mapping[str, Annotated[list[float], Within(2, 2)]]
+    conditions: Mapping[str, tuple[float, float]]
     left_s: Union[Seconds, None]
     note: str
 
 
-class ErrorEvent(Stamp):
+@dataclass(frozen=True, kw_only=True)
+class ErrorEvent(Event):
     """Something failed; the last one told is why the job ended as it did."""
 
+    event = "error"
     message: str
     next: str
     details: str
 
 
-class Ending(TypedDict):
-    """How a job ended."""
-
-    exit_code: Exit
-    status: Literal["done", "failed", "cancelled"]
-
-
-class FinalStatus(Ending, total=False):
-    """A job's last word outside its journal; an earlier agent's has less."""
-
-    message: str
-    next: str
-    journal_sha256: str
-
-
-class EndEvent(Stamp, Ending):
+@dataclass(frozen=True, kw_only=True)
+class EndEvent(Event):
     """The job is over; `raw` has the sha256 of each raw file, which earlier agents did not tell."""
 
-    raw: Mapping[Path, Digest]
+    event = "end"
+    exit_code: Exit
+    status: Literal["done", "failed", "cancelled"]
+    raw: Mapping[Path, Digest] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise ValueError unless exactly a job that is done has exit code 0."""
+        if (self.status == "done") != (self.exit_code == 0):
+            raise ValueError(f"it is {self.status} with exit code {self.exit_code}")
 
 
-EVENTS: Mapping[str, Any] = {
-    "job": JobEvent,
-    "step": StepEvent,
-    "progress": ProgressEvent,
-    "note": NoteEvent,
-    "lock": LockEvent,
-    "build": BuildEvent,
-    "model": ModelEvent,
-    "gate": GateEvent,
-    "check": CheckEvent,
-    "run": RunEvent,
-    "chain": ChainEvent,
-    "error": ErrorEvent,
-    "end": EndEvent,
+def _has_stdout(raw: Mapping[str, File]) -> None:
+    if "stdout" not in raw:
+        raise ValueError("raw: it lacks 'stdout'")
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    kind.event: kind
+    for kind in (
+        *(JobEvent, StepEvent, ProgressEvent, NoteEvent, LockEvent, BuildEvent, ModelEvent, GateEvent, CheckEvent),
+        *(RunEvent, ChainEvent, ErrorEvent, EndEvent),
+    )
 }
 
-UNTOLD: Mapping[str, Mapping[str, Any]] = {
-    "model": {"reused": None},
-    "gate": {"cases": None, "case_list": None},
-    "run": {"telemetry": (), "flags": (), "chain": None, "role": None, "cycle": None},
-    "end": {"raw": {}},
-}
-"""By event, what is said where the journal says nothing: it is of an earlier agent, or there is nothing to say."""
+
+class Stamp(TypedDict):
+    """What every line of a journal has."""
+
+    seq: Count
+    t: Time
+    event: Name
 
 
-def read(value: Any) -> dict[str, Any]:
+def read(value: Any) -> Event:
     """Return an event of a journal; one that is not known, as a newer agent may tell it, keeps its stamp alone.
 
     Raises:
         ValueError: if a field is missing, or is not what it is declared to be.
     """
-    stamp: dict[str, Any] = {**from_json(Stamp, value)}
-    kind = EVENTS.get(stamp["event"])
-    if kind is None:
-        return {name: stamp[name] for name in Stamp.__annotations__}
+    stamp = from_json(Stamp, value)
+    kind = EVENTS.get(stamp["event"], Event)
     try:
-        event: dict[str, Any] = from_json(kind, {**UNTOLD.get(stamp["event"], {}), **value})
-        _agree(event)
+        event = from_json(kind, _in_codes(value) if kind is RunEvent else value)
+        event.check()
     except ValueError as error:
         raise ValueError(f"{stamp['event']}: {error}") from error
     return event
 
 
-def _agree(event: Mapping[str, Any]) -> None:
-    """Raise ValueError where the fields of an event contradict one another."""
-    reasons = event.get("reasons")
-    if reasons is not None and bool(reasons) != (event["status"] == "failed"):
-        raise ValueError(f"it {event['status']}, with {len(reasons)} reasons against that")
-    if event["event"] == "end" and (event["status"] == "done") != (event["exit_code"] == 0):
-        raise ValueError(f"it is {event['status']} with exit code {event['exit_code']}")
-    if event["event"] != "run":
-        return
-    if not event["reason"] and event["status"] != "valid":
-        raise ValueError(f"it is {event['status']} without a reason")
-    if not {result["cell"] for result in event["results"]} <= event["cells"].keys():
-        raise ValueError("it has results of cells that it does not name")
-    if event["chain"] is not None and (event["role"] is None or event["cycle"] is None):
-        raise ValueError("its place in the chain is not told")
-    if event["role"] not in (None, BASELINE) and not event["cycle"]:
-        raise ValueError(f"its {'cycle' if event['role'] == CANDIDATE else 'burn-in'} has no number")
+def _in_codes(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a run of an older agent, which told sentences, with the sentences as parameters of codes."""
+    known = dict(value)
+    if "reasons" not in known:
+        words = from_json(str, known.pop("reason", None))
+        known["reasons"] = [{"code": Code.TOLD.value, "params": {"words": words}}] if words else []
+    if isinstance(flags := known.get("flags"), list):
+        known["flags"] = list(map(_flag_in_codes, flags))
+    return known
 
 
-def written(seq: int, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an event that is told now.
+def _flag_in_codes(value: Any) -> Any:
+    if not isinstance(value, dict) or "params" in value:
+        return value
+    if not (words := from_json(str, value.get("reason"))):
+        raise ValueError("a flag has no reason")
+    return {**value, "params": {"words": words}}
+
+
+def written(event: Event, seq: int) -> dict[str, Any]:
+    """Return an event as it is told now, at this place of the journal.
 
     Raises:
         ValueError: if it is not what is declared; no reader would take it.
     """
-    event = {"seq": seq, "t": time.time(), "event": name, **fields}
-    read(event)
-    return event
+    value = {**to_json(event), "seq": seq, "t": time.time(), "event": event.event}
+    read(value)
+    return value

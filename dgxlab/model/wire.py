@@ -13,41 +13,32 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, Union
+from collections.abc import Callable, Mapping, Set
+from typing import Any, NoReturn, TypeVar, Union
 
 T = TypeVar("T")
+Read = Callable[[Any], Any]
+"""Makes a value from JSON, or raises ValueError."""
 
 LATER: Mapping[str, Any] = types.MappingProxyType({"later": True})
 """Metadata of a field that came later: it is written only where it differs from its default, so that what was recorded
 before keeps its digest."""
 
 LONGEST = 1 << 20
-"""Characters of a text that is believed."""
+"""Characters of the longest text that is accepted."""
 LARGEST = 1e30
-"""No number that is believed is larger: what is computed of such numbers is finite."""
+"""The largest number that is accepted: what is computed of such numbers is finite."""
 DEEPEST = 20
 """How deep JSON of no given type may be nested."""
+
+
+class Told:
+    """Base of records of which a newer agent may tell more fields: those are left out. All others are strict."""
 
 
 def canonical(value: Any) -> str:
     """Return JSON with sorted keys and no spaces: the text that digests are made from."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_open)
-
-
-def _open(value: Any) -> dict[str, Any]:
-    """Return what json has no word for as an object."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return dict(_written(value))
-
-
-def _written(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a record that stand in its JSON."""
-    for f in dataclasses.fields(value):
-        said = getattr(value, f.name)
-        if not (f.metadata and said == f.default):
-            yield f.name, said
 
 
 def digest(value: Any, length: int = 64) -> str:
@@ -61,11 +52,17 @@ def to_json(value: Any) -> Any:
         return value
     if isinstance(value, (list, tuple)):
         return [to_json(v) for v in value]
-    if isinstance(value, Mapping):
-        return {str(k): to_json(v) for k, v in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(said) for name, said in _written(value)}
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        return {str(k): to_json(v) for k, v in _open(value).items()}
     return value
+
+
+def _open(value: Any) -> dict[str, Any]:
+    """Return a mapping, or the fields of a record that belong into its JSON."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
+    return {f.name: content for f, content in fields if not (f.metadata and content == f.default)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +134,7 @@ def _text(value: Any) -> str:
     """Return a text; halves of surrogate pairs, which stand for bytes that were no UTF-8, are replaced."""
     if type(value) is not str or len(value) > LONGEST:
         _wrong(value, f"text of at most {LONGEST} characters")
-    return str(value) if value.isascii() else str(value).encode("utf-8", "replace").decode()
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def _whole(value: Any) -> Any:
@@ -156,25 +153,18 @@ def _none(value: Any) -> Any:
     return None if value is None else _wrong(value, "null")
 
 
-def _wrong(value: Any, wanted: str) -> Any:
+def _wrong(value: Any, wanted: str) -> NoReturn:
     raise ValueError(f"{reprlib.repr(value)} is not {wanted}")
 
 
-_SCALARS: Mapping[Any, Callable[[Any], Any]] = {
-    str: _text,
-    int: _whole,
-    float: _number,
-    bool: _flag,
-    types.NoneType: _none,
-}
-_JSON: Mapping[Any, Callable[[Any], Any]] = {**_SCALARS, Any: open_json}
+_SCALARS: Mapping[Any, Read] = {str: _text, int: _whole, float: _number, bool: _flag, types.NoneType: _none}
 
 
 @functools.cache
-def decoder(kind: Any) -> Callable[[Any], Any]:
+def decoder(kind: Any) -> Read:
     """Return what makes a value of this type from JSON, or raises ValueError."""
-    if kind in _JSON:
-        return _JSON[kind]
+    if kind is Any or kind in _SCALARS:
+        return open_json if kind is Any else _SCALARS[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return functools.partial(_ruled, decoder(args[0]), args[1:])
@@ -193,64 +183,69 @@ def decoder(kind: Any) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]), include_extras=True)
     if typing.is_typeddict(kind):
         return functools.partial(_shaped, {name: decoder(hint) for name, hint in hints.items()}, kind.__required_keys__)
-    names = {field.name for field in dataclasses.fields(kind)}
-    return functools.partial(_record, kind, {name: decoder(hints[name]) for name in names})
+    fields = dataclasses.fields(kind)
+    needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    return functools.partial(_record, kind, {f.name: decoder(hints[f.name]) for f in fields}, needed)
 
 
-def _ruled(base: Callable[[Any], Any], rules: tuple[Callable[[Any], None], ...], value: Any) -> Any:
-    made = base(value)
+def _ruled(base: Read, rules: tuple[Callable[[Any], None], ...], value: Any) -> Any:
+    decoded = base(value)
     for rule in rules:
-        rule(made)
-    return made
+        rule(decoded)
+    return decoded
 
 
 def _chosen(choices: tuple[Any, ...], value: Any) -> Any:
     return value if type(value) is str and value in choices else _wrong(value, f"one of {', '.join(choices)}")
 
 
-def _row(items: list[Callable[[Any], Any]], value: Any) -> tuple[Any, ...]:
+def _row(items: list[Read], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)) or len(value) != len(items):
         _wrong(value, f"a list of {len(items)}")
     return tuple(item(each) for item, each in zip(items, value, strict=True))
 
 
-def _listed(kind: type, item: Callable[[Any], Any], value: Any) -> Any:
+def _listed(kind: type, item: Read, value: Any) -> Any:
     return kind(map(item, value)) if isinstance(value, (list, tuple)) else _wrong(value, "a list")
 
 
-def _mapped(name: Callable[[Any], Any], item: Callable[[Any], Any], value: Any) -> dict[Any, Any]:
+def _mapped(name: Read, item: Read, value: Any) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
         _wrong(value, "an object")
     return {name(key): item(each) for key, each in value.items()}
 
 
-def _shaped(known: Mapping[str, Callable[[Any], Any]], needed: frozenset[str], value: Any) -> dict[str, Any]:
+def _shaped(known: Mapping[str, Read], needed: Set[str], value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         _wrong(value, "an object")
-    if missing := sorted(needed - value.keys()):
-        raise ValueError(f"it lacks {missing[0]!r}")
+    _complete(needed, value)
     return {_text(name): _field(name, known.get(name, open_json), each) for name, each in value.items()}
 
 
-def _field(name: str, read: Callable[[Any], Any], value: Any) -> Any:
+def _field(name: str, read: Read, value: Any) -> Any:
     try:
         return read(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _record(kind: Any, known: Mapping[str, Callable[[Any], Any]], value: Any) -> Any:
+def _complete(needed: Set[str], value: dict[str, Any]) -> None:
+    if missing := sorted(needed - value.keys()):
+        raise ValueError(f"it lacks {missing[0]!r}")
+
+
+def _record(kind: Any, known: Mapping[str, Read], needed: Set[str], value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{kind.__name__} expects an object, not {type(value).__name__}")
-    if extra := sorted(value.keys() - known.keys()):
+    if issubclass(kind, Told):
+        value = {name: each for name, each in value.items() if name in known}
+    elif extra := sorted(value.keys() - known.keys()):
         raise ValueError(f"{kind.__name__} has no field {extra[0]!r}")
-    try:
-        return kind(**{name: _field(name, known[name], each) for name, each in value.items()})
-    except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}") from error
+    _complete(needed, value)
+    return kind(**{name: _field(name, known[name], each) for name, each in value.items()})
 
 
-def _united(nullable: bool, records: list[Any], others: list[Callable[[Any], Any]], value: Any) -> Any:
+def _united(nullable: bool, records: list[Any], others: list[Read], value: Any) -> Any:
     if value is None and nullable:
         return None
     if records and (isinstance(value, dict) or not others):

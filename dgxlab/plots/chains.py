@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, stats, units
-from dgxlab.agent.slots import Comparison, comparisons
+from dgxlab.chains import Comparison, comparisons
 from dgxlab.errors import UsageError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, SESSIONS, ChainStep

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgxlab.agent.job import sha256
+from dgxlab.agent.files import sha256
 from dgxlab.source import programs
 from dgxlab.source.git import Git, reason
 from dgxlab.source.programs import default_path, disk_trouble, unwritable, writing

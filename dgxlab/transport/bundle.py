@@ -19,7 +19,18 @@ from pathlib import Path
 import dgxlab
 from dgxlab.agent import boot
 
-MODULES = ("__init__.py", "errors.py", "model", "units.py", "stats", "synth.py", "tools", "agent")
+MODULES = (
+    "__init__.py",
+    "errors.py",
+    "units.py",
+    "replies.py",
+    "model",
+    "stats",
+    "synth.py",
+    "tools",
+    "chains.py",
+    "agent",
+)
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 OLD_PYTHON = 98

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from dgxlab.agent.boot import NO_AGENT, OPEN_ROOT
-from dgxlab.agent.inventory import Item, Removal
 from dgxlab.errors import DgxlabError, HostError, RemoteError, by_exit_code, command, edit, one_line
 from dgxlab.model import Experiment, Facts, HostEntry, Plan, canonical, digest, from_json
 from dgxlab.model.events import FinalStatus, ModelFile
 from dgxlab.model.result import Count, Details
+from dgxlab.replies import Item, Removal
 from dgxlab.transport.base import CommandFailed, Transport
 from dgxlab.transport.bundle import BOOT, OLD_PYTHON, bundle
 

@@ -92,7 +92,7 @@ def _wait(place: Clocks, job: Job, random: Random) -> None:
 
 def _jumped(job: Job) -> str:
     """Return that the agent saw its clock being set, "" where it did not."""
-    times = [event["t"] for event in journal.read(job.journal)]
+    times = [event.t for event in journal.read(job.journal)]
     return " in the journal" if max(times) - min(times) > HOUR_S / 2 else ""
 
 

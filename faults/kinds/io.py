@@ -16,12 +16,13 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dgxlab.agent.failure import refused
-from dgxlab.agent.job import Job, Status
+from dgxlab.agent.files import refused
+from dgxlab.agent.job import Job
 from dgxlab.agent.work import work
 from dgxlab.ingest import ingest
 from dgxlab.lab.jobs import record_end
 from dgxlab.model import Plan, canonical, from_json
+from dgxlab.replies import Status
 from dgxlab.store import Store, check, merging
 from faults.fault import Broken, Fault
 from faults.host import CELLS, Box, box

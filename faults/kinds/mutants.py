@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from dgxlab import report
-from dgxlab.agent.inventory import Item
 from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out
 from dgxlab.cli.host import facts_lines
@@ -20,6 +19,7 @@ from dgxlab.errors import DgxlabError, RemoteError
 from dgxlab.ingest import beyond, ingest
 from dgxlab.lab.doctor import judge
 from dgxlab.model import Device, HostEntry, canonical, events, to_json
+from dgxlab.replies import Item
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport

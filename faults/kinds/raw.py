@@ -13,11 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dgxlab.agent.job import final_status
 from dgxlab.errors import CheckFailed, DgxlabError
 from dgxlab.lab import Lab
 from dgxlab.lab.jobs import follow
 from dgxlab.lab.raw import RawFile, kept, listing
+from dgxlab.replies import final_status
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from faults.fault import Broken, Fault

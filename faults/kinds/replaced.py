@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from dgxlab.agent.job import sha256
+from dgxlab.agent.files import sha256
 from faults.fault import Broken, Fault
 from faults.host import CELLS, Box, box
 from faults.hostile import Canary, canary

@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from dgxlab.agent.chain import ChainRunner
 from dgxlab.agent.journal import Journal, read
 from dgxlab.agent.lease import DeviceLease
-from dgxlab.agent.measure import Attempt, Bench
-from dgxlab.agent.runs import Runs
+from dgxlab.agent.measure import Attempt, Bench, Runs
 from dgxlab.errors import DgxlabError
-from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest, to_json
-from tests.journals import CLOCK, raw, source
+from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest
+from dgxlab.model.events import Event, File, Flag, RunEvent, Summary
+from dgxlab.model.reasons import Reason
+from tests.journals import source
+
+E = TypeVar("E", bound=Event)
 
 CELLS = tuple(Cell("llama-bench", label, {"n_prompt": n}, {}) for label, n in (("pp16", 16), ("pp32", 32)))
 
@@ -25,10 +28,10 @@ class Said:
     """What a run came to; one value for each cell."""
 
     values: tuple[float, ...] = (100.0, 200.0)
-    status: str = "valid"
-    reason: str = ""
+    status: Literal["valid", "discarded", "failed"] = "valid"
+    reasons: tuple[Reason, ...] = ()
     again: str = ""
-    flags: tuple[Mapping[str, Any], ...] = ()
+    flags: tuple[Flag, ...] = ()
 
 
 @dataclass
@@ -51,16 +54,9 @@ class World:
         arms = tuple(Arm(name, source(), {"GGML_CUDA": "OFF"}) for name in ("one", "two"))
         lease = SlowLease(self, Plan("J", "n", "e", arms, (step,), "ab"), [], (), lambda *told: None)
         journal = Journal(self.folder / "journal.jsonl")
-        keep: list[int] = []
-        held = Runs(
-            "J",
-            journal,
-            Scripted(self, keep),
-            lease,
-            lambda argv, arm: [*argv, arm],
-            lambda run: {"build_id": f"B-{run.arm}", "model_id": ""},
-            keep,
-        )
+        bench = Bench(self.folder, (), Thermometer(self), lambda note: None)  # type: ignore[arg-type]
+        held = Scripted("J", journal, bench, lease, lambda argv, arm: [*argv, arm], lambda run: ("", ""), [])
+        held.world = self
         try:
             return ChainRunner(step, held, lambda *told: None).carry_out()
         finally:
@@ -68,19 +64,19 @@ class World:
             journal.close()
 
     @property
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Event]:
         """The journal."""
         return list(read(self.folder / "journal.jsonl"))
 
-    def of(self, event: str) -> list[dict[str, Any]]:
+    def of(self, kind: type[E]) -> list[E]:
         """Return the events of a kind."""
-        return [each for each in self.events if each["event"] == event]
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def places(self) -> list[str]:
         """What ran, in short: u1 u2 a0 b1 a1."""
         letters = {"burn-in": "u", "baseline": "a", "candidate": "b"}
-        return [f"{letters[run['role']]}{run['cycle']}" for run in self.of("run")]
+        return [f"{letters[run.role or '']}{run.cycle}" for run in self.of(RunEvent)]
 
 
 class SlowLease(DeviceLease):
@@ -96,52 +92,45 @@ class SlowLease(DeviceLease):
         return super().hold() + self.world.waits.get(self.world.holds, 0.0)
 
 
-class Scripted(Bench):
-    """A bench whose programs are not run."""
+class Scripted(Runs):
+    """Runs whose programs are not run."""
 
-    def __init__(self, world: World, keep: Sequence[int]) -> None:
-        super().__init__(world.folder, keep, Thermometer(world), lambda note: None)  # type: ignore[arg-type]
-        self.world = world
+    world: World
 
-    def run(
-        self,
-        step: RunStep,
-        argv: Sequence[str],
-        name: str,
-        disturbance: object,
-        absent: Sequence[str] = (),
-        *,
-        pin: bool = False,
-    ) -> Attempt:
+    def launch(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
         """Return what the script says of this run."""
         self.world.pinned.append(pin)
         self.world.names.append(name)
         self.world.absent.append(tuple(absent))
         said = self.world.says(name)
-        results = [
-            to_json(CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value,)),)))
-            for cell, value in zip(step.cells, said.values, strict=False)
-        ]
-        fields = {
-            "tool": step.tool,
-            "argv": list(argv),
-            "env": {},
-            "env_digest": digest({}),
-            "rc": 0,
-            "signal": None,
-            "started": 0.0,
-            "seconds": 1.0,
-            "before": {},
-            "after": {},
-            "cells": {cell.key: to_json(cell) for cell in step.cells},
-            "status": said.status,
-            "reason": said.reason,
-            "flags": list(said.flags),
-            "results": results,
-            "telemetry": [{**CLOCK, "device": "host", "name": "cpu_mhz", "median": 2600.0, "max": 3000.0}],
-            "raw": {"stdout": raw(f"{name}.out"), "stderr": raw(f"{name}.err")},
-        }
-        return Attempt(fields, said.again)
+        measured = zip(step.cells, said.values, strict=False)
+        run = RunEvent(
+            id=step.id,
+            arm=step.arm,
+            build_id=f"B-{step.arm}",
+            tool=step.tool,
+            model_id="",
+            position=self._position,
+            argv=(*step.argv, step.arm),
+            env={},
+            env_digest=digest({}),
+            rc=0,
+            signal=None,
+            started=0.0,
+            seconds=1.0,
+            before={},
+            after={},
+            cells={cell.key: cell for cell in step.cells},
+            status=said.status,
+            reasons=said.reasons,
+            flags=said.flags,
+            results=tuple(
+                CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value,)),)) for cell, value in measured
+            ),
+            telemetry=(Summary("host", "cpu_mhz", "MHz", 3, 2600.0, 345.0, 3000.0),),
+            raw={stream: File(f"raw/{name}.{stream[3:]}", "0", 0) for stream in ("stdout", "stderr")},
+        )
+        return Attempt(run, said.again)
 
 
 class Thermometer:

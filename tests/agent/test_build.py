@@ -12,7 +12,7 @@ import pytest
 
 from dgxlab.agent import build
 from dgxlab.agent.build import _surviving, installed
-from dgxlab.agent.job import sha256
+from dgxlab.agent.files import sha256
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
 

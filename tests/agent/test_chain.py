@@ -8,25 +8,26 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent.slots import Slot, planned
+from dgxlab.chains import Slot, planned
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, HostBusy, RemoteError
 from dgxlab.model import ChainStep, RunStep
+from dgxlab.model.events import ChainEvent, RunEvent, flag
+from dgxlab.model.reasons import Code, reason
 from dgxlab.stats import median
 from tests.agent.scripted import CELLS, Said, World, scripted
 
 KEYS = [(cell.key, "avg_ts") for cell in CELLS]
 
-STUCK = {"device": "GPU-1", "kind": "stuck_clock", "hard": True, "reason": "the GPU was busy at 611 MHz"}
-HOT = {"device": "GPU-1", "kind": "hw_thermal", "hard": True, "reason": "HW thermal slowdown for 2.0 s"}
-CAPPED = {"device": "GPU-1", "kind": "sw_power_cap", "hard": False, "reason": "SW power cap for 2.0 s"}
+STUCK = flag(Code.STUCK_CLOCK, "GPU-1", hard=True, mhz=611.0, least=1500.0)
+HOT = flag(Code.HW_THERMAL, "GPU-1", hard=True, seconds=2.0)
+CAPPED = flag(Code.SW_POWER_CAP, "GPU-1", hard=False, seconds=2.0)
+SHARED = flag(Code.RUN_QUEUE, hard=True, threads=2, processors=2, waited=0.5)
 
-SHARED = {"device": "host", "kind": "run_queue", "hard": True, "reason": "its 2 threads on 2 processors waited"}
-
-CRASH = Said((), "failed", "llama-bench was killed by SIGSEGV")
-SHORT = Said((100.0,), "failed", "llama-bench: pp32: it has no row", "rows")
+CRASH = Said((), "failed", (reason(Code.KILLED, program="llama-bench", signal="SIGSEGV"),))
+SHORT = Said((100.0,), "failed", (reason(Code.ROWS, program="llama-bench", problems=["pp32: it has no row"]),), "rows")
 BUSY = Said(flags=(SHARED,), again="disturbed")
-STRANGER = Said((), "discarded", "a foreign compute process appeared: pid 7", "disturbed")
-UNENGAGED = Said((), "discarded", "the path under test did not run")
+STRANGER = Said((), "discarded", (reason(Code.STRANGER, processes="pid 7"),), "disturbed")
+UNENGAGED = Said((), "discarded", (reason(Code.NOT_ENGAGED, marker="w4a16:", program="llama-bench"),))
 
 
 def drifted(by: float, *, cell: int = 0) -> Said:
@@ -55,38 +56,38 @@ def test_a_chain(world: World) -> None:
     assert world.places == EVEN
     assert world.names[3:6] == ["chain:0-burn-in-4", "chain:0-baseline-0", "chain:0-candidate-1"]
     assert world.holds == len(set(world.names)) == 13
-    runs = world.of("run")
-    assert {(run["role"], *run["argv"], run["build_id"]) for run in runs} == {
+    runs = world.of(RunEvent)
+    assert {(run.role, *run.argv, run.build_id) for run in runs} == {
         ("burn-in", "one", "one", "B-one"),
         ("baseline", "one", "one", "B-one"),
         ("candidate", "two", "two", "B-two"),
     }
-    assert [run["position"] for run in runs] == list(range(13))
-    assert {run["chain"] for run in runs} == {"chain:0"}
-    assert all(run["flags"] == [] for run in runs)
+    assert [run.position for run in runs] == list(range(13))
+    assert {run.chain for run in runs} == {"chain:0"}
+    assert all(run.flags == () for run in runs)
 
 
 def test_what_is_told_of_a_chain(world: World) -> None:
     """How it stands after every run, and nothing of what it says."""
     scripted(world, {"candidate": drifted(0.5), "baseline-1": drifted(0.02)})
     assert world.hold() is None
-    told = world.of("chain")
-    assert [event["event"] for event in world.events] == ["run", "chain"] * 13
-    assert [event["state"] for event in told] == ["burn-in"] * 4 + ["running"] * 8 + ["done"]
-    assert [event["done"] for event in told] == list(range(1, 14))
-    assert {event["total"] for event in told} == {13}
-    assert {event["cycles"] for event in told} == {4}
-    assert [event["valid"] for event in told] == [0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
-    drift = [event["drift"] for event in told]
+    told = world.of(ChainEvent)
+    assert [event.event for event in world.events] == ["run", "chain"] * 13
+    assert [event.state for event in told] == ["burn-in"] * 4 + ["running"] * 8 + ["done"]
+    assert [event.done for event in told] == list(range(1, 14))
+    assert {event.total for event in told} == {13}
+    assert {event.cycles for event in told} == {4}
+    assert [event.valid for event in told] == [0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
+    drift = [event.drift for event in told]
     assert drift[0] is None
     assert drift[1:6] == [0.0] * 5
     assert drift[6:9] == [pytest.approx(0.0198, abs=1e-4)] * 3
-    assert told[-1]["conditions"] == {"cpu_mhz": [2600.0, 2600.0]}
-    assert told[0]["left_s"] > 0
-    assert told[-1]["left_s"] == 0
-    assert {event["note"] for event in told} == {""}
+    assert told[-1].conditions == {"cpu_mhz": (2600.0, 2600.0)}
+    assert told[0].left_s > 0
+    assert told[-1].left_s == 0
+    assert {event.note for event in told} == {""}
     names = "seq t event id state role cycle cycles done total valid drift conditions left_s note"
-    assert told[0].keys() == set(names.split())
+    assert vars(told[0]).keys() | {"event"} == set(names.split())
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,8 @@ def test_burn_in_until_every_cell_has_settled(world: World, first: list[float], 
     )
     assert world.hold() is None
     assert world.places[: runs + 1] == [*(f"u{i + 1}" for i in range(runs)), "a0"]
-    assert not any(flag for run in world.of("run") for flag in run["flags"])
-    assert world.of("chain")[-1]["total"] == runs + 9
+    assert not any(flag for run in world.of(RunEvent) for flag in run.flags)
+    assert world.of(ChainEvent)[-1].total == runs + 9
 
 
 def test_a_burn_in_that_never_settles_ends(world: World) -> None:
@@ -114,10 +115,10 @@ def test_a_burn_in_that_never_settles_ends(world: World) -> None:
     world.says = lambda name: drifted(2.0 ** int(name.rpartition("-")[2]) if "burn-in" in name else 0.0, cell=1)
     assert world.hold() is None
     assert world.places == [f"u{i}" for i in range(1, 17)] + EVEN[4:]
-    flags = [(run["role"], run["cycle"], *run["flags"]) for run in world.of("run") if run["flags"]]
-    said = "the burn-in did not settle in 16 runs"
-    assert flags == [("burn-in", 16, {"device": "host", "kind": "unsettled", "hard": False, "reason": said})]
-    assert [event["cycle"] for event in world.of("chain") if event["note"] == said] == [16]
+    unsettled = flag(Code.UNSETTLED, hard=False, runs=16)
+    flags = [(run.role, run.cycle, *run.flags) for run in world.of(RunEvent) if run.flags]
+    assert flags == [("burn-in", 16, unsettled)]
+    assert [event.cycle for event in world.of(ChainEvent) if event.note == unsettled.reason] == [16]
 
 
 def test_a_failed_run_of_burn_in_is_followed_by_another(world: World) -> None:
@@ -130,8 +131,8 @@ def test_a_failed_run_of_burn_in_is_followed_by_another(world: World) -> None:
     ("said", "kind", "message", "next"),
     [
         (CRASH, RemoteError, "llama-bench was killed by SIGSEGV", "dgxlab logs J raw/chain:0-burn-in-3.err"),
-        (UNENGAGED, GateFailed, "the path under test did not run", "dgxlab logs J raw/chain:0-burn-in-3.err"),
-        (STRANGER, HostBusy, f"chain:0, burn-in 3 was not left alone: {STRANGER.reason}", AGAIN),
+        (UNENGAGED, GateFailed, str(UNENGAGED.reasons[0]), "dgxlab logs J raw/chain:0-burn-in-3.err"),
+        (STRANGER, HostBusy, f"chain:0, burn-in 3 was not left alone: {STRANGER.reasons[0]}", AGAIN),
     ],
 )
 def test_a_baseline_that_cannot_be_run(
@@ -142,7 +143,7 @@ def test_a_baseline_that_cannot_be_run(
     assert type(error) is kind
     assert (error.message, error.next) == (message, next)
     assert world.places == ["u1", "u2", "u3"]
-    assert [event["state"] for event in world.of("chain")] == ["burn-in", "burn-in", "done"]
+    assert [event.state for event in world.of(ChainEvent)] == ["burn-in", "burn-in", "done"]
 
 
 def test_a_stuck_clock_ends_the_job(world: World) -> None:
@@ -157,32 +158,25 @@ def test_a_lone_far_baseline_is_noise(world: World) -> None:
     """It is told how far apart the baselines are, and that is all."""
     assert scripted(world, {"baseline-2": drifted(0.06, cell=1)}).hold() is None
     assert world.places == EVEN
-    assert [event["drift"] > 0.05 for event in world.of("chain")[-5:]] == [True, True, True, True, False]
-    assert world.of("chain")[-1]["valid"] == 4
+    assert [event.drift > 0.05 for event in world.of(ChainEvent)[-5:]] == [True, True, True, True, False]
+    assert world.of(ChainEvent)[-1].valid == 4
 
 
 def test_a_step_costs_its_cycle_and_brings_no_other(world: World) -> None:
     """What values say must not decide how long a chain is."""
     assert scripted(world, {"baseline-[234]": drifted(0.06, cell=1)}).hold() is None
     assert world.places == EVEN
-    assert [event["valid"] for event in world.of("chain")][-3:] == [2, 2, 3]
+    assert [event.valid for event in world.of(ChainEvent)][-3:] == [2, 2, 3]
 
 
 def test_a_cycle_with_a_flaw_gets_another(world: World) -> None:
     """And so does the one that shares its baseline."""
     assert scripted(world, {"baseline-2": Said(flags=(HOT,))}).hold() is None
     assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
-    told = world.of("chain")
-    assert [event["cycles"] for event in told][-6:] == [4, 5, 5, 6, 6, 6]
-    assert [event["valid"] for event in told][-6:] == [1, 2, 2, 3, 3, 4]
-    assert told[-1]["total"] == told[-1]["done"] == 17
-
-
-def test_extra_cycles_are_two_at_most(world: World) -> None:
-    """Three of four planned ones must count, and here the last one decides."""
-    assert scripted(world, {"candidate-[134]": Said(flags=(HOT,))}).hold() is None
-    assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
-    assert world.of("chain")[-1]["valid"] == 3
+    told = world.of(ChainEvent)
+    assert [event.cycles for event in told][-6:] == [4, 5, 5, 6, 6, 6]
+    assert [event.valid for event in told][-6:] == [1, 2, 2, 3, 3, 4]
+    assert told[-1].total == told[-1].done == 17
 
 
 def test_a_chain_that_can_no_longer_count_stops(world: World) -> None:
@@ -209,19 +203,8 @@ def test_a_hopeless_chain_is_given_up(world: World) -> None:
     )
     assert error.message.endswith("candidate 4 failed: llama-bench was killed by SIGSEGV")
     assert error.next == "dgxlab logs J raw/chain:0-candidate-4.err"
-    last = world.of("chain")[-1]
-    assert (last["state"], last["cycles"], last["valid"]) == ("done", 4, 0)
-
-
-def test_a_host_that_is_always_busy_ends_the_chain(world: World) -> None:
-    """No run is repeated: sixteen of burn-in that settle nothing, and the cycles after which none can count."""
-    error = scripted(world, {"": BUSY}).hold()
-    assert world.places == [f"u{i}" for i in range(1, 17)] + EVEN[4:]
-    assert type(error) is ConditionsError
-    assert error.message.startswith(
-        "chain:0 (llama-bench) gives no verdict: 0 of 4 cycles count and 3 are needed; cycle 4: baseline 3 its 2"
-    )
-    assert error.next == AGAIN
+    last = world.of(ChainEvent)[-1]
+    assert (last.state, last.cycles, last.valid) == ("done", 4, 0)
 
 
 def test_one_lost_cell_does_not_cost_the_others_theirs(world: World) -> None:
@@ -239,9 +222,9 @@ def test_a_path_that_never_ran_is_a_failed_gate(world: World) -> None:
     """The candidate's marker is missing: two cycles tell that a session compares nothing."""
     error = scripted(world, {"candidate": UNENGAGED}).hold()
     assert world.places == EVEN[:9]
-    assert world.of("chain")[-1]["state"] == "done"
+    assert world.of(ChainEvent)[-1].state == "done"
     assert type(error) is GateFailed
-    assert error.message.endswith("candidate 2 discarded: the path under test did not run")
+    assert error.message.endswith(f"candidate 2 discarded: {UNENGAGED.reasons[0]}")
 
 
 @pytest.mark.parametrize("says", [{"candidate-[13]": UNENGAGED}, {"candidate-[12]": STRANGER}])
@@ -262,7 +245,7 @@ def test_a_flawed_run_is_not_repeated(world: World, said: Said) -> None:
     """A baseline costs the two cycles beside it; the chain goes on."""
     assert scripted(world, {"baseline-1": said}).hold() is None
     assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
-    assert [event["valid"] for event in world.of("chain")][6:9:2] == [0, 0]
+    assert [event.valid for event in world.of(ChainEvent)][6:9:2] == [0, 0]
 
 
 def test_a_soft_flag_costs_nothing(world: World) -> None:
@@ -278,18 +261,17 @@ def test_lost_rows_are_run_again_in_their_place(world: World) -> None:
     assert world.places[7:14] == ["b2", "b2", "a2", "b3", "a3", "a3", "b4"]
     assert world.names[7:9] == ["chain:0-candidate-2", "chain:0-candidate-2-1"]
     assert world.places[14:] == ["a4", "b5", "a5", "b6", "a6"]
-    told = world.of("chain")
-    assert told[7]["note"] == "candidate 2 failed: llama-bench: pp32: it has no row; it is run again"
-    assert (told[7]["done"], told[8]["done"]) == (8, 8)
+    told = world.of(ChainEvent)
+    assert told[7].note == "candidate 2 failed: llama-bench: pp32: it has no row; it is run again"
+    assert (told[7].done, told[8].done) == (8, 8)
 
 
 def test_a_run_after_a_wait_does_not_count(world: World) -> None:
     """The device cooled meanwhile; before the first run that is no gap."""
     world.waits = {1: 90.0, 6: 5.5}
     assert world.hold() is None
-    flags = [(run["role"], run["cycle"], *run["flags"]) for run in world.of("run") if run["flags"]]
-    reason = "the device had to be waited for, 5.5 s, right before it"
-    assert flags == [("candidate", 1, {"device": "host", "kind": "waited", "hard": True, "reason": reason})]
+    flags = [(run.role, run.cycle, *(each.reason for each in run.flags)) for run in world.of(RunEvent) if run.flags]
+    assert flags == [("candidate", 1, "the device had to be waited for, 5.5 s, right before it")]
     assert world.places == [*EVEN, "b5", "a5"]
 
 
@@ -297,14 +279,14 @@ def test_a_wait_counts_for_the_run_that_stands(world: World) -> None:
     """A first attempt that lost its rows does not take the gap with it."""
     world.waits = {6: 5.5}
     assert scripted(world, {"candidate-1$": SHORT}).hold() is None
-    assert [[flag["kind"] for flag in run["flags"]] for run in world.of("run")][5:8] == [["waited"], ["waited"], []]
+    assert [[flag.kind for flag in run.flags] for run in world.of(RunEvent)][5:8] == [["waited"], ["waited"], []]
 
 
 def test_a_screen_is_one_bracket(world: World) -> None:
     """Burn-in, one cycle, and never another."""
     assert world.hold(screen) is None
     assert world.places == [*BURNT, "a0", "b1", "a1"]
-    assert world.of("chain")[-1]["total"] == 7
+    assert world.of(ChainEvent)[-1].total == 7
 
 
 def test_a_screen_that_does_not_close(world: World) -> None:
@@ -322,7 +304,7 @@ def test_an_aa_session_runs_one_arm(world: World) -> None:
     """The same step in both places; its runs are told apart by their role."""
     assert world.hold(lambda step: replace(step, candidate=step.baseline)) is None
     assert world.places == EVEN
-    assert {run["arm"] for run in world.of("run")} == {"one"}
+    assert {run.arm for run in world.of(RunEvent)} == {"one"}
 
 
 def noisy(name: str) -> Said:
@@ -340,26 +322,20 @@ def test_the_burn_in_decides_how_long_a_chain_is(world: World) -> None:
     """Eight runs; the number is told with what it finds before the chain begins, and the record gives it again."""
     world.says = noisy
     assert world.hold(by_effect) is None
-    told = world.of("chain")
-    assert [event["cycles"] for event in told[:8]] == [0] * 8
-    assert [event["total"] for event in told[:8]] == [0] * 8
+    told = world.of(ChainEvent)
+    assert [event.cycles for event in told[:8]] == [0] * 8
+    assert [event.total for event in told[:8]] == [0] * 8
     chosen = told[8]
-    assert (chosen["state"], chosen["role"], chosen["note"][:9]) == ("burn-in", "burn-in", "14 cycles")
-    assert {event["cycles"] for event in told[8:]} == {14}
-    assert len(world.places) == 8 + 2 * 14 + 1 == told[-1]["total"]
-    values = [[median(m["samples"]) for r in run["results"] for m in r["measurements"]] for run in world.of("run")]
+    assert (chosen.state, chosen.role, chosen.note[:9]) == ("burn-in", "burn-in", "14 cycles")
+    assert {event.cycles for event in told[8:]} == {14}
+    assert len(world.places) == 8 + 2 * 14 + 1 == told[-1].total
+    values = [[median(m.samples) for r in run.results for m in r.measurements] for run in world.of(RunEvent)]
     slots = [
-        Slot(run["role"], run["cycle"], dict(zip(KEYS, each, strict=True)), "", run["seconds"])
-        for run, each in zip(world.of("run"), values, strict=True)
+        Slot(run.role, run.cycle, dict(zip(KEYS, each, strict=True)), "", run.seconds)
+        for run, each in zip(world.of(RunEvent), values, strict=True)
     ]
     runs = [RunStep("r", arm, "llama-bench", (), {}, CELLS) for arm in ("one", "two")]
     assert planned(by_effect(ChainStep("chain:0", *runs, cycles=4, drift_limit=0.05)), slots) == 14
-
-
-def test_a_calm_chain_has_the_fewest_cycles(world: World) -> None:
-    """Noise of nothing asks for none, and the family of claims still does."""
-    assert world.hold(by_effect) is None
-    assert len(world.places) == 8 + 2 * 8 + 1
 
 
 def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
@@ -367,7 +343,7 @@ def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
     world.says = noisy
     assert world.hold(lambda step: by_effect(step, max_s=27.5)) is None
     assert len(world.places) == 8 + 2 * 9 + 1
-    (note,) = (event["note"] for event in world.of("chain") if event["note"])
+    (note,) = (event.note for event in world.of(ChainEvent) if event.note)
     assert note.startswith("9 cycles, to find ")
     assert note.endswith(": 27.5 s allow no more, 14 would find 5 %")
 
@@ -378,7 +354,7 @@ def test_a_limit_that_leaves_nothing_to_claim_ends_the_chain(world: World, max_s
     error = world.hold(lambda step: by_effect(step, max_s=max_s))
     assert type(error) is ConditionsError
     assert world.places == [f"u{i}" for i in range(1, 9)]
-    assert world.of("chain")[-1]["state"] == "done"
+    assert world.of(ChainEvent)[-1].state == "done"
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
@@ -398,10 +374,10 @@ def test_a_block_warms_its_arm_before_the_run_that_counts(world: World, monkeypa
     timed(monkeypatch, world)
     assert world.hold(lambda step: replace(step, block_s=60.0)) is None
     assert world.places == [*BURNT, *(place for place in EVEN[4:] for _ in range(3))]
-    kinds = [[flag["kind"] for flag in run["flags"]] for run in world.of("run")]
+    kinds = [[flag.kind for flag in run.flags] for run in world.of(RunEvent)]
     assert kinds == [[]] * 4 + [["warming"], ["warming"], []] * 9
-    assert world.of("chain")[-1]["valid"] == 4
-    assert world.of("chain")[-1]["done"] == 13
+    assert world.of(ChainEvent)[-1].valid == 4
+    assert world.of(ChainEvent)[-1].done == 13
 
 
 def test_a_block_whose_run_fails_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

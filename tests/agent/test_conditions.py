@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent.conditions import HOST, Conditions, Flag, Sample, Summary, number, stuck_clock
-from dgxlab.agent.contention import Contention
+from dgxlab.agent.conditions import Conditions, Sample, number, stuck_clock
+from dgxlab.agent.processors import Contention
 from dgxlab.agent.telemetry import parse_gpu
+from dgxlab.model.events import HOST, Summary
 from tests.conftest import GOLDEN
 
 GPU = "GPU-68b256c7-040d-b58e-160d-b23ae653d8e1"
@@ -40,6 +41,11 @@ def around(
     samples = [Sample(float(at), GPU, seen) for at, seen in enumerate(values)]
     gpus = {GPU: "NVIDIA H200"} if gpus is None else gpus
     return Conditions(samples, before or state({}), after or state({}), gpus, seconds, contention, threads)
+
+
+def told(conditions: Conditions) -> list[tuple[str, str, bool, str]]:
+    """Return the flags, each with its device, kind, whether it is hard, and its words."""
+    return [(flag.device, flag.kind, flag.hard, flag.reason) for flag in conditions.flags()]
 
 
 def kinds(conditions: Conditions) -> dict[str, bool]:
@@ -99,12 +105,12 @@ def test_throttling(counter: str, bit: int, kind: str, hard: bool, words: str) -
     """A counter that moved between two samples is seen, and a bit where there is no counter."""
     name = f"{COUNTER}.{counter}"
     moved = around(before=state({name: "1000"}), after=state({name: "413000"}))
-    assert moved.flags() == [Flag(GPU, kind, hard, f"{words} for 412 ms")]
+    assert told(moved) == [(GPU, kind, hard, f"{words} for 412 ms")]
     assert Summary(GPU, name, "us", 1, 412e3, 412e3, 412e3) in moved.telemetry()
     active = "clocks_event_reasons.active"
     seen = around({active: 0.0}, {active: float(bit | 0x1)}, {active: 0.0})
-    assert seen.flags() == [Flag(GPU, kind, hard, f"{words} in 1 of 3 samples")]
-    assert around(before=state({name: "413000"}), after=state({name: "413000"})).flags() == []
+    assert told(seen) == [(GPU, kind, hard, f"{words} in 1 of 3 samples")]
+    assert around(before=state({name: "413000"}), after=state({name: "413000"})).flags() == ()
 
 
 def test_hw_slowdown_without_its_cause() -> None:
@@ -114,18 +120,13 @@ def test_hw_slowdown_without_its_cause() -> None:
     assert kinds(around({active: float(0x8 | 0x40)})) == {"hw_thermal": True}
 
 
-def test_ordinary_reasons_are_no_flags() -> None:
-    """Idle, application clocks, sync boost and display lower a clock as they should."""
-    assert around({"clocks_event_reasons.active": float(0x1 | 0x2 | 0x10 | 0x100)}).flags() == []
-
-
 def test_a_counter_that_is_not_known_did_not_move() -> None:
     """Nor one that a driver set back, nor another GPU's."""
     name = f"{COUNTER}.hw_thermal_slowdown"
     for before, after in (("5", None), (None, "5"), ("5", "3"), ("[N/A]", "7")):
         seen = around(before=state({name: before}), after=state({name: after}))
-        assert (seen.flags(), [s for s in seen.telemetry() if s.device == GPU]) == ([], [])
-    assert around(before=state({name: "5"}, OTHER), after=state({name: "9"}, OTHER)).flags() == []
+        assert (seen.flags(), [s for s in seen.telemetry() if s.device == GPU]) == ((), [])
+    assert around(before=state({name: "5"}, OTHER), after=state({name: "9"}, OTHER)).flags() == ()
 
 
 def test_several_gpus_are_told_apart() -> None:
@@ -148,21 +149,18 @@ def test_what_happened_to_the_host() -> None:
         "swap_in": "8 MiB came back from swap",
         "oom_kill": "the kernel killed programs for lack of memory (2)",
     }
-    assert around(after=state({}, swap_in_mib=12.75)).flags() == []
-    assert around(before=state(swap_in_mib=None), after=state(oom_kills=None)).flags() == []
-    assert around(after=state()).flags() == []  # nvidia-smi did not answer: not known is not changed
+    assert around(after=state({}, swap_in_mib=12.75)).flags() == ()
+    assert around(before=state(swap_in_mib=None), after=state(oom_kills=None)).flags() == ()
+    assert around(after=state()).flags() == ()  # nvidia-smi did not answer: not known is not changed
 
 
 @pytest.mark.parametrize(("samples", "said"), [(0, "no"), (9, "9"), (10, "")])
 def test_missing_samples(samples: int, said: str) -> None:
     """Fewer than half of what was due in 10 s, of which device; a short run may end between two."""
-    known = around(*[{"clocks.sm": 1.0}] * samples, seconds=10.0).flags()
-    host = Flag(HOST, "no_telemetry", False, "no samples of the host where 20 were due")
-    assert known == [
-        *([Flag(GPU, "no_telemetry", False, f"{said} samples from nvidia-smi where 20 were due")] * bool(said)),
-        host,
-    ]
-    assert around(seconds=1.9).flags() == []
+    gpu = (GPU, "no_telemetry", False, f"{said} samples from nvidia-smi where 20 were due")
+    host = (HOST, "no_telemetry", False, "no samples of the host where 20 were due")
+    assert told(around(*[{"clocks.sm": 1.0}] * samples, seconds=10.0)) == [*([gpu] * bool(said)), host]
+    assert around(seconds=1.9).flags() == ()
 
 
 @pytest.mark.parametrize(
@@ -181,69 +179,60 @@ def test_the_stuck_clock_of_a_gb10(name: str, clock: float, busy: float, n: int,
     """Busy and slow, long enough, and a GB10; idle samples around it say nothing."""
     idle = {"clocks.sm": 208.0, "utilization.gpu": 0.0}
     samples = [idle, *[{"clocks.sm": clock, "utilization.gpu": busy}] * n, {"clocks.sm": 208.0}]
-    reason = stuck_clock(name, [Sample(0.0, GPU, values) for values in samples])
-    assert bool(reason) == stuck
-    flags = around(*samples, gpus={GPU: name}).flags()
-    assert [(flag.kind, flag.hard, flag.reason) for flag in flags] == [("stuck_clock", True, reason)] * stuck
-    assert not stuck or f"{clock:.0f} MHz" in reason
+    assert stuck_clock(name, [Sample(0.0, GPU, values) for values in samples]) == clock * stuck
+    flags = told(around(*samples, gpus={GPU: name}))
+    assert [(kind, hard) for _, kind, hard, _ in flags] == [("stuck_clock", True)] * stuck
+    assert not stuck or f"{clock:.0f} MHz" in flags[0][3]
 
 
 @pytest.mark.parametrize(
-    ("contention", "threads", "kind", "hard", "reason"),
+    ("contention", "threads", "kind", "hard"),
     [
-        (
-            Contention(2, 0.20, 0.97),
-            2,
-            "run_queue",
-            True,
-            "its 2 threads on 2 processors waited 0.20 s a second for",
-        ),
-        (Contention(2, 0.199, 0.97), 2, "run_queue", False, "its 2 threads on 2 processors waited 0.20 s a second for"),
-        (Contention(2, 0.10), 2, "run_queue", False, "its 2 threads on 2 processors waited 0.10 s a second for"),
-        (Contention(2, 0.099, 0.97), 2, "", False, ""),
-        (Contention(16, 1.6), 16, "run_queue", True, "its 16 threads on 16 processors waited 1.60 s a second for"),
-        (Contention(16, 0.44), 16, "", False, ""),
-        (Contention(16, 0.10), 1, "run_queue", True, "its 1 thread on 16"),
-        (
-            Contention(2, None, 0.25),
-            2,
-            "others_cpu",
-            True,
-            "others used 0.25 processors beside its 2 threads on 2",
-        ),
-        (Contention(2, None, 0.249), 2, "", False, ""),
-        (
-            Contention(16, None, 4.25),
-            12,
-            "others_cpu",
-            True,
-            "others used 4.25 processors beside its 12 threads",
-        ),
-        (Contention(16, None, 4.24), 12, "", False, ""),
-        (Contention(2, None, 0.25), 8, "others_cpu", True, "others used 0.25 processors beside its 8 threads"),
-        (Contention(2, 0.0, 1.0, 0.05), 2, "steal", True, "the hypervisor gave 5.0 % of the processors' time to other"),
-        (Contention(2, 0.0, 1.0, 0.0499), 2, "steal", False, "the hypervisor gave 5.0 % of the processors' time"),
-        (Contention(2, 0.0, 1.0, 0.01), 2, "steal", False, "the hypervisor gave 1.0 % of the processors' time"),
-        (Contention(2, 0.0, 1.0, 0.0099), 2, "", False, ""),
-        (
-            Contention(2, 0.0, 1.0, 0.0, 0.101),
-            2,
-            "psi",
-            False,
-            "a program on the host waited for a processor 10 % of the",
-        ),
-        (Contention(2, 0.0, 1.0, 0.0, 0.10), 2, "", False, ""),
-        (Contention(2, 0.1, 0.1, 0.0, 0.9), 2, "run_queue", False, "its 2 threads on 2 processors waited"),
-        (Contention(2), 2, "", False, ""),
+        (Contention(2, 0.20, 0.97), 2, "run_queue", True),
+        (Contention(2, 0.199, 0.97), 2, "run_queue", False),
+        (Contention(2, 0.10), 2, "run_queue", False),
+        (Contention(2, 0.099, 0.97), 2, "", False),
+        (Contention(16, 1.6), 16, "run_queue", True),
+        (Contention(16, 0.44), 16, "", False),
+        (Contention(16, 0.10), 1, "run_queue", True),
+        (Contention(2, None, 0.25), 2, "others_cpu", True),
+        (Contention(2, None, 0.249), 2, "", False),
+        (Contention(16, None, 4.25), 12, "others_cpu", True),
+        (Contention(16, None, 4.24), 12, "", False),
+        (Contention(2, None, 0.25), 8, "others_cpu", True),
+        (Contention(2, 0.0, 1.0, 0.05), 2, "steal", True),
+        (Contention(2, 0.0, 1.0, 0.0499), 2, "steal", False),
+        (Contention(2, 0.0, 1.0, 0.0099), 2, "", False),
+        (Contention(2, 0.0, 1.0, 0.0, 0.101), 2, "psi", False),
+        (Contention(2, 0.0, 1.0, 0.0, 0.10), 2, "", False),
+        (Contention(2, 0.1, 0.1, 0.0, 0.9), 2, "run_queue", False),
+        (Contention(2), 2, "", False),
     ],
 )
-def test_others_on_the_processors(contention: Contention, threads: int, kind: str, hard: bool, reason: str) -> None:
+def test_others_on_the_processors(contention: Contention, threads: int, kind: str, hard: bool) -> None:
     """At each threshold and right below it; by the run's threads, and what is not known is no flag."""
     seen = around(contention=contention, threads=threads)
-    assert [(flag.kind, flag.hard, flag.reason[: len(reason)]) for flag in seen.flags()] == [
-        (kind, hard, reason)
-    ] * bool(kind)
+    assert kinds(seen) == ({kind: hard} if kind else {})
     assert seen.contended == hard
+
+
+@pytest.mark.parametrize(
+    ("contention", "threads", "words"),
+    [
+        (
+            Contention(16, 0.10, 0.5),
+            1,
+            "its 1 thread on 16 processors waited 0.10 s a second for their turn; ",
+        ),
+        (Contention(16, None, 4.25), 12, "others used 4.25 processors beside its 12 threads on 16 processors"),
+        (Contention(2, 0.0, 1.0, 0.05), 2, "the hypervisor gave 5.0 % of the processors' time to other machines"),
+        (Contention(2, 0.0, 1.0, 0.0, 0.101), 2, "a program on the host waited for a processor 10 % of the time"),
+    ],
+)
+def test_what_is_said_of_others(contention: Contention, threads: int, words: str) -> None:
+    """A flag's numbers in words."""
+    ((*_, reason),) = told(around(contention=contention, threads=threads))
+    assert reason.startswith(words)
 
 
 def test_what_is_told_of_the_processors() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import cooling
+from dgxlab.agent import chain
 from dgxlab.errors import AGAIN, ConditionsError
 from dgxlab.model import ChainStep
+from dgxlab.model.events import ChainEvent, RunEvent
 from tests.agent.scripted import World
 
 
@@ -29,7 +30,7 @@ def cold(step: ChainStep) -> ChainStep:
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the gate be found in no time."""
     for name, value in {"STILL_S": 0.02, "LIMIT_S": 0.2, "LOOK_S": 0.001, "KNOWN_S": 0.05}.items():
-        monkeypatch.setattr(cooling, name, value)
+        monkeypatch.setattr(chain, name, value)
 
 
 def cools(world: World, at: Callable[[int, int], float]) -> None:
@@ -49,17 +50,17 @@ def test_a_cold_chain_waits_for_its_gate(world: World) -> None:
     cools(world, lambda runs, looks: 50.0 if runs == 0 else max(40.0, 60.0 - looks))
     assert world.hold(cold) is None
     assert world.places == ["u1", "u2", "u3", "u4", "a0", "b1", "a1", "b2", "a2"]
-    cooling = [event for event in world.of("chain") if event["state"] == "cooling"]
-    assert cooling[0]["note"] == "cooling from 59.0 °C until it gets no cooler"
-    assert [event["note"] for event in cooling[1:]] == ["cooling from 59.0 °C to 43.0 °C"] * 7
-    assert [(event["role"], event["cycle"]) for event in cooling[:4]] == [
+    cooling = [event for event in world.of(ChainEvent) if event.state == "cooling"]
+    assert cooling[0].note == "cooling from 59.0 °C until it gets no cooler"
+    assert [event.note for event in cooling[1:]] == ["cooling from 59.0 °C to 43.0 °C"] * 7
+    assert [(event.role, event.cycle) for event in cooling[:4]] == [
         ("burn-in", 1),
         ("burn-in", 3),
         ("burn-in", 4),
         ("baseline", 0),
     ]
-    assert cooling[1]["conditions"] == {"temperature.gpu": [56.0, 58.0]}
-    assert not any(run["flags"] for run in world.of("run"))
+    assert cooling[1].conditions == {"temperature.gpu": (56.0, 58.0)}
+    assert not any(run.flags for run in world.of(RunEvent))
 
 
 @pytest.mark.usefixtures("quickly")
@@ -71,7 +72,7 @@ def test_a_device_that_stays_warm(world: World) -> None:
     assert (error.exit_code, error.next) == (8, AGAIN)
     assert error.message == "the device did not cool to 43.0 °C within 200 ms: it is at 44.0 °C"
     assert world.places == ["u1", "u2", "u3"]
-    assert world.of("chain")[-1]["state"] == "done"
+    assert world.of(ChainEvent)[-1].state == "done"
 
 
 @pytest.mark.usefixtures("quickly")
@@ -84,7 +85,7 @@ def test_no_temperature_no_cold_chain(world: World) -> None:
         == "thermal: cold needs the device's temperature, and this host tells none; thermal: hot needs none"
     )
     assert error.next == "dgxlab doctor local"
-    assert world.of("run") == []
+    assert world.of(RunEvent) == []
 
 
 @pytest.mark.usefixtures("quickly")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import facts, smi
+from dgxlab.agent import facts, gpus
 from dgxlab.errors import RemoteError
 from dgxlab.model import Facts, from_json, to_json
 from tests import machines
@@ -54,12 +54,12 @@ def test_host_id_does_not_leak_the_machine_id() -> None:
 )
 def test_gpu_query(text: str, expected: list[dict[str, str | None]]) -> None:
     """N/A in any spelling is null, never 0; a message instead of rows is no GPU."""
-    assert smi.parse_gpus(("index", "uuid", "name", "mem"), text) == expected
+    assert gpus.parse_gpus(("index", "uuid", "name", "mem"), text) == expected
 
 
 def test_state_has_no_invented_zero() -> None:
     """What this machine cannot measure is null."""
-    state = facts.state(smi.BASIC)
+    state = facts.state(gpus.BASIC)
     assert state["mem_available_mib"] > 0
     assert state["cpu_temp_c"] is None or state["cpu_temp_c"] > 0
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dgxlab.agent.inventory import Item, hold, inventory, remove, unfit
+from dgxlab.agent.environment import Root
+from dgxlab.agent.inventory import hold, inventory, remove, unfit
 from dgxlab.agent.job import Job, sha256
-from dgxlab.agent.root import Root
 from faults import spaces
 from tests.conftest import PROJECT
 from tests.machines import age
@@ -108,7 +108,7 @@ def test_removal_takes_what_is_named_and_nothing_else(full: Root) -> None:
 REMOVE = """import sys
 from pathlib import Path
 from dgxlab.agent.inventory import inventory, remove
-from dgxlab.agent.root import Root
+from dgxlab.agent.environment import Root
 root = Root(Path(sys.argv[1]))
 jobs = [(item.kind, item.name, item.used) for item in inventory(root) if item.kind == "jobs"]
 print(len(remove(root, jobs).removed), len(list(root.jobs.iterdir())))
@@ -124,12 +124,6 @@ def test_a_full_disk_can_be_cleaned(full: Root, tmp_path: Path) -> None:
         argv = [*small.within(PROJECT), sys.executable, "-c", REMOVE, str(full.path)]
         ran = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("1 0\n", "")
-
-
-def test_sources_stay_when_something_else_goes(full: Root) -> None:
-    """Only what was asked for."""
-    assert remove(full, named(full, "w1")).removed == (("work", "w1"),)
-    assert "builds b1" in names(full)
 
 
 def test_what_jobs_share_stays_while_one_runs(full: Root) -> None:
@@ -236,20 +230,6 @@ def test_an_interrupted_removal_is_finished_by_the_next(full: Root) -> None:
     assert list((full.path / "trash").iterdir()) == []
 
 
-def test_an_empty_root_has_nothing(root: Root) -> None:
-    """No build, no job, no trash."""
-    assert inventory(root) == []
-    assert remove(root, [("builds", "b1", 0.0)]).removed == ()
-
-
-def test_oldest_first_in_each_kind(full: Root) -> None:
-    """What was longest unused is what one looks for."""
-    (full.build("b0") / "bin").mkdir(parents=True)
-    age(full.build("b0"), 3)
-    found: list[Item] = [item for item in inventory(full) if item.kind == "builds"]
-    assert [item.name for item in found] == ["b1", "b0"]
-
-
 def test_what_is_broken_goes_at_once(full: Root) -> None:
     """A job that a power loss damaged before it began, and what was set aside; nobody is at work on either."""
     job, aside = full.jobs / "job3", full.objects.parent / ".broken-1"
@@ -263,11 +243,6 @@ def test_what_is_broken_goes_at_once(full: Root) -> None:
     assert len(remove(full, named(full, *broken)).removed) == 2
     assert not job.exists()
     assert not aside.exists()
-
-
-def test_age_is_by_the_clock_that_the_files_have(full: Root) -> None:
-    """The client's may be another one."""
-    assert all(39 * DAY < item.age_s < 41 * DAY for item in inventory(full))
 
 
 def test_a_root_without_locks(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -17,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent.job import Job, sha256
-from dgxlab.agent.lock import locked
-from dgxlab.errors import RemoteError
+from dgxlab.agent.lock import lock
+from dgxlab.errors import JobLost, RemoteError, UsageError
 from tests.agent.test_child import alive
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -94,17 +96,6 @@ def test_runs_at_most_once(job: Job) -> None:
     assert (job.folder / "executed").read_text() == "x"
 
 
-def test_final_status_covers_the_journal(job: Job) -> None:
-    """Rc says how long the journal is and what it hashes to."""
-    job.start()
-    (job.folder / "hold").unlink()
-    wait_for(job, "done")
-    rc = job.status().rc
-    assert rc is not None
-    assert (rc["exit_code"], rc["status"], rc["journal_bytes"]) == (0, "done", 3)
-    assert rc["journal_sha256"] == sha256(job.journal)
-
-
 def test_killed_agent_is_lost(job: Job) -> None:
     """No rc and a free lock after a start: lost, at once and for good, and it is not started again."""
     job.start()
@@ -168,7 +159,7 @@ def test_cancel_ends_what_forks_on_and_on(job: Job, monkeypatch: pytest.MonkeyPa
     try:
         assert job.cancel().state == "done"
         with (job.folder / "held").open() as again:
-            assert locked(again.fileno())
+            assert lock(again.fileno())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, 9)
@@ -208,13 +199,15 @@ def test_asking_does_not_disturb_the_start(job: Job) -> None:
     wait_for(job, "done")
 
 
-def test_final_status_needs_no_new_space(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last word is written into a file that was there since staging, never longer than it."""
-    before = (job.folder / "rc.reserved").stat()
+def test_the_words_of_a_full_disk_have_their_room(job: Job) -> None:
+    """That it started and how it ended is written into files that were there since staging."""
+    before = {name: (job.folder / f"{name}.reserved").stat() for name in ("started", "rc")}
+    assert job.begin() is not None
     job.finish(exit_code=4, status="failed", message="the disk is full")
-    after = (job.folder / "rc").stat()
-    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
-    assert json.loads((job.folder / "rc").read_text())["message"] == "the disk is full"
+    for name, reserved in before.items():
+        after = (job.folder / name).stat()
+        assert (after.st_ino, after.st_size) == (reserved.st_ino, reserved.st_size)
+    assert json.loads(job.rc.read_text())["message"] == "the disk is full"
 
 
 def test_a_last_word_that_is_too_long_is_cut(job: Job) -> None:
@@ -265,15 +258,6 @@ def test_a_final_status_of_an_older_agent(job: Job) -> None:
     rc = finished(job)
     job.rc.write_text(json.dumps({name: said for name, said in rc.items() if name != "sha256"}))
     assert job.status().state == "done"
-
-
-def test_a_start_needs_no_new_space(job: Job) -> None:
-    """Nor does the word that it was started, without which nobody would know that it was the disk."""
-    before = (job.folder / "started.reserved").stat()
-    assert job.begin() is not None
-    after = (job.folder / "started").stat()
-    assert (after.st_ino, after.st_size) == (before.st_ino, before.st_size)
-    assert json.loads((job.folder / "started").read_text())["pid"] == os.getpid()
 
 
 def test_staging_without_room_leaves_nothing(tmp_path: Path, agent: Path) -> None:
@@ -345,3 +329,53 @@ def test_where_there_are_no_locks_nothing_waits(job: Job, monkeypatch: pytest.Mo
     for ask in (job.status, job.begin, job.start, job.cancel):
         with pytest.raises(RemoteError, match=r"run\.lock cannot be locked: No locks available; the host's root: must"):
             ask()
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Job:
+    """A job that has ended, with a few files and a few that are none of ours."""
+    folder = tmp_path / "jobs" / "job-1"
+    (folder / "raw" / "deeper").mkdir(parents=True)
+    texts = {"plan.json": "{}", "journal.jsonl": '{"seq":0}\n', "rc": "{}", "agent.err": "", "build-toy.log": "cc\n"}
+    for name, text in {**texts, "agent.pyz": "PK", "run.lock": "", "raw/run-0.out": "tokens\n"}.items():
+        (folder / name).write_text(text)
+    (folder / "raw" / "link.out").symlink_to("/etc/passwd")
+    return Job(folder)
+
+
+def test_sent_whole(ended: Job) -> None:
+    """The final status first; no link, no folder, nothing that is not output; the same files, the same bytes."""
+    first, second = io.BytesIO(), io.BytesIO()
+    ended.send(1 << 20, first)
+    ended.send(1 << 20, second)
+    assert first.getvalue() == second.getvalue()
+    line, _, packed = first.getvalue().partition(b"\n")
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        names = archive.getnames()
+        contents = {name: archive.extractfile(name).read() for name in names}  # type: ignore[union-attr]
+    assert names == ["rc", "plan.json", "journal.jsonl", "agent.err", "build-toy.log", "raw/run-0.out"]
+    assert contents["raw/run-0.out"] == b"tokens\n"
+    assert json.loads(line) == {"size": sum(map(len, contents.values())), "files": 6}
+
+
+def test_only_the_size_where_they_are_larger(ended: Job) -> None:
+    """At the limit they are sent, above it they are not."""
+    size = 24
+    for limit, alone in ((size, False), (size - 1, True)):
+        out = io.BytesIO()
+        ended.send(limit, out)
+        line, _, packed = out.getvalue().partition(b"\n")
+        assert json.loads(line)["size"] == size
+        assert (packed == b"") is alone
+
+
+def test_neither_of_a_job_that_is_not_there_nor_of_one_that_has_not_ended(ended: Job) -> None:
+    """Both are errors with their own exit codes, before a byte is sent."""
+    out = io.BytesIO()
+    (ended.folder / "rc").unlink()
+    with pytest.raises(UsageError, match="job job-1 has not ended"):
+        ended.send(1 << 20, out)
+    ended.plan.unlink()
+    with pytest.raises(JobLost, match="the host has no job job-1"):
+        ended.send(1 << 20, out)
+    assert out.getvalue() == b""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent.journal import Journal, read, whole_lines
+from dgxlab.model.events import EndEvent, LockEvent, NoteEvent
 
 
 @contextmanager
@@ -26,23 +27,23 @@ def room_for(size: int) -> Iterator[None]:
 def test_an_event_is_as_it_was_declared(tmp_path: Path) -> None:
     """Whoever reads the journal would refuse another one: it is not written."""
     journal = Journal(tmp_path / "journal.jsonl")
-    for wrong in ({}, {"note": 1}, {"note": None}):
+    for wrong in (1, None):
         with pytest.raises(ValueError, match="note"):
-            journal.emit("note", **wrong)
+            journal.emit(NoteEvent(note=wrong))  # type: ignore[arg-type]
     assert journal.path.read_bytes() == b""
 
 
 def test_an_event_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     """Half of it would run into the next one, and make a line of both that nobody can read."""
     journal = Journal(tmp_path / "journal.jsonl")
-    journal.emit("note", note="begun")
+    journal.emit(NoteEvent(note="begun"))
     size = journal.path.stat().st_size
     with room_for(size + 100):
         with pytest.raises(OSError, match="File too large"):
-            journal.emit("note", note="x" * 1000)
+            journal.emit(NoteEvent(note="x" * 1000))
         assert journal.path.stat().st_size == size
-        journal.emit("lock", state="released", path="x", owner="")
-    journal.emit("end", status="failed", exit_code=1, raw={})
+        journal.emit(LockEvent(state="released", path="x", owner=""))
+    journal.emit(EndEvent(status="failed", exit_code=1))
     journal.close()
-    assert [(event["seq"], event["event"]) for event in read(journal.path)] == [(0, "note"), (1, "lock"), (2, "end")]
+    assert [(event.seq, event.event) for event in read(journal.path)] == [(0, "note"), (1, "lock"), (2, "end")]
     assert whole_lines(journal.path, 0) == journal.path.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -11,13 +12,13 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.lock import BenchLock, measuring, moment, plain
+from dgxlab.agent.lock import BenchLock, OwnerFile, measuring, moment
 from dgxlab.errors import RemoteError
 from tests.sshd import ORDINARY_UID
 
@@ -56,16 +57,6 @@ def test_excludes_and_names_the_holder(tmp_path: Path) -> None:
     second.release()
 
 
-def test_holder_keeps_it_however_often_it_asks(tmp_path: Path) -> None:
-    """Looking again before each launch neither waits for itself nor signs anew."""
-    lock = BenchLock("cpu", (tmp_path,))
-    assert lock.take(ALICE)
-    fds, signed = lock.fds, lock.path.read_text()
-    assert lock.take(ALICE)
-    assert (lock.fds, lock.path.read_text()) == (fds, signed)
-    lock.release()
-
-
 def test_removed_file_is_locked_anew(tmp_path: Path) -> None:
     """A lock on a file that a cleaner has removed excludes nobody: the holder moves to the new one."""
     lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
@@ -90,18 +81,6 @@ def test_replaced_file_that_somebody_else_holds_is_waited_for(tmp_path: Path) ->
     lock.release()
 
 
-def test_file_removed_while_waiting_is_not_taken(tmp_path: Path) -> None:
-    """Who waited on a file that is no longer there gets the one that is."""
-    first, second, third = (BenchLock("cpu", (tmp_path,)) for _ in range(3))
-    assert first.take(ALICE)
-    assert not second.take(BOB)
-    first.path.unlink()
-    first.release()
-    assert second.take(BOB)
-    assert not third.take(ALICE)
-    second.release()
-
-
 def test_child_that_inherits_it_keeps_it(tmp_path: Path) -> None:
     """An orphan of a measuring job keeps the device fenced."""
     lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
@@ -123,14 +102,6 @@ def test_other_users_may_share_it(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert stat.S_IMODE(lock.path.stat().st_mode) == 0o666
-    lock.release()
-
-
-def test_falls_back_where_the_first_folder_is_closed(tmp_path: Path) -> None:
-    """Where /var/lock cannot be written, the next folder serves."""
-    lock = BenchLock("cpu", (tmp_path / "missing", tmp_path))
-    assert lock.take(ALICE)
-    assert lock.path == tmp_path / "dgxlab-cpu"
     lock.release()
 
 
@@ -272,7 +243,144 @@ def test_unreadable_signature_is_somebody_unknown(tmp_path: Path, text: str) -> 
     lock.release()
 
 
-def test_what_others_write_is_one_short_plain_line() -> None:
-    """Nothing that others write in a file reaches a terminal as anything but words."""
-    assert plain("a\x1b[31mred\nb\t\u202ec\0") == "a [31mred b c"
-    assert plain("x" * 500) == "x" * 119 + "…"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Return where the file is."""
+    return tmp_path / "owner"
+
+
+def owner(path: Path, job: str = "J1") -> OwnerFile:
+    """Return it as a job of alice sees it."""
+    return OwnerFile(path, job, "alice")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n", "dgxlab job J0 of bob, since 2026\n"]
+)
+def test_nobody_measures(path: Path, text: str) -> None:
+    """Empty, FREE, or a signature of dgxlab, whose job is dead or measures elsewhere for who holds the lock."""
+    path.write_text(text)
+    assert owner(path).claim() == ""
+
+
+def test_missing_is_nobody(path: Path) -> None:
+    """So is a file whose folder is missing."""
+    assert owner(path).claim() == ""
+    assert owner(path / "deeper").claim() == ""
+
+
+@pytest.mark.parametrize("text", ["FREEMAN measures until 5", "FREEÉ", "free", "not FREE"])
+def test_free_is_a_word(path: Path, text: str) -> None:
+    """A name that begins like it is a name."""
+    path.write_text(text)
+    assert owner(path).claim() == f'somebody: "{text}"'
+
+
+def test_somebody_is_told_cleaned_and_shortened(path: Path) -> None:
+    """One line of what was written, as plain text."""
+    path.write_text("bob:\tvllm\x1b[2J sweep\n" + "x" * 500)
+    said = owner(path).claim()
+    assert said.startswith('somebody: "bob: vllm\\u001b[2J sweep xxx')
+    assert len(said) < 140
+
+
+def test_unreadable_is_somebody(path: Path) -> None:
+    """What cannot be read may be somebody's word."""
+    path.mkdir()
+    assert owner(path).claim() == "somebody unknown (Is a directory)"
+
+
+def test_pipe_does_not_hold_the_job_up(path: Path) -> None:
+    """A fifo without a writer says nothing, and is not written to."""
+    os.mkfifo(path)
+    file = owner(path)
+    assert file.claim() == ""
+    file.sign()
+    file.free()
+
+
+def test_signed_and_set_free(path: Path) -> None:
+    """Others' scripts see the job while it measures and FREE after it; whose file it is does not change."""
+    path.write_text(
+        "FREE since a time that is a longer text than the signature, so that some of it could be left over\n"
+    )
+    path.chmod(0o640)
+    file = owner(path)
+    file.sign()
+    assert path.read_text().startswith("dgxlab job J1 of alice, since 2")
+    assert path.read_text().count("\n") == 1
+    file.free()
+    assert path.read_text() == "FREE\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_file_is_made_but_not_its_folder(tmp_path: Path) -> None:
+    """Where people keep no such folder there is nobody to tell."""
+    here, nowhere = owner(tmp_path / "owner"), owner(tmp_path / "none" / "owner")
+    here.sign()
+    nowhere.sign()
+    nowhere.free()
+    assert here.path.read_text().startswith("dgxlab job J1 of alice, since 2")
+    assert here.watched
+    assert not nowhere.watched
+    assert not nowhere.path.parent.exists()
+
+
+@pytest.mark.parametrize("text", ["bob: mine now\n", "dgxlab job J2 of alice, since 2026-11-20 12:00:00\n"])
+def test_anothers_word_is_left_alone(path: Path, text: str) -> None:
+    """At the end only the job's own signature is replaced."""
+    file = owner(path)
+    file.sign()
+    path.write_text(text)
+    file.free()
+    assert path.read_text() == text
+
+
+@pytest.fixture
+def signed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], tuple[BenchLock, OwnerFile]]]:
+    """Start jobs of alice, each with a device of its own, that share the file."""
+    monkeypatch.setenv("DGXLAB_LOCKS", str(tmp_path))
+    held = []
+
+    def start(name: str) -> tuple[BenchLock, OwnerFile]:
+        lock = BenchLock(f"GPU-{name}")
+        assert lock.take({"job": name, "user": "alice"})
+        held.append(lock)
+        file = owner(path, name)
+        file.sign()
+        return lock, file
+
+    yield start
+    for lock in held:
+        lock.release()
+
+
+def test_file_is_handed_on(path: Path, signed: Callable[[str], tuple[BenchLock, OwnerFile]]) -> None:
+    """It names a job that measures until none does, whichever ends first; FREE is only the last one's word."""
+    jobs = {name: signed(name) for name in ("J1", "J2", "J3")}
+    assert path.read_text().startswith("dgxlab job J1 of alice, since 2")
+    for name, after in (("J2", "dgxlab job J1 "), ("J1", "dgxlab job J3 of alice, since 2"), ("J3", "FREE\n")):
+        lock, file = jobs[name]
+        file.sign()
+        file.free()
+        lock.release()
+        assert path.read_text().startswith(after)
+
+
+def test_dead_jobs_word_is_replaced(path: Path, signed: Callable[[str], tuple[BenchLock, OwnerFile]]) -> None:
+    """As soon as a living one looks again."""
+    dead, _ = signed("J1")
+    _, living = signed("J2")
+    dead.release()
+    living.sign()
+    assert path.read_text().startswith("dgxlab job J2 ")
+
+
+def test_file_that_somebody_keeps_locked_is_signed(path: Path) -> None:
+    """Some hold it with flock(1) for as long as they work."""
+    with path.open("w") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        owner(path).sign()
+    assert path.read_text().startswith("dgxlab job J1 ")

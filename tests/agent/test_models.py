@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import child, models
+from dgxlab.agent.environment import Root
 from dgxlab.agent.measure import Launch
-from dgxlab.agent.root import Root
 from dgxlab.errors import RemoteError
 from dgxlab.model import DerivedModel, ModelStep, SyntheticModel
 
@@ -47,10 +47,10 @@ def test_what_was_sent_is_quantised_and_gone(root: Root, launch: Callable[[str, 
     """The model and its record are all that is left, and nothing is asked for again."""
     path = root.models / f"{NAME}.gguf"
     assert models.to_send(root, [NAME]) == []
-    fields = models.synthesize(root, STEP, NAME, path, launch)
-    assert (fields["reused"], fields["digest"]) == (False, f"sha256:{hashlib.sha256(F16).hexdigest()}")
+    event = models.synthesize(root, STEP, NAME, path, launch)
+    assert (event.reused, event.digest) == (False, f"sha256:{hashlib.sha256(F16).hexdigest()}")
     assert sorted(found.name for found in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
-    assert models.synthesize(root, STEP, NAME, path, launch)["reused"]
+    assert models.synthesize(root, STEP, NAME, path, launch).reused
 
 
 def test_a_quantiser_that_fails_does_not_use_it_up(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:
@@ -60,7 +60,7 @@ def test_a_quantiser_that_fails_does_not_use_it_up(root: Root, launch: Callable[
         models.synthesize(root, broken, NAME, root.models / f"{NAME}.gguf", launch)
     assert [found.read_bytes() for found in root.models.iterdir()] == [F16]
     assert models.to_send(root, [NAME]) == []
-    assert models.synthesize(root, STEP, NAME, root.models / f"{NAME}.gguf", launch)["size"] == len(F16)
+    assert models.synthesize(root, STEP, NAME, root.models / f"{NAME}.gguf", launch).size == len(F16)
 
 
 def test_two_jobs_and_one_model(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:
@@ -94,9 +94,9 @@ def test_a_derived_model_is_made_from_the_finished_one(
     source.write_bytes(b"GGUF quantised")
     step = ModelStep("model:d", "arm", "d", "", DerivedModel(SyntheticModel(), "F32"), (), STEP.quantize, of="m")
     path = root.models / "synthetic-2.gguf"
-    fields = models.synthesize(root, step, "synthetic-2", path, launch, source=source)
+    event = models.synthesize(root, step, "synthetic-2", path, launch, source=source)
     assert path.read_bytes() == source.read_bytes() == b"GGUF quantised"
-    assert fields["recipe"]["source"]["arch"] == "llama"
+    assert event.recipe.source.arch == "llama"
 
 
 @pytest.mark.parametrize("suffix", [".json", ".gguf"])
@@ -106,6 +106,6 @@ def test_half_a_model_is_made_again(root: Root, launch: Callable[[str, Sequence[
     models.synthesize(root, STEP, NAME, path, launch)
     path.with_suffix(suffix).write_bytes(b"")
     models.receive(root, NAME, hashlib.sha256(F16).hexdigest(), io.BytesIO(F16))
-    fields = models.synthesize(root, STEP, NAME, path, launch)
-    assert (fields["reused"], path.read_bytes()) == (False, F16)
-    assert models.synthesize(root, STEP, NAME, path, launch)["reused"]
+    event = models.synthesize(root, STEP, NAME, path, launch)
+    assert (event.reused, path.read_bytes()) == (False, F16)
+    assert models.synthesize(root, STEP, NAME, path, launch).reused

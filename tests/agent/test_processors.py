@@ -1,15 +1,154 @@
-"""Which processors a pinned run gets, and that it runs there."""
+"""The processors of a run: those it is pinned to, and what others took of them: captured, and a busy loop beside."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from dgxlab.agent import child, processors
-from dgxlab.agent.processors import pinned
+from dgxlab.agent.conditions import Conditions
+from dgxlab.agent.measure import threads
+from dgxlab.agent.processors import Contention, Watch, parse_pressure, parse_stat, parse_wait, pinned
+from dgxlab.model import CellResult
+from dgxlab.tools.rows import Parsed
+from tests.conftest import GOLDEN
+from tests.machines import BUSY, busy_processor
+
+CAPTURES = GOLDEN / "cpu" / "contention"
+STATE = {"boot_id": "b", "gpus": []}
+
+
+def captured(name: str) -> str:
+    """Return a capture's text."""
+    return (CAPTURES / f"{name}.txt").read_text()
+
+
+def test_captured_counters() -> None:
+    """Hundredths of a second of the processors that are asked for, ns of a task, us of pressure."""
+    assert parse_stat(captured("stat-before"), {0, 1}, 100) == pytest.approx({"others": 1025.69, "steal": 4.97})
+    assert parse_stat(captured("stat-after"), {1}, 100) == pytest.approx({"others": 593.55, "steal": 2.38})
+    assert parse_wait(captured("schedstat").encode()) == 1509978968
+    assert parse_pressure(captured("pressure-before")) == {"psi": 145.60248}
+
+
+@pytest.mark.parametrize("text", ["", "cpu  1 2 3 4 5 6 7 8 0 0\n", "cpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3\n"])
+def test_a_host_that_does_not_say(text: str) -> None:
+    """No file, no line of each processor, or too few times in it: not known, and never 0."""
+    assert parse_stat(text, {0, 1}, 100) == {}
+    assert parse_pressure(text) == {}
+
+
+@pytest.mark.parametrize("text", [b"", b"0 0 0\n", b"1 2", b"1 x 3", b"1 -2 3"])
+def test_a_task_of_which_nothing_is_counted(text: bytes) -> None:
+    """A kernel without the count prints three zeros; one that never waited has run."""
+    assert parse_wait(text) is None
+    assert parse_wait(b"731871 0 1\n") == 0
+
+
+class Counters:
+    """A host whose counters and clock are given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, files: Mapping[str, str]) -> None:
+        self.files = dict(files)
+        self.clock, self.children = 100.0, 7.0
+        monkeypatch.setattr(processors, "read", lambda path: self.files.get(path, ""))
+        monkeypatch.setattr(processors.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(processors.os, "sched_getaffinity", lambda pid: {0, 1})
+        usage = type("Usage", (), {"ru_utime": property(lambda _: self.children), "ru_stime": 0.5})
+        monkeypatch.setattr(processors.resource, "getrusage", lambda who: usage())
+
+
+def files(when: str) -> dict[str, str]:
+    """Return the captured files by path."""
+    return {"/proc/stat": captured(f"stat-{when}"), "/proc/pressure/cpu": captured(f"pressure-{when}")}
+
+
+def test_what_grew_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The captured 4.23 s: a program that used 1.97 s of two processors, on which more ran than they could carry."""
+    host = Counters(monkeypatch, files("before"))
+    watch = Watch()
+    host.files, host.clock, host.children = files("after"), 104.23, 8.97
+    seen = watch.ended()
+    assert (seen.processors, seen.run_queue) == (2, None)
+    assert seen.others == pytest.approx((8.46 - 1.97) / 4.23)
+    assert seen.steal == 0.0
+    assert seen.psi == pytest.approx(4.038613 / 4.23)
+
+
+def test_what_a_host_hides_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither file, or one of them; and less than a fifth of a second says nothing at all."""
+    host = Counters(monkeypatch, {})
+    watch = Watch()
+    host.clock = 104.23
+    assert watch.ended() == Contention(2)
+    host.files = files("after")
+    assert watch.ended() == Contention(2)
+    short = Watch()
+    host.clock += processors.SHORTEST_S / 2
+    assert short.ended() == Contention(2)
+
+
+def test_counters_that_went_back_are_zero_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's own time is measured finer than the processors'."""
+    host = Counters(monkeypatch, files("before"))
+    watch = Watch()
+    host.clock, host.children = 101.0, 7.02
+    assert watch.ended() == Contention(2, None, 0.0, 0.0, 0.0)
+
+
+def test_the_last_count_of_each_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tasks come and go; what one waited before it went is kept, and with too few looks nothing is known."""
+    looks = [{"7": 1e8}, {"7": 2e8, "8": 5e8}, {"7": 3e8, "9": 1e8}, {"7": 4e8}, {"7": 4e8}]
+    host = Counters(monkeypatch, {})
+    watch = Watch()
+    monkeypatch.setattr(watch, "_note", lambda task, path: Watch._note(watch, task, str(tmp_path / task)))
+    pauses, known = [], []
+    for tasks in looks:
+        for task, ns in tasks.items():
+            (tmp_path / task).write_text(f"1 {ns:.0f} 1\n")
+        monkeypatch.setattr(processors.os, "listdir", lambda path, tasks=tasks: list(tasks))
+        pauses.append(watch.look(7))
+        host.clock += 0.5
+        known.append(watch.ended().run_queue)
+    assert pauses == [processors.FIRST_PERIOD_S] * 2 + [processors.PERIOD_S] * 3
+    assert known == [None] * 4 + [pytest.approx((0.4 + 0.5 + 0.1) / 2.5)]
+
+
+def test_threads_are_those_that_the_tool_names() -> None:
+    """The most in any row; where it names none, as many as there are processors."""
+
+    def parsed(*rows: Mapping[str, object]) -> Parsed:
+        return Parsed(tuple(CellResult(str(i), (), row) for i, row in enumerate(rows)))
+
+    captures = {"cpu/llama-bench-q4_0": 2, "h200/llama-bench-q4_k": 16, "cpu/batched-bench": 2}
+    for name, count in captures.items():
+        lines = (GOLDEN / f"{name}.jsonl").read_text().splitlines()
+        assert threads(parsed(*(json.loads(line) for line in lines if line.startswith("{")))) == count
+    assert threads(parsed({"n_threads": 2}, {"n_threads": 4})) == 4
+    assert threads(parsed({"n_threads": 2, "n_threads_batch": 12})) == 12
+    for silent in (parsed(), parsed({"n_threads": "8"}), parsed({"n_threads": 0})):
+        assert threads(silent) == len(os.sched_getaffinity(0))
+
+
+def test_a_busy_loop_beside_a_program(tmp_path: Path) -> None:
+    """Each wants the whole processor: a hard flag, by how long it waited, or of a short one by what others used."""
+    streams = {"stdout": tmp_path / "out", "stderr": tmp_path / "err"}
+    for limit_s, kind in ((1.0, "run_queue"), (0.25, "others_cpu")):
+        with busy_processor():
+            watch = Watch()
+            ended = child.run(BUSY, env={}, **streams, limit_s=limit_s, look=watch.look)
+            seen = watch.ended()
+        conditions = Conditions((), STATE, STATE, {}, ended.seconds, seen, threads=1)
+        assert conditions.contended
+        assert kind in [flag.kind for flag in conditions.flags() if flag.hard]
+        assert seen.processors == 1
+        assert seen.others is not None
+        assert seen.others >= 0.25
 
 
 @pytest.fixture

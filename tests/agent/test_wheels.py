@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.environment import search_path
-from dgxlab.agent.root import Root
+from dgxlab.agent.environment import Root, search_path
 from dgxlab.agent.wheels import unpack
 from dgxlab.errors import AGAIN, RemoteError
 

@@ -263,8 +263,3 @@ def test_an_edit_is_found(piece: Store, edit: str) -> None:
     if edit in COMPUTED:
         seal_all(piece.connection)
         assert check(piece)
-
-
-def test_there_are_as_many_kinds_as_were_asked_for() -> None:
-    """Beside the columns."""
-    assert len(SEALED_ONLY) + len(COMPUTED) >= 100

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ import pytest
 from dgxlab.cli._app import Same
 from dgxlab.cli._display import Lines
 from dgxlab.compare import MUST_AGREE
+from dgxlab.model.events import ChainEvent, read
 from tests.cli.conftest import Project, Ran, shown_on
+from tests.journals import Journal, plan
 
 BENCH = "bench: [{llama-bench: {model: m, n_prompt: [16, 32], n_gen: 4}}]\nsession: {cycles: 6}\n"
 STREAM = f"extends: toy.yaml\n{BENCH}"
@@ -281,22 +284,33 @@ def _interrupt(child: subprocess.Popen[str]) -> str:
 def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
     """A failed run, a cooling device, an end without a run; and no run of a chain is told twice."""
     said = Lines()
-    event = {"event": "chain", "id": "chain:1", "state": "running", "role": "baseline", "cycle": 2, "cycles": 8}
-    event |= {"done": 7, "total": 19, "valid": 1, "drift": 0.0123, "conditions": {"clocks.sm": [1965, 1980]}}
-    event |= {"left_s": 90.0, "note": "cycle 2 does not count: baseline 2 failed: killed by SIGKILL"}
-    run = {"event": "run", "id": "chain:1:baseline", "chain": "chain:1", "tool": "llama-bench", "seconds": 12.34}
+    event = ChainEvent(
+        id="chain:1",
+        state="running",
+        role="baseline",
+        cycle=2,
+        cycles=8,
+        done=7,
+        total=19,
+        valid=1,
+        drift=0.0123,
+        conditions={"clocks.sm": (1965, 1980)},
+        left_s=90.0,
+        note="cycle 2 does not count: baseline 2 failed: killed by SIGKILL",
+    )
+    run = read(Journal(plan("J")).run(chain="chain:1", role="baseline", cycle=2, seconds=12.34).events[0])
     assert said.of(run) == []
     assert said.of(event) == [
         "chain:1 llama-bench cycle 2 of 8, baseline (SM 1965 to 1980 MHz): baselines 1.23 % apart, 1 of 2 "
         "count, 1 min 30 s left; cycle 2 does not count: baseline 2 failed: killed by SIGKILL"
     ]
-    burn_in = {**event, "state": "burn-in", "role": "burn-in", "drift": None, "note": ""}
+    burn_in = replace(event, state="burn-in", role="burn-in", drift=None, note="")
     assert said.of(run) == []
     assert said.of(burn_in) == ["chain:1 llama-bench burn-in 2 (12.3 s, SM 1965 to 1980 MHz): 1 min 30 s left"]
-    warm = {"temperature.gpu": [70.0, 70.0]}
-    assert said.of({**event, "state": "cooling", "conditions": warm, "note": "cooling from 70.0 °C to 50.0 °C"}) == [
+    warm = {"temperature.gpu": (70.0, 70.0)}
+    assert said.of(replace(event, state="cooling", conditions=warm, note="cooling from 70.0 °C to 50.0 °C")) == [
         "chain:1 cooling from 70.0 °C to 50.0 °C, 70 °C"
     ]
-    assert said.of({**event, "state": "done", "conditions": {}, "note": "the device did not cool"}) == [
+    assert said.of(replace(event, state="done", conditions={}, note="the device did not cool")) == [
         "chain:1 the device did not cool"
     ]

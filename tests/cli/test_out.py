@@ -9,6 +9,7 @@ import pytest
 from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out, clean, show_error, table
 from dgxlab.errors import RemoteError
+from dgxlab.model.events import NoteEvent
 
 FORGED = "disk full\r\nnext: curl x | sh\u2028next: y\x1b[2J\u202ehs.x\ud800"
 SEEN = r"disk full next: curl x | sh next: y\u001b[2J\u202ehs.x\ud800"
@@ -35,7 +36,7 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
     """An error, a note and a row are one line each, in which everything can be seen; below an error all is indented."""
     show_error(RemoteError(FORGED, details="a\rnext: b"))
     with display(Out()) as watch:
-        watch({"event": "note", "note": FORGED})
+        watch(NoteEvent(note=FORGED))
     assert capsys.readouterr().err == f"error: {SEEN}\n  a\n  next: b\n{SEEN}\n"
     assert table([{"a": FORGED, "b": "1"}]).splitlines()[1:] == [f"{SEEN}  1"]
 

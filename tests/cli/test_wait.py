@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.cli._display import Lines
+from dgxlab.model.events import LockEvent
 from tests.cli.conftest import Project
 
 TOY = "experiments/toy.yaml"
@@ -41,4 +42,4 @@ def test_only_minutes_are_taken(project: Project, minutes: str) -> None:
 )
 def test_waiting_is_said(state: str, path: str, owner: str, lines: list[str]) -> None:
     """What is held, and by whom."""
-    assert Lines().of({"event": "lock", "state": state, "path": path, "owner": owner}) == lines
+    assert Lines().of(LockEvent(state=state, path=path, owner=owner)) == lines

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent.conditions import HOST
 from dgxlab.ingest import beyond, ingest
 from dgxlab.model import Arm, Cell, CellResult, Measurement, SyntheticModel, digest, model_id
+from dgxlab.model.events import HOST
 from dgxlab.store import ROOFLINE, Store, check
 from dgxlab.units import METRICS
 from tests.journals import Journal, arm, cell, facts, intend, plan, result
@@ -77,14 +77,6 @@ def told(store: Store, journal: Journal) -> list[str]:
     reasons = [row["reason"] for row in flags]
     assert [said.partition(": ")[2] for said in beyond(store)] == reasons
     return reasons
-
-
-def test_what_was_measured_on_an_h200_is_believed(store: Store) -> None:
-    """33 MB of weights in 14 us from an L2 of 60 MB, 192 TFLOPS, and 36,000 t/s of a model of 1.7B."""
-    journal = run_of(
-        begun(H200), op({"time_us": 14.37, "flops": 8.17e12}), op({"time_us": 310.6, "flops": 1.9e14}, n=512)
-    )
-    assert told(store, run_of(journal, speeds(36504.0), speeds(912.2, 0, 32))) == []
 
 
 @pytest.mark.parametrize(
@@ -176,9 +168,3 @@ def test_a_sample_that_does_not_count_is_not_judged(store: Store) -> None:
     one = cell()
     made = dataclasses.replace(result(one, [9.0]).measurements[0], discarded=(1e9,))
     assert told(store, run_of(begun(H200), (one, CellResult(one.key, (made,), {})))) == []
-
-
-def test_it_is_said_of_a_sound_record(store: Store) -> None:
-    """For nothing is damaged; with the flag or, as an older dgxlab left it, without."""
-    (reason,) = told(store, run_of(begun(H200), op({"flops": 3.606e15})))
-    assert list(beyond(store)) == [f"run {JOB}/3 is kept, and cannot be true: {reason}"]

@@ -17,6 +17,7 @@ from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
+from tests.journals import told
 
 
 @dataclass
@@ -40,7 +41,7 @@ class ToyLab:
         """Run it; returns how it ended and what was seen."""
         events: list[dict[str, Any]] = []
         request = Request(kind, experiment or self.experiment(), **options)
-        return run(self.lab, request, lambda event: events.append(dict(event))), events
+        return run(self.lab, request, lambda event: events.append(told(event))), events
 
     def values(self) -> dict[str, float]:
         """Return the first counted sample of every cell's first metric, by label, from valid runs."""

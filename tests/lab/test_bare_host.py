@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from dgxlab.transport.local import LocalTransport
 from dgxlab.transport.ssh import SshTransport
 from tests import toy
 from tests.conftest import PROJECT, Bench
+from tests.journals import told
 from tests.lab.conftest import ToyLab
 from tests.lab.test_run import kinds
 from tests.proxy import Proxy
@@ -216,9 +217,9 @@ def test_a_cut_on_the_way_begins_anew(tmp_path: Path, box: Box, monkeypatch: pyt
     with box() as (lab, proxy):
         events: list[dict[str, Any]] = []
 
-        def watch(event: Mapping[str, Any]) -> None:
-            events.append(dict(event))
-            if event.get("id") == "sending" and event["done"] > 30 and not notes(events, "trying again"):
+        def watch(event: Any) -> None:
+            events.append(told(event))
+            if getattr(event, "id", "") == "sending" and event.done > 30 and not notes(events, "trying again"):
                 proxy.cut()
 
         outcome = run(lab.lab, Request("run", synthetic(lab)), watch)

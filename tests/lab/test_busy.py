@@ -20,6 +20,7 @@ from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
+from tests.journals import told
 from tests.lab.conftest import ToyLab
 
 SMI = """#!/bin/sh
@@ -123,7 +124,7 @@ def carry_out(
     events: list[Event] = []
 
     def watch(event: Mapping[str, Any]) -> None:
-        events.append(dict(event))
+        events.append(told(event))
         react(events[-1])
 
     return run(lab.lab, Request(kind, experiment, **options), watch), events
@@ -189,7 +190,7 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
     assert len(since) == len("2026-11-20 12:01:44")
     assert told == [
         (str(gpus.lock_files[0]), f"job J1 of alice, since {since}"),
-        (str(gpus.lock_files[0]), "job J2 of b ob, since 1970-01-01 00:00:01"),
+        (str(gpus.lock_files[0]), "job J2 of b\\u001bob, since 1970-01-01 00:00:01"),
         (str(owner), 'somebody: "carol tunes vllm"'),
         (gpus.uuids[0], f"pid {pid} (other of {user}, 300 MiB) and 1 more"),
     ]

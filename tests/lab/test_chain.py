@@ -17,7 +17,7 @@ from dgxlab.lab.provision import ask, send
 from dgxlab.lab.session import resolve
 from dgxlab.model import Experiment, FileModel, ParityGate, Plan, Session
 from dgxlab.transport.host import JobStatus
-from tests import toy
+from tests import journals, toy
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet
 
@@ -54,7 +54,7 @@ def hold(lab: ToyLab, *arms: Experiment, kind: str = "ab") -> tuple[list[Event],
 
 def told(lab: ToyLab, job: Plan) -> list[Event]:
     """Return a job's journal."""
-    return list(read(lab.root / "jobs" / job.job_id / "journal.jsonl"))
+    return [journals.told(event) for event in read(lab.root / "jobs" / job.job_id / "journal.jsonl")]
 
 
 def rc(status: JobStatus) -> dict[str, Any]:

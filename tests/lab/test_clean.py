@@ -13,11 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from dgxlab.agent.inventory import Item
 from dgxlab.audit import merge
 from dgxlab.lab import raw
 from dgxlab.lab.clean import Candidate, Cleaned, clean, survey
 from dgxlab.lab.jobs import adopt, follow
+from dgxlab.replies import Item
 from dgxlab.transport.host import Host
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet, slow, submit, wait_for

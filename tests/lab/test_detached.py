@@ -67,9 +67,9 @@ def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.Monk
             follow(lab, toy_lab.host, job.job_id, quiet)
         assert caught.value.next == f"dgxlab attach {job.job_id}"
 
-        def release(event: Mapping[str, Any]) -> None:
-            if event["event"] == "note":
-                notes.append(event["note"])
+        def release(event: Any) -> None:
+            if event.event == "note":
+                notes.append(event.note)
                 other.connection.rollback()
 
         monkeypatch.setattr(connect, "PATIENCE_S", 60.0)
@@ -110,7 +110,7 @@ def test_a_plan_of_another_dgxlab_is_left_to_it(toy_lab: ToyLab) -> None:
     newer = json.dumps({**json.loads(toy_lab.lab.store.job(job.job_id).plan_json), "urgency": 1})
     toy_lab.lab.store.update_job(job.job_id, plan=newer)
     why = f"the plan of job {job.job_id} was written by dgxlab 0 and cannot be read, follow it with that one"
-    settle(toy_lab.lab, toy_lab.host, other(toy_lab).digest, lambda event: told.append(str(event["note"])))
+    settle(toy_lab.lab, toy_lab.host, other(toy_lab).digest, lambda event: told.append(str(event.note)))
     assert [note.startswith(why) for note in told] == [True]
     with pytest.raises(SpecError, match=why):
         settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
@@ -123,8 +123,8 @@ def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
     job = submit(toy_lab, slow(toy_lab))
     toy_lab.lab.store.set_state(job.job_id, "lost")
 
-    def impatient(event: Mapping[str, Any]) -> None:
-        if event["event"] == "run":
+    def impatient(event: Any) -> None:
+        if event.event == "run":
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
@@ -199,11 +199,11 @@ def test_a_host_that_answered_is_waited_for(toy_lab: ToyLab) -> None:
     host, notes = Host(way), []
     way.cuts = 1
     with pytest.raises(HostLost):
-        settle(toy_lab.lab, host, None, lambda event: notes.append(event["note"]))
+        settle(toy_lab.lab, host, None, lambda event: notes.append(event.note))
     assert notes == []
     host.probe()
     way.cuts = 1
-    settle(toy_lab.lab, host, None, lambda event: notes.append(event["note"]))
+    settle(toy_lab.lab, host, None, lambda event: notes.append(event.note))
     assert notes == ["the connection was cut; trying again in 1 s (1 of 23)"]
     assert {toy_lab.lab.store.job(job.job_id).state for job in jobs} == {"lost"}
 

@@ -18,6 +18,7 @@ from dgxlab.lab.session import Request, run
 from dgxlab.store import Job
 from dgxlab.transport.host import Host
 from tests import toy
+from tests.journals import told
 from tests.lab.conftest import ToyLab
 from tests.lab.test_detached import quiet
 
@@ -151,14 +152,14 @@ def test_what_goes_wrong_is_a_note(toy_lab: ToyLab) -> None:
     """A file that changes before it is fetched: the run is as good as ever, and one sentence says what to do."""
     events: list[Mapping[str, Any]] = []
 
-    def tamper(event: Mapping[str, Any]) -> None:
+    def tamper(event: Any) -> None:
         events.append(event)
-        if event["event"] == "run":
+        if event.event == "run":
             (job,) = toy_lab.lab.store.jobs()
             (folder(toy_lab, job.job_id) / "raw" / "run-0.out").write_text("better numbers")
 
     outcome = run(toy_lab.lab, Request("run", toy_lab.experiment(bench=(toy.llama_bench(),))), tamper)
-    (note,) = notes([dict(event) for event in events])
+    (note,) = notes([told(event) for event in events])
     assert outcome.error is None
     assert note.startswith(f"the raw files of job {outcome.job_id} stay on local (raw/run-0.out of job")
     assert note.endswith(f"; to fetch them: dgxlab logs {outcome.job_id}")

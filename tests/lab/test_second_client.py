@@ -69,9 +69,9 @@ def attach(lab: ToyLab, job_id: str, watch: Callable[[Mapping[str, Any]], None] 
     return follow(lab.lab, lab.host, job_id, watch)
 
 
-def at_the_first_run(event: Mapping[str, Any]) -> None:
+def at_the_first_run(event: Any) -> None:
     """Press Ctrl-C there."""
-    if event["event"] == "run":
+    if event.event == "run":
         raise KeyboardInterrupt
 
 

@@ -15,6 +15,7 @@ from dgxlab.audit import check
 from dgxlab.cli._display import Lines
 from dgxlab.lab.raw import listing, path_of
 from dgxlab.model import Experiment
+from dgxlab.model.events import read
 from dgxlab.report import collect, render
 from tests import machines, toy
 from tests.agent.test_child import wait_gone
@@ -85,7 +86,7 @@ def test_a_run_and_its_gpu(toy_lab: ToyLab, watch: Callable[..., Path], uuids: l
     assert seen[mine, "clocks_event_reasons_counters.hw_thermal_slowdown"]["max"] == 0.0
     assert seen["host", "mem_available_mib"]["n"] >= 3
     assert (flags(toy_lab), check(toy_lab.lab.store)) == ({}, [])
-    assert Lines().of(run_event(events))[0].endswith("s, SM 1980 MHz, 71 °C, 472 W)")
+    assert Lines().of(read(run_event(events)))[0].endswith("s, SM 1980 MHz, 71 °C, 472 W)")
     page = render(collect(toy_lab.lab.store, "toy"))
     assert " · median of a run: SM 1980 MHz, 71 °C, 472 W · " in page
     kept = listing(path_of(toy_lab.lab.raw, outcome.job_id))
@@ -110,7 +111,7 @@ def test_a_flag_is_told_beside_the_numbers(
     assert (key, is_hard) == ((uuids[0], kind), hard)
     assert reason.startswith(said)
     word = "hard event" if hard else "flag"
-    assert Lines().of(run_event(events))[1] == f"  {word}: {reason}"
+    assert Lines().of(read(run_event(events)))[1] == f"  {word}: {reason}"
     shown = f"**{word}**" if hard else word
     assert f"- {shown} in every row: {reason}\n" in render(collect(toy_lab.lab.store, "toy"))
     assert toy_lab.run(slow(toy_lab))[0].reused == 1
@@ -153,7 +154,7 @@ def test_a_run_beside_a_busy_program_is_repeated_and_kept(toy_lab: ToyLab) -> No
     seen = {row["name"]: row["median"] for row in runs[-1]["telemetry"]}
     assert seen["run_queue_s_per_s"] >= 0.1
     assert seen["others_cpu"] > 0.2
-    assert {f"  hard event: {flag['reason']}" for flag in waited[-1:]} <= set(Lines().of(runs[-1]))
+    assert {f"  hard event: {flag['reason']}" for flag in waited[-1:]} <= set(Lines().of(read(runs[-1])))
     page = render(collect(toy_lab.lab.store, "toy"))
     assert f"- **hard event** in every row: {waited[-1]['reason']}\n" in page
     assert check(toy_lab.lab.store) == []

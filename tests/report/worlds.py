@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab import plan as planning
-from dgxlab.agent.slots import comparisons
+from dgxlab.chains import comparisons
 from dgxlab.ingest import ingest
 from dgxlab.model import (
     BASELINE,

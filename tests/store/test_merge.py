@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgxlab import judgement
-from dgxlab.agent.conditions import HOST
 from dgxlab.errors import CheckFailed, SpecError
 from dgxlab.ingest import ingest
 from dgxlab.model import Expectation
+from dgxlab.model.events import HOST
 from dgxlab.store import ROOFLINE, Store, check, merging, migrations
 from dgxlab.store.merge import TABLES, merge_jobs
 from dgxlab.store.seals import seal_all
@@ -150,7 +150,7 @@ def test_counts_and_continuing(folder: Path) -> None:
             "flags": 1,
         }
         assert a.job("job-1").journal_bytes == sum(map(len, lines[:6]))
-        assert [event["event"] for event in ingest(a, "job-1", lines[6:])] == ["end"]
+        assert [event.event for event in ingest(a, "job-1", lines[6:])] == ["end"]
         assert a.job("job-1").state == "done"
 
 

@@ -69,7 +69,7 @@ def test_raw_files_come_whole_over_a_line_that_breaks(far_lab: ToyLab, proxy: Pr
     notes: list[str] = []
     proxy.cut_after = 3000
     job = far_lab.lab.store.job(outcome.job_id)
-    _, files = kept(far_lab.lab, job, None, lambda event: notes.append(str(event["note"])))
+    _, files = kept(far_lab.lab, job, None, lambda event: notes.append(str(event.note)))
     assert files == before
     assert list(path.parent.iterdir()) == [path]
     assert notes[0] == f"fetching the raw files of job {outcome.job_id} from box"

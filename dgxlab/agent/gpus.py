@@ -1,21 +1,74 @@
-"""Who computes on the GPUs: what nvidia-smi lists, and which of it is not the job's own."""
+"""What nvidia-smi tells: the GPUs' fields, whose names differ between drivers, and who computes on them."""
 
 from __future__ import annotations
 
+import csv
 import os
 import pwd
+import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab.agent.environment import base_env
-from dgxlab.agent.lock import plain
+from dgxlab.errors import one_line
+
+NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
+"""nvidia-smi's spellings of 'not known': null, never 0."""
+
+HELP = ("nvidia-smi", "--help-query-gpu")
+"""Prints the fields that this driver knows; it needs no GPU and takes 18 ms on an H200."""
+
+BASIC = {
+    name: name
+    for name in ("uuid", "temperature.gpu", "clocks.sm", "clocks.mem", "power.draw", "utilization.gpu", "pstate")
+}
+"""Fields that every driver knows."""
+
+_COUNTERS = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in (*BASIC, "driver_version")},
+    "clocks_event_reasons.active": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
+    **{name: (name,) for name in (f"clocks_event_reasons_counters.{counter}" for counter in _COUNTERS)},
+}
+"""What we want to know, under the newest driver's name for it, and all that drivers have called it, newest first."""
 
 PATIENCE_S = 20.0
 """How long nvidia-smi may take; one that hangs says nothing."""
 QUERY = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
+
+
+def choose(printed: str) -> dict[str, str]:
+    """Return by our name how this driver calls each field that it knows, from what `HELP` printed.
+
+    One field that it does not know would fail a whole query.
+    """
+    known = set(re.findall(r'"([\w.]+)"', printed))
+    fields = {name: next((word for word in words if word in known), "") for name, words in FIELDS.items()}
+    return {name: word for name, word in fields.items() if word} if fields["uuid"] else dict(BASIC)
+
+
+def query(fields: Sequence[str]) -> list[str]:
+    """Return the command that prints these fields once, a line a GPU."""
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+
+
+def sampling(uuids: Sequence[str], fields: Sequence[str], period_s: float) -> list[str]:
+    """Return the command that prints the time and these fields of these GPUs again and again, after a header."""
+    asked = f"--query-gpu={','.join(('timestamp', *fields))}"
+    return ["nvidia-smi", "-i", ",".join(uuids), asked, "--format=csv,nounits", "-lms", f"{period_s * 1000:.0f}"]
+
+
+def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
+    """Read nvidia-smi's csv without header and units; a value it does not know is None, a broken line is left out."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    return [
+        {field: None if cell in NULLS else cell for field, cell in zip(fields, row, strict=True)}
+        for row in rows
+        if len(row) == len(fields)
+    ]
 
 
 @dataclass(frozen=True)
@@ -59,15 +112,15 @@ def compute_processes() -> list[ComputeProcess] | None:
 
 def parse_processes(text: str) -> list[ComputeProcess]:
     """Read nvidia-smi's csv, in which nothing is quoted: a comma between pid and memory is the program's own."""
-    found = []
+    processes = []
     for line in text.splitlines():
         uuid, _, rest = line.partition(", ")
         pid, _, rest = rest.partition(", ")
         program, _, used = rest.rpartition(", ")
         if pid.isdigit() and program:
             mib = int(used) if used.strip().isdigit() else None
-            found.append(ComputeProcess(uuid.strip(), int(pid), program.strip(), _user(int(pid)), mib))
-    return found
+            processes.append(ComputeProcess(uuid.strip(), int(pid), program.strip(), _user(int(pid)), mib))
+    return processes
 
 
 def foreign(processes: Iterable[ComputeProcess], own: Collection[int]) -> list[ComputeProcess]:
@@ -84,7 +137,7 @@ def foreign(processes: Iterable[ComputeProcess], own: Collection[int]) -> list[C
 def phrase(processes: Sequence[ComputeProcess]) -> str:
     """Return processes in words: `pid 430 (python3 of alice, 518 MiB) and 2 more`."""
     first, more = processes[0], len(processes) - 1
-    program = plain(Path(first.program).name)
+    program = one_line(Path(first.program).name, 120)
     size = "" if first.used_mib is None else f", {first.used_mib} MiB"
     words = f"pid {first.pid} ({program} of {first.user or 'somebody unknown'}{size})"
     return f"{words} and {more} more" if more else words

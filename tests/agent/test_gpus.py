@@ -1,4 +1,4 @@
-"""Who computes on the GPUs, as nvidia-smi tells it."""
+"""What nvidia-smi is asked, and who computes on the GPUs as it tells it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import occupancy
-from dgxlab.agent.occupancy import ComputeProcess, compute_processes, foreign, parse_processes, phrase
+from dgxlab.agent import gpus
+from dgxlab.agent.gpus import BASIC, FIELDS, ComputeProcess, choose, compute_processes, foreign, parse_processes, phrase
+from tests.conftest import GOLDEN
 
+HELP = (GOLDEN / "h200" / "help-query-gpu.txt").read_text()
 UUID = "GPU-4a0f4724-ce2e-401e-401a-c916ec5586e7"
 GONE = 2**22 + 1
 """A pid that no Linux gives."""
@@ -72,7 +74,7 @@ def test_nvidia_smi_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: py
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(occupancy, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.2)
     assert compute_processes() is None
 
 
@@ -99,6 +101,25 @@ def test_phrase() -> None:
     """Pid, program, user and memory, as far as they are known, and how many more."""
     assert phrase([process(430)]) == "pid 430 (python3 of alice, 518 MiB)"
     unknown = ComputeProcess(UUID, 7, "/x/\x1b[2Jy", "", None)
-    assert phrase([unknown, process(8), process(9)]) == "pid 7 ( [2Jy of somebody unknown) and 2 more".replace(
-        "( ", "("
-    )
+    assert phrase([unknown, process(8), process(9)]) == "pid 7 (\\u001b[2Jy of somebody unknown) and 2 more"
+
+
+def test_a_new_driver_is_asked_for_everything() -> None:
+    """Under the newest names."""
+    assert choose(HELP) == {name: name for name in FIELDS}
+
+
+def test_an_old_driver_is_asked_under_its_own_names() -> None:
+    """It says throttle where newer ones say event, and has no counters: none is asked for, or the query would fail."""
+    lines = [line for line in HELP.splitlines() if "reasons_counters" not in line]
+    old = "\n".join(lines).replace('"clocks_event_reasons.active" or ', "")
+    fields = choose(old)
+    assert fields["clocks_event_reasons.active"] == "clocks_throttle_reasons.active"
+    assert not any("counters" in name for name in fields)
+    assert choose(old.replace('"pstate"', '"p-state"')).keys() == fields.keys() - {"pstate"}
+
+
+@pytest.mark.parametrize("said", ["", "NVIDIA-SMI has failed.\n", 'unknown option "help"\n'])
+def test_a_driver_that_lists_nothing_is_asked_the_least(said: str) -> None:
+    """What every driver knows."""
+    assert choose(said) == BASIC

@@ -1,13 +1,14 @@
-"""The places of a chain, what ran in them, and the chains of values that they make.
+"""The places of a chain, what ran in them, the values that they make, and when the chain is over.
 
-Whoever holds a chain asks here whether it needs another cycle, and whoever judges it later asks here for the same
-values: what made a cycle invalid on the host makes it invalid in the record.
+The agent that holds a chain and the client that judges it call the same functions: what made a cycle invalid on the
+host makes it invalid in the record. The agent carries this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, ChainStep
 from dgxlab.stats import (
@@ -22,6 +23,20 @@ from dgxlab.stats import (
 )
 from dgxlab.tools import BENCHES
 from dgxlab.units import metric
+
+IDLE_CYCLES = 2
+"""A candidate whose path under test ran in none of its first cycles is not expected to run."""
+
+
+class Over(Enum):
+    """Why no further cycle follows."""
+
+    COMPLETE = "complete"
+    """Every cycle was run, and those that may follow for flawed ones."""
+    HOPELESS = "hopeless"
+    """Too few cycles could count for any comparison."""
+    IDLE = "idle"
+    """The candidate's path under test never ran."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ class Slot:
         values: One a cell and metric; none where the run gave none.
         flaw: Why no verdict may use the run, "" when it may.
         seconds: That the run took.
+        idle: Whether the path under test was to run and did not.
     """
 
     role: str
@@ -56,6 +72,7 @@ class Slot:
     values: Mapping[tuple[str, str], float] = field(default_factory=dict)
     flaw: str = ""
     seconds: float = 0.0
+    idle: bool = False
 
 
 def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
@@ -88,8 +105,11 @@ def burn_in_of(step: ChainStep, slots: Iterable[Slot]) -> list[list[float | None
     # where each run waits for a temperature, the first began at any
     count = {cycle: not slot.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, slot in ran.items()}
     return [
-        [slot.values.get((one.baseline, one.metric)) if count[cycle] else None for cycle, slot in ran.items()]
-        for one in comparisons(step)
+        [
+            slot.values.get((comparison.baseline, comparison.metric)) if count[cycle] else None
+            for cycle, slot in ran.items()
+        ]
+        for comparison in comparisons(step)
     ]
 
 
@@ -154,37 +174,39 @@ def whole_cycles(chain: Chain) -> int:
     return max(0, min(len(chain.a) - 1, len(chain.b)))
 
 
-def goes_on(step: ChainStep, chains: Sequence[Chain]) -> bool:
-    """Return whether another cycle follows, for the sake of those comparisons that can still be judged.
+def over(step: ChainStep, chains: Sequence[Chain], slots: Iterable[Slot] = ()) -> Over | None:
+    """Return why no further cycle follows, None where one does.
+
+    A chain goes on for the sake of those comparisons that can still be judged.
 
     Args:
         chains: One a comparison, all equally long.
+        slots: What ran in the chain, in order.
     """
     done, needed = whole_cycles(chains[0]), chains[0].planned
+    if done == IDLE_CYCLES == sum(slot.idle for slot in slots if slot.role == CANDIDATE):
+        return Over.IDLE
     if step.screen:
-        return done < needed
-    unflawed = [_left(done, chain.flawed()) for chain in chains]
+        return None if done < needed else Over.COMPLETE
+    unflawed = [done - sum(cycle <= done for cycle in chain.flawed()) for chain in chains]
     still = [count for count in unflawed if not hopeless(needed, done, count)]
-    return bool(still) and another_cycle(needed, done, min(still))
-
-
-def _left(done: int, flaws: Iterable[int]) -> int:
-    """Return how many cycles have no flaw."""
-    return done - sum(cycle <= done for cycle in flaws)
+    if not still:
+        return Over.HOPELESS
+    return None if another_cycle(needed, done, min(still)) else Over.COMPLETE
 
 
 def _in_a_row(ran: Mapping[tuple[str, int], Slot], role: str, first: int) -> list[Slot]:
-    found: list[Slot] = []
-    while (role, first + len(found)) in ran:
-        found.append(ran[role, first + len(found)])
-    return found
+    slots: list[Slot] = []
+    while (role, first + len(slots)) in ran:
+        slots.append(ran[role, first + len(slots)])
+    return slots
 
 
 def _flaws(baselines: Sequence[Slot], candidates: Sequence[Slot]) -> dict[int, str]:
     """Return what is wrong with each cycle besides drift, by its number."""
-    found = {}
+    flaws = {}
     for cycle, candidate in enumerate(candidates, 1):
         three = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
         if wrong := [f"{slot.role} {slot.cycle} {slot.flaw}" for slot in three if slot.flaw]:
-            found[cycle] = "; ".join(wrong)
-    return found
+            flaws[cycle] = "; ".join(wrong)
+    return flaws

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import failure
+from dgxlab.agent import files
+from dgxlab.agent.gates import run_gate
 from dgxlab.agent.measure import Bench
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import RemoteError
@@ -31,14 +32,14 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk(number: int) -> None:
     """Its own sentence, and what shows what takes the room."""
-    told = failure.refused("submit", OSError(number, os.strerror(number)))
+    told = files.refused("submit", OSError(number, os.strerror(number)))
     assert told.message == "submit failed: the disk of dgx is full"
     assert told.next == "dgxlab host clean dgx --older-than 0 --dry-run"
 
 
 def test_anything_else_is_no_full_disk() -> None:
     """The cause as the system has it."""
-    told = failure.refused("the job", PermissionError(errno.EACCES, "Permission denied", "/x"))
+    told = files.refused("the job", PermissionError(errno.EACCES, "Permission denied", "/x"))
     assert told.message == "the job failed: [Errno 13] Permission denied: '/x'"
     assert told.next == "dgxlab doctor dgx"
 
@@ -47,14 +48,14 @@ def test_a_program_that_is_not_there() -> None:
     """As Python tells it: the program is the file that was not found."""
     with pytest.raises(FileNotFoundError) as caught:
         subprocess.run(["no-such-git"], check=True)
-    assert failure.refused("receive", caught.value).message == "receive failed: there is no no-such-git on dgx"
+    assert files.refused("receive", caught.value).message == "receive failed: there is no no-such-git on dgx"
 
 
 def test_a_nearly_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program that could not write seldom says so itself."""
-    assert failure.full_disk(tmp_path) == ""
-    monkeypatch.setattr(failure, "NEARLY_FULL", 1 << 62)
-    assert failure.full_disk(tmp_path) == ": the disk of dgx is full"
+    assert files.full_disk(tmp_path) == ""
+    monkeypatch.setattr(files, "NEARLY_FULL", 1 << 62)
+    assert files.full_disk(tmp_path) == ": the disk of dgx is full"
 
 
 def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,12 +69,13 @@ def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_gate_on_a_full_disk_blames_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that printed nothing that was kept; not one whose failing cases stand there."""
-    monkeypatch.setattr(failure, "NEARLY_FULL", 1 << 62)
+    monkeypatch.setattr(files, "NEARLY_FULL", 1 << 62)
     bench = Bench(tmp_path, (), Telemetry(tmp_path, tmp_path / "agent.pyz", {}), lambda note: None)
     step = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), ("-o", "MUL_MAT"), {})
-    gate = bench.gate(step, ["echo", "-o", "MUL_MAT"])
-    assert gate.fields["status"] == "failed"
-    assert gate.fields["reasons"][-1].endswith(": the disk of dgx is full")
-    failing = bench.gate(step, ["sh", "-c", f"cat {GOLDEN / 'cpu' / 'tbo-test-failing.txt'}; exit 1", "-o", "MUL_MAT"])
-    assert failing.fields["failed"]
-    assert "disk" not in " ".join(failing.fields["reasons"])
+    gate = run_gate(bench, step, ["echo", "-o", "MUL_MAT"], "B").event
+    assert gate.status == "failed"
+    assert gate.reasons[-1].endswith(": the disk of dgx is full")
+    print_failing = f"cat {GOLDEN / 'cpu' / 'tbo-test-failing.txt'}; exit 1"
+    failing = run_gate(bench, step, ["sh", "-c", print_failing, "-o", "MUL_MAT"], "B").event
+    assert failing.failed
+    assert "disk" not in " ".join(failing.reasons)
