@@ -2,6 +2,7 @@
 # make test        everything; a skip for any reason but a missing GPU is a failure
 # make test-fast   all but whole jobs, sshd and llama.cpp, under a minute
 # make lint        ruff, mypy, import-linter
+# make docs        the pages of docs/, strictly; .make/site
 # make bench       this program's own speed, as JSON and a table
 # make faults      the fault campaign: crashes, cuts, full disks, hostile files; two hours at most
 
@@ -9,7 +10,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-fast lint bench faults clean
+.PHONY: demo test test-fast lint docs bench faults clean
 
 demo: .make/installed
 	$(BIN)/dgxlab run experiments/cpu/quickstart.yaml --db demo.db
@@ -37,6 +38,9 @@ lint: .make/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .make/test
+	$(BIN)/mkdocs build --strict --quiet
 
 bench: .make/test
 	$(BIN)/python -m bench

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,22 @@ from tests.cli.test_help import ROOT, parse
 from tests.conftest import PROJECT
 
 README = (PROJECT / "README.md").read_text()
+PAGES = {path.stem: path.read_text() for path in (PROJECT / "docs").glob("*.md")}
+RECORD = f"file:{PROJECT / 'results.db'}?mode=ro&immutable=1"
+GENERATED = ("README.md", "docs/cli.md", "docs/spec.md", "docs/record.md")
+WITH_COMMANDS = [
+    "README.md",
+    "Makefile",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "experiments/README.md",
+    *(f"docs/{name}.md" for name in sorted(PAGES)),
+]
 
 
-def section(title: str) -> str:
-    """Return the text of one section of the README."""
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+def shell(text: str) -> str:
+    """Return what a reader may copy into a shell."""
+    return "\n".join(re.findall(r"(?s)```sh\n(.*?)```", text))
 
 
 def commands(text: str) -> list[list[str]]:
@@ -28,130 +40,133 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_cogged_parts_are_up_to_date() -> None:
-    """The commands' help and the recorded results are those of this program and this record."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "cogapp", "--check", "README.md"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, f"run: cog -r README.md\n{ran.stdout}{ran.stderr}"
+def test_generated_parts_are_up_to_date() -> None:
+    """The commands' help, the keys of a spec and the recorded results are those of this program and this record."""
+    argv = [sys.executable, "-m", "cogapp", "--check", *GENERATED]
+    ran = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"run: cog -r {' '.join(GENERATED)}\n{ran.stdout}{ran.stderr}"
 
 
-def test_sections_stand_in_their_order() -> None:
-    """Results first, then how to get them; no other section."""
+def test_the_readme_is_short() -> None:
+    """It has a result, a start and a map; everything else has a page of its own."""
+    assert len(README.encode()) <= 9000
     titles = re.findall(r"(?m)^## (.*)$", re.sub(r"(?s)```.*?```", "", README))
     assert titles == [
-        "Current results",
+        "A result",
         "Quick start",
         "On a remote machine",
         "How a number is made",
         "How a verdict is made",
         "Commands",
-        "Layout",
-        "Reliability and threat model",
-        "Provenance and licences",
+        "Where to read on",
     ]
+    assert not re.search(r"(?i)roadmap|coming soon|todo|(is|are) planned|!\[|shields", README)
 
 
-def test_make_targets_exist() -> None:
-    """Every `make` that a document names."""
-    targets = set(re.findall(r"(?m)^([a-z-]+):", (PROJECT / "Makefile").read_text()))
-    named = set(re.findall(r"\bmake ([a-z]+(?:-[a-z]+)?)(?=[`\s]|$)", "\n".join(re.findall(r"`[^`]+`", README))))
-    shell = set(re.findall(r"(?m)^make ([a-z-]+)", README))
-    assert {"demo", "test"} <= shell
-    assert named | shell <= targets
-
-
-def test_paths_of_the_layout_exist() -> None:
-    """Every row, and no module of the package is left out."""
-    rows = [line.split("|")[1] for line in section("Layout").splitlines() if line.startswith("| `")]
-    paths = [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
-    assert [path for path in paths if not (PROJECT / path).exists()] == []
-    assert [path for path in paths if (PROJECT / path).is_dir() != path.endswith("/")] == []
-    inside = {path.name for path in (PROJECT / "dgxlab").iterdir()} - {"__pycache__", "py.typed", "templates"}
-    named = {Path(path).name for path in paths if path.startswith("dgxlab/")}
-    assert {name for name in inside if not name.startswith("__")} == named
-
-
-def test_experiments_and_files_named_exist() -> None:
-    """Each experiment in the section of its folder, and every file named in a command."""
-    folder = PROJECT / "experiments"
-    listed = []
-    for part in (folder / "README.md").read_text().split("\n## ")[1:]:
-        device = re.findall(r"`(.*?)/`", part)[0]
-        listed += [folder / device / f"{name}.yaml" for name in re.findall(r"(?m)^\| `([^`]+)` \|", part)]
-    assert sorted(listed) == sorted(folder.rglob("*.yaml"))
-    for path in re.findall(r"(?:experiments|patches|schema)/[\w./-]+\w", README):
-        assert (PROJECT / path).exists(), path
-    for name in ("LICENSE", "CHANGELOG.md", "SECURITY.md", "docs/reliability.md"):
-        assert (PROJECT / name).is_file()
+def test_pages_build_strictly(tmp_path: Path) -> None:
+    """Every link and anchor between pages leads somewhere."""
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    ran = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, (tmp_path / "tutorial" / "index.html").is_file()) == (0, True), ran.stderr
 
 
 @pytest.mark.parametrize(
     "document",
     [
         "README.md",
-        "Makefile",
-        "experiments/README.md",
-        "patches/README.md",
-        "CHANGELOG.md",
-        "docs/reliability.md",
-        "SECURITY.md",
+        *(
+            str(path)
+            for path in sorted(
+                path.relative_to(PROJECT)
+                for folder in ("docs", "experiments", "kernels", "patches", "plans")
+                for path in (PROJECT / folder).rglob("*.md")
+            )
+        ),
     ],
 )
+def test_links_to_files_lead_somewhere(document: str) -> None:
+    """Those that mkdocs does not see: from the README, between plans, kernels and patches."""
+    path = PROJECT / document
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_make_targets_exist() -> None:
+    """Every `make` that a document names."""
+    makefile = (PROJECT / "Makefile").read_text()
+    targets = {name for line in re.findall(r"(?m)^([a-z- ]+):", makefile) for name in line.split()}
+    named = set()
+    for text in (README, *PAGES.values()):
+        named |= {word for line in re.findall(r"(?m)^make ([a-z -]+)", shell(text)) for word in line.split()}
+        named |= set(re.findall(r"`make ([a-z-]+)`", text))
+    assert {"demo", "test", "docs", "faults", "bench"} <= named
+    assert named <= targets
+
+
+def test_experiments_are_listed() -> None:
+    """Each in the section of its folder."""
+    folder = PROJECT / "experiments"
+    listed = []
+    for part in (folder / "README.md").read_text().split("\n## ")[1:]:
+        device = re.findall(r"`(.*?)/`", part)[0]
+        listed += [folder / device / f"{name}.yaml" for name in re.findall(r"(?m)^\| `([^`]+)` \|", part)]
+    assert sorted(listed) == sorted(folder.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("document", WITH_COMMANDS)
 def test_commands_in_documents_parse(document: str) -> None:
     """Whatever a reader may copy is a command line that the program takes."""
     text = (PROJECT / document).read_text().replace("$(BIN)/", ".venv/bin/")
-    for words in commands(text if document == "Makefile" else "\n".join(re.findall(r"(?s)```sh\n(.*?)```", text))):
+    for words in commands(text if document == "Makefile" else shell(text)):
         parse(ROOT, words)
     for name in re.findall(r"`dgxlab ([a-z]+(?: [a-z]+)?)[ `]", text):
         group, _, leaf = name.partition(" ")
         assert group in ROOT.commands, name
-        assert leaf in getattr(ROOT.commands[group], "commands", {leaf: None}), name
+        assert leaf in {"", *getattr(ROOT.commands[group], "commands", {leaf: None})}, name
+
+
+def test_every_command_is_in_the_readme() -> None:
+    """One line each."""
+    table = README.split("\n## Commands\n")[1].split("\n## ")[0]
+    assert {name for name in ROOT.commands if not re.search(rf"`(dgxlab )?{name}\b", table)} == set()
 
 
 def test_exit_codes_are_those_of_the_errors() -> None:
     """No code that the program has not, and none described twice."""
-    codes = [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", section("Commands"))]
+    codes = [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", PAGES["cli"])]
     known = {kind.exit_code for kind in DgxlabError.__subclasses__()}
     assert codes == sorted(set(codes))
     assert set(codes) - {0, 1} <= known
 
 
 def test_messages_of_the_troubleshooting_table_are_the_programs() -> None:
-    """Every part of a sentence that a reader would look for stands in the source."""
+    """Every part of a sentence that a reader would look for is in the source."""
     source = "".join(path.read_text() for path in sorted((PROJECT / "dgxlab").rglob("*.py")))
     plain = re.sub(r"\{[^{}\n]*\}", "...", re.sub(r'"\n\s*f?"', "", source))
-    rows = re.findall(r"(?m)^\| (`.*?) \| .* \| .* \|$", section("On a remote machine"))
-    said = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
-    parts = [part.strip() for message in said for part in message.split("...") if part.strip()]
+    rows = re.findall(r"(?m)^\| (`.*?) \| .* \| .* \|$", PAGES["remote"])
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    parts = [part.strip() for message in messages for part in message.split("...") if part.strip()]
     assert len(rows) >= 8
     assert [part for part in parts if part not in plain] == []
 
 
-def test_captured_run_is_about_the_shipped_quickstart() -> None:
-    """The pin and the gate of the capture are those of experiments/cpu/quickstart.yaml."""
-    spec = (PROJECT / "experiments" / "cpu" / "quickstart.yaml").read_text()
-    pin = re.search(r"pin: ([0-9a-f]{40})", spec)
-    count = re.search(r"expect: (\d+/\d+)", spec)
-    assert pin
-    assert count
-    shown = section("Quick start")
-    assert f"fetching {pin[1][:12]} from" in shown
-    assert f"gate MUL_MAT on CPU: passed, {count[1]}, 306 unsupported" in shown
-
-
 def test_merge_driver_is_the_one_that_gitattributes_names() -> None:
-    """The set-up in the README fits .gitattributes and the command's arguments."""
+    """The set-up in the page of the record fits .gitattributes and the command's arguments."""
     attributes = (PROJECT / ".gitattributes").read_text()
-    driver = re.search(r'git config merge\.(\S+)\.driver "\.venv/bin/dgxlab (db merge) %A %B"', README)
+    driver = re.search(r'git config merge\.(\S+)\.driver "\.venv/bin/dgxlab (db merge) %A %B"', PAGES["record"])
     assert driver
     assert f"results.db merge={driver[1]} " in attributes
 
 
-def test_no_promises() -> None:
-    """No badges, no roadmap, nothing to come."""
-    assert not re.search(r"(?i)roadmap|coming soon|todo|(is|are) planned|!\[|shields", README)
+@pytest.mark.parametrize("query", re.findall(r"(?s)```sql\n(.*?)```", PAGES["record"]))
+def test_queries_of_the_record_page_give_rows(query: str) -> None:
+    """On the record of this repository."""
+    with sqlite3.connect(RECORD, uri=True) as record:
+        assert record.execute(query).fetchall()
+
+
+def test_the_record_page_has_every_table_and_view() -> None:
+    """As the record of this repository has them."""
+    with sqlite3.connect(RECORD, uri=True) as record:
+        names = {name for (name,) in record.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")}
+    assert {name for name in names if f"`{name}`" not in PAGES["record"]} == set()

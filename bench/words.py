@@ -1,0 +1,46 @@
+"""`python -m bench.words`: words that readers stumble over, wherever the project writes English.
+
+The list is `tool.dgxlab.words` in pyproject.toml: a regular expression, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+READ = (".py", ".md", ".j2", ".cuh", ".cu", ".yaml")
+
+
+def main() -> None:
+    """Print each place with what to write instead; exit with 1 if there is one."""
+    hits = list(places(PROJECT, rules(PROJECT)))
+    print("\n".join(hits) or "plain English")
+    sys.exit(bool(hits))
+
+
+def rules(project: Path) -> dict[str, str]:
+    """Return the words to avoid, each with its replacement."""
+    settings = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["dgxlab"]["words"]
+    return dict(settings["avoid"])
+
+
+def places(project: Path, avoid: dict[str, str]) -> Iterator[str]:
+    """Yield `path:line: word: write ...` for every tracked text of the project that has such a word."""
+    patterns = [(re.compile(rf"\b(?:{word})\b", re.IGNORECASE), instead) for word, instead in avoid.items()]
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=project, capture_output=True, text=True, check=True).stdout
+    for name in files.split("\0"):
+        if not name.endswith(READ) or name.startswith("tests/golden/"):
+            continue
+        for number, line in enumerate((project / name).read_text().splitlines(), 1):
+            for pattern, instead in patterns:
+                if match := pattern.search(line):
+                    yield f"{name}:{number}: {match[0]!r}: {instead}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""What cog writes into these pages: the commands' help, and the keys of a spec."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "schema" / "experiment.schema.json").read_text())
+
+
+def usage(*command: str) -> str:
+    """Return a command's help in a code block, 80 columns wide."""
+    argv = [sys.executable, "-m", "dgxlab", *command, "--help"]
+    env = {**os.environ, "COLUMNS": "80", "LC_ALL": "C.UTF-8"}
+    text = subprocess.run(argv, env=env, capture_output=True, encoding="utf-8", check=True).stdout
+    return f"```text\n{text}```"
+
+
+def keys(name: str = "") -> str:
+    """Return a markdown table of the keys of one part of a spec, the top level by default."""
+    part = SCHEMA["$defs"][name] if name else SCHEMA
+    required = part.get("required", [])
+    rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    for key, schema in part["properties"].items():
+        default = "required" if key in required else f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
+        rows.append(f"| `{key}` | {', '.join(dict.fromkeys(_types(schema)))} | {default} | {_meaning(schema)} |")
+    return "\n".join(rows)
+
+
+def _meaning(schema: Mapping[str, Any]) -> str:
+    text: str = schema.get("description") or _referred(schema).get("description", "")
+    return text.replace("|", "\\|")
+
+
+def _referred(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
+
+
+def _types(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the kinds of value that a key takes, as a reader calls them."""
+    if "$ref" in schema:
+        yield "map"
+    elif "enum" in schema:
+        yield " or ".join(f"`{value}`" for value in schema["enum"])
+    elif "anyOf" in schema:
+        for choice in schema["anyOf"]:
+            yield from _types(choice)
+    elif schema.get("type") == "array":
+        yield f"list of {' or '.join(dict.fromkeys(_types(schema['items'])))}"
+    elif isinstance(kind := schema.get("type"), str):
+        yield {"object": "map", "string": "text", "boolean": "true or false"}.get(kind, kind)
