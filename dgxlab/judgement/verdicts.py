@@ -22,6 +22,7 @@ from dgxlab.model import (
     about,
     check_from_json,
 )
+from dgxlab.model.reasons import says_not_engaged
 from dgxlab.stats import Chain, Verdict
 from dgxlab.store import Job, Store
 
@@ -180,6 +181,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
         counts = row["status"] == "valid"
         medians = {key: stats.median(samples) for key, samples in values[run_id].items()} if counts else {}
         wrong = flaw(row["status"], row["reason"], [flag["reason"] for flag in flags[run_id] if flag["hard"]])
+        idle = row["status"] == "discarded" and says_not_engaged(row["reason"])
         unsettled = [flag["reason"] for flag in flags[run_id] if flag["kind"] == "unsettled"]
         clocks, powers = (
             [each["median"] for each in telemetry[run_id] if each["name"] == name]
@@ -189,7 +191,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
             row["chain"],
             row["model_id"],
             row["reason"] if row["status"] == "failed" else "",
-            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"]),
+            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"], idle),
             "".join(unsettled),
             clocks[0] if len(clocks) == 1 else None,
             sum(powers) if powers else None,
