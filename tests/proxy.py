@@ -70,6 +70,18 @@ class Proxy:
         """Reset every connection."""
         self._call(self._reset_all)
 
+    def wait_until_closed(self) -> None:
+        """Wait until no connection is open, so that `cut_after` counts the bytes of the next one only.
+
+        Raises:
+            TimeoutError: if one stays open for 10 s.
+        """
+        deadline = time.monotonic() + 10
+        while self._writers:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(self._writers) // 2} connections are still open")
+            time.sleep(0.01)
+
     def blackhole(self) -> None:
         """Carry nothing more, and tell nobody."""
         self._call(self._be_silent)

@@ -137,9 +137,11 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
 
     def note(sentence: str) -> None:
         notes.append(sentence)
+        proxy.wait_until_closed()
         proxy.cut_after = 1800 + 350 * len(notes)
 
     lab.host.transport.close()  # type: ignore[attr-defined]
+    proxy.wait_until_closed()
     proxy.cut_after = 50
     status = retry.again(lab.host, lambda: lab.host.submit(job), note, QUICKLY)
     proxy.cut_after = None
