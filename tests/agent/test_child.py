@@ -90,8 +90,9 @@ if "own session" in how:
 if "closed" in how:
     os.closerange(0, 100)
 while True:
-    with open("pid", "w") as file:
+    with open("pid.new", "w") as file:
         file.write(str(os.getpid()))
+    os.replace("pid.new", "pid")  # it may be killed at any time
     if "forks" in how and os.fork():
         os._exit(0)
     time.sleep(0.02 if "forks" in how else 60)

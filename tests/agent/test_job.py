@@ -280,7 +280,8 @@ def test_a_job_damaged_before_it_began_is_replaced(job: Job, agent: Path, name: 
     (job.folder / name).write_bytes(b"")
     assert job.torn
     again = Job.stage(job.folder.parent, job.job_id, b'{"a": 1}', agent)
-    assert (again.torn, again.start().state) == (False, "running")
+    assert not again.torn
+    assert again.start().state in ("running", "done")
     wait_for(again, "done")
     assert (job.folder / "executed").read_text() == "x"
     assert [path.name.rpartition("-")[0] for path in job.folder.parent.glob(".*")] == [f".broken-{job.job_id}"]
