@@ -1,16 +1,19 @@
-"""What cog writes into these pages: the commands' help, and the keys of a spec."""
+"""What cog writes into these pages: the commands' help, the keys of a spec, the layers of the program."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-SCHEMA = json.loads((Path(__file__).parent.parent / "schema" / "experiment.schema.json").read_text())
+ROOT = Path(__file__).parent.parent
+SCHEMA = json.loads((ROOT / "schema" / "experiment.schema.json").read_text())
 
 
 def usage(*command: str) -> str:
@@ -54,3 +57,17 @@ def _types(schema: Mapping[str, Any]) -> Iterator[str]:
         yield f"list of {' or '.join(dict.fromkeys(_types(schema['items'])))}"
     elif isinstance(kind := schema.get("type"), str):
         yield {"object": "map", "string": "text", "boolean": "true or false"}.get(kind, kind)
+
+
+def layers() -> str:
+    """Return a markdown table of the package's rooms, in the order in which they may import, with what each is for."""
+    rows = ["| row | package | what it is for |", "| ---: | --- | --- |"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    order = next(contract["layers"] for contract in settings if contract["type"] == "layers")
+    for number, row in enumerate(order, 1):
+        for module in row.split(" | "):
+            path = ROOT / module.replace(".", "/")
+            text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+            summary = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].rstrip(".")
+            rows.append(f"| {number} | `{module}` | {summary} |")
+    return "\n".join(rows)

@@ -18,7 +18,7 @@ from tests.conftest import PROJECT
 README = (PROJECT / "README.md").read_text()
 PAGES = {path.stem: path.read_text() for path in (PROJECT / "docs").glob("*.md")}
 RECORD = f"file:{PROJECT / 'results.db'}?mode=ro&immutable=1"
-GENERATED = ("README.md", "docs/cli.md", "docs/spec.md", "docs/record.md")
+GENERATED = ("README.md", "docs/architecture.md", "docs/cli.md", "docs/record.md", "docs/spec.md")
 WITH_COMMANDS = [
     "README.md",
     "Makefile",
