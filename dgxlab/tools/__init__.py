@@ -20,10 +20,9 @@ from typing import Any
 from dgxlab.errors import SpecError
 from dgxlab.model import AGAINST, ARM, REFERENCE, Bench, Cell, Check, CheckStep, Experiment, ParityGate
 from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity
-from dgxlab.tools.harness import kernel_files
 from dgxlab.tools.tool import WHERE, Benchmark, Checker, Keep, Key, Launch, Readings, Tool
 
-__all__ = ["Benchmark", "Checker", "Key", "Launch", "Tool", "kernel_files", "parity"]
+__all__ = ["Benchmark", "Checker", "Key", "Launch", "Tool", "parity"]
 
 TOOLS: Mapping[str, Tool] = {
     tool.program: tool
@@ -99,6 +98,16 @@ def check_step(step: str, arm: str, gate: Check, experiment: Experiment) -> Chec
     """
     fields = CHECKS[type(gate)].step(gate, experiment.env, experiment.root)
     return CheckStep(step, arm, gate, limit_s=gate.limit_s, **fields)
+
+
+def files_of(gate: Check, root: str) -> dict[str, str]:
+    """Return the texts that a gate of a project compiles, by path; raises SpecError as `check_step` does."""
+    return dict(CHECKS[type(gate)].step(gate, {}, root).get("files", {}))
+
+
+def sources(gate: Check, files: Mapping[str, str]) -> dict[str, str]:
+    """Return what a gate compiles, by the name under which it is recorded, given the texts of its files."""
+    return CHECKS[type(gate)].sources(gate, files)
 
 
 def models_of(gate: Check) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dgxlab.model import BackendOpsBench, Cell, CellResult, Measurement, Param
-from dgxlab.tools.backend_ops_files import FORMATS, OPTIONAL, TABLE, case_params
+from dgxlab.tools.backend_ops_files import FORMATS, OPTIONAL, TABLE
 from dgxlab.tools.parity import PROGRAM
-from dgxlab.tools.rows import Parsed, PrintedRow, RowError, equal, match_rows, number, positive
+from dgxlab.tools.rows import Parsed, PrintedRow, RowError, case_params, equal, match_rows, number, positive
 from dgxlab.tools.tables import statement_columns
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, excluded, settings, text_of
 
@@ -138,6 +138,7 @@ TOOL = Tool(
         compared={"time_us": ""},
         exported=exported,
         printed=printed,
+        one_device=True,
     ),
     formats=FORMATS,
 )

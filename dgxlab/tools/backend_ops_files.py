@@ -24,19 +24,13 @@ from dgxlab.tools.reading import (
     span,
     value,
 )
-from dgxlab.tools.rows import equal
+from dgxlab.tools.rows import case_params, equal
 from dgxlab.tools.tables import csv_rows, json_lines, sql
 
 TABLE = "test_backend_ops"
-PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
 
 OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GiB/s"))
 """A case has one of the two; the other is printed as 0 and means that there is none."""
-
-
-def case_params(op_params: str) -> dict[str, str]:
-    """Split `type_a=q4_0,m=16,bs=[1,1]` at the commas outside brackets; words without `=` are left out."""
-    return dict(PARAM.findall(op_params))
 
 
 # -- the console ------------------------------------------------------------------------------------------------------

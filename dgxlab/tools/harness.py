@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import SpecError, command
-from dgxlab.model import ARM, CheckCommand, HarnessGate, environments
+from dgxlab.model import ARM, CheckCommand, HarnessGate, environments, sources
 from dgxlab.tools.reading import Format, Line, Reading, Refused, Row, Values, finite_at, shared
 from dgxlab.tools.tables import json_lines
 from dgxlab.tools.tool import Checker, Key, Readings, Tool
@@ -210,7 +210,9 @@ TOOL = Tool(
         read,
         judge,
         shown,
+        sources=lambda gate, files: sources(gate.kernel, files),
+        told_on="stderr",
     ),
-    formats={"jsonl": Format(lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)')},
+    formats={"jsonl": Format(lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)', otherwise=True)},
     built=False,
 )

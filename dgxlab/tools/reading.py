@@ -105,6 +105,7 @@ class Format:
         words: Every text of this format holds them; quick to look for.
         signs: A regex that is found in a text of this format and in no other.
         rows: Yields the rows of a text, where they have all columns that the tool knows.
+        otherwise: Whether a text with JSON lines that fits no format is read as this one, to say what its rows lack.
         texts: Where every value is printed as a text, the columns that are texts; None where JSON tells.
     """
 
@@ -113,6 +114,7 @@ class Format:
     signs: str
     rows: Callable[[str], Iterable[Line]] | None = None
     texts: tuple[str, ...] | None = None
+    otherwise: bool = False
 
     def fits(self, text: str) -> bool:
         """Return whether a text looks like this format."""

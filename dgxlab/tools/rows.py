@@ -19,6 +19,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Bounded, so that no text is a number too large to convert; \d would take digits of every script.
 NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 
+PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
+
 ROUNDING = 1e-5
 """Relative; the tools print six digits at least, some from single precision."""
 
@@ -141,6 +143,11 @@ def _comparable(name: str, value: object) -> Decimal | str:
     if known is not None:
         return Decimal(known)
     return Decimal(text) if NUMBER.fullmatch(text) else text
+
+
+def case_params(op_params: str) -> dict[str, str]:
+    """Split `type_a=q4_0,m=16,bs=[1,1]` at the commas outside brackets; words without `=` are left out."""
+    return dict(PARAM.findall(op_params))
 
 
 def number(row: PrintedRow, column: str) -> float:

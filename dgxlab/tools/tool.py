@@ -80,6 +80,7 @@ class Benchmark:
         printed: Turns a recorded row into the text that the tool printed.
         rounds: How often a launch measures each cell; only the last counts.
         attempts: How often a run may be launched when it ends well with rows missing.
+        one_device: Whether a cell computes on the device that its `backend_name` says; a model may be spread over all.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Benchmark:
     printed: Callable[[str], str] = str
     rounds: int = 1
     attempts: int = 1
+    one_device: bool = False
 
     def refused(self, args: Sequence[str]) -> dict[int, str]:
         """Return why raw arguments of an entry are refused, by their place; empty when all are fine.
@@ -126,6 +128,8 @@ class Checker:
         read: Returns what a command printed, given the gate, the command's role, stdout and stderr.
         judge: Yields why the gate did not pass, given the readings of all its commands.
         shown: Yields what was read, in words.
+        sources: Returns what the gate compiles, by the name under which it is recorded, given the texts of its files.
+        told_on: The stream on which a program that ran says what did not pass.
     """
 
     gate: type[Any]
@@ -136,6 +140,8 @@ class Checker:
     read: Callable[[Any, str, bytes, str], dict[str, Any]]
     judge: Callable[[Any, Readings], Iterator[str]]
     shown: Callable[[Any, Readings], Iterable[str]]
+    sources: Callable[[Any, Mapping[str, str]], dict[str, str]] = lambda gate, files: {}
+    told_on: str = "stdout"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 
 from dgxlab.model import Cell
 from dgxlab.tools.backend_ops import INSERT, parse
-from dgxlab.tools.backend_ops_files import case_params
+from dgxlab.tools.rows import case_params
 from tests.tools.captures import capture, kernel_cell
 
 H200 = "h200/tbo-perf-mul_mat.sql"
