@@ -229,33 +229,10 @@ def _tokenizer(recipe: SyntheticModel, vocabulary: Path) -> dict[str, Any]:
 
 def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
     """Write header and tensors. The writer lays out the file; the weights go past it, a chunk at a time."""
+    import gguf
     import numpy as np
 
     wanted = tensors(recipe)
-    _add_metadata(writer, recipe, tokenizer)
-    for tensor in wanted:
-        kind = np.dtype(np.float16 if tensor.sigma else np.float32)
-        writer.add_tensor_info(tensor.name, tensor.shape, kind, tensor.nbytes)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        (out,) = writer.fout or []
-        writer.write_padding(out, out.tell())
-        for tensor in wanted:
-            for chunk in _chunks(tensor, recipe.seed):
-                out.write(chunk)
-            writer.write_padding(out, tensor.nbytes)
-        out.flush()
-        os.fsync(out.fileno())
-    finally:
-        for file in writer.fout or []:
-            file.close()
-
-
-def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
-    import gguf
-
     writer.add_name("dgxlab synthetic")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(recipe.n_vocab)
@@ -274,6 +251,24 @@ def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Ma
     for name, field in tokenizer.items():
         kind, *of = field.types
         writer.add_key_value(name, field.contents(), kind, of[0] if kind == gguf.GGUFValueType.ARRAY else None)
+    for tensor in wanted:
+        dtype = np.dtype(np.float16 if tensor.sigma else np.float32)
+        writer.add_tensor_info(tensor.name, tensor.shape, dtype, tensor.nbytes)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        (out,) = writer.fout or []
+        writer.write_padding(out, out.tell())
+        for tensor in wanted:
+            for chunk in _chunks(tensor, recipe.seed):
+                out.write(chunk)
+            writer.write_padding(out, tensor.nbytes)
+        out.flush()
+        os.fsync(out.fileno())
+    finally:
+        for file in writer.fout or []:
+            file.close()
 
 
 def _chunks(tensor: Tensor, seed: int) -> Iterator[Any]:

@@ -8,7 +8,7 @@ A new tool is a module with a TOOL, listed in TOOLS below, and the record of its
 
 tool      what a tool declares, and what several have in common
 rows      strict reading of the rows that a tool prints
-reading   what is read of an imported file, tables its encodings
+reading   imported files: their encodings, and what is read of them
 parity    the gate of test-backend-ops, which has a reading of its own
 """
 

@@ -17,15 +17,19 @@ from dgxlab.tools.reading import (
     Row,
     Values,
     agree_at,
+    csv_rows,
     finite_at,
+    json_array,
+    json_lines,
+    markdown,
     number_or_text,
     shared,
     span,
+    sql,
     value,
     whole_at,
 )
 from dgxlab.tools.rows import Parsed, PrintedRow, RowError, agree, finite, json_rows, match_rows, number, speed
-from dgxlab.tools.tables import csv_rows, json_array, json_lines, markdown, sql
 
 PROGRAM = "llama-bench"
 

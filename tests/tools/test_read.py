@@ -343,7 +343,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, sentence: st
         ('{"kernel": "x", "m": 1, "time_us": 1, "tflops": 1e300}\n', "line 1: tflops is 1e+300, too large"),
         ('{"kernel": "x", "m": 1, "time_us": 1, "flops": 1, "tflops": 1}\n', "flops is there twice, once as tflops"),
         ('{"time_us": 1, "time_us": 2}\n', "line 1: a broken row: time_us is there twice"),
-        ('x{"time_us": 1}\n{"time_us": 1}\n', "line 1: a broken row: something stands before its {"),
+        ('x{"time_us": 1}\n{"time_us": 1}\n', "line 1: a broken row: its { is missing, or text comes before it"),
         ('{"n_prompt": 512, "avg_ts": 3}\n', "line 1: a row without n_gen"),
         ('{"n_prompt": 512, "n_gen": 0.5, "avg_ts": 3}\n', "line 1: n_gen is 0.5, not a whole number"),
         ('[\n  {\n    "n_prompt": 512\n  }\n]\n', "line 2: a row without n_gen"),
