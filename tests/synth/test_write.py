@@ -25,9 +25,9 @@ SMALL = SyntheticModel(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, n_v
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return an empty folder."""
-    made = tmp_path / "models"
-    made.mkdir()
-    return made
+    models = tmp_path / "models"
+    models.mkdir()
+    return models
 
 
 def sha256(path: Path) -> str:
@@ -157,7 +157,7 @@ def test_types_whose_blocks_fit_are_left_to_llama_quantize(quant: str) -> None:
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
-    """/dev/full stands in for the disk: the temporary file is a link to it."""
+    """The temporary file is a link to /dev/full."""
     (folder / "m.gguf.tmp").symlink_to("/dev/full")
     with pytest.raises(RemoteError, match="could not write the synthetic model") as caught:
         synth.write(SMALL, folder / "m.gguf")

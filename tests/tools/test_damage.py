@@ -42,18 +42,18 @@ OTHERS = (
 @cache
 def truth(name: str) -> tuple[bytes, frozenset[tuple[Values, ...]]]:
     """Return a capture and the values of each of its rows."""
-    found = open_file(GOLDEN / name)
-    return found.content, frozenset(row.values for row in found.reading.rows)
+    imported = open_file(GOLDEN / name)
+    return imported.content, frozenset(row.values for row in imported.reading.rows)
 
 
 def invented(path: Path, content: bytes, rows: frozenset[tuple[Values, ...]]) -> list[tuple[Values, ...]]:
     """Return what is read of a content and was not printed of one of the rows; of what is refused, nothing is read."""
     path.write_bytes(content)
     try:
-        found = open_file(path).reading.rows
+        read = open_file(path).reading.rows
     except SpecError:
         return []
-    return [row.values for row in found if not any(set(row.values) <= set(printed) for printed in rows)]
+    return [row.values for row in read if not any(set(row.values) <= set(printed) for printed in rows)]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_row_that_contradicts_itself_is_refused(
 
 
 def test_a_crash_in_a_case_is_refused_where_more_follows(file: Path) -> None:
-    """A case without a result in the middle: somebody else's result would be taken for its own."""
+    """A case without a result in the middle: the next one's would be taken for its own."""
     content, _ = truth("h200/tbo-perf-mmid.txt")
     lines = [line for line in content.split(b"\n") if b"6.98 us/run" not in line]
     file.write_bytes(b"\n".join(lines))

@@ -1,4 +1,4 @@
-"""Damaged output: every parser takes a value exactly as it stands in the text, or refuses it, and never raises."""
+"""Damaged output: every parser takes a value exactly as the text has it, or refuses it, and never raises."""
 
 import random
 import re
@@ -54,7 +54,7 @@ def test_any_text_is_read_without_an_exception(parse: Parse, name: str, cells: l
 
 
 def own_section(text: str) -> str:
-    """Return what stands under the headers of CUDA0."""
+    """Return what is under the headers of CUDA0."""
     parts = re.split(r"^Backend [0-9]+/[0-9]+: ", text, flags=re.MULTILINE)
     return "".join(part for part in parts[1:] if part.partition("\n")[0].rstrip() == "CUDA0")
 
