@@ -29,10 +29,10 @@ PIECE = 1 << 16
 def ingest(quick: bool) -> Figure:
     """Time the ingest of a journal with many samples; the figure is the slowest kind of journal."""
     samples = FOLDED // 100 if quick else SAMPLES
-    one, many = _journal(1, samples // 100, 100), _journal(samples // 50, 1, 50)
+    single, many = _journal(1, samples // 100, 100), _journal(samples // 50, 1, 50)
     judged = _journal(samples // 50, 1, 50, gpu="NVIDIA H200")
     ways: dict[str, tuple[Journal, list[list[bytes]]]] = {
-        "one_run": (one, [one.lines()]),
+        "one_run": (single, [single.lines()]),
         "small_runs": (many, [many.lines()]),
         "small_runs_in_pieces": (many, list(_pieces(many.lines()))),
         "small_runs_of_a_gpu": (judged, [judged.lines()]),

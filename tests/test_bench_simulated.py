@@ -90,9 +90,9 @@ def test_u_test_is_exact() -> None:
 )
 def test_a_figure_may_have_a_lower_bound(value: float, reached: bool) -> None:
     """Both bounds are printed, and its table below."""
-    made = Figure("x", "what", value, "%", 10, 0.1, reach=99.5, least=98.5, table={"rule": {"S0": 1.0, "S1": 12.5}})
-    assert made.reached is reached
-    first, columns, row = line(made, 0.0).splitlines()
+    figure = Figure("x", "what", value, "%", 10, 0.1, reach=99.5, least=98.5, table={"rule": {"S0": 1.0, "S1": 12.5}})
+    assert figure.reached is reached
+    first, columns, row = line(figure, 0.0).splitlines()
     assert ">= 98.5 % <= 99.5 %" in first
     assert columns.split() == ["%", "S0", "S1"]
     assert row.split() == ["rule", "1.00", "12.50"]
