@@ -13,7 +13,7 @@ from typing import Any
 
 from dgxlab.errors import SpecError, edit
 from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json
-from dgxlab.tools import Launch, bench_of, expand
+from dgxlab.tools import Launch, bench_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")
 """Kinds of difference that are refused unless they are allowed by name."""
@@ -199,7 +199,7 @@ def _paired(
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})
 
     def launches(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
-        expanded = expand(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
+        expanded = bench_of(entry).launches(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
         return [launch for launch in expanded if launch.cells]
 
     mine, theirs = (

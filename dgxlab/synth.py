@@ -120,15 +120,6 @@ def tensors(recipe: SyntheticModel) -> tuple[Tensor, ...]:
     """List the tensors in file order. Embeddings and output are not tied, as in llama models of 7B and more."""
     kv_width = recipe.n_embd // recipe.n_head * recipe.n_head_kv
     result = [Tensor("token_embd.weight", (recipe.n_vocab, recipe.n_embd), SIGMA)]
-    for i in range(recipe.n_layer):
-        result += _layer(recipe, f"blk.{i}", kv_width)
-    result.append(Tensor("output_norm.weight", (recipe.n_embd,), 0.0))
-    result.append(Tensor("output.weight", (recipe.n_vocab, recipe.n_embd), SIGMA))
-    return tuple(result)
-
-
-def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
-    """List a layer's tensors; scales come last, as those of one value each."""
     width, hidden = recipe.n_embd, recipe.n_ff
     # what adds to the residual stream is scaled down, so that its variance does not grow with the number of layers
     residual = SIGMA / math.sqrt(2 * recipe.n_layer)
@@ -144,10 +135,12 @@ def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
         ("ffn_down", (width, hidden), residual),
     ]
     matrices = [name for name, shape, _ in parts if len(shape) == 2] if recipe.scales else []
-    return [
-        *(Tensor(f"{prefix}.{name}.weight", shape, sigma) for name, shape, sigma in parts),
-        *(Tensor(f"{prefix}.{name}.scale", (1,), 0.0) for name in matrices),
-    ]
+    for i in range(recipe.n_layer):
+        result += [Tensor(f"blk.{i}.{name}.weight", shape, sigma) for name, shape, sigma in parts]
+        result += [Tensor(f"blk.{i}.{name}.scale", (1,), 0.0) for name in matrices]
+    result.append(Tensor("output_norm.weight", (recipe.n_embd,), 0.0))
+    result.append(Tensor("output.weight", (recipe.n_vocab, recipe.n_embd), SIGMA))
+    return tuple(result)
 
 
 def size(recipe: SyntheticModel) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from dgxlab.errors import SpecError
 from dgxlab.model import AGAINST, ARM, REFERENCE, Bench, Cell, Check, CheckStep, Experiment, ParityGate
 from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity
-from dgxlab.tools.tool import WHERE, Benchmark, Checker, Keep, Key, Launch, Readings, Tool
+from dgxlab.tools.tool import WHERE, Benchmark, Checker, Key, Launch, Readings, Tool
 
 __all__ = ["Benchmark", "Checker", "Key", "Launch", "Tool", "parity"]
 
@@ -55,11 +55,6 @@ def bench_of(entry: Bench) -> Benchmark:
     return next(bench for bench in BENCHES.values() if type(entry) is bench.entry)
 
 
-def expand(entry: Bench, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-    """Expand one entry into launches, the unwanted cells left out of them; some may then have none."""
-    return bench_of(entry).launches(entry, env, keep)
-
-
 def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: True) -> Iterator[Launch]:
     """Expand every bench entry into launches, with the unwanted cells left out of them.
 
@@ -68,7 +63,7 @@ def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: T
     """
     for number, entry in enumerate(experiment.bench):
         env = {**experiment.env, **entry.env}
-        some = False
+        some, expand = False, bench_of(entry).launches
         for launch in expand(entry, env, lambda model, cell, env=env: wanted(model, env, cell)):  # type: ignore[misc]
             some = True
             if launch.cells:

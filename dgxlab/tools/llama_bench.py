@@ -29,7 +29,19 @@ from dgxlab.tools.reading import (
     value,
     whole_at,
 )
-from dgxlab.tools.rows import Parsed, PrintedRow, RowError, agree, finite, json_rows, match_rows, number, speed
+from dgxlab.tools.rows import (
+    FLASH_ATTN,
+    TRUTH,
+    Parsed,
+    PrintedRow,
+    RowError,
+    agree,
+    finite,
+    json_rows,
+    match_rows,
+    number,
+    speed,
+)
 
 PROGRAM = "llama-bench"
 
@@ -73,7 +85,9 @@ def launches(entry: LlamaBench, env: Mapping[str, str], keep: tool.Keep) -> Iter
         asked = [s for s in sizes if not tool.excluded({"n_prompt": s[0], "n_gen": s[1], **setting}, entry.exclude)]
         if not asked:
             continue
-        row = tool.printed_setting(setting)
+        # as a row of the tool has it: a number for the words of -fa
+        words = {**FLASH_ATTN, **TRUTH, "1": 1, "0": 0, "-1": -1}
+        row = {k: words.get(tool.text_of(v), v) if k == "flash_attn" else v for k, v in setting.items()}
         more = tool.varying({k: v for k, v in setting.items() if k != "n_depth"}, entry.axes)
         cells = {}
         for pp, tg in asked:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dgxlab.model import AGAINST, ARM, REFERENCE, Cell, CheckCommand, Param, environments
 from dgxlab.tools.reading import Format
-from dgxlab.tools.rows import FLASH_ATTN, TRUTH, Parsed
+from dgxlab.tools.rows import Parsed
 
 Samples = Mapping[str, Sequence[float]]
 """The samples of a row that count, by metric."""
@@ -220,12 +220,6 @@ def launch_on_model(
 def flags_of(setting: Mapping[str, Param], axes: Mapping[str, Key]) -> list[str]:
     """Return the arguments for a setting."""
     return [word for name, value in setting.items() for word in (axes[name].flags[0], text_of(value))]
-
-
-def printed_setting(setting: Mapping[str, Param]) -> dict[str, Param]:
-    """Return a setting as the tools print it in a row; flash_attn may be a word."""
-    words = {**FLASH_ATTN, **TRUTH, "1": 1, "0": 0, "-1": -1}
-    return {k: words.get(text_of(v), v) if k == "flash_attn" else v for k, v in setting.items()}
 
 
 def varying(setting: Mapping[str, Param], axes: Mapping[str, Sequence[Param]]) -> str:

@@ -159,7 +159,7 @@ def test_types_whose_blocks_fit_are_left_to_llama_quantize(quant: str) -> None:
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
     """The temporary file is a link to /dev/full."""
     (folder / "m.gguf.tmp").symlink_to("/dev/full")
-    with pytest.raises(RemoteError, match="could not write the synthetic model") as caught:
+    with pytest.raises(RemoteError, match="could not write") as caught:
         synth.write(SMALL, folder / "m.gguf")
     assert os.strerror(errno.ENOSPC) in caught.value.message
     assert caught.value.next.startswith("df -h")
@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
 def test_without_gguf_the_next_step_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host's Python may lack the package: say so, do not trace."""
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(RemoteError, match="needs the gguf package") as caught:
+    with pytest.raises(RemoteError, match="gguf") as caught:
         synth.write(SMALL, folder / "m.gguf")
     assert "install gguf" in caught.value.next
 
@@ -227,7 +227,7 @@ def test_another_number_of_tokens_is_refused(folder: Path, vocabulary: Path, mon
     """A pin whose vocabulary is another one says so, before anything is written."""
     monkeypatch.setitem(synth.VOCABULARIES, "llama-spm", 38)
     recipe = replace(SMALL, vocab="llama-spm", n_vocab=38)
-    with pytest.raises(SpecError, match="vocab llama-spm of the pin has 37 tokens, not 38, which n_vocab says"):
+    with pytest.raises(SpecError, match="37 tokens, not 38"):
         synth.write(recipe, folder / "text.gguf", vocabulary)
     assert not (folder / "text.gguf").exists()
 

@@ -105,10 +105,11 @@ def test_a_crash_leaves_no_summary() -> None:
     assert text.endswith(f"  {Q4}: ")
     reading = read_gate(text, "CPU")
     assert (reading.summaries, reading.passed, reading.total, reading.last_case) == (0, None, None, Q4)
-    reason = f"no summary for backend CPU: the program stopped after {Q4}"
-    assert judge(reading, 134, ALL, None) == (reason, "test-backend-ops ended with exit status 134")
-    assert judge(reading, None, ALL, None) == (reason, "test-backend-ops was ended by a signal")
-    assert judge(reading, 0, ALL, None) == (reason,)
+    (reason,) = judge(reading, 0, ALL, None)
+    assert reason.endswith(f" {Q4}")
+    ended = [judge(reading, rc, ALL, None) for rc in (134, None)]
+    assert [first for first, _ in ended] == [reason] * 2
+    assert [why.rpartition(" ")[2] for _, why in ended] == ["134", "signal"]
 
 
 LINES = capture(SSM).split("\n")

@@ -4,7 +4,6 @@ import pytest
 
 from dgxlab.model import Cell, CellResult
 from dgxlab.tools.rows import (
-    Parsed,
     PrintedRow,
     RowError,
     agree,
@@ -119,7 +118,5 @@ def test_match_rows_gives_each_cell_its_own_row() -> None:
     cells = [Cell("t", f"n={n}", {"n": n, "k": 0}) for n in (1, 2, 3)]
     rows = [*(PrintedRow({"n": n}, {"n": n, "k": 0, "other": 1}) for n in (2, 3, 2, 9)), PrintedRow({}, {"n": 1})]
     parsed = match_rows(cells, rows, lambda cell, row: CellResult(cell.key, (), row.printed), ["line 1 is broken"])
-    assert parsed == Parsed(
-        (CellResult(cells[2].key, (), {"n": 3}),),
-        ("line 1 is broken", "n=1: it has no row", "n=2: 2 rows belong to it, not one"),
-    )
+    assert parsed.results == (CellResult(cells[2].key, (), {"n": 3}),)
+    assert [problem[:6] for problem in parsed.problems] == ["line 1", "n=1: i", "n=2: 2"]
