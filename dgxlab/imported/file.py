@@ -15,7 +15,8 @@ from dgxlab.model import canonical
 from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.store import Store
 from dgxlab.tools import TOOLS
-from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Refused, Row, decoded, packed, unpacked
+from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Row, decoded, packed, unpacked
+from dgxlab.tools.rows import Refused
 from dgxlab.units import METRICS
 
 WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE)

@@ -20,21 +20,6 @@ from dgxlab.model import PROTOCOL, NoiseFloor, canonical
 from dgxlab.stats import Verdict
 from dgxlab.store import Store
 
-__all__ = [
-    "Judged",
-    "check",
-    "counted",
-    "gate_name",
-    "held_back",
-    "judge",
-    "noise_floors",
-    "reasons",
-    "record",
-    "recorded",
-    "reject",
-    "whole",
-]
-
 Row = dict[str, Any]
 
 OF_JUDGED = ("chain", "promoted", "baseline", "candidate", "baseline_arm", "candidate_arm", "model_id")

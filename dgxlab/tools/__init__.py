@@ -22,8 +22,6 @@ from dgxlab.model import AGAINST, ARM, REFERENCE, Bench, Cell, Check, CheckStep,
 from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity
 from dgxlab.tools.tool import WHERE, Benchmark, Checker, Key, Launch, Readings, Tool
 
-__all__ = ["Benchmark", "Checker", "Key", "Launch", "Tool", "parity"]
-
 TOOLS: Mapping[str, Tool] = {
     tool.program: tool
     for tool in (

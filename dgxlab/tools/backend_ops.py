@@ -11,7 +11,7 @@ from dgxlab.model import BackendOpsBench, Cell, CellResult, Measurement, Param
 from dgxlab.tools.backend_ops_files import FORMATS, OPTIONAL, TABLE
 from dgxlab.tools.parity import PROGRAM
 from dgxlab.tools.reading import statement_columns
-from dgxlab.tools.rows import Parsed, PrintedRow, RowError, case_params, equal, match_rows, number, positive
+from dgxlab.tools.rows import Parsed, PrintedRow, Refused, case_params, equal, match_rows, number, positive
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, excluded, settings, text_of
 
 KEYS = {
@@ -88,14 +88,14 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
 
 def _read(cell: Cell, row: PrintedRow) -> CellResult:
     if not equal("supported", 1, row.printed.get("supported", "1")):
-        raise RowError(f"{row.printed.get('backend_name', 'the backend')} does not support it")
+        raise Refused(f"{row.printed.get('backend_name', 'the backend')} does not support it")
     if not equal("passed", 1, row.printed.get("passed", "1")):
-        raise RowError(f"it did not pass ({row.printed.get('error_message') or 'no reason given'})")
+        raise Refused(f"it did not pass ({row.printed.get('error_message') or 'no reason given'})")
     values = [("time_us", "us", positive(row, "time_us"))]
     for column, unit in OPTIONAL:
         amount = number(row, column) if column in row.printed else 0.0
         if amount < 0:
-            raise RowError(f"{column} is {amount:g}, below 0")
+            raise Refused(f"{column} is {amount:g}, below 0")
         values += [(column, unit, amount)] if amount > 0 else []
     measurements = tuple(Measurement(cell.key, metric, unit, (amount,)) for metric, unit, amount in values)
     return CellResult(cell.key, measurements, row.printed)

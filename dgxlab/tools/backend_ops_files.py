@@ -15,7 +15,6 @@ from dgxlab.tools.reading import (
     Format,
     Line,
     Reading,
-    Refused,
     Row,
     Values,
     csv_rows,
@@ -27,7 +26,7 @@ from dgxlab.tools.reading import (
     sql,
     value,
 )
-from dgxlab.tools.rows import case_params, equal
+from dgxlab.tools.rows import Refused, case_params, equal
 
 TABLE = "test_backend_ops"
 

@@ -15,7 +15,6 @@ from dgxlab.tools.reading import (
     Format,
     Line,
     Reading,
-    Refused,
     Row,
     agree_at,
     json_lines,
@@ -25,7 +24,7 @@ from dgxlab.tools.reading import (
     value,
     whole_at,
 )
-from dgxlab.tools.rows import Parsed, PrintedRow, agree, equal, json_rows, match_rows, number, positive, speed
+from dgxlab.tools.rows import Parsed, PrintedRow, Refused, agree, equal, json_rows, match_rows, number, positive, speed
 
 PROGRAM = "llama-batched-bench"
 

@@ -18,7 +18,8 @@ from typing import Any
 
 from dgxlab.errors import SpecError, command
 from dgxlab.model import ARM, CheckCommand, HarnessGate, environments, sources
-from dgxlab.tools.reading import Format, Line, Reading, Refused, Row, Values, finite_at, json_lines, shared
+from dgxlab.tools.reading import Format, Line, Reading, Row, Values, finite_at, json_lines, shared
+from dgxlab.tools.rows import Refused
 from dgxlab.tools.tool import Checker, Key, Readings, Tool
 from dgxlab.units import METRICS
 

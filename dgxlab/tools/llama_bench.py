@@ -13,7 +13,6 @@ from dgxlab.tools.reading import (
     Format,
     Line,
     Reading,
-    Refused,
     Row,
     Values,
     agree_at,
@@ -34,7 +33,7 @@ from dgxlab.tools.rows import (
     TRUTH,
     Parsed,
     PrintedRow,
-    RowError,
+    Refused,
     agree,
     finite,
     json_rows,
@@ -135,10 +134,10 @@ def _read(cell: Cell, row: PrintedRow) -> CellResult:
 def _samples(cell: Cell, row: PrintedRow, column: str) -> list[float]:
     samples = row.printed.get(column)
     if not isinstance(samples, list):
-        raise RowError(f"its row has no {column}")
+        raise Refused(f"its row has no {column}")
     counted = finite(cell.fixed.get("repetitions"), "the number of repetitions")
     if counted < 1 or len(samples) != counted + 1:
-        raise RowError(f"it has {len(samples)} samples, not {counted:g} and a first one to throw away")
+        raise Refused(f"it has {len(samples)} samples, not {counted:g} and a first one to throw away")
     return [finite(sample, f"a sample in {column}") for sample in samples]
 
 

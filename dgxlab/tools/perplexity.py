@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dgxlab.model import AGAINST, ARM, REFERENCE, CheckCommand, CheckText, PerplexityGate, environments
-from dgxlab.tools.reading import Format, Reading, Refused, Row, Values, number_or_text
+from dgxlab.tools.reading import Format, Reading, Row, Values, number_or_text
+from dgxlab.tools.rows import Refused
 from dgxlab.tools.tool import GATE_ON_MODEL, ON_DEVICE, WHERE, Checker, Key, Readings, Tool, engaged, in_both
 
 FEWEST_TOKENS = 100

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dgxlab.tools.rows import RowError, agree, decode, finite, plain, speed
+from dgxlab.tools.rows import Refused, agree, decode, finite, plain, speed
 
 GZIP = b"\x1f\x8b"
 LARGEST = 64 << 20
@@ -23,18 +23,6 @@ ORIGIN = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty
 """The columns of where a row comes from, which `dgxlab export` adds."""
 
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-
-
-class Refused(ValueError):
-    """Output that must not become numbers; the message follows the file's name in a sentence.
-
-    Attributes:
-        line: Where, from 1; None where no line is to blame.
-    """
-
-    def __init__(self, reason: str, line: int | None = None) -> None:
-        super().__init__(reason)
-        self.line = line
 
 
 @dataclass(frozen=True)
@@ -145,7 +133,7 @@ def finite_at(name: str, printed: object, line: int | None, *, above: float | No
         raise Refused(f"a row without {name}", line)
     try:
         number = finite(printed, name)
-    except RowError as error:
+    except Refused as error:
         raise Refused(str(error), line) from error
     if above is not None and number <= above:
         raise Refused(f"{name} is {printed}, not above {above:g}", line)
@@ -168,7 +156,7 @@ def agree_at(name: str, tokens: float, times: Sequence[float], printed: float, l
     """
     try:
         agree(name, sum(speed(tokens, time) for time in times) / len(times), printed)
-    except RowError as error:
+    except Refused as error:
         raise Refused(str(error), line) from error
 
 

@@ -5,7 +5,7 @@ import pytest
 from dgxlab.model import Cell, CellResult
 from dgxlab.tools.rows import (
     PrintedRow,
-    RowError,
+    Refused,
     agree,
     equal,
     finite,
@@ -93,23 +93,23 @@ def test_flash_attn_is_a_word_or_a_number(word: object, value: int) -> None:
 )
 def test_only_plain_numbers_above_0_are_positive(value: object) -> None:
     """Everything that is not a plain finite number is refused, and a missing column is not 0."""
-    with pytest.raises(RowError, match=r"^t is "):
+    with pytest.raises(Refused, match=r"^t is "):
         positive(PrintedRow({"t": value}, {}), "t")
-    with pytest.raises(RowError, match=r"no t$"):
+    with pytest.raises(Refused, match=r"no t$"):
         positive(PrintedRow({}, {}), "t")
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(1, 0), (0, 1), (1, -1), (1e300, 1e-300), (1e-300, 1e300)])
 def test_speed_is_finite_and_positive(tokens: float, seconds: float) -> None:
     """A speed that is 0, infinite or negative is none."""
-    with pytest.raises(RowError):
+    with pytest.raises(Refused):
         speed(tokens, seconds)
 
 
 def test_agree_allows_rounding_only() -> None:
     """Six digits agree, a thousandth off does not."""
     assert agree("s", 32152.6539, finite("32152.7", "s")) == 32152.6539
-    with pytest.raises(RowError):
+    with pytest.raises(Refused):
         agree("s", 32152.6539, 32200)
 
 
