@@ -22,6 +22,7 @@ from dgxlab.model import (
     about,
     check_from_json,
 )
+from dgxlab.model.reasons import says_not_engaged
 from dgxlab.stats import Chain, Verdict
 from dgxlab.store import Job, Store
 
@@ -189,7 +190,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
             row["chain"],
             row["model_id"],
             row["reason"] if row["status"] == "failed" else "",
-            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"]),
+            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"], says_not_engaged(row["reason"])),
             "".join(unsettled),
             clocks[0] if len(clocks) == 1 else None,
             sum(powers) if powers else None,
@@ -373,8 +374,7 @@ def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:
     per_cycle = stats.judge(replace(case.chain, a=a, b=b, before=None))
     if verdict.effect is None or per_cycle.effect is None or per_cycle.ci is None:
         return
-    low, high = per_cycle.ci
-    if low <= 0 <= high and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
+    if per_cycle.ci[0] <= 0 <= per_cycle.ci[1] and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
         medians = [stats.median([run.clock or 0 for run in case.runs if run.slot.role == role]) for role in ROLES]
         yield (
             f"a clock, not a kernel: at {medians[0]:.0f} and {medians[1]:.0f} MHz the arms differ by "
