@@ -9,19 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
-from bench.commands import help_page, plan10k, up_to_date, verdicts
-from bench.distance import over_distance, over_ssh, stage
-from bench.figure import Figure
-from bench.folding import ingest
-from bench.following import followed, memory
-from bench.importing import adopt
-from bench.machine import Others, described
+from bench.commands import edit, help_page, plan10k, up_to_date, verdicts
+from bench.figure import Figure, Others, described
+from bench.jobs import agent, followed, memory, over_distance, over_ssh, stage
 from bench.noises import alternating, families, half_widths, noises, promotions
-from bench.overhead import agent
-from bench.rebuild import edit
-from bench.reporting import living, report
+from bench.records import adopt, ingest, living, report, size
 from bench.simulated import blocks, coverage, false_verdicts, power, power_restless, screens, wrong_sign
-from bench.size import size
 
 FIGURES: Mapping[str, Callable[[bool], Figure]] = {
     "help": help_page,

@@ -1,11 +1,16 @@
-"""What a figure is, and how its values are taken: sides in turn, because a busy machine changes by the minute."""
+"""What a figure is, how its values are taken, and on what machine."""
 
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from dgxlab.agent import facts
 from dgxlab.stats import mad, median
 
 
@@ -47,7 +52,10 @@ class Figure:
 
 
 def take_turns(n: int, *sides: Callable[[], float]) -> list[list[float]]:
-    """Call every side once in each of `n` turns, A B A B, and return each side's values."""
+    """Call every side once in each of `n` turns, A B A B, and return each side's values.
+
+    Sides take turns because a busy machine changes by the minute.
+    """
     turns = [[side() for side in sides] for _ in range(n)]
     return [list(values) for values in zip(*turns, strict=True)]
 
@@ -63,3 +71,43 @@ def rate_error(rate: float, n: int) -> float:
     """Return the Monte Carlo standard error of a rate over n, both rates in per cent; that of 0 is not 0."""
     share = max(rate / 100, 1 / n)
     return 100 * math.sqrt(share * (1 - share) / n)
+
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def described() -> dict[str, Any]:
+    """Return the machine."""
+    details = facts.gather().details
+    return {name: details[name] for name in ("cpu", "cpus", "memory_mib", "os", "kernel", "python")}
+
+
+class Others:
+    """Counts the processors that programs other than this one and its children kept busy since it was made.
+
+    Steal by other virtual machines counts too, and so does a detached agent. A figure in seconds that was taken while
+    others had a processor that it could have used is no worse than it says.
+    """
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._busy, self._own = _busy(), _own()
+
+    def cpus(self) -> float:
+        """Return how many processors they kept busy on average."""
+        seconds = time.monotonic() - self._begin
+        return max(0.0, (_busy() - self._busy - (_own() - self._own)) / seconds)
+
+
+def _busy() -> float:
+    """Return the CPU seconds that this machine has spent on anything since it started."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    user, nice, system, _idle, _waiting, interrupts, softirqs, steal = fields
+    return (user + nice + system + interrupts + softirqs + steal) / TICKS
+
+
+def _own() -> float:
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system

@@ -1,4 +1,4 @@
-"""A place of its own to measure in: a home, a cache and a project that nothing else uses, around the tests' toy."""
+"""A place of its own to measure in: a home, a cache and a project around the tests' toy, and a host over ssh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
 from tests import toy
+from tests.sshd import Sshd, make_key, sshd
 
 SEALED = ("DGXLAB_", "GIT_", "XDG_", "SSH_", "GGML_", "CCACHE_")
 """What the caller's environment may not decide."""
@@ -144,10 +147,63 @@ def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
     """Give a place around a toy made of `files`; it is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="dgxlab-bench-")).resolve()
     try:
-        made = Place(folder, toy.make_repository(folder / "repository", files))
-        made.hosts.parent.mkdir(parents=True)
-        (made.project / "patches").mkdir(parents=True)
-        (made.project / "toy.gguf").write_bytes(b"GGUF" + bytes(60))
-        yield made
+        here = Place(folder, toy.make_repository(folder / "repository", files))
+        here.hosts.parent.mkdir(parents=True)
+        (here.project / "patches").mkdir(parents=True)
+        (here.project / "toy.gguf").write_bytes(b"GGUF" + bytes(60))
+        yield here
     finally:
         remove(folder)
+
+
+# -- a host over ssh ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Far:
+    """A place whose user knows a host `box`: this machine, by way of an sshd.
+
+    Attributes:
+        here: The place; home/.ssh in it lets the client in.
+        server: The sshd; its home is the host's.
+    """
+
+    here: Place
+    server: Sshd
+
+    @property
+    def config(self) -> Path:
+        """The client's ssh configuration."""
+        return self.here.folder / "home" / ".ssh" / "config"
+
+    @property
+    def root(self) -> Path:
+        """The agent's folder on the host."""
+        return self.server.home / ".dgxlab"
+
+    def reach(self, port: int) -> None:
+        """Make `box` a name of a port of this machine."""
+        known = self.config.with_name("known_hosts")
+        known.write_text(self.server.known_hosts_line(name="box") + "\n")
+        self.config.write_text(
+            f"Host box\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias box\n  UserKnownHostsFile {known}\n"
+            f"  IdentityFile {self.config.with_name('id_ed25519')}\n"
+        )
+
+    def ask(self) -> Host:
+        """Return the host without a network in between, for what is not measured."""
+        return Host(LocalTransport(str(self.root)))
+
+
+@contextmanager
+def far(files: Mapping[str, str] = toy.FILES, within: Sequence[str] = ()) -> Iterator[Far]:
+    """Give a place and an sshd, `within` what `tests.sshd.sshd` says."""
+    with place(files) as here:
+        keys = here.folder / "home" / ".ssh"
+        keys.mkdir(mode=0o700)
+        (keys / "authorized_keys").write_text(make_key(keys / "id_ed25519"))
+        here.hosts.write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
+        with sshd(here.folder / "sshd", keys / "authorized_keys", within=within) as server:
+            remote = Far(here, server)
+            remote.reach(server.port)
+            yield remote

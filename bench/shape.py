@@ -70,7 +70,7 @@ def _lines(trees: dict[Path, tuple[str, ast.Module]]) -> int:
 
 
 def _named_once(name: str, trees: dict[Path, tuple[str, ast.Module]]) -> bool:
-    """Whether a name stands once in the package beside where it is defined."""
+    """Whether the package names it once besides its definition."""
     return not name.endswith("__") and sum(_words(text)[name] for text, _ in trees.values()) == 2
 
 

@@ -12,17 +12,8 @@ from itertools import zip_longest
 from typing import Any
 
 from dgxlab.errors import SpecError, edit
-from dgxlab.model import (
-    Bench,
-    Cell,
-    EngagedGate,
-    Experiment,
-    ParityGate,
-    about,
-    canonical,
-    to_json,
-)
-from dgxlab.tools import Launch, bench_of, expand
+from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json
+from dgxlab.tools import Launch, bench_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")
 """Kinds of difference that are refused unless they are allowed by name."""
@@ -98,9 +89,9 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
         SpecError: if they have no cell in common.
     """
     some = False
-    for one, two in zip(baseline.bench, candidate.bench, strict=False):
-        if type(one) is type(two):
-            for pair in _paired(one, two, {**baseline.env, **one.env}, {**candidate.env, **two.env}):
+    for left, right in zip(baseline.bench, candidate.bench, strict=False):
+        if type(left) is type(right):
+            for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}):
                 some = True
                 yield pair
     if not some:
@@ -110,7 +101,7 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 # -- what differs -----------------------------------------------------------------------------------------------------
 
 
-def differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
+def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
     """Yield in which names two sides differ, also what only one has; `where` is put before each name."""
 
     def shown(value: Any) -> str:
@@ -120,8 +111,8 @@ def differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any], where: 
             return ABSENT
         return value if isinstance(value, str) else _plain(value)
 
-    for name in dict.fromkeys((*one, *two)):
-        before, after = shown(one.get(name)), shown(two.get(name))
+    for name in dict.fromkeys((*left, *right)):
+        before, after = shown(left.get(name)), shown(right.get(name))
         if before != after:
             yield Difference(what, " ".join(filter(None, (where, name))), before, after)
 
@@ -144,20 +135,20 @@ def _gates(experiment: Experiment) -> dict[str, str]:
     return gates
 
 
-def _of_models(one: Experiment, two: Experiment) -> Iterator[Difference]:
+def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:
     """Yield what the entries that both have read: an entry another model, or another model by the same name."""
     shared: dict[str, None] = {}
-    for number, (before, after) in enumerate(zip(one.bench, two.bench, strict=False)):
+    for number, (before, after) in enumerate(zip(left.bench, right.bench, strict=False)):
         names = [getattr(entry, "model", "") for entry in (before, after)]
         if type(before) is type(after) and any(names):
             yield from differing("models", {f"bench[{number}]": names[0]}, {f"bench[{number}]": names[1]})
-            shared |= dict.fromkeys(name for name in names if name in one.models and name in two.models)
-    mine, theirs = ({name: to_json(side.models[name]) for name in shared} for side in (one, two))
+            shared |= dict.fromkeys(name for name in names if name in left.models and name in right.models)
+    mine, theirs = ({name: to_json(side.models[name]) for name in shared} for side in (left, right))
     yield from differing("models", mine, theirs)
 
 
-def _of_bench(one: Sequence[Bench], two: Sequence[Bench]) -> Iterator[Difference]:
-    for number, (before, after) in enumerate(zip_longest(one, two)):
+def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Difference]:
+    for number, (before, after) in enumerate(zip_longest(left, right)):
         where = f"bench[{number}]"
         tools = [bench_of(entry).name if entry else ABSENT for entry in (before, after)]
         if tools[0] != tools[1]:
@@ -186,9 +177,9 @@ def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
     return arguments
 
 
-def settings(one: Bench, two: Bench) -> set[str]:
+def settings(left: Bench, right: Bench) -> set[str]:
     """Return the axes of two entries that have one value in each, or none: how the tool is called."""
-    axes = (_axes(one), _axes(two))
+    axes = (_axes(left), _axes(right))
     return {name for name in (*axes[0], *axes[1]) if all(len(side.get(name, ())) <= 1 for side in axes)}
 
 
@@ -200,23 +191,23 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 
 
 def _paired(
-    one: Bench, two: Bench, env_one: Mapping[str, str], env_two: Mapping[str, str]
+    left: Bench, right: Bench, left_env: Mapping[str, str], right_env: Mapping[str, str]
 ) -> Iterator[tuple[Launch, Launch]]:
-    free = {*settings(one, two), *ARGUMENTS}
+    free = {*settings(left, right), *ARGUMENTS}
 
     def name(cell: Cell) -> str:
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})
 
     def launches(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
-        expanded = expand(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
+        expanded = bench_of(entry).launches(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
         return [launch for launch in expanded if launch.cells]
 
     mine, theirs = (
         {name(cell) for launch in launches(entry, env) for cell in launch.cells}
-        for entry, env in ((one, env_one), (two, env_two))
+        for entry, env in ((left, left_env), (right, right_env))
     )
     common = mine & theirs
-    there = {name(cell): (launch, cell) for launch in launches(two, env_two, common) for cell in launch.cells}
-    for launch in launches(one, env_one, common):
+    there = {name(cell): (launch, cell) for launch in launches(right, right_env, common) for cell in launch.cells}
+    for launch in launches(left, left_env, common):
         matches = [there[name(cell)] for cell in launch.cells]
         yield launch, replace(matches[0][0], cells=tuple(cell for _, cell in matches))

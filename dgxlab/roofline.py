@@ -127,21 +127,14 @@ def path_of(type: str) -> str:
 
 def weights_of(model: str, type: str) -> Weights | None:
     """Return what the names of a model and of its weights' type tell; None where no size is in them."""
-    parameters = _parameters(model.lower())
-    return None if parameters is None else Weights(parameters, bits_of(type), path_of(type))
-
-
-def _parameters(name: str) -> float | None:
-    for pattern, active in ACTIVE.items():
-        if re.search(pattern, name):
-            return active
-    sizes: dict[str, float] = {}
+    name = model.lower()
+    sizes: dict[str, float] = {}  # of active parameters by "a", of all by ""
     for a, number, unit in _SIZE.findall(name):
         size = float(number) * (1e9 if unit == "b" else 1e6)
         sizes[a] = min(size, sizes.get(a, size))
-    if "a" not in sizes and "moe" in name:
-        return None
-    return sizes.get("a", sizes.get(""))
+    parameters = None if "a" not in sizes and "moe" in name else sizes.get("a", sizes.get(""))
+    parameters = next((active for pattern, active in ACTIVE.items() if re.search(pattern, name)), parameters)
+    return None if parameters is None else Weights(parameters, bits_of(type), path_of(type))
 
 
 def bits_of(type: str) -> int:

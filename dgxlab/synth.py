@@ -120,15 +120,6 @@ def tensors(recipe: SyntheticModel) -> tuple[Tensor, ...]:
     """List the tensors in file order. Embeddings and output are not tied, as in llama models of 7B and more."""
     kv_width = recipe.n_embd // recipe.n_head * recipe.n_head_kv
     result = [Tensor("token_embd.weight", (recipe.n_vocab, recipe.n_embd), SIGMA)]
-    for i in range(recipe.n_layer):
-        result += _layer(recipe, f"blk.{i}", kv_width)
-    result.append(Tensor("output_norm.weight", (recipe.n_embd,), 0.0))
-    result.append(Tensor("output.weight", (recipe.n_vocab, recipe.n_embd), SIGMA))
-    return tuple(result)
-
-
-def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
-    """List a layer's tensors; scales come last, as those of one value each."""
     width, hidden = recipe.n_embd, recipe.n_ff
     # what adds to the residual stream is scaled down, so that its variance does not grow with the number of layers
     residual = SIGMA / math.sqrt(2 * recipe.n_layer)
@@ -144,10 +135,12 @@ def _layer(recipe: SyntheticModel, prefix: str, kv_width: int) -> list[Tensor]:
         ("ffn_down", (width, hidden), residual),
     ]
     matrices = [name for name, shape, _ in parts if len(shape) == 2] if recipe.scales else []
-    return [
-        *(Tensor(f"{prefix}.{name}.weight", shape, sigma) for name, shape, sigma in parts),
-        *(Tensor(f"{prefix}.{name}.scale", (1,), 0.0) for name in matrices),
-    ]
+    for i in range(recipe.n_layer):
+        result += [Tensor(f"blk.{i}.{name}.weight", shape, sigma) for name, shape, sigma in parts]
+        result += [Tensor(f"blk.{i}.{name}.scale", (1,), 0.0) for name in matrices]
+    result.append(Tensor("output_norm.weight", (recipe.n_embd,), 0.0))
+    result.append(Tensor("output.weight", (recipe.n_vocab, recipe.n_embd), SIGMA))
+    return tuple(result)
 
 
 def size(recipe: SyntheticModel) -> int:
@@ -229,33 +222,10 @@ def _tokenizer(recipe: SyntheticModel, vocabulary: Path) -> dict[str, Any]:
 
 def _write(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
     """Write header and tensors. The writer lays out the file; the weights go past it, a chunk at a time."""
+    import gguf
     import numpy as np
 
     wanted = tensors(recipe)
-    _add_metadata(writer, recipe, tokenizer)
-    for tensor in wanted:
-        kind = np.dtype(np.float16 if tensor.sigma else np.float32)
-        writer.add_tensor_info(tensor.name, tensor.shape, kind, tensor.nbytes)
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        (out,) = writer.fout or []
-        writer.write_padding(out, out.tell())
-        for tensor in wanted:
-            for chunk in _chunks(tensor, recipe.seed):
-                out.write(chunk)
-            writer.write_padding(out, tensor.nbytes)
-        out.flush()
-        os.fsync(out.fileno())
-    finally:
-        for file in writer.fout or []:
-            file.close()
-
-
-def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Mapping[str, Any]) -> None:
-    import gguf
-
     writer.add_name("dgxlab synthetic")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_vocab_size(recipe.n_vocab)
@@ -274,6 +244,24 @@ def _add_metadata(writer: gguf.GGUFWriter, recipe: SyntheticModel, tokenizer: Ma
     for name, field in tokenizer.items():
         kind, *of = field.types
         writer.add_key_value(name, field.contents(), kind, of[0] if kind == gguf.GGUFValueType.ARRAY else None)
+    for tensor in wanted:
+        dtype = np.dtype(np.float16 if tensor.sigma else np.float32)
+        writer.add_tensor_info(tensor.name, tensor.shape, dtype, tensor.nbytes)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        (out,) = writer.fout or []
+        writer.write_padding(out, out.tell())
+        for tensor in wanted:
+            for chunk in _chunks(tensor, recipe.seed):
+                out.write(chunk)
+            writer.write_padding(out, tensor.nbytes)
+        out.flush()
+        os.fsync(out.fileno())
+    finally:
+        for file in writer.fout or []:
+            file.close()
 
 
 def _chunks(tensor: Tensor, seed: int) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.far import Far, far
+from bench.place import Far, far
 from dgxlab.agent.job import Job
 from dgxlab.store import Store
 from faults.fault import Broken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import subprocess
@@ -21,16 +22,16 @@ def test_one_quick_figure_as_json_and_a_row() -> None:
     """On stdout one object with the figure, its reach and the machine; the table goes to stderr."""
     argv = [sys.executable, "-m", "bench", "--only", "ingest", "--quick"]
     ran = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, check=True)
-    told = json.loads(ran.stdout)
-    (only,) = told["figures"]
+    printed = json.loads(ran.stdout)
+    (only,) = printed["figures"]
     assert (only["name"], only["unit"], only["reach"], only["n"]) == ("ingest", "s", 2.0, 2)
     assert only["value"] > 0
     assert math.isfinite(only["spread"])
     assert set(only["parts"]) == {"one_run", "small_runs", "small_runs_in_pieces", "small_runs_of_a_gpu"}
     assert only["reached"] is (only["value"] <= only["reach"])
     assert only["others_cpus"] >= 0
-    assert told["quick"] is True
-    assert told["machine"]["cpus"] > 0
+    assert printed["quick"] is True
+    assert printed["machine"]["cpus"] > 0
     assert ran.stderr.splitlines()[-1].startswith("ingest ")
 
 
@@ -48,21 +49,15 @@ def test_a_folder_that_is_still_written_to_is_removed(tmp_path: Path) -> None:
 
 def test_sides_take_turns() -> None:
     """A B A B, so that what slows the machine down slows both."""
-    seen: list[str] = []
-
-    def side(name: str, seconds: float) -> float:
-        seen.append(name)
-        return seconds
-
-    assert take_turns(2, lambda: side("a", 2.0), lambda: side("b", 1.0)) == [[2.0, 2.0], [1.0, 1.0]]
-    assert seen == ["a", "b", "a", "b"]
+    turns = itertools.count()
+    assert take_turns(2, lambda: next(turns), lambda: next(turns)) == [[0, 2], [1, 3]]
 
 
 def test_a_figure_is_the_median_of_its_turns() -> None:
     """One wild turn does not move it, and a single turn has no spread, which is not a spread of 0."""
-    made = figure("x", "what", [1.0, 9.0, 1.1], "x", 1.2, ours=[2.0, 18.0, 2.2])
-    assert (made.value, made.n, made.reached, made.parts) == (1.1, 3, True, {"ours": 2.2})
-    assert made.spread == pytest.approx(0.14826)
+    measured = figure("x", "what", [1.0, 9.0, 1.1], "x", 1.2, ours=[2.0, 18.0, 2.2])
+    assert (measured.value, measured.n, measured.reached, measured.parts) == (1.1, 3, True, {"ours": 2.2})
+    assert measured.spread == pytest.approx(0.14826)
     assert figure("x", "what", [2.0], "x", 1.2).spread is None
     assert not figure("x", "what", [2.0], "x", 1.2).reached
 
@@ -81,7 +76,7 @@ def test_the_house_is_counted(tmp_path: Path) -> None:
     ):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "module.py").write_text(text)
-    found = shape(tmp_path)
-    assert (found["modules"], found["functions"], found["private helpers named once"]) == ("1", "2", "1")
-    assert (found["tests"], found["tests that quote prose"]) == ("2", "50 %")
-    assert (found["modules that name llama-bench"], found["modules that name harness"]) == ("1", "0")
+    counts = shape(tmp_path)
+    assert (counts["modules"], counts["functions"], counts["private helpers named once"]) == ("1", "2", "1")
+    assert (counts["tests"], counts["tests that quote prose"]) == ("2", "50 %")
+    assert (counts["modules that name llama-bench"], counts["modules that name harness"]) == ("1", "0")

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from bench import peers
+from bench import simulated
 from bench.__main__ import line
 from bench.figure import Figure
 from bench.noises import Noise, half_widths
@@ -71,7 +71,7 @@ def test_sessions_are_held_by_the_rules_of_the_program() -> None:
 
 def test_peers_see_what_is_there() -> None:
     """On a stationary box all three find 10 %, in both directions."""
-    for name, rule in peers.PEERS.items():
+    for name, rule in simulated.PEERS.items():
         for gain, word in ((0.1, "faster"), (-0.1, "slower")):
             random = Random(4)  # noqa: S311 - not for secrets
             assert rule(Box(SCENARIOS["S0"], gain, random), random) == word, name
@@ -79,7 +79,7 @@ def test_peers_see_what_is_there() -> None:
 
 def test_u_test_is_exact() -> None:
     """All orders are counted, and the critical value is the printed one: 13 for 8 and 8 at 5 %."""
-    counts = [peers._arrangements(8, 8, u) for u in range(65)]
+    counts = [simulated._arrangements(8, 8, u) for u in range(65)]
     assert sum(counts) == math.comb(16, 8)
     assert counts == counts[::-1]
     assert 2 * sum(counts[:14]) / math.comb(16, 8) <= 0.05 < 2 * sum(counts[:15]) / math.comb(16, 8)
@@ -90,9 +90,9 @@ def test_u_test_is_exact() -> None:
 )
 def test_a_figure_may_have_a_lower_bound(value: float, reached: bool) -> None:
     """Both bounds are printed, and its table below."""
-    made = Figure("x", "what", value, "%", 10, 0.1, reach=99.5, least=98.5, table={"rule": {"S0": 1.0, "S1": 12.5}})
-    assert made.reached is reached
-    first, columns, row = line(made, 0.0).splitlines()
+    figure = Figure("x", "what", value, "%", 10, 0.1, reach=99.5, least=98.5, table={"rule": {"S0": 1.0, "S1": 12.5}})
+    assert figure.reached is reached
+    first, columns, row = line(figure, 0.0).splitlines()
     assert ">= 98.5 % <= 99.5 %" in first
     assert columns.split() == ["%", "S0", "S1"]
     assert row.split() == ["rule", "1.00", "12.50"]
@@ -103,7 +103,7 @@ def test_a_quick_campaign() -> None:
     """Every rule in every scenario."""
     claims = false_verdicts(quick=True)
     assert (claims.unit, claims.reach, claims.least, claims.n) == ("%", 1.5, None, 25)
-    assert set(claims.table) == {"dgxlab", "any distance discards", "dgxlab --screen", *peers.PEERS}
+    assert set(claims.table) == {"dgxlab", "any distance discards", "dgxlab --screen", *simulated.PEERS}
     assert all(set(row) == set(SCENARIOS) for row in claims.table.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dgxlab import stats
 from dgxlab.chains import over
-from dgxlab.stats import PLANNING_RUNS, Chain, Code, another_cycle, burn_in_needed, burn_in_settled, drift_flaw
+from dgxlab.stats import PLANNING_RUNS, Chain, Code, Reason, another_cycle, burn_in_needed, burn_in_settled, drift_flaw
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_differences_cancel_linear_drift() -> None:
 
 def test_any_distance_discarded_a_cycle_until_protocol_3() -> None:
     """A cycle has one reason, and a flaw comes before a distance."""
-    chain = Chain([100, 120, 100, 100], [100, 100, 100], flaws={2: "another program used the GPU"}, protocol=2)
-    apart = "its baselines are 18.2 % apart, the limit is 5 %"
-    assert chain.invalid_cycles() == {1: apart, 2: "another program used the GPU"}
+    chain = Chain([100, 120, 100, 100], [100, 100, 100], flaws={2: "disturbed"}, protocol=2)
+    apart = Reason(Code.APART, percent=18.23, limit=5)
+    assert chain.invalid_cycles() == {1: apart, 2: "disturbed"}
     assert chain.flawed() == chain.invalid_cycles()
     now = replace(chain, protocol=3)
     assert now.invalid_cycles() == now.flawed() == chain.flaws

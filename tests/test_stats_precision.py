@@ -98,7 +98,7 @@ def test_runs_that_alternate_are_told() -> None:
     drifting = Chain([100, 98, 96, 94, 92, 90, 88, 86, 84], [99, 97, 95, 93, 91, 89, 87, 85])
     assert not alternates(drifting)
     assert not alternates(replace(drifting, b=[100] * 8))
-    source, told = Random(6), []  # noqa: S311 - not for secrets
+    source, rates = Random(6), []  # noqa: S311 - not for secrets
     for phi in (0.0, -0.8):
         count = 0
         for _ in range(1000):
@@ -108,7 +108,7 @@ def test_runs_that_alternate_are_told() -> None:
             values = [math.exp(each) for each in noise]
             chain = Chain(values[::2], values[1::2])
             count += alternates(chain)
-        told.append(count / 1000)
-    assert told[0] < 0.015
-    assert told[1] > 0.95
+        rates.append(count / 1000)
+    assert rates[0] < 0.015
+    assert rates[1] > 0.95
     assert stats.Code.ALTERNATES in stats.judge(chain).codes

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgxlab import stats
-from dgxlab.stats import Chain, Code
+from dgxlab.stats import Chain, Code, Reason
 from dgxlab.stats.distributions import t_quantile
 from dgxlab.stats.precision import standard_error
 from dgxlab.stats.verdict import holm
@@ -103,8 +103,7 @@ def test_how_many_cycles_would_settle_an_inconclusive_chain() -> None:
     assert verdict.k_to_settle is not None
     assert settles(verdict.k_to_settle)
     assert not settles(verdict.k_to_settle - 1)
-    assert verdict.reasons[1] == f"a new session of {verdict.k_to_settle} cycles would probably settle it"
-    assert verdict.reasons[1].parameters == {"cycles": verdict.k_to_settle}  # type: ignore[attr-defined]
+    assert verdict.reasons[1] == Reason(Code.SETTLED_BY, cycles=verdict.k_to_settle)
     on_the_margin = stats.judge(Chain([100] * 7, [101 * 1.05, 101 / 1.05] * 3))
     assert (on_the_margin.k_to_settle, on_the_margin.codes[:2]) == (None, (Code.OPEN, Code.HOPELESS))
 
@@ -115,7 +114,7 @@ def test_invalid_cycles_are_named() -> None:
     verdict = stats.judge(chain)
     assert (verdict.verdict, verdict.valid_cycles, verdict.cycles) == ("faster", 9, 10)
     assert (list(verdict.flaws), verdict.codes[-1]) == ([8], Code.NOT_COUNTED)
-    assert verdict.reasons[-1] == f"cycle 8 does not count: {verdict.flaws[8]}"
+    assert verdict.reasons[-1] == Reason(Code.NOT_COUNTED, cycle=8, flaw=verdict.flaws[8])
 
 
 def test_too_few_valid_cycles() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY
 from typing import ClassVar, Literal
 
-from dgxlab import __version__
+from dgxlab import __version__, tools
 from dgxlab.agent import child, facts, models
 from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
@@ -36,7 +36,6 @@ from dgxlab.model import (
     ChainStep,
     CheckStep,
     GateStep,
-    HarnessGate,
     ModelStep,
     Plan,
     ProbeStep,
@@ -46,7 +45,6 @@ from dgxlab.model import (
     arms_of,
     from_json,
     model_id,
-    sources,
 )
 from dgxlab.model.events import (
     EndEvent,
@@ -239,16 +237,14 @@ class Worker:
         self.runs.hold()
         self._progress(step.id, 0, 0, about(step.gate))
         read = {name: self.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
-        if isinstance(step.gate, HarnessGate):
-            read |= sources(step.gate.kernel, step.files)
+        read |= tools.sources(step.gate, step.files)
         event = run_check(
             self.bench, step, self.builds[step.arm], read, lambda argv, files: self.fill(argv, step.arm, **files)
         )
         self.journal.emit(event)
         if event.status == "failed":
             role, reading = list(event.readings.items())[-1]
-            failed = "problem" in reading or isinstance(step.gate, HarnessGate)  # a harness tells its tests on stderr
-            stream = "stderr" if failed else "stdout"
+            stream = "stderr" if "problem" in reading else tools.CHECKS[type(step.gate)].told_on
             look = [name for name in event.raw if name.startswith(role) and name.endswith(stream)][-1]
             self._close(step.arm, about(step.gate), event.reasons, event.raw[look].path)
 

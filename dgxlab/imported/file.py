@@ -15,7 +15,8 @@ from dgxlab.model import canonical
 from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.store import Store
 from dgxlab.tools import TOOLS
-from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Refused, Row, decoded, packed, unpacked
+from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Row, decoded, packed, unpacked
+from dgxlab.tools.rows import Refused
 from dgxlab.units import METRICS
 
 WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE)
@@ -132,8 +133,10 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     asked = " ".join(filter(None, (tool, format and f"({format})")))
     if seen:
         raise Refused(f"it is output of {names}, not of {asked}")
-    if re.search(r"^\{", text, re.MULTILINE) and tool in ("", "harness") and format in ("", "jsonl"):
-        return "harness", "jsonl"  # whose reader says which row lacks what
+    if re.search(r"^\{", text, re.MULTILINE):
+        for t, f in ((t, f) for t, kinds in READERS.items() for f, kind in kinds.items() if kind.otherwise):
+            if tool in ("", t) and format in ("", f):
+                return t, f
     raise Refused(f"it is not output of {asked}" if asked else "it is not output of any tool that can be imported")
 
 

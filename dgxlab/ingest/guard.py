@@ -20,7 +20,8 @@ from dgxlab import roofline, synth, units
 from dgxlab.model import SyntheticModel
 from dgxlab.roofline import Peaks, Weights
 from dgxlab.store import Store
-from dgxlab.tools.backend_ops_files import case_params
+from dgxlab.tools import BENCHES
+from dgxlab.tools.rows import case_params
 
 Row = Mapping[str, Any]
 
@@ -90,7 +91,7 @@ class Guard:
             return ""
         label, params = self._cell_of(extremes.cell)
         params = {**case_params(case), **params}
-        if run["tool"] == "backend-ops" and not str(params.get("backend_name", "")).startswith("CUDA"):
+        if BENCHES[run["tool"]].one_device and not str(params.get("backend_name", "")).startswith("CUDA"):
             return ""
         moved = int(kilobytes) * 1024 if kilobytes.isdecimal() else None
         weights = _weights(self._model_of(run), model)
@@ -110,7 +111,7 @@ class Guard:
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:
             (row,) = self._store.rows(DEVICE, key[:2])
-            self._peaks[key] = roofline.together(json.loads(row["names"]), alone=run["tool"] == "backend-ops")
+            self._peaks[key] = roofline.together(json.loads(row["names"]), alone=BENCHES[run["tool"]].one_device)
         return self._peaks[key]
 
     def _model_of(self, run: Row) -> Row | None:

@@ -20,21 +20,6 @@ from dgxlab.model import PROTOCOL, NoiseFloor, canonical
 from dgxlab.stats import Verdict
 from dgxlab.store import Store
 
-__all__ = [
-    "Judged",
-    "check",
-    "counted",
-    "gate_name",
-    "held_back",
-    "judge",
-    "noise_floors",
-    "reasons",
-    "record",
-    "recorded",
-    "reject",
-    "whole",
-]
-
 Row = dict[str, Any]
 
 OF_JUDGED = ("chain", "promoted", "baseline", "candidate", "baseline_arm", "candidate_arm", "model_id")
@@ -139,31 +124,31 @@ def check(store: Store) -> list[str]:
 
 def _rows(store: Store, job_id: str) -> list[Row]:
     """Return the verdicts of a job as the record keeps them."""
-    return [
-        {"job_id": job_id, "position": position, **_row(each)} for position, each in enumerate(judge(store, job_id))
-    ]
-
-
-def _row(judged: Judged) -> Row:
-    verdict, noise = judged.verdict, judged.noise
-    low, high = verdict.ci or (None, None)
-    same_low, same_high = verdict.same_ci or (None, None)
-    return {
-        **{name: getattr(judged, name) for name in OF_JUDGED},
-        **{name: getattr(verdict, name) for name in OF_VERDICT},
-        "cell": judged.comparison.baseline,
-        "candidate_cell": judged.comparison.candidate,
-        "metric": judged.comparison.metric,
-        "ci_low": low,
-        "ci_high": high,
-        "same_low": same_low,
-        "same_high": same_high,
-        "noise_sigma": noise.sigma if noise else None,
-        "noise_cycles": noise.cycles if noise else None,
-        "noise_session": noise.session if noise else None,
-        "flaws": canonical(verdict.flaws),
-        "reasons": canonical(verdict.reasons),
-    }
+    rows = []
+    for position, judged in enumerate(judge(store, job_id)):
+        verdict, noise = judged.verdict, judged.noise
+        low, high = verdict.ci or (None, None)
+        same_low, same_high = verdict.same_ci or (None, None)
+        row = {
+            "job_id": job_id,
+            "position": position,
+            **{name: getattr(judged, name) for name in OF_JUDGED},
+            **{name: getattr(verdict, name) for name in OF_VERDICT},
+            "cell": judged.comparison.baseline,
+            "candidate_cell": judged.comparison.candidate,
+            "metric": judged.comparison.metric,
+            "ci_low": low,
+            "ci_high": high,
+            "same_low": same_low,
+            "same_high": same_high,
+            "noise_sigma": noise.sigma if noise else None,
+            "noise_cycles": noise.cycles if noise else None,
+            "noise_session": noise.session if noise else None,
+            "flaws": canonical(verdict.flaws),
+            "reasons": canonical(verdict.reasons),
+        }
+        rows.append(row)
+    return rows
 
 
 def _judged(row: Mapping[str, Any]) -> Judged:
@@ -202,11 +187,11 @@ def _check_job(store: Store, job_id: str) -> Iterator[str]:
             yield f"{verdict} has {', '.join(differ)}"
 
 
-def _same(name: str, one: Any, two: Any) -> bool:
+def _same(name: str, written: Any, computed: Any) -> bool:
     if name == "reasons":
         return True
     if name == "flaws":
-        return set(json.loads(one)) == set(json.loads(two))
-    if isinstance(one, float) and isinstance(two, float):
-        return math.isclose(one, two, rel_tol=REL, abs_tol=ABS)
-    return bool(one == two)
+        return set(json.loads(written)) == set(json.loads(computed))
+    if isinstance(written, float) and isinstance(computed, float):
+        return math.isclose(written, computed, rel_tol=REL, abs_tol=ABS)
+    return bool(written == computed)

@@ -181,7 +181,6 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
         counts = row["status"] == "valid"
         medians = {key: stats.median(samples) for key, samples in values[run_id].items()} if counts else {}
         wrong = flaw(row["status"], row["reason"], [flag["reason"] for flag in flags[run_id] if flag["hard"]])
-        idle = row["status"] == "discarded" and says_not_engaged(row["reason"])
         unsettled = [flag["reason"] for flag in flags[run_id] if flag["kind"] == "unsettled"]
         clocks, powers = (
             [each["median"] for each in telemetry[run_id] if each["name"] == name]
@@ -191,7 +190,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
             row["chain"],
             row["model_id"],
             row["reason"] if row["status"] == "failed" else "",
-            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"], idle),
+            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"], says_not_engaged(row["reason"])),
             "".join(unsettled),
             clocks[0] if len(clocks) == 1 else None,
             sum(powers) if powers else None,
@@ -250,8 +249,7 @@ class _Case:
 
 
 def _cases(evidence: _Evidence, step: ChainStep) -> list[_Case]:
-    asked = comparisons(step)
-    if not asked:
+    if not (asked := comparisons(step)):
         return []
     slots = [run.slot for run in evidence.chain(step)]
     chains = [chain_of(step, comparison, slots, evidence.plan.protocol) for comparison in asked]
@@ -273,26 +271,22 @@ def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> It
     if not ran:
         if not failed:  # a failed gate is why it was not begun
             yield from ("the chain was not begun", evidence.ending)
-    elif cut := _cut(step, chains, [run.slot for run in ran]):
-        yield cut
-        if (last := ran[-1].slot).flaw:
-            yield f"{last.role} {last.cycle} {last.flaw}"
-        yield evidence.ending
-
-
-def _cut(step: ChainStep, chains: Sequence[Chain], slots: Sequence[Slot]) -> str:
-    """Return where a chain broke off, "" where it is whole; all chains of a step are equally long."""
-    done = whole_cycles(chains[0])
-    if not chains[0].a:
-        return "the chain was cut in its burn-in"
-    ended = over(step, chains, slots) if (len(chains[0].a), len(chains[0].b)) == (done + 1, done) else None
-    if ended is Over.IDLE:
-        return f"the path under test ran in none of the first {done} cycles"
-    if ended:
-        return ""
-    planned = chains[0].planned
-    another = " and before another" if done >= planned else ""
-    return f"the chain was cut after {done} of {planned} cycles{another}: nothing is glued across a gap"
+        return
+    first, slots = chains[0], [run.slot for run in ran]  # all chains of a step are equally long
+    done, planned = whole_cycles(first), first.planned
+    ended = over(step, chains, slots) if (len(first.a), len(first.b)) == (done + 1, done) else None
+    if not first.a:
+        yield "the chain was cut in its burn-in"
+    elif ended is Over.IDLE:
+        yield f"the path under test ran in none of the first {done} cycles"
+    elif ended:
+        return
+    else:
+        another = " and before another" if done >= planned else ""
+        yield f"the chain was cut after {done} of {planned} cycles{another}: nothing is glued across a gap"
+    if slots[-1].flaw:
+        yield f"{slots[-1].role} {slots[-1].cycle} {slots[-1].flaw}"
+    yield evidence.ending
 
 
 def _verdict(case: _Case, screens: int) -> Verdict | None:
@@ -317,15 +311,19 @@ def _judged(evidence: _Evidence, case: _Case, verdict: Verdict) -> Judged:
     unsettled = [run.unsettled for run in ran if run.unsettled][:1]
     more = (*unsettled, *_clock_says(case, verdict), *_power_says(case, verdict), *held)
     verdict = replace(verdict, reasons=(*verdict.reasons, *more))
-    baseline, candidate = _means(case.chain, verdict)
+    means: list[float | None] = [None, None]
+    if verdict.verdict != "invalid":  # over the cycles that count, so that the quotient of both is 1 + effect
+        a = [case.chain.a[cycle] for cycle in counted(verdict, BASELINE)]
+        b = [case.chain.b[cycle - 1] for cycle in counted(verdict, CANDIDATE)]
+        means = [statistics.geometric_mean([value for value in side if value is not None]) for side in (a, b)]
     return Judged(
         case.step.id,
         case.comparison,
         verdict,
         case.noise,
         promoted=verdict.verdict == "faster" and not verdict.screen and not held,
-        baseline=baseline,
-        candidate=candidate,
+        baseline=means[0],
+        candidate=means[1],
         baseline_arm=case.step.baseline.arm,
         candidate_arm=case.step.candidate.arm,
         model_id=next((run.model_id for run in ran if run.slot.role == BASELINE), None),
@@ -359,18 +357,6 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
         yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
 
 
-def _means(chain: Chain, verdict: Verdict) -> tuple[float | None, float | None]:
-    """Return the geometric means of both arms over the cycles that count: their quotient is 1 + effect."""
-    if verdict.verdict == "invalid":
-        return None, None
-    values = (
-        [chain.a[cycle] for cycle in counted(verdict, BASELINE)],
-        [chain.b[cycle - 1] for cycle in counted(verdict, CANDIDATE)],
-    )
-    baseline, candidate = (statistics.geometric_mean([v for v in side if v is not None]) for side in values)
-    return baseline, candidate
-
-
 # -- clocks and power -------------------------------------------------------------------------------------------------
 
 
@@ -388,8 +374,7 @@ def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:
     per_cycle = stats.judge(replace(case.chain, a=a, b=b, before=None))
     if verdict.effect is None or per_cycle.effect is None or per_cycle.ci is None:
         return
-    low, high = per_cycle.ci
-    if low <= 0 <= high and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
+    if per_cycle.ci[0] <= 0 <= per_cycle.ci[1] and abs(per_cycle.effect) < IN_CYCLE_SPACE * abs(verdict.effect):
         medians = [stats.median([run.clock or 0 for run in case.runs if run.slot.role == role]) for role in ROLES]
         yield (
             f"a clock, not a kernel: at {medians[0]:.0f} and {medians[1]:.0f} MHz the arms differ by "

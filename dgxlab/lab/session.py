@@ -27,7 +27,6 @@ from dgxlab.model import (
     Experiment,
     FileModel,
     GateStep,
-    HarnessGate,
     ParityGate,
     Plan,
     Source,
@@ -35,7 +34,6 @@ from dgxlab.model import (
     digest,
     events,
     model_id,
-    sources,
     subject,
     to_json,
 )
@@ -280,8 +278,7 @@ def _passed(
     if isinstance(gate, ParityGate):
         return store.gate_passed(build, device.id, asked, gate)
     inputs = {name: _identity(experiment, name, probe) for name in tools.models_of(gate)}
-    if isinstance(gate, HarnessGate):
-        inputs |= sources(gate.kernel, tools.kernel_files(experiment.root, gate.kernel))
+    inputs |= tools.sources(gate, tools.files_of(gate, experiment.root))
     return store.check_passed(build, device.id, asked, inputs)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from dgxlab.project import spec_at
 from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, dotted, fail, nearest, plain, printable, refuse, shown
 from dgxlab.spec.yaml_file import MAX_DEPTH, read_file, read_value
+from dgxlab.tools import CHECKS
 
 MODEL_KINDS = frozenset({"path", "synthetic", "derived"})
 """A model entry has one of these keys."""
@@ -198,7 +199,7 @@ def _gate_identity(gate: Node) -> str:
     ((kind, body),) = value.items()
     if not isinstance(body, dict):
         return ""
-    if kind in ("greedy", "perplexity", "harness"):
+    if kind in {checker.gate.name for checker in CHECKS.values()}:
         return json.dumps([kind, {k: v for k, v in body.items() if k not in LIMITS}], sort_keys=True)
     if kind == "backend-ops":
         return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)

@@ -93,9 +93,6 @@ class Chain:
             return Reason(Code.DRIFT_LIMIT, limit=self.drift_limit)
         if unknown := [cycle for cycle in self.flaws if not 1 <= cycle <= done]:
             return Reason(Code.NO_CYCLE, cycle=unknown[0], done=done)
-        return self._no_value()
-
-    def _no_value(self) -> Reason | None:
         for arm, values in (("a", self.a), ("b", self.b)):
             for i, value in enumerate(values):
                 beside = (i, i + 1) if arm == "a" else (i + 1,)
@@ -105,11 +102,28 @@ class Chain:
         return None
 
     def invalid_cycles(self) -> dict[int, str]:
-        """Return the cycles that do not count and why; there is one baseline more than candidates."""
-        flaws, limit = dict(self.flaws), self._limit()
+        """Return the cycles that do not count and why; there is one baseline more than candidates.
+
+        To discard a cycle for noise biases the effect: only baselines are looked at, so that a slow one goes and a slow
+        candidate stays. A step is a lasting change, larger than noise: each of its two baselines agrees with its other
+        neighbour.
+        """
+        flaws, limit = dict(self.flaws), self.drift_limit
+        # a screen is one bracket: its baselines have no other neighbours
+        steps = self.protocol >= STEPS and self.planned != 1
+        if steps and (distances := [abs(difference) for difference in successive(self.a)]):
+            limit = max(limit, STEP_SIGMAS * MAD_SCALE * statistics.median(distances))  # what noise does not explain
         for cycle in range(1, len(self.a)):
-            if cycle not in flaws and (flaw := self._drift_flaw_of(cycle, limit)):
-                flaws[cycle] = flaw
+            before, after = self.a[cycle - 1 : cycle + 1]
+            if cycle in flaws or (flaw := drift_flaw(before, after, limit)) is None:
+                continue
+            if steps:
+                earlier = self.a[cycle - 2] if cycle > 1 else self.before
+                later = self.a[cycle + 1] if cycle + 1 < len(self.a) else None
+                if _distance(before, earlier) > limit or _distance(after, later) > limit:
+                    continue
+                flaw = Reason(Code.STEP, **flaw.parameters)
+            flaws[cycle] = flaw
         return dict(sorted(flaws.items()))
 
     def flawed(self) -> Mapping[int, str]:
@@ -119,29 +133,6 @@ class Chain:
         they did.)
         """
         return self.invalid_cycles() if self.protocol < STEPS else self.flaws
-
-    def _limit(self) -> float:
-        """Return the distance between two baselines that noise does not explain."""
-        distances = [abs(difference) for difference in successive(self.a)]
-        if self.protocol < STEPS or self.planned == 1 or not distances:
-            return self.drift_limit
-        return max(self.drift_limit, STEP_SIGMAS * MAD_SCALE * statistics.median(distances))
-
-    def _drift_flaw_of(self, cycle: int, limit: float) -> Reason | None:
-        """Return how the baselines of a cycle are too far apart, or None.
-
-        To discard a cycle for noise biases the effect: only baselines are looked at, so that a slow one goes and a slow
-        candidate stays. A step is a lasting change, larger than noise: each of its two baselines agrees with its other
-        neighbour. A screen is one bracket, and has no other neighbours.
-        """
-        before, after = self.a[cycle - 1 : cycle + 1]
-        flaw = drift_flaw(before, after, limit)
-        if flaw is None or self.protocol < STEPS or self.planned == 1:
-            return flaw
-        earlier = self.a[cycle - 2] if cycle > 1 else self.before
-        later = self.a[cycle + 1] if cycle + 1 < len(self.a) else None
-        is_step = _distance(before, earlier) <= limit and _distance(after, later) <= limit
-        return Reason(Code.STEP, **flaw.parameters) if is_step else None
 
     def differences(self) -> list[float | None]:
         """Return d_i = ln b_i - (ln a_{i-1} + ln a_i) / 2 for each cycle, None where a value is missing."""
@@ -223,10 +214,10 @@ def successive(values: Sequence[float | None]) -> list[float]:
     return [after - before for before, after in pairwise(logs) if before is not None and after is not None]
 
 
-def _distance(one: float | None, other: float | None) -> float:
-    if one is None or other is None or not (_is_value(one) and _is_value(other)):
+def _distance(left: float | None, right: float | None) -> float:
+    if left is None or right is None or not (_is_value(left) and _is_value(right)):
         return math.inf
-    return abs(math.log(one) - math.log(other))
+    return abs(math.log(left) - math.log(right))
 
 
 def _is_value(value: object) -> bool:

@@ -135,18 +135,13 @@ def rounding(chain: Chain) -> float:
     are rounded alike, and no number of runs averages that away.
     """
     arms = [[value for value in arm if value is not None] for arm in (chain.a, chain.b)]
-    digit, variance = 10.0 ** -max(_decimals(value) for arm in arms for value in arm), 0.0
+    # the decimal places that values were printed with, at least: of many values one ends in no 0
+    exponents = [int(Decimal(repr(value)).normalize().as_tuple().exponent) for arm in arms for value in arm]
+    digit, variance = 10.0 ** min(0, *exponents), 0.0
     for values in arms:
         if len(values) < 2 or statistics.stdev(values) < digit / 2:
             variance += (digit / statistics.fmean(values)) ** 2 / 12
     return math.sqrt(variance)
-
-
-def _decimals(value: float) -> int:
-    """Return the decimal places that a value was printed with, at least; of many values one ends in no 0."""
-    exponent = Decimal(repr(value)).normalize().as_tuple().exponent
-    assert isinstance(exponent, int)
-    return max(0, -exponent)
 
 
 def alternates(chain: Chain) -> bool:

@@ -250,6 +250,10 @@ class _Estimate:
         else:
             code, word = Code.OPEN, "inconclusive"
         k_to_settle = self._k_to_settle(alpha, same_alpha) if code is Code.OPEN else None
+        # across a cycle that does not count there is no difference between runs of an arm
+        gaps = [(value,) if cycle not in self.flaws else (None, value) for cycle, value in enumerate(chain.a)]
+        b = [None if cycle in self.flaws else value for cycle, value in enumerate(chain.b, 1)]
+        bounds = map(sigma_bound, ([value for gap in gaps for value in gap], b))
         return Verdict(
             word,
             len(chain.b),
@@ -262,7 +266,7 @@ class _Estimate:
             p=self.p,
             confidence=1 - alpha,
             spread=self.spread,
-            noise=None if old else self._noise(),
+            noise=None if old else max(filter(None, bounds), default=None),
             k_to_settle=k_to_settle,
             flaws=self.flaws,
             better=chain.better,
@@ -284,13 +288,6 @@ class _Estimate:
         lengths = range(self.fewest, MOST_CYCLES + 1)
         index = bisect_left(lengths, True, key=settles)
         return lengths[index] if index < len(lengths) else None
-
-    def _noise(self) -> float | None:
-        """Return the noise floor; across a cycle that does not count there is no difference between runs of an arm."""
-        gaps = [(value,) if cycle not in self.flaws else (None, value) for cycle, value in enumerate(self.chain.a)]
-        b = [None if cycle in self.flaws else value for cycle, value in enumerate(self.chain.b, 1)]
-        bounds = map(sigma_bound, ([value for gap in gaps for value in gap], b))
-        return max(filter(None, bounds), default=None)
 
     def _reasons(self, code: Code, alpha: float, same_alpha: float, k_to_settle: int | None) -> Iterator[Reason]:
         yield Reason(code, level=100 * (1 - alpha), same_level=100 * (1 - 2 * same_alpha))

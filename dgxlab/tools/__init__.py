@@ -8,7 +8,7 @@ A new tool is a module with a TOOL, listed in TOOLS below, and the record of its
 
 tool      what a tool declares, and what several have in common
 rows      strict reading of the rows that a tool prints
-reading   what is read of an imported file, tables its encodings
+reading   imported files: their encodings, and what is read of them
 parity    the gate of test-backend-ops, which has a reading of its own
 """
 
@@ -20,10 +20,7 @@ from typing import Any
 from dgxlab.errors import SpecError
 from dgxlab.model import AGAINST, ARM, REFERENCE, Bench, Cell, Check, CheckStep, Experiment, ParityGate
 from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity
-from dgxlab.tools.harness import kernel_files
-from dgxlab.tools.tool import WHERE, Benchmark, Checker, Keep, Key, Launch, Readings, Tool
-
-__all__ = ["Benchmark", "Checker", "Key", "Launch", "Tool", "kernel_files", "parity"]
+from dgxlab.tools.tool import WHERE, Benchmark, Checker, Key, Launch, Readings, Tool
 
 TOOLS: Mapping[str, Tool] = {
     tool.program: tool
@@ -56,11 +53,6 @@ def bench_of(entry: Bench) -> Benchmark:
     return next(bench for bench in BENCHES.values() if type(entry) is bench.entry)
 
 
-def expand(entry: Bench, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-    """Expand one entry into launches, the unwanted cells left out of them; some may then have none."""
-    return bench_of(entry).launches(entry, env, keep)
-
-
 def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: True) -> Iterator[Launch]:
     """Expand every bench entry into launches, with the unwanted cells left out of them.
 
@@ -69,7 +61,7 @@ def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: T
     """
     for number, entry in enumerate(experiment.bench):
         env = {**experiment.env, **entry.env}
-        some = False
+        some, expand = False, bench_of(entry).launches
         for launch in expand(entry, env, lambda model, cell, env=env: wanted(model, env, cell)):  # type: ignore[misc]
             some = True
             if launch.cells:
@@ -99,6 +91,16 @@ def check_step(step: str, arm: str, gate: Check, experiment: Experiment) -> Chec
     """
     fields = CHECKS[type(gate)].step(gate, experiment.env, experiment.root)
     return CheckStep(step, arm, gate, limit_s=gate.limit_s, **fields)
+
+
+def files_of(gate: Check, root: str) -> dict[str, str]:
+    """Return the texts that a gate of a project compiles, by path; raises SpecError as `check_step` does."""
+    return dict(CHECKS[type(gate)].step(gate, {}, root).get("files", {}))
+
+
+def sources(gate: Check, files: Mapping[str, str]) -> dict[str, str]:
+    """Return what a gate compiles, by the name under which it is recorded, given the texts of its files."""
+    return CHECKS[type(gate)].sources(gate, files)
 
 
 def models_of(gate: Check) -> tuple[str, ...]:

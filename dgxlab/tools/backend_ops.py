@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dgxlab.model import BackendOpsBench, Cell, CellResult, Measurement, Param
-from dgxlab.tools.backend_ops_files import FORMATS, OPTIONAL, TABLE, case_params
+from dgxlab.tools.backend_ops_files import FORMATS, OPTIONAL, TABLE
 from dgxlab.tools.parity import PROGRAM
-from dgxlab.tools.rows import Parsed, PrintedRow, RowError, equal, match_rows, number, positive
-from dgxlab.tools.tables import statement_columns
+from dgxlab.tools.reading import statement_columns
+from dgxlab.tools.rows import Parsed, PrintedRow, Refused, case_params, equal, match_rows, number, positive
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, excluded, settings, text_of
 
 KEYS = {
@@ -44,29 +44,22 @@ def launches(entry: BackendOpsBench, env: Mapping[str, str], keep: Keep) -> Iter
     if not cells:
         return
     left = [(case, cell) for case, cell in cells if keep("", cell)]
-    regex = _selection([case for case, _ in left]) if left else ""
+    # an ECMAScript regex; lookaheads, because the order of the parameters in the tool's text is the test case's own
+    axes = {k: list(dict.fromkeys(case[k] for case, _ in left)) for k in entry.where}
+    if math.prod(map(len, axes.values())) == len(left) or len(left) > ALTERNATIVES:
+        regex = "^" + "".join(_lookahead(k, values) for k, values in axes.items())
+    else:
+        each = ("".join(_lookahead(k, [v]) for k, v in case.items()) for case, _ in left)
+        regex = f"^({'|'.join(each)})"
     argv = (f"{{bin}}/{PROGRAM}", "perf", "-o", entry.op, "-b", entry.backend, "-p", regex, "--output", "sql")
     yield Launch("backend-ops", tuple(cell for _, cell in left), argv, "", env, entry.limit_s)
 
 
-def _selection(cases: Sequence[Mapping[str, Param]]) -> str:
-    """Return an ECMAScript regex for `-p` that selects these combinations of op parameters.
-
-    Lookaheads, because the order of the parameters in the tool's text is the test case's own.
-    """
-    axes = {k: list(dict.fromkeys(case[k] for case in cases)) for k in cases[0]}
-    if math.prod(map(len, axes.values())) == len(cases) or len(cases) > ALTERNATIVES:
-        return "^" + "".join(_lookahead(k, values) for k, values in axes.items())
-    each = ("".join(_lookahead(k, [v]) for k, v in case.items()) for case in cases)
-    return f"^({'|'.join(each)})"
-
-
 def _lookahead(key: str, values: Sequence[Param]) -> str:
-    return f"(?=(.*,)?{_literal(key)}=({'|'.join(_literal(text_of(v)) for v in values)})(,|$))"
-
-
-def _literal(text: str) -> str:
-    return "".join(f"\\{c}" if c in r".^$|()[]{}*+?\/" else c for c in text)
+    name, *texts = (
+        "".join(f"\\{c}" if c in r".^$|()[]{}*+?\/" else c for c in text_of(text)) for text in (key, *values)
+    )
+    return f"(?=(.*,)?{name}=({'|'.join(texts)})(,|$))"
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
@@ -76,7 +69,7 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     """Read time_us (us), flops (FLOPS) and bandwidth_gb_s (GiB/s) of each cell, one sample each.
 
     Args:
-        stdout: As printed; diagnostics may stand before a statement on its line.
+        stdout: As printed; a diagnostic may precede a statement on its line.
         cells: With params op_name, backend_name and any of the case's own, e.g. type_a, m, n, k.
     """
     rows: list[PrintedRow] = []
@@ -95,14 +88,14 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
 
 def _read(cell: Cell, row: PrintedRow) -> CellResult:
     if not equal("supported", 1, row.printed.get("supported", "1")):
-        raise RowError(f"{row.printed.get('backend_name', 'the backend')} does not support it")
+        raise Refused(f"{row.printed.get('backend_name', 'the backend')} does not support it")
     if not equal("passed", 1, row.printed.get("passed", "1")):
-        raise RowError(f"it did not pass ({row.printed.get('error_message') or 'no reason given'})")
+        raise Refused(f"it did not pass ({row.printed.get('error_message') or 'no reason given'})")
     values = [("time_us", "us", positive(row, "time_us"))]
     for column, unit in OPTIONAL:
         amount = number(row, column) if column in row.printed else 0.0
         if amount < 0:
-            raise RowError(f"{column} is {amount:g}, below 0")
+            raise Refused(f"{column} is {amount:g}, below 0")
         values += [(column, unit, amount)] if amount > 0 else []
     measurements = tuple(Measurement(cell.key, metric, unit, (amount,)) for metric, unit, amount in values)
     return CellResult(cell.key, measurements, row.printed)
@@ -138,6 +131,7 @@ TOOL = Tool(
         compared={"time_us": ""},
         exported=exported,
         printed=printed,
+        one_device=True,
     ),
     formats=FORMATS,
 )

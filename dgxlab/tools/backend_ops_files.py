@@ -15,28 +15,23 @@ from dgxlab.tools.reading import (
     Format,
     Line,
     Reading,
-    Refused,
     Row,
     Values,
+    csv_rows,
     finite_at,
+    json_lines,
     number_or_text,
     shared,
     span,
+    sql,
     value,
 )
-from dgxlab.tools.rows import equal
-from dgxlab.tools.tables import csv_rows, json_lines, sql
+from dgxlab.tools.rows import Refused, case_params, equal
 
 TABLE = "test_backend_ops"
-PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
 
 OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GiB/s"))
 """A case has one of the two; the other is printed as 0 and means that there is none."""
-
-
-def case_params(op_params: str) -> dict[str, str]:
-    """Split `type_a=q4_0,m=16,bs=[1,1]` at the commas outside brackets; words without `=` are left out."""
-    return dict(PARAM.findall(op_params))
 
 
 # -- the console ------------------------------------------------------------------------------------------------------
@@ -259,7 +254,10 @@ def _agree(op: str, params: Mapping[str, str], values: Mapping[str, float], at: 
     time = values["time_us"]
     if "flops" in values:
         flop, off = _product(values["flops"], time)
-        wanted = _flop(op, params)
+        # doubled, the product of all numbers of a case; None where its parameters do not tell them
+        numbers = [re.findall(r"[0-9]+", params.get(name, "")) for name in FACTORS.get(op, ())]
+        known = numbers and all(numbers)
+        wanted = 2 * math.prod(float(digits) for factor in numbers for digits in factor) if known else None
         away = abs((flop + 0.5) % 1 - 0.5 if wanted is None else flop - wanted)
         if not away <= off:  # damaged sizes and rates can make inf and nan, which are no more than off either
             what = "no whole number" if wanted is None else f"not the {wanted:.15g} of its shape"
@@ -275,14 +273,6 @@ def _product(rate: float, time_us: float) -> tuple[float, float]:
     """Return a rate times a time, and by how much rounding of both may have changed it."""
     product = rate * time_us / 1e6
     return product, product * (EXACT / time_us + EXACT / rate + 1e-12)
-
-
-def _flop(op: str, params: Mapping[str, str]) -> float | None:
-    """Return the FLOPs of one run of a case; None where its parameters do not tell them."""
-    numbers = [re.findall(r"[0-9]+", params.get(name, "")) for name in FACTORS.get(op, ())]
-    if not numbers or not all(numbers):
-        return None
-    return 2 * math.prod(float(digits) for factor in numbers for digits in factor)
 
 
 def _is(line: Line, column: str) -> bool:

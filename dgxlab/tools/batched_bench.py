@@ -15,16 +15,16 @@ from dgxlab.tools.reading import (
     Format,
     Line,
     Reading,
-    Refused,
     Row,
     agree_at,
+    json_lines,
+    markdown,
     number_or_text,
     shared,
     value,
     whole_at,
 )
-from dgxlab.tools.rows import Parsed, PrintedRow, agree, equal, json_rows, match_rows, number, positive, speed
-from dgxlab.tools.tables import json_lines, markdown
+from dgxlab.tools.rows import Parsed, PrintedRow, Refused, agree, equal, json_rows, match_rows, number, positive, speed
 
 PROGRAM = "llama-batched-bench"
 
@@ -62,7 +62,15 @@ def launches(entry: BatchedBench, env: Mapping[str, str], keep: tool.Keep) -> It
             for pl in asked
         }
         left = {pl: cell for pl, cell in cells.items() if keep(entry.model, cell)}
-        n_ctx = _context(pp + tg, max(asked), axes.pop("n_ctx", None))
+        # the tool skips rows that do not fit without a word, and aborts when only its rounding made them fit
+        need = max(asked) * -(-(pp + tg) // CTX_STEP) * CTX_STEP
+        n_ctx = int(axes.pop("n_ctx", need))
+        if n_ctx < need:
+            raise SpecError(
+                f"batched-bench with n_ctx {n_ctx} would skip its largest rows: {max(asked)} sequences of {pp + tg} "
+                f"tokens need {need}",
+                next=f"set n_ctx to {need} or leave it out",
+            )
         flags = (
             *("-c", str(n_ctx), "-npp", str(pp), "-ntg", str(tg)),
             *("-npl", tool.comma([*left, *left, *list(left)[-1:]])),
@@ -71,21 +79,6 @@ def launches(entry: BatchedBench, env: Mapping[str, str], keep: tool.Keep) -> It
             *("--output-format", "jsonl"),
         )
         yield tool.launch_on_model("batched-bench", PROGRAM, entry, env, left.values(), flags)
-
-
-def _context(per_sequence: int, sequences: int, given: Param | None) -> int:
-    """Return n_ctx for `sequences` of `per_sequence` tokens.
-
-    The tool skips rows that do not fit without a word, and aborts when only its rounding made them fit.
-    """
-    need = sequences * -(-per_sequence // CTX_STEP) * CTX_STEP
-    if given is not None and int(given) < need:
-        raise SpecError(
-            f"batched-bench with n_ctx {given} would skip its largest rows: {sequences} sequences of {per_sequence} "
-            f"tokens need {need}",
-            next=f"set n_ctx to {need} or leave it out",
-        )
-    return need if given is None else int(given)
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import SpecError, command
-from dgxlab.model import ARM, CheckCommand, HarnessGate, environments
-from dgxlab.tools.reading import Format, Line, Reading, Refused, Row, Values, finite_at, shared
-from dgxlab.tools.tables import json_lines
+from dgxlab.model import ARM, CheckCommand, HarnessGate, environments, sources
+from dgxlab.tools.reading import Format, Line, Reading, Row, Values, finite_at, json_lines, shared
+from dgxlab.tools.rows import Refused
 from dgxlab.tools.tool import Checker, Key, Readings, Tool
 from dgxlab.units import METRICS
 
@@ -210,7 +210,9 @@ TOOL = Tool(
         read,
         judge,
         shown,
+        sources=lambda gate, files: sources(gate.kernel, files),
+        told_on="stderr",
     ),
-    formats={"jsonl": Format(lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)')},
+    formats={"jsonl": Format(lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)', otherwise=True)},
     built=False,
 )

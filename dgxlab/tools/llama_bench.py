@@ -13,19 +13,34 @@ from dgxlab.tools.reading import (
     Format,
     Line,
     Reading,
-    Refused,
     Row,
     Values,
     agree_at,
+    csv_rows,
     finite_at,
+    json_array,
+    json_lines,
+    markdown,
     number_or_text,
     shared,
     span,
+    sql,
     value,
     whole_at,
 )
-from dgxlab.tools.rows import Parsed, PrintedRow, RowError, agree, finite, json_rows, match_rows, number, speed
-from dgxlab.tools.tables import csv_rows, json_array, json_lines, markdown, sql
+from dgxlab.tools.rows import (
+    FLASH_ATTN,
+    TRUTH,
+    Parsed,
+    PrintedRow,
+    Refused,
+    agree,
+    finite,
+    json_rows,
+    match_rows,
+    number,
+    speed,
+)
 
 PROGRAM = "llama-bench"
 
@@ -69,7 +84,9 @@ def launches(entry: LlamaBench, env: Mapping[str, str], keep: tool.Keep) -> Iter
         asked = [s for s in sizes if not tool.excluded({"n_prompt": s[0], "n_gen": s[1], **setting}, entry.exclude)]
         if not asked:
             continue
-        row = tool.printed_setting(setting)
+        # as a row of the tool has it: a number for the words of -fa
+        words = {**FLASH_ATTN, **TRUTH, "1": 1, "0": 0, "-1": -1}
+        row = {k: words.get(tool.text_of(v), v) if k == "flash_attn" else v for k, v in setting.items()}
         more = tool.varying({k: v for k, v in setting.items() if k != "n_depth"}, entry.axes)
         cells = {}
         for pp, tg in asked:
@@ -117,10 +134,10 @@ def _read(cell: Cell, row: PrintedRow) -> CellResult:
 def _samples(cell: Cell, row: PrintedRow, column: str) -> list[float]:
     samples = row.printed.get(column)
     if not isinstance(samples, list):
-        raise RowError(f"its row has no {column}")
+        raise Refused(f"its row has no {column}")
     counted = finite(cell.fixed.get("repetitions"), "the number of repetitions")
     if counted < 1 or len(samples) != counted + 1:
-        raise RowError(f"it has {len(samples)} samples, not {counted:g} and a first one to throw away")
+        raise Refused(f"it has {len(samples)} samples, not {counted:g} and a first one to throw away")
     return [finite(sample, f"a sample in {column}") for sample in samples]
 
 

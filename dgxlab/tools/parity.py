@@ -18,7 +18,7 @@ PROGRAM = "test-backend-ops"
 
 SECTION = re.compile(r"Backend [0-9]+/[0-9]+: (.+)")
 STATUS = re.compile(r"  Backend (.+): (OK|FAIL)")
-# A diagnostic without a line end may stand before either of these; it ends in a space.
+# A diagnostic without a line end may precede either of these; it ends in a space.
 SUMMARY = re.compile(r"(?:^| )  ([0-9]{1,9})/([0-9]{1,9}) tests passed$")
 CASE = re.compile(r"(?:^| )  (\w+\(.*?\)):(?: |$)")
 LISTED = re.compile(r"  (\w+\(.*\))")
@@ -79,7 +79,7 @@ class _Section:
     listing: bool = False
 
     def read(self, line: str) -> None:
-        """Count one line; diagnostics may stand before a case, or between a case and its verdict."""
+        """Count one line; diagnostics may come before a case, or between a case and its verdict."""
         text = plain(line)
         listed = LISTED.fullmatch(text) if self.listing else None
         self.listing = bool(listed) or text == "Failing tests:"

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dgxlab.model import AGAINST, ARM, REFERENCE, CheckCommand, CheckText, PerplexityGate, environments
-from dgxlab.tools.reading import Format, Reading, Refused, Row, Values, number_or_text
+from dgxlab.tools.reading import Format, Reading, Row, Values, number_or_text
+from dgxlab.tools.rows import Refused
 from dgxlab.tools.tool import GATE_ON_MODEL, ON_DEVICE, WHERE, Checker, Key, Readings, Tool, engaged, in_both
 
 FEWEST_TOKENS = 100
@@ -90,24 +91,16 @@ def flaws(gate: PerplexityGate) -> Iterator[str]:
 def read(gate: PerplexityGate, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
     """Return what a command printed, or under `problem` why that does not count."""
     text = stdout.decode(errors="replace")
-    return read_reference(text, stderr, gate.chunks) if role == REFERENCE else read_divergence(text, gate.chunks)
-
-
-def read_reference(stdout: str, stderr: str, chunks: int) -> dict[str, Any]:
-    """Return the reference's perplexity, or under `problem` why it has none that counts."""
-    printed = BASE_CHUNK.findall(stdout)
-    if problem := _chunks([int(number) for number, _ in printed], [ppl for _, ppl in printed], chunks):
-        return problem
-    return _values({"ppl": FINAL.findall(stderr)})
-
-
-def read_divergence(stdout: str, chunks: int) -> dict[str, Any]:
-    """Return mean KLD and perplexity ratio with their errors, or under `problem` why they do not count."""
-    lines = [match.groups() for line in stdout.split("\n") if (match := CHUNK.fullmatch(line))]
-    if problem := _chunks([int(line[0]) for line in lines], [line[5] for line in lines], chunks):
-        return problem
-    shares = [(share,) for share in SAME_TOP.findall(stdout)]
-    return _values({"kld": MEAN_KLD.findall(stdout), "ppl_ratio": MEAN_RATIO.findall(stdout), "same_top_p": shares})
+    if role == REFERENCE:
+        chunks = BASE_CHUNK.findall(text)
+        values = {"ppl": FINAL.findall(stderr)}
+    else:
+        lines = [match.groups() for line in text.split("\n") if (match := CHUNK.fullmatch(line))]
+        chunks = [(line[0], line[5]) for line in lines]
+        shares = [(share,) for share in SAME_TOP.findall(text)]
+        values = {"kld": MEAN_KLD.findall(text), "ppl_ratio": MEAN_RATIO.findall(text), "same_top_p": shares}
+    numbers, printed = [int(number) for number, _ in chunks], [value for _, value in chunks]
+    return _chunks(numbers, printed, gate.chunks) or _values(values)
 
 
 def _chunks(numbers: Sequence[int], values: Sequence[str], wanted: int) -> dict[str, Any]:

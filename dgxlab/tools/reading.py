@@ -1,17 +1,19 @@
-"""Files of a tool's output: from bytes to text, and what a reader of the text gives back or why it refuses."""
+"""Files of a tool's output: from bytes to text, from text to rows, and what a reader gives back or why it refuses."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dgxlab.tools.rows import RowError, agree, finite, plain, speed
+from dgxlab.tools.rows import Refused, agree, decode, finite, plain, speed
 
 GZIP = b"\x1f\x8b"
 LARGEST = 64 << 20
@@ -21,18 +23,6 @@ ORIGIN = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty
 """The columns of where a row comes from, which `dgxlab export` adds."""
 
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-
-
-class Refused(ValueError):
-    """Output that must not become numbers; the message follows the file's name in a sentence.
-
-    Attributes:
-        line: Where, from 1; None where no line is to blame.
-    """
-
-    def __init__(self, reason: str, line: int | None = None) -> None:
-        super().__init__(reason)
-        self.line = line
 
 
 @dataclass(frozen=True)
@@ -105,6 +95,7 @@ class Format:
         words: Every text of this format holds them; quick to look for.
         signs: A regex that is found in a text of this format and in no other.
         rows: Yields the rows of a text, where they have all columns that the tool knows.
+        otherwise: Whether a text with JSON lines that fits no format is read as this one, to say what its rows lack.
         texts: Where every value is printed as a text, the columns that are texts; None where JSON tells.
     """
 
@@ -113,6 +104,7 @@ class Format:
     signs: str
     rows: Callable[[str], Iterable[Line]] | None = None
     texts: tuple[str, ...] | None = None
+    otherwise: bool = False
 
     def fits(self, text: str) -> bool:
         """Return whether a text looks like this format."""
@@ -141,7 +133,7 @@ def finite_at(name: str, printed: object, line: int | None, *, above: float | No
         raise Refused(f"a row without {name}", line)
     try:
         number = finite(printed, name)
-    except RowError as error:
+    except Refused as error:
         raise Refused(str(error), line) from error
     if above is not None and number <= above:
         raise Refused(f"{name} is {printed}, not above {above:g}", line)
@@ -164,7 +156,7 @@ def agree_at(name: str, tokens: float, times: Sequence[float], printed: float, l
     """
     try:
         agree(name, sum(speed(tokens, time) for time in times) / len(times), printed)
-    except RowError as error:
+    except Refused as error:
         raise Refused(str(error), line) from error
 
 
@@ -233,3 +225,126 @@ def decoded(content: bytes) -> str:
 def packed(content: bytes) -> bytes:
     """Return what the record keeps of a file: all of it, deflated."""
     return zlib.compress(content, 9)
+
+
+# -- rows with columns: SQL statements, JSON lines, a JSON array, csv, markdown ----------------------------------------
+
+# Values are quoted, but a quote inside a value is not escaped.
+STATEMENT = re.compile(r"([a-z0-9_, ]+)\) VALUES \('(.*)'\);\s*")
+POSITION = re.compile(r": line ([0-9]+) column [0-9]+ \(char [0-9]+\)$")
+
+
+def statement_columns(statement: str) -> dict[str, str] | None:
+    """Return the columns of an INSERT, given from its list of names on; None where it is not whole."""
+    match = STATEMENT.fullmatch(statement)
+    if not match:
+        return None
+    names, values = match[1].split(", "), match[2].split("', '")
+    if len(names) != len(values) or len(set(names)) != len(names):
+        return None
+    return dict(zip(names, values, strict=True))
+
+
+def sql(text: str, table: str) -> Iterator[Line]:
+    """Yield the rows that are inserted into a table; the statements are read, never executed.
+
+    Raises:
+        Refused: if a statement is not whole.
+    """
+    insert = f"INSERT INTO {table} ("
+    for number, line in enumerate(text.split("\n"), 1):
+        parts = line.split(insert)
+        if len(parts) == 1 and "VALUES ('" not in line and "');" not in line:
+            continue  # the table's definition, or a diagnostic
+        columns = statement_columns(parts[1]) if len(parts) == 2 else None
+        if not columns:
+            raise Refused(f"a broken row: no whole INSERT INTO {table} ... VALUES (...);", number)  # noqa: S608 - read, never executed
+        yield Line(number, columns)
+
+
+def json_lines(text: str) -> Iterator[Line]:
+    """Yield the objects, one a line; lines that do not start with `{` are diagnostics.
+
+    Raises:
+        Refused: if one is broken: cut short, with something in the middle, with NaN, with a key twice.
+    """
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.startswith("{"):
+            row, why = decode(line)
+            if why:
+                raise Refused(f"a broken row: {POSITION.sub('', why)}", number)
+            yield Line(number, row)
+        elif '":' in line:
+            raise Refused("a broken row: its { is missing, or text comes before it", number)
+
+
+def json_array(text: str) -> Iterator[Line]:
+    """Yield the objects of the one array that begins with a `[` on a line of its own.
+
+    Raises:
+        Refused: if there is none, or it is broken or cut short.
+    """
+    lines = text.split("\n")
+    starts = [number for number, line in enumerate(lines, 1) if line == "["]
+    ends = [number for number, line in enumerate(lines, 1) if line == "]"]
+    if len(starts) != 1:
+        raise Refused(f"{len(starts) or 'no'} JSON arrays begin in it, not one", starts[1] if starts else 1)
+    if len(ends) != 1 or ends[0] < starts[0]:
+        raise Refused("its JSON array does not end: the file was cut short", len(lines))
+    rows, why = decode("\n".join(lines[starts[0] - 1 : ends[0]]))
+    if why:
+        where = POSITION.search(why)
+        raise Refused(f"broken JSON: {POSITION.sub('', why)}", starts[0] - 1 + int(where[1]) if where else starts[0])
+    number = starts[0]
+    for row in rows:
+        if not isinstance(row, dict):
+            raise Refused(f"{json.dumps(row)[:40]} is no row", starts[0])
+        number = next((n for n in range(number + 1, ends[0]) if lines[n - 1].strip() == "{"), starts[0])
+        yield Line(number, row)
+
+
+def csv_rows(text: str, first: str) -> Iterator[Line]:
+    """Yield the rows below the header whose first column is `first`; lines without a quote are diagnostics.
+
+    Raises:
+        Refused: if a row is broken or has not the header's columns.
+    """
+    header: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.replace('"', "").startswith(f"{first},"):
+            names = line.replace('"', "").split(",")
+            if header and names != header:
+                raise Refused("a second header with other columns", number)
+            header = names
+        elif line.startswith('"') or '","' in line:
+            try:
+                (cells,) = csv.reader([line], strict=True)
+            except (csv.Error, ValueError) as error:
+                raise Refused(f"a broken row: {error}", number) from error
+            if not line.startswith('"') or not line.endswith('"') or len(cells) != len(header):
+                raise Refused(f"a broken row: {len(cells)} columns below a header of {len(header)}", number)
+            yield Line(number, dict(zip(header, cells, strict=True)))
+
+
+def markdown(text: str, last: str) -> Iterator[Line]:
+    """Yield the rows of tables whose last column is called `last`.
+
+    Raises:
+        Refused: if a row is not whole or has not the columns of the header above it.
+    """
+    header: list[str] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        text_of = line.rstrip()
+        if not text_of.startswith("|"):
+            if text_of.endswith("|") and text_of.count("|") > 2:
+                raise Refused("a broken row: text comes before it", number)
+            continue
+        if not text_of.endswith("|"):
+            raise Refused("a broken row: it does not end in |", number)
+        cells = [cell.strip() for cell in text_of[1:-1].split("|")]
+        if cells[-1] == last:
+            header = cells
+        elif len(cells) != len(header):
+            raise Refused(f"a broken row: {len(cells)} columns below a header of {len(header)}", number)
+        elif not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
+            yield Line(number, dict(zip(header, cells, strict=True)))

@@ -19,6 +19,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Bounded, so that no text is a number too large to convert; \d would take digits of every script.
 NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 
+PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
+
 ROUNDING = 1e-5
 """Relative; the tools print six digits at least, some from single precision."""
 
@@ -27,8 +29,16 @@ FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 """What the tools take on the command line, and the number they print for it."""
 
 
-class RowError(ValueError):
-    """A row that must not become a number; the message follows the cell's label in a sentence."""
+class Refused(ValueError):
+    """Output that must not become numbers; the message follows a cell's label or a file's name in a sentence.
+
+    Attributes:
+        line: Where in a file, from 1; None where no line is to blame.
+    """
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.line = line
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ def match_rows(
     Args:
         cells: What the run was to measure.
         rows: What the tool printed, in any order.
-        read: Turns a cell's row into its result, or raises RowError.
+        read: Turns a cell's row into its result, or raises Refused.
         problems: What is already known to be wrong.
     """
     results: list[CellResult] = []
@@ -118,9 +128,9 @@ def match_rows(
         mine = [row for row in rows if belongs(cell, row)]
         try:
             if len(mine) != 1:
-                raise RowError(f"{len(mine)} rows belong to it, not one" if mine else "it has no row")
+                raise Refused(f"{len(mine)} rows belong to it, not one" if mine else "it has no row")
             results.append(read(cell, mine[0]))
-        except RowError as error:
+        except Refused as error:
             sentences.append(f"{cell.label}: {error}")
     return Parsed(tuple(results), tuple(sentences))
 
@@ -143,22 +153,27 @@ def _comparable(name: str, value: object) -> Decimal | str:
     return Decimal(text) if NUMBER.fullmatch(text) else text
 
 
+def case_params(op_params: str) -> dict[str, str]:
+    """Split `type_a=q4_0,m=16,bs=[1,1]` at the commas outside brackets; words without `=` are left out."""
+    return dict(PARAM.findall(op_params))
+
+
 def number(row: PrintedRow, column: str) -> float:
     """Return the finite number in a column.
 
     Raises:
-        RowError: if the column is missing or holds anything else.
+        Refused: if the column is missing or holds anything else.
     """
     if column not in row.printed:
-        raise RowError(f"its row has no {column}")
+        raise Refused(f"its row has no {column}")
     return finite(row.printed[column], column)
 
 
 def positive(row: PrintedRow, column: str) -> float:
-    """Return the finite number above 0 in a column; raises RowError as `number` does."""
+    """Return the finite number above 0 in a column; raises Refused as `number` does."""
     value = number(row, column)
     if value <= 0:
-        raise RowError(f"{column} is {_excerpt(row.printed[column])}, not above 0")
+        raise Refused(f"{column} is {_excerpt(row.printed[column])}, not above 0")
     return value
 
 
@@ -166,24 +181,24 @@ def finite(value: object, name: str) -> float:
     """Return a printed value as a finite number.
 
     Raises:
-        RowError: if it is not one.
+        Refused: if it is not one.
     """
     if isinstance(value, (int, float, str)) and not isinstance(value, bool) and NUMBER.fullmatch(str(value)):
         result = float(value)
         if math.isfinite(result):
             return result
-    raise RowError(f"{name} is {_excerpt(value)}, not a number")
+    raise Refused(f"{name} is {_excerpt(value)}, not a number")
 
 
 def speed(tokens: float, seconds: float) -> float:
     """Return tokens per second.
 
     Raises:
-        RowError: if that is not a finite number above 0.
+        Refused: if that is not a finite number above 0.
     """
     result = tokens / seconds if seconds > 0 else math.inf
     if not 0 < result < math.inf:
-        raise RowError(f"{tokens:g} tokens in {seconds:g} s is no speed")
+        raise Refused(f"{tokens:g} tokens in {seconds:g} s is no speed")
     return result
 
 
@@ -191,10 +206,10 @@ def agree(name: str, value: float, printed: float) -> float:
     """Return the recomputed value if the printed, rounded one says the same.
 
     Raises:
-        RowError: if they differ by more than rounding.
+        Refused: if they differ by more than rounding.
     """
     if not math.isclose(value, printed, rel_tol=ROUNDING, abs_tol=1e-6):
-        raise RowError(f"{name} is {printed:g}, but its tokens and time give {value:g}")
+        raise Refused(f"{name} is {printed:g}, but its tokens and time give {value:g}")
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dgxlab.model import AGAINST, ARM, REFERENCE, Cell, CheckCommand, Param, environments
 from dgxlab.tools.reading import Format
-from dgxlab.tools.rows import FLASH_ATTN, TRUTH, Parsed
+from dgxlab.tools.rows import Parsed
 
 Samples = Mapping[str, Sequence[float]]
 """The samples of a row that count, by metric."""
@@ -80,6 +80,7 @@ class Benchmark:
         printed: Turns a recorded row into the text that the tool printed.
         rounds: How often a launch measures each cell; only the last counts.
         attempts: How often a run may be launched when it ends well with rows missing.
+        one_device: Whether a cell computes on the device that its `backend_name` says; a model may be spread over all.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Benchmark:
     printed: Callable[[str], str] = str
     rounds: int = 1
     attempts: int = 1
+    one_device: bool = False
 
     def refused(self, args: Sequence[str]) -> dict[int, str]:
         """Return why raw arguments of an entry are refused, by their place; empty when all are fine.
@@ -126,6 +128,8 @@ class Checker:
         read: Returns what a command printed, given the gate, the command's role, stdout and stderr.
         judge: Yields why the gate did not pass, given the readings of all its commands.
         shown: Yields what was read, in words.
+        sources: Returns what the gate compiles, by the name under which it is recorded, given the texts of its files.
+        told_on: The stream on which a program that ran says what did not pass.
     """
 
     gate: type[Any]
@@ -136,6 +140,8 @@ class Checker:
     read: Callable[[Any, str, bytes, str], dict[str, Any]]
     judge: Callable[[Any, Readings], Iterator[str]]
     shown: Callable[[Any, Readings], Iterable[str]]
+    sources: Callable[[Any, Mapping[str, str]], dict[str, str]] = lambda gate, files: {}
+    told_on: str = "stdout"
 
 
 @dataclass(frozen=True)
@@ -214,12 +220,6 @@ def launch_on_model(
 def flags_of(setting: Mapping[str, Param], axes: Mapping[str, Key]) -> list[str]:
     """Return the arguments for a setting."""
     return [word for name, value in setting.items() for word in (axes[name].flags[0], text_of(value))]
-
-
-def printed_setting(setting: Mapping[str, Param]) -> dict[str, Param]:
-    """Return a setting as the tools print it in a row; flash_attn may be a word."""
-    words = {**FLASH_ATTN, **TRUTH, "1": 1, "0": 0, "-1": -1}
-    return {k: words.get(text_of(v), v) if k == "flash_attn" else v for k, v in setting.items()}
 
 
 def varying(setting: Mapping[str, Param], axes: Mapping[str, Sequence[Param]]) -> str:

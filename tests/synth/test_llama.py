@@ -59,8 +59,8 @@ def test_batched_bench_measures_it(quantized: Path, llama_bin: Path) -> None:
     argv = [llama_bin / "llama-batched-bench", "-m", quantized, "-t", 1, "-c", 2048, "-npp", 16, "-ntg", 4]
     for _ in range(10):
         out = run(*argv, "-npl", "1,2,2,2,2", "--output-format", "jsonl")
-        found = re.findall(r'"pl": (\d+),.*"speed_tg": ([0-9.]+)', out)
-        if len(found) >= 2:
+        rows = re.findall(r'"pl": (\d+),.*"speed_tg": ([0-9.]+)', out)
+        if len(rows) >= 2:
             break
-    assert [int(pl) for pl, _ in found[:2]] == [1, 2]
-    assert all(float(speed) > 0 for _, speed in found)
+    assert [int(pl) for pl, _ in rows[:2]] == [1, 2]
+    assert all(float(speed) > 0 for _, speed in rows)

@@ -25,9 +25,9 @@ SMALL = SyntheticModel(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, n_v
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return an empty folder."""
-    made = tmp_path / "models"
-    made.mkdir()
-    return made
+    models = tmp_path / "models"
+    models.mkdir()
+    return models
 
 
 def sha256(path: Path) -> str:
@@ -43,12 +43,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_the_same_recipe_gives_the_same_bytes_in_another_process(folder: Path) -> None:
-    """The recipe is the identity: two interpreters with different hash seeds write the same file."""
+    """The recipe is the identity: neither hash seeds nor the length of a chunk change the file."""
     synth.write(SMALL, folder / "here.gguf")
-    program = (
-        "import sys; from pathlib import Path; from dgxlab import synth; from dgxlab.model import SyntheticModel\n"
-    )
-    program += f"synth.write({SMALL!r}, Path(sys.argv[1]))"
+    program = "import sys; from pathlib import Path; from dgxlab import synth; from dgxlab.model import SyntheticModel"
+    program += f"\nsynth.CHUNK = 64\nsynth.write({SMALL!r}, Path(sys.argv[1]))"
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", program, str(folder / "there.gguf")], check=True, env=env)
     assert sha256(folder / "here.gguf") == sha256(folder / "there.gguf")
@@ -63,14 +61,6 @@ def test_a_tensors_weights_depend_on_seed_and_name_alone(folder: Path) -> None:
     assert np.array_equal(a["blk.0.attn_q.weight"], b["blk.0.attn_q.weight"])
     assert not np.array_equal(a["blk.0.attn_q.weight"], c["blk.0.attn_q.weight"])
     assert not np.array_equal(a["blk.0.attn_q.weight"], a["blk.1.attn_q.weight"])
-
-
-def test_chunking_does_not_change_the_weights(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunk length is a matter of memory only."""
-    synth.write(SMALL, folder / "whole.gguf")
-    monkeypatch.setattr(synth, "CHUNK", 64)
-    synth.write(SMALL, folder / "chunks.gguf")
-    assert sha256(folder / "whole.gguf") == sha256(folder / "chunks.gguf")
 
 
 def test_tensors_and_metadata_are_the_recipes(folder: Path) -> None:
@@ -157,9 +147,9 @@ def test_types_whose_blocks_fit_are_left_to_llama_quantize(quant: str) -> None:
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
-    """/dev/full stands in for the disk: the temporary file is a link to it."""
+    """The temporary file is a link to /dev/full."""
     (folder / "m.gguf.tmp").symlink_to("/dev/full")
-    with pytest.raises(RemoteError, match="could not write the synthetic model") as caught:
+    with pytest.raises(RemoteError, match="could not write") as caught:
         synth.write(SMALL, folder / "m.gguf")
     assert os.strerror(errno.ENOSPC) in caught.value.message
     assert caught.value.next.startswith("df -h")
@@ -169,7 +159,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
 def test_without_gguf_the_next_step_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host's Python may lack the package: say so, do not trace."""
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(RemoteError, match="needs the gguf package") as caught:
+    with pytest.raises(RemoteError, match="gguf") as caught:
         synth.write(SMALL, folder / "m.gguf")
     assert "install gguf" in caught.value.next
 
@@ -227,7 +217,7 @@ def test_another_number_of_tokens_is_refused(folder: Path, vocabulary: Path, mon
     """A pin whose vocabulary is another one says so, before anything is written."""
     monkeypatch.setitem(synth.VOCABULARIES, "llama-spm", 38)
     recipe = replace(SMALL, vocab="llama-spm", n_vocab=38)
-    with pytest.raises(SpecError, match="vocab llama-spm of the pin has 37 tokens, not 38, which n_vocab says"):
+    with pytest.raises(SpecError, match="37 tokens, not 38"):
         synth.write(recipe, folder / "text.gguf", vocabulary)
     assert not (folder / "text.gguf").exists()
 

@@ -4,11 +4,14 @@ import pytest
 
 from dgxlab.model import Cell
 from dgxlab.tools.backend_ops import INSERT, parse
-from dgxlab.tools.backend_ops_files import case_params
+from dgxlab.tools.rows import case_params
 from tests.tools.captures import capture, kernel_cell
 
 H200 = "h200/tbo-perf-mul_mat.sql"
 ONE = kernel_cell("q4_0", 1)
+FAILING = capture("cpu/tbo-test-failing.sql")
+FAILED = next(line for line in FAILING.split("\n") if ",m=16,n=1,k=256," in line and "type_b=f32" in line)
+ROWS = [line for line in capture(H200).split("\n") if "n=1," in line and "q4_" in line]
 
 
 def values(text: str, *cells: Cell) -> dict[tuple[str, str], tuple[str, float]]:
@@ -33,13 +36,15 @@ def test_h200_values_are_exactly_the_printed_ones() -> None:
     assert len(parse(capture(H200), [ONE]).results[0].raw) == 16
 
 
-def test_bandwidth_of_an_op_without_flops() -> None:
-    """SOFT_MAX has no flops: it gets time and bandwidth."""
+@pytest.mark.parametrize("column", ["time_us", "flops"])
+def test_a_value_that_is_no_number_is_refused(column: str) -> None:
+    """A flops of 0 means that there is none; a case may have a bandwidth instead."""
+    printed = {"time_us": "14.388455", "flops": "8162135152842.867188"}[column]
+    parsed = parse(capture(H200).replace(f"'{printed}'", "'-nan'"), [ONE])
+    assert (len(parsed.results), len(parsed.problems)) == (0, 1)
     cell = Cell("backend-ops", "SOFT_MAX", {"op_name": "SOFT_MAX", "backend_name": "CPU", "ne": "[4096,4096,5,1]"})
-    assert values(capture("cpu/tbo-perf-soft_max.sql"), cell).keys() == {
-        ("SOFT_MAX", "time_us"),
-        ("SOFT_MAX", "bandwidth_gb_s"),
-    }
+    metrics = [metric for _, metric in values(capture("cpu/tbo-perf-soft_max.sql"), cell)]
+    assert metrics == ["time_us", "bandwidth_gb_s"]
 
 
 @pytest.mark.parametrize(
@@ -50,42 +55,23 @@ def test_bandwidth_of_an_op_without_flops() -> None:
         (2 * capture(H200), ONE, "2 rows belong to it"),
         (capture(H200), Cell("backend-ops", "x", {"op_name": "MUL_MAT", "type_a": "q4_0"}), "7 rows belong to it"),
         (
-            capture("cpu/tbo-test-failing.sql"),
+            FAILING,
             kernel_cell("q4_0", 1, backend="CPU", type_b="f16", m=16, k=256),
             "CPU does not support it",
         ),
+        # rows of a real failing test run
+        (FAILED, kernel_cell("q4_0", 1, backend="CPU", type_b="f32", m=16, k=256), "it did not pass (test failed)"),
+        (FAILING, kernel_cell("q4_0", 2, backend="CPU", type_b="f32", m=16, k=256), "time_us is '0.000000', not above"),
+        # glued to the following one
+        (ROWS[0][:300] + ROWS[1], ONE, "it has no row"),
     ],
-    ids=["no backend", "another backend", "twice", "vague", "unsupported"],
+    ids=["no backend", "another backend", "twice", "vague", "unsupported", "failed", "untimed", "torn"],
 )
 def test_no_result_without_the_one_row(text: str, cell: Cell, why: str) -> None:
     """A cell gets a result of exactly one row, of its backend."""
     parsed = parse(text, [cell])
     assert parsed.results == ()
-    assert [problem.startswith(f"{cell.label}: {why}") for problem in parsed.problems] == [True]
-
-
-@pytest.mark.parametrize(
-    ("n", "why"),
-    [(1, "it did not pass (test failed)"), (2, "time_us is '0.000000', not above 0")],
-)
-def test_failed_and_untimed_rows_are_problems(n: int, why: str) -> None:
-    """Rows of a real failing test run, a diagnostic before the INSERT; neither kind of row gives a number."""
-    text = capture("cpu/tbo-test-failing.sql")
-    assert "] ERR = " in text.split(INSERT)[0]
-    only = next(line for line in text.split("\n") if f",m=16,n={n},k=256," in line and "type_b=f32" in line)
-    parsed = parse(only, [kernel_cell("q4_0", n, backend="CPU", m=16, k=256)])
-    assert (parsed.results, parsed.problems) == ((), (f"MUL_MAT q4_0 n={n}: {why}",))
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-nan", "-14.388455", "0.000000", "", "14,388455", "14.38\x1b[0m8455"])
-@pytest.mark.parametrize("old", ["14.388455", "8162135152842.867188"])
-def test_values_that_are_no_numbers_are_refused(old: str, value: str) -> None:
-    """A bad value in either column costs the cell its result, except a flops of 0, which means that there is none."""
-    parsed = parse(capture(H200).replace(f"'{old}'", f"'{value}'"), [ONE])
-    if old.startswith("8") and value == "0.000000":
-        assert [m.metric for m in parsed.results[0].measurements] == ["time_us"]
-    else:
-        assert (len(parsed.results), len(parsed.problems)) == (0, 1)
+    assert parsed.problems[-1].startswith(f"{cell.label}: {why}")
 
 
 def test_quotes_in_values() -> None:
@@ -101,20 +87,13 @@ def test_quotes_in_values() -> None:
 @pytest.mark.parametrize(("at", "before"), [("14.388455", 3), ("');\n", 3), ("MUL_MAT", 0)])
 @pytest.mark.parametrize("noise", ["CUDA graph warmup complete\n", "CUDA graph warmup complete"])
 def test_a_diagnostic_inside_a_row_breaks_it(at: str, before: int, noise: str) -> None:
-    """A row cut by another stream's line, or with anything behind its end, is not put together again."""
+    """A row cut by another stream's line, or with anything behind its end, costs only itself, as a torn one does."""
+    assert len(parse(ROWS[0][:300] + ROWS[1], [kernel_cell("q4_K", 1)]).results) == 1
     text = capture(H200)
     place = text.index(at) + before
     parsed = parse(text[:place] + noise + text[place:], [ONE, kernel_cell("q4_0", 2)])
     assert len(parsed.results) == 1
     assert parsed.problems[-1].startswith("MUL_MAT q4_0 n=1: ")
-
-
-def test_a_torn_row_does_not_swallow_the_next() -> None:
-    """A row without its end, glued to the following one, costs only itself."""
-    first, second = (line for line in capture(H200).split("\n") if "n=1," in line and "q4_" in line)
-    parsed = parse(first[:300] + second, [ONE, kernel_cell("q4_K", 1)])
-    assert parsed.results[0].measurements[0].samples == (16.176153,)
-    assert parsed.problems[-1] == "MUL_MAT q4_0 n=1: it has no row"
 
 
 def test_columns_are_read_by_name() -> None:

@@ -71,38 +71,25 @@ def test_the_spare_row_is_never_counted(spare: str) -> None:
     assert len(parsed.results) == 3
 
 
-def test_nothing_to_generate_is_refused() -> None:
-    """With -ntg 0 the tool prints speed_tg as -nan, which is no JSON."""
-    parsed = parse(capture("cpu/batched-bench-no-tg.jsonl"), [batched_cell(16, 0, 2)])
-    assert (len(parsed.results), len(parsed.problems)) == (0, 4)
-
-
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_broken_row_costs_its_cell(half: int) -> None:
-    """It keeps its place, so that no row moves from one half into the other."""
+    """It keeps its place, so that no row moves from one half into the other; so does a cell that is printed twice."""
     lines = list(LINES)
     lines[3 * half] = lines[3 * half].replace('"t_pp": ', '"t_pp": , ')
     parsed = parse("\n".join(lines), CELLS)
     assert [r.cell for r in parsed.results] == [CELLS[1].key, CELLS[2].key]
-    assert parsed.problems[0].startswith(f"line {1 + 3 * half} ")
-    assert parsed.problems[1:] == ("pp16 tg4 B1: it has no row",)
-
-
-def test_a_cell_printed_twice_is_refused() -> None:
-    """The right number of rows, but two for one cell and none for another."""
-    parsed = parse("\n".join([*LINES[:5], LINES[4]]), CELLS)
-    assert [r.cell for r in parsed.results] == [CELLS[0].key]
-    assert len(parsed.problems) == 2
+    assert [problem.partition(" of ")[0][:6] for problem in parsed.problems] == [f"line {1 + 3 * half}", "pp16 t"]
+    twice = parse("\n".join([*LINES[:5], LINES[4]]), CELLS)
+    assert [r.cell for r in twice.results] == [CELLS[0].key]
+    assert len(twice.problems) == 2
 
 
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ('"t_pp": 0.000384', '"t_pp": 0.0', "t_pp is 0.0"),
-        ('"t_pp": 0.000384', '"t_pp": -0.000384', "t_pp is -0.000384"),
         ('"t_pp": 0.000384', '"t_pp": 0.000394', "speed_pp is 83333.3"),
         ('"speed_tg": 16528.925781', '"speed_tg": 6528.925781', "speed_tg is 6528.93"),
-        ('"speed": 46082.949219', '"speed": "fast"', "speed is 'fast'"),
         ('"t": 0.000868, ', "", "its row has no t"),
         ('"t_pp": 0.000535', '"t_pp": 0.0', "t_pp is 0.0"),
     ],

@@ -1,4 +1,4 @@
-"""Damaged output: what is still read was printed so, whatever was cut off, mixed in or broken; else it is refused."""
+"""Damaged output: what is still read was printed so, else it is refused. `faults.kinds.fuzz` damages it at random."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dgxlab.errors import SpecError
 from dgxlab.imported import Values, open_file
@@ -30,30 +28,22 @@ CAPTURES = (
     "cpu/perplexity-kld.txt",
 )
 
-OTHERS = (
-    "ggml_backend_cuda_graph_compute: CUDA graph warmup complete\n",
-    "llama_perf_context_print: 42 tokens, 3.14 ms, 1234.5 t/s\n",
-    "\x1b[1;33mwarning\x1b[0m: clock 1980 MHz ",
-    "\n",
-    "\r\n",
-)
-
 
 @cache
 def truth(name: str) -> tuple[bytes, frozenset[tuple[Values, ...]]]:
     """Return a capture and the values of each of its rows."""
-    found = open_file(GOLDEN / name)
-    return found.content, frozenset(row.values for row in found.reading.rows)
+    imported = open_file(GOLDEN / name)
+    return imported.content, frozenset(row.values for row in imported.reading.rows)
 
 
 def invented(path: Path, content: bytes, rows: frozenset[tuple[Values, ...]]) -> list[tuple[Values, ...]]:
     """Return what is read of a content and was not printed of one of the rows; of what is refused, nothing is read."""
     path.write_bytes(content)
     try:
-        found = open_file(path).reading.rows
+        read = open_file(path).reading.rows
     except SpecError:
         return []
-    return [row.values for row in found if not any(set(row.values) <= set(printed) for printed in rows)]
+    return [row.values for row in read if not any(set(row.values) <= set(printed) for printed in rows)]
 
 
 @pytest.fixture(scope="module")
@@ -68,22 +58,6 @@ def test_cut_off_anywhere(file: Path, name: str) -> None:
     content, rows = truth(name)
     for end in range(0, len(content), max(1, len(content) // 400)):
         assert invented(file, content[:end], rows) == [], end
-
-
-@pytest.mark.parametrize("name", CAPTURES)
-@settings(max_examples=100, deadline=None, database=None, derandomize=True)
-@given(data=st.data())
-def test_with_pieces_lost_and_other_words_in_the_middle(file: Path, name: str, data: st.DataObject) -> None:
-    """Lines lost, lines of others, two lines that became one: a row of a piece of each is never read."""
-    content, rows = truth(name)
-    lines = content.split(b"\n")
-    first = data.draw(st.integers(0, len(lines) - 1))
-    last = data.draw(st.integers(first, min(len(lines), first + 4)))
-    content = b"\n".join([*lines[:first], *lines[last:]])
-    for _ in range(data.draw(st.integers(0, 3))):
-        at = data.draw(st.integers(0, len(content)))
-        content = content[:at] + data.draw(st.sampled_from(OTHERS)).encode() + content[at:]
-    assert invented(file, content, rows) == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +120,7 @@ def test_a_row_that_contradicts_itself_is_refused(
 
 
 def test_a_crash_in_a_case_is_refused_where_more_follows(file: Path) -> None:
-    """A case without a result in the middle: somebody else's result would be taken for its own."""
+    """A case without a result in the middle: the next one's would be taken for its own."""
     content, _ = truth("h200/tbo-perf-mmid.txt")
     lines = [line for line in content.split(b"\n") if b"6.98 us/run" not in line]
     file.write_bytes(b"\n".join(lines))

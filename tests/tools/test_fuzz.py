@@ -1,17 +1,15 @@
-"""Damaged output: every parser takes a value exactly as it stands in the text, or refuses it, and never raises."""
+"""Any text in any order: parsers never raise, and take nothing from what no tool printed."""
 
 import random
-import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgxlab.model import Cell, Expectation, ParityGate
+from dgxlab.model import Cell, ParityGate
 from dgxlab.tools import backend_ops, batched_bench, llama_bench
 from dgxlab.tools.parity import judge_gate, read_gate
-from dgxlab.tools.rows import plain
-from faults.damage import Parse, damaged
+from faults.damage import Parse
 from tests.tools.captures import batched_cell, capture, kernel_cell, llama_cell
 
 KERNELS = [kernel_cell(t, n) for n in (1, 2, 512) for t in ("q4_0", "nvfp4", "q4_K")]
@@ -51,28 +49,6 @@ def test_any_text_is_read_without_an_exception(parse: Parse, name: str, cells: l
         parsed = parse(whole, cells)
         assert parsed.results == ()
         assert parsed.problems
-
-
-def own_section(text: str) -> str:
-    """Return what stands under the headers of CUDA0."""
-    parts = re.split(r"^Backend [0-9]+/[0-9]+: ", text, flags=re.MULTILINE)
-    return "".join(part for part in parts[1:] if part.partition("\n")[0].rstrip() == "CUDA0")
-
-
-@quick
-@given(rnd=st.randoms(use_true_random=False))
-def test_a_damaged_gate_never_passes_on_less(rnd: random.Random) -> None:
-    """A gate passes only while its 45 green cases, one summary of 45/45 and the backend's OK are all in the text."""
-    text = damaged(capture("h200/tbo-test-SSM_CONV.txt"), rnd)
-    reading = read_gate(text, "CUDA0")
-    if not judge_gate(reading, 0, ParityGate("SSM_CONV", "CUDA0", Expectation(45, 45), 0)):
-        own, status, _ = own_section(plain(text)).partition("\n  Backend CUDA0: OK")
-        assert status
-        assert own.count("tests passed") == own.count("  45/45 tests passed") == 1
-        assert len(re.findall(r"OK\s*$", own, re.MULTILINE)) >= 45
-        assert not re.search(r"\bFAIL\s*$", own, re.MULTILINE)
-    for count in (reading.passed, reading.total):
-        assert count is None or re.search(rf"(?<![0-9]){count}(?![0-9])", plain(text))
 
 
 @quick

@@ -40,14 +40,6 @@ def test_a_case_string_runs_just_that_case(llama_bin: Path) -> None:
         assert judge_gate(reading, rc, ANY) == ()
 
 
-def test_a_case_that_is_in_the_suite_twice_runs_twice(llama_bin: Path) -> None:
-    """Strings are not unique: n=1 is in two of the suite's lists."""
-    double = "MUL_MAT(type_a=q4_0,type_b=f32,m=16,n=1,k=256,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1)"
-    reading, rc = launch(llama_bin, "-o", double)
-    assert (reading.passed, reading.total) == (2, 2)
-    assert judge_gate(reading, rc, ANY) == ()
-
-
 @pytest.mark.parametrize(
     ("backend", "args"),
     [("CUDA9", ["-o", "MUL_MAT"]), ("CPU", ["-o", "NO_SUCH_OP"]), ("CPU", ["-o", "MUL_MAT", "-p", "m=123456"])],

@@ -26,28 +26,25 @@ def after(launch: Launch, *flags: str) -> tuple[str, ...]:
 
 
 def test_llama_bench_is_one_launch_with_a_repetition_to_throw_away() -> None:
-    """All sizes share a process; one repetition more than asked is run."""
-    (launch,) = launches(llama_bench(repetitions=5))
+    """All sizes share a process; the entry's environment wins over the experiment's."""
+    (launch,) = launches(llama_bench(repetitions=5, env={"A": "2", "B": "3"}))
     assert [cell.label for cell in launch.cells] == ["pp16", "pp32", "tg4"]
     assert after(launch, "-p", "-n", "-r") == ("16,32", "4", "6")
     assert launch.cells[0].params == {"n_prompt": 16, "n_gen": 0}
     assert launch.cells[0].fixed["repetitions"] == 5
-
-
-def test_llama_bench_without_generation_says_so() -> None:
-    """A missing -n would run llama-bench's own default of 128."""
+    assert launch.env == {"A": "2", "B": "3"}
     (launch,) = launches(llama_bench(n_gen=(0,)))
-    assert after(launch, "-n") == ("0",)
+    assert after(launch, "-n") == ("0",)  # without it llama-bench would run 128
 
 
 def test_axes_multiply_into_launches() -> None:
     """Each setting is a process of its own, and its cells say which; the depth as llama-bench prints it."""
     axes = {"n_depth": (4096,), "n_ubatch": (512, 2048), "flash_attn": ("on", "off")}
-    found = launches(llama_bench(axes=axes))
+    first, *_, last = expanded = launches(llama_bench(axes=axes))
     settings = [("512", "on"), ("512", "off"), ("2048", "on"), ("2048", "off")]
-    assert [after(launch, "-ub", "-fa") for launch in found] == settings
-    assert found[0].cells[0].params["flash_attn"] == 1
-    assert found[3].cells[0].label == "pp16 @ d4096 n_ubatch=2048 flash_attn=off"
+    assert [after(launch, "-ub", "-fa") for launch in expanded] == settings
+    assert first.cells[0].params["flash_attn"] == 1
+    assert last.cells[0].label == "pp16 @ d4096 n_ubatch=2048 flash_attn=off"
 
 
 def test_exclude_removes_cells_and_whole_launches() -> None:
@@ -61,10 +58,14 @@ def test_exclude_removes_cells_and_whole_launches() -> None:
 
 
 def test_batched_bench_asks_for_every_row_twice() -> None:
-    """And for the last once more; the context holds the largest row as llama.cpp rounds it."""
-    (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 8, 32)))
-    assert after(launch, "-npl", "-c") == ("1,8,32,1,8,32,32", str(32 * 256))
-    assert [cell.params for cell in launch.cells] == [{"pp": 128, "tg": 64, "pl": pl} for pl in (1, 8, 32)]
+    """And for the last once more; the context holds the largest row as llama.cpp rounds it.
+
+    Each prompt and generation size is a launch of its own, so that what one warms up for is measured in it.
+    """
+    first, *others = launches(batched_bench(npp=(128, 32), ntg=(64, 8), npl=(1, 8, 32)))
+    assert after(first, "-npl", "-c") == ("1,8,32,1,8,32,32", str(32 * 256))
+    assert [cell.params for cell in first.cells] == [{"pp": 128, "tg": 64, "pl": pl} for pl in (1, 8, 32)]
+    assert [after(launch, "-npp", "-ntg") for launch in others] == [("128", "8"), ("32", "64"), ("32", "8")]
 
 
 def test_batched_bench_refuses_a_context_that_would_drop_rows() -> None:
@@ -74,13 +75,6 @@ def test_batched_bench_refuses_a_context_that_would_drop_rows() -> None:
     assert "8192" in caught.value.next
     (launch,) = launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 32), axes={"n_ctx": (9000,)}))
     assert after(launch, "-c") == ("9000",)
-
-
-def test_each_prompt_and_generation_size_is_its_own_batched_launch() -> None:
-    """So that what one warms up for is measured in it."""
-    found = launches(batched_bench(npp=(16, 32), ntg=(4, 8)))
-    sizes = [("16", "4"), ("16", "8"), ("32", "4"), ("32", "8")]
-    assert [after(launch, "-npp", "-ntg") for launch in found] == sizes
 
 
 OPS = [
@@ -120,12 +114,6 @@ def test_only_what_is_wanted_is_launched() -> None:
     (launch,) = launches(llama_bench(), batched_bench(), wanted=wanted)
     assert [cell.label for cell in launch.cells] == ["pp32"]
     assert after(launch, "-p", "-n") == ("32", "0")
-
-
-def test_entry_environment_overrides_the_experiment() -> None:
-    """Both reach the run; the entry's wins."""
-    (launch,) = launches(llama_bench(env={"A": "2", "B": "3"}))
-    assert launch.env == {"A": "2", "B": "3"}
 
 
 def test_cell_identity() -> None:

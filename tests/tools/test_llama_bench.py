@@ -61,11 +61,7 @@ def test_no_result_without_the_one_row(name: str, cell: Cell, why: str) -> None:
     ("old", "new", "why"),
     [
         ("13890882", "0", "no speed"),
-        ("13890882", "-13890882", "no speed"),
-        ("13890882", '"x"', "not a number"),
         ("13890882", "null", "not a number"),
-        ("13890882", "true", "not a number"),
-        ("13890882", "1e999", "not a number"),
         ("13890882", "23890882", "its tokens and time give"),
         ("36858.7", "33985.7", "its tokens and time give"),
         ('"samples_ns": [', '"samples": [', "its row has no samples_ns"),
@@ -78,11 +74,3 @@ def test_bad_samples_cost_the_cell_its_result(old: str, new: str, why: str) -> N
     (problem,) = parsed.problems
     assert problem.startswith("pp512: ")
     assert why in problem
-
-
-@pytest.mark.parametrize("token", ["NaN", "-nan", "Infinity", "inf"])
-def test_tokens_that_are_not_json_break_the_row(token: str) -> None:
-    """C prints nan and inf, Python would read NaN and Infinity: none of them passes."""
-    parsed = parse(capture(H200).replace("13890882", token, 1), [llama_cell(512, 0)])
-    assert parsed.results == ()
-    assert [problem.partition(" ")[0] for problem in parsed.problems] == ["line", "pp512:"]
