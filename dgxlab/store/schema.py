@@ -19,7 +19,7 @@ APPLICATION_ID = 0x6467786C
 VERSION = 12
 """PRAGMA user_version of a database to which every migration was applied."""
 
-SCHEMA = "fd7a989dbc760ad8"
+SCHEMA = "3d0433d161a656f1"
 """`connect.schema_digest` of such a database: its tables, indexes, views and triggers."""
 
 ROOFLINE = "roofline"
