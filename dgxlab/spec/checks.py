@@ -115,19 +115,18 @@ def _of_checks(spec: ExperimentSpec) -> Iterator[Finding]:
     for place, gate in enumerate(spec.gates):
         kind, body = gate.kind
         for key in ("model", "reference"):
-            name = getattr(body, key, None)
-            if name is None:
+            name = getattr(body, key, "")
+            if not name:
                 continue
             if name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
             elif (found := records.get(name)) and not has_text(found):
                 yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
-        record = body.record()
-        if check := CHECKS.get(type(record)):
-            arm, other = environments(record, spec.env)
-            if record.against and arm == other:
+        if check := CHECKS.get(type(body)):
+            arm, other = environments(body, spec.env)
+            if body.against and arm == other:
                 yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
-            yield from ((("gates", place, kind), text) for text in check.flaws(record))
+            yield from ((("gates", place, kind), text) for text in check.flaws(body))
 
 
 def has_text(found: Model) -> bool:

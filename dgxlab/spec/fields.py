@@ -92,7 +92,8 @@ class Keys:
         record["fields"] = [field for field in record["fields"] if field["name"] not in self.without]
         for field in record["fields"]:
             if field["name"] in self.types:
-                field["schema"]["schema"] = inner.generate_schema(self.types[field["name"]])
+                place = field["schema"] if field["schema"]["type"] == "default" else field
+                place["schema"] = inner.generate_schema(self.types[field["name"]])
         return core_schema.no_info_after_validator_function(lambda partial: source(**vars(partial)), schema)
 
 
