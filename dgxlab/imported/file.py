@@ -31,7 +31,7 @@ GPU_NAMES = ("device_description", "gpu_info", "gpu")
 """What files call the GPU; llama-bench lists several with commas."""
 
 NAMED = 10
-"""Values that are named one by one; of more only the number is said."""
+"""Values that are named one by one; of more only the number is told."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,14 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         UsageError: if there is no such file, tool or format.
         SpecError: if it cannot be read exactly, with the line and why.
     """
-    _known(tool, format)
+    if tool and tool not in FORMATS:
+        raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
+    known = dict.fromkeys(each for name, formats in FORMATS.items() if tool in ("", name) for each in formats)
+    if format and format not in known:
+        raise UsageError(
+            f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
+            next="dgxlab import --help",
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST + 1)
@@ -93,18 +100,6 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         where = f", line {error.line}" if error.line else ""
         raise SpecError(f"{path}{where}: {error}", next=_look(path, raw, error.line)) from error
     return Imported(path.name, content, detected, kind, reading)
-
-
-def _known(tool: str, format: str) -> None:
-    """Refuse a tool or a format that does not exist."""
-    if tool and tool not in FORMATS:
-        raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
-    known = dict.fromkeys(each for name, formats in FORMATS.items() if tool in ("", name) for each in formats)
-    if format and format not in known:
-        raise UsageError(
-            f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
-            next="dgxlab import --help",
-        )
 
 
 def _look(path: Path, raw: bytes, line: int | None) -> str:

@@ -119,17 +119,19 @@ def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
 def merge_jobs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two rows of the same job make: the earlier intent, the more advanced progress, any experiment."""
     intent = min((ours, theirs), key=lambda row: [row[name] for name in INTENT])
-    progress = max((ours, theirs), key=_advance)
+    # the text at the end only makes the choice the same from both sides
+    progress = max(
+        (ours, theirs),
+        key=lambda row: (
+            *(row["journal_seq"], RANK[row["state"]], row["journal_lines"]),
+            canonical([row[name] for name in PROGRESS]),
+        ),
+    )
     return {
         **{name: intent[name] for name in INTENT},
         **{name: progress[name] for name in PROGRESS},
         "experiment": ours["experiment"] or theirs["experiment"],
     }
-
-
-def _advance(row: Mapping[str, Any]) -> tuple[int, int, int, str]:
-    """Order two states of a job; the text at the end only makes the choice the same from both sides."""
-    return row["journal_seq"], RANK[row["state"]], row["journal_lines"], canonical([row[name] for name in PROGRESS])
 
 
 @contextlib.contextmanager
@@ -221,7 +223,11 @@ def _add(connection: sqlite3.Connection, table: Table) -> int:
     (before,) = connection.execute(count).fetchone()
     names = ",".join(_columns(connection, table.name))
     if table.name == "jobs":
-        _settle_jobs(connection)
+        ours, theirs = (_jobs(connection, side) for side in ("main", "theirs"))
+        for job_id in ours.keys() & theirs.keys():
+            merged = merge_jobs(ours[job_id], theirs[job_id])
+            sets = ",".join(f"{name} = ?" for name in merged)
+            connection.execute(f"UPDATE main.jobs SET {sets} WHERE job_id = ?", (*merged.values(), job_id))
     upsert = SETTLE.get(table.name, "")
     is_new = f"NOT EXISTS (SELECT 1 FROM main.{table.name} AS m WHERE {_same('m', 't', table.key)})"
     connection.execute(
@@ -232,16 +238,9 @@ def _add(connection: sqlite3.Connection, table: Table) -> int:
     return int(after - before)
 
 
-def _settle_jobs(connection: sqlite3.Connection) -> None:
+def _jobs(connection: sqlite3.Connection, side: str) -> dict[str, dict[str, Any]]:
     names = _columns(connection, "jobs")
-    ours, theirs = (
-        {row[0]: dict(zip(names, row, strict=True)) for row in connection.execute(f"SELECT * FROM {side}.jobs")}
-        for side in ("main", "theirs")
-    )
-    for job_id in ours.keys() & theirs.keys():
-        merged = merge_jobs(ours[job_id], theirs[job_id])
-        sets = ",".join(f"{name} = ?" for name in merged)
-        connection.execute(f"UPDATE main.jobs SET {sets} WHERE job_id = ?", (*merged.values(), job_id))
+    return {row[0]: dict(zip(names, row, strict=True)) for row in connection.execute(f"SELECT * FROM {side}.jobs")}
 
 
 def _key(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:

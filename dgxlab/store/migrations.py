@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
@@ -245,16 +245,11 @@ def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str
 
 
 def _run(db: Database, name: str) -> None:
-    for statement in _statements((Path(__file__).parent / "sql" / f"{name}.sql").read_text()):
-        db.execute(statement)
-
-
-def _statements(text: str) -> Iterator[str]:
-    """Yield the statements of a file, which all end a line; SQLite's executescript would commit."""
+    """Execute the statements of a file, which all end a line; SQLite's executescript would commit."""
     statement = ""
-    for line in text.splitlines(keepends=True):
+    for line in (Path(__file__).parent / "sql" / f"{name}.sql").read_text().splitlines(keepends=True):
         if statement or not line.startswith("--"):
             statement += line
         if sqlite3.complete_statement(statement):
-            yield statement.strip().removesuffix(";")
+            db.execute(statement.strip().removesuffix(";"))
             statement = ""
