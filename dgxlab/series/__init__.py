@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from dgxlab.errors import PatchError, SpecError
@@ -89,7 +90,11 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
         try:
             for patch in series.patches:
                 stack.push(name, patch)
-                problems += _badly_written(patch, stack.format())
+                if patch.content != (again := stack.format()):
+                    pairs = [*zip_longest(patch.content.splitlines(), again.splitlines())]
+                    line = next((number for number, (ours, new) in enumerate(pairs, 1) if ours != new), len(pairs))
+                    problem = "not as git format-patch writes it; dgxlab patch refresh mends it"
+                    problems.append(f"{patch.name}, line {line}: {problem}")
             _lay(stack, series)
         except PatchError as error:
             problems += [error.message, *error.details.splitlines()]
@@ -139,14 +144,6 @@ def _refuse_clashes(series: Iterable[Series]) -> None:
                 raise SpecError(
                     f"series {owner} and {each.name} both overlay {overlay.dest}", next="use one of the two"
                 )
-
-
-def _badly_written(patch: Patch, again: bytes) -> list[str]:
-    if patch.content == again:
-        return []
-    ours, theirs = patch.content.splitlines(), again.splitlines()
-    same = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
-    return [f"{patch.name}, line {same + 1}: not as git format-patch writes it; dgxlab patch refresh mends it"]
 
 
 def _find_bases(cache: PinCache, series: Series) -> None:

@@ -194,7 +194,7 @@ class _Reader:
         """Return a key, and what is wrong with it or ""."""
         self._check(event, self._mark(event), loc)
         if not isinstance(event, yaml.ScalarEvent):
-            fail(self._mark(event), loc, "a list or map stands as a key: keys must be text")
+            fail(self._mark(event), loc, "a list or map is a key here: keys must be text")
         key = event.value
         if key in entries:
             return key, f"duplicate key; it is already at line {entries[key].mark.line}"

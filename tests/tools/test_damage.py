@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgxlab.errors import SpecError
-from dgxlab.imported import Values, open_file
+from dgxlab.imported import open_file
+from dgxlab.tools.reading import Values
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -1,4 +1,9 @@
-"""One file of raw output: which tool printed it, in which format, what it says, and its copy in the record."""
+"""Raw output of tools that others ran: from a file to rows, with the provenance it has, and into the record.
+
+`open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` keeps what was
+read, and the file itself with it. Values are as printed, in the units of `units.METRICS` where the metric is one of
+those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and its GB/s are called what they are, GiB/s.
+"""
 
 from __future__ import annotations
 
@@ -143,26 +148,21 @@ def impossible(reading: Reading) -> Iterator[str]:
     weights = weights_of(model, str(provenance.get("model_type", ""))) if model.strip() else None
     count = 0
     for row in reading.rows:
+        # the bytes of one call, where the row says them, or from its bandwidth and time, as of a harness
+        first = {each.metric: each.values[0] for each in row.values}
+        moved = None
+        if "memory_kb" in first:
+            moved = first["memory_kb"] * 1024
+        elif "bandwidth_gb_s" in first and "time_us" in first:
+            moved = first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
         for each in (each for each in row.values if each.metric in METRICS):
-            reasons = (
-                implausible(each.metric, row.params, v, gpu, weights=weights, moved=_moved(row)) for v in each.values
-            )
+            reasons = (implausible(each.metric, row.params, v, gpu, weights=weights, moved=moved) for v in each.values)
             for why in filter(None, reasons):
                 count += 1
                 if count <= NAMED:
                     yield f"{row.label} cannot be true: {why}"
     if count > NAMED:
         yield f"{count - NAMED} more values cannot be true either"
-
-
-def _moved(row: Row) -> float | None:
-    """Return the bytes of one call: where the row says them, or from its bandwidth and time, as of a harness."""
-    first = {each.metric: each.values[0] for each in row.values}
-    if "memory_kb" in first:
-        return first["memory_kb"] * 1024
-    if "bandwidth_gb_s" in first and "time_us" in first:
-        return first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
-    return None
 
 
 def record(store: Store, file: Imported) -> bool:
