@@ -13,12 +13,9 @@ import pytest
 from dgxlab.model import (
     BackendOpsBench,
     BatchedBench,
-    Experiment,
     LlamaBench,
     Session,
     SyntheticModel,
-    from_json,
-    to_json,
 )
 from dgxlab.project import MARKER
 from dgxlab.spec import json_schema, load
@@ -165,12 +162,6 @@ def test_identity_is_what_is_asked_for(folder: Path) -> None:
     assert load(write(BASE, "elsewhere/y.yaml")).digest == base.digest
     assert load(write("name: base\nextends: base.yaml\n")).digest == base.digest
     assert load(Path("base.yaml"), ["session.cycles=7"]).digest != base.digest
-
-
-def test_a_record_goes_over_the_wire() -> None:
-    """An experiment survives JSON, as the store and the agent need it."""
-    base = load(write(BASE, "base.yaml"))
-    assert from_json(Experiment, json.loads(json.dumps(to_json(base)))) == base
 
 
 @pytest.mark.parametrize("columns", [100, 10_000])

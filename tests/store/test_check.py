@@ -6,19 +6,17 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.ingest import ingest
 from dgxlab.store import Damaged, Store, check
 from tests.elsewhere import from_elsewhere
-from tests.journals import Journal, cell, intend, plan, whole
+from tests.journals import Journal, cell, plan, whole
+from tests.store.conftest import measured
 
 
 @pytest.fixture
 def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A sound store with every guard taken off, which is not told, as if another program had edited it."""
     monkeypatch.setattr(sys.modules["dgxlab.store.check"], "schema_problems", lambda connection: [])
-    journal = whole("job-1", runs=1, samples=2).check()
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, whole("job-1", runs=1, samples=2).check())
     from_elsewhere(store)
     assert check(store) == []
     store.connection.execute("PRAGMA foreign_keys = OFF")
@@ -63,9 +61,7 @@ def test_a_broken_page_is_found(folder: Path) -> None:
     """Bytes that the disk lost are found, by a sentence or an error with the cause, never a traceback."""
     path = folder / "results.db"
     with Store.open(path) as store:
-        journal = whole("job-1", runs=20, samples=50)
-        intend(store, journal)
-        ingest(store, "job-1", journal.lines())
+        measured(store, whole("job-1", runs=20, samples=50))
     content = bytearray(path.read_bytes())
     content[-40_000:-20_000] = b"\x5a" * 20_000
     path.write_bytes(content)
@@ -82,6 +78,5 @@ def test_failed_and_discarded_runs_are_sound(store: Store) -> None:
     """A run without values is only wrong if it says that it is valid."""
     journal = Journal(plan("job-1")).job().build().model().run({})
     journal.events[-1] |= {"status": "failed", "reason": "killed by signal 9", "rc": None, "signal": 9}
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, journal)
     assert check(store) == []

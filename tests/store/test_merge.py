@@ -39,6 +39,7 @@ from tests.journals import (
     whole,
 )
 from tests.journals import TABLES as JOURNALLED
+from tests.store.conftest import measured
 
 
 def known() -> list[Journal]:
@@ -159,8 +160,7 @@ def conflicting(folder: Path, journals: Sequence[Journal]) -> tuple[Path, Path]:
     paths = folder / "a.db", folder / "b.db"
     for path, journal in zip(paths, journals, strict=True):
         with Store.open(path) as store:
-            intend(store, journal)
-            ingest(store, journal.plan.job_id, journal.lines())
+            measured(store, journal)
     return paths
 
 

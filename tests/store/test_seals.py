@@ -10,6 +10,7 @@ from dgxlab.store import Store
 from dgxlab.store.seals import broken
 from tests.elsewhere import from_elsewhere
 from tests.journals import compared, dump, intend, whole
+from tests.store.conftest import measured
 
 
 def told(store: Store) -> list[str]:
@@ -19,10 +20,7 @@ def told(store: Store) -> list[str]:
 
 def filled(store: Store, *jobs: str) -> None:
     """Give a store these jobs."""
-    for job in jobs:
-        journal = whole(job)
-        intend(store, journal)
-        ingest(store, job, journal.lines())
+    measured(store, *map(whole, jobs))
 
 
 def test_every_write_is_sealed(store: Store) -> None:
@@ -85,8 +83,7 @@ def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> No
     """Neither to the edited unit, nor to one before it or after it; and what is put back is sound again."""
     filled(store, "job-1", "job-2", "job-3")
     chain = compared("job-4")
-    intend(store, chain)
-    ingest(store, "job-4", chain.lines())
+    measured(store, chain)
     store.connection.execute("SAVEPOINT edit")
     store.connection.execute(edit)
     for number in (1, 2, 3, 4):
