@@ -8,6 +8,7 @@ checkout    a llama.cpp checkout as a source, and a series made from one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -112,7 +113,15 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str) -> Refreshed:
     """
     cache.require(pin)
     series = read(root, name)
-    _find_bases(cache, series)
+    bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
+    listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
+    if "missing" in listed:
+        # what later patches were made on exists only where the first ones went: apply all to the pins at hand
+        for known in cache.pins():
+            with suppress(PatchError), Stack.on(cache, known) as stack:
+                for patch in series.patches:
+                    stack.push(name, patch)
+                break
     written = []
     with Stack.on(cache, pin) as stack:
         for patch in series.patches:
@@ -144,19 +153,3 @@ def _refuse_clashes(series: Iterable[Series]) -> None:
                 raise SpecError(
                     f"series {owner} and {each.name} both overlay {overlay.dest}", next="use one of the two"
                 )
-
-
-def _find_bases(cache: PinCache, series: Series) -> None:
-    """Apply a series to the pins at hand: what its later patches were made on exists only where its first ones went."""
-    bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
-    listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
-    if "missing" not in listed:
-        return
-    for pin in cache.pins():
-        with Stack.on(cache, pin) as stack:
-            try:
-                for patch in series.patches:
-                    stack.push(series.name, patch)
-                return
-            except PatchError:
-                continue

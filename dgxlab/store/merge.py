@@ -106,14 +106,23 @@ def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
         CheckFailed: if the same key has another content, or a database is not what was sealed; nothing was changed.
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
-    with _attached(into, other) as connection, into.transaction():
-        _refuse_broken(connection, into.path)
-        tables = [replace(table, key=_key(connection, table.name)) for table in TABLES]
-        for table in tables:
-            _refuse_conflicts(connection, into.path, other, table)
-        counts = {table.name: _add(connection, table) for table in tables}
-        seal_all(connection)
-        yield counts
+    connection = into.connection
+    with tempfile.TemporaryDirectory(prefix="dgxlab-merge-") as folder:
+        # a copy, at the current schema: the file itself may be older, and is not ours
+        copy = Path(folder) / "theirs.db"
+        _copy(other, copy)
+        connection.execute("ATTACH ? AS theirs", (str(copy),))
+        try:
+            with into.transaction():
+                _refuse_broken(connection, into.path)
+                tables = [replace(table, key=_key(connection, table.name)) for table in TABLES]
+                for table in tables:
+                    _refuse_conflicts(connection, into.path, other, table)
+                counts = {table.name: _add(connection, table) for table in tables}
+                seal_all(connection)
+                yield counts
+        finally:
+            connection.execute("DETACH theirs")
 
 
 def merge_jobs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,19 +141,6 @@ def merge_jobs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, 
         **{name: progress[name] for name in PROGRESS},
         "experiment": ours["experiment"] or theirs["experiment"],
     }
-
-
-@contextlib.contextmanager
-def _attached(into: Store, other: Path) -> Iterator[sqlite3.Connection]:
-    """Attach a copy of `other` as `theirs`, at the current schema: the file itself may be older, and is not ours."""
-    with tempfile.TemporaryDirectory(prefix="dgxlab-merge-") as folder:
-        copy = Path(folder) / "theirs.db"
-        _copy(other, copy)
-        into.connection.execute("ATTACH ? AS theirs", (str(copy),))
-        try:
-            yield into.connection
-        finally:
-            into.connection.execute("DETACH theirs")
 
 
 def _copy(other: Path, copy: Path) -> None:

@@ -201,7 +201,14 @@ def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | No
     try:
         with transaction(connection, path):
             if _version(connection) < VERSION:  # else another process was faster
-                _apply(connection, path, stop_before)
+                db = Database(connection)
+                MIGRATIONS.apply(db, stop_before=stop_before)
+                broken = connection.execute("PRAGMA foreign_key_check").fetchall()
+                if broken:
+                    first = f"the first in table {broken[0][0]}"
+                    raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, {first}")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
         if older:
             with contextlib.suppress(sqlite3.OperationalError):  # it is whole without: others use it, or no room
                 connection.execute("VACUUM")
@@ -215,16 +222,6 @@ def schema(number: int) -> dict[tuple[str, str], str]:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         upgrade(connection, Path(":memory:"), stop_before=stop_before)
         return schema_of(connection)
-
-
-def _apply(connection: sqlite3.Connection, path: Path, stop_before: str | None) -> None:
-    db = Database(connection)
-    MIGRATIONS.apply(db, stop_before=stop_before)
-    broken = connection.execute("PRAGMA foreign_key_check").fetchall()
-    if broken:
-        raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, the first in table {broken[0][0]}")
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -106,8 +106,8 @@ def test_every_axis() -> None:
     assert entry.axes["cpu_mask"] == ("0xff",)
 
 
-def test_a_scalar_stands_for_a_list_of_one() -> None:
-    """Wherever a list of scalars is meant."""
+def test_a_scalar_is_a_list_of_one() -> None:
+    """Wherever a list of scalars is meant; whole numbers among raw arguments become their digits."""
     child = read("series: w4a16\nllama_cpp: {sources: /src}\ngates: [engaged: {stderr: 'x', tools: llama-bench}]\n")
     assert (child.series, child.sources, child.gates[1].tools) == (("w4a16",), ("/src",), ("llama-bench",))
     entries = (
@@ -116,10 +116,6 @@ def test_a_scalar_stands_for_a_list_of_one() -> None:
     single, batched = read(f"bench: [{entries}]\n").bench
     assert single.args == ("--verbose",)
     assert (batched.npp, batched.ntg, batched.npl) == ((1,), (2,), (3,))
-
-
-def test_arguments_are_text() -> None:
-    """Whole numbers among raw arguments become their digits."""
     entry = read("bench: [llama-bench: {model: q4k, n_gen: 1, args: [--prio, 2, -v]}]\n").bench[0]
     assert entry.args == ("--prio", "2", "-v")
 

@@ -46,7 +46,7 @@ def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_damage_is_named(damaged: Store, sql: str, sentence: str) -> None:
     """Each wrong row gives a sentence that says which and why."""
     damaged.connection.execute(sql)
-    assert [found for found in check(damaged) if sentence in found]
+    assert [problem for problem in check(damaged) if sentence in problem]
 
 
 @pytest.mark.parametrize("content", ["zeroblob(9)", "substr(plan, 1, 200)", "plan || x'00'"])
@@ -67,11 +67,11 @@ def test_a_broken_page_is_found(folder: Path) -> None:
     path.write_bytes(content)
     try:
         with Store.open(path) as store:
-            found = check(store)
+            problems = check(store)
     except SpecError as error:
-        found = [error.message]
-    assert found
-    assert "results.db" in found[0]
+        problems = [error.message]
+    assert problems
+    assert "results.db" in problems[0]
 
 
 def test_failed_and_discarded_runs_are_sound(store: Store) -> None:

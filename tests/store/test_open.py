@@ -67,8 +67,8 @@ def test_new_database(folder: Path) -> None:
     with Store.open(path) as store:
         assert path.stat().st_mode & 0o777 == 0o600
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "recursive_triggers", "busy_timeout", "user_version")
-        found = {name: store.rows(f"PRAGMA {name}")[0] for name in pragmas}
-        assert [value for row in found.values() for value in row.values()] == ["wal", 2, 1, 1, 10_000, VERSION]
+        rows = {name: store.rows(f"PRAGMA {name}")[0] for name in pragmas}
+        assert [value for row in rows.values() for value in row.values()] == ["wal", 2, 1, 1, 10_000, VERSION]
     assert list(folder.iterdir()) == [path]
 
 
@@ -221,10 +221,10 @@ def test_a_locked_database_is_busy(folder: Path, monkeypatch: pytest.MonkeyPatch
     """A writer that does not let go ends the wait with who to look for, and nothing is written."""
     path = filled(folder / "results.db")
     monkeypatch.setattr(connect, "BUSY_S", 0.05)
-    with Store.open(path) as one, Store.open(path) as two, one.transaction():
+    with Store.open(path) as first, Store.open(path) as second, first.transaction():
         with pytest.raises(HostBusy, match="is locked by another program"):
-            two.set_state("job-1", "lost")
-        assert two.job("job-1").state == "done"
+            second.set_state("job-1", "lost")
+        assert second.job("job-1").state == "done"
 
 
 def test_a_full_disk_keeps_what_was_there(folder: Path) -> None:
@@ -396,18 +396,18 @@ def test_a_writer_that_waits_says_so(folder: Path, monkeypatch: pytest.MonkeyPat
     """As often as it tries, and goes on once the other program is done."""
     path, told = filled(folder / "results.db"), []
     monkeypatch.setattr(connect, "BUSY_S", 0.02)
-    with Store.open(path) as one, Store.open(path) as two:
-        one.connection.execute("BEGIN IMMEDIATE")
+    with Store.open(path) as first, Store.open(path) as second:
+        first.connection.execute("BEGIN IMMEDIATE")
 
         def tell(sentence: str) -> None:
             told.append(sentence)
             if len(told) == 2:
-                one.connection.execute("COMMIT")
+                first.connection.execute("COMMIT")
 
-        with two.waiting(tell):
-            two.update_job("job-1", next="x")
+        with second.waiting(tell):
+            second.update_job("job-1", next="x")
         assert told == [f"{path} is locked by another program"] * 2
-        assert two.job("job-1").next == "x"
+        assert second.job("job-1").next == "x"
 
 
 def test_a_backup_that_was_killed_is_none(folder: Path) -> None:

@@ -50,9 +50,9 @@ def test_reports_say_so(store: Store) -> None:
     assert line in report.render(report.collect(store, job_id="job-1"))
     assert "rejected: the GPU was shared" in report.render_overview(report.overview(store))
     measured(store, whole("job-2"))
-    made = report.collect(store, "toy")
-    assert line in report.render(made)
-    assert {name for table in made.tables for name in table.provenance.sessions} == {"job-2"}
+    toy = report.collect(store, "toy")
+    assert line in report.render(toy)
+    assert {name for table in toy.tables for name in table.provenance.sessions} == {"job-2"}
 
 
 def test_it_has_no_verdict(store: Store) -> None:
