@@ -188,7 +188,11 @@ def _sqlite(path: Path, tools: Sequence[Exported]) -> None:
             for each in tools:
                 rows = [_flat(row) for row in each.rows]
                 names = _columns(rows)
-                typed = ", ".join(f'"{name}" {_affinity([row.get(name) for row in rows])}' for name in names)
+                kinds = {name: {type(row.get(name)) for row in rows} for name in names}
+                typed = ", ".join(
+                    f'"{name}" {"TEXT" if str in kind else "REAL" if float in kind else "INTEGER"}'
+                    for name, kind in kinds.items()
+                )
                 table = each.tool.replace("-", "_")  # as in the tool's own SQL
                 connection.execute(f"CREATE TABLE {table} ({typed})")
                 connection.executemany(
@@ -206,12 +210,6 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _affinity(values: Sequence[Any]) -> str:
-    if any(isinstance(value, str) for value in values):
-        return "TEXT"
-    return "REAL" if any(isinstance(value, float) for value in values) else "INTEGER"
 
 
 SUFFIXES: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {

@@ -16,7 +16,8 @@ from dgxlab.cli._out import Format, Out, plural, table
 from dgxlab.errors import CheckFailed, UsageError, command
 
 if TYPE_CHECKING:
-    from dgxlab.imported import Imported, Values
+    from dgxlab.imported import Imported
+    from dgxlab.tools.reading import Values
 
 app = App("Check, merge and rebuild the record.")
 

@@ -131,19 +131,24 @@ Model = Union[SyntheticModel, DerivedModel, FileModel]
 
 @dataclass(frozen=True)
 class ParityGate:
-    """`test-backend-ops test`: every case of `op` on `backend` agrees with the CPU reference."""
+    """test-backend-ops test: every case of op on backend agrees with the CPU reference."""
 
     op: str
+    """The operation, as MUL_MAT."""
     backend: str
+    """The backend by its exact name, as CUDA0 or CPU."""
     expect: Expectation | None = None
-    """None: the first clean baseline on this pin and tree records it."""
+    """How many cases must run and pass, as 1103/1103; null: the first clean baseline on the tree records it."""
     unsupported: int | None = None
+    """How many cases the backend is known not to support; null: not checked."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Environment of this gate, besides the spec's."""
     limit_s: float = 3600.0
+    """Longest time, in seconds."""
     cases: str = field(default="", metadata=LATER)
-    """`case_digest` of all cases, the unsupported ones too; "" where the first clean baseline records it."""
+    """Digest of the list of all cases, the unsupported ones too; null: the first clean baseline records it."""
     engaged: str = field(default="", metadata=LATER)
-    """What must be on stderr: the path under test says that it ran."""
+    """What must be on stderr, because the path under test prints it."""
     overridden: bool = field(default=False, metadata=LATER)
     """The command line changed what it must reach."""
 
@@ -159,10 +164,12 @@ def case_digest(cases: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class EngagedGate:
-    """The path under test says so on stderr in every timed run of `tools`."""
+    """The path under test says so on stderr in every timed run of tools."""
 
     stderr: str
+    """The marker: text that a line of stderr holds."""
     tools: tuple[str, ...] = ("backend-ops", "llama-bench", "batched-bench")
+    """The tools whose runs must print it; all, when left out."""
 
 
 Gate = Union[ParityGate, EngagedGate, GreedyGate, PerplexityGate, HarnessGate]

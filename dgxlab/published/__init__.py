@@ -124,22 +124,19 @@ def implausible(figure: Figure) -> str:
     weights = roofline.weights_of(figure.model, figure.quant)
     if figure.unit not in TOKENS or weights is None:
         return ""
-    return roofline.tokens(figure.value, weights, peaks, _streams(figure))
+    streams = None
+    if GENERATED.match(figure.metric):
+        streams = 1
+        if figure.tool != "llama-bench" and figure.unit != "t/s/seq":
+            stated = STREAMS.search(figure.test)
+            streams = int(stated[1]) if stated else None
+    return roofline.tokens(figure.value, weights, peaks, streams)
 
 
 def peaks_of(host: str) -> Peaks | None:
     """Return the peaks of the one GPU that a document's name of a host ends in, `dgx.casa GB10 sm_121`."""
     named = re.fullmatch(r"(?:[\w. ]+ )?(?!sm_)(\w+)(?: sm_\d+)?", host)
     return roofline.peaks(named[1]) if named else None
-
-
-def _streams(figure: Figure) -> int | None:
-    if not GENERATED.match(figure.metric):
-        return None
-    if figure.tool == "llama-bench" or figure.unit == "t/s/seq":
-        return 1
-    streams = STREAMS.search(figure.test)
-    return int(streams[1]) if streams else None
 
 
 def _digits(value: float) -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats, units
 from dgxlab.errors import UsageError
-from dgxlab.imported import Row as FileRow
-from dgxlab.imported import Values, rows_of
+from dgxlab.imported import rows_of
 from dgxlab.report.ask import Query
 from dgxlab.report.evidence import Row
 from dgxlab.report.records import Column, Number, Provenance, Table, Value
+from dgxlab.tools.reading import Row as FileRow
+from dgxlab.tools.reading import Values
 
 if TYPE_CHECKING:
     from dgxlab.store import Store

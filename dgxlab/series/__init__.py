@@ -8,7 +8,9 @@ checkout    a llama.cpp checkout as a source, and a series made from one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from dgxlab.errors import PatchError, SpecError
@@ -89,7 +91,11 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
         try:
             for patch in series.patches:
                 stack.push(name, patch)
-                problems += _badly_written(patch, stack.format())
+                if patch.content != (again := stack.format()):
+                    pairs = [*zip_longest(patch.content.splitlines(), again.splitlines())]
+                    line = next((number for number, (ours, new) in enumerate(pairs, 1) if ours != new), len(pairs))
+                    problem = "not as git format-patch writes it; dgxlab patch refresh mends it"
+                    problems.append(f"{patch.name}, line {line}: {problem}")
             _lay(stack, series)
         except PatchError as error:
             problems += [error.message, *error.details.splitlines()]
@@ -107,7 +113,15 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str) -> Refreshed:
     """
     cache.require(pin)
     series = read(root, name)
-    _find_bases(cache, series)
+    bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
+    listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
+    if "missing" in listed:
+        # what later patches were made on exists only where the first ones went: apply all to the pins at hand
+        for known in cache.pins():
+            with suppress(PatchError), Stack.on(cache, known) as stack:
+                for patch in series.patches:
+                    stack.push(name, patch)
+                break
     written = []
     with Stack.on(cache, pin) as stack:
         for patch in series.patches:
@@ -139,27 +153,3 @@ def _refuse_clashes(series: Iterable[Series]) -> None:
                 raise SpecError(
                     f"series {owner} and {each.name} both overlay {overlay.dest}", next="use one of the two"
                 )
-
-
-def _badly_written(patch: Patch, again: bytes) -> list[str]:
-    if patch.content == again:
-        return []
-    ours, theirs = patch.content.splitlines(), again.splitlines()
-    same = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), len(ours))
-    return [f"{patch.name}, line {same + 1}: not as git format-patch writes it; dgxlab patch refresh mends it"]
-
-
-def _find_bases(cache: PinCache, series: Series) -> None:
-    """Apply a series to the pins at hand: what its later patches were made on exists only where its first ones went."""
-    bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
-    listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
-    if "missing" not in listed:
-        return
-    for pin in cache.pins():
-        with Stack.on(cache, pin) as stack:
-            try:
-                for patch in series.patches:
-                    stack.push(series.name, patch)
-                return
-            except PatchError:
-                continue

@@ -123,9 +123,6 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
 
     Args:
         root: The project.
-        name: The series, new or old.
-        cache: Has the pin.
-        pin: What the commits are counted from.
         checkout: The top folder of a git checkout of llama.cpp.
         message: Commit message for what is not committed; needed when there is something.
 
@@ -140,7 +137,14 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
     dests = [overlay.dest for overlay in overlays]
     tree = snapshot(cache, checkout)
     with cache.scratch() as folder:
-        git = _borrowing(cache, own, folder)
+        # git on the cache that also sees the checkout's objects, and writes to neither
+        (folder / "objects").mkdir()
+        theirs = Path(own.run("rev-parse", "--path-format=absolute", "--git-path", "objects"))
+        git = cache.git.having(
+            GIT_INDEX_FILE=folder / "index",
+            GIT_OBJECT_DIRECTORY=folder / "objects",
+            GIT_ALTERNATE_OBJECT_DIRECTORIES=f'"{cache.path.resolve() / "objects"}":"{theirs}"',
+        )
         texts = [format_patch(git, commit) for commit in _commits(git, own, pin, tree, dests, message)]
         after = [replace(overlay, content=_content(git, tree, overlay)) for overlay in overlays]
         wanted = _without(git, tree, dests)
@@ -163,17 +167,6 @@ def _present(root: Path, name: str) -> tuple[list[Line], list[Overlay]]:
         return lines, [read_overlay(root, line) for line in lines if line.dest]
     except ValueError as error:
         raise SpecError(f"series {name}: {error}", next=f"mend or remove {path}") from error
-
-
-def _borrowing(cache: PinCache, own: Git, folder: Path) -> Git:
-    """Return git on the cache that also sees the checkout's objects, and writes to neither."""
-    (folder / "objects").mkdir()
-    theirs = Path(own.run("rev-parse", "--path-format=absolute", "--git-path", "objects"))
-    return cache.git.having(
-        GIT_INDEX_FILE=folder / "index",
-        GIT_OBJECT_DIRECTORY=folder / "objects",
-        GIT_ALTERNATE_OBJECT_DIRECTORIES=f'"{cache.path.resolve() / "objects"}":"{theirs}"',
-    )
 
 
 def _commits(git: Git, own: Git, pin: str, tree: str, dests: Sequence[str], message: str) -> Iterator[str]:

@@ -83,7 +83,12 @@ class Stack:
         self._check_bases(series, patch, blobs)
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)
         if ran.rc != 0:
-            places = self._conflicts(patch) or [c for change in patch.changes if (c := _misfit(change, blobs))]
+            stages: dict[str, set[str]] = {}
+            for entry, path in self._listed("-u", patch.paths):
+                stages.setdefault(path, set()).add(entry.split()[2])
+            # stage 1 is what both sides started from
+            places = [f"{path}: {'conflict' if '1' in has else 'both add it'}" for path, has in sorted(stages.items())]
+            places = places or [cause for change in patch.changes if (cause := _misfit(change, blobs))]
             places = places or [reason(ran.err)]
             below = f"pin {self.pin[:12]}" if self.commit == self.pin else f"what is on pin {self.pin[:12]} already"
             raise PatchError(
@@ -176,14 +181,6 @@ class Stack:
     def _blobs(self, paths: Iterable[str]) -> dict[str, str]:
         """Return blob ids by path for what the tree has at these paths, or below them."""
         return {path: entry.split()[1] for entry, path in self._listed("-s", paths)}
-
-    def _conflicts(self, patch: Patch) -> list[str]:
-        """Name the files of which a three-way apply left several sides in the index."""
-        stages: dict[str, set[str]] = {}
-        for entry, path in self._listed("-u", patch.paths):
-            stages.setdefault(path, set()).add(entry.split()[2])
-        # stage 1 is what both sides started from
-        return [f"{path}: {'conflict' if '1' in sides else 'both add it'}" for path, sides in sorted(stages.items())]
 
     def _listed(self, flag: str, paths: Iterable[str]) -> Iterator[list[str]]:
         listed = self.git.run("--literal-pathspecs", "ls-files", flag, "-z", "--", *sorted(paths))

@@ -197,7 +197,12 @@ class PinCache:
         if full := disk_trouble(ran.err):
             raise unwritable(self.path, full)
         if ran.rc != 0:
-            raise SourceError(f"{_cause(ran.err, pin)}{carried}")
+            cause = reason(ran.err)
+            if "not our ref" in ran.err or "couldn't find remote ref" in ran.err:
+                cause = f"it has no commit {pin[:12]}"
+            elif "unadvertised object" in ran.err:
+                cause = "it gives out branch tips only, not this commit: use a clone of it"
+            raise SourceError(f"{cause}{carried}")
         try:
             self._look_at_commit(pin)
         except SourceError:
@@ -237,12 +242,3 @@ def shown(source: str) -> str:
     """
     source = re.sub(r"^(https?://[^?#]*[?#]).+", r"\1***", source)
     return re.sub(r"^(https?://)[^/@]+@", r"\1***@", source)
-
-
-def _cause(err: str, pin: str) -> str:
-    """Return git's reason in the user's terms."""
-    if "not our ref" in err or "couldn't find remote ref" in err:
-        return f"it has no commit {pin[:12]}"
-    if "unadvertised object" in err:
-        return "it gives out branch tips only, not this commit: use a clone of it"
-    return reason(err)

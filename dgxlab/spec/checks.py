@@ -10,7 +10,7 @@ from dataclasses import replace
 from dgxlab import synth
 from dgxlab.errors import SpecError
 from dgxlab.model import GPU_BACKENDS, DerivedModel, Model, SyntheticModel, environments, gpu_backends
-from dgxlab.spec.entries import BenchSpec, EntrySpec
+from dgxlab.spec.entries import EntrySpec
 from dgxlab.spec.fields import shell_text
 from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
@@ -28,24 +28,25 @@ Finding = tuple[Loc, str]
 
 def check(spec: ExperimentSpec) -> Iterator[Finding]:
     """Yield everything that is wrong with a spec whose fields are valid one by one."""
-    yield from _something_to_do(spec)
+    if not spec.bench and all(gate.engaged for gate in spec.gates):
+        yield ("bench",), "missing: with neither bench nor a gate that runs by itself there is nothing to do"
+    for name, value in spec.cmake.items():
+        if wrong := shell_text(name, value):
+            yield ("cmake", name), wrong
     yield from _recipes(spec)
-    yield from _engaged(spec)
     yield from _secrets(spec)
-    yield from _compiler_flags(spec)
     yield from _gpu_builds(spec)
-    yield from _of_checks(spec)
+    yield from _gates(spec)
+    total = 0
     for place, entry in enumerate(spec.bench or []):
         tool, body = entry.kind
         for loc, text in _entry(spec, body):
             yield ("bench", place, tool, *loc), text
-    yield from _size(spec.bench or [])
-
-
-def _compiler_flags(spec: ExperimentSpec) -> Iterator[Finding]:
-    for name, value in spec.cmake.items():
-        if wrong := shell_text(name, value):
-            yield ("cmake", name), wrong
+        lengths = {name: len(values) for name, values in body.axes().items()}
+        sizes = sum(lengths.pop(name) for name in body.tool.either) if body.tool.either else 1
+        before, total = total, total + sizes * math.prod(lengths.values())
+        if before <= MAX_CELLS < total:
+            yield ("bench", place), f"makes more than {MAX_CELLS:,} cells: measure less, or split the experiment"
 
 
 CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
@@ -70,17 +71,12 @@ def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
                     yield (part, place, kind, "backend"), f"{name} is not built: cmake needs {needed}"
 
 
-def _something_to_do(spec: ExperimentSpec) -> Iterator[Finding]:
-    if not spec.bench and all(gate.engaged for gate in spec.gates):
-        yield ("bench",), "missing: with neither bench nor a gate that runs by itself there is nothing to do"
-
-
 def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
     for name, model in spec.models.items():
-        made = model.derived and spec.models.get(model.derived.of)
-        recipe = model.synthetic or (made.synthetic if made else None)
+        source = model.derived and spec.models.get(model.derived.of)
+        recipe = model.synthetic or (source.synthetic if source else None)
         if model.derived and not recipe:
-            known = [other for other, found in spec.models.items() if found.synthetic]
+            known = [name for name, other in spec.models.items() if other.synthetic]
             text = f"no synthetic model {shown(model.derived.of)} under models{nearest(model.derived.of, known)}"
             yield ("models", name, "derived", "of"), text
         if recipe:
@@ -88,14 +84,6 @@ def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
                 synth.check(replace(recipe, quant=model.derived.quant) if model.derived else recipe)
             except SpecError as error:
                 yield ("models", name, model.kind[0]), error.message
-
-
-def _engaged(spec: ExperimentSpec) -> Iterator[Finding]:
-    measured = {entry.kind[0] for entry in spec.bench or []}
-    for place, gate in enumerate(spec.gates):
-        if gate.engaged and not measured.intersection(gate.engaged.tools):
-            text = f"none of its tools is in bench, which has {', '.join(sorted(measured)) or 'nothing'}"
-            yield ("gates", place, "engaged"), f"{text}: a gate without evidence"
 
 
 def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
@@ -109,30 +97,33 @@ def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
             yield from (((part, place, kind, key, name), text) for name in names)
 
 
-def _of_checks(spec: ExperimentSpec) -> Iterator[Finding]:
-    """Check the gates beside parity: their models exist, and they could fail and pass."""
+def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
+    """Check that gates have evidence, that their models exist, and that they could fail and pass."""
     records = spec.model_records()
+    measured = {entry.kind[0] for entry in spec.bench or []}
     for place, gate in enumerate(spec.gates):
         kind, body = gate.kind
+        if gate.engaged and not measured.intersection(gate.engaged.tools):
+            text = f"none of its tools is in bench, which has {', '.join(sorted(measured)) or 'nothing'}"
+            yield ("gates", place, kind), f"{text}: a gate without evidence"
         for key in ("model", "reference"):
-            name = getattr(body, key, None)
-            if name is None:
+            name = getattr(body, key, "")
+            if not name:
                 continue
             if name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
-            elif (found := records.get(name)) and not has_text(found):
+            elif (record := records.get(name)) and not has_text(record):
                 yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
-        record = body.record()
-        if check := CHECKS.get(type(record)):
-            arm, other = environments(record, spec.env)
-            if record.against and arm == other:
+        if check := CHECKS.get(type(body)):
+            arm, other = environments(body, spec.env)
+            if body.against and arm == other:
                 yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
-            yield from ((("gates", place, kind), text) for text in check.flaws(record))
+            yield from ((("gates", place, kind), text) for text in check.flaws(body))
 
 
-def has_text(found: Model) -> bool:
+def has_text(record: Model) -> bool:
     """Return whether a model has a tokenizer, as far as the spec knows."""
-    recipe = found.source if isinstance(found, DerivedModel) else found
+    recipe = record.source if isinstance(record, DerivedModel) else record
     return not isinstance(recipe, SyntheticModel) or bool(recipe.vocab)
 
 
@@ -157,15 +148,3 @@ def _entry(spec: ExperimentSpec, body: EntrySpec) -> Iterator[Finding]:
                 yield ("exclude", place, axis), f"excludes nothing: {shown(value)} is not among {axis}'s values"
         if either and rule.keys() >= set(either):
             yield ("exclude", place), f"excludes nothing: a cell has {' or '.join(either)}, never both"
-
-
-def _size(bench: list[BenchSpec]) -> Iterator[Finding]:
-    total = 0
-    for place, entry in enumerate(bench):
-        body = entry.kind[1]
-        lengths = {name: len(values) for name, values in body.axes().items()}
-        sizes = sum(lengths.pop(name) for name in body.tool.either) if body.tool.either else 1
-        total += sizes * math.prod(lengths.values())
-        if total > MAX_CELLS:
-            yield ("bench", place), f"makes more than {MAX_CELLS:,} cells: measure less, or split the experiment"
-            return

@@ -1,4 +1,4 @@
-"""Gate and bench entries of a spec file, as strict pydantic models; each turns itself into its record of dgxlab.model.
+"""Gate and bench entries of a spec file: gates become their records of dgxlab.model, benches are turned into theirs.
 
 Most are made of what the tools declare. A string under each field is its help in editors. What spans several fields is
 in checks.
@@ -7,9 +7,9 @@ in checks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
 
 from dgxlab import model
 from dgxlab.spec.fields import (
@@ -17,6 +17,7 @@ from dgxlab.spec.fields import (
     Counted,
     Env,
     Exclude,
+    Keys,
     Line,
     Many,
     Maybe,
@@ -123,63 +124,40 @@ else:
 class CheckSpec(Strict):
     """A gate of a tool, whose keys are the fields."""
 
-    check: ClassVar[Checker]
-
     env: Env = Field(default_factory=dict)
     """Environment of this gate, besides the spec's."""
 
-    def record(self) -> model.Check:
-        """Return the gate; what is left out is the record's own default."""
+
+def _check(check: Checker) -> Any:
+    """Return the type of a gate's map, which becomes the record; what is left out is the record's own default."""
+    spec = _declared(CheckSpec, f"{check.gate.__name__}Spec", check.about, check.keys, check.gate.limit_s)
+
+    def record(given: CheckSpec) -> model.Check:
         # not exclude_none, for which a null in against is none too
-        fields = {name: value for name, value in self.model_dump().items() if value is not None}
-        gate: model.Check = self.check.gate(**fields)
+        gate: model.Check = check.gate(
+            **{name: value for name, value in given.model_dump().items() if value is not None}
+        )
         return gate
 
-
-def _check(check: Checker) -> type[CheckSpec]:
-    name = f"{check.gate.__name__}Spec"
-    spec: type[CheckSpec] = _declared(CheckSpec, name, check.about, check.keys, check.gate.limit_s)
-    spec.check = check
-    return spec
+    return Annotated[spec, AfterValidator(record)]
 
 
-class ParityGateSpec(Strict):
-    """test-backend-ops test: every case of op on backend agrees with the CPU reference."""
+ParityGateSpec = Annotated[
+    model.ParityGate,
+    Keys(
+        "overridden",
+        op=Op,
+        backend=Name,
+        expect=Annotated[Counted | None, AfterValidator(lambda text: text and model.Expectation.parse(text))],
+        unsupported=Whole | None,
+        env=Env,
+        limit_s=Seconds,
+        cases=Annotated[Cases | None, AfterValidator(lambda cases: cases or "")],
+        engaged=Line,
+    ),
+]
 
-    op: Op
-    """The operation, as MUL_MAT."""
-    backend: Name
-    """The backend by its exact name, as CUDA0 or CPU."""
-    expect: Counted | None = None
-    """How many cases must run and pass, as 1103/1103; null: the first clean baseline on the tree records it."""
-    unsupported: Whole | None = None
-    """How many cases the backend is known not to support; null: not checked."""
-    cases: Cases | None = None
-    """Digest of the list of all cases, the unsupported ones too; null: the first clean baseline records it."""
-    engaged: Maybe[Line] = None
-    """What must be on stderr, because the path under test prints it."""
-    env: Env = Field(default_factory=dict)
-    """Environment of this gate, besides the spec's."""
-    limit_s: Seconds = 3600.0
-    """Longest time, in seconds."""
-
-    def record(self) -> model.ParityGate:
-        """Return the gate."""
-        given = self.model_dump(exclude={"expect"}, exclude_none=True)
-        return model.ParityGate(**given, expect=model.Expectation.parse(self.expect) if self.expect else None)
-
-
-class EngagedGateSpec(Strict):
-    """The path under test says so on stderr in every timed run of tools."""
-
-    stderr: Line
-    """The marker: text that a line of stderr holds."""
-    tools: Many[Tool] = Field(default_factory=lambda: list(BENCHES))
-    """The tools whose runs must print it; all, when left out."""
-
-    def record(self) -> model.EngagedGate:
-        """Return the gate."""
-        return model.EngagedGate(self.stderr, tuple(self.tools))
+EngagedGateSpec = Annotated[model.EngagedGate, Keys(stderr=Line, tools=Annotated[Many[Tool], AfterValidator(tuple)])]
 
 
 class _Gate(OneKind):
@@ -187,11 +165,6 @@ class _Gate(OneKind):
 
     backend_ops: Maybe[ParityGateSpec] = Field(default=None, alias="backend-ops")
     engaged: Maybe[EngagedGateSpec] = None
-
-    def record(self) -> model.Gate:
-        """Return the record of the one kind that is there."""
-        gate: model.Gate = self.kind[1].record()
-        return gate
 
 
 if TYPE_CHECKING:

@@ -92,7 +92,8 @@ class Keys:
         record["fields"] = [field for field in record["fields"] if field["name"] not in self.without]
         for field in record["fields"]:
             if field["name"] in self.types:
-                field["schema"]["schema"] = inner.generate_schema(self.types[field["name"]])
+                place = field["schema"] if field["schema"]["type"] == "default" else field
+                place["schema"] = inner.generate_schema(self.types[field["name"]])
         return core_schema.no_info_after_validator_function(lambda partial: source(**vars(partial)), schema)
 
 
@@ -160,10 +161,6 @@ def _env_key(key: str) -> str:
     return key
 
 
-def _argument(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def _param(value: Any) -> Any:
     if not isinstance(value, (str, int, float)) or value == "":
         raise ValueError("must be text, a number, true or false")
@@ -180,10 +177,6 @@ def _flash_attn_known(value: int) -> int:
     if value not in (-1, 0, 1):
         raise ValueError('must be "on", "off" or "auto"')
     return value
-
-
-def _excluded(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: _flash_attn(value) if key == "flash_attn" else value for key, value in entry.items()}
 
 
 def _share(value: Any) -> Any:
@@ -246,7 +239,11 @@ Column = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "a parameter's name, as 
 Counted = Annotated[str, AfterValidator(_counted), Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"})]
 ModelPath = Annotated[str, Text(r"(/|~/)[^\n]*", "a path on the host, as /... or ~/...")]
 Line = Annotated[str, Field(min_length=1), AfterValidator(_no_newline)]
-Argument = Annotated[str, BeforeValidator(_argument, json_schema_input_type=int | str), Field(min_length=1)]
+Argument = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=int | str),
+    Field(min_length=1),
+]
 Param = Annotated[
     Any, AfterValidator(_param), Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]})
 ]
@@ -283,5 +280,13 @@ Against = dict[EnvKey, str | None]
 Args = Annotated[list[Argument], OneOrMany()]
 """Raw arguments of a program."""
 
-Exclude = list[Annotated[dict[Column, Param], Field(min_length=1), AfterValidator(_excluded)]]
+Exclude = list[
+    Annotated[
+        dict[Column, Param],
+        Field(min_length=1),
+        AfterValidator(
+            lambda rule: {key: _flash_attn(value) if key == "flash_attn" else value for key, value in rule.items()}
+        ),
+    ]
+]
 """Cells to leave out."""

@@ -129,7 +129,7 @@ class ExperimentSpec(Strict):
             cmake=self.cmake,
             env=self.env,
             models=self.model_records(),
-            gates=tuple(gate.record() for gate in self.gates),
+            gates=tuple(gate.kind[1] for gate in self.gates),
             bench=tuple(entry.record() for entry in self.bench or ()),
             session=self.session,
         )

@@ -194,10 +194,20 @@ class _Reader:
         """Return a key, and what is wrong with it or ""."""
         self._check(event, self._mark(event), loc)
         if not isinstance(event, yaml.ScalarEvent):
-            fail(self._mark(event), loc, "a list or map stands as a key: keys must be text")
-        if event.value in entries:
-            return event.value, f"duplicate key; it is already at line {entries[event.value].mark.line}"
-        return event.value, _bad_key(event.value, event.implicit[0])
+            fail(self._mark(event), loc, "a list or map is a key here: keys must be text")
+        key = event.value
+        if key in entries:
+            return key, f"duplicate key; it is already at line {entries[key].mark.line}"
+        if key == "<<":
+            return key, "merge keys are refused: use extends, or write the entries out"
+        # `n` is a column of MUL_MAT, and no parser in use turns that key into a boolean.
+        if key in ("n", "y", "N", "Y"):
+            return key, ""
+        try:
+            value = _scalar(key) if event.implicit[0] else _checked(key)
+        except _Surprise as surprise:
+            return key, f"as a key, {surprise}"
+        return key, "" if isinstance(value, str) else f'keys must be text: quote it: "{printable(key)}"'
 
     def _check(self, event: Any, mark: Mark, loc: Loc) -> None:
         if event.anchor is not None:
@@ -217,19 +227,6 @@ class _Reader:
 
 class _Surprise(Exception):
     """A scalar that is refused; the sentence says how to write it."""
-
-
-def _bad_key(key: str, is_plain: bool) -> str:
-    if key == "<<":
-        return "merge keys are refused: use extends, or write the entries out"
-    # `n` is a column of MUL_MAT, and no parser in use turns that key into a boolean.
-    if key in ("n", "y", "N", "Y"):
-        return ""
-    try:
-        value = _scalar(key) if is_plain else _checked(key)
-    except _Surprise as surprise:
-        return f"as a key, {surprise}"
-    return "" if isinstance(value, str) else f'keys must be text: quote it: "{printable(key)}"'
 
 
 def _scalar(text: str) -> Scalar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dgxlab.model import case_digest, digest, plan_digest
@@ -41,7 +41,7 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
     ),
     "imports": ("the copy of imported file {import_id} is not the file that was imported", _file),
 }
-"""By table, what is said of a row that is not what its key or its digest says."""
+"""By table, the sentence about a row that is not what its key or its digest says, and what tells such a row."""
 
 
 def check(store: Store) -> list[str]:
@@ -59,20 +59,17 @@ def check(store: Store) -> list[str]:
         references = store.rows(
             """SELECT "table", parent, count(*) AS n FROM pragma_foreign_key_check GROUP BY 1, 2 ORDER BY 1, 2"""
         )
-        return [
+        problems = [
             *(f"{store.path}: {each}" for each in (*pages, *schema) if each != "ok"),
             *(f"{row['n']} rows of {row['table']} refer to {row['parent']} that are not there" for row in references),
             *broken(store.connection),
-            *_identities(store),
         ]
-
-
-def _identities(store: Store) -> Iterator[str]:
-    for table, (sentence, holds) in IDENTITIES.items():
-        for row in store.rows(f"SELECT * FROM {table} ORDER BY 1"):  # noqa: S608 - names of our own
-            try:
-                sound = holds(row)
-            except (LookupError, TypeError, ValueError, AttributeError):
-                sound = False
-            if not sound:
-                yield sentence.format(**row)
+        for table, (sentence, holds) in IDENTITIES.items():
+            for row in store.rows(f"SELECT * FROM {table} ORDER BY 1"):  # noqa: S608 - names of our own
+                try:
+                    sound = holds(row)
+                except (LookupError, TypeError, ValueError, AttributeError):
+                    sound = False
+                if not sound:
+                    problems.append(sentence.format(**row))
+        return problems

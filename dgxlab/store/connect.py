@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from dgxlab.agent.boot import settle
-from dgxlab.errors import DgxlabError, HostBusy, SpecError, command
+from dgxlab.errors import HostBusy, SpecError, command
 from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
 BUSY_S = 10.0
@@ -46,6 +46,15 @@ FRESH_S = 86400.0
 """A copy that is younger than a day is recent enough."""
 ABANDONED_S = 3600.0
 """A copy that is not whole after an hour was killed."""
+
+FILE_ERRORS = {
+    sqlite3.SQLITE_FULL: "the disk that holds {} is full",
+    sqlite3.SQLITE_READONLY: "{} cannot be written",
+    sqlite3.SQLITE_CANTOPEN: "{} cannot be opened",
+    sqlite3.SQLITE_PERM: "{} cannot be opened",
+    sqlite3.SQLITE_IOERR: "the disk that holds {} does not read or write",
+}
+"""By code of SQLite, what it means for a file."""
 
 INTERNAL = ("sqlite_", "_sqlite_migrations")
 """Beginnings of names of tables that SQLite and sqlite_utils make for themselves."""
@@ -266,29 +275,19 @@ def named_errors(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it
         raise damaged(path, f"its schema is no text: {error}") from error
     except sqlite3.Error as error:
-        known = _explain(error, path)
-        if known is None:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
+            code = sqlite3.SQLITE_CORRUPT  # Python itself: a text is no UTF-8
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise Locked(f"{path} is locked by another program", next=command("fuser", path)) from error
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise damaged(path, str(error)) from error
+        if code == sqlite3.SQLITE_NOTADB:
+            raise damaged(path, str(error), "not an SQLite database") from error
+        if code not in FILE_ERRORS:
             raise
-        raise known from error
-
-
-def _explain(error: sqlite3.Error, path: Path) -> DgxlabError | None:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
-        code = sqlite3.SQLITE_CORRUPT  # Python itself: a text is no UTF-8
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Locked(f"{path} is locked by another program", next=command("fuser", path))
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return damaged(path, str(error), "damaged" if code == sqlite3.SQLITE_CORRUPT else "not an SQLite database")
-    sentence = {
-        sqlite3.SQLITE_FULL: f"the disk that holds {path} is full",
-        sqlite3.SQLITE_READONLY: f"{path} cannot be written",
-        sqlite3.SQLITE_CANTOPEN: f"{path} cannot be opened",
-        sqlite3.SQLITE_PERM: f"{path} cannot be opened",
-        sqlite3.SQLITE_IOERR: f"the disk that holds {path} does not read or write",
-    }.get(code)
-    look = command("df", path.parent) if code == sqlite3.SQLITE_FULL else command("ls", "-l", path)
-    return SpecError(f"{sentence}: {error}", next=look) if sentence else None
+        look = command("df", path.parent) if code == sqlite3.SQLITE_FULL else command("ls", "-l", path)
+        raise SpecError(f"{FILE_ERRORS[code].format(path)}: {error}", next=look) from error
 
 
 def copies(path: Path) -> list[Path]:
@@ -315,26 +314,20 @@ def _make(path: Path) -> None:
 
 
 def _tune(connection: sqlite3.Connection, *, wal: bool) -> None:
-    if wal:
-        _use_wal(connection)
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA cache_size = -65536")  # KiB; with the usual 2 MiB a report reads the same pages again
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA recursive_triggers = ON")  # else REPLACE deletes past the append-only triggers
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead logging, which the file remembers; SQLite does not wait for others here, so we do."""
     deadline = time.monotonic() + BUSY_S
-    while True:
+    while wal:  # the file remembers it; SQLite does not wait for others here, so we do
         try:
             connection.execute("PRAGMA journal_mode = WAL")
-            return
+            break
         except sqlite3.OperationalError as error:
             busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
             if not busy or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA cache_size = -65536")  # KiB; with the usual 2 MiB a report reads the same pages again
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA recursive_triggers = ON")  # else REPLACE deletes past the append-only triggers
 
 
 def is_fresh(path: Path) -> bool:

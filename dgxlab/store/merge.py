@@ -106,43 +106,41 @@ def merging(into: Store, other: Path) -> Iterator[dict[str, int]]:
         CheckFailed: if the same key has another content, or a database is not what was sealed; nothing was changed.
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
-    with _attached(into, other) as connection, into.transaction():
-        _refuse_broken(connection, into.path)
-        tables = [replace(table, key=_key(connection, table.name)) for table in TABLES]
-        for table in tables:
-            _refuse_conflicts(connection, into.path, other, table)
-        counts = {table.name: _add(connection, table) for table in tables}
-        seal_all(connection)
-        yield counts
+    connection = into.connection
+    with tempfile.TemporaryDirectory(prefix="dgxlab-merge-") as folder:
+        # a copy, at the current schema: the file itself may be older, and is not ours
+        copy = Path(folder) / "theirs.db"
+        _copy(other, copy)
+        connection.execute("ATTACH ? AS theirs", (str(copy),))
+        try:
+            with into.transaction():
+                _refuse_broken(connection, into.path)
+                tables = [replace(table, key=_key(connection, table.name)) for table in TABLES]
+                for table in tables:
+                    _refuse_conflicts(connection, into.path, other, table)
+                counts = {table.name: _add(connection, table) for table in tables}
+                seal_all(connection)
+                yield counts
+        finally:
+            connection.execute("DETACH theirs")
 
 
 def merge_jobs(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what two rows of the same job make: the earlier intent, the more advanced progress, any experiment."""
     intent = min((ours, theirs), key=lambda row: [row[name] for name in INTENT])
-    progress = max((ours, theirs), key=_advance)
+    # the text at the end only makes the choice the same from both sides
+    progress = max(
+        (ours, theirs),
+        key=lambda row: (
+            *(row["journal_seq"], RANK[row["state"]], row["journal_lines"]),
+            canonical([row[name] for name in PROGRESS]),
+        ),
+    )
     return {
         **{name: intent[name] for name in INTENT},
         **{name: progress[name] for name in PROGRESS},
         "experiment": ours["experiment"] or theirs["experiment"],
     }
-
-
-def _advance(row: Mapping[str, Any]) -> tuple[int, int, int, str]:
-    """Order two states of a job; the text at the end only makes the choice the same from both sides."""
-    return row["journal_seq"], RANK[row["state"]], row["journal_lines"], canonical([row[name] for name in PROGRESS])
-
-
-@contextlib.contextmanager
-def _attached(into: Store, other: Path) -> Iterator[sqlite3.Connection]:
-    """Attach a copy of `other` as `theirs`, at the current schema: the file itself may be older, and is not ours."""
-    with tempfile.TemporaryDirectory(prefix="dgxlab-merge-") as folder:
-        copy = Path(folder) / "theirs.db"
-        _copy(other, copy)
-        into.connection.execute("ATTACH ? AS theirs", (str(copy),))
-        try:
-            yield into.connection
-        finally:
-            into.connection.execute("DETACH theirs")
 
 
 def _copy(other: Path, copy: Path) -> None:
@@ -221,7 +219,11 @@ def _add(connection: sqlite3.Connection, table: Table) -> int:
     (before,) = connection.execute(count).fetchone()
     names = ",".join(_columns(connection, table.name))
     if table.name == "jobs":
-        _settle_jobs(connection)
+        ours, theirs = (_jobs(connection, side) for side in ("main", "theirs"))
+        for job_id in ours.keys() & theirs.keys():
+            merged = merge_jobs(ours[job_id], theirs[job_id])
+            sets = ",".join(f"{name} = ?" for name in merged)
+            connection.execute(f"UPDATE main.jobs SET {sets} WHERE job_id = ?", (*merged.values(), job_id))
     upsert = SETTLE.get(table.name, "")
     is_new = f"NOT EXISTS (SELECT 1 FROM main.{table.name} AS m WHERE {_same('m', 't', table.key)})"
     connection.execute(
@@ -232,16 +234,9 @@ def _add(connection: sqlite3.Connection, table: Table) -> int:
     return int(after - before)
 
 
-def _settle_jobs(connection: sqlite3.Connection) -> None:
+def _jobs(connection: sqlite3.Connection, side: str) -> dict[str, dict[str, Any]]:
     names = _columns(connection, "jobs")
-    ours, theirs = (
-        {row[0]: dict(zip(names, row, strict=True)) for row in connection.execute(f"SELECT * FROM {side}.jobs")}
-        for side in ("main", "theirs")
-    )
-    for job_id in ours.keys() & theirs.keys():
-        merged = merge_jobs(ours[job_id], theirs[job_id])
-        sets = ",".join(f"{name} = ?" for name in merged)
-        connection.execute(f"UPDATE main.jobs SET {sets} WHERE job_id = ?", (*merged.values(), job_id))
+    return {row[0]: dict(zip(names, row, strict=True)) for row in connection.execute(f"SELECT * FROM {side}.jobs")}
 
 
 def _key(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:

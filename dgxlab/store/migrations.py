@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sqlite_utils import Database, Migrations
@@ -201,7 +201,14 @@ def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | No
     try:
         with transaction(connection, path):
             if _version(connection) < VERSION:  # else another process was faster
-                _apply(connection, path, stop_before)
+                db = Database(connection)
+                MIGRATIONS.apply(db, stop_before=stop_before)
+                broken = connection.execute("PRAGMA foreign_key_check").fetchall()
+                if broken:
+                    first = f"the first in table {broken[0][0]}"
+                    raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, {first}")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
         if older:
             with contextlib.suppress(sqlite3.OperationalError):  # it is whole without: others use it, or no room
                 connection.execute("VACUUM")
@@ -215,16 +222,6 @@ def schema(number: int) -> dict[tuple[str, str], str]:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         upgrade(connection, Path(":memory:"), stop_before=stop_before)
         return schema_of(connection)
-
-
-def _apply(connection: sqlite3.Connection, path: Path, stop_before: str | None) -> None:
-    db = Database(connection)
-    MIGRATIONS.apply(db, stop_before=stop_before)
-    broken = connection.execute("PRAGMA foreign_key_check").fetchall()
-    if broken:
-        raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, the first in table {broken[0][0]}")
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -245,16 +242,11 @@ def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str
 
 
 def _run(db: Database, name: str) -> None:
-    for statement in _statements((Path(__file__).parent / "sql" / f"{name}.sql").read_text()):
-        db.execute(statement)
-
-
-def _statements(text: str) -> Iterator[str]:
-    """Yield the statements of a file, which all end a line; SQLite's executescript would commit."""
+    """Execute the statements of a file, which all end a line; SQLite's executescript would commit."""
     statement = ""
-    for line in text.splitlines(keepends=True):
+    for line in (Path(__file__).parent / "sql" / f"{name}.sql").read_text().splitlines(keepends=True):
         if statement or not line.startswith("--"):
             statement += line
         if sqlite3.complete_statement(statement):
-            yield statement.strip().removesuffix(";")
+            db.execute(statement.strip().removesuffix(";"))
             statement = ""

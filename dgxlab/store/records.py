@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ class Job:
 
 
 def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
-    """Return the one job id of those that begin with `text`; `otherwise` is said when there is none.
+    """Return the one job id of those that begin with `text`; `otherwise` ends the sentence where there is none.
 
     Raises:
         UsageError: if there is none, or more than one.
@@ -130,7 +131,15 @@ def experiment_row(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: str, *, found: str) -> dict[str, Any]:
-    """Return the row of a job that is about to be started, or whose plan was found as this text."""
+    """Return the row of a job that is about to be started, or whose plan was found as this text.
+
+    What was found was planned when its id says, by its maker's clock; now where it says nothing or a later time.
+    """
+    intent_at = time.time()
+    if found:
+        with contextlib.suppress(ValueError):
+            stamp = "-".join(plan.job_id.split("-")[:2])
+            intent_at = min(intent_at, calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S")))
     return {
         "job_id": plan.job_id,
         "kind": plan.kind,
@@ -139,17 +148,8 @@ def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: 
         "host": host_name,
         "plan": found or canonical(plan),  # an older dgxlab's has other fields, and the files are checked by this text
         "plan_digest": plan.digest,
-        "intent_at": _planned_at(plan.job_id) if found else time.time(),
+        "intent_at": intent_at,
         "state": "running" if found else "intended",
         "protocol": plan.protocol,
         "dgxlab_version": dgxlab_version,
     }
-
-
-def _planned_at(job_id: str) -> float:
-    """Return when a job was planned, as its id says by its maker's clock; now where it says nothing or a later time."""
-    now = time.time()
-    try:
-        return min(now, calendar.timegm(time.strptime("-".join(job_id.split("-")[:2]), "%Y%m%d-%H%M%S")))
-    except ValueError:
-        return now

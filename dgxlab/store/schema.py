@@ -7,6 +7,7 @@ JSON columns hold `model.canonical` text: equal values are equal texts. Times ar
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import zlib
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ APPLICATION_ID = 0x6467786C
 VERSION = 12
 """PRAGMA user_version of a database to which every migration was applied."""
 
-SCHEMA = "fd7a989dbc760ad8"
+SCHEMA = "3d0433d161a656f1"
 """`connect.schema_digest` of such a database: its tables, indexes, views and triggers."""
 
 ROOFLINE = "roofline"
@@ -90,15 +91,16 @@ def inflated(content: bytes | str) -> str:
     return text.decode()
 
 
-def _inflated_or_none(content: bytes | str | None) -> str | None:
-    """Return NULL for a damaged text: what SQL asks of it is then unknown, and `check` names it."""
-    try:
-        return None if content is None else inflated(content)
-    except ValueError:
+def add_functions(connection: sqlite3.Connection) -> None:
+    """Give SQL the functions `inflated` and `deflated`.
+
+    A damaged text is NULL: what SQL asks of it is then unknown, and `check` names it.
+    """
+
+    def text_or_null(content: bytes | str | None) -> str | None:
+        with contextlib.suppress(ValueError):
+            return None if content is None else inflated(content)
         return None
 
-
-def add_functions(connection: sqlite3.Connection) -> None:
-    """Give SQL the functions `inflated` and `deflated`."""
-    connection.create_function("inflated", 1, _inflated_or_none, deterministic=True)
+    connection.create_function("inflated", 1, text_or_null, deterministic=True)
     connection.create_function("deflated", 1, deflated, deterministic=True)

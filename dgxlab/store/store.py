@@ -228,7 +228,7 @@ class Store:
         return [Job.from_row(row) for row in rows]
 
     def unfinished(self, host: str) -> list[Job]:
-        """Return the jobs for a host whose end is to be rows out, the latest first; never of a rejected one."""
+        """Return the jobs for a host whose end is not known, the latest first; never of a rejected one."""
         return [job for job in self.jobs(host=host, states=("intended", "running")) if not job.rejected]
 
     def latest_job(self) -> Job | None:

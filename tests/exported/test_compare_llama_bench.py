@@ -46,9 +46,9 @@ def test_of_llama_bench(script: Path, store: Store, tmp_path: Path, suffix: str)
     write(file, [collect(store, "llama-bench")])
     header, *rows = table(script, file, "llama-bench")
     assert header == ["Model", "Test", f"t/s {PIN[:8]}", f"t/s {CANDIDATE}", "Speedup"]
-    found = {row["n_prompt"]: row["avg_ts"] for row in collect(store, "llama-bench", name="h200").rows}
+    means = {row["n_prompt"]: row["avg_ts"] for row in collect(store, "llama-bench", name="h200").rows}
     assert [(row[1], row[-1]) for row in rows] == [("pp512", "1.50"), ("pp2048", "1.50"), ("tg32", "1.50")]
-    assert [row[2] for row in rows] == [f"{found[n]:.2f}" for n in (512, 2048, 0)]
+    assert [row[2] for row in rows] == [f"{means[n]:.2f}" for n in (512, 2048, 0)]
 
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])
@@ -65,13 +65,13 @@ def test_of_an_imported_file(script: Path, store: Store, tmp_path: Path, suffix:
         }
         for row in printed
     ]
-    made = tmp_path / "two.jsonl"
-    made.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    record(store, open_file(made, "", ""))
+    two = tmp_path / "two.jsonl"
+    two.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record(store, open_file(two, "", ""))
     file = tmp_path / f"runs{suffix}"
     write(file, [collect_imported(store, "two.jsonl")])
-    _, *found = table(script, file, "llama-bench")
-    assert [(row[1], row[-1]) for row in found] == [("pp512", "2.00"), ("pp2048", "2.00"), ("tg32", "2.00")]
+    _, *compared = table(script, file, "llama-bench")
+    assert [(row[1], row[-1]) for row in compared] == [("pp512", "2.00"), ("pp2048", "2.00"), ("tg32", "2.00")]
 
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])

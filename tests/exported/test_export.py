@@ -80,9 +80,9 @@ def test_builds_of_one_commit_get_names_of_their_own(empty: Store) -> None:
     for number, change in enumerate(changes):
         experiment = h200(name=f"arm{number}", **change)
         Session(empty, experiment, f"20261120-10000{number}-arm{number}-a").build().gates().runs().end()
-    found = collect(empty, "llama-bench")
-    assert {len(commit) for commit in found.builds} == {8}
-    assert sorted(found.builds.values()) == [("arm0",), ("arm1",), ("arm2",)]
+    exported = collect(empty, "llama-bench")
+    assert {len(commit) for commit in exported.builds} == {8}
+    assert sorted(exported.builds.values()) == [("arm0",), ("arm1",), ("arm2",)]
 
 
 def test_only_what_counts_is_handed_on(empty: Store) -> None:
@@ -108,10 +108,10 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
 def test_imported_rows_are_what_the_tool_printed(imports: Store, suffix: str) -> None:
     """Every column with its value, and the file after them; SQL and csv print as texts what JSON says."""
     name = f"llama-bench-q4_k.{suffix}"
-    found = collect_imported(imports, name)
-    assert (found.tool, found.builds) == ("llama-bench", {"unknown": (name,)})
+    exported = collect_imported(imports, name)
+    assert (exported.tool, exported.builds) == ("llama-bench", {"unknown": (name,)})
     printed = [json.loads(line) for line in (GOLDEN / "llama-bench-q4_k.jsonl").read_text().splitlines()]
-    for row, line in zip(found.rows, printed, strict=True):
+    for row, line in zip(exported.rows, printed, strict=True):
         names = line if suffix == "jsonl" else set(line) - set(MEASURED)
         assert {column: row[column] for column in names} == {column: line[column] for column in names}
         assert isinstance(row["avg_ts"], float)
@@ -122,11 +122,11 @@ def test_imported_rows_are_what_the_tool_printed(imports: Store, suffix: str) ->
 
 def test_operations_keep_their_counts(imports: Store, tmp_path: Path) -> None:
     """In SQLite as in the tool's own table, with nothing that was measured here."""
-    found = collect_imported(imports, "12901dc2")
-    write(tmp_path / "ops.sqlite", [found])
+    exported = collect_imported(imports, "12901dc2")
+    write(tmp_path / "ops.sqlite", [exported])
     rows = rows_of(tmp_path / "ops.sqlite", "SELECT op_params, time_us, n_runs, imported FROM test_backend_ops")
-    assert len(rows) == len(found.rows) == 21
-    assert list(rows[0].values()) == [found.rows[0]["op_params"], 14.388455, 69864, "tbo-perf-mul_mat.sql"]
+    assert len(rows) == len(exported.rows) == 21
+    assert list(rows[0].values()) == [exported.rows[0]["op_params"], 14.388455, 69864, "tbo-perf-mul_mat.sql"]
     assert all("imported" not in row for row in collect(imports, "test-backend-ops").rows)
 
 

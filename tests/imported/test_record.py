@@ -28,16 +28,16 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_everything_that_was_read_is_kept(store: Store) -> None:
     """Rows in order, values with units, provenance, and the file byte for byte."""
-    found = open_file(LOG)
-    assert record(store, found)
+    file = open_file(LOG)
+    assert record(store, file)
     (kept,) = store.rows("SELECT * FROM imports")
     assert (kept["import_id"], kept["tool"], kept["format"], kept["name"]) == (
-        *(found.import_id, "test-backend-ops", "console"),
+        *(file.import_id, "test-backend-ops", "console"),
         "tbo-perf-gdn.txt",
     )
     assert kept["content"].encode() == LOG.read_bytes()
     assert json.loads(kept["provenance"]) == {"device_description": "NVIDIA H200"}
-    assert rows_of(store, found.import_id) == found.reading.rows
+    assert rows_of(store, file.import_id) == file.reading.rows
     assert check(store) == []
 
 
@@ -68,9 +68,9 @@ def test_all_captures_make_a_sound_record(store: Store) -> None:
     names = [f"llama-bench-q4_k.{suffix}" for suffix in ("json", "jsonl", "sql", "csv", "md")]
     names += ["tbo-perf-mul_mat.sql", "tbo-test-mul_mat.txt", "batched-bench-q4_k.txt", "batched-bench-q4_k.jsonl"]
     for name in names:
-        found = open_file(GOLDEN / "h200" / name)
-        assert record(store, found)
-        assert rows_of(store, found.import_id) == found.reading.rows
+        file = open_file(GOLDEN / "h200" / name)
+        assert record(store, file)
+        assert rows_of(store, file.import_id) == file.reading.rows
     assert check(store) == []
 
 

@@ -20,13 +20,13 @@ def rows(name: str) -> list[dict[str, str]]:
     content = (FOLDER / name).read_bytes()
     assert content.endswith(b"\n")
     assert b"\r" not in content
-    found = list(csv.DictReader(io.StringIO(content.decode()), strict=True))
-    assert len({tuple(row.items()) for row in found}) == len(found) == content.count(b"\n") - 1
-    for row in found:
+    table = list(csv.DictReader(io.StringIO(content.decode()), strict=True))
+    assert len({tuple(row.items()) for row in table}) == len(table) == content.count(b"\n") - 1
+    for row in table:
         assert None not in row
         assert all(row[column] for column in REQUIRED)
         assert all(cell is not None and cell.isprintable() for cell in row.values())
-    return found
+    return table
 
 
 def test_every_row_becomes_a_figure() -> None:

@@ -60,12 +60,12 @@ def test_what_is_not_committed(project: Project) -> None:
 
 def test_checkout_is_left_alone(project: Project) -> None:
     """Exporting changes nothing in the checkout, and leaves nothing of it in the cache but files."""
-    made = commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
+    commit_id = commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
     write(project.clone, {"ggml/new.c": "n\n"})
     before = state(project.clone)
     export(project, message="rest")
     assert state(project.clone) == before
-    assert project.cache.git.attempt("cat-file", "-e", made).rc != 0
+    assert project.cache.git.attempt("cat-file", "-e", commit_id).rc != 0
 
 
 def test_again(project: Project) -> None:
@@ -75,8 +75,8 @@ def test_again(project: Project) -> None:
     first = export(project)
     assert b"\n---\nkept?\n\ndiff --git" in first.series.patches[0].content
     assert export(project) == first
-    made = project.apply("mine")
-    git(project.clone, "fetch", "--quiet", str(project.cache.path), made.commit)
+    source = project.apply("mine")
+    git(project.clone, "fetch", "--quiet", str(project.cache.path), source.commit)
     git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
     assert export(project) == first
 
@@ -105,8 +105,8 @@ def test_overlays_go_home(project: Project) -> None:
     """An overlay's new content goes to kernels/, and no patch mentions it; a commit of overlays alone is no patch."""
     write(project.root, {"kernels/k.cuh": "// one\n", "kernels/l.cuh": "// l\n"})
     project.series("mine", {}, "# kernel", "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh")
-    made = project.apply("mine")
-    git(project.clone, "fetch", "--quiet", str(project.cache.path), made.commit)
+    source = project.apply("mine")
+    git(project.clone, "fetch", "--quiet", str(project.cache.path), source.commit)
     git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
     commit(project.clone, {"ggml/ggml.c": twice("one"), "ggml/k.cuh": "// two\n"}, "hook it in")
     write(project.clone, {"ggml/k.cuh": "// three\n"})

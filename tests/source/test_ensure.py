@@ -298,9 +298,9 @@ def test_processes_at_once(clone: Path, pin: str, cache: PinCache) -> None:
         flock(lock, LOCK_EX)
         children = [
             subprocess.Popen(
-                [sys.executable, "-c", CHILD, str(cache.path), one, str(clone)], stdout=subprocess.PIPE, text=True
+                [sys.executable, "-c", CHILD, str(cache.path), commit_id, str(clone)], stdout=subprocess.PIPE, text=True
             )
-            for one in wanted
+            for commit_id in wanted
         ]
         first_lines = [child.stdout.readline() for child in children if child.stdout]
     outputs = [child.communicate(timeout=60)[0] for child in children]

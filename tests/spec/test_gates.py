@@ -34,15 +34,17 @@ PERPLEXITY = "perplexity: {model: nv, reference: exact"
 def test_models_and_gates_are_read() -> None:
     """A vocabulary is the pin's; what is derived is made of a recipe, whatever that is called; defaults are ours."""
     text = MODELS + "gates:\n  - greedy: {model: nv, against: {FAST: null}}\n"
-    made = read(text + f"  - {PERPLEXITY}, against: {{FAST: null}}, kld_ratio_at_most: 0.5}}\nenv: {{FAST: '1'}}\n")
+    experiment = read(
+        text + f"  - {PERPLEXITY}, against: {{FAST: null}}, kld_ratio_at_most: 0.5}}\nenv: {{FAST: '1'}}\n"
+    )
     recipe = SyntheticModel(n_vocab=32000, vocab="llama-spm", vocab_pin=PIN, scales=True, quant="NVFP4")
-    assert made.models["nv"] == recipe
-    assert made.models["exact"] == DerivedModel(recipe, "F32")
-    assert made.gates[1:] == (
+    assert experiment.models["nv"] == recipe
+    assert experiment.models["exact"] == DerivedModel(recipe, "F32")
+    assert experiment.gates[1:] == (
         GreedyGate("nv", against={"FAST": None}),
         PerplexityGate("nv", "exact", against={"FAST": None}, kld_ratio_at_most=0.5),
     )
-    assert from_json(Experiment, json.loads(json.dumps(to_json(made)))) == made
+    assert from_json(Experiment, json.loads(json.dumps(to_json(experiment)))) == experiment
 
 
 def test_gates_say_which_cases_which_path_and_how_many_tests() -> None:
@@ -53,13 +55,13 @@ def test_gates_say_which_cases_which_path_and_how_many_tests() -> None:
         f"{PERPLEXITY}, kld_at_most: 1, engaged: 'fast: on'}}",
         "harness: {kernel: toy, tests: 72}",
     ]
-    made = read(MODELS + "gates:\n" + "".join(f"  - {line}\n" for line in lines) + "env: {FAST: '1'}\n")
-    parity, *others = made.gates
+    experiment = read(MODELS + "gates:\n" + "".join(f"  - {line}\n" for line in lines) + "env: {FAST: '1'}\n")
+    parity, *others = experiment.gates
     assert isinstance(parity, ParityGate)
     assert (parity.expect, parity.cases, parity.engaged) == (Expectation(1103, 1103), "0123456789abcdef", "fast: on")
     assert [gate.engaged for gate in others if not isinstance(gate, (HarnessGate, ParityGate))] == ["fast: on"] * 2
     assert others[-1] == HarnessGate("toy", tests=72)
-    assert from_json(Experiment, json.loads(json.dumps(to_json(made)))) == made
+    assert from_json(Experiment, json.loads(json.dumps(to_json(experiment)))) == experiment
     assert {"cases", "engaged", "overridden"}.isdisjoint(to_json(ParityGate("MUL_MAT", "CPU")))
 
 
@@ -67,8 +69,8 @@ def test_another_count_is_of_another_list() -> None:
     """A child that expects more cases does not inherit the list of fewer."""
     write(BASE.replace("unsupported: 306", "unsupported: 306, cases: 0123456789abcdef"), "listed.yaml")
     same, more = (
-        load(write(f"extends: listed.yaml\ngates: [backend-ops: {{op: MUL_MAT, backend: CPU, {said}}}]\n")).gates
-        for said in ("unsupported: 0", "expect: 1236/1236")
+        load(write(f"extends: listed.yaml\ngates: [backend-ops: {{op: MUL_MAT, backend: CPU, {change}}}]\n")).gates
+        for change in ("unsupported: 0", "expect: 1236/1236")
     )
     assert same == (ParityGate("MUL_MAT", "CPU", Expectation(1103, 1103), 0, cases="0123456789abcdef"),)
     assert more == (ParityGate("MUL_MAT", "CPU", Expectation(1236, 1236), 306),)
@@ -104,7 +106,6 @@ def test_what_came_later_does_not_change_a_recipe_without_it() -> None:
         (f"{PERPLEXITY}, kld_at_most: 0}}", "gates[1].perplexity.kld_at_most: must be more than 0"),
         ("harness: {kernel: ../x}", "gates[1].harness.kernel: must be a name"),
         ("harness: {kernel: x}", "gates[1].harness.tests: missing"),
-        ("backend-ops: {op: ADD, backend: CPU, cases: 12}", "gates[1].backend-ops.cases: must be text, not 12"),
         ("backend-ops: {op: ADD, backend: CPU, cases: x}", "gates[1].backend-ops.cases: must be a digest of cases"),
         ("harness: {kernel: x, arch: sm90}", "gates[1].harness.arch: must be an architecture by nvcc's name"),
         (
@@ -140,5 +141,5 @@ def test_the_same_gate_in_a_child_refines_it() -> None:
     write(BASE, "base.yaml")
     write(f"extends: base.yaml\n{MODELS}gates:\n  - {PERPLEXITY}, kld_at_most: 0.5}}\n", "parent.yaml")
     refined, other = f"{PERPLEXITY}, kld_at_most: 0.25}}", f"{PERPLEXITY}, kld_at_most: 1, env: {{B: '1'}}}}"
-    made = load(write(f"extends: parent.yaml\ngates:\n  - {refined}\n  - {other}\n"))
-    assert [gate.kld_at_most for gate in made.gates if isinstance(gate, PerplexityGate)] == [0.25, 1]
+    experiment = load(write(f"extends: parent.yaml\ngates:\n  - {refined}\n  - {other}\n"))
+    assert [gate.kld_at_most for gate in experiment.gates if isinstance(gate, PerplexityGate)] == [0.25, 1]

@@ -13,12 +13,9 @@ import pytest
 from dgxlab.model import (
     BackendOpsBench,
     BatchedBench,
-    Experiment,
     LlamaBench,
     Session,
     SyntheticModel,
-    from_json,
-    to_json,
 )
 from dgxlab.project import MARKER
 from dgxlab.spec import json_schema, load
@@ -109,8 +106,8 @@ def test_every_axis() -> None:
     assert entry.axes["cpu_mask"] == ("0xff",)
 
 
-def test_a_scalar_stands_for_a_list_of_one() -> None:
-    """Wherever a list of scalars is meant."""
+def test_a_scalar_is_a_list_of_one() -> None:
+    """Wherever a list of scalars is meant; whole numbers among raw arguments become their digits."""
     child = read("series: w4a16\nllama_cpp: {sources: /src}\ngates: [engaged: {stderr: 'x', tools: llama-bench}]\n")
     assert (child.series, child.sources, child.gates[1].tools) == (("w4a16",), ("/src",), ("llama-bench",))
     entries = (
@@ -119,10 +116,6 @@ def test_a_scalar_stands_for_a_list_of_one() -> None:
     single, batched = read(f"bench: [{entries}]\n").bench
     assert single.args == ("--verbose",)
     assert (batched.npp, batched.ntg, batched.npl) == ((1,), (2,), (3,))
-
-
-def test_arguments_are_text() -> None:
-    """Whole numbers among raw arguments become their digits."""
     entry = read("bench: [llama-bench: {model: q4k, n_gen: 1, args: [--prio, 2, -v]}]\n").bench[0]
     assert entry.args == ("--prio", "2", "-v")
 
@@ -165,12 +158,6 @@ def test_identity_is_what_is_asked_for(folder: Path) -> None:
     assert load(write(BASE, "elsewhere/y.yaml")).digest == base.digest
     assert load(write("name: base\nextends: base.yaml\n")).digest == base.digest
     assert load(Path("base.yaml"), ["session.cycles=7"]).digest != base.digest
-
-
-def test_a_record_goes_over_the_wire() -> None:
-    """An experiment survives JSON, as the store and the agent need it."""
-    base = load(write(BASE, "base.yaml"))
-    assert from_json(Experiment, json.loads(json.dumps(to_json(base)))) == base
 
 
 @pytest.mark.parametrize("columns", [100, 10_000])

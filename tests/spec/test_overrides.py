@@ -65,10 +65,10 @@ def test_what_may_be_set_in_a_gate() -> None:
 def test_a_gate_that_must_reach_what_the_file_says_is_not_marked() -> None:
     """A longer time, or another gate's count, changes nothing for it."""
     gates = "gates:\n  - backend-ops: {op: ADD, backend: CPU, expect: 5/5}\n"
-    one, two = read(gates, "gates.0.backend-ops.limit_s=60", "gates.1.backend-ops.expect=null").gates
-    assert isinstance(one, ParityGate)
-    assert isinstance(two, ParityGate)
-    assert (one.limit_s, one.overridden, two.overridden) == (60, False, True)
+    first, second = read(gates, "gates.0.backend-ops.limit_s=60", "gates.1.backend-ops.expect=null").gates
+    assert isinstance(first, ParityGate)
+    assert isinstance(second, ParityGate)
+    assert (first.limit_s, first.overridden, second.overridden) == (60, False, True)
 
 
 @pytest.mark.parametrize(

@@ -13,23 +13,12 @@ GATE = "op: MUL_MAT, backend: CPU"
 REFUSED = [
     # unknown keys, with the nearest
     ("sesion: {}", "sesion: unknown key; did you mean session?"),
-    ("session: {Cycles: 3}", "session.Cycles: unknown key; did you mean cycles?"),
     ("session: {zzz: 3}", "session.zzz: unknown key; known: block_minutes, cycles, drift_limit, effect, pin, thermal"),
-    ("zzz: 1", "zzz: unknown key"),
     ("models: {m: {synthetic: {n_layers: 2}}}", "models.m.synthetic.n_layers: unknown key; did you mean n_layer?"),
     ("gates: [backendops: {}]", "gates[1].backendops: unknown key; did you mean backend-ops?"),
     (
-        f"gates: [backend-ops: {{{GATE}, expects: 1/1}}]",
-        "gates[0].backend-ops.expects: unknown key; did you mean expect?",
-    ),
-    ("bench: [lama-bench: {}]", "bench[0].lama-bench: unknown key; did you mean llama-bench?"),
-    (
         "bench: [llama-bench: {model: q4k, n_promt: 5}]",
         "bench[0].llama-bench.n_promt: unknown key; did you mean n_prompt?",
-    ),
-    (
-        "bench: [batched-bench: {model: q4k, npp: 1, ntg: 1, npl: 1, n_prompt: 5}]",
-        "bench[0].batched-bench.n_prompt: unknown key",
     ),
     # the top
     ("name: a/b", "name: must be a name of letters, digits, dots, dashes and underscores, 64 at most, not 'a/b'"),
@@ -38,13 +27,10 @@ REFUSED = [
     ("name: 12", 'name: must be text, not 12: quote it: "12"'),
     ("hypothesis:", "hypothesis: must be text, not nothing"),
     ("series: [a, a]", "series: holds a twice"),
-    ("series: [a/b]", "series[0]: must be a name"),
     ("series: {a: 1}", "series: must be a list, not a map"),
-    ("series: [[a]]", "series[0]: must be text, not a list"),
     ("cmake: []", "cmake: must be a map, not an empty list"),
     ("cmake: {a-b: 1}", "cmake.a-b: must be a name of letters, digits and underscores"),
     ("cmake: {A: 9.0}", 'cmake.A: must be text, not 9.0: quote it: "9.0"'),
-    ("cmake: {A: null}", "cmake.A: must be text, not nothing"),
     ('cmake: {A: "1\\n2"}', "cmake.A: must be one line"),
     ("cmake: {GGML_CUDA: 1}", "cmake.GGML_CUDA: must be true or false, not '1'"),
     (
@@ -60,7 +46,6 @@ REFUSED = [
     ("cmake: {CMAKE_INSTALL_PREFIX: /x}", "cmake.CMAKE_INSTALL_PREFIX: cannot be set: dgxlab sets it"),
     ("cmake: {CMAKE_BUILD_RPATH_USE_ORIGIN: false}", "cannot be set: dgxlab sets it"),
     ("env: {a: x}", "env.a: must be a name of capital letters, digits and underscores"),
-    ("env: {A: 1}", 'env.A: must be text, not 1: quote it: "1"'),
     ("env: {LD_LIBRARY_PATH: x}", "env.LD_LIBRARY_PATH: cannot be set: it changes which libraries load"),
     ("env: {PATH: x}", "env.PATH: cannot be set: it is the host's own"),
     ("env: {DGXLAB_ROOT: x}", "env.DGXLAB_ROOT: cannot be set: it belongs to dgxlab itself"),
@@ -78,11 +63,6 @@ REFUSED = [
         "llama_cpp: {pin: e3a74b2}",
         "llama_cpp.pin: must be a full commit id: 40 hex digits, in lower case, not 'e3a74b2'",
     ),
-    (
-        f"llama_cpp: {{pin: {'1' * 40}}}",
-        "llama_cpp.pin: 1111111111111111111111111111111111111111 is too large for a num",
-    ),
-    (f"llama_cpp: {{pin: 1e{'3' * 38}}}", "llama_cpp.pin: 1e33333333333333333333333333333333333333 is too large"),
     ("llama_cpp: {sources: []}", "llama_cpp.sources: must not be empty"),
     ("llama_cpp: {sources: [llama.cpp]}", "llama_cpp.sources[0]: must be a git URL without a password, a path"),
     ("llama_cpp: {sources: --upload-pack=x}", "llama_cpp.sources: must be a git URL"),
@@ -92,7 +72,6 @@ REFUSED = [
     ("models: {a: {synthetic: {vocab_pin: x}}}", "models.a.synthetic.vocab_pin: unknown key; did you mean vocab?"),
     ("session: {min_effect: 0.1}", "session.min_effect: unknown key"),
     # models
-    ("models: {a b: {path: /x}}", "models.a b: must be a name"),
     ("models: {a: }", "models.a: must be a map, not nothing"),
     ("models: {a: {}}", "models.a: must have exactly one of path, synthetic"),
     ("models: {a: {path: /x, synthetic: {}}}", "models.a: must have exactly one of path, synthetic"),
@@ -100,11 +79,9 @@ REFUSED = [
     ("models: {a: {synthetic: {arch: qwen9}}}", "models.a.synthetic: synthetic models of architecture 'qwen9' cannot"),
     ("models: {a: {synthetic: {n_embd: 100}}}", "models.a.synthetic: n_embd 100"),
     ("models: {a: {synthetic: {n_head: 4, n_head_kv: 3}}}", "models.a.synthetic: n_head"),
-    ("models: {a: {synthetic: {n_ff: 1000}}}", "models.a.synthetic: "),
     ("models: {a: {synthetic: {n_layer: 0}}}", "models.a.synthetic.n_layer: must be at least 1, not 0"),
     ("models: {a: {synthetic: {n_layer: 2000000}}}", "models.a.synthetic.n_layer: must be at most 1000, not 2000000"),
     ("models: {a: {synthetic: {n_layer: 2.0}}}", "models.a.synthetic.n_layer: must be a whole number, not 2.0"),
-    ("models: {a: {synthetic: {seed: -1}}}", "models.a.synthetic.seed: must be at least 0, not -1"),
     (
         "models: {a: {synthetic: {quant: q4_0}}}",
         "models.a.synthetic.quant: must be a type of llama-quantize, as Q4_K_M",
@@ -112,24 +89,19 @@ REFUSED = [
     ("models: {a: {synthetic: {pure: 1}}}", "models.a.synthetic.pure: must be true or false, not 1"),
     # gates
     ("gates: [x]", "gates[1]: must be a map, not 'x'"),
-    ("gates: [{}]", "gates[1]: must have exactly one of backend-ops, engaged"),
-    (f"gates: [{{backend-ops: {{{GATE}}}, engaged: {{stderr: x}}}}]", "gates[1]: must have exactly one of"),
     ("gates: [backend-ops: ]", "gates[1].backend-ops: must be a map, not nothing"),
     ("gates: [backend-ops: {backend: CPU}]", "gates[1].backend-ops.op: missing"),
     ("gates: [backend-ops: {op: MUL_MAT}]", "gates[1].backend-ops.backend: missing"),
     ("gates: [backend-ops: {op: 'MUL_MAT,ADD', backend: CPU}]", "gates[1].backend-ops.op: must be one operation"),
-    ("gates: [backend-ops: {op: mul_mat, backend: CPU}]", "gates[1].backend-ops.op: must be one operation"),
     *(
         (f"gates: [backend-ops: {{{GATE}, expect: {text}}}]", "gates[0].backend-ops.expect: must be all of a positive")
         for text in ("0/0", "1102/1103", "x", "'5'", "1/1/1", "-1/-1", "'1/1 '")
     ),
     (f"gates: [backend-ops: {{{GATE}, expect: 5}}]", "gates[0].backend-ops.expect: must be text, not 5"),
-    (f"gates: [backend-ops: {{{GATE}, unsupported: -1}}]", "gates[0].backend-ops.unsupported: must be at least 0"),
     (f"gates: [backend-ops: {{{GATE}, limit_s: 0}}]", "gates[0].backend-ops.limit_s: must be more than 0"),
     (f"gates: [backend-ops: {{{GATE}, env: {{PATH: x}}}}]", "gates[1].backend-ops.env.PATH: cannot be set"),
     ("gates: [engaged: {}]", "gates[1].engaged.stderr: missing"),
     ("gates: [engaged: {stderr: ''}]", "gates[1].engaged.stderr: must not be empty"),
-    ('gates: [engaged: {stderr: "a\\nb"}]', "gates[1].engaged.stderr: must be one line"),
     ("gates: [engaged: {stderr: x, tools: []}]", "gates[1].engaged.tools: must not be empty"),
     (
         "gates: [engaged: {stderr: x, tools: ncu}]",
@@ -141,22 +113,13 @@ REFUSED = [
     ),
     # bench
     ("bench: []", "bench: must not be empty: nothing would be measured"),
-    ("bench:", "bench: must be a list, not nothing"),
-    ("bench: [{}]", "bench[0]: must have exactly one of backend-ops, llama-bench, batched-bench"),
-    ("bench: [{llama-bench: {model: q4k, n_gen: 1}, batched-bench: {}}]", "bench[0].batched-bench.model: missing"),
     (
         "bench: [llama-bench: {model: q4, n_gen: 1}]",
         "bench[0].llama-bench.model: no model 'q4' under models; did you mean q4k?",
     ),
     ("bench: [llama-bench: {model: q4k}]", "bench[0].llama-bench: measures nothing: give n_prompt, n_gen or both"),
     ("bench: [llama-bench: {model: q4k, n_prompt: [], n_gen: []}]", "bench[0].llama-bench: measures nothing"),
-    ("bench: [llama-bench: {n_gen: 1}]", "bench[0].llama-bench.model: missing"),
-    ("bench: [backend-ops: {op: ADD, backend: CPU}]", "bench[0].backend-ops.where: missing"),
     ("bench: [backend-ops: {op: ADD, backend: CPU, where: {}}]", "bench[0].backend-ops.where: must not be empty"),
-    (
-        "bench: [backend-ops: {op: ADD, backend: CPU, where: {m: []}}]",
-        "bench[0].backend-ops.where.m: must not be empty",
-    ),
     ("bench: [backend-ops: {op: ADD, backend: CPU, where: {m: [1, 1.0]}}]", "where.m: holds 1.0 twice"),
     ("bench: [backend-ops: {op: ADD, backend: CPU, where: {m: ''}}]", "where.m: must be text, a number, true or false"),
     ("bench: [backend-ops: {op: ADD, backend: CPU, where: {m: [[1]]}}]", "where.m[0]: must be text, a number, true or"),
@@ -168,26 +131,20 @@ LLAMA = [
     ("n_gen: [1, 1.5]", "n_gen[1]: must be a whole number, not 1.5"),
     ("n_gen: '8'", "n_gen: must be a whole number, not '8'"),
     ("n_gen: [8, 8]", "n_gen: holds 8 twice"),
-    ("n_gen: {a: 1}", "n_gen: must be a list, not a map"),
     ("n_gen: 8, n_ubatch: []", "n_ubatch: must not be empty: nothing would be measured"),
-    ("n_gen: 8, n_ubatch: null", "n_ubatch: must be a list, not nothing"),
-    ("n_gen: 8, repetitions: 0", "repetitions: must be at least 1, not 0"),
     ("n_gen: 8, type_k: q4_k", "type_k: must be f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1 or iq4_nl, not 'q4_k'"),
     ("n_gen: 8, split_mode: rows", "split_mode: must be none, layer, row or tensor, not 'rows'"),
     ("n_gen: 8, flash_attn: maybe", "flash_attn: must be a whole number"),
     ("n_gen: 8, flash_attn: 2", 'flash_attn: must be "on", "off" or "auto", not 2'),
     ("n_gen: 8, flash_attn: ['on', true]", "flash_attn: holds 1 twice"),
-    ("n_gen: 8, no_kv_offload: 1", "no_kv_offload: must be true or false, not 1"),
     ("n_gen: 8, cpu_mask: ff", "cpu_mask: must be a mask in hexadecimal, in quotes: \"0xff\", not 'ff'"),
     ("n_gen: 8, n_gpu_layers: -2", "n_gpu_layers: must be at least -1, not -2"),
     ("n_gen: 8, limit_s: 1e9", "limit_s: must be at most 604800.0, not 1000000000.0"),
     ("n_gen: 8, env: {LD_AUDIT: x}", "env.LD_AUDIT: cannot be set"),
     ("n_gen: 8, args: [1.5]", 'args[0]: must be text, not 1.5: quote it: "1.5"'),
-    ("n_gen: 8, args: [[x]]", "args[0]: must be text, not a list"),
     ("n_gen: 8, args: ['']", "args[0]: must not be empty"),
     ("n_gen: 8, args: [-m, x]", "args[0]: '-m' has a key of its own: model"),
     ("n_gen: 8, args: [-p, '1']", "args[0]: '-p' has a key of its own: n_prompt"),
-    ("n_gen: 8, args: [-n, '1']", "args[0]: '-n' has a key of its own: n_gen"),
     ("n_gen: 8, args: [--repetitions, 2]", "args[0]: '--repetitions' has a key of its own: repetitions"),
     ("n_gen: 8, args: [--n_ubatch=2, --ubatch_size, 3]", "args[1]: '--ubatch_size' has a key of its own: n_ubatch"),
     ("n_gen: 8, args: [-v, --output=md]", "args[1]: '--output=md' is set by dgxlab"),
@@ -195,7 +152,6 @@ LLAMA = [
     ("n_gen: 8, args: [-hf, x/y]", "args[0]: '-hf' would measure another model: name it under models"),
     ("n_gen: 8, args: --help", "args: '--help' measures nothing"),
     ("n_gen: 8, exclude: [{}]", "exclude[0]: must not be empty"),
-    ("n_gen: 8, exclude: {n_gen: 8}", "exclude: must be a list, not a map"),
     ("n_gen: 8, exclude: [{n_gen: [8]}]", "exclude[0].n_gen: must be text, a number, true or false"),
     ("n_gen: 8, exclude: [{n_ubatch: 8}]", "exclude[0].n_ubatch: is not varied in this entry; known: n_gen"),
     ("n_gen: 8, n_ubatch: [1, 2], exclude: [{n_ubath: 1}]", "exclude[0].n_ubath: is not varied in this entry; did you"),
@@ -208,10 +164,7 @@ LLAMA = [
 
 BATCHED = [
     ("npp: 1, ntg: 1", "npl: missing"),
-    ("npp: [], ntg: 1, npl: 1", "npp: must not be empty: nothing would be measured"),
-    ("npp: 1, ntg: 1, npl: [1, 1]", "npl: holds 1 twice"),
     ("npp: 1, ntg: 1, npl: 1, args: [--output-format, md]", "args[0]: '--output-format' is set by dgxlab"),
-    ("npp: 1, ntg: 1, npl: 1, args: [-npl, 4]", "args[0]: '-npl' has a key of its own: npl"),
     ("npp: 1, ntg: 1, npl: 1, args: [-c, 4]", "args[0]: '-c' has a key of its own: n_ctx"),
     ("npp: 1, ntg: 1, npl: 1, exclude: [{npl: 2}]", "exclude[0].npl: excludes nothing: 2 is not among npl's values"),
     ("npp: 1, ntg: 1, npl: 1, repetitions: 3", "repetitions: unknown key"),
@@ -222,9 +175,9 @@ BATCHED = [
 def test_a_value_that_is_refused(text: str, message: str) -> None:
     """The error has the child's file and line, the dotted key, what is wanted and what is there."""
     line = 2 + text.count("\n")
-    found = child_refusal(text + "\n").message
-    assert found.startswith(f"x.yaml:{line}: ")
-    assert message in found
+    error = child_refusal(text + "\n").message
+    assert error.startswith(f"x.yaml:{line}: ")
+    assert message in error
 
 
 @pytest.mark.parametrize(
@@ -234,8 +187,8 @@ def test_a_value_that_is_refused(text: str, message: str) -> None:
 )
 def test_a_bench_entry_that_is_refused(entry: str, text: str, message: str) -> None:
     """The same for the keys of an entry that runs a model."""
-    found = child_refusal(f"\nbench:\n  - {entry}: {{model: q4k, {text}}}\n").message
-    assert found.startswith(f"x.yaml:4: bench[0].{entry}.{message}")
+    error = child_refusal(f"\nbench:\n  - {entry}: {{model: q4k, {text}}}\n").message
+    assert error.startswith(f"x.yaml:4: bench[0].{entry}.{message}")
 
 
 def test_all_errors_of_a_spec_are_listed_by_line() -> None:

@@ -42,18 +42,12 @@ def value_of(text: str) -> object:
 
 @pytest.mark.parametrize(("word", "why"), UNITS, ids=[word[:30] for word, _ in UNITS])
 def test_a_surprising_scalar_is_refused(word: str, why: str) -> None:
-    """Every plain scalar that YAML 1.1 turns into another value is an error that names line, key and cure."""
+    """What YAML 1.1 turns into another value is an error that names line, key and cure; in quotes it is text."""
     error = refusal(f"# comment\nname: x\nhypothesis: {word}\n")
     assert error.message.startswith("x.yaml:3: hypothesis: ")
     assert why in error.message
     assert error.exit_code == 9
-
-
-@pytest.mark.parametrize("word", [word for word, _ in UNITS], ids=[word[:30] for word, _ in UNITS])
-@pytest.mark.parametrize("quote", ["'", '"'])
-def test_quotes_make_text_of_it(word: str, quote: str) -> None:
-    """The same scalar in quotes is text."""
-    assert value_of(f"{quote}{word}{quote}") == word
+    assert value_of(f"'{word}'") == value_of(f'"{word}"') == word
 
 
 @pytest.mark.parametrize(
@@ -103,19 +97,16 @@ def test_plain_values(text: str, value: object) -> None:
         ("a: &x 1\n", "x.yaml:1: a: anchor &x: leave it out; anchors are refused"),
         ("a:\n  <<: {b: 1}\n", "x.yaml:2: a.<<: merge keys are refused: use extends, or write the entries out"),
         ("a: !!python/object:os.system x\n", "x.yaml:1: a: tag tag:yaml.org,2002:python/object:os.system: leave"),
-        ("a: !!str 1\n", "x.yaml:1: a: tag tag:yaml.org,2002:str: leave it out"),
         ("a: ! x\n", "x.yaml:1: a: tag !: leave it out"),
         ("a: [1, !x {b: 1}]\n", "x.yaml:1: a[1]: tag !x: leave it out"),
         ("a: 1\n---\nb: 1\n", "x.yaml:2: a second document starts here: one file holds one"),
         ("%YAML 1.1\n---\na: 1\n", "directives are refused"),
         ("1: x\n", 'x.yaml:1: 1: keys must be text: quote it: "1"'),
         ("a: {null: x}\n", 'x.yaml:1: a.null: keys must be text: quote it: "null"'),
-        ("a: {1.5: x}\n", "keys must be text"),
-        ("true: x\n", "keys must be text"),
         ("?\n: x\n", "keys must be text"),
         ("on: x\n", f"x.yaml:1: on: as a key, on {BOOLEAN}"),
-        ("[a]: x\n", "x.yaml:1: a list or map stands as a key: keys must be text"),
-        ("b: {? {a: 1} : x}\n", "a list or map stands as a key"),
+        ("[a]: x\n", "x.yaml:1: a list or map is a key here: keys must be text"),
+        ("b: {? {a: 1} : x}\n", "a list or map is a key here"),
         ('a: "\\0"\n', "x.yaml:1: a: holds a control character, U+0000"),
         ('a: "\\x1b[31m"\n', "x.yaml:1: a: holds a control character, U+001B"),
         ('"a\\0": 1\n', "as a key, holds a control character, U+0000"),
@@ -224,29 +215,19 @@ def test_what_is_not_a_readable_file(folder: Path) -> None:
         assert message in caught.value.message
 
 
-@pytest.mark.parametrize("content", [b"a: \xff\n", b"a: 1\nb: \xc3", "name: é\n".encode("utf-16"), b"\xed\xa0\x80"])
-def test_what_is_not_utf_8(content: bytes) -> None:
-    """Other encodings are errors, not guesses."""
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: 1\nb: 2\nc: \xff\n", "x.yaml:3: is not valid UTF-8"),
+        (b"a: 1\nb: \xc3", "x.yaml:2: is not valid UTF-8"),
+        ("name: é\n".encode("utf-16"), "x.yaml:1: is not valid UTF-8"),
+        (b"\xed\xa0\x80", "x.yaml:1: is not valid UTF-8"),
+        (b"\xef\xbb\xbfa: 1\r\nb: no\r\n", f"x.yaml:2: b: no {BOOLEAN}"),
+    ],
+)
+def test_bytes(content: bytes, message: str) -> None:
+    """Other encodings than UTF-8 are errors at a line; a byte order mark and CRLF change neither values nor lines."""
     Path("x.yaml").write_bytes(content)
-    with pytest.raises(SpecError, match="is not valid UTF-8"):
-        load(Path("x.yaml"))
-
-
-def test_the_line_of_a_bad_byte_is_named() -> None:
-    """The error points at the line of the first byte that is not UTF-8."""
-    Path("x.yaml").write_bytes(b"a: 1\nb: 2\nc: \xff\n")
-    with pytest.raises(SpecError, match=r"x\.yaml:3: "):
-        load(Path("x.yaml"))
-
-
-def test_windows_files_are_read() -> None:
-    """A byte order mark and CRLF change neither values nor lines."""
-    Path("x.yaml").write_bytes(b"\xef\xbb\xbfa: 1\r\nb: no\r\n")
-    assert refusal_of_bytes() == f"x.yaml:2: b: no {BOOLEAN}"
-
-
-def refusal_of_bytes() -> str:
-    """Return the message for the x.yaml that is there."""
     with pytest.raises(SpecError) as caught:
         load(Path("x.yaml"))
-    return caught.value.message
+    assert caught.value.message.startswith(message)

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from dgxlab.ingest import ingest
 from dgxlab.store import Store
+from tests.journals import Journal, intend
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with nothing in it: a test may look at all that appears beside a database."""
-    made = tmp_path / "record"
-    made.mkdir()
-    return made
+    record = tmp_path / "record"
+    record.mkdir()
+    return record
 
 
 @pytest.fixture
@@ -21,3 +23,11 @@ def store(folder: Path) -> Iterator[Store]:
     """An empty store in a folder of its own."""
     with Store.open(folder / "results.db") as opened:
         yield opened
+
+
+def measured(store: Store, *journals: Journal) -> Journal:
+    """Put the jobs of journals, and all of their lines, into a store; return the last journal."""
+    for journal in journals:
+        intend(store, journal)
+        ingest(store, journal.plan.job_id, journal.lines())
+    return journal

@@ -6,19 +6,17 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.ingest import ingest
 from dgxlab.store import Damaged, Store, check
 from tests.elsewhere import from_elsewhere
-from tests.journals import Journal, cell, intend, plan, whole
+from tests.journals import Journal, cell, plan, whole
+from tests.store.conftest import measured
 
 
 @pytest.fixture
 def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A sound store with every guard taken off, which is not told, as if another program had edited it."""
     monkeypatch.setattr(sys.modules["dgxlab.store.check"], "schema_problems", lambda connection: [])
-    journal = whole("job-1", runs=1, samples=2).check()
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, whole("job-1", runs=1, samples=2).check())
     from_elsewhere(store)
     assert check(store) == []
     store.connection.execute("PRAGMA foreign_keys = OFF")
@@ -48,7 +46,7 @@ def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_damage_is_named(damaged: Store, sql: str, sentence: str) -> None:
     """Each wrong row gives a sentence that says which and why."""
     damaged.connection.execute(sql)
-    assert [found for found in check(damaged) if sentence in found]
+    assert [problem for problem in check(damaged) if sentence in problem]
 
 
 @pytest.mark.parametrize("content", ["zeroblob(9)", "substr(plan, 1, 200)", "plan || x'00'"])
@@ -63,25 +61,22 @@ def test_a_broken_page_is_found(folder: Path) -> None:
     """Bytes that the disk lost are found, by a sentence or an error with the cause, never a traceback."""
     path = folder / "results.db"
     with Store.open(path) as store:
-        journal = whole("job-1", runs=20, samples=50)
-        intend(store, journal)
-        ingest(store, "job-1", journal.lines())
+        measured(store, whole("job-1", runs=20, samples=50))
     content = bytearray(path.read_bytes())
     content[-40_000:-20_000] = b"\x5a" * 20_000
     path.write_bytes(content)
     try:
         with Store.open(path) as store:
-            found = check(store)
+            problems = check(store)
     except SpecError as error:
-        found = [error.message]
-    assert found
-    assert "results.db" in found[0]
+        problems = [error.message]
+    assert problems
+    assert "results.db" in problems[0]
 
 
 def test_failed_and_discarded_runs_are_sound(store: Store) -> None:
     """A run without values is only wrong if it says that it is valid."""
     journal = Journal(plan("job-1")).job().build().model().run({})
     journal.events[-1] |= {"status": "failed", "reason": "killed by signal 9", "rc": None, "signal": 9}
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, journal)
     assert check(store) == []

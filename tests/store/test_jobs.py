@@ -12,19 +12,13 @@ from dgxlab.ingest import ingest
 from dgxlab.model import PROTOCOL, Expectation, ParityGate, case_digest, model_id
 from dgxlab.store import Store, gate_digest
 from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
+from tests.store.conftest import measured
 
 ENV = env_digest({"GGML_NO_BACKTRACE": "1"})
 MODEL = model_id(TINY)
 GATE = gate_digest(ParityGate("MUL_MAT", "CPU"), {})
 ASKED = ParityGate("MUL_MAT", "CPU")
 LISTED = case_digest(["MUL_MAT(n=1)", "MUL_MAT(n=1)"])
-
-
-def measured(store: Store, journal: Journal) -> Journal:
-    """Put a journal's job and all its lines into the store."""
-    intend(store, journal)
-    ingest(store, journal.plan.job_id, journal.lines())
-    return journal
 
 
 def test_an_intent_is_recorded_with_the_whole_plan(store: Store) -> None:
@@ -82,8 +76,7 @@ def test_a_state_keeps_what_the_journal_told(store: Store) -> None:
     """A job without a last word (full disk) keeps the error that its journal does have."""
     journal = Journal(plan("job-1")).job()
     journal.add("error", exit_code=7, message="the build failed", next="less build.log", details="error: x")
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, journal)
     job = store.set_state("job-1", "failed", exit_code=7)
     assert (job.state, job.exit_code, job.error, job.details) == ("failed", 7, "the build failed", "error: x")
 

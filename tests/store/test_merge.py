@@ -39,6 +39,7 @@ from tests.journals import (
     whole,
 )
 from tests.journals import TABLES as JOURNALLED
+from tests.store.conftest import measured
 
 
 def known() -> list[Journal]:
@@ -100,9 +101,9 @@ def merged(into: Path, other: Path, *, times: int = 1) -> dict[str, list[dict[st
             counts = merge(store, other)
         assert times == 1 or not any(counts.values())
         assert check(store) == judgement.check(store) == []
-        found = dump(store)
+        rows = dump(store)
     assert other.read_bytes() == before
-    return found
+    return rows
 
 
 @settings(max_examples=25, deadline=None)
@@ -115,17 +116,17 @@ def test_merging_commutes_and_is_idempotent(empty: Path, first: Share, second: S
             shutil.copyfile(empty, path)
             with Store.open(path) as store, store.transaction():
                 fill(store, share)
-        one = merged(*paths)
-        assert merged(*paths[::-1]) == one
-        assert merged(*paths, times=2) == one
+        both = merged(*paths)
+        assert merged(*paths[::-1]) == both
+        assert merged(*paths, times=2) == both
     read = {
         journal.plan.job_id: max(a[0], b[0])
         for journal, a, b in zip(JOURNALS, first, second, strict=True)
         if max(a[0], b[0]) >= 0
     }
-    assert {row["job_id"]: row["journal_seq"] for row in one["jobs"]} == read
+    assert {row["job_id"]: row["journal_seq"] for row in both["jobs"]} == read
     events = [event for journal in JOURNALS for event in journal.events[: read.get(journal.plan.job_id, 0)]]
-    assert len(one["runs"]) == sum(event["event"] == "run" for event in events)
+    assert len(both["runs"]) == sum(event["event"] == "run" for event in events)
 
 
 def test_every_table_is_merged() -> None:
@@ -159,8 +160,7 @@ def conflicting(folder: Path, journals: Sequence[Journal]) -> tuple[Path, Path]:
     paths = folder / "a.db", folder / "b.db"
     for path, journal in zip(paths, journals, strict=True):
         with Store.open(path) as store:
-            intend(store, journal)
-            ingest(store, journal.plan.job_id, journal.lines())
+            measured(store, journal)
     return paths
 
 
@@ -170,7 +170,7 @@ def begun(job_id: str = "job-1") -> Journal:
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "sentence"),
+    ("ours", "theirs", "sentence"),
     [
         (begun().run([1.0]), begun().run([2.0]), "rows run_id job-1/3, cell [0-9a-f]{16}"),
         (begun().run([1.0, 2.0]), begun().run([1.0]), "samples run_id job-1/3, cell .*, metric avg_ts, ordinal 2"),
@@ -203,9 +203,9 @@ def begun(job_id: str = "job-1") -> Journal:
         (begun(), Journal(plan("job-1", [arm(made_from=source(["x"]))])), "jobs job_id job-1"),
     ],
 )
-def test_a_contradiction_is_refused(folder: Path, one: Journal, two: Journal, sentence: str) -> None:
+def test_a_contradiction_is_refused(folder: Path, ours: Journal, theirs: Journal, sentence: str) -> None:
     """The same key with another content names table and key, from both sides, and changes neither database."""
-    paths = conflicting(folder, (one, two))
+    paths = conflicting(folder, (ours, theirs))
     for into, other in (paths, paths[::-1]):
         with Store.open(into) as store:
             before = dump(store)
@@ -237,19 +237,19 @@ def test_verdicts_come_from_the_side_that_read_more(
             fill(store, ((-1, 0, False),) * 3 + ((lines or len(journal.events), 1, lost),))
     both = merged(*paths)
     assert both == merged(*paths[::-1]) == merged(*paths, times=2)
-    found = [(row["verdict"], json.loads(row["reasons"])[-1]) for row in both["verdicts"]]
-    assert [word for word, _ in found] == ([verdict] if verdict else [])
-    assert all(said.startswith(reason) for _, said in found)
+    told = [(row["verdict"], json.loads(row["reasons"])[-1]) for row in both["verdicts"]]
+    assert [word for word, _ in told] == ([verdict] if verdict else [])
+    assert all(sentence.startswith(reason) for _, sentence in told)
 
 
 def test_of_two_versions_words_on_an_impossible_number_one_is_kept(folder: Path) -> None:
     """The same run flagged at ingest in other words is no contradiction, and keeps the same words from either side."""
-    said = ("4.1 times the 4800 GB/s", "more than four times what its memory gives")
-    flags = [{"device": HOST, "kind": ROOFLINE, "hard": False, "reason": words} for words in said]
+    reasons = ("4.1 times the 4800 GB/s", "more than four times what its memory gives")
+    flags = [{"device": HOST, "kind": ROOFLINE, "hard": False, "reason": words} for words in reasons]
     paths = conflicting(folder, (begun().run(flags=flags[:1]), begun().run(flags=flags[1:])))
     both = merged(*paths)
     assert both == merged(*paths[::-1])
-    assert [row["reason"] for row in both["flags"]] == [said[0]]
+    assert [row["reason"] for row in both["flags"]] == [reasons[0]]
 
 
 def test_an_import_of_both_is_one(folder: Path) -> None:
@@ -333,12 +333,12 @@ def test_merge_jobs_takes_progress_whole() -> None:
         "finished_at": None,
     }
     base |= {"agent_version": None, "protocol": 1, "host_id": None, "exit_code": None, "next": ""}
-    one = {**base, "state": "lost", "journal_seq": 3, "error": "gone", "experiment": None}
-    two = {**base, "state": "running", "journal_seq": 4, "error": "", "experiment": "e"}
-    one |= {"intent_at": 1.0, "host": "dgx", "dgxlab_version": "0.1.0"}
-    two |= {"intent_at": 2.0, "host": "spark", "dgxlab_version": "0.2.0"}
-    result = merge_jobs(one, two)
-    assert result == merge_jobs(two, one)
+    lost = {**base, "state": "lost", "journal_seq": 3, "error": "gone", "experiment": None}
+    running = {**base, "state": "running", "journal_seq": 4, "error": "", "experiment": "e"}
+    lost |= {"intent_at": 1.0, "host": "dgx", "dgxlab_version": "0.1.0"}
+    running |= {"intent_at": 2.0, "host": "spark", "dgxlab_version": "0.2.0"}
+    result = merge_jobs(lost, running)
+    assert result == merge_jobs(running, lost)
     assert (result["state"], result["error"], result["experiment"]) == ("running", "", "e")
     assert (result["host"], result["dgxlab_version"]) == ("dgx", "0.1.0")
-    assert merge_jobs(one, {**two, "journal_seq": 3})["state"] == "lost"
+    assert merge_jobs(lost, {**running, "journal_seq": 3})["state"] == "lost"

@@ -22,14 +22,20 @@ from dgxlab.store import Store, check, connect, migrations, seals
 from dgxlab.store.schema import SCHEMA, VERSION
 from tests.conftest import PROJECT
 from tests.journals import compared, dump, facts, intend, plan, whole
+from tests.store.conftest import measured
 
 
 def filled(path: Path) -> Path:
     """Make a database with one job in it."""
     with Store.open(path) as store:
-        journal = whole("job-1")
-        intend(store, journal)
-        ingest(store, "job-1", journal.lines())
+        measured(store, whole("job-1"))
+    return path
+
+
+def edited(path: Path, *statements: str) -> Path:
+    """Change a database as another program could."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(";".join(statements))
     return path
 
 
@@ -61,8 +67,8 @@ def test_new_database(folder: Path) -> None:
     with Store.open(path) as store:
         assert path.stat().st_mode & 0o777 == 0o600
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "recursive_triggers", "busy_timeout", "user_version")
-        found = {name: store.rows(f"PRAGMA {name}")[0] for name in pragmas}
-        assert [value for row in found.values() for value in row.values()] == ["wal", 2, 1, 1, 10_000, VERSION]
+        rows = {name: store.rows(f"PRAGMA {name}")[0] for name in pragmas}
+        assert [value for row in rows.values() for value in row.values()] == ["wal", 2, 1, 1, 10_000, VERSION]
     assert list(folder.iterdir()) == [path]
 
 
@@ -101,9 +107,7 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
         assert store.devices("job-0") == built
         assert store.rows("PRAGMA foreign_keys") == [{"foreign_keys": 1}]
         assert check(store) == []
-        for journal in (compared("job-1"), whole("job-2").check()):
-            intend(store, journal)
-            ingest(store, journal.plan.job_id, journal.lines())
+        measured(store, compared("job-1"), whole("job-2").check())
         assert [row["verdict"] for row in store.verdicts("job-1")] == ["faster"]
         assert check(store) == judgement.check(store) == []
     (backup,) = (folder / "results.db.backups").iterdir()
@@ -139,9 +143,8 @@ def test_a_migration_hides_no_edit(folder: Path, stop_before: str) -> None:
         connection.execute(sql)
         seals.seal_all(connection)
     changed, cut = (Path(shutil.copy(path, folder / name)) for name in ("changed.db", "cut.db"))
-    for file, edit in ((changed, "UPDATE verdicts SET metric = 'other'"), (cut, "DELETE FROM seals WHERE unit > 'k'")):
-        with contextlib.closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute(edit)
+    edited(changed, "UPDATE verdicts SET metric = 'other'")
+    edited(cut, "DELETE FROM seals WHERE unit > 'k'")
     with Store.open(cut) as store:
         assert "table cells has rows and no seal" in seals.broken(store.connection)
     for file, problems in ((path, 0), (changed, 1)):
@@ -157,8 +160,8 @@ def test_seven_backups_are_kept(folder: Path) -> None:
     copies.mkdir()
     (copies / "mine.db").write_text("keep")
     with Store.open(path) as store:
-        made = [connect.backup(store.connection, path) for _ in range(9)]
-    assert sorted(copies.iterdir()) == sorted([*made[2:], copies / "mine.db"])
+        written = [connect.backup(store.connection, path) for _ in range(9)]
+    assert sorted(copies.iterdir()) == sorted([*written[2:], copies / "mine.db"])
 
 
 def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,23 +184,14 @@ def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.M
     Store.open(path).close()
 
 
-def newer(path: Path) -> None:
-    """Make a database of a dgxlab that is not released yet."""
-    with contextlib.closing(sqlite3.connect(filled(path))) as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-
-
-def foreign(path: Path) -> None:
-    """Make a database of another program."""
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE places (url)")
-
-
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (newer, f"newer dgxlab .schema {VERSION + 1}, this one knows {VERSION}"),
-        (foreign, "not one of dgxlab"),
+        (
+            lambda path: edited(filled(path), f"PRAGMA user_version = {VERSION + 1}"),
+            f"newer dgxlab .schema {VERSION + 1}, this one knows {VERSION}",
+        ),
+        (lambda path: edited(path, "CREATE TABLE places (url)"), "not one of dgxlab"),
         (lambda path: path.write_bytes(b"name: toy\n" * 100), "is not an SQLite database"),
         (lambda path: path.write_bytes(b"SQLite format 3\x00" + b"\xff" * 4000), "is (damaged|not an SQLite database)"),
     ],
@@ -213,16 +207,12 @@ def test_what_is_not_ours_is_left_as_it_is(folder: Path, make: Callable[[Path], 
 
 
 def test_missing_files(folder: Path) -> None:
-    """Without `create` nothing is made, and a folder that is not there is named."""
+    """Without `create` nothing is made; a folder that is not there, and a path that is a folder, are named."""
     with pytest.raises(SpecError, match="there is no database"):
         Store.open(folder / "results.db", create=False)
     with pytest.raises(SpecError, match=r"cannot make the database .*nowhere.*No such file"):
         Store.open(folder / "nowhere" / "results.db")
     assert list(folder.iterdir()) == []
-
-
-def test_a_folder_is_no_database(folder: Path) -> None:
-    """A path that is a folder ends in a sentence, not in a traceback."""
     with pytest.raises(SpecError, match="cannot be opened"):
         Store.open(folder)
 
@@ -231,10 +221,10 @@ def test_a_locked_database_is_busy(folder: Path, monkeypatch: pytest.MonkeyPatch
     """A writer that does not let go ends the wait with who to look for, and nothing is written."""
     path = filled(folder / "results.db")
     monkeypatch.setattr(connect, "BUSY_S", 0.05)
-    with Store.open(path) as one, Store.open(path) as two, one.transaction():
+    with Store.open(path) as first, Store.open(path) as second, first.transaction():
         with pytest.raises(HostBusy, match="is locked by another program"):
-            two.set_state("job-1", "lost")
-        assert two.job("job-1").state == "done"
+            second.set_state("job-1", "lost")
+        assert second.job("job-1").state == "done"
 
 
 def test_a_full_disk_keeps_what_was_there(folder: Path) -> None:
@@ -264,10 +254,7 @@ def test_a_damaged_file_is_sent_to_where_it_is_mended(folder: Path) -> None:
         with pytest.raises(connect.Damaged, match="is damaged: ") as caught, Store.open(path, create=False) as store:
             check(store)
         assert caught.value.next == f"dgxlab db rebuild {path}"
-    filled(folder / "other.db").rename(path)
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = -1")
-    connection.close()
+    edited(filled(folder / "other.db"), "PRAGMA user_version = -1").rename(path)
     with pytest.raises(connect.Damaged, match="its schema has the version -1"):
         Store.open(path)
 
@@ -326,7 +313,8 @@ def test_a_record_is_copied_once_a_day(folder: Path) -> None:
         (copy,) = connect.copies(path)
         os.utime(copy, (time.time() - 90_000,) * 2)
         store.back_up()
-        assert [made for made in connect.copies(path) if made != copy] == connect.copies(path)[1:]
+        assert connect.copies(path)[0] == copy
+        assert len(connect.copies(path)) == 2
         with Store.open(copy) as opened:
             assert dump(opened) == dump(store)
 
@@ -348,21 +336,16 @@ def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
     """Also one in the place of our own, and before a migration: it would rewrite what was measured."""
     rewrite = "BEGIN UPDATE samples SET value = 2 * value; END"
     for place, drop in (("AFTER UPDATE ON jobs", ""), ("BEFORE UPDATE ON samples", "DROP TRIGGER samples_no_update")):
-        path = filled(folder / f"{bool(drop)}.db")
-        connection = sqlite3.connect(path)
-        connection.execute(drop)
-        connection.execute(f"CREATE TRIGGER {'samples_no_update' if drop else 'x'} {place} {rewrite}")
-        connection.close()
+        name = "samples_no_update" if drop else "x"
+        path = edited(filled(folder / f"{name}.db"), drop, f"CREATE TRIGGER {name} {place} {rewrite}")
         with Store.open(path) as store:
             before = dump(store)
             with pytest.raises(SpecError, match="is not written: its trigger"):
                 store.update_job("job-1", next="x")
             assert dump(store) == before
-            assert [found for found in check(store) if "trigger" in found]
+            assert any("trigger" in problem for problem in check(store))
     old = older(folder / "old.db", "m005_chains")
-    connection = sqlite3.connect(old)
-    connection.execute(f"CREATE TRIGGER y AFTER INSERT ON _sqlite_migrations {rewrite}")
-    connection.close()
+    edited(old, f"CREATE TRIGGER y AFTER INSERT ON _sqlite_migrations {rewrite}")
     with pytest.raises(SpecError, match="is not written: its trigger y is none of dgxlab"):
         Store.open(old)
 
@@ -377,10 +360,7 @@ def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
 )
 def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None:
     """And keeps nothing from being recorded: what is written is what was given."""
-    path = filled(folder / "results.db")
-    connection = sqlite3.connect(path)
-    connection.executescript(sql)
-    connection.close()
+    path = edited(filled(folder / "results.db"), sql)
     with Store.open(path) as store:
         assert check(store) == [f"{path}: {sentence}"]
         store.update_job("job-1", next="x")
@@ -401,11 +381,7 @@ def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None
 )
 def test_a_schema_or_a_text_that_cannot_be_read_is_damage(folder: Path, sql: str, sentence: str) -> None:
     """Never a traceback, whichever way SQLite or Python says it."""
-    path = filled(folder / "results.db")
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA ignore_check_constraints = ON")
-    connection.executescript(sql)
-    connection.close()
+    path = edited(filled(folder / "results.db"), "PRAGMA ignore_check_constraints = ON", sql)
     with pytest.raises(connect.Damaged, match=sentence), Store.open(path, create=False) as store:
         check(store)
 
@@ -420,18 +396,18 @@ def test_a_writer_that_waits_says_so(folder: Path, monkeypatch: pytest.MonkeyPat
     """As often as it tries, and goes on once the other program is done."""
     path, told = filled(folder / "results.db"), []
     monkeypatch.setattr(connect, "BUSY_S", 0.02)
-    with Store.open(path) as one, Store.open(path) as two:
-        one.connection.execute("BEGIN IMMEDIATE")
+    with Store.open(path) as first, Store.open(path) as second:
+        first.connection.execute("BEGIN IMMEDIATE")
 
         def tell(sentence: str) -> None:
             told.append(sentence)
             if len(told) == 2:
-                one.connection.execute("COMMIT")
+                first.connection.execute("COMMIT")
 
-        with two.waiting(tell):
-            two.update_job("job-1", next="x")
+        with second.waiting(tell):
+            second.update_job("job-1", next="x")
         assert told == [f"{path} is locked by another program"] * 2
-        assert two.job("job-1").next == "x"
+        assert second.job("job-1").next == "x"
 
 
 def test_a_backup_that_was_killed_is_none(folder: Path) -> None:

@@ -6,20 +6,13 @@ import pytest
 
 from dgxlab import audit, judgement, report
 from dgxlab.errors import UsageError
-from dgxlab.ingest import ingest
 from dgxlab.model import ParityGate, model_id
 from dgxlab.store import Store, check, gate_digest, merging
-from tests.journals import TINY, Journal, cell, compared, device, env_digest, intend, source, whole
+from tests.journals import TINY, cell, compared, device, env_digest, intend, source, whole
+from tests.store.conftest import measured
 
 ENV = env_digest({"GGML_NO_BACKTRACE": "1"})
 GATE = ParityGate("MUL_MAT", "CPU")
-
-
-def measured(store: Store, journal: Journal) -> Journal:
-    """Put a journal's job and all its lines into the store."""
-    intend(store, journal)
-    ingest(store, journal.plan.job_id, journal.lines())
-    return journal
 
 
 def known(store: Store, build: str) -> list[bool]:
@@ -57,9 +50,9 @@ def test_reports_say_so(store: Store) -> None:
     assert line in report.render(report.collect(store, job_id="job-1"))
     assert "rejected: the GPU was shared" in report.render_overview(report.overview(store))
     measured(store, whole("job-2"))
-    made = report.collect(store, "toy")
-    assert line in report.render(made)
-    assert {name for table in made.tables for name in table.provenance.sessions} == {"job-2"}
+    toy = report.collect(store, "toy")
+    assert line in report.render(toy)
+    assert {name for table in toy.tables for name in table.provenance.sessions} == {"job-2"}
 
 
 def test_it_has_no_verdict(store: Store) -> None:

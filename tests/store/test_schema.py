@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.ingest import ingest
 from dgxlab.store import Store
 from dgxlab.store.migrations import MIGRATIONS
 from dgxlab.store.schema import VERSION, deflated, inflated
 from tests.elsewhere import from_elsewhere
-from tests.journals import FROM_ELSEWHERE, TABLES, compared, intend, whole
+from tests.journals import FROM_ELSEWHERE, TABLES, compared, whole
+from tests.store.conftest import measured
 
 APPEND_ONLY = (
     *("arms", "inputs", "gates", "checks", "runs", "rows", "samples", "telemetry", "flags"),
@@ -50,8 +50,7 @@ def test_evidence_is_append_only(store: Store) -> None:
     journal.events[-1:] = whole("job-1").events[4:5]  # a run with a flag, outside of the chain
     journal.events[-1]["seq"] = len(journal.events) - 1
     journal.check(arm=journal.plan.arms[0].name)
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, journal)
     from_elsewhere(store)
     for table in APPEND_ONLY:
         before = store.rows(f"SELECT * FROM {table}")
@@ -90,9 +89,7 @@ def test_evidence_is_append_only(store: Store) -> None:
 )
 def test_constraints(store: Store, change: str) -> None:
     """Unknown words, missing parents, broken JSON, wrong types and verdicts that contradict themselves are refused."""
-    journal = compared("job-1")
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, compared("job-1"))
     assert len(store.verdicts("job-1")) == 1
     with pytest.raises(sqlite3.IntegrityError):
         store.connection.execute(f"UPDATE {change}")
@@ -101,9 +98,7 @@ def test_constraints(store: Store, change: str) -> None:
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), "fast"])
 def test_a_sample_is_a_finite_number(store: Store, value: object) -> None:
     """Neither infinity nor NaN nor a word is a sample."""
-    journal = whole("job-1")
-    intend(store, journal)
-    ingest(store, "job-1", journal.lines())
+    measured(store, whole("job-1"))
     (row,) = store.rows("SELECT run_id, cell FROM rows LIMIT 1")
     with pytest.raises(sqlite3.IntegrityError):
         store.put("samples", {**row, "metric": "new", "ordinal": 0, "value": value, "unit": "t/s", "discarded": None})
@@ -114,10 +109,7 @@ def test_views_show_the_earliest_sighting(folder: Path) -> None:
     seen = []
     for order in (("job-1", "job-2"), ("job-2", "job-1")):
         with Store.open(folder / f"{order[0]}.db") as store:
-            for job_id in order:
-                journal = whole(job_id)
-                intend(store, journal)
-                ingest(store, job_id, journal.lines())
+            measured(store, *map(whole, order))
             seen.append((store.rows("SELECT * FROM builds"), store.rows("SELECT * FROM models")))
     assert seen[0] == seen[1]
     builds, models = seen[0]

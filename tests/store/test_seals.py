@@ -10,6 +10,7 @@ from dgxlab.store import Store
 from dgxlab.store.seals import broken
 from tests.elsewhere import from_elsewhere
 from tests.journals import compared, dump, intend, whole
+from tests.store.conftest import measured
 
 
 def told(store: Store) -> list[str]:
@@ -19,10 +20,7 @@ def told(store: Store) -> list[str]:
 
 def filled(store: Store, *jobs: str) -> None:
     """Give a store these jobs."""
-    for job in jobs:
-        journal = whole(job)
-        intend(store, journal)
-        ingest(store, job, journal.lines())
+    measured(store, *map(whole, jobs))
 
 
 def test_every_write_is_sealed(store: Store) -> None:
@@ -41,7 +39,7 @@ def test_every_write_is_sealed(store: Store) -> None:
 
 def test_pieces_make_no_difference(folder: Path) -> None:
     """A record that was read line by line has the seals of one that was read at once."""
-    journal, found = compared("job-1"), []
+    journal, seals = compared("job-1"), []
     for name, size in (("a.db", 1), ("b.db", 1000)):
         with Store.open(folder / name) as store:
             intend(store, journal)
@@ -49,8 +47,8 @@ def test_pieces_make_no_difference(folder: Path) -> None:
             lines = journal.lines()
             for start in range(0, len(lines), size):
                 ingest(store, "job-1", lines[start : start + size])
-            found.append(dump(store)["seals"])
-    assert found[0] == found[1]
+            seals.append(dump(store)["seals"])
+    assert seals[0] == seals[1]
 
 
 def test_what_is_rolled_back_is_not_sealed(store: Store) -> None:
@@ -85,8 +83,7 @@ def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> No
     """Neither to the edited unit, nor to one before it or after it; and what is put back is sound again."""
     filled(store, "job-1", "job-2", "job-3")
     chain = compared("job-4")
-    intend(store, chain)
-    ingest(store, "job-4", chain.lines())
+    measured(store, chain)
     store.connection.execute("SAVEPOINT edit")
     store.connection.execute(edit)
     for number in (1, 2, 3, 4):
@@ -94,7 +91,7 @@ def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> No
         store.seal()
     filled(store, "job-0", "job-22", "job-5")
     store.seal()
-    assert any(found.startswith(sentence) for found in told(store))
+    assert any(problem.startswith(sentence) for problem in told(store))
     store.connection.execute("ROLLBACK TO edit")
     store.connection.execute("RELEASE edit")
     assert told(store) == []

@@ -9,25 +9,22 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.ingest import ingest
 from dgxlab.store import Store, text
-from tests.journals import compared, intend
+from tests.journals import compared
+from tests.store.conftest import measured
 
 
-def measured(path: Path, *jobs: str) -> Path:
+def record(path: Path, *jobs: str) -> Path:
     """Make a record with these sessions."""
     with Store.open(path) as store:
-        for job in jobs:
-            journal = compared(job)
-            intend(store, journal)
-            ingest(store, job, journal.lines())
+        measured(store, *map(compared, jobs))
     return path
 
 
 def test_more_rows_are_more_lines(tmp_path: Path) -> None:
     """The larger record has each line of the smaller, but jobs and seals, in the same order; long values are cut."""
-    small = list(text(measured(tmp_path / "one.db", "job-1")))
-    large = list(text(measured(tmp_path / "two.db", "job-1", "job-2")))
+    small = list(text(record(tmp_path / "one.db", "job-1")))
+    large = list(text(record(tmp_path / "two.db", "job-1", "job-2")))
     kept = [line for line in small if not line.startswith(("jobs ", "seals ", "_sqlite", "sqlite"))]
     assert [line for line in large if line in set(kept)] == kept
     assert any(line.startswith("verdicts ") and '"faster"' in line for line in small)
@@ -38,7 +35,7 @@ def test_more_rows_are_more_lines(tmp_path: Path) -> None:
 def test_nothing_is_written(tmp_path: Path) -> None:
     """Neither the file nor anything beside it, of a record that nobody may change either."""
     (tmp_path / "record").mkdir()
-    path = measured(tmp_path / "record" / "x.db", "job-1")
+    path = record(tmp_path / "record" / "x.db", "job-1")
     before = (path.read_bytes(), sorted(path.parent.iterdir()))
     assert list(text(path))
     assert (path.read_bytes(), sorted(path.parent.iterdir())) == before
@@ -56,10 +53,10 @@ def test_git_shows_rows(tmp_path: Path) -> None:
     git("init", "-q")
     (tmp_path / ".gitattributes").write_text("results.db diff=dgxlab-db -text\n")
     git("config", "diff.dgxlab-db.textconv", f"{sys.executable} -m dgxlab db text")
-    measured(tmp_path / "results.db", "job-1")
+    record(tmp_path / "results.db", "job-1")
     git("add", "results.db", ".gitattributes")
     git("commit", "-qm", "one")
-    measured(tmp_path / "results.db", "job-2")
+    record(tmp_path / "results.db", "job-2")
     shown = git("diff")
     assert "+runs {" in shown
     assert "job-2" in shown

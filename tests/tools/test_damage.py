@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError
-from dgxlab.imported import Values, open_file
+from dgxlab.imported import open_file
+from dgxlab.tools.reading import Values
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import SpecError, UsageError
-from dgxlab.imported import Imported, Row, open_file
+from dgxlab.imported import Imported, open_file
 from dgxlab.tools.batched_bench import COLD
+from dgxlab.tools.reading import Row
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

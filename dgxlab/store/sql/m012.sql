@@ -1,21 +1,28 @@
--- A metric of a cell in a run: the median of the samples that count, how many, their scaled MAD. Correlated, so that SQLite
--- reads the samples of those runs alone that a query asks for.
+-- A metric of a cell in a run: the median of the samples that count, how many, their scaled MAD. Each median is that of
+-- the one or two samples in the middle. The subqueries are correlated, so that SQLite sorts the samples of those runs
+-- alone that a query asks for.
 CREATE VIEW measurements AS
-    SELECT g.run_id, jobs.name AS experiment, runs.job_id, runs.arm, runs.build_id, arms.device_id, jobs.host,
-           runs.tool, runs.model_id, runs.env_digest, g.cell, cells.label, g.metric,
-           (SELECT (min(value) + max(value)) / 2 FROM (SELECT value, row_number() OVER (ORDER BY value) AS place FROM samples AS s
-            WHERE (s.run_id, s.cell, s.metric) = (g.run_id, g.cell, g.metric) AND s.discarded IS NULL) WHERE place IN ((g.n + 1) / 2, g.n / 2 + 1)) AS value, g.unit, g.n,
-           iif(g.n > 1, (
-               SELECT 1.4826 * ((min(distance) + max(distance)) / 2) FROM (
+    WITH counted AS (
+        SELECT run_id, cell, metric, unit, count(*) AS n FROM samples WHERE discarded IS NULL
+        GROUP BY run_id, cell, metric)
+    SELECT c.run_id, jobs.name AS experiment, runs.job_id, runs.arm, runs.build_id, arms.device_id, jobs.host,
+           runs.tool, runs.model_id, runs.env_digest, c.cell, cells.label, c.metric,
+           (WITH ordered AS (
+                SELECT value, row_number() OVER (ORDER BY value) AS place FROM samples AS s
+                WHERE (s.run_id, s.cell, s.metric) = (c.run_id, c.cell, c.metric) AND discarded IS NULL)
+            SELECT avg(value) FROM ordered WHERE place IN ((c.n + 1) / 2, c.n / 2 + 1)) AS value,
+           c.unit, c.n,
+           CASE WHEN c.n > 1 THEN (
+               WITH ordered AS (
+                   SELECT value, row_number() OVER (ORDER BY value) AS place FROM samples AS s
+                   WHERE (s.run_id, s.cell, s.metric) = (c.run_id, c.cell, c.metric) AND discarded IS NULL),
+               middle AS (SELECT avg(value) AS median FROM ordered WHERE place IN ((c.n + 1) / 2, c.n / 2 + 1)),
+               distances AS (
                    SELECT abs(value - median) AS distance, row_number() OVER (ORDER BY abs(value - median)) AS place
-                   FROM (SELECT value, (min(iif(place IN ((g.n + 1) / 2, g.n / 2 + 1), value, NULL)) OVER ()
-                                      + max(iif(place IN ((g.n + 1) / 2, g.n / 2 + 1), value, NULL)) OVER ()) / 2 AS median
-                         FROM (SELECT value, row_number() OVER (ORDER BY value) AS place FROM samples AS s
-            WHERE (s.run_id, s.cell, s.metric) = (g.run_id, g.cell, g.metric) AND s.discarded IS NULL)))
-               WHERE place IN ((g.n + 1) / 2, g.n / 2 + 1)), NULL) AS spread,
+                   FROM ordered, middle)
+               SELECT 1.4826 * avg(distance) FROM distances WHERE place IN ((c.n + 1) / 2, c.n / 2 + 1)) END AS spread,
            runs.started AS at, runs.status, chain, role, cycle
-    FROM (SELECT run_id, cell, metric, unit, count(*) AS n FROM samples WHERE discarded IS NULL
-          GROUP BY run_id, cell, metric) AS g
+    FROM counted AS c
     JOIN runs USING (run_id) JOIN arms USING (job_id, arm, build_id) JOIN jobs USING (job_id)
     JOIN cells USING (cell) LEFT JOIN chain_runs USING (run_id);
 

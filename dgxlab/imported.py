@@ -1,4 +1,9 @@
-"""One file of raw output: which tool printed it, in which format, what it says, and its copy in the record."""
+"""Raw output of tools that others ran: from a file to rows, with the provenance it has, and into the record.
+
+`open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` keeps what was
+read, and the file itself with it. Values are as printed, in the units of `units.METRICS` where the metric is one of
+those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and its GB/s are called what they are, GiB/s.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ GPU_NAMES = ("device_description", "gpu_info", "gpu")
 """What files call the GPU; llama-bench lists several with commas."""
 
 NAMED = 10
-"""Values that are named one by one; of more only the number is said."""
+"""Values that are named one by one; of more only the number is told."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,14 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         UsageError: if there is no such file, tool or format.
         SpecError: if it cannot be read exactly, with the line and why.
     """
-    _known(tool, format)
+    if tool and tool not in FORMATS:
+        raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
+    known = dict.fromkeys(each for name, formats in FORMATS.items() if tool in ("", name) for each in formats)
+    if format and format not in known:
+        raise UsageError(
+            f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
+            next="dgxlab import --help",
+        )
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST + 1)
@@ -94,18 +106,6 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
         where = f", line {error.line}" if error.line else ""
         raise SpecError(f"{path}{where}: {error}", next=_look(path, raw, error.line)) from error
     return Imported(path.name, content, detected, kind, reading)
-
-
-def _known(tool: str, format: str) -> None:
-    """Refuse a tool or a format that does not exist."""
-    if tool and tool not in FORMATS:
-        raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
-    known = dict.fromkeys(each for name, formats in FORMATS.items() if tool in ("", name) for each in formats)
-    if format and format not in known:
-        raise UsageError(
-            f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
-            next="dgxlab import --help",
-        )
 
 
 def _look(path: Path, raw: bytes, line: int | None) -> str:
@@ -151,26 +151,21 @@ def impossible(reading: Reading) -> Iterator[str]:
     weights = weights_of(model, str(provenance.get("model_type", ""))) if model.strip() else None
     count = 0
     for row in reading.rows:
+        # the bytes of one call, where the row says them, or from its bandwidth and time, as of a harness
+        first = {each.metric: each.values[0] for each in row.values}
+        moved = None
+        if "memory_kb" in first:
+            moved = first["memory_kb"] * 1024
+        elif "bandwidth_gb_s" in first and "time_us" in first:
+            moved = first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
         for each in (each for each in row.values if each.metric in METRICS):
-            reasons = (
-                implausible(each.metric, row.params, v, gpu, weights=weights, moved=_moved(row)) for v in each.values
-            )
+            reasons = (implausible(each.metric, row.params, v, gpu, weights=weights, moved=moved) for v in each.values)
             for why in filter(None, reasons):
                 count += 1
                 if count <= NAMED:
                     yield f"{row.label} cannot be true: {why}"
     if count > NAMED:
         yield f"{count - NAMED} more values cannot be true either"
-
-
-def _moved(row: Row) -> float | None:
-    """Return the bytes of one call: where the row says them, or from its bandwidth and time, as of a harness."""
-    first = {each.metric: each.values[0] for each in row.values}
-    if "memory_kb" in first:
-        return first["memory_kb"] * 1024
-    if "bandwidth_gb_s" in first and "time_us" in first:
-        return first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
-    return None
 
 
 def record(store: Store, file: Imported) -> bool:
