@@ -29,6 +29,9 @@ HINT = re.compile(r"(?<!\\)<!-*\s*/?\s*dgxlab\b", re.IGNORECASE)
 WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
 """A key with its value, which needs quotes only where it has blanks."""
 
+SWITCHES = ("wide",)
+"""Keys that may be without a value, which then is yes."""
+
 FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
 CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
 
@@ -196,6 +199,9 @@ def _words(path: Path, number: int, text: str) -> Mapping[str, str]:
     words: dict[str, str] = {}
     rest = text.strip()
     while rest:
+        first, *others = rest.split(maxsplit=1)
+        if first in SWITCHES:
+            rest = f"{first}=yes {''.join(others)}"
         match = WORD.match(rest)
         if match is None:
             raise _refused(path, number, f'{rest.split()[0]!r} is not key=value or key="several words"')

@@ -42,12 +42,17 @@ def refused(path: Path, text: str) -> str:
 
 
 def test_what_a_marker_says(path: Path) -> None:
-    """Keys in their order; quotes around what has blanks, or around anything."""
-    marker = '<!--dgxlab:report form=ops cells="q4_K n=512, pp512" host="h"  -->'
+    """Keys in their order; quotes around what has blanks, or around anything; `wide` alone is yes."""
+    marker = '<!--dgxlab:report form=ops wide cells="q4_K n=512, pp512" host="h"  -->'
     path.write_text(f"# x\n\n{marker}\na\n\nb\n{END}\n{BLOCK}")
     one, two = Document(path).blocks
     assert (one.line, one.text) == (3, "a\n\nb")
-    assert list(one.words.items()) == [("form", "ops"), ("cells", "q4_K n=512, pp512"), ("host", "h")]
+    assert list(one.words.items()) == [
+        ("form", "ops"),
+        ("wide", "yes"),
+        ("cells", "q4_K n=512, pp512"),
+        ("host", "h"),
+    ]
     assert (two.line, two.text) == (8, "old")
 
 

@@ -73,7 +73,9 @@ MaxMinutesOption = Annotated[
 SpecArgument = Annotated[
     str, typer.Argument(help="The experiment's YAML file, or its name in experiments/.", show_default=False)
 ]
-JobArgument = Annotated[str, typer.Argument(help="A job's id, or enough of its beginning.", show_default=False)]
+WideOption = Annotated[bool, typer.Option("--wide", help="Show every column, and each run and cycle left out.")]
+JOB = "its id, enough of its beginning, or its last six characters"
+JobArgument = Annotated[str, typer.Argument(help=f"A job: {JOB}.", show_default=False)]
 
 SHARED: dict[str, list[tuple[str, Any, Any]]] = {
     "desk": [("db", DbOption, None)],

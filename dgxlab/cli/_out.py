@@ -19,7 +19,7 @@ compiled when first something is printed."""
 OF_A_RECORD = ("run", "ab", "noise", "gate", "report", "jobs", "attach", "cancel", "logs", "import", "export")
 """Commands that take --db."""
 
-WORD = 24
+WORD = 40
 """Characters of a word in a drawn table that is not broken into lines."""
 
 
@@ -169,35 +169,57 @@ def _mute(stream: TextIO) -> None:
 def _page(text: str) -> Any:
     """Parse markdown that `report` made into what rich draws."""
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.markdown import Heading, Markdown, TableElement
+    from rich.markdown import Heading, Markdown, MarkdownContext, TableElement, TextElement
     from rich.measure import Measurement
     from rich.table import Table
+    from rich.text import Text, TextType
 
     class Title(Heading):
         """A heading at the left, whatever its level."""
 
         LEVEL_ALIGN = {}  # noqa: RUF012 - its parent's
 
+    class Summary(TextElement):
+        """The heading of a folded part, which is open here; its end shows nothing."""
+
+        def on_text(self, context: MarkdownContext, text: TextType) -> None:
+            self.heading = re.sub(r"<[^>]*>", "", str(text)).strip()
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            if self.heading:
+                yield Text(f"{self.heading}:", style="bold")
+
     class Rows(TableElement):
         """A table that breaks texts and never numbers: one that is cut short is another number."""
 
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             table = self.table()
+            if Measurement.get(console, options.update(max_width=10_000), table).maximum > options.max_width:
+                table = self.table(tight=True)
             needed = Measurement.get(console, options.update(max_width=10_000), table).minimum
             # rather wider than the terminal, which then wraps the lines
             yield from console.render(table, options.update(max_width=max(options.max_width, needed)))
 
-        def table(self) -> Table:
+        def table(self, *, tight: bool = False) -> Table:
+            """Return what is drawn; where that is tight, headers of numbers break at blanks."""
             drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
             header = self.header.row.cells if self.header and self.header.row else []
             body = [[cell.content for cell in row.cells] for row in (self.body.rows if self.body else [])]
-            for cell, *texts in zip(header, *body, strict=True):
+            for cell, *values in zip(header, *body, strict=True):
                 number = cell.justify == "right"
-                parts = [part for text in (cell.content, *texts) for part in ([text] if number else text.split())]
-                least = max((part.cell_len for part in parts), default=1)
-                width = least if number else min(least, WORD)
-                drawn.add_column(cell.content, justify=cell.justify, no_wrap=number, overflow="fold", min_width=width)
+                parts = [part for value in values for part in ([value.plain] if number else value.plain.split())]
+                least = max(map(cell_len, [*cell.content.plain.split(), *parts]), default=1)
+                for value in values:
+                    value.no_wrap = number
+                drawn.add_column(
+                    cell.content,
+                    justify=cell.justify,
+                    overflow="fold",
+                    width=least if number and tight else None,
+                    min_width=least if number else min(least, WORD),
+                )
             for row in body:
                 drawn.add_row(*row)
             return drawn
@@ -205,6 +227,6 @@ def _page(text: str) -> Any:
     class Page(Markdown):
         """Everything in a report."""
 
-        elements = {**Markdown.elements, "heading_open": Title, "table_open": Rows}  # noqa: RUF012 - its parent's
+        elements = {**Markdown.elements, "heading_open": Title, "table_open": Rows, "html_block": Summary}  # noqa: RUF012 - its parent's
 
     return Page(text, hyperlinks=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgxlab import project
-from dgxlab.cli._app import App, Desk, JobArgument, connect, naming_a_host
+from dgxlab.cli._app import JOB, App, Desk, JobArgument, connect, naming_a_host
 from dgxlab.cli._out import Format, Out, clean, table, write_bytes
 from dgxlab.cli.run import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
@@ -124,7 +124,7 @@ def reject(
 
 
 def logs(
-    session: Annotated[str, typer.Argument(help="A session's id, or enough of its beginning.", show_default=False)],
+    session: Annotated[str, typer.Argument(help=f"A session: {JOB}.", show_default=False)],
     name: Annotated[str | None, typer.Argument(help="The file to print, as the list names it.")] = None,
     unpack: Annotated[Path | None, typer.Option("--out", help="Unpack every file into this new folder.")] = None,
     host: Annotated[

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dgxlab import units
-from dgxlab.cli._app import App, Desk, connect
+from dgxlab.cli._app import JOB, App, Desk, connect
 from dgxlab.cli._out import Format, Out, plural, table
 from dgxlab.errors import CheckFailed, UsageError, command
 
@@ -81,9 +81,7 @@ def export(
     tool: Annotated[
         Tool | None, typer.Option("--tool", help="Only this tool's rows; into .sqlite go all.", show_default=False)
     ] = None,
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="JOB", help="Only this job's; the beginning of its id is enough.")
-    ] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=f"Only this job's: {JOB}.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Only jobs of this experiment or session.")] = None,
     imported: Annotated[
         str | None, typer.Option("--imported", metavar="FILE", help="An imported file's rows, by name or id, alone.")

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import typer
 
-from dgxlab.cli._app import Desk, naming_a_host
+from dgxlab.cli._app import JOB, Desk, WideOption, naming_a_host
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, SpecError, UsageError, edit
 
@@ -47,7 +47,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="An experiment's name or a session's id, or enough of it; documents with --update and --check.",
+            help=f"An experiment's name, or a session: {JOB}; documents with --update and --check.",
             show_default=False,
         ),
     ] = None,
@@ -67,6 +67,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Fill the marked blocks of documents.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 11 where a block of documents is stale.")] = False,
+    wide: WideOption = False,
     *,
     desk: Desk,
     out: Out,
@@ -85,7 +86,7 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
     with desk.store() as opened:
         if update or check:
             word = "--update" if update else "--check"
-            if form or given or plots or (update and check):
+            if form or given or plots or wide or (update and check):
                 documents = shlex.join(["dgxlab", "report", word, *(named or ["plans/w4a16.md"])])
                 raise UsageError(f"{word} takes documents and nothing else; what they show is in them", next=documents)
             if not named:
@@ -94,14 +95,14 @@ def report(  # noqa: PLR0913, PLR0917 - each is an option
         elif plots and (form or not named):
             raise UsageError("--plots draws the whole report of an experiment or a session", next="dgxlab jobs")
         elif form:
-            _form(opened, form, named, given, out)
+            _form(opened, form, named, given, out, wide=wide)
         elif given:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
-            _whole(opened, named, out, plots)
+            _whole(opened, named, out, plots, wide=wide)
 
 
-def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str], out: Out) -> None:
+def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str], out: Out, *, wide: bool) -> None:
     from dgxlab import report as reports
 
     words = {"form": form.value, **_subject(opened, form, named, given), **given}
@@ -112,7 +113,7 @@ def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, s
         raise
     with naming_a_host(instead="dgxlab jobs"):
         page = reports.page(opened, wanted)
-    out.report(page, lambda: reports.render_page(page))
+    out.report(page, lambda: reports.render_page(page, wide=wide))
 
 
 def _subject(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
@@ -139,7 +140,7 @@ def _subject(opened: Store, form: Form, named: Sequence[str], given: Mapping[str
     return {key: text for key, text in joined.items() if text}
 
 
-def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None) -> None:
+def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None, *, wide: bool) -> None:
     from dgxlab import report as reports
 
     if not named:
@@ -156,7 +157,7 @@ def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None) ->
             page = reports.collect(opened, name)
     pictures = _pictures(opened, page, session or name, plots) if plots else []
     links = "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
-    out.report(page, lambda: reports.render(page) + links)
+    out.report(page, lambda: reports.render(page, wide=wide) + links)
 
 
 def _pictures(opened: Store, page: Report, stem: str, folder: Path) -> list[Path]:
@@ -173,9 +174,9 @@ def _session(opened: Store, name: str) -> str | None:
     """Return the session that is meant, None when it is an experiment or nothing that is recorded."""
     from dgxlab.store import the_one
 
-    if opened.find_job(name):
-        return name
     job_ids = opened.job_ids(name)
+    if job_ids == [name]:
+        return name
     if not name or not job_ids or opened.rows("SELECT 1 FROM jobs WHERE name = ?", (name,)):
         return None
     return the_one(job_ids, name)
@@ -292,7 +293,7 @@ def _text(store: Store, query: Query) -> str | UsageError:
     from dgxlab import report as reports
 
     try:
-        return reports.render_page(reports.page(store, query))
+        return reports.render_page(reports.page(store, query), wide=query.wide, columns=query.columns)
     except UsageError as error:
         return error
 

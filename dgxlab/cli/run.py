@@ -20,6 +20,7 @@ from dgxlab.cli._app import (
     SpecArgument,
     TrustSourceOption,
     WaitOption,
+    WideOption,
     experiment,
     seconds,
 )
@@ -55,7 +56,7 @@ EffectOption = Annotated[
 ]
 
 
-def run(
+def run(  # noqa: PLR0913 - each is an option
     spec: SpecArgument,
     host: HostOption = None,
     set_: SetOption = None,
@@ -63,6 +64,7 @@ def run(
     tree: TreeOption = None,
     wait: WaitOption = 60,
     trust_source: TrustSourceOption = False,
+    wide: WideOption = False,
     *,
     desk: Desk,
     out: Out,
@@ -74,7 +76,7 @@ def run(
     from dgxlab.lab.session import Request
 
     request = Request("run", experiment(spec, set_, host), again=again, tree=tree, wait_s=60 * wait)
-    _measure(request, replace(desk, trust_source=trust_source), out)
+    _measure(request, replace(desk, trust_source=trust_source), out, wide=wide)
 
 
 def gate(
@@ -109,6 +111,7 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
     max_minutes: MaxMinutesOption = None,
     wait: WaitOption = 60,
     trust_source: TrustSourceOption = False,
+    wide: WideOption = False,
     *,
     desk: Desk,
     out: Out,
@@ -125,7 +128,7 @@ def ab(  # noqa: PLR0913, PLR0917 - each is an option
     first, second = (experiment(name, set_, host) for name in (baseline, candidate))
     kind, max_s = "screen" if screen else "ab", seconds(max_minutes)
     request = Request(kind, second, first, allow=allow or (), wait_s=60 * wait, max_s=max_s)
-    _measure(request, replace(desk, trust_source=trust_source), out, fail_on or ())
+    _measure(request, replace(desk, trust_source=trust_source), out, fail_on or (), wide=wide)
 
 
 def noise(
@@ -135,6 +138,7 @@ def noise(
     fail_on: FailOnOption = None,
     wait: WaitOption = 60,
     trust_source: TrustSourceOption = False,
+    wide: WideOption = False,
     *,
     desk: Desk,
     out: Out,
@@ -149,7 +153,7 @@ def noise(
 
     itself = experiment(spec, set_, host)
     request = Request("noise", itself, itself, wait_s=60 * wait)
-    _measure(request, replace(desk, trust_source=trust_source), out, fail_on or ())
+    _measure(request, replace(desk, trust_source=trust_source), out, fail_on or (), wide=wide)
 
 
 def plan(  # noqa: PLR0913 - each is an option
@@ -217,7 +221,7 @@ def leave(session: SessionReport, error: DgxlabError | None, fail_on: Collection
         raise ConditionsError(f"{counted(invalid)} invalid", next=AGAIN)
 
 
-def _measure(request: Request, desk: Desk, out: Out, fail_on: Collection[str] = ()) -> None:
+def _measure(request: Request, desk: Desk, out: Out, fail_on: Collection[str] = (), *, wide: bool = False) -> None:
     """Do what is asked for, print the report whatever came of it, and leave with its error or its verdicts' code."""
     from dgxlab.cli._display import display
     from dgxlab.lab import session
@@ -240,7 +244,7 @@ def _measure(request: Request, desk: Desk, out: Out, fail_on: Collection[str] = 
         else:
             page = report.collect_experiment(lab.store, request.experiment, outcome.source, outcome.device)
             counted = _cells(outcome)
-        out.report(page, lambda: report.render(page))
+        out.report(page, lambda: report.render(page, wide=wide))
     out.note(f"{counted}; recorded in {desk.database}")
     if request.baseline:
         leave(page, outcome.error, fail_on)

@@ -18,7 +18,7 @@ from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
 from dgxlab.lab.provision import send
 from dgxlab.model import Experiment, Plan
-from dgxlab.store import Damaged, Job, Locked, Store, the_one
+from dgxlab.store import Damaged, Job, Locked, Store, named, the_one
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
 
@@ -227,7 +227,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
 
 
 def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
-    """Return a job's host and id, given its id or enough of its beginning.
+    """Return a job's host and id, given its id, enough of its beginning or its alias.
 
     Args:
         where: A host whose jobs are looked through, whoever started them; None for the jobs of the record.
@@ -240,7 +240,7 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
         job_id = the_one(lab.store.job_ids(text), text, otherwise)
         return lab.connect(lab.store.job(job_id).host), job_id
     host = lab.connect(where)
-    there = [job.job_id for job in host.jobs() if job.job_id.startswith(text)]
+    there = named([job.job_id for job in host.jobs()], text)
     return host, the_one(there, text, f" on host {where}", next=f"dgxlab jobs --host {where}")
 
 

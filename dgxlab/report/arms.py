@@ -30,6 +30,7 @@ from dgxlab.report.tables import (
     stream_test,
 )
 from dgxlab.stats import Verdict
+from dgxlab.store import alias
 from dgxlab.tools import BENCHES
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ class ArmCells:
     Attributes:
         name: What tables call it.
         cells: Those that are wanted.
-        env: The variables that its name ends with, where only its cells in one environment are meant.
     """
 
     name: str
@@ -54,7 +54,6 @@ class ArmCells:
     arm: ArmAsk
     evidence: Evidence
     cells: tuple[Measured, ...]
-    env: str = ""
 
     @property
     def experiment(self) -> str:
@@ -64,7 +63,11 @@ class ArmCells:
     def origin(self) -> Origin:
         """Return where its cells come from."""
         source = provenance(self.experiment, self.arm, self.evidence, self.cells)
-        return Origin(self.name, source, conditions(self.cells))
+        envs = dict.fromkeys(env_text(cell.ask.env) for cell in self.cells)
+        notes = [f"ran with {env}" for env in envs if env]
+        if self.ask.protocol != PROTOCOL:
+            notes.append(f"measured by protocol {self.ask.protocol}, not {PROTOCOL}")
+        return Origin(self.name, source, conditions(self.cells), tuple(notes))
 
 
 def find_arms(store: Store, wanted: Query) -> list[ArmCells]:
@@ -83,7 +86,7 @@ def find_arms(store: Store, wanted: Query) -> list[ArmCells]:
     arms = []
     for ask in asks:
         for arm in ask.arms:
-            name = arm.arm.name if names.count(arm.arm.name) == 1 else f"{arm.arm.name} in {ask.session}"
+            name = arm.arm.name if names.count(arm.arm.name) == 1 else f"{arm.arm.name} in {alias(str(ask.session))}"
             evidence = find(store, ask, arm)
             arms.append(ArmCells(name, ask, arm, evidence, evidence.measured))
     return arms
@@ -126,7 +129,7 @@ def _environments(arm: ArmCells) -> Iterator[ArmCells]:
         mine = tuple(cell for cell in arm.cells if cell.ask.env_digest == digest)
         own = {name: value for name, value in mine[0].ask.env.items() if name not in shared}
         env = env_text(own)
-        yield replace(arm, name=" ".join(filter(None, (arm.name, env))), cells=mine, env=env)
+        yield replace(arm, name=" ".join(filter(None, (arm.name, env))), cells=mine)
 
 
 def fits(pattern: str, ask: CellAsk) -> bool:
@@ -179,28 +182,16 @@ def side_by_side(
         settings,
         flags=tuple(sorted(every, key=lambda flag: not flag.hard)),
         origins=origins,
-        notes=(*environments(arms), *notes, *_caveats(arms)),
+        notes=(*notes, *_caveats(arms)),
     )
 
 
-def environments(arms: Sequence[ArmCells]) -> Iterator[str]:
-    """Yield with which variables experiments ran, of those that set any; a name may say it already."""
-    for arm in arms:
-        for env in dict.fromkeys(env_text(cell.ask.env) for cell in arm.cells):
-            if env and env != arm.env:
-                yield f"{arm.name} ran with {env}"
-
-
 def _caveats(arms: Sequence[ArmCells]) -> Iterator[str]:
-    """Yield which numbers come from which device, where there are several, and which from an older protocol."""
-    devices = {arm.name: arm.evidence.device for arm in arms if arm.evidence.device}
-    if len(set(devices.values())) > 1:
-        yield "different devices, whose ratio is not one of builds alone: " + ", ".join(
-            f"{name} on {device.label}" for name, device in devices.items()
-        )
-    for name, protocol in dict.fromkeys((arm.experiment, arm.ask.protocol) for arm in arms):
-        if protocol != PROTOCOL:
-            yield f"{name} was measured by protocol {protocol}, not {PROTOCOL}: dgxlab run measures it again"
+    """Yield that numbers come from several devices, and which come from an older protocol."""
+    if len({arm.evidence.device for arm in arms if arm.evidence.device}) > 1:
+        yield "the rows are of different devices (see Sources): their ratios are not of builds alone"
+    if older := dict.fromkeys(arm.experiment for arm in arms if arm.ask.protocol != PROTOCOL):
+        yield f"measured by an older protocol: {', '.join(older)}; dgxlab run measures again"
 
 
 def single_stream(arms: Sequence[ArmCells]) -> ArmsTable:

@@ -55,8 +55,14 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """By form, what it may be asked about."""
 
-LISTS = ("experiment", "session", "cells", "table", "source", "published", "file")
+VIEW = ("columns", "wide")
+"""Keys of every form: how it is shown."""
+
+LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys that take several values with commas between them."""
+
+SWITCH = {"yes": True, "no": False}
+"""What `wide` may be."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class Query:
         table: Names of published tables.
         source: Published figures, by words as in `published`.
         file: Imported files, by their name or the beginning of their id; () lists all of them.
+        columns: Columns by their labels, in this order; () for the usual ones.
+        wide: Show every column, and what does not count one by one.
     """
 
     form: str
@@ -88,6 +96,8 @@ class Query:
     table: tuple[str, ...] = ()
     source: tuple[str, ...] = ()
     file: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    wide: bool = False
 
 
 def query(words: Mapping[str, str]) -> Query:
@@ -100,13 +110,17 @@ def query(words: Mapping[str, str]) -> Query:
     if form not in KEYS:
         known = tuple(KEYS)
         raise UsageError(_unknown("form", form, known) if form else f"form is missing; there are {', '.join(known)}")
-    values: dict[str, str | tuple[str, ...]] = {}
+    values: dict[str, str | bool | tuple[str, ...]] = {}
     for key, text in words.items():
-        if key not in ("form", *KEYS[form]):
-            raise UsageError(f"form={form} takes no {_unknown('key', key, ('form', *KEYS[form]))}")
-        values[key] = _several(key, text) if key in LISTS else text
-        if not values[key]:
+        if key not in ("form", *KEYS[form], *VIEW):
+            raise UsageError(f"form={form} takes no {_unknown('key', key, ('form', *KEYS[form], *VIEW))}")
+        if not text:
             raise UsageError(f"{key} has no value")
+        values[key] = _several(key, text) if key in LISTS else text
+    if "wide" in words:
+        if words["wide"] not in SWITCH:
+            raise UsageError(f"wide is yes or no, not {words['wide']!r}")
+        values["wide"] = SWITCH[words["wide"]]
     wanted = Query(**values)  # type: ignore[arg-type]  # each key has its type above
     _check_subject(wanted)
     return wanted

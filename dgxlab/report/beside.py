@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_uppercase
 from typing import TypeVar, Union
 
 from dgxlab import published, units
@@ -25,6 +26,9 @@ SEARCHED = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "te
 
 UNREMARKABLE = ("", "approx")
 """Notes that are not repeated beneath a table: the second is in the number."""
+
+LONG = 40
+"""Characters of a label in a table; a longer one has a letter there, and is beneath the table."""
 
 LEFT = 3
 """Figures named that have no place in a table; the rest are counted."""
@@ -181,12 +185,14 @@ class Series:
 
     Attributes:
         label: Says that it was published, and what tells it from the others.
+        name: What it is called in a table: the label, or a letter where that is long.
         shared: What it has in common with them.
         variant: What was measured, as the notes begin; label or `shared` say it.
         figures: By cell and metric.
     """
 
     label: str
+    name: str
     shared: tuple[str, ...]
     variant: str
     figures: Mapping[tuple[Cell, str], Figure]
@@ -225,8 +231,10 @@ def selected(form: str, patterns: Sequence[str]) -> list[Series]:
     for name, (words, figures) in zip(names, groups.items(), strict=True):
         # an engine's version is beneath the table, and in a name where nothing else tells two series apart
         full = name if names.count(name) == 1 else _name(words, figures, alike, ("source_doc", "host"))
-        made.append(Series(full, shared, words[VARIANT], figures))
-    return sorted(made, key=lambda series: min(figure.line for figure in series.figures.values()))
+        made.append(Series(full, full, shared, words[VARIANT], figures))
+    made.sort(key=lambda series: min(figure.line for figure in series.figures.values()))
+    letters = (f"published {letter}" for letter in (*ascii_uppercase, *range(len(made))))
+    return [replace(series, name=next(letters)) if len(series.label) > LONG else series for series in made]
 
 
 def _words(figure: Figure, about: About) -> tuple[str, ...]:
@@ -290,7 +298,7 @@ def rows_beside(wanted: Query, table: Shown, column_of: Callable[[Cell], str | N
             else:
                 left.append(figure)
         if row:
-            rows.append({table.columns[0].key: series.label, **row, "published": True})
+            rows.append({table.columns[0].key: series.name, **row, "published": True})
     notes = _notes(every, placed, left, "columns")
     return replace(table, rows=(*table.rows, *rows), beside=notes)
 
@@ -317,7 +325,7 @@ def columns_beside(
             here = {cell: lead for cell in of_metric if (lead := lead_of(cell)) is not None}
             left += [figure for cell, figure in of_metric.items() if cell not in here]
             if here:
-                columns.append(Column(key, " ".join(filter(None, (series.label, units.metric(metric).label))), metric))
+                columns.append(Column(key, " ".join(filter(None, (series.name, units.metric(metric).label))), metric))
             for cell, lead in here.items():
                 _row(rows, lead)[key] = of_metric[cell]
                 where = " ".join(f"{name}={value}" for name, value in lead.items() if value is not None)
@@ -370,12 +378,14 @@ def _notes(every: Sequence[Series], placed: Placed, left: Sequence[Figure], wher
         count = f"{len(left)} published {'figure' if len(left) == 1 else 'figures'}"
         named = ", ".join(some(names, LEFT))
         sentences.append(f"{count} asked for are of none of these {where}: {named}; form=published has them")
-    excess = [Remark((f"{series.label} at {place}",), entry.excess) for series, place, entry in placed if entry.excess]
+    excess = [Remark((f"{series.name} at {place}",), entry.excess) for series, place, entry in placed if entry.excess]
     groups: dict[tuple[str, str], list[str]] = {}
     for series, place, entry in placed:
         if entry.notes not in (*UNREMARKABLE, series.variant):
-            groups.setdefault((series.label, entry.notes), []).append(place)
-    remarks = [
+            groups.setdefault((series.name, entry.notes), []).append(place)
+    shown = {series.name: series.label for series, _, _ in placed}
+    remarks = [Remark((name,), label) for name, label in shown.items() if name != label]
+    remarks += [
         Remark((f"{name} at {', '.join(some(places, LEFT))}",), notes) for (name, notes), places in groups.items()
     ]
     origins = sources(entry for _, _, entry in placed)

@@ -17,6 +17,7 @@ from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Se
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
 from dgxlab.report.tables import status_of, tables
 from dgxlab.report.verdicts import summary, verdicts
+from dgxlab.store import alias
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
@@ -84,7 +85,7 @@ def _rejected(store: Store, ask: Ask) -> Iterator[Failure]:
     )
     for row in rows:
         if ask.session is None and not (ask.job and ask.job.job_id == row["job_id"]):
-            yield Failure(row["job_id"], "session", "rejected", row["reason"])
+            yield Failure(row["job_id"], "session", "rejected", row["reason"], kind="session")
 
 
 def _absent(arm: ArmAsk, evidence: Evidence) -> dict[Key, asking.CellAsk]:
@@ -97,7 +98,7 @@ def _missing(arm: ArmAsk, evidence: Evidence, ask: Ask) -> list[Missing]:
     """List the cells without a valid run, those with the same reason together, in the order planned."""
     reasons: dict[Key, str] = {}
     for lost in reversed(evidence.lost):
-        reasons.update(dict.fromkeys(lost.keys, f"{lost.run['status']} in {lost.run['job_id']}"))
+        reasons.update(dict.fromkeys(lost.keys, f"{lost.run['status']} in {alias(lost.run['job_id'])}"))
     unfinished = ask.job is not None and not ask.job.ended and ask.job.state != "lost"
     default = "the session has not ended" if unfinished else "not measured"
     groups: dict[tuple[str, str, str], list[str]] = {}

@@ -25,6 +25,7 @@ from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import OPS, gate_tables, in_rank, tables
 from dgxlab.report.verdicts import verdicts
 from dgxlab.roofline import Peaks
+from dgxlab.store import alias, the_one
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -34,9 +35,10 @@ def page(store: Store, wanted: Query) -> Page:
     """Return what is asked for.
 
     Raises:
-        UsageError: if the record has nothing of it.
+        UsageError: if the record has nothing of it, or a session's name means none or several.
     """
-    return FORMS[wanted.form](store, wanted)
+    sessions = tuple(the_one(store.job_ids(text), text, next="dgxlab jobs") for text in wanted.session)
+    return FORMS[wanted.form](store, replace(wanted, session=sessions))
 
 
 def _single_stream(store: Store, wanted: Query) -> Page:
@@ -197,7 +199,7 @@ def _lineage(store: Store, wanted: Query) -> ArmsTable:
     names = [row["arm"] for _, row in arms]
     origins, columns = [], [Column("what", "what")]
     for number, (job, row) in enumerate(arms):
-        name = row["arm"] if names.count(row["arm"]) == 1 else f"{row['arm']} in {job.job_id}"
+        name = row["arm"] if names.count(row["arm"]) == 1 else f"{row['arm']} in {alias(job.job_id)}"
         origins.append(Origin(name, origin_of_job(store, job, row["arm"])))
         columns.append(Column(f"arm.{number}", name))
     facts = [dict(_facts(store, job, row)) for job, row in arms]
@@ -221,7 +223,7 @@ def _facts(store: Store, job: Job, row: Mapping[str, Any]) -> Iterable[tuple[str
     yield "tree", row["tree"]
     yield "commit", row["commit_id"]
     yield "series", ", ".join(f"{ref.name}@{ref.digest}" for ref in source.series) or "none"
-    yield "dirty", "yes, somebody's checkout" if row["dirty"] else "no"
+    yield "dirty", "yes, a checkout with changes" if row["dirty"] else "no"
     yield "build", row["build_id"]
     yield "cmake definitions", " ".join(f"{name}={value}" for name, value in sorted(cmake.items()))
     for tool in TOOLS:

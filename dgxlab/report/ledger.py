@@ -18,7 +18,7 @@ from dgxlab.report.session import WORDS, older
 from dgxlab.report.tables import OPS, SINGLE_STREAM, origin, others_of, rank, stream_test
 from dgxlab.report.verdicts import PREFIX
 from dgxlab.stats import VERDICTS
-from dgxlab.store import REJECTED
+from dgxlab.store import REJECTED, alias
 
 if TYPE_CHECKING:
     from dgxlab.judgement import Judged
@@ -312,7 +312,7 @@ def _caveats(base: ArmCells, rows: Sequence[Mapping[str, Value]], ratios_by: Col
     for row in rows:
         if row["verdict"]:
             elsewhere = ", which measured another build or device than the row's numbers"
-            session = f"session {row['verdict_session']}{elsewhere if row['verdict_elsewhere'] else ''}"
+            session = f"session {alias(str(row['verdict_session']))}{elsewhere if row['verdict_elsewhere'] else ''}"
             yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of {session}"
     if "medians" in ratios_by:
         yield "a ratio alone is of the medians above, of sessions apart: no verdict"

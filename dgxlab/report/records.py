@@ -196,11 +196,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the numbers of one arm of a table come from; `label` is the arm's name in the table."""
+    """Where the numbers of one arm of a table come from.
+
+    Attributes:
+        label: The arm's name in the table.
+        notes: What else is true of its runs, in sentences.
+    """
 
     label: str
     provenance: Provenance
     conditions: Conditions = field(default_factory=dict)
+    notes: tuple[str, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -278,6 +284,7 @@ class Failure:
 
     Attributes:
         session: Job id.
+        kind: session, gate or run.
         what: The gate, the run with its cells, or "session".
         status: failed, discarded, lost, cancelled, running, rejected.
         again: It was repeated later, and then it counted.
@@ -288,6 +295,7 @@ class Failure:
     status: str
     reason: str
     again: bool = False
+    kind: str = "run"
 
 
 @dataclass(frozen=True)

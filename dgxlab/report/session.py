@@ -236,7 +236,7 @@ def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
         reasons += some(json.loads(gate["failed"]), CASES)
         if gate["printed"] and gate["demanded"]:
             reasons += filter(None, [unlike(json.loads(gate["printed"]), json.loads(gate["demanded"]))])
-    return Failure(gate["job_id"], f"gate {gate_name(gate)}{whose}", "failed", "; ".join(reasons), again)
+    return Failure(gate["job_id"], f"gate {gate_name(gate)}{whose}", "failed", "; ".join(reasons), again, "gate")
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:
@@ -246,13 +246,13 @@ def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: b
         gate_listed: A gate of it alone ended it, and is among those listed.
     """
     if job is not None and job.rejected:
-        return [Failure(job.job_id, "session", "rejected", job.rejected)]
+        return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session")]
     if job is None or job.state == "done":
         return []
     reasons = [failure.reason for failure in listed if failure.session == job.job_id]
     if (reasons and job.error in ("", *reasons)) or (gate_listed and job.exit_code == GateFailed.exit_code):
         return []
-    return [Failure(job.job_id, "session", job.state, job.error or ENDS[job.state])]
+    return [Failure(job.job_id, "session", job.state, job.error or ENDS[job.state], kind="session")]
 
 
 # -- what is compared -------------------------------------------------------------------------------------------------

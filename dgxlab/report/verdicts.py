@@ -229,23 +229,21 @@ def _floor(kind: str, judged: Judged) -> float | None:
 
 
 def _columns(kind: str, rows: Sequence[Mapping[str, Value]]) -> list[Column]:
-    """Return the columns of verdicts; what a screen has not, and what is the same in every row, has none."""
+    """Return the columns of verdicts, the verdict first; a screen has no intervals."""
     metric = str(rows[0]["metric"])
-    confidences = {row["confidence"] for row in rows if row["confidence"]}
-    level = f"{next(iter(confidences))} " if len(confidences) == 1 else ""
     every = [
         Column("label", "speed") if len({row["metric"] for row in rows}) > 1 else None,
+        Column("verdict", "verdict"),
+        Column("effect", "effect (%)", numeric=True),
+        Column("interval", "interval (%)", numeric=True) if kind != "screen" else None,
         Column("baseline", "baseline", metric),
         Column("candidate", "candidate", metric),
-        Column("effect", "effect (%)", numeric=True),
-        Column("interval", f"{level}interval (%)", numeric=True) if kind != "screen" else None,
-        Column("confidence", "confidence", numeric=True) if len(confidences) > 1 else None,
+        Column("promoted", "promoted") if kind == "ab" else None,
+        Column("confidence", "confidence", numeric=True) if kind != "screen" else None,
         Column("same", "interval of same (%)", numeric=True) if any(row["same"] for row in rows) else None,
         Column("mde", "MDE (%)", numeric=True) if kind != "screen" else None,
         Column("cycles", "cycles", numeric=True),
         Column("noise_floor", "noise floor (%)", numeric=True),
-        Column("verdict", "verdict"),
-        Column("promoted", "promoted") if kind == "ab" else None,
     ]
     return [column for column in every if column]
 
@@ -303,17 +301,21 @@ def _discards(group: Sequence[_Comparison]) -> list[Discard]:
 
 def _because(group: Sequence[_Comparison], kind: str) -> list[Because]:
     """Return why each verdict, the rows with the same reasons together."""
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[_Comparison]] = {}
     for row in group:
         reasons = judgement.reasons(row.verdict)
         if row.verdict.ci:
             # at which confidence is in the table; here it would tell rows apart that say the same
             reasons = (_deciding(row.verdict), *reasons[1:])
-        groups.setdefault((PREFIX[kind] + row.verdict.verdict, reasons), []).append(row.label)
-    return [
-        Because(verdict, () if len(labels) == len(group) else tuple(labels), reasons)
-        for (verdict, reasons), labels in groups.items()
-    ]
+        groups.setdefault((row.verdict.verdict, reasons), []).append(row)
+    because = []
+    for (verdict, reasons), rows in groups.items():
+        labels = () if len(rows) == len(group) else tuple(row.label for row in rows)
+        mdes = sorted(row.verdict.mde for row in rows if row.verdict.mde is not None)
+        ends = " to ".join(dict.fromkeys(percent(mde) for mde in (*mdes[:1], *mdes[-1:])))
+        seen = (f"MDE {ends} %",) if verdict == "inconclusive" and mdes else ()
+        because.append(Because(PREFIX[kind] + verdict, labels, (*reasons, *seen)))
+    return because
 
 
 def _deciding(verdict: Verdict) -> str:

@@ -8,7 +8,7 @@ migrate.
 from dgxlab.store.check import check
 from dgxlab.store.connect import Damaged, Locked, copies
 from dgxlab.store.merge import merging, text
-from dgxlab.store.records import Job, device_row, gate_digest, the_one
+from dgxlab.store.records import Job, alias, device_row, gate_digest, named, the_one
 from dgxlab.store.schema import ROOFLINE
 from dgxlab.store.store import REJECTED, UNCOUNTED, Store
 
@@ -20,11 +20,13 @@ __all__ = [
     "Job",
     "Locked",
     "Store",
+    "alias",
     "check",
     "copies",
     "device_row",
     "gate_digest",
     "merging",
+    "named",
     "text",
     "the_one",
 ]

@@ -6,7 +6,7 @@ import calendar
 import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -86,16 +86,32 @@ class Job:
         return self.state in ENDED
 
 
+ALIAS = 6
+"""Characters at the end of a job's id that name it in tables and on the command line."""
+
+
+def alias(job_id: str) -> str:
+    """Return the short name of a job or session: the end of its id."""
+    return job_id[-ALIAS:]
+
+
+def named(job_ids: Iterable[str], text: str) -> list[str]:
+    """Return the ids that a text may mean: the one that it is, or those that begin with it or have it as alias."""
+    fitting = [job_id for job_id in job_ids if job_id.startswith(text) or alias(job_id) == text]
+    return [text] if text in fitting else fitting
+
+
 def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
-    """Return the one job id of those that begin with `text`; `otherwise` ends the sentence where there is none.
+    """Return the only job id of those that `text` may mean; `otherwise` is said when there is none.
 
     Raises:
         UsageError: if there is none, or more than one.
     """
     if len(job_ids) == 1:
         return job_ids[0]
-    sentence = f"{len(job_ids)} jobs begin with {text!r}" if job_ids else f"no job begins with {text!r}{otherwise}"
-    raise UsageError(sentence, next="dgxlab jobs" if job_ids else next)
+    if job_ids:
+        raise UsageError(f"{text!r} fits {len(job_ids)} jobs", next="dgxlab jobs", details="\n".join(job_ids))
+    raise UsageError(f"no job begins with {text!r} or has this alias{otherwise}", next=next)
 
 
 def gate_digest(gate: ParityGate | Check | Mapping[str, Any], env: Mapping[str, str]) -> str:

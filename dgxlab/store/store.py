@@ -15,7 +15,7 @@ from typing import Any
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, damaged, is_fresh, named_errors, transaction
-from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row
+from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, named
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
@@ -213,10 +213,9 @@ class Store:
         rows = self.rows(f"{JOBS} WHERE job_id = ?", (job_id,))
         return Job.from_row(rows[0]) if rows else None
 
-    def job_ids(self, beginning: str) -> list[str]:
-        """Return the ids that begin so, in order: by time."""
-        sql = "SELECT job_id FROM jobs WHERE substr(job_id, 1, length(?1)) = ?1 ORDER BY job_id"
-        return [str(row["job_id"]) for row in self.rows(sql, (beginning,))]
+    def job_ids(self, text: str) -> list[str]:
+        """Return the ids that a text may mean, in order: the whole id, its beginning or its alias; "" means all."""
+        return named((str(row["job_id"]) for row in self.rows("SELECT job_id FROM jobs ORDER BY job_id")), text)
 
     def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
         """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""

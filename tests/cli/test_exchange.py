@@ -108,7 +108,8 @@ def test_imported_files(adopted: Project) -> None:
     )
     one = adopted.run("report", "--form", "imported", "d48c8e67", "--cells", "tg32").out
     assert one.startswith("| measured | t/s |\n| --- | ---: |\n| tg32 | ")
-    assert "**imported**, not measured by dgxlab · file llama-bench-q4_k.jsonl · sha256 d48c8e6786cf5847" in one
+    assert "**imported**, not measured by dgxlab · [1]" in one
+    assert "- [1] imported file llama-bench-q4_k.jsonl\n  - sha256 d48c8e6786cf5847" in one
     ran = adopted.run("report", "--form", "imported", "nosuch")
     assert (ran.rc, ran.next) == (2, "dgxlab report --form imported")
 

@@ -153,14 +153,16 @@ def test_unknown_sessions_are_refused(measured: Project) -> None:
 
 
 def test_report_takes_enough_of_a_sessions_id(measured: Project, session: str) -> None:
-    """An experiment's name goes first; a beginning that several have is refused."""
+    """Or its alias; an experiment's name goes first; a beginning that several have is refused, with their ids."""
     whole = measured.run("report", session).out
     assert whole.startswith(f"# Session {session}\n")
-    assert measured.run("report", session[:-1]).out == whole
+    assert measured.run("report", session[:-1]).out == measured.run("report", session[-6:]).out == whole
+    assert measured.run("logs", session[-6:]).out == measured.run("logs", session).out
     assert measured.run("run", "experiments/toy.yaml", "--again", "-q").rc == 0
     assert measured.run("report", "toy").out.startswith("# Experiment toy\n")
     for command in ("report", "logs"):
         ambiguous = measured.run(command, session[:2])
-        assert (ambiguous.rc, ambiguous.error) == (2, f"2 jobs begin with {session[:2]!r}")
+        assert (ambiguous.rc, ambiguous.error) == (2, f"{session[:2]!r} fits 2 jobs")
+        assert f"\n  {session}\n" in ambiguous.err
     unknown = measured.run("report", "toys")
     assert (unknown.rc, unknown.out, unknown.next) == (2, "", "dgxlab report toy")

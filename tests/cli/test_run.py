@@ -16,7 +16,7 @@ from tests.cli.conftest import Project
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 TOY = "experiments/toy.yaml"
-GATE = "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed | \N{EN DASH} |"
+GATE = "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |"
 
 
 def test_run_prints_the_report_and_says_what_goes_on(project: Project) -> None:
@@ -26,9 +26,9 @@ def test_run_prints_the_report_and_says_what_goes_on(project: Project) -> None:
     assert out.startswith("# Experiment toy\n\n> toys can be measured\n")
     for row in (
         GATE,
-        "| q4_0 | 4096 | 8 | 14336 | 108.5 ± \N{EN DASH} (1) | 1.008 ± \N{EN DASH} (1) |",
-        "| m | pp16 | 1600 ± 0.2 (5) |",
-        "| 16 | 4 | 4 | 128.0 ± \N{EN DASH} (1) | 64.00 ± \N{EN DASH} (1) | 106.7 ± \N{EN DASH} (1) |",
+        "| 8 | 108.5 | 1.008 |",
+        "| pp16 | 1600 ± 0.2 (5) |",
+        "| 4 | 128.0 | 64.00 | 106.7 |",
     ):
         assert row in out.splitlines()
     notes = [line for line in err.splitlines() if not line.startswith("waiting for the device")]
@@ -159,7 +159,7 @@ bench:
     ran = project.run("run", spec)
     assert ran.rc == 4
     assert "- llama-bench m: pp16, pp32 (failed in" in ran.out
-    assert "| 16 | 4 | 2 | 64.0 ± \N{EN DASH} (1) | 32.00 ± \N{EN DASH} (1) | 53.3 ± \N{EN DASH} (1) |" in ran.out
+    assert "| 2 | 64.0 | 32.00 | 53.3 |" in ran.out
     assert "4 cells, 2 measured now, 0 up to date, 2 not measured; recorded in" in ran.err
     assert ran.error.startswith("llama-bench was killed by SIGSEGV")
     assert ran.next.startswith("dgxlab logs ")

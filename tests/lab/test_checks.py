@@ -46,7 +46,7 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
         f"raw/{file.name}" for file in (job / "raw").iterdir()
     }
     assert audit.check(toy_lab.lab.store) == []
-    page = report.render(report.collect(toy_lab.lab.store, "toy"))
+    page = report.render(report.collect(toy_lab.lab.store, "toy"), wide=True)
     assert "| greedy of m | TOY=same |" in page
     assert "KLD 0.001000, there 0.004000, 0.25 times" in page
     assert "KLD at most 0.5 times the other environment's | passed |" in page
@@ -75,7 +75,7 @@ def test_what_fails_says_why_and_nothing_is_measured(toy_lab: ToyLab, gate: Any,
     (row,) = toy_lab.lab.store.rows("SELECT status, reasons FROM checks")
     assert row["status"] == "failed"
     assert reason in row["reasons"]
-    assert reason in report.render(report.collect(toy_lab.lab.store, "toy"))
+    assert reason in report.render(report.collect(toy_lab.lab.store, "toy"), wide=True)
     assert audit.check(toy_lab.lab.store) == []
 
 
@@ -134,7 +134,7 @@ def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
         asked = [event["id"] for event in kinds(events, "check")]
         assert asked == ["gate:0", "gate:0:after"][: max(1, len(when))]
         found = judgement.recorded(toy_lab.lab.store, session.job_id)
-        page = report.render(report.collect_session(toy_lab.lab.store, session.job_id))
+        page = report.render(report.collect_session(toy_lab.lab.store, session.job_id), wide=True)
         if when:
             assert {one.verdict.verdict for one in found} == {"slower"}
             assert [f"| good | {word} | greedy of m |" in page for word in when] == [True, True]
@@ -205,7 +205,7 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
     assert not (job / "gate-0").exists()
     assert "every code on sm_90 is exact" in (job / event["raw"]["arm stderr"]["path"]).read_text()
     assert audit.check(kernel_lab.lab.store) == []
-    assert "| harness of toy |" in report.render(report.collect(kernel_lab.lab.store, "toy"))
+    assert "| harness of toy |" in report.render(report.collect(kernel_lab.lab.store, "toy"), wide=True)
 
     assert kernel_lab.run(gated(kernel_lab, gate))[0].job_id == ""
     (kernel_lab.folder / "kernels" / "common" / "check.cuh").write_text(CHECK_CUH + "\n")

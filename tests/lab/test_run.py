@@ -147,7 +147,7 @@ def test_as_many_cases_of_another_list_do_not_pass(toy_lab: ToyLab) -> None:
         f"expected the list of cases {first['cases']}, got {third['cases']}: 5 cases, 2 of them repeated"
     ]
     differs = "missing: 2, as MUL_MAT(type_a=f32,n=2); repeated more often: 2, as MUL_MAT(type_a=f32,n=1)"
-    assert differs in report.render(report.collect(store, "fooled"))
+    assert differs in report.render(report.collect(store, "fooled"), wide=True)
 
 
 @pytest.mark.parametrize(("variable", "status"), [("TOY_PATH", "passed"), ("TOY_PAHT", "failed")])

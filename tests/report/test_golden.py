@@ -100,6 +100,12 @@ def _compared(store: Store) -> str:
     return render(collect(store, "h200-vs-w4a16"))
 
 
+def _wide(store: Store) -> str:
+    """Return all of the same session."""
+    _compared(store)
+    return render(collect(store, "h200-vs-w4a16"), wide=True)
+
+
 def _screened(store: Store) -> str:
     """Return a screen that drops an idea."""
     session = session_of_two(store, A, kind="screen", noise=0.004).build().gates()
@@ -207,6 +213,7 @@ PAGES: dict[str, Callable[[Store], str]] = {
     "session": _session,
     "flagged": _flagged,
     "compared": _compared,
+    "wide": _wide,
     "screened": _screened,
     "noise": _noise,
     "cut": _cut,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import jinja2
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from dgxlab.errors import UsageError
 from dgxlab.model import SeriesRef
-from dgxlab.report import Number, Provenance, Report, Table, markdown, render, render_table
-from dgxlab.report.markdown import escape, layout
-from dgxlab.report.records import Column, Failure, Missing
+from dgxlab.report import Number, Page, Provenance, Report, Table, markdown, render, render_page
+from dgxlab.report.markdown import escape
+from dgxlab.report.records import Column, Failure, Flag, Missing
+from dgxlab.report.shown import layout, legend
 from dgxlab.units import MISSING as DASH
 
 EVIL = "a|b\n| evil | 99 |<script>alert(1)</script>\\|`x` *b* _i_ [l](javascript:1) &lt; ~~s~~ \u202e\x1b[31m\u2028# h"
@@ -85,28 +88,37 @@ def test_escape_covers_every_special_character() -> None:
     assert escape("https://a.b Www.c.d x:/y ftp://e") == "https\\://a.b Www\\.c.d x:/y ftp\\://e"
 
 
-def test_no_field_of_a_report_can_forge_anything() -> None:
+@pytest.mark.parametrize(("wide", "tables", "items"), [(True, 3, 10), (False, 2, 11)])
+def test_no_field_of_a_report_can_forge_anything(wide: bool, tables: int, items: int) -> None:
     """Every text of every record is hostile; the page still has exactly its own tables, headings and items."""
     origin = Provenance(EVIL, (EVIL, EVIL), EVIL, (SeriesRef(EVIL, EVIL),), EVIL, EVIL, EVIL, True, (EVIL,))
     columns = (Column("a", EVIL), Column("avg_ts", "", "avg_ts"))
-    made = Table("ops", EVIL, columns, ({"a": EVIL, "avg_ts": speed(1.5, 0.1, 3)},), origin, {EVIL: EVIL})
-    page = render(
-        Report(
-            EVIL,
-            EVIL,
-            (made, made),
-            (Missing(EVIL, EVIL, EVIL, (EVIL, EVIL), EVIL),),
-            (Failure(EVIL, EVIL, EVIL, EVIL, True),),
-        )
-    )
+    flags = (Flag((EVIL,), True, EVIL), Flag((), True, EVIL))
+    made = Table("ops", EVIL, columns, ({"a": EVIL, "avg_ts": speed(1.5, 0.1, 3)},), origin, {EVIL: EVIL}, flags=flags)
+    missing = Missing(EVIL, EVIL, EVIL, (EVIL, EVIL), EVIL)
+    failure = Failure(EVIL, EVIL, EVIL, EVIL, True, "session")
+    page = render(Report(EVIL, EVIL, (made, made), (missing,), (failure,)), wide=wide)
     found = tokens(page)
-    count = {kind: sum(token.type == kind for token in found) for kind in {token.type for token in found}}
-    assert (count["table_open"], count["tr_open"], count["th_open"], count["td_open"]) == (3, 6, 8, 8)
-    assert (count["heading_open"], count["list_item_open"], count["blockquote_open"]) == (5, 1, 1)
-    assert "html_block" not in count
+    count = Counter(token.type for token in found)
+    assert (count["table_open"], count["tr_open"]) == (tables, 2 * tables)
+    assert (count["heading_open"], count["blockquote_open"]) == (4 + wide, 1)
+    assert count["list_item_open"] == items
+    assert [token.content for token in found if token.type == "html_block"] == [
+        "<details><summary>Sources</summary>\n",
+        "</details>\n",
+    ]
     inline = {child.type for token in found for child in token.children or []}
     assert inline <= {"text", "text_special", "strong_open", "strong_close", "softbreak"}
-    assert "<script" not in page.replace("\\<script", "")
+
+
+@given(st.lists(st.sampled_from(["-", "+", "#", "1.", ">", "===", "a" * 50, "b"]), min_size=1, max_size=60))
+def test_a_long_line_stays_one_item(words: list[str]) -> None:
+    """It breaks only at blanks, before words that begin no markup; a reader sees the same words."""
+    page = markdown._folded(f"- x {escape(' '.join(words))}\n")
+    assert page.split() == f"- x {escape(' '.join(words))}".split()
+    items = MarkdownIt("commonmark").parse(page)
+    assert sum(token.type == "list_item_open" for token in items) == 1
+    assert not any(token.type in ("heading_open", "blockquote_open", "hr") for token in items)
 
 
 def test_the_registered_escape_cannot_be_forgotten_in_a_template() -> None:
@@ -133,7 +145,7 @@ def test_missing_values_are_dashes() -> None:
             columns=columns,
         )
     )
-    assert body == [[DASH, f"54.8 ± {DASH} (1)", "0", "no"], [DASH, DASH, DASH, DASH]]
+    assert body == [[DASH, "54.8", "0", "no"], [DASH, DASH, DASH, DASH]]
 
 
 def test_a_table_without_any_value_still_renders() -> None:
@@ -142,20 +154,72 @@ def test_a_table_without_any_value_still_renders() -> None:
     assert (headers, body) == (["model", "t/s"], [["m", DASH]])
 
 
-def test_provenance_stands_beneath() -> None:
-    """Session, pin, series, tree, build, host on one line; dirty and synthetic only when so."""
-    page = render_table(table({"model": "m"}))
-    assert page.splitlines()[-1] == (
-        "experiment toy · session 20261120-103000-toy-a · pin e3a74b299085 · series w4a16@0123456789ab"
-        " · tree cdd2bf5ea86c · build 2152cea1b7b715ae · backend CPU · host dgx"
+def test_sources_are_listed_once_and_numbered() -> None:
+    """Two tables of one build name one source; another build has its own. What is dirty is named twice."""
+    other = dataclasses.replace(ORIGIN, series=(), dirty=True, synthetic=("q4k",), build_id=None, sessions=())
+    settings = {"n_ubatch": 512, "mmap": True}
+    one, two = table({"model": "m"}), table({"model": "m"}, provenance=other, settings=settings)
+    page = render(Report("Experiment x", "", (one, two, one), (), ()))
+    assert page.splitlines().count("[1]") == 2
+    assert "\nevery row: n_ubatch 512, mmap yes · **dirty** tree · **synthetic model** q4k · [2]\n" in page
+    assert page.partition("<details>")[2].splitlines()[2:12] == [
+        "- [1] experiment toy",
+        "  - session 20261120-103000-toy-a",
+        "  - host dgx · backend CPU",
+        "  - pin e3a74b299085 · tree cdd2bf5ea86c · build 2152cea1b7b715ae",
+        "  - series w4a16@0123456789ab",
+        "- [2] experiment toy",
+        f"  - session {DASH}",
+        "  - host dgx · backend CPU",
+        f"  - pin e3a74b299085 · tree cdd2bf5ea86c (dirty) · build {DASH}",
+        "  - series none",
+    ]
+
+
+def test_what_is_the_same_in_every_row_is_beneath() -> None:
+    """A leading column of one value, of two rows or more; a column by name is shown all the same."""
+    rows = [{"model": "m", "test": test, "avg_ts": speed(1.0)} for test in ("pp512", "tg32")]
+    columns = (COLUMNS[0], Column("test", "test"), COLUMNS[1])
+    made = Page("single-stream", (table(*rows, columns=columns),))
+    assert render_page(made).splitlines()[0] == "| test | t/s |"
+    assert "\nevery row: model m · [1]\n" in render_page(made)
+    assert render_page(made, wide=True).splitlines()[0] == "| model | test | t/s |"
+    assert render_page(made, columns=("avg_ts", "model")).splitlines()[0] == "| t/s | model |"
+    with pytest.raises(UsageError, match="no column 'mode'"):
+        render_page(made, columns=("mode",))
+
+
+def test_what_does_not_count_is_counted() -> None:
+    """Failures and soft flags in one line; hard events and ends of sessions are listed, with `wide` all of them."""
+    flags = (Flag((), True, "hot"), Flag((), False, "capped"), Flag((), False, "noisy"))
+    failures = (
+        Failure("20261120-103000-toy-abc123", "run a", "failed", "killed", again=True),
+        Failure("20261120-103000-toy-abc123", "gate b", "failed", "1 of 2", kind="gate"),
+        Failure("20261120-103000-toy-abc123", "session", "lost", "rebooted", kind="session"),
     )
-    origin = dataclasses.replace(ORIGIN, series=(), dirty=True, synthetic=("q4k",), build_id=None, sessions=())
-    page = render_table(table({"model": "m"}, provenance=origin, settings={"n_ubatch": 512, "mmap": True}))
-    assert page.splitlines()[-1] == (
-        f"experiment toy · session {DASH} · pin e3a74b299085 · series none · tree cdd2bf5ea86c"
-        f" · build {DASH} · backend CPU · host dgx"
-        " · **dirty** tree · **synthetic model** q4k · every row: n_ubatch 512, mmap yes"
-    )
+    report = Report("x", "", (table({"model": "m"}, flags=flags),), (), failures)
+    page, wide = render(report), render(report, wide=True)
+    assert "\n1 run failed (counted later), 1 gate failed, 2 flags: --wide lists them\n" in page
+    assert "\n- **hard event** in every row: hot\n" in page
+    assert "\n- **session abc123** lost: rebooted\n" in page
+    assert "capped" not in page
+    assert "\n- flag in every row: capped\n" in wide
+    assert "\n| abc123 | run a | failed, counted later | killed |\n" in wide
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (speed(14.45), "14.45"),
+        (speed(35570.0, 108.0, 5), "35570 ± 108 (5)"),
+        (Number("avg_ts", "t/s", None, 1.0, value=50.0), f"50.0 ± 1.0 ({DASH})"),
+        (Number("avg_ts", "t/s", None, None, value=50.0), "50.0"),
+    ],
+)
+def test_a_number_alone_has_no_spread(number: Number, shown: str) -> None:
+    """A single value is bare; the legend explains only what there is."""
+    assert layout(table({"model": "m", "avg_ts": number}))[2] == [["m", shown]]
+    assert ("single value" in legend([number])) == ("±" not in shown)
 
 
 def test_a_report_of_nothing_says_so() -> None:

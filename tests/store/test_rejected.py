@@ -46,7 +46,7 @@ def test_reports_say_so(store: Store) -> None:
     """Its own shows no number and the reason; that of its experiment leaves it out and names it."""
     measured(store, whole("job-1"))
     judgement.reject(store, "job-1", "the GPU was shared")
-    line = "| job-1 | session | rejected | the GPU was shared |"
+    line = "- **session job-1** rejected: the GPU was shared\n"
     assert line in report.render(report.collect(store, job_id="job-1"))
     assert "rejected: the GPU was shared" in report.render_overview(report.overview(store))
     measured(store, whole("job-2"))
