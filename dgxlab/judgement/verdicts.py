@@ -22,6 +22,7 @@ from dgxlab.model import (
     about,
     check_from_json,
 )
+from dgxlab.model.reasons import says_not_engaged
 from dgxlab.stats import Chain, Verdict
 from dgxlab.store import Job, Store
 
@@ -189,7 +190,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
             row["chain"],
             row["model_id"],
             row["reason"] if row["status"] == "failed" else "",
-            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"]),
+            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"], says_not_engaged(row["reason"])),
             "".join(unsettled),
             clocks[0] if len(clocks) == 1 else None,
             sum(powers) if powers else None,

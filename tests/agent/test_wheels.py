@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import stat
+import sys
 import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dgxlab.agent.__main__ import main
 from dgxlab.agent.environment import Root, search_path
 from dgxlab.agent.wheels import unpack
 from dgxlab.errors import AGAIN, RemoteError
@@ -61,10 +64,12 @@ def tools(root: Root) -> dict[str, int]:
     ids=["cmake", "ninja"],
 )
 def test_the_tool_is_unpacked_without_the_files_of_python(
-    root: Root, files: dict[str, str], unpacked: dict[str, int]
+    root: Root, files: dict[str, str], unpacked: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data has bin and share side by side, scripts are its bin."""
-    take(root, wheel(files))
+    """By the verb that the client calls. Data has bin and share side by side, scripts are its bin."""
+    content = wheel(files)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    assert main(["tool", str(root.path), "toy", "1.0", hashlib.sha256(content).hexdigest()]) == 0
     assert tools(root) == unpacked
 
 
