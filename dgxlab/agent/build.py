@@ -85,13 +85,13 @@ class Builder:
         folder = self.root.build(identity)
         stamp = installed(folder, identity)
         if folder.exists() and not stamp:
-            self.tell(f"build {identity} is not what was installed: it is stamp_ anew")
+            self.tell(f"build {identity} is not what was installed: it is built anew")
         if stamp and set(arm.targets) <= set(stamp["binaries"]):
             os.utime(folder / STAMP)  # its last use, for `host clean`
             return self._event(arm, stamp, begin, reused=True)
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
         others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
-        with _exclusive(work) as lock, _surviving(work):
+        with _held(work) as lock:
             # the others too: in the work folder they may be those of the arm that used it last
             targets = sorted([*arm.targets, *others])
             self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
@@ -121,7 +121,12 @@ class Builder:
         objects.check_out(work / "src", work / "index", arm.source.commit, arm.source.tree)
         paths = {"src": str(work / "src"), "cmake": str(work / "cmake")}
         configure = self.fill(step.configure, arm.name, **paths)
-        self._need_tools(configure)
+        search = base_env()["PATH"]
+        for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
+            if not shutil.which(tool, path=search):
+                raise BuildFailed(f"there is no {tool} on the host", next=f"dgxlab doctor {settings().name}")
+        if not self.toolchain.cxx:
+            raise BuildFailed("there is no C++ compiler on the host", next=f"dgxlab doctor {settings().name}")
         configured = work / "cmake" / "dgxlab-configured"
         wanted = digest([configure, objects.names(arm.source.commit)])
         if not configured.exists() or configured.read_text() != wanted:
@@ -178,14 +183,6 @@ class Builder:
 
         return look
 
-    def _need_tools(self, configure: Sequence[str]) -> None:
-        path = base_env()["PATH"]
-        for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
-            if not shutil.which(tool, path=path):
-                raise BuildFailed(f"there is no {tool} on the host", next=f"dgxlab doctor {settings().name}")
-        if not self.toolchain.cxx:
-            raise BuildFailed("there is no C++ compiler on the host", next=f"dgxlab doctor {settings().name}")
-
     def _install(self, arm: Arm, cmake: Path, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         """Copy the programs and their libraries, stamp them, and swap the folder into place."""
         incoming = folder.with_name(f".in-{folder.name}-{os.getpid()}")
@@ -197,15 +194,6 @@ class Builder:
         for _, name, path in own_libraries([cmake / "bin" / target for target in targets]):
             if not (bin_folder / name).exists():
                 shutil.copyfile(path, bin_folder / name)
-        stamp = self._stamp(arm, cmake, bin_folder, targets)
-        (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
-        if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
-            folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
-        settle(incoming, folder)
-        shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
-        return stamp
-
-    def _stamp(self, arm: Arm, cmake: Path, bin_folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         libraries: dict[str, str] = {}
         for program, name, path in own_libraries([bin_folder / target for target in targets]):
             if path.parent != bin_folder.resolve():
@@ -216,7 +204,7 @@ class Builder:
                 )
             if name not in libraries:
                 libraries[name] = sha256(path)
-        return {
+        stamp = {
             "build_id": build_id(arm.source, arm.cmake, self.toolchain),
             "source": to_json(arm.source),
             "cmake": to_json(arm.cmake),
@@ -226,6 +214,12 @@ class Builder:
             "cmake_cache": sha256(cmake / "CMakeCache.txt"),
             "dirty": arm.source.dirty,
         }
+        (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
+        if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
+            folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
+        settle(incoming, folder)
+        shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
+        return stamp
 
 
 def installed(folder: Path, identity: str) -> dict[str, Any] | None:
@@ -291,33 +285,28 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 
 @contextmanager
-def _exclusive(work: Path) -> Iterator[int]:
-    """Hold a work folder, and give the lock's descriptor: two jobs that share it build one after the other."""
+def _held(work: Path) -> Iterator[int]:
+    """Hold a work folder, and give the lock's descriptor: two jobs that share it build one after the other.
+
+    The folder is emptied first if another boot cut a build short in it, and what is made is written to the disk. After
+    a power loss an object file may be there in name alone, and ninja would take it for made.
+    """
     work.mkdir(parents=True, exist_ok=True)
     fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    mark = work / "building"
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
+        if mark.exists() and mark.read_text() != boot_id():
+            for name in ("src", "cmake", "index"):
+                part = work / name
+                part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
+        mark.write_text(boot_id())
+        flush(mark)
+        sync(work)
+        try:
+            yield fd
+        finally:
+            flush(work)
+            mark.unlink()
     finally:
         os.close(fd)
-
-
-@contextmanager
-def _surviving(work: Path) -> Iterator[None]:
-    """Empty a work folder first in which a build was cut short by another boot, and write to the disk what is made.
-
-    After a power loss an object file may be there in name alone, and ninja would take it for made.
-    """
-    mark = work / "building"
-    if mark.exists() and mark.read_text() != boot_id():
-        for name in ("src", "cmake", "index"):
-            part = work / name
-            part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
-    mark.write_text(boot_id())
-    flush(mark)
-    sync(work)
-    try:
-        yield
-    finally:
-        flush(work)
-        mark.unlink()

@@ -170,7 +170,9 @@ class ChainRunner:
         block_s, warm, lost = 0.0 if role == BURN_IN else self._step.block_s, 0.0, 0
         number = 0
         while True:
-            took = self._ready()
+            took = self._runs.hold()
+            while self._cooling and self._cooling.wait():  # another job may have taken the device meanwhile
+                took += self._runs.hold()
             warm = warm or time.monotonic() + block_s
             if self._slots and (number or not block_s):  # otherwise it has no neighbour to be away from
                 waited += took
@@ -186,13 +188,6 @@ class ChainRunner:
                 return attempt
             self._tell("burn-in" if role == BURN_IN else "running", f"{self._said()}; it is run again")
             number += 1
-
-    def _ready(self) -> float:
-        """Have the device, cool enough where that matters; return how long it had to be waited for."""
-        waited = self._runs.hold()
-        while self._cooling and self._cooling.wait():
-            waited += self._runs.hold()
-        return waited
 
     def _record(self, attempt: Attempt, waited: float, *, again: bool, warms: bool) -> None:
         """Note what ran, with the flags that only the chain knows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 from dgxlab.tools.rows import plain
 
@@ -20,6 +21,8 @@ ERRORS = re.compile(
 )
 LD_FUNCTION = re.compile(r"\S*ld: .*: in function ")
 FAILED = "FAILED: "
+ENDS = (FAILED, "ninja: ")
+"""How the line after the output of a step that failed begins, unless ninja counts on."""
 
 CONTEXT = 5
 """Lines kept after an error."""
@@ -44,41 +47,18 @@ def first_error(log_text: str) -> str:
     lines = [line.rstrip() for line in plain(log_text).split("\n")]
     for number, line in enumerate(lines):
         if ERRORS.match(line) and not PROGRESS.match(line):
-            return _text(_cmake(lines, number) if line.startswith("CMake") else _diagnostic(lines, number))
+            after = lines[number + 1 :]
+            if line.startswith("CMake"):  # its own words, or what a compiler said inside them when it tried one
+                block = [each for each in takewhile(lambda each: not each or each[0].isspace(), after) if each]
+                tried = [each.strip() for each in block if ERRORS.match(each.strip())]
+                return _text([line, *(tried or block)[:CONTEXT]])
+            before = [lines[number - 1]] if number and LD_FUNCTION.match(lines[number - 1]) else []
+            return _text([*before, line, *takewhile(lambda each: each[:1].isspace(), after[:CONTEXT])])
     for number, line in enumerate(lines):
         if line.startswith(FAILED):
-            return _text([line, *_step_output(lines[number + 1 :])[-CONTEXT:]])
+            step = takewhile(lambda each: not (PROGRESS.match(each) or each.startswith(ENDS)), lines[number + 1 :])
+            return _text([line, *list(step)[-CONTEXT:]])
     return ""
-
-
-def _diagnostic(lines: Sequence[str], number: int) -> list[str]:
-    before = [lines[number - 1]] if number and LD_FUNCTION.match(lines[number - 1]) else []
-    return [*before, lines[number], *_indented(lines[number + 1 : number + 1 + CONTEXT])]
-
-
-def _cmake(lines: Sequence[str], number: int) -> list[str]:
-    """Return cmake's own words, or what a compiler said inside them when it tried one."""
-    block = [line for line in _indented(lines[number + 1 :], blank=True) if line]
-    tried = [line.strip() for line in block if ERRORS.match(line.strip())]
-    return [lines[number], *(tried or block)[:CONTEXT]]
-
-
-def _indented(lines: Sequence[str], *, blank: bool = False) -> list[str]:
-    kept: list[str] = []
-    for line in lines:
-        if not (line[:1].isspace() or (blank and not line)):
-            break
-        kept.append(line)
-    return kept
-
-
-def _step_output(lines: Sequence[str]) -> list[str]:
-    kept: list[str] = []
-    for line in lines:
-        if PROGRESS.match(line) or line.startswith((FAILED, "ninja: ")):
-            break
-        kept.append(line)
-    return kept
 
 
 def _text(lines: Sequence[str]) -> str:

@@ -234,16 +234,16 @@ class _Job:
         """Return the identity of what an arm calls a model."""
         if synthetic := self.synthetic.get((arm, name)):
             return synthetic
-        found = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
-        return str(next(found, ""))
+        files = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
+        return str(next(files, ""))
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
         """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""
         stem = _stem(row.get("step", ""))
         if not self.root:
             words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
-            found = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
-            self.root = found[1] if found else ""
+            match = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
+            self.root = match[1] if match else ""
         folder = f"{self.root}/jobs/{self.job_id}"
         known = {"bin": f"{self.root}/builds/{row['build_id']}/bin", "text": f"{folder}/raw/{stem}.txt"}
         known |= {"logits": f"{folder}/{stem}.logits", "files": f"{folder}/{stem}"}

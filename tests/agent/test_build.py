@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import build
-from dgxlab.agent.build import _surviving, installed
+from dgxlab.agent.build import _held, installed
 from dgxlab.agent.files import sha256
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
@@ -122,7 +122,7 @@ def test_what_another_boot_left_half_done_is_made_anew(
         part.write_text("x")
     if mark is not None:
         (tmp_path / "building").write_text(mark)
-    with _surviving(tmp_path):
+    with _held(tmp_path):
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()
