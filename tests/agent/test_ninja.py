@@ -4,7 +4,7 @@
 
 import pytest
 
-from dgxlab.agent.ninja import first_error, progress
+from dgxlab.agent.build import first_error, progress
 from tests.tools.captures import capture
 
 
