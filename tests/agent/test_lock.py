@@ -255,48 +255,31 @@ def owner(path: Path, job: str = "J1") -> OwnerFile:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n", "dgxlab job J0 of bob, since 2026\n"]
+    ("text", "claim"),
+    [
+        *((text, "") for text in ("", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n")),
+        ("dgxlab job J0 of bob, since 2026\n", ""),  # a job that holds no lock of this device
+        *((text, f'somebody: "{text}"') for text in ("FREEMAN measures until 5", "FREEÉ", "free", "not FREE")),
+        ("bob:\tvllm\x1b[2J sweep\n" + "x" * 500, f'somebody: "bob: vllm\\u001b[2J sweep {"x" * 94}…"'),
+    ],
 )
-def test_nobody_measures(path: Path, text: str) -> None:
-    """Empty, FREE, or a signature of dgxlab, whose job is dead or measures elsewhere for who holds the lock."""
+def test_claim_of_the_owner_file(path: Path, text: str, claim: str) -> None:
+    """FREE is a word, and a name that begins like it is a name; one cleaned and shortened line of the rest."""
     path.write_text(text)
-    assert owner(path).claim() == ""
+    assert owner(path).claim() == claim
 
 
-def test_missing_is_nobody(path: Path) -> None:
-    """So is a file whose folder is missing."""
-    assert owner(path).claim() == ""
-    assert owner(path / "deeper").claim() == ""
-
-
-@pytest.mark.parametrize("text", ["FREEMAN measures until 5", "FREEÉ", "free", "not FREE"])
-def test_free_is_a_word(path: Path, text: str) -> None:
-    """A name that begins like it is a name."""
-    path.write_text(text)
-    assert owner(path).claim() == f'somebody: "{text}"'
-
-
-def test_somebody_is_told_cleaned_and_shortened(path: Path) -> None:
-    """One line of what was written, as plain text."""
-    path.write_text("bob:\tvllm\x1b[2J sweep\n" + "x" * 500)
-    said = owner(path).claim()
-    assert said.startswith('somebody: "bob: vllm\\u001b[2J sweep xxx')
-    assert len(said) < 140
-
-
-def test_unreadable_is_somebody(path: Path) -> None:
-    """What cannot be read may be somebody's word."""
-    path.mkdir()
-    assert owner(path).claim() == "somebody unknown (Is a directory)"
-
-
-def test_pipe_does_not_hold_the_job_up(path: Path) -> None:
-    """A fifo without a writer says nothing, and is not written to."""
+def test_owner_file_that_cannot_be_read(path: Path) -> None:
+    """Missing, and a pipe without a writer, which is not waited for: free. Anything else may be a claim."""
+    assert owner(path).claim() == owner(path / "deeper").claim() == ""
     os.mkfifo(path)
     file = owner(path)
     assert file.claim() == ""
     file.sign()
     file.free()
+    path.unlink()
+    path.mkdir()
+    assert file.claim() == "somebody unknown (Is a directory)"
 
 
 def test_signed_and_set_free(path: Path) -> None:
