@@ -20,19 +20,19 @@ PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An installed build, a day old by its times."""
-    made = tmp_path / "build"
-    (made / "bin").mkdir(parents=True)
+    build_folder = tmp_path / "build"
+    (build_folder / "bin").mkdir(parents=True)
     for name in (PROGRAM, LIBRARY):
-        (made / "bin" / name).write_bytes(name.encode() * 100)
-        (made / "bin" / name).chmod(0o755)
+        (build_folder / "bin" / name).write_bytes(name.encode() * 100)
+        (build_folder / "bin" / name).chmod(0o755)
     stamp = {
         "build_id": "B1",
         **dict.fromkeys(("source", "cmake", "toolchain", "cmake_cache"), ""),
-        "binaries": {PROGRAM: sha256(made / "bin" / PROGRAM)},
-        "libraries": {LIBRARY: sha256(made / "bin" / LIBRARY)},
+        "binaries": {PROGRAM: sha256(build_folder / "bin" / PROGRAM)},
+        "libraries": {LIBRARY: sha256(build_folder / "bin" / LIBRARY)},
     }
-    (made / "stamp.json").write_text(json.dumps(stamp))
-    return made
+    (build_folder / "stamp.json").write_text(json.dumps(stamp))
+    return build_folder
 
 
 def wrapped(folder: Path) -> None:
