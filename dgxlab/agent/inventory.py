@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,7 +108,13 @@ class _Thing:
     def used(self) -> float:
         """The newest time of the paths and of what lies directly in them: stamps and journals are touched there."""
         inside = [child for path in self.paths if path.is_dir() for child in path.iterdir()]
-        return max(_mtime(path) for path in (*self.paths, *inside))
+        newest = 0.0
+        for path in (*self.paths, *inside):
+            try:
+                newest = max(newest, path.lstat().st_mtime)
+            except FileNotFoundError:  # it is being replaced this instant
+                newest = time.time()
+        return newest
 
 
 def _things(root: Root) -> Iterator[_Thing]:
@@ -160,26 +167,14 @@ def _children(folder: Path, *, hidden: bool = False) -> list[Path]:
     return sorted(path for path in paths if not path.is_symlink())
 
 
-def _mtime(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except FileNotFoundError:  # a file that is being replaced this instant
-        return time.time()
-
-
 def _size(path: Path) -> int:
     """Return the bytes on the disk of a file or a folder, links not followed."""
-    total = _blocks(path)
-    for folder, folders, files in os.walk(path):
-        total += sum(_blocks(Path(folder, name)) for name in (*folders, *files))
+    inside = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
+    total = 0
+    for each in (path, *inside):
+        with suppress(FileNotFoundError):
+            total += each.lstat().st_blocks * 512
     return total
-
-
-def _blocks(path: Path) -> int:
-    try:
-        return path.lstat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
 
 
 def _removed(root: Root) -> Path:
