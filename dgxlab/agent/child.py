@@ -134,7 +134,6 @@ def run(  # noqa: PLR0913 - all but argv by name
             pass_fds=tuple(keep),
             preexec_fn=_prepare(death_signal, file_limit, processors),  # noqa: PLW1509 - the agent has no threads
         )
-        left: tuple[str, ...] = ()
         try:
             ended = _wait(child, begin + limit_s, look, streams)
         finally:
