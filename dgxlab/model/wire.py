@@ -103,7 +103,7 @@ class As:
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Rebuild a record from `to_json`'s output, whoever wrote it: every field is of its type and within its limits.
+    """Rebuild a record from `to_json`'s output, which is not trusted: every field is of its type and within its limits.
 
     A union of records is told apart by its `kind` field's default, else by which record has exactly the keys. A
     TypedDict stays a dictionary, and what it has beyond its own keys may be any JSON.
@@ -131,7 +131,7 @@ def open_json(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a text; halves of surrogate pairs, which stand for bytes that were no UTF-8, are replaced."""
+    """Return a text; halves of surrogate pairs, made of bytes that were no UTF-8, are replaced."""
     if type(value) is not str or len(value) > LONGEST:
         _wrong(value, f"text of at most {LONGEST} characters")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()

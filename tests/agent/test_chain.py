@@ -68,7 +68,7 @@ def test_a_chain(world: World) -> None:
 
 
 def test_what_is_told_of_a_chain(world: World) -> None:
-    """How it stands after every run, and nothing of what it says."""
+    """How far it is after every run, and none of its values."""
     scripted(world, {"candidate": drifted(0.5), "baseline-1": drifted(0.02)})
     assert world.hold() is None
     told = world.of(ChainEvent)
@@ -128,7 +128,7 @@ def test_a_failed_run_of_burn_in_is_followed_by_another(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message", "next"),
+    ("outcome", "kind", "message", "next"),
     [
         (CRASH, RemoteError, "llama-bench was killed by SIGSEGV", "dgxlab logs J raw/chain:0-burn-in-3.err"),
         (UNENGAGED, GateFailed, str(UNENGAGED.reasons[0]), "dgxlab logs J raw/chain:0-burn-in-3.err"),
@@ -136,10 +136,10 @@ def test_a_failed_run_of_burn_in_is_followed_by_another(world: World) -> None:
     ],
 )
 def test_a_baseline_that_cannot_be_run(
-    world: World, said: Said, kind: type[DgxlabError], message: str, next: str
+    world: World, outcome: Said, kind: type[DgxlabError], message: str, next: str
 ) -> None:
     """Two failures in a row end the chain before anything is compared."""
-    error = scripted(world, {"burn-in-[23]": said}).hold()
+    error = scripted(world, {"burn-in-[23]": outcome}).hold()
     assert type(error) is kind
     assert (error.message, error.next) == (message, next)
     assert world.places == ["u1", "u2", "u3"]
@@ -241,10 +241,10 @@ def test_the_candidates_path_must_not_run_in_the_baseline(world: World) -> None:
     assert world.absent == [("w4a16:",) if place[0] in "ua" else () for place in world.places]
 
 
-@pytest.mark.parametrize("said", [CRASH, STRANGER, BUSY, Said(flags=(HOT,))])
-def test_a_flawed_run_is_not_repeated(world: World, said: Said) -> None:
+@pytest.mark.parametrize("outcome", [CRASH, STRANGER, BUSY, Said(flags=(HOT,))])
+def test_a_flawed_run_is_not_repeated(world: World, outcome: Said) -> None:
     """A baseline costs the two cycles beside it; the chain goes on."""
-    assert scripted(world, {"baseline-1": said}).hold() is None
+    assert scripted(world, {"baseline-1": outcome}).hold() is None
     assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
     assert [event.valid for event in world.of(ChainEvent)][6:9:2] == [0, 0]
 

@@ -141,7 +141,7 @@ def test_several_gpus_are_told_apart() -> None:
 
 
 def test_what_happened_to_the_host() -> None:
-    """Another boot, another driver, swapping and lack of memory are hard; a page or two of somebody's daemon is not."""
+    """Another boot, another driver, swapping and lack of memory are hard; a page or two of an idle daemon is not."""
     after = state({"driver_version": "590.1"}, boot_id="c", swap_in_mib=20.5, oom_kills=2)
     assert {flag.kind: flag.reason for flag in around(after=after).flags() if flag.hard} == {
         "boot": "the machine was started again",

@@ -62,7 +62,7 @@ def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_gate_on_a_full_disk_blames_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that printed nothing that was kept; not one whose failing cases stand there."""
+    """One that printed nothing that was kept; not one that printed its failing cases."""
     monkeypatch.setattr(files, "NEARLY_FULL", 1 << 62)
     bench = Bench(tmp_path, (), Telemetry(tmp_path, tmp_path / "agent.pyz", {}), lambda note: None)
     step = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), ("-o", "MUL_MAT"), {})

@@ -1,4 +1,4 @@
-"""Synthetic models on the host: made there or sent, once, whoever else is at it."""
+"""Synthetic models on the host: made there or sent, once, whatever other jobs do."""
 
 from __future__ import annotations
 

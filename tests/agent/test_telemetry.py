@@ -91,7 +91,7 @@ def test_other_lines_are_no_samples(line: str) -> None:
     ["", "{", "[1]", '{"load_1min": 1}', '{"t": "x"}', '{"t": 1, "a": "b"}', '{"t": 1, "a": NaN}', "[" * 100_000, "7"],
 )
 def test_nonsense_of_the_host_is_no_sample(line: str) -> None:
-    """Whatever stands in the file; what is null is left out."""
+    """Whatever is in the file; what is null is left out."""
     assert parse_host(line) is None
     assert parse_host('{"t": 2.5, "cpu_mhz": 2600.0, "cpu_temp_c": null}') == Sample(2.5, HOST, {"cpu_mhz": 2600.0})
 
