@@ -79,10 +79,10 @@ def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
     """Return what a chain compares, in the order of its cells."""
     pairs = zip(step.baseline.cells, step.candidate.cells, strict=True)
     return tuple(
-        Comparison(one.key, two.key, name)
-        for one, two in pairs
+        Comparison(baseline.key, candidate.key, name)
+        for baseline, candidate in pairs
         for name, size in BENCHES[step.baseline.tool].compared.items()
-        if one.params.get(size, 1)
+        if baseline.params.get(size, 1)
     )
 
 

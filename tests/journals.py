@@ -92,12 +92,12 @@ def chain_step(
 ) -> ChainStep:
     """Return a chain of toy and a candidate, of one cell of llama-bench; it drifts by at most 5 %."""
     measured = tuple(cells) or (cell(),)
-    one, two = (
+    steps = [
         RunStep(f"run:{number}:{name}", name, measured[0].tool, (measured[0].tool,), {}, measured, "tiny")
         for name in ("toy", candidate)
-    )
+    ]
     return ChainStep(
-        f"chain:{number}", one, two, 1 if screen else cycles, drift_limit=0.05, screen=screen, noise=tuple(noise)
+        f"chain:{number}", *steps, 1 if screen else cycles, drift_limit=0.05, screen=screen, noise=tuple(noise)
     )
 
 
@@ -307,8 +307,8 @@ class Journal:
             fields |= {"status": "failed", "reason": "killed by signal 9", "rc": None, "signal": 9}
         values = value if isinstance(value, Sequence) else [value] * len(of.cells)
         measured = list(zip(of.cells, values, strict=True)) if value is not None else []
-        fields["results"] = [result(one, [0.5 * x, x, 1.5 * x]) for one, x in measured if x is not None]
-        fields["cells"] = {one.key: one for one, _ in measured}
+        fields["results"] = [result(cell, [0.5 * x, x, 1.5 * x]) for cell, x in measured if x is not None]
+        fields["cells"] = {cell.key: cell for cell, _ in measured}
         return self.run(**{**fields, **changes})
 
     def chain(
@@ -413,7 +413,7 @@ TABLES = (
 """What journals fill."""
 
 FROM_ELSEWHERE = ("imports",)
-"""What other hands measured."""
+"""What was measured elsewhere."""
 
 
 def told(event: events.Event) -> dict[str, Any]:

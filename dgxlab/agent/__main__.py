@@ -143,7 +143,7 @@ def synth(recipe: str, out: str, vocabulary: str = "") -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     "probe": probe,
     "receive": lambda root: _of("objects").Objects(_root(root).objects).receive(sys.stdin.buffer),
-    "tool": lambda root, *tool: _of("tools").unpack(_root(root), *tool, sys.stdin.buffer),
+    "tool": lambda root, *tool: _of("wheels").unpack(_root(root), *tool, sys.stdin.buffer),
     "model": lambda root, *model: _of("models").receive(_root(root), *model, sys.stdin.buffer),
     "submit": submit,
     "status": lambda root, job_id: vars(_job(root, job_id).status()),

@@ -71,7 +71,10 @@ def stranger(root: Path) -> tuple[int, Path] | None:
     inside = {
         path for folder in (root, *(root / name for name in CODE)) for path in (folder.absolute(), folder.resolve())
     }
-    owners = (0, os.getuid(), *_outside())
+    owners = {0, os.getuid()}
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        # a namespace of users: the machine's root is seen as this user
+        owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
     for path in sorted(inside.union(*(path.parents for path in inside))):
         try:
             status = path.stat()
@@ -81,13 +84,6 @@ def stranger(root: Path) -> tuple[int, Path] | None:
         if status.st_uid not in owners or (status.st_mode & 0o022 and not sticky):
             return status.st_uid, path
     return None
-
-
-def _outside() -> list[int]:
-    """Return the user as which the machine's root is seen where this is a namespace of users; none where it is not."""
-    if Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]:
-        return []
-    return [int(Path("/proc/sys/kernel/overflowuid").read_text())]
 
 
 def main(agent: str, root: str, verb: str, *args: str) -> int:

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from resource import RLIM_INFINITY
 from signal import SIGTERM
 from stat import S_ISREG
 from typing import Any
 
-from dgxlab.agent import child, ninja
+from dgxlab.agent import child
 from dgxlab.agent.boot import flush, settle, sync
 from dgxlab.agent.environment import Root, base_env, settings
 from dgxlab.agent.facts import boot_id
@@ -34,6 +35,7 @@ from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import Arm, BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
 from dgxlab.model.events import BuildEvent
 from dgxlab.model.reasons import left_running
+from dgxlab.tools.rows import plain
 
 STAMP = "stamp.json"
 LOOK_S = 0.25
@@ -85,13 +87,13 @@ class Builder:
         folder = self.root.build(identity)
         stamp = installed(folder, identity)
         if folder.exists() and not stamp:
-            self.tell(f"build {identity} is not what was installed: it is stamp_ anew")
+            self.tell(f"build {identity} is not what was installed: it is built anew")
         if stamp and set(arm.targets) <= set(stamp["binaries"]):
             os.utime(folder / STAMP)  # its last use, for `host clean`
             return self._event(arm, stamp, begin, reused=True)
         work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
         others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
-        with _exclusive(work) as lock, _surviving(work):
+        with _held(work) as lock:
             # the others too: in the work folder they may be those of the arm that used it last
             targets = sorted([*arm.targets, *others])
             self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
@@ -121,7 +123,12 @@ class Builder:
         objects.check_out(work / "src", work / "index", arm.source.commit, arm.source.tree)
         paths = {"src": str(work / "src"), "cmake": str(work / "cmake")}
         configure = self.fill(step.configure, arm.name, **paths)
-        self._need_tools(configure)
+        search = base_env()["PATH"]
+        for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
+            if not shutil.which(tool, path=search):
+                raise BuildFailed(f"there is no {tool} on the host", next=f"dgxlab doctor {settings().name}")
+        if not self.toolchain.cxx:
+            raise BuildFailed("there is no C++ compiler on the host", next=f"dgxlab doctor {settings().name}")
         configured = work / "cmake" / "dgxlab-configured"
         wanted = digest([configure, objects.names(arm.source.commit)])
         if not configured.exists() or configured.read_text() != wanted:
@@ -159,7 +166,7 @@ class Builder:
         if not ended.ok:
             raise BuildFailed(
                 f"{doing} failed: {ended.reason(argv[0], limit_s)}{full_disk(self.root.path)}",
-                details=ninja.first_error(text) or text[-2000:],
+                details=first_error(text) or text[-2000:],
                 next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
             )
 
@@ -172,19 +179,11 @@ class Builder:
             while chunk := whole_lines(printed, offset):
                 offset += len(chunk)
                 for line in chunk.decode(errors="replace").splitlines():
-                    if counted := ninja.progress(line):
+                    if counted := progress(line):
                         self.on_progress(*counted)
             return LOOK_S
 
         return look
-
-    def _need_tools(self, configure: Sequence[str]) -> None:
-        path = base_env()["PATH"]
-        for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
-            if not shutil.which(tool, path=path):
-                raise BuildFailed(f"there is no {tool} on the host", next=f"dgxlab doctor {settings().name}")
-        if not self.toolchain.cxx:
-            raise BuildFailed("there is no C++ compiler on the host", next=f"dgxlab doctor {settings().name}")
 
     def _install(self, arm: Arm, cmake: Path, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         """Copy the programs and their libraries, stamp them, and swap the folder into place."""
@@ -197,15 +196,6 @@ class Builder:
         for _, name, path in own_libraries([cmake / "bin" / target for target in targets]):
             if not (bin_folder / name).exists():
                 shutil.copyfile(path, bin_folder / name)
-        stamp = self._stamp(arm, cmake, bin_folder, targets)
-        (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
-        if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
-            folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
-        settle(incoming, folder)
-        shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
-        return stamp
-
-    def _stamp(self, arm: Arm, cmake: Path, bin_folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         libraries: dict[str, str] = {}
         for program, name, path in own_libraries([bin_folder / target for target in targets]):
             if path.parent != bin_folder.resolve():
@@ -216,7 +206,7 @@ class Builder:
                 )
             if name not in libraries:
                 libraries[name] = sha256(path)
-        return {
+        stamp = {
             "build_id": build_id(arm.source, arm.cmake, self.toolchain),
             "source": to_json(arm.source),
             "cmake": to_json(arm.cmake),
@@ -226,6 +216,12 @@ class Builder:
             "cmake_cache": sha256(cmake / "CMakeCache.txt"),
             "dirty": arm.source.dirty,
         }
+        (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
+        if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
+            folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
+        settle(incoming, folder)
+        shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
+        return stamp
 
 
 def installed(folder: Path, identity: str) -> dict[str, Any] | None:
@@ -291,33 +287,87 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 
 @contextmanager
-def _exclusive(work: Path) -> Iterator[int]:
-    """Hold a work folder, and give the lock's descriptor: two jobs that share it build one after the other."""
+def _held(work: Path) -> Iterator[int]:
+    """Hold a work folder, and give the lock's descriptor: two jobs that share it build one after the other.
+
+    The folder is emptied first if another boot cut a build short in it, and what is made is written to the disk. After
+    a power loss an object file may be there in name alone, and ninja would take it for made.
+    """
     work.mkdir(parents=True, exist_ok=True)
     fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    mark = work / "building"
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
+        if mark.exists() and mark.read_text() != boot_id():
+            for name in ("src", "cmake", "index"):
+                part = work / name
+                part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
+        mark.write_text(boot_id())
+        flush(mark)
+        sync(work)
+        try:
+            yield fd
+        finally:
+            flush(work)
+            mark.unlink()
     finally:
         os.close(fd)
 
 
-@contextmanager
-def _surviving(work: Path) -> Iterator[None]:
-    """Empty a work folder first in which a build was cut short by another boot, and write to the disk what is made.
+# -- logs of cmake, ninja and the compilers ---------------------------------------------------------------------------
 
-    After a power loss an object file may be there in name alone, and ninja would take it for made.
+PROGRESS = re.compile(r"\[([0-9]{1,7})/([0-9]{1,7})\] (.+)")
+
+# gcc, clang, nvcc, ptxas, ninja; the linker; cmake. Diagnostics start in the first column: what is indented is source
+# that they quote, and may say anything.
+ERRORS = re.compile(
+    r"(?!.*?(?:warning|note)(?: #[\w-]+)?\s*:.*error)"
+    r"\S.*?[:);] ?(?:fatal |internal compiler |catastrophic )?error(?: #[\w-]+)?\s*:"
+    r"|(?:nvcc|ptxas|nvlink|fatbinary|cicc|cudafe\+\+|ninja:) ?(?:error|fatal)\s*:"
+    r"|.*undefined reference to |.*multiple definition of |\S*ld: cannot find "
+    r"|CMake Error"
+)
+LD_FUNCTION = re.compile(r"\S*ld: .*: in function ")
+FAILED = "FAILED: "
+ENDS = (FAILED, "ninja: ")
+"""How the line after the output of a step that failed begins, unless ninja counts on."""
+
+CONTEXT = 5
+"""Lines kept after an error."""
+WIDTH = 300
+"""Characters kept of a line: a template's name or a compiler's command can be thousands long."""
+
+
+def progress(line: str) -> tuple[int, int, str] | None:
+    """Read `[n/m] what` as (n, m, what); None for any other line."""
+    match = PROGRESS.fullmatch(plain(line).strip())
+    if not match or int(match[1]) > int(match[2]):
+        return None
+    return int(match[1]), int(match[2]), match[3]
+
+
+def first_error(log_text: str) -> str:
+    """Return the first error of a build log with the few lines that explain it, "" when there is none.
+
+    An error that no known compiler, linker, cmake or ninja printed (a tool that is missing, or was killed) is the first
+    FAILED step with the end of what it said.
     """
-    mark = work / "building"
-    if mark.exists() and mark.read_text() != boot_id():
-        for name in ("src", "cmake", "index"):
-            part = work / name
-            part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
-    mark.write_text(boot_id())
-    flush(mark)
-    sync(work)
-    try:
-        yield
-    finally:
-        flush(work)
-        mark.unlink()
+    lines = [line.rstrip() for line in plain(log_text).split("\n")]
+    for number, line in enumerate(lines):
+        if ERRORS.match(line) and not PROGRESS.match(line):
+            after = lines[number + 1 :]
+            if line.startswith("CMake"):  # its own words, or what a compiler said inside them when it tried one
+                block = [each for each in takewhile(lambda each: not each or each[0].isspace(), after) if each]
+                tried = [each.strip() for each in block if ERRORS.match(each.strip())]
+                return _text([line, *(tried or block)[:CONTEXT]])
+            before = [lines[number - 1]] if number and LD_FUNCTION.match(lines[number - 1]) else []
+            return _text([*before, line, *takewhile(lambda each: each[:1].isspace(), after[:CONTEXT])])
+    for number, line in enumerate(lines):
+        if line.startswith(FAILED):
+            step = takewhile(lambda each: not (PROGRESS.match(each) or each.startswith(ENDS)), lines[number + 1 :])
+            return _text([line, *list(step)[-CONTEXT:]])
+    return ""
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in lines)

@@ -95,7 +95,7 @@ class ChainRunner:
                 self._tell("done", f"the baseline failed twice in a row: {attempt.run.reason}")
                 return self._runs.failure(f"{self._step.id}, {BURN_IN} {number}", attempt)
             unsettled = flag(Code.UNSETTLED, hard=False, runs=number).reason if self._unsettled() else ""
-            self._tell("burn-in", "; ".join(filter(None, (self._said(), unsettled))))
+            self._tell("burn-in", "; ".join(filter(None, (self._last_flaw(), unsettled))))
             if self._cooling and number == 1:
                 self._cooling.find_gate()
         return None
@@ -124,13 +124,13 @@ class ChainRunner:
     def _alternate(self) -> DgxlabError | None:
         """Run the chain itself; return why too little of it counts, if so."""
         self._run(BASELINE, 0)
-        self._tell("running", self._said())
+        self._tell("running", self._last_flaw())
         while self._goes_on():
             cycle = self._done + 1
             self._run(CANDIDATE, cycle)
-            self._tell("running", self._said())
+            self._tell("running", self._last_flaw())
             self._run(BASELINE, cycle)
-            self._tell("running" if self._goes_on() else "done", self._said())
+            self._tell("running" if self._goes_on() else "done", self._last_flaw())
         return self._shortfall()
 
     def _goes_on(self) -> bool:
@@ -170,7 +170,9 @@ class ChainRunner:
         block_s, warm, lost = 0.0 if role == BURN_IN else self._step.block_s, 0.0, 0
         number = 0
         while True:
-            took = self._ready()
+            took = self._runs.hold()
+            while self._cooling and self._cooling.wait():  # another job may have taken the device meanwhile
+                took += self._runs.hold()
             warm = warm or time.monotonic() + block_s
             if self._slots and (number or not block_s):  # otherwise it has no neighbour to be away from
                 waited += took
@@ -184,15 +186,8 @@ class ChainRunner:
                 if role != CANDIDATE and not (role == BURN_IN and self._step.block_s):
                     self._took.append(time.monotonic() - begin)
                 return attempt
-            self._tell("burn-in" if role == BURN_IN else "running", f"{self._said()}; it is run again")
+            self._tell("burn-in" if role == BURN_IN else "running", f"{self._last_flaw()}; it is run again")
             number += 1
-
-    def _ready(self) -> float:
-        """Have the device, cool enough where that matters; return how long it had to be waited for."""
-        waited = self._runs.hold()
-        while self._cooling and self._cooling.wait():
-            waited += self._runs.hold()
-        return waited
 
     def _record(self, attempt: Attempt, waited: float, *, again: bool, warms: bool) -> None:
         """Note what ran, with the flags that only the chain knows."""
@@ -245,7 +240,7 @@ class ChainRunner:
         self._around = _ranges(pair for values in now.values() for pair in values.items())
         self._tell("cooling", note)
 
-    def _said(self) -> str:
+    def _last_flaw(self) -> str:
         """Return what is wrong with what ran last, "" for nothing."""
         role, cycle = self._at
         wrong = self._slots[-1].flaw

@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +134,6 @@ def run(  # noqa: PLR0913 - all but argv by name
             pass_fds=tuple(keep),
             preexec_fn=_prepare(death_signal, file_limit, processors),  # noqa: PLW1509 - the agent has no threads
         )
-        left: tuple[str, ...] = ()
         try:
             ended = _wait(child, begin + limit_s, look, streams)
         finally:
@@ -197,28 +196,25 @@ def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, .
         while (left := _strays(but=child.pid)) and time.monotonic() < deadline:
             time.sleep(0.005)
     named = tuple(map(_named, left))
-    _end_group(child, streams)
+    # the group is killed before its leader is collected: until then the kernel gives the number to no other group
+    if not _wait(child, time.monotonic()):
+        _signal_group(child.pid, signal.SIGTERM)
+        _wait(child, time.monotonic() + GRACE_S, streams=streams)
+    _signal_group(child.pid, signal.SIGKILL)
+    child.wait()
     deadline = time.monotonic() + GRACE_S
     while strays := _strays():
         if time.monotonic() > deadline:
             program = Path(str(child.args[0])).name  # type: ignore[index]
             names = " and ".join(map(_named, strays))
             raise RemoteError(f"{names}, which {program} left running, cannot be ended", next=AGAIN)
-        for pid in strays:
-            _kill_stray(pid)
+        for pid in strays:  # with its group: one that forks on and on would be another process by then
+            group = os.getpgid(pid)
+            if group == os.getpgrp():
+                os.kill(pid, signal.SIGKILL)
+            else:
+                _signal_group(group, signal.SIGKILL)
     return named
-
-
-def _end_group(child: subprocess.Popen[bytes], streams: Sequence[int]) -> None:
-    """End what is left of a child's process group and collect the child.
-
-    The group is killed before its leader is collected: until then the kernel gives the number to no other group.
-    """
-    if not _wait(child, time.monotonic()):
-        _signal_group(child.pid, signal.SIGTERM)
-        _wait(child, time.monotonic() + GRACE_S, streams=streams)
-    _signal_group(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _strays(but: int = 0) -> list[int]:
@@ -238,23 +234,12 @@ def _children() -> list[int]:
     try:
         return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [pid for pid, parent in _parents() if parent == os.getpid()]
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Yield each process with its parent."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            yield int(stat.parent.name), int(stat.read_text().rpartition(")")[2].split()[1])
-
-
-def _kill_stray(pid: int) -> None:
-    """Kill a stray with its group: one that forks on and on would be another process by then."""
-    group = os.getpgid(pid)
-    if group == os.getpgrp():
-        os.kill(pid, signal.SIGKILL)
-    else:
-        _signal_group(group, signal.SIGKILL)
+        children = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                    children.append(int(stat.parent.name))
+        return children
 
 
 def _named(pid: int) -> str:

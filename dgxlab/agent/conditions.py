@@ -182,7 +182,10 @@ class Conditions:
         """Yield what happened to the machine meanwhile: a boot, another driver, a lack of memory."""
         if self.before["boot_id"] != self.after["boot_id"]:
             yield flag(Code.BOOT, hard=True)
-        before, after = _driver(self.before), _driver(self.after)
+        before, after = (
+            next((row["driver_version"] for row in state["gpus"] if row.get("driver_version")), "")
+            for state in (self.before, self.after)
+        )
         if before and after and before != after:
             yield flag(Code.DRIVER, hard=True, before=before, after=after)
         grown = self._grown()
@@ -242,11 +245,6 @@ def number(text: str | None) -> float | None:
     except (ValueError, OverflowError):
         return None
     return value if math.isfinite(value) else None
-
-
-def _driver(state: Mapping[str, Any]) -> str:
-    """Return the driver's version, "" where it did not answer."""
-    return next((row["driver_version"] for row in state["gpus"] if row.get("driver_version")), "")
 
 
 def _readings(state: Mapping[str, Any]) -> dict[tuple[str, str], float]:

@@ -64,6 +64,10 @@ def gather() -> Facts:
     others, (rows, smi_version, processes) = ([each or "" for each in part] for part in (told[4:-3], told[-3:]))
     gpus = parse_gpus(GPU_FIELDS, rows)
     memory = _pairs("/proc/meminfo")
+    folder = settings().root or Path.home()
+    disk = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
+    classes = Path("/sys/bus/pci/devices").glob("*/class")  # a GPU is there without a driver too
+    displays = [path.with_name("vendor") for path in classes if read(str(path)).startswith("0x03")]
     return Facts(
         host_id=host_id(),
         hostname=socket.gethostname(),
@@ -72,18 +76,22 @@ def gather() -> Facts:
         details={
             "user": user(),
             "kernel": platform.release(),
-            "os": _os_name(),
+            "os": _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system(),
             "glibc": platform.libc_ver()[1],
             "python": platform.python_version(),
-            "cpu": _cpu_name(),
+            "cpu": _line("/proc/cpuinfo", r"(?:model name|Model)\s*:\s*(.+)$").strip() or platform.machine(),
             "cpus": cpus(),
             "memory_mib": memory.get("MemTotal", 0) // 1024,
             "mem_available_mib": memory.get("MemAvailable", 0) // 1024,
-            "disk": _disk(settings().root or Path.home()),
+            "disk": {
+                "path": str(folder),
+                "total_mib": disk.f_blocks * disk.f_frsize >> 20,
+                "free_mib": disk.f_bavail * disk.f_frsize >> 20,
+            },
             "logout_kills": logout_kills(user()),
             "gpus": gpus,
             "driver": {"version": gpus[0]["driver_version"] if gpus else None, "cuda": parse_cuda(smi_version)},
-            "nvidia_devices": len(gpus) or _nvidia_devices(),
+            "nvidia_devices": len(gpus) or sum(read(str(path)).strip() == "0x10de" for path in displays),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
             "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
             "versions": dict(zip(OTHERS, map(_first_line, others), strict=True)),
@@ -149,27 +157,13 @@ def _toolchain(versions: Sequence[str]) -> Toolchain:
 
     cc, cxx, cmake = map(_first_line, versions[:3])
     nvcc = (versions[3].strip().splitlines() or [""])[-1].strip()
-    return Toolchain(cc=cc, cxx=cxx, cmake=cmake, nvcc=nvcc, machine=f"{platform.machine()} {_cpu_flags()}")
+    flags = " ".join(sorted(_line("/proc/cpuinfo", r"(?:flags|Features)\s*:\s*(.+)$").split()))
+    machine = f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    return Toolchain(cc=cc, cxx=cxx, cmake=cmake, nvcc=nvcc, machine=machine)
 
 
 def _first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0].strip()
-
-
-def _nvidia_devices() -> int:
-    """Return how many NVIDIA display controllers are on the PCI bus, which needs no driver."""
-    classes = (path for path in Path("/sys/bus/pci/devices").glob("*/class") if read(str(path)).startswith("0x03"))
-    return sum(read(str(path.with_name("vendor"))).strip() == "0x10de" for path in classes)
-
-
-def _disk(folder: Path) -> dict[str, Any]:
-    """Return the size of a folder's file system and what is free of it for this user."""
-    stat = os.statvfs(next(path for path in (folder, *folder.parents) if path.exists()))
-    return {
-        "path": str(folder),
-        "total_mib": stat.f_blocks * stat.f_frsize >> 20,
-        "free_mib": stat.f_bavail * stat.f_frsize >> 20,
-    }
 
 
 def logout_kills(user: str, systemd: Sequence[Path] = SYSTEMD) -> str:
@@ -256,20 +250,10 @@ def _output(child: subprocess.Popen[bytes], deadline: float) -> str | None:
     return None
 
 
-def _os_name() -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', read("/etc/os-release"), re.MULTILINE)
-    return match[1] if match else platform.system()
-
-
-def _cpu_name() -> str:
-    match = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
-    return match[1].strip() if match else platform.machine()
-
-
-def _cpu_flags() -> str:
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
-    flags = " ".join(sorted(match[1].split())) if match else ""
-    return hashlib.sha256(flags.encode()).hexdigest()[:8]
+def _line(path: str, pattern: str) -> str:
+    """Return what the group of a pattern is in the first line of a file that begins like it, "" for no such line."""
+    match = re.search(f"^{pattern}", read(path), re.MULTILINE)
+    return match[1] if match else ""
 
 
 # -- the condition that changes all the time --------------------------------------------------------------------------
@@ -279,14 +263,19 @@ def condition() -> dict[str, float | None]:
     """Return memory, swapping, load, clock and temperature of the host now; what it does not tell is None, never 0."""
     memory, counted = _pairs("/proc/meminfo"), _pairs("/proc/vmstat")
     swapped = memory["SwapTotal"] - memory["SwapFree"] if "SwapFree" in memory else None
+    # the mean over all processors: of the kernel's clock control, else (in a virtual machine) of cpuinfo
+    policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq")
+    mhz = [int(khz) / 1000 for path in policies if (khz := read(str(path)).strip()).isdigit()]
+    mhz = mhz or [float(text) for text in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", read("/proc/cpuinfo"), re.M)]
+    zones = [read(str(zone)).strip() for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
     return {
         "load_1min": os.getloadavg()[0],
         "mem_available_mib": _mib(memory.get("MemAvailable")),
         "swap_used_mib": _mib(swapped),
         "swap_in_mib": counted["pswpin"] * os.sysconf("SC_PAGE_SIZE") / (1 << 20) if "pswpin" in counted else None,
         "oom_kills": counted.get("oom_kill"),
-        "cpu_mhz": _cpu_mhz(),
-        "cpu_temp_c": _cpu_temp(),
+        "cpu_mhz": round(sum(mhz) / len(mhz), 1) if mhz else None,
+        "cpu_temp_c": max((int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()), default=None),
     }
 
 
@@ -311,16 +300,3 @@ def _pairs(path: str) -> dict[str, int]:
 
 def _mib(kib: int | None) -> int | None:
     return None if kib is None else kib // 1024
-
-
-def _cpu_mhz() -> float | None:
-    """Return the mean over all processors: of the kernel's clock control, else (in a virtual machine) of cpuinfo."""
-    policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq")
-    speeds = [int(khz) / 1000 for path in policies if (khz := read(str(path)).strip()).isdigit()]
-    speeds = speeds or [float(mhz) for mhz in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", read("/proc/cpuinfo"), re.M)]
-    return round(sum(speeds) / len(speeds), 1) if speeds else None
-
-
-def _cpu_temp() -> float | None:
-    zones = [read(str(zone)).strip() for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp")]
-    return max((int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from resource import RLIM_INFINITY
@@ -132,6 +132,7 @@ def run_check(
     """
     stem = step.id.replace(":", "-")
     words, logits, files = bench.raw / f"{stem}.txt", bench.raw.parent / f"{stem}.logits", bench.raw.parent / stem
+    paths = {"text": str(words), "logits": str(logits), "files": str(files)}
     commands: list[Any] = []
     readings: dict[str, Any] = {}
     raw: dict[str, File] = {}
@@ -144,15 +145,10 @@ def run_check(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
         for command in step.commands:
-            role = command.role
-            argv = fill(command.argv, {"text": str(words), "logits": str(logits), "files": str(files)})
-            for number in range(ATTEMPTS):
-                name = f"{role}-{number}" if number else role
-                # logits are written, and kernels compiled
-                launched = bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
-                ended = launched.ended
-                told = {"role": role, "argv": argv, "env": dict(command.env), "rc": ended.rc, "seconds": ended.seconds}
-                commands.append(told)
+            argv, role = fill(command.argv, paths), command.role
+            for name, launched in _attempts(bench, step, command, argv):
+                rc, seconds = launched.ended.rc, launched.ended.seconds
+                commands.append({"role": role, "argv": argv, "env": dict(command.env), "rc": rc, "seconds": seconds})
                 raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
                 readings[role] = _read(step, command, launched)
                 if not readings[role].get("cut"):
@@ -179,6 +175,14 @@ def run_check(
         raw=raw,
         seconds=sum(command["seconds"] for command in commands),
     )
+
+
+def _attempts(
+    bench: Bench, step: CheckStep, command: CheckCommand, argv: Sequence[str]
+) -> Iterator[tuple[str, Launch]]:
+    for name in (command.role, *(f"{command.role}-{number}" for number in range(1, ATTEMPTS))):
+        # no limit of files: logits are written, and kernels compiled
+        yield name, bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
 
 
 def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str, Any]:

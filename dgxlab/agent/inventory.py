@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +64,10 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
 
     What the trash holds goes too, also when nothing else does.
     """
-    removed, kept = [], []
-    with _alone(root) as alone:
+    removed, kept, trash = [], [], root.path / "trash"
+    fd = _open(root)
+    try:  # no job begins while this is locked; one of an older version does not hold it, and is looked at as well
+        alone = lock(fd) and not any(Job(path).status().state == "running" for path in _children(root.jobs))
         there = {(thing.kind, thing.name): thing for thing in _things(root)}
         for kind, name, used in wanted:
             thing = there.get((kind, name))
@@ -77,10 +79,17 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
                 if kind == "jobs":
                     (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
                     _note_removal(root, name)
-                _into_trash(root, thing.paths)
+                trash.mkdir(mode=0o700, exist_ok=True)
+                for path in thing.paths:
+                    path.rename(trash / f"{time.time_ns()}-{path.name}")
                 removed.append((kind, name))
-    for path in _children(root.path / "trash"):  # the lock is free again: this may take long
-        _delete(path)
+    finally:
+        os.close(fd)
+    for path in _children(trash):  # the lock is free again: this may take long
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)  # another command may be at the same
     return Removal(tuple(removed), tuple(kept), busy=not alone)
 
 
@@ -99,7 +108,13 @@ class _Thing:
     def used(self) -> float:
         """The newest time of the paths and of what lies directly in them: stamps and journals are touched there."""
         inside = [child for path in self.paths if path.is_dir() for child in path.iterdir()]
-        return max(_mtime(path) for path in (*self.paths, *inside))
+        newest = 0.0
+        for path in (*self.paths, *inside):
+            try:
+                newest = max(newest, path.lstat().st_mtime)
+            except FileNotFoundError:  # it is being replaced this instant
+                newest = time.time()
+        return newest
 
 
 def _things(root: Root) -> Iterator[_Thing]:
@@ -109,24 +124,16 @@ def _things(root: Root) -> Iterator[_Thing]:
             torn = kind == "jobs" and Job(path).torn
             yield _Thing("leftovers", f"jobs/{path.name}", (path,)) if torn else _Thing(kind, path.name, (path,))
     yield from (_Thing("agents", path.stem, (path,)) for path in _children(root.agents) if path.suffix == ".pyz")
-    yield from _models(root)
-    if root.objects.is_dir():
-        yield _Thing("sources", root.objects.name, (root.objects,))
-    yield from _leftovers(root)
-
-
-def _models(root: Root) -> Iterator[_Thing]:
-    """Yield synthetic models, also one that was sent for a job that never came; any other file is the user's own."""
+    # synthetic models, also one that was sent for a job that never came; any other file there is the user's own
     for path in _children(root.models):
         model = path.with_suffix(".gguf")
         if path.match("synthetic-*.json") and not model.is_symlink():
             yield _Thing("models", path.stem, (path, *([model] if model.exists() else ())))
         elif path.match("synthetic-*-f16.gguf"):
             yield _Thing("models", path.stem, (path,))
-
-
-def _leftovers(root: Root) -> Iterator[_Thing]:
-    """Yield what interrupted commands left half done, and at once what was found to be broken."""
+    if root.objects.is_dir():
+        yield _Thing("sources", root.objects.name, (root.objects,))
+    # what interrupted commands left half done, and at once what is broken
     for folder in (root.builds, root.work, root.tools, root.jobs, root.models, root.objects.parent):
         for path in _children(folder, hidden=True):
             thing = _Thing("leftovers", f"{folder.name}/{path.name}", (path,))
@@ -160,26 +167,14 @@ def _children(folder: Path, *, hidden: bool = False) -> list[Path]:
     return sorted(path for path in paths if not path.is_symlink())
 
 
-def _mtime(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except FileNotFoundError:  # a file that is being replaced this instant
-        return time.time()
-
-
 def _size(path: Path) -> int:
     """Return the bytes on the disk of a file or a folder, links not followed."""
-    total = _blocks(path)
-    for folder, folders, files in os.walk(path):
-        total += sum(_blocks(Path(folder, name)) for name in (*folders, *files))
+    inside = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
+    total = 0
+    for each in (path, *inside):
+        with suppress(FileNotFoundError):
+            total += each.lstat().st_blocks * 512
     return total
-
-
-def _blocks(path: Path) -> int:
-    try:
-        return path.lstat().st_blocks * 512
-    except FileNotFoundError:
-        return 0
 
 
 def _removed(root: Root) -> Path:
@@ -191,34 +186,6 @@ def _note_removal(root: Root, job_id: str) -> None:
     try:
         os.write(fd, f"{job_id}\n".encode())
         os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _into_trash(root: Root, paths: Sequence[Path]) -> None:
-    trash = root.path / "trash"
-    trash.mkdir(mode=0o700, exist_ok=True)
-    for path in paths:
-        path.rename(trash / f"{time.time_ns()}-{path.name}")
-
-
-def _delete(path: Path) -> None:
-    """Delete a file or a folder; another command may be at the same."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(root: Root) -> Iterator[bool]:
-    """Tell whether no job runs, and let none begin meanwhile.
-
-    The jobs are looked at as well: an agent of an older version does not hold the lock.
-    """
-    fd = _open(root)
-    try:
-        yield lock(fd) and not any(Job(path).status().state == "running" for path in _children(root.jobs))
     finally:
         os.close(fd)
 

@@ -172,7 +172,10 @@ class DeviceLease:
             while holder := self._holder():
                 left = self._left_s - (time.monotonic() - begin)
                 if left <= 0:
-                    raise self._busy(holder)
+                    wait_s = self._plan.wait_s
+                    how = f"stayed busy for {duration(wait_s)}" if wait_s else "is busy"
+                    longer = f"--wait {max(60.0, wait_s / 30):g} waits longer"  # minutes: twice as long
+                    raise HostBusy(f"the device {how}: {holder}; {longer}", next=AGAIN)
                 if holder != told:
                     self._on_change("waiting", holder.what, holder.who)
                     told = holder
@@ -192,20 +195,12 @@ class DeviceLease:
             if who := self._file.claim():
                 return Holder(str(self._file.path), who, who)
             self._file.sign()  # before a process is waited for, so that no other job begins meanwhile
-        return None if self._others is None else self._stranger(compute_processes())
-
-    def _stranger(self, processes: list[ComputeProcess] | None) -> Holder | None:
+        if self._others is None:
+            return None
+        processes = compute_processes()
         if processes is None:
             return Holder("the GPU", "unknown", "somebody unknown (nvidia-smi does not say who computes)")
         strangers = self.strangers(processes)
         if not strangers:
             return None
         return Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
-
-    def _busy(self, holder: Holder) -> HostBusy:
-        minutes = self._plan.wait_s / 60
-        how = f"stayed busy for {duration(self._plan.wait_s)}" if minutes else "is busy"
-        return HostBusy(
-            f"the device {how}: {holder}; --wait {max(60.0, 2 * minutes):g} waits longer",
-            next=AGAIN,
-        )

@@ -103,7 +103,11 @@ class BenchLock:
         self.path = next(path for path in self._paths if path in self._files)
         if self.since is None:
             self.since = time.time()
-            self._sign({**owner, "since": self.since})
+            signature = json.dumps({**owner, "since": self.since}).encode()
+            for fd in self._files.values():
+                with contextlib.suppress(OSError):  # best effort; the flock is authoritative
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, signature, 0)
         return True
 
     def owner(self) -> str:
@@ -131,12 +135,6 @@ class BenchLock:
         if there is not None:
             self._files[path], self.since = there, None
         return True
-
-    def _sign(self, signature: Mapping[str, object]) -> None:
-        for fd in self._files.values():
-            with contextlib.suppress(OSError):  # best effort; the flock is authoritative
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, json.dumps(signature).encode(), 0)
 
 
 class OwnerFile:
@@ -169,7 +167,8 @@ class OwnerFile:
             return f"somebody unknown ({error.strerror})"
         finally:
             os.close(fd)
-        return f'somebody: "{text}"' if text and not _free(text) and not text.startswith(OURS) else ""
+        free = text.startswith(FREE) and not text[len(FREE) :][:1].isalpha()  # FREEMAN is a name
+        return f'somebody: "{text}"' if text and not free and not text.startswith(OURS) else ""
 
     def sign(self) -> None:
         """Say that this job measures, unless the file says it of another that still does.
@@ -207,10 +206,6 @@ class OwnerFile:
             yield fd
         finally:
             os.close(fd)
-
-
-def _free(text: str) -> bool:
-    return text.startswith(FREE) and not text[len(FREE) :][:1].isalpha()
 
 
 def _named(text: str) -> str:

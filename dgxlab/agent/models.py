@@ -76,7 +76,13 @@ def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
     """Return those synthetic models that are not here in any form and cannot be written here either."""
     finished = {name for name in model_ids if _finished(root.models / f"{name}.gguf")}
     missing = [name for name in model_ids if name not in finished and not _sent(root, name).exists()]
-    return missing if missing and not _writable() else []
+    if not missing:
+        return []
+    # what `synth` needs is looked for in a job's Python, which finds packages where the agent's own does not
+    code = "import importlib.util as u, sys; sys.exit(not (u.find_spec('gguf') and u.find_spec('numpy')))"
+    argv = [sys.executable, "-c", code]
+    ran = subprocess.run(argv, env=measured_env({}), cwd="/", capture_output=True, check=False)
+    return missing if ran.returncode else []
 
 
 def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
@@ -112,7 +118,12 @@ def synthesize(
     part = path.with_name(f".{path.stem}-{os.getpid()}.gguf")
     try:
         # before the finished one is looked for: a job that has used up what was sent has finished it
-        have = _linked(sent, written)
+        written.unlink(missing_ok=True)  # of a killed agent with the same pid
+        try:
+            written.hardlink_to(sent)  # a name of its own, because another job may be done with it first
+            have = True
+        except FileNotFoundError:
+            have = False
         reused = _finished(path)
         if not reused:
             if not have and not source:
@@ -145,23 +156,6 @@ def _finished(path: Path) -> bool:
 def _sent(root: Root, model_id: str) -> Path:
     """Return where a model's f16 file lies between its arrival and the job that quantises it."""
     return root.models / f"{model_id}-f16.gguf"
-
-
-def _linked(sent: Path, written: Path) -> bool:
-    """Give a job a name of its own for what was sent, which another job may be done with first."""
-    written.unlink(missing_ok=True)  # of a killed agent with the same pid
-    try:
-        written.hardlink_to(sent)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _writable() -> bool:
-    """Tell whether a job's Python, which looks for packages where the agent's own does not, has what `synth` needs."""
-    code = "import importlib.util as u, sys; sys.exit(not (u.find_spec('gguf') and u.find_spec('numpy')))"
-    argv = [sys.executable, "-c", code]
-    return subprocess.run(argv, env=measured_env({}), cwd="/", capture_output=True, check=False).returncode == 0
 
 
 def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Launch]) -> None:

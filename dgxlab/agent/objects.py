@@ -50,7 +50,10 @@ class Objects:
         """
         header = json.loads(stream.readline())
         self._make()
-        self._forget_cut_packs()
+        for path in self.path.glob("objects/pack/tmp_*"):  # what index-pack left of a stream that was cut
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > CUT_PACK_S:  # what another client sends now is younger
+                    path.unlink()
         self._add_shallow(header["shallow"])
         with subprocess.Popen(
             self._argv("index-pack", "--stdin", "--fix-thin"),
@@ -126,13 +129,6 @@ class Objects:
             except OSError:
                 if not self.path.exists():  # otherwise another client was faster
                     raise
-
-    def _forget_cut_packs(self) -> None:
-        """Remove what index-pack leaves of a stream that was cut; what another client sends now is younger."""
-        for path in self.path.glob("objects/pack/tmp_*"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > CUT_PACK_S:
-                    path.unlink()
 
     def _add_shallow(self, commits: Sequence[str]) -> None:
         path = self.path / "shallow"

@@ -41,23 +41,16 @@ def pinned(argv: Sequence[str]) -> tuple[int, ...]:
     """
     usable = sorted(os.sched_getaffinity(0))
     cores: dict[str, int] = {}
+    speeds: dict[int, int] = {}  # all alike where the kernel does not say
     for number in usable:
+        capacity = read(f"{TOPOLOGY}/cpu{number}/cpu_capacity").strip()
+        speeds[number] = int(capacity) if capacity.isdigit() else 0
         siblings = read(f"{TOPOLOGY}/cpu{number}/topology/thread_siblings_list").strip()
         cores.setdefault(siblings or str(number), number)  # the kernel may not say
-    in_order = sorted(usable, key=lambda number: (number not in cores.values(), -_capacity(number), number))
-    return tuple(sorted(in_order[: _threads(argv) or len(cores)]))
-
-
-def _capacity(number: int) -> int:
-    """Return how fast a processor is beside the others, 0 where the kernel does not say: then all are alike."""
-    capacity = read(f"{TOPOLOGY}/cpu{number}/cpu_capacity").strip()
-    return int(capacity) if capacity.isdigit() else 0
-
-
-def _threads(argv: Sequence[str]) -> int:
-    """Return the most threads that the flags of a program ask for, 0 where they do not say."""
+    in_order = sorted(usable, key=lambda number: (number not in cores.values(), -speeds[number], number))
     given = [word for flag, word in pairwise(argv) if flag in THREAD_FLAGS]
-    return max((int(n) for word in given for n in word.split(",") if n.isdigit()), default=0)
+    threads = max((int(n) for word in given for n in word.split(",") if n.isdigit()), default=0)
+    return tuple(sorted(in_order[: threads or len(cores)]))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Samples the host's condition beside a job: a program of its own for each source, and its output in the raw files.
 
-The samplers write while a measured program runs, and are read when the run has ended. They
-are the agent's children and die with it, but hold none of its locks: one that the driver does not let go must not make
-a dead job look alive. Whatever one does (hang, die, print nonsense), the job goes on, and its runs say what they lack.
+The samplers write while a measured program runs, and are read when the run has ended. They are the agent's children and
+die with it, but hold none of its locks: one that the driver does not let go must not make a dead job look alive.
+Whatever one does (hang, die, print nonsense), the job goes on, and its runs say what they lack.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Sampler:
 
     def read(self, begin: float, end: float) -> list[Sample]:
         """Return the samples of a span of time; what came before it is not asked for again."""
-        found: list[Sample] = []
+        within: list[Sample] = []
         while self._child and (chunk := whole_lines(self._path, self._offset)):
             self._offset += len(chunk)
             samples = list(filter(None, map(self._parse, chunk.decode(errors="replace").splitlines())))
             self._newest.update((sample.device, sample) for sample in samples)
-            found += [sample for sample in samples if begin <= sample.at <= end]
-        return found
+            within += [sample for sample in samples if begin <= sample.at <= end]
+        return within
 
     def newest(self) -> list[Sample]:
         """Return the last sample of each device; a run that begins after this call loses none by it."""
@@ -164,7 +164,7 @@ class Telemetry:
 
 
 def parse_host(line: str) -> Sample | None:
-    """Read a line of `sensors.sense`."""
+    """Read a line of `facts.sense`."""
     try:
         row = json.loads(line)
         at = float(row.pop("t"))
@@ -177,18 +177,13 @@ def parse_host(line: str) -> Sample | None:
 def parse_gpu(fields: Sequence[str], line: str) -> Sample | None:
     """Read a line of nvidia-smi's that begins with the time, in UTC; its header is none, nor is half a line."""
     time_of_day, *words = (word.strip() for word in line.split(","))
-    at = _unix(time_of_day)
-    if at is None or len(words) != len(fields):
+    whole, _, fraction = time_of_day.partition(".")  # 2026/11/21 13:07:17.328
+    try:
+        at = calendar.timegm(time.strptime(whole, "%Y/%m/%d %H:%M:%S")) + float(f"0.{fraction or 0}")
+    except ValueError:
+        return None
+    if len(words) != len(fields):
         return None
     row = dict(zip(fields, words, strict=True))
     values = {name: number(word) for name, word in row.items()}
     return Sample(at, row["uuid"], {name: value for name, value in values.items() if value is not None})
-
-
-def _unix(text: str) -> float | None:
-    """Return `2026/11/21 13:07:17.328` in unix seconds."""
-    whole, _, fraction = text.partition(".")
-    try:
-        return calendar.timegm(time.strptime(whole, "%Y/%m/%d %H:%M:%S")) + float(f"0.{fraction or 0}")
-    except ValueError:
-        return None

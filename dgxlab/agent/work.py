@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from resource import RLIM_INFINITY
@@ -40,7 +40,6 @@ from dgxlab.model import (
     Plan,
     ProbeStep,
     RunStep,
-    Step,
     about,
     arms_of,
     from_json,
@@ -111,7 +110,12 @@ class Worker:
             )
         )
         for step in self.plan.steps:
-            skipped = not self.closed_arms.isdisjoint(arms_of(step)) or self._is_idle(step)
+            chains = [
+                arms_of(other) for other in self.plan.steps[: self.plan.steps.index(step)] if other.kind == "chain"
+            ]
+            # a gate after the chains of a session that held none of them has nothing to vouch for
+            idle = isinstance(step, (GateStep, CheckStep)) and bool(chains) and all(map(self._closed, chains))
+            skipped = self._closed(arms_of(step)) or idle
             self.journal.emit(StepEvent(id=step.id, kind=step.kind, state="skipped" if skipped else "started"))
             if not skipped:
                 self._STEPS[type(step)](self, step)
@@ -122,12 +126,8 @@ class Worker:
             self.report(worst)  # the last error told is why the job ended as it did
         return worst
 
-    def _is_idle(self, step: Step) -> bool:
-        """Tell whether a step is a gate after the chains of a session that held none of them."""
-        steps = self.plan.steps[: self.plan.steps.index(step)]
-        chains = [other for other in steps if isinstance(other, ChainStep)]
-        closed = [other for other in chains if not self.closed_arms.isdisjoint(other.arms)]
-        return isinstance(step, (GateStep, CheckStep)) and bool(chains) and len(closed) == len(chains)
+    def _closed(self, arms: Iterable[str]) -> bool:
+        return not self.closed_arms.isdisjoint(arms)
 
     def fail(self, error: DgxlabError) -> None:
         """Record a failure that lets other steps go on."""
@@ -306,11 +306,15 @@ class End:
 
 def work(folder: Path) -> None:
     """Run a staged job to its end; does nothing if it was started before."""
+
+    def cancel(number: int, frame: object) -> None:
+        raise Cancelled
+
     job = Job(folder)
     if job.begin() is None:
         return
     child.adopt()
-    signal.signal(signal.SIGTERM, _cancel)
+    signal.signal(signal.SIGTERM, cancel)
     try:
         end = _carry_out(job, Root(folder.parent.parent))
     except Cancelled:
@@ -347,7 +351,3 @@ def _carry_out(job: Job, root: Root) -> End:
 
 def _failed(error: DgxlabError) -> End:
     return End(error.exit_code, "failed", error.message, error.next)
-
-
-def _cancel(number: int, frame: object) -> None:
-    raise Cancelled

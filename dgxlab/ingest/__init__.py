@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dgxlab import judgement
 from dgxlab.errors import RemoteError, command, one_line
 from dgxlab.ingest.guard import Extremes, Guard, beyond
-from dgxlab.model import CANDIDATE, Cell, CellResult, Device, canonical, case_digest, events, to_json
+from dgxlab.model import CANDIDATE, CellResult, Device, canonical, case_digest, events, to_json
 from dgxlab.model.events import HOST, Event
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
 from dgxlab.tools import judge_check
@@ -199,14 +199,26 @@ class _Fold:
         row = _taken(event, *names, "reason") | _texts(event, "argv", "env", "before", "after", "raw")
         row["model_id"] = event.model_id or None
         self.store.put("runs", {"run_id": run_id, "job_id": self.job.job_id, **row})
-        self._put_cells(event.cells)
+        for key, cell in event.cells.items():
+            if key in self.cells:
+                continue
+            if cell.key != key:
+                raise ValueError(f"cell {key} is not the digest of its parameters")
+            texts = _texts(cell, "params", "fixed")
+            self.store.put("cells", {"cell": key, "tool": cell.tool, "label": cell.label, **texts})
+            self.cells.add(key)
         rows = [(run_id, result.cell, canonical(result.raw)) for result in event.results]
         self.store.put_many("rows", ("run_id", "cell", "raw"), rows)
         self.store.put_many("samples", SAMPLE, samples_of(run_id, event.results))
         for table, columns, told in (("telemetry", TELEMETRY, event.telemetry), ("flags", FLAG, event.flags)):
             values = [(run_id, *(getattr(each, name) for name in columns)) for each in told]
             self.store.put_many(table, ("run_id", *columns), values)
-        if reason := self.guard.implausible({**row, "job_id": self.job.job_id}, _extremes(event.results)):
+        extremes = (
+            Extremes(result.cell, m.metric, min(m.samples), max(m.samples), result.raw)
+            for result in event.results
+            for m in sorted(result.measurements, key=lambda each: each.metric)
+        )
+        if reason := self.guard.implausible({**row, "job_id": self.job.job_id}, extremes):
             flag = {"device": HOST, "kind": ROOFLINE, "hard": 0, "reason": reason}
             self.store.put("flags", {"run_id": run_id, **flag})
         if event.chain is not None:
@@ -227,16 +239,6 @@ class _Fold:
     def _key(self, event: Event) -> str:
         return f"{self.job.job_id}/{event.seq}"
 
-    def _put_cells(self, cells: Mapping[str, Cell]) -> None:
-        for key, cell in cells.items():
-            if key in self.cells:
-                continue
-            if cell.key != key:
-                raise ValueError(f"cell {key} is not the digest of its parameters")
-            texts = _texts(cell, "params", "fixed")
-            self.store.put("cells", {"cell": key, "tool": cell.tool, "label": cell.label, **texts})
-            self.cells.add(key)
-
 
 def samples_of(run_id: str, results: Iterable[CellResult]) -> list[tuple[Any, ...]]:
     """Return rows of samples, the discarded ones first: that is the order in which they were measured."""
@@ -249,9 +251,3 @@ def samples_of(run_id: str, results: Iterable[CellResult]) -> list[tuple[Any, ..
                 reason = COLD if ordinal < len(m.discarded) else None
                 rows.append((run_id, result.cell, m.metric, ordinal, value, m.unit, reason))
     return rows
-
-
-def _extremes(results: Iterable[CellResult]) -> Iterator[Extremes]:
-    for result in results:
-        for m in sorted(result.measurements, key=lambda each: each.metric):
-            yield Extremes(result.cell, m.metric, min(m.samples), max(m.samples), result.raw)

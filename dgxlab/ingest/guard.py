@@ -70,8 +70,11 @@ class Guard:
             run: Its job_id, arm, tool and model_id; job, arm, model and cells are in the store already.
             extremes: Of all its numbers, in the order of its rows and then of their metrics' names.
         """
-        peaks = self._peaks_of(run)
-        if peaks is None:
+        key = (run["job_id"], run["arm"], run["tool"])
+        if key not in self._peaks:
+            (row,) = self._store.rows(DEVICE, key[:2])
+            self._peaks[key] = roofline.together(json.loads(row["names"]), alone=BENCHES[run["tool"]].one_device)
+        if (peaks := self._peaks[key]) is None:
             return ""
         reasons = [why for each in extremes if (why := self._of_cell(run, each, peaks))]
         more = f"; and {len(reasons) - 1} more of this run" if len(reasons) > 1 else ""
@@ -89,36 +92,22 @@ class Guard:
         alike = (*cell, case, kilobytes, model)
         if sign * value <= self._possible.get(alike, -math.inf):
             return ""
-        label, params = self._cell_of(extremes.cell)
+        if extremes.cell not in self._cells:
+            (row,) = self._store.rows(CELL, (extremes.cell,))
+            self._cells[extremes.cell] = row["label"], json.loads(row["params"])
+        label, params = self._cells[extremes.cell]
         params = {**case_params(case), **params}
         if BENCHES[run["tool"]].one_device and not str(params.get("backend_name", "")).startswith("CUDA"):
             return ""
         moved = int(kilobytes) * 1024 if kilobytes.isdecimal() else None
-        weights = _weights(self._model_of(run), model)
+        key = (run["job_id"], run["model_id"])
+        if run["model_id"] and key not in self._models:
+            (self._models[key],) = self._store.rows(MODEL, key)
+        weights = _weights(self._models.get(key), model)
         why = roofline.implausible(metric.name, params, value, peaks, weights=weights, moved=moved)
         if not why:
             self._possible[alike] = sign * value
         return f"{label}: {why}" if why else ""
-
-    def _cell_of(self, key: str) -> tuple[str, Row]:
-        """Return a cell's label and parameters."""
-        if key not in self._cells:
-            (row,) = self._store.rows(CELL, (key,))
-            self._cells[key] = row["label"], json.loads(row["params"])
-        return self._cells[key]
-
-    def _peaks_of(self, run: Row) -> Peaks | None:
-        key = (run["job_id"], run["arm"], run["tool"])
-        if key not in self._peaks:
-            (row,) = self._store.rows(DEVICE, key[:2])
-            self._peaks[key] = roofline.together(json.loads(row["names"]), alone=BENCHES[run["tool"]].one_device)
-        return self._peaks[key]
-
-    def _model_of(self, run: Row) -> Row | None:
-        key = (run["job_id"], run["model_id"])
-        if run["model_id"] and key not in self._models:
-            (self._models[key],) = self._store.rows(MODEL, key)
-        return self._models.get(key)
 
 
 def beyond(store: Store) -> Iterator[str]:

@@ -459,16 +459,13 @@ def _in_codes(value: dict[str, Any]) -> dict[str, Any]:
         words = from_json(str, known.pop("reason", None))
         known["reasons"] = [{"code": Code.TOLD.value, "params": {"words": words}}] if words else []
     if isinstance(flags := known.get("flags"), list):
-        known["flags"] = list(map(_flag_in_codes, flags))
+        known["flags"] = flags = list(flags)
+        for number, flag in enumerate(flags):
+            if isinstance(flag, dict) and "params" not in flag:
+                if not (words := from_json(str, flag.get("reason"))):
+                    raise ValueError("a flag has no reason")
+                flags[number] = {**flag, "params": {"words": words}}
     return known
-
-
-def _flag_in_codes(value: Any) -> Any:
-    if not isinstance(value, dict) or "params" in value:
-        return value
-    if not (words := from_json(str, value.get("reason"))):
-        raise ValueError("a flag has no reason")
-    return {**value, "params": {"words": words}}
 
 
 def written(event: Event, seq: int) -> dict[str, Any]:

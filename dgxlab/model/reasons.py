@@ -106,33 +106,12 @@ def _on(gpu: str) -> str:
     return f" on {gpu}" if gpu else ""
 
 
-def _stuck(mhz: float, least: float, gpu: str = "") -> str:
-    return (
-        f"the GPU was busy at {mhz:.0f} MHz: a GB10 below {least:.0f} MHz under load is in its stuck low-power"
-        f" state, which a reboot does not end; shut it down and take it off its power supply for a minute{_on(gpu)}"
-    )
-
-
 def _ran(threads: int, processors: int) -> str:
     return f"{_counted(threads, 'thread')} on {_counted(processors, 'processor')}"
 
 
 def _counted(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
-
-
-def _queue(threads: int, processors: int, waited: float, others: float | None = None) -> str:
-    used = "" if others is None else f"; others used {others:.2f} processors"
-    return f"its {_ran(threads, processors)} waited {waited:.2f} s a second for their turn{used}"
-
-
-def _others(threads: int, processors: int, others: float) -> str:
-    return f"others used {others:.2f} processors beside its {_ran(threads, processors)}"
-
-
-def _unsampled(n: int, due: float, nvidia_smi: bool, gpu: str = "") -> str:
-    whose = f"from nvidia-smi{_on(gpu)}" if nvidia_smi else "of the host"
-    return f"{n or 'no'} samples {whose} where {due:.0f} were due"
 
 
 def _ended(how: str) -> Callable[..., str]:
@@ -148,17 +127,27 @@ _SENTENCES: Mapping[Code, Callable[..., str]] = {
     Code.HW_SLOWDOWN: _throttle("HW slowdown"),
     Code.SW_THERMAL: _throttle("SW thermal slowdown"),
     Code.SW_POWER_CAP: _throttle("SW power cap"),
-    Code.STUCK_CLOCK: _stuck,
+    Code.STUCK_CLOCK: lambda mhz, least, gpu="": (
+        f"the GPU was busy at {mhz:.0f} MHz: a GB10 below {least:.0f} MHz under load is in its stuck low-power"
+        f" state, which a reboot does not end; shut it down and take it off its power supply for a minute{_on(gpu)}"
+    ),
     Code.BOOT: lambda: "the machine was started again",
     Code.DRIVER: lambda before, after: f"the NVIDIA driver changed from {before} to {after}",
     Code.SWAP_IN: lambda mib: f"{mib:.0f} MiB came back from swap",
     Code.OOM_KILL: lambda n: f"the kernel killed programs for lack of memory ({n:.0f})",
     Code.LEFT_RUNNING: left_running,
-    Code.RUN_QUEUE: _queue,
-    Code.OTHERS_CPU: _others,
+    Code.RUN_QUEUE: lambda threads, processors, waited, others=None: (
+        f"its {_ran(threads, processors)} waited {waited:.2f} s a second for their turn"
+        f"{'' if others is None else f'; others used {others:.2f} processors'}"
+    ),
+    Code.OTHERS_CPU: lambda threads, processors, others: (
+        f"others used {others:.2f} processors beside its {_ran(threads, processors)}"
+    ),
     Code.STEAL: lambda share: f"the hypervisor gave {100 * share:.1f} % of the processors' time to other machines",
     Code.PSI: lambda share: f"a program on the host waited for a processor {100 * share:.0f} % of the time",
-    Code.NO_TELEMETRY: _unsampled,
+    Code.NO_TELEMETRY: lambda n, due, nvidia_smi, gpu="": (
+        f"{n or 'no'} samples {f'from nvidia-smi{_on(gpu)}' if nvidia_smi else 'of the host'} where {due:.0f} were due"
+    ),
     Code.WAITED: lambda seconds: f"the device had to be waited for, {duration(seconds)}, right before it",
     Code.WARMING: lambda block_s: f"warmed the device, as runs in the first {duration(block_s)} of a block do",
     Code.UNSETTLED: lambda runs: f"the burn-in did not settle in {runs} runs",

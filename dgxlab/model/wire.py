@@ -103,7 +103,7 @@ class As:
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Rebuild a record from `to_json`'s output, whoever wrote it: every field is of its type and within its limits.
+    """Rebuild a record from `to_json`'s output, which is not trusted: every field is of its type and within its limits.
 
     A union of records is told apart by its `kind` field's default, else by which record has exactly the keys. A
     TypedDict stays a dictionary, and what it has beyond its own keys may be any JSON.
@@ -131,7 +131,7 @@ def open_json(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a text; halves of surrogate pairs, which stand for bytes that were no UTF-8, are replaced."""
+    """Return a text; halves of surrogate pairs, made of bytes that were no UTF-8, are replaced."""
     if type(value) is not str or len(value) > LONGEST:
         _wrong(value, f"text of at most {LONGEST} characters")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
@@ -145,19 +145,17 @@ def _number(value: Any) -> Any:
     return value if type(value) in (int, float) and abs(value) <= LARGEST else _wrong(value, "number")
 
 
-def _flag(value: Any) -> Any:
-    return value if type(value) is bool else _wrong(value, "true or false")
-
-
-def _none(value: Any) -> Any:
-    return None if value is None else _wrong(value, "null")
-
-
 def _wrong(value: Any, wanted: str) -> NoReturn:
     raise ValueError(f"{reprlib.repr(value)} is not {wanted}")
 
 
-_SCALARS: Mapping[Any, Read] = {str: _text, int: _whole, float: _number, bool: _flag, types.NoneType: _none}
+_SCALARS: Mapping[Any, Read] = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: lambda value: value if type(value) is bool else _wrong(value, "true or false"),
+    types.NoneType: lambda value: None if value is None else _wrong(value, "null"),
+}
 
 
 @functools.cache
@@ -169,7 +167,8 @@ def decoder(kind: Any) -> Read:
     if origin is typing.Annotated:
         return functools.partial(_ruled, decoder(args[0]), args[1:])
     if origin is typing.Literal:
-        return functools.partial(_chosen, args)
+        wanted = f"one of {', '.join(args)}"
+        return lambda value: value if type(value) is str and value in args else _wrong(value, wanted)
     if origin is Union or origin is types.UnionType:
         records = [option for option in args if dataclasses.is_dataclass(option)]
         others = [decoder(option) for option in args if option not in records and option is not types.NoneType]
@@ -177,7 +176,8 @@ def decoder(kind: Any) -> Read:
     if origin is tuple and args[-1] is not Ellipsis:
         return functools.partial(_row, [decoder(item) for item in args])
     if origin in (tuple, list):
-        return functools.partial(_listed, origin, decoder(args[0]))
+        item = decoder(args[0])
+        return lambda value: origin(map(item, value)) if isinstance(value, (list, tuple)) else _wrong(value, "a list")
     if origin is not None and issubclass(origin, Mapping):
         return functools.partial(_mapped, decoder(args[0]), decoder(args[1]))
     hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]), include_extras=True)
@@ -195,18 +195,10 @@ def _ruled(base: Read, rules: tuple[Callable[[Any], None], ...], value: Any) -> 
     return decoded
 
 
-def _chosen(choices: tuple[Any, ...], value: Any) -> Any:
-    return value if type(value) is str and value in choices else _wrong(value, f"one of {', '.join(choices)}")
-
-
 def _row(items: list[Read], value: Any) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)) or len(value) != len(items):
         _wrong(value, f"a list of {len(items)}")
     return tuple(item(each) for item, each in zip(items, value, strict=True))
-
-
-def _listed(kind: type, item: Read, value: Any) -> Any:
-    return kind(map(item, value)) if isinstance(value, (list, tuple)) else _wrong(value, "a list")
 
 
 def _mapped(name: Read, item: Read, value: Any) -> dict[Any, Any]:

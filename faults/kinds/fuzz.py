@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from dgxlab.agent.ninja import first_error, progress
+from dgxlab.agent.build import first_error, progress
 from dgxlab.errors import SpecError
 from dgxlab.imported import open_file
 from dgxlab.model import Cell, Expectation, ParityGate

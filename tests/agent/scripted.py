@@ -102,8 +102,8 @@ class Scripted(Runs):
         self.world.pinned.append(pin)
         self.world.names.append(name)
         self.world.absent.append(tuple(absent))
-        said = self.world.says(name)
-        measured = zip(step.cells, said.values, strict=False)
+        outcome = self.world.says(name)
+        measured = zip(step.cells, outcome.values, strict=False)
         run = RunEvent(
             id=step.id,
             arm=step.arm,
@@ -121,16 +121,16 @@ class Scripted(Runs):
             before={},
             after={},
             cells={cell.key: cell for cell in step.cells},
-            status=said.status,
-            reasons=said.reasons,
-            flags=said.flags,
+            status=outcome.status,
+            reasons=outcome.reasons,
+            flags=outcome.flags,
             results=tuple(
                 CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value,)),)) for cell, value in measured
             ),
             telemetry=(Summary("host", "cpu_mhz", "MHz", 3, 2600.0, 345.0, 3000.0),),
             raw={stream: File(f"raw/{name}.{stream[3:]}", "0", 0) for stream in ("stdout", "stderr")},
         )
-        return Attempt(run, said.again)
+        return Attempt(run, outcome.again)
 
 
 class Thermometer:
@@ -154,5 +154,7 @@ class Thermometer:
 
 def scripted(world: World, by_name: Mapping[str, Said]) -> World:
     """Let the runs whose names match a pattern come to something else; the first that matches counts."""
-    world.says = lambda name: next((said for pattern, said in by_name.items() if re.search(pattern, name)), Said())
+    world.says = lambda name: next(
+        (outcome for pattern, outcome in by_name.items() if re.search(pattern, name)), Said()
+    )
     return world

@@ -14,10 +14,10 @@ from dgxlab.transport.bundle import bundle
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A root as the agent makes it."""
-    made = tmp_path / "above" / "root"
+    folder = tmp_path / "above" / "root"
     for name in boot.CODE:
-        (made / name).mkdir(parents=True)
-    return made
+        (folder / name).mkdir(parents=True)
+    return folder
 
 
 @pytest.mark.parametrize("name", ["..", ".", *boot.CODE])
@@ -32,11 +32,16 @@ def test_a_folder_that_others_may_write_in(root: Path, name: str, mode: int) -> 
 
 
 def test_the_sticky_bit_is_enough_above_alone(root: Path) -> None:
-    """In /tmp no other can rename what is ours; in the root itself they could still add something."""
+    """In /tmp no other can rename what is ours; in the root itself they could still add something.
+
+    Of a root that is not there yet, what is above decides.
+    """
     root.parent.chmod(0o1777)
     assert boot.stranger(root) is None
     root.chmod(0o1777)
     assert boot.stranger(root) == (os.getuid(), root)
+    root.chmod(0o777)
+    assert boot.stranger(root / "a" / "b") == (os.getuid(), root)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -58,13 +63,6 @@ def test_links_are_looked_behind(root: Path, tmp_path: Path) -> None:
     assert boot.stranger(link) is None
     elsewhere.parent.chmod(0o777)
     assert boot.stranger(link) == (os.getuid(), elsewhere.parent)
-
-
-def test_a_root_that_is_not_there_yet(tmp_path: Path) -> None:
-    """What is above decides."""
-    assert boot.stranger(tmp_path / "a" / "b") is None
-    tmp_path.chmod(0o777)
-    assert boot.stranger(tmp_path / "a" / "b") == (os.getuid(), tmp_path)
 
 
 def test_an_agent_that_is_not_whole() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import build
-from dgxlab.agent.build import _surviving, installed
+from dgxlab.agent.build import _held, installed
 from dgxlab.agent.files import sha256
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
@@ -20,19 +20,19 @@ PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An installed build, a day old by its times."""
-    made = tmp_path / "build"
-    (made / "bin").mkdir(parents=True)
+    build_folder = tmp_path / "build"
+    (build_folder / "bin").mkdir(parents=True)
     for name in (PROGRAM, LIBRARY):
-        (made / "bin" / name).write_bytes(name.encode() * 100)
-        (made / "bin" / name).chmod(0o755)
+        (build_folder / "bin" / name).write_bytes(name.encode() * 100)
+        (build_folder / "bin" / name).chmod(0o755)
     stamp = {
         "build_id": "B1",
         **dict.fromkeys(("source", "cmake", "toolchain", "cmake_cache"), ""),
-        "binaries": {PROGRAM: sha256(made / "bin" / PROGRAM)},
-        "libraries": {LIBRARY: sha256(made / "bin" / LIBRARY)},
+        "binaries": {PROGRAM: sha256(build_folder / "bin" / PROGRAM)},
+        "libraries": {LIBRARY: sha256(build_folder / "bin" / LIBRARY)},
     }
-    (made / "stamp.json").write_text(json.dumps(stamp))
-    return made
+    (build_folder / "stamp.json").write_text(json.dumps(stamp))
+    return build_folder
 
 
 def wrapped(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_another_boot_left_half_done_is_made_anew(
         part.write_text("x")
     if mark is not None:
         (tmp_path / "building").write_text(mark)
-    with _surviving(tmp_path):
+    with _held(tmp_path):
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()

@@ -25,14 +25,10 @@ def usual_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DGXLAB_LOCKS")
 
 
-def test_without_hosts_yaml_there_are_no_settings() -> None:
-    """The agent started by hand, or for a host that needs nothing said."""
+def test_settings_as_the_client_sends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tildes are this host's; an agent that was started by hand has none."""
     assert settings() == Settings()
     assert settings().measured == {}
-
-
-def test_settings_as_the_client_sends_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tildes are this host's."""
     given(monkeypatch, tmp_path, path_prepend=["~/bin", "/opt/x"], env={"CC": "gcc-12"}, lock="~/gpu_bench_lock/owner")
     home = Path(os.environ["HOME"])
     expected = Settings(
@@ -90,7 +86,7 @@ def test_another_device_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None
     assert other != plain == facts.host_id()
 
 
-def test_what_is_named_in_vain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_named_and_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Folders, compilers and the folder of the owner file; what is there is not told, nor a file not yet signed."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mycc").symlink_to("/bin/sh")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,26 +28,21 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DGXLAB_HOST", json.dumps({"name": "dgx"}))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk(number: int) -> None:
-    """Its own sentence, and what shows what takes the room."""
-    told = files.refused("submit", OSError(number, os.strerror(number)))
-    assert told.message == "submit failed: the disk of dgx is full"
-    assert told.next == "dgxlab host clean dgx --older-than 0 --dry-run"
-
-
-def test_anything_else_is_no_full_disk() -> None:
-    """The cause as the system has it."""
-    told = files.refused("the job", PermissionError(errno.EACCES, "Permission denied", "/x"))
-    assert told.message == "the job failed: [Errno 13] Permission denied: '/x'"
-    assert told.next == "dgxlab doctor dgx"
-
-
-def test_a_program_that_is_not_there() -> None:
-    """As Python tells it: the program is the file that was not found."""
-    with pytest.raises(FileNotFoundError) as caught:
-        subprocess.run(["no-such-git"], check=True)
-    assert files.refused("receive", caught.value).message == "receive failed: there is no no-such-git on dgx"
+@pytest.mark.parametrize(
+    ("error", "cause", "next"),
+    [
+        (OSError(errno.ENOSPC, "x"), "the disk of dgx is full", files.clean),
+        (OSError(errno.EDQUOT, "x"), "the disk of dgx is full", files.clean),
+        (OSError(errno.EIO, "x"), "an I/O error on the disk of dgx", None),
+        (OSError(errno.EACCES, "no", "/x"), "[Errno 13] no: '/x'", None),
+        (OSError(errno.ENOENT, "no", "no-such-git"), "there is no no-such-git on dgx", None),
+    ],
+)
+def test_what_the_system_refuses(error: OSError, cause: str, next: Callable[[], str] | None) -> None:
+    """The cause, and the command that mends it; a file that was not found without a folder is a program."""
+    told = files.refused("submit", error)
+    assert told.message == f"submit failed: {cause}"
+    assert told.next == (next() if next else "dgxlab doctor dgx")
 
 
 def test_a_nearly_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -68,7 +62,7 @@ def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_gate_on_a_full_disk_blames_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that printed nothing that was kept; not one whose failing cases stand there."""
+    """One that printed nothing that was kept; not one that printed its failing cases."""
     monkeypatch.setattr(files, "NEARLY_FULL", 1 << 62)
     bench = Bench(tmp_path, (), Telemetry(tmp_path, tmp_path / "agent.pyz", {}), lambda note: None)
     step = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), ("-o", "MUL_MAT"), {})

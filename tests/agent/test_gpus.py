@@ -42,59 +42,41 @@ def process(pid: int, uuid: str = UUID) -> ComputeProcess:
 def test_listing(text: str, expected: list[ComputeProcess]) -> None:
     """A comma in a program's name is its own; memory that is not counted is null; a message is no process."""
     assert parse_processes(text) == expected
-
-
-def test_user_is_the_process_own() -> None:
-    """Whose it is comes from /proc."""
     (mine,) = parse_processes(f"{UUID}, {os.getpid()}, x, 1")
     assert mine.user == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_nvidia_smi_is_found_as_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the PATH that programs get; one that fails, cannot run or is missing is not one that lists nobody."""
+    """On the PATH that programs get; one that fails, hangs, cannot run or is missing does not list no process."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f'#!/bin/sh\necho "{UUID}, {GONE}, $1, 3"\n')
     smi.chmod(0o755)
-    (found,) = compute_processes() or ()
-    assert found.program == "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
+    (process,) = compute_processes() or ()
+    assert process.program == "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
     smi.write_text("#!/bin/sh\n")
     assert compute_processes() == []
-    smi.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
-    assert compute_processes() is None
-    smi.write_text("#!/no/such/shell\n")
-    assert compute_processes() is None
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
+    for script in ("/bin/sh\necho No devices were found\nexit 6\n", "/no/such/shell\n", "/bin/sh\nexec sleep 600\n"):
+        smi.write_text(f"#!{script}")
+        assert compute_processes() is None
     smi.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compute_processes() is None
 
 
-def test_nvidia_smi_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor taken for one that lists nobody."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 600\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(gpus, "PATIENCE_S", 0.2)
-    assert compute_processes() is None
-
-
 def test_own_session_is_not_foreign() -> None:
-    """This process, its children, and one of its own that has just ended; everything else is foreign."""
+    """This process, its children, and one of its own that has just ended; all else is foreign, and told once."""
     child = subprocess.Popen(["sleep", "600"])
     stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
-        listed = [process(pid) for pid in (os.getpid(), child.pid, stranger.pid, GONE)]
+        listed = [process(pid) for pid in (os.getpid(), child.pid, stranger.pid, GONE)] + [process(GONE, "GPU-2")]
         assert [p.pid for p in foreign(listed, own=())] == [stranger.pid, GONE]
         assert [p.pid for p in foreign(listed, own={GONE, stranger.pid})] == [stranger.pid]
     finally:
         for started in (child, stranger):
             started.kill()
             started.wait()
-
-
-def test_one_process_on_two_gpus_is_one() -> None:
-    """And is told once."""
-    assert len(foreign([process(GONE), process(GONE, "GPU-2")], own=())) == 1
 
 
 def test_phrase() -> None:
@@ -104,13 +86,9 @@ def test_phrase() -> None:
     assert phrase([unknown, process(8), process(9)]) == "pid 7 (\\u001b[2Jy of somebody unknown) and 2 more"
 
 
-def test_a_new_driver_is_asked_for_everything() -> None:
-    """Under the newest names."""
-    assert choose(HELP) == {name: name for name in FIELDS}
-
-
 def test_an_old_driver_is_asked_under_its_own_names() -> None:
     """It says throttle where newer ones say event, and has no counters: none is asked for, or the query would fail."""
+    assert choose(HELP) == {name: name for name in FIELDS}
     lines = [line for line in HELP.splitlines() if "reasons_counters" not in line]
     old = "\n".join(lines).replace('"clocks_event_reasons.active" or ', "")
     fields = choose(old)
@@ -119,7 +97,7 @@ def test_an_old_driver_is_asked_under_its_own_names() -> None:
     assert choose(old.replace('"pstate"', '"p-state"')).keys() == fields.keys() - {"pstate"}
 
 
-@pytest.mark.parametrize("said", ["", "NVIDIA-SMI has failed.\n", 'unknown option "help"\n'])
-def test_a_driver_that_lists_nothing_is_asked_the_least(said: str) -> None:
+@pytest.mark.parametrize("printed", ["", "NVIDIA-SMI has failed.\n", 'unknown option "help"\n'])
+def test_a_driver_that_lists_nothing_is_asked_the_least(printed: str) -> None:
     """What every driver knows."""
-    assert choose(said) == BASIC
+    assert choose(printed) == BASIC

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,9 +27,9 @@ DAY = 86400.0
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     """An empty root."""
-    made = Root(tmp_path / "root")
-    made.create()
-    return made
+    empty = Root(tmp_path / "root")
+    empty.create()
+    return empty
 
 
 @pytest.fixture
@@ -68,18 +67,9 @@ def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
 
 
 def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
-    """What is not named as dgxlab names a model is somebody's own and not listed; one that was sent is."""
+    """What is not named as dgxlab names a model is the user's own and not listed; one that was sent is."""
     listed = {item.name: item for item in inventory(full)}
-    assert sorted(listed) == [
-        "a1",
-        "b1",
-        "cmake-1",
-        "job1",
-        "llama.cpp.git",
-        "synthetic-1",
-        "synthetic-2-f16",
-        "w1",
-    ]
+    assert sorted(listed) == ["a1", "b1", "cmake-1", "job1", "llama.cpp.git", "synthetic-1", "synthetic-2-f16", "w1"]
     assert listed["b1"].kind == "builds"
     assert listed["b1"].bytes >= 9000
     assert listed["synthetic-1"].bytes >= 10000
@@ -89,11 +79,14 @@ def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
 
 
 def test_last_use_is_the_newest_touch(full: Root) -> None:
-    """A build whose stamp was touched, a model whose record was."""
+    """A build whose stamp was touched, a model whose record was; used after the listing, a thing stays."""
+    wanted = named(full, "b1", "w1")
     for touched in (full.build("b1") / "stamp.json", full.models / "synthetic-1.json"):
         touched.touch()
     fresh = {item.name for item in inventory(full) if time.time() - item.used < DAY}
     assert fresh == {"b1", "synthetic-1"}
+    done = remove(full, wanted)
+    assert (done.removed, done.kept) == ((("work", "w1"),), (("builds", "b1", "it was used just now"),))
 
 
 def test_removal_takes_what_is_named_and_nothing_else(full: Root) -> None:
@@ -140,25 +133,18 @@ def test_what_jobs_share_stays_while_one_runs(full: Root) -> None:
     assert names(full) == ["sources llama.cpp.git"]
 
 
-@pytest.fixture
-def running(full: Root) -> Iterator[Path]:
-    """A job whose agent holds its own lock and, being of an older version, no other."""
+def test_a_job_of_an_older_agent_counts_as_well(full: Root) -> None:
+    """It holds its own lock and no other."""
     folder = full.jobs / "job2"
     folder.mkdir()
     for name in ("plan.json", "started"):
         (folder / name).write_text("{}")
-    fd = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    yield folder
-    os.close(fd)
-
-
-def test_a_job_of_an_older_agent_counts_as_well(full: Root, running: Path) -> None:
-    """What runs is told by its own lock."""
-    done = remove(full, named(full))
+    with (folder / "run.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = remove(full, named(full))
     assert done.busy
     assert ("jobs", "job2", "it is running") in done.kept
-    assert running.exists()
+    assert folder.exists()
     assert full.build("b1").exists()
 
 
@@ -168,14 +154,6 @@ def test_a_staged_job_stays(full: Root) -> None:
     (full.jobs / "job1" / "rc").unlink()
     staged(full.jobs / "job1")
     assert ("jobs", "job1", "it is staged") in remove(full, named(full, "job1")).kept
-
-
-def test_what_was_used_meanwhile_stays(full: Root) -> None:
-    """Between the listing and the removal a job reused the build."""
-    wanted = named(full, "b1", "w1")
-    (full.build("b1") / "stamp.json").touch()
-    done = remove(full, wanted)
-    assert (done.removed, done.kept) == ((("work", "w1"),), (("builds", "b1", "it was used just now"),))
 
 
 def test_names_reach_nothing_outside(full: Root, tmp_path: Path) -> None:
@@ -188,7 +166,7 @@ def test_names_reach_nothing_outside(full: Root, tmp_path: Path) -> None:
 
 
 def test_links_are_not_followed(full: Root, tmp_path: Path) -> None:
-    """Neither one that stands for a build, nor a whole folder that is one, nor one inside of what goes."""
+    """Neither one in the place of a build, nor a whole folder that is one, nor one inside of what goes."""
     outside = tmp_path / "elsewhere"
     (outside / "b3" / "bin").mkdir(parents=True)
     (outside / "b3" / "bin" / "program").write_bytes(bytes(100_000))
@@ -231,7 +209,7 @@ def test_an_interrupted_removal_is_finished_by_the_next(full: Root) -> None:
 
 
 def test_what_is_broken_goes_at_once(full: Root) -> None:
-    """A job that a power loss damaged before it began, and what was set aside; nobody is at work on either."""
+    """A job that a power loss damaged before it began, and what was set aside; no command is at work on either."""
     job, aside = full.jobs / "job3", full.objects.parent / ".broken-1"
     job.mkdir()
     aside.mkdir()

@@ -34,7 +34,7 @@ def test_an_event_is_as_it_was_declared(tmp_path: Path) -> None:
 
 
 def test_an_event_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    """Half of it would run into the next one, and make a line of both that nobody can read."""
+    """Half of it would run into the next one, and make a line of both that cannot be read."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.emit(NoteEvent(note="begun"))
     size = journal.path.stat().st_size

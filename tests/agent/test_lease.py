@@ -34,15 +34,11 @@ def visible(value: str, order: str = "") -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": value, **({"CUDA_DEVICE_ORDER": order} if order else {})}
 
 
-def test_processor_and_unknown_gpus() -> None:
-    """A CPU job takes the processor; a CUDA job takes nothing where no GPU has a uuid, and so cannot measure."""
+def test_processor_unknown_gpus_and_the_order_of_locks() -> None:
+    """A CPU job takes the processor, a CUDA job nothing where no GPU has a uuid; all jobs lock in the same order."""
     assert devices(plan({}, cuda="OFF"), H200) == ("cpu",)
     assert devices(plan({}), []) == ()
     assert devices(plan({}), [{"index": "0", "uuid": None, "name": "NVIDIA GB10"}]) == ()
-
-
-def test_all_gpus_in_one_order() -> None:
-    """Whatever nvidia-smi's order is, two jobs lock in the same one."""
     assert devices(plan({}), H200) == devices(plan({}), H200[::-1]) == ALL
 
 
@@ -75,8 +71,8 @@ def test_union_over_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gate and run has its own environment over the host's, in chains too; one without a word may use all."""
     assert devices(plan(visible("0"), visible("2")), H200) == (ALL[0], ALL[2])
     assert devices(plan(visible("0"), {}), H200) == ALL
-    one, two = (RunStep(gpu, "a", "llama-bench", (), visible(gpu), ()) for gpu in "12")
-    session = replace(plan(), steps=(ChainStep("chain:0", one, two, cycles=8, drift_limit=0.05),))
+    arms = [RunStep(gpu, "a", "llama-bench", (), visible(gpu), ()) for gpu in "12"]
+    session = replace(plan(), steps=(ChainStep("chain:0", *arms, cycles=8, drift_limit=0.05),))
     assert devices(session, H200) == ALL[1:]
     monkeypatch.setenv("DGXLAB_HOST", json.dumps({"env": visible("1")}))
     assert devices(plan(visible("0"), {}), H200) == ALL[:2]
@@ -132,7 +128,7 @@ def test_what_is_taken_away_is_said(here: Path, told: list[tuple[str, str]]) -> 
 
 
 def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str, str]]) -> None:
-    """A job that lost a lock to another lets go of the later ones, which that one needs next: neither waits in vain."""
+    """A job that lost a lock to another lets go of the later ones, which that one needs next: no deadlock."""
     mine = lease(plan({}), told)
     mine.hold()
     (here / f"dgxlab-{ALL[1]}").unlink()
@@ -157,8 +153,8 @@ def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], mo
     assert told == [("unwatched", "owner"), ("held", "dgxlab-cpu"), ("released", "dgxlab-cpu")]
 
 
-def test_silence_about_a_run_is_not_nobody(told: list[tuple[str, str]]) -> None:
-    """A look that failed may hide a stranger; on the processor nobody looks."""
+def test_a_look_that_failed_is_not_an_idle_gpu(told: list[tuple[str, str]]) -> None:
+    """A look that failed may hide a stranger; on the processor there is no look."""
     stranger = ComputeProcess(ALL[0], 2**22 + 1, "/usr/bin/python3", "", 300)
     mine = lease(plan({}), told)
     assert mine.disturbance(([], [])) is None

@@ -58,7 +58,7 @@ def test_excludes_and_names_the_holder(tmp_path: Path) -> None:
 
 
 def test_removed_file_is_locked_anew(tmp_path: Path) -> None:
-    """A lock on a file that a cleaner has removed excludes nobody: the holder moves to the new one."""
+    """A lock on a file that a cleaner has removed excludes no job: the holder moves to the new one."""
     lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
     assert lock.take(ALICE)
     lock.path.unlink()
@@ -68,7 +68,7 @@ def test_removed_file_is_locked_anew(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_replaced_file_that_somebody_else_holds_is_waited_for(tmp_path: Path) -> None:
+def test_replaced_file_that_another_holds_is_waited_for(tmp_path: Path) -> None:
     """Two can hold two files of one name; who looks again finds out."""
     lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
     assert lock.take(ALICE)
@@ -94,7 +94,7 @@ def test_child_that_inherits_it_keeps_it(tmp_path: Path) -> None:
 
 
 def test_other_users_may_share_it(tmp_path: Path) -> None:
-    """The file is writable by all whatever the umask, or it would exclude nobody else."""
+    """The file is writable by all whatever the umask, or it would exclude no other user."""
     lock, old = BenchLock("cpu", (tmp_path,)), os.umask(0o077)
     try:
         lock.take(ALICE)
@@ -113,10 +113,10 @@ def test_nowhere_to_lock_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closed_to", ["first", "second"])
 def test_who_cannot_use_every_folder_is_excluded_too(tmp_path: Path, closed_to: str) -> None:
-    """One may write in both folders, the other only in the second: whoever comes first has it alone."""
-    both, one = (tmp_path / "var", tmp_path), (tmp_path / "closed", tmp_path)
+    """One may write in both folders, the other only in the second: the first has it alone."""
+    both, second_only = (tmp_path / "var", tmp_path), (tmp_path / "closed", tmp_path)
     (tmp_path / "var").mkdir()
-    folders = (one, both) if closed_to == "first" else (both, one)
+    folders = (second_only, both) if closed_to == "first" else (both, second_only)
     first, second = (BenchLock("cpu", each) for each in folders)
     assert first.take(ALICE)
     assert not second.take(BOB)
@@ -152,17 +152,17 @@ def test_folder_that_is_closed_to_a_user(open_folder: Path, first: str) -> None:
 
 
 def test_file_that_appears_in_a_better_folder_is_locked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder who looks again takes it, and is not stopped by one who tries in vain that instant."""
+    """A holder who looks again takes it, and is not stopped by one who fails to at that instant."""
     better = tmp_path / "var"
     mine, other = BenchLock("cpu", (better, tmp_path)), BenchLock("cpu", (better,))
     assert mine.take(ALICE)
     better.mkdir()
     assert other.take(BOB)
     monkeypatch.setattr("dgxlab.agent.lock.PAUSE_S", 1.0)
-    vain = threading.Timer(0.1, other.release)
-    vain.start()
+    released = threading.Timer(0.1, other.release)
+    released.start()
     assert mine.take(ALICE)
-    vain.join()
+    released.join()
     monkeypatch.undo()
     assert not other.take(BOB)
     assert other.owner().startswith("job J1 of alice, since ")
@@ -233,7 +233,7 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, planted: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"job": 1}', '{"job": "J", "user": "u", "since": 1e999}', ""])
-def test_unreadable_signature_is_somebody_unknown(tmp_path: Path, text: str) -> None:
+def test_unreadable_signature_is_an_unknown_holder(tmp_path: Path, text: str) -> None:
     """A lock held by a program that does not sign, or signs nonsense, is still named."""
     lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
     assert lock.take(ALICE)
@@ -255,48 +255,31 @@ def owner(path: Path, job: str = "J1") -> OwnerFile:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n", "dgxlab job J0 of bob, since 2026\n"]
+    ("text", "claim"),
+    [
+        *((text, "") for text in ("", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n")),
+        ("dgxlab job J0 of bob, since 2026\n", ""),  # a job that holds no lock of this device
+        *((text, f'somebody: "{text}"') for text in ("FREEMAN measures until 5", "FREEÉ", "free", "not FREE")),
+        ("bob:\tvllm\x1b[2J sweep\n" + "x" * 500, f'somebody: "bob: vllm\\u001b[2J sweep {"x" * 94}…"'),
+    ],
 )
-def test_nobody_measures(path: Path, text: str) -> None:
-    """Empty, FREE, or a signature of dgxlab, whose job is dead or measures elsewhere for who holds the lock."""
+def test_claim_of_the_owner_file(path: Path, text: str, claim: str) -> None:
+    """FREE is a word, and a name that begins like it is a name; one cleaned and shortened line of the rest."""
     path.write_text(text)
-    assert owner(path).claim() == ""
+    assert owner(path).claim() == claim
 
 
-def test_missing_is_nobody(path: Path) -> None:
-    """So is a file whose folder is missing."""
-    assert owner(path).claim() == ""
-    assert owner(path / "deeper").claim() == ""
-
-
-@pytest.mark.parametrize("text", ["FREEMAN measures until 5", "FREEÉ", "free", "not FREE"])
-def test_free_is_a_word(path: Path, text: str) -> None:
-    """A name that begins like it is a name."""
-    path.write_text(text)
-    assert owner(path).claim() == f'somebody: "{text}"'
-
-
-def test_somebody_is_told_cleaned_and_shortened(path: Path) -> None:
-    """One line of what was written, as plain text."""
-    path.write_text("bob:\tvllm\x1b[2J sweep\n" + "x" * 500)
-    said = owner(path).claim()
-    assert said.startswith('somebody: "bob: vllm\\u001b[2J sweep xxx')
-    assert len(said) < 140
-
-
-def test_unreadable_is_somebody(path: Path) -> None:
-    """What cannot be read may be somebody's word."""
-    path.mkdir()
-    assert owner(path).claim() == "somebody unknown (Is a directory)"
-
-
-def test_pipe_does_not_hold_the_job_up(path: Path) -> None:
-    """A fifo without a writer says nothing, and is not written to."""
+def test_owner_file_that_cannot_be_read(path: Path) -> None:
+    """Missing, and a pipe without a writer, which is not waited for: free. Anything else may be a claim."""
+    assert owner(path).claim() == owner(path / "deeper").claim() == ""
     os.mkfifo(path)
     file = owner(path)
     assert file.claim() == ""
     file.sign()
     file.free()
+    path.unlink()
+    path.mkdir()
+    assert file.claim() == "somebody unknown (Is a directory)"
 
 
 def test_signed_and_set_free(path: Path) -> None:
@@ -315,7 +298,7 @@ def test_signed_and_set_free(path: Path) -> None:
 
 
 def test_file_is_made_but_not_its_folder(tmp_path: Path) -> None:
-    """Where people keep no such folder there is nobody to tell."""
+    """Where people keep no such folder there is no person to tell."""
     here, nowhere = owner(tmp_path / "owner"), owner(tmp_path / "none" / "owner")
     here.sign()
     nowhere.sign()
@@ -378,7 +361,7 @@ def test_dead_jobs_word_is_replaced(path: Path, signed: Callable[[str], tuple[Be
     assert path.read_text().startswith("dgxlab job J2 ")
 
 
-def test_file_that_somebody_keeps_locked_is_signed(path: Path) -> None:
+def test_file_that_a_person_keeps_locked_is_signed(path: Path) -> None:
     """Some hold it with flock(1) for as long as they work."""
     with path.open("w") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Synthetic models on the host: made there or sent, once, whoever else is at it."""
+"""Synthetic models on the host: made there or sent, once, whatever other jobs do."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dgxlab.model import DerivedModel, ModelStep, SyntheticModel
 NAME = "synthetic-1"
 F16 = b"GGUF f16"
 STEP = ModelStep("model:m", "arm", "m", "", SyntheticModel(), ("false",), ("cp", "{in}", "{out}"))
-"""Its `make` fails, as on a host without gguf; cp stands for the quantiser."""
+"""Its `make` fails, as on a host without gguf; cp is the quantiser."""
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     """A root that was sent the model."""
-    made = Root(tmp_path / "root")
-    made.create()
-    models.receive(made, NAME, hashlib.sha256(F16).hexdigest(), io.BytesIO(F16))
-    return made
+    holder = Root(tmp_path / "root")
+    holder.create()
+    models.receive(holder, NAME, hashlib.sha256(F16).hexdigest(), io.BytesIO(F16))
+    return holder
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_what_was_sent_is_quantised_and_gone(root: Root, launch: Callable[[str, 
     assert models.to_send(root, [NAME]) == []
     event = models.synthesize(root, STEP, NAME, path, launch)
     assert (event.reused, event.digest) == (False, f"sha256:{hashlib.sha256(F16).hexdigest()}")
-    assert sorted(found.name for found in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
+    assert sorted(path.name for path in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
     assert models.synthesize(root, STEP, NAME, path, launch).reused
 
 
@@ -58,7 +58,7 @@ def test_a_quantiser_that_fails_does_not_use_it_up(root: Root, launch: Callable[
     broken = ModelStep(**{**vars(STEP), "quantize": ("false",)})
     with pytest.raises(RemoteError, match="the synthetic model was not made: false ended with exit status 1"):
         models.synthesize(root, broken, NAME, root.models / f"{NAME}.gguf", launch)
-    assert [found.read_bytes() for found in root.models.iterdir()] == [F16]
+    assert [path.read_bytes() for path in root.models.iterdir()] == [F16]
     assert models.to_send(root, [NAME]) == []
     assert models.synthesize(root, STEP, NAME, root.models / f"{NAME}.gguf", launch).size == len(F16)
 
@@ -77,7 +77,7 @@ def test_two_jobs_and_one_model(root: Root, launch: Callable[[str, Sequence[str]
 
     mine = models.synthesize(root, STEP, NAME, path, slowly)
     assert mine == others[0]
-    assert sorted(found.name for found in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
+    assert sorted(path.name for path in root.models.iterdir()) == [f"{NAME}.gguf", f"{NAME}.json"]
 
 
 def test_neither_sent_nor_at_hand(root: Root, launch: Callable[[str, Sequence[str]], Launch]) -> None:

@@ -4,7 +4,7 @@
 
 import pytest
 
-from dgxlab.agent.ninja import first_error, progress
+from dgxlab.agent.build import first_error, progress
 from tests.tools.captures import capture
 
 
@@ -35,7 +35,7 @@ def test_progress(line: str, expected: tuple[int, int, str] | None) -> None:
 def test_a_whole_build_counts_to_its_end() -> None:
     """The last counter of a build that worked is n of n, and there is no error in its log."""
     log = capture("cpu/build/ok.log")
-    counted = [found for found in map(progress, log.split("\n")) if found]
+    counted = [count for count in map(progress, log.split("\n")) if count]
     assert [(n, m) for n, m, _ in counted] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert first_error(log) == ""
 

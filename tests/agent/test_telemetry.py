@@ -37,18 +37,18 @@ def sampler(folder: Path, script: str) -> Sampler:
 
 def started(folder: Path, script: str) -> Sampler:
     """Start it and wait until it has settled."""
-    made = sampler(folder, script)
-    made.start()
+    running = sampler(folder, script)
+    running.start()
     deadline = time.monotonic() + 10
-    while not made.settled:
+    while not running.settled:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return made
+    return running
 
 
-def stop(made: Sampler) -> None:
+def stop(running: Sampler) -> None:
     """End it within the time that a job's end gives it."""
-    made.stop(time.monotonic() + telemetry.STOP_S)
+    running.stop(time.monotonic() + telemetry.STOP_S)
 
 
 def agent(folder: Path) -> Path:
@@ -91,7 +91,7 @@ def test_other_lines_are_no_samples(line: str) -> None:
     ["", "{", "[1]", '{"load_1min": 1}', '{"t": "x"}', '{"t": 1, "a": "b"}', '{"t": 1, "a": NaN}', "[" * 100_000, "7"],
 )
 def test_nonsense_of_the_host_is_no_sample(line: str) -> None:
-    """Whatever stands in the file; what is null is left out."""
+    """Whatever is in the file; what is null is left out."""
     assert parse_host(line) is None
     assert parse_host('{"t": 2.5, "cpu_mhz": 2600.0, "cpu_temp_c": null}') == Sample(2.5, HOST, {"cpu_mhz": 2600.0})
 
@@ -121,13 +121,13 @@ def test_this_machine_is_sampled(tmp_path: Path) -> None:
 def test_a_span_of_time(tmp_path: Path) -> None:
     """Samples of the span alone; the next span goes on after it, and half a line waits for its end."""
     lines = "".join((LINE % at) + "\n" for at in (1, 2, 3, 4))
-    made = started(tmp_path, f"printf '{lines}'; printf '{{\"t\": 5,'; sleep 600")
-    assert [sample.at for sample in made.read(1.5, 3.0)] == [2.0, 3.0]
-    assert made.read(0.0, 9.0) == []
+    running = started(tmp_path, f"printf '{lines}'; printf '{{\"t\": 5,'; sleep 600")
+    assert [sample.at for sample in running.read(1.5, 3.0)] == [2.0, 3.0]
+    assert running.read(0.0, 9.0) == []
     with (tmp_path / "samples").open("a") as file:
         file.write(' "load_1min": 0.25}\n')
-    assert [sample.values for sample in made.read(0.0, 9.0)] == [{"load_1min": 0.25}]
-    stop(made)
+    assert [sample.values for sample in running.read(0.0, 9.0)] == [{"load_1min": 0.25}]
+    stop(running)
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_a_span_of_time(tmp_path: Path) -> None:
 )
 def test_a_bad_program_gives_no_samples(tmp_path: Path, script: str) -> None:
     """It ends, dies or prints what it likes: nothing is raised."""
-    made = started(tmp_path, script)
-    assert made.read(0.0, 1e12) == []
-    stop(made)
+    running = started(tmp_path, script)
+    assert running.read(0.0, 1e12) == []
+    stop(running)
 
 
 def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     """It ignores TERM and has a child; neither is left."""
-    made = started(tmp_path, "trap '' TERM; sleep 600 & echo $$ $!; wait")
+    running = started(tmp_path, "trap '' TERM; sleep 600 & echo $$ $!; wait")
     pids = [int(pid) for pid in (tmp_path / "samples").read_text().split()]
-    stop(made)
+    stop(running)
     assert all(wait_gone(pid) for pid in pids)
 
 
@@ -197,11 +197,11 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_floods_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that prints without end is ended by the kernel at a limit."""
     monkeypatch.setattr("dgxlab.agent.child.OUTPUT_LIMIT", 100_000)
-    made = started(tmp_path, "exec yes")
-    assert made._child is not None
-    assert made._child.wait(30) != 0
+    running = started(tmp_path, "exec yes")
+    assert running._child is not None
+    assert running._child.wait(30) != 0
     assert (tmp_path / "samples").stat().st_size == 100_000
-    assert made.read(0.0, 1e12) == []
+    assert running.read(0.0, 1e12) == []
 
 
 def test_it_dies_with_the_agent_and_holds_nothing_of_its(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ from dgxlab.agent.telemetry import Sampler, parse_host
 fd = os.open({str(held)!r}, os.O_RDWR)
 os.set_inheritable(fd, True)
 samples = Path({str(tmp_path / "samples")!r})
-made = Sampler(["sh", "-c", "echo $$; ls -l /proc/$$/fd; echo listed; exec sleep 600"], samples, parse_host)
-made.start()
+running = Sampler(["sh", "-c", "echo $$; ls -l /proc/$$/fd; echo listed; exec sleep 600"], samples, parse_host)
+running.start()
 while "listed" not in samples.read_text():
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)

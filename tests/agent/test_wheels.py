@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import stat
+import sys
 import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dgxlab.agent.__main__ import main
 from dgxlab.agent.environment import Root, search_path
 from dgxlab.agent.wheels import unpack
 from dgxlab.errors import AGAIN, RemoteError
@@ -22,9 +25,9 @@ SCRIPT = "#!/bin/sh\necho toy version 1.0\n"
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     """An empty root."""
-    made = Root(tmp_path / "root")
-    made.create()
-    return made
+    empty = Root(tmp_path / "root")
+    empty.create()
+    return empty
 
 
 def wheel(files: Mapping[str, str], mode: int = 0o755) -> bytes:
@@ -45,8 +48,8 @@ def take(root: Root, content: bytes, sha256: str = "") -> None:
 
 def tools(root: Root) -> dict[str, int]:
     """Return every file under tools with its mode."""
-    found = (path for path in root.tools.rglob("*") if path.is_file())
-    return {str(path.relative_to(root.tools)): stat.S_IMODE(path.stat().st_mode) for path in found}
+    files = (path for path in root.tools.rglob("*") if path.is_file())
+    return {str(path.relative_to(root.tools)): stat.S_IMODE(path.stat().st_mode) for path in files}
 
 
 @pytest.mark.parametrize(
@@ -61,36 +64,27 @@ def tools(root: Root) -> dict[str, int]:
     ids=["cmake", "ninja"],
 )
 def test_the_tool_is_unpacked_without_the_files_of_python(
-    root: Root, files: dict[str, str], unpacked: dict[str, int]
+    root: Root, files: dict[str, str], unpacked: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Data has bin and share side by side, scripts are its bin."""
-    take(root, wheel(files))
+    """By the verb that the client calls. Data has bin and share side by side, scripts are its bin."""
+    content = wheel(files)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    assert main(["tool", str(root.path), "toy", "1.0", hashlib.sha256(content).hexdigest()]) == 0
     assert tools(root) == unpacked
 
 
-def test_again_changes_nothing(root: Root) -> None:
-    """A tool that may be in use stays the very files it was."""
-    content = wheel({"toy/data/bin/toy": SCRIPT})
-    take(root, content)
-    before = (root.tools / "toy-1.0" / "bin" / "toy").stat()
-    take(root, content)
-    after = (root.tools / "toy-1.0" / "bin" / "toy").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
-    assert [path.name for path in root.tools.iterdir()] == ["toy-1.0"]
-
-
-def test_two_at_once(root: Root) -> None:
-    """Both are content, and one tool is there."""
+def test_several_at_once_and_again(root: Root) -> None:
+    """All of them succeed, one tool is there, and as it may be in use it stays the very files it was."""
     content = wheel({"toy/data/bin/toy": SCRIPT, **{f"toy/data/share/{n}": "x" * n for n in range(200)}})
     failures: list[BaseException] = []
 
-    def one() -> None:
+    def send() -> None:
         try:
             take(root, content)
         except BaseException as error:  # a thread's own would be lost
             failures.append(error)
 
-    threads = [threading.Thread(target=one) for _ in range(4)]
+    threads = [threading.Thread(target=send) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -98,6 +92,10 @@ def test_two_at_once(root: Root) -> None:
     assert failures == []
     assert [path.name for path in root.tools.iterdir()] == ["toy-1.0"]
     assert len(tools(root)) == 201
+    before = (root.tools / "toy-1.0" / "bin" / "toy").stat()
+    take(root, content)
+    after = (root.tools / "toy-1.0" / "bin" / "toy").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def test_the_shipped_record_is_sound(shipped: Store) -> None:
 
 def tables(store: Store) -> list[str]:
     """Return the tables of a record."""
-    found = store.rows("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
-    return [row["name"] for row in found if row["name"] not in UNCHECKED]
+    rows = store.rows("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")
+    return [row["name"] for row in rows if row["name"] not in UNCHECKED]
 
 
 def test_every_edit_of_a_column_is_found(piece: Store) -> None:
@@ -114,24 +114,12 @@ SEALED_ONLY = {
         "DELETE FROM imports",
         "DELETE FROM seals WHERE unit LIKE 'import/%'",
     ],
-    "the last seal deleted": ["DELETE FROM seals WHERE unit = (SELECT max(unit) FROM seals)"],
     "all seals deleted": ["DELETE FROM seals"],
-    "a seal renamed": ["UPDATE seals SET unit = 'job/other' WHERE unit = (SELECT min(unit) FROM seals)"],
     "a seal added": ["INSERT INTO seals SELECT 'job/x', content, seal FROM seals LIMIT 1"],
-    "a host renamed": ["UPDATE jobs SET host = 'other'"],
-    "a job done earlier": ["UPDATE jobs SET intent_at = intent_at - 86400"],
-    "what failed said to have been cancelled": ["UPDATE jobs SET state = 'cancelled' WHERE state = 'failed'"],
-    "binaries changed": ["UPDATE arms SET binaries = replace(binaries, 'a', 'b')"],
-    "the digests of raw files changed": replaced("runs.raw", "'a', 'b'"),
-    "a run made slower": [f"UPDATE runs SET seconds = seconds * 2 WHERE run_id = {ONE_RUN}"],
-    "telemetry made cooler": ["UPDATE telemetry SET median = median - 1 WHERE name = 'temperature.gpu'"],
     "telemetry deleted": ["DELETE FROM telemetry WHERE name = 'clocks.sm'"],
     "a flag deleted": ["DELETE FROM flags WHERE kind = 'sw_power_cap'"],
-    "a flag made hard": ["UPDATE flags SET hard = 1"],
-    "a verdict in other words": ["UPDATE verdicts SET reasons = '[\"in other words\"]'"],
-    "a job's journal read less far": ["UPDATE jobs SET journal_seq = journal_seq - 1"],
 }
-"""What the seals alone find."""
+"""What the seals alone find, besides an edit of any one column or a row."""
 
 COMPUTED = {
     "samples scaled": ["UPDATE samples SET value = value * 1.1"],

@@ -20,26 +20,28 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two pieces of the shipped record that share a job."""
     folder = tmp_path_factory.mktemp("sides")
     pieces: dict[str, Sequence[str]] = {"a.db": JOBS[:2], "b.db": JOBS[1:]}
-    one, two = (cut(Path(shutil.copy(PROJECT / "results.db", folder / name)), jobs) for name, jobs in pieces.items())
-    return one, two
+    first, second = (
+        cut(Path(shutil.copy(PROJECT / "results.db", folder / name)), jobs) for name, jobs in pieces.items()
+    )
+    return first, second
 
 
 def copies(sides: tuple[Path, Path], folder: Path, edit: str = "") -> tuple[Path, Path]:
     """Return copies of both, the second one edited and sealed anew."""
-    one, two = (Path(shutil.copy(path, folder)) for path in sides)
-    with Store.open(two) as store:
+    first, second = (Path(shutil.copy(path, folder)) for path in sides)
+    with Store.open(second) as store:
         if edit:
             guards = disarm(store)
             for statement in (edit, *guards):
                 store.connection.execute(statement)
             seal_all(store.connection)
-    return one, two
+    return first, second
 
 
 @pytest.mark.parametrize("edit", ["", "DELETE FROM verdicts", "UPDATE verdicts SET reasons = '[\"in other words\"]'"])
 def test_the_union_is_sound_and_the_same_from_both_sides(sides: tuple[Path, Path], tmp_path: Path, edit: str) -> None:
     """With every seal; and every chain is judged again, whatever either side had written of it."""
-    found = []
+    merged = []
     for number in (0, 1):
         (tmp_path / str(number)).mkdir()
         into, other = copies(sides, tmp_path / str(number), edit)[:: 1 - 2 * number]
@@ -47,11 +49,11 @@ def test_the_union_is_sound_and_the_same_from_both_sides(sides: tuple[Path, Path
             merge(store, other)
             assert check(store) == []
             assert not any(merge(store, other).values())
-            found.append(dump(store))
-    assert found[0] == found[1]
-    assert {row["job_id"][:15] for row in found[0]["verdicts"]} == {JOBS[-1]}
-    assert {row["job_id"][:15] for row in found[0]["jobs"]} == set(JOBS)
-    assert '["in other words"]' not in {row["reasons"] for row in found[0]["verdicts"]}
+            merged.append(dump(store))
+    assert merged[0] == merged[1]
+    assert {row["job_id"][:15] for row in merged[0]["verdicts"]} == {JOBS[-1]}
+    assert {row["job_id"][:15] for row in merged[0]["jobs"]} == set(JOBS)
+    assert '["in other words"]' not in {row["reasons"] for row in merged[0]["verdicts"]}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dgxlab.ingest import beyond, ingest
-from dgxlab.model import Arm, Cell, CellResult, Measurement, SyntheticModel, digest, model_id
+from dgxlab.model import Cell, CellResult, Measurement, SyntheticModel, digest, model_id
 from dgxlab.model.events import HOST
 from dgxlab.store import ROOFLINE, Store, check
 from dgxlab.units import METRICS
@@ -31,51 +31,49 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def begun(*gpus: str, cuda: str = "ON", **model: Any) -> Journal:
     """Return the beginning of a journal on a host with these GPUs."""
-    made: Arm = dataclasses.replace(arm(), cmake={"GGML_CUDA": cuda})
+    built = dataclasses.replace(arm(), cmake={"GGML_CUDA": cuda})
     details = {"gpus": [{"name": name, "uuid": f"GPU-{number}"} for number, name in enumerate(gpus)]}
     host = dataclasses.replace(facts(), details=details)
     fields = {"recipe": WIDE, "model_id": model_id(WIDE), **model}
-    return Journal(plan(JOB, [made]), host).job().build().model(**fields)
+    return Journal(plan(JOB, [built]), host).job().build().model(**fields)
 
 
 def run_of(journal: Journal, *results: tuple[Cell, CellResult], **changes: Any) -> Journal:
     """Add a run of these cells."""
-    cells = {one.key: one for one, _ in results}
-    found = [made for _, made in results]
-    return journal.run(
-        cells=cells, results=found, **{"tool": results[0][0].tool, "model_id": model_id(WIDE), **changes}
-    )
+    fields = {"tool": results[0][0].tool, "model_id": model_id(WIDE), **changes}
+    cells = {cell.key: cell for cell, _ in results}
+    return journal.run(cells=cells, results=[result for _, result in results], **fields)
 
 
 def op(metrics: Mapping[str, float], **raw: Any) -> tuple[Cell, CellResult]:
     """Return an operation and what a run said of it."""
     params = {"op_name": "MUL_MAT", "backend_name": "CUDA0", "type_a": "q4_0", "m": 4096, "n": 1, "k": 14336}
     params |= {name: raw.pop(name) for name in list(raw) if name in params}
-    one = Cell("backend-ops", f"{params['op_name']} n={params['n']}", params)
-    said = {"memory_kb": "32328", "op_params": "type_a=q4_0,k_v=0", **raw}
-    made = tuple(Measurement(one.key, name, METRICS[name].unit, (value,)) for name, value in metrics.items())
-    return one, CellResult(one.key, made, said)
+    cell = Cell("backend-ops", f"{params['op_name']} n={params['n']}", params)
+    row = {"memory_kb": "32328", "op_params": "type_a=q4_0,k_v=0", **raw}
+    measured = tuple(Measurement(cell.key, name, METRICS[name].unit, (value,)) for name, value in metrics.items())
+    return cell, CellResult(cell.key, measured, row)
 
 
 def speeds(value: float, n: int = 512, n_gen: int = 0) -> tuple[Cell, CellResult]:
     """Return a test of llama-bench and what a run said of it, its cold repetition left out."""
-    one = Cell("llama-bench", f"pp{n}" if n else f"tg{n_gen}", {"n_prompt": n, "n_gen": n_gen})
-    return one, CellResult(one.key, (Measurement(one.key, "avg_ts", "t/s", (value / 2, value)),), {})
+    cell = Cell("llama-bench", f"pp{n}" if n else f"tg{n_gen}", {"n_prompt": n, "n_gen": n_gen})
+    return cell, CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value / 2, value)),), {})
 
 
 def told(store: Store, journal: Journal) -> list[str]:
     """Fold a journal and return the flags; whatever they say, every sample is there and the record is sound."""
     intend(store, journal)
     ingest(store, JOB, journal.lines())
-    results = [one for event in journal.events for one in event.get("results", ())]
-    expected = sum(len(each["samples"]) + len(each["discarded"]) for one in results for each in one["measurements"])
+    measured = [m for event in journal.events for result in event.get("results", ()) for m in result["measurements"]]
+    expected = sum(len(m["samples"]) + len(m["discarded"]) for m in measured)
     assert store.rows("SELECT count(*) AS n FROM samples") == [{"n": expected}]
     assert {row["status"] for row in store.rows("SELECT status FROM runs")} == {"valid"}
     assert check(store) == []
     flags = store.rows("SELECT device, kind, hard, reason FROM flags ORDER BY run_id")
     assert {(row["device"], row["kind"], row["hard"]) for row in flags} <= {(HOST, ROOFLINE, 0)}
     reasons = [row["reason"] for row in flags]
-    assert [said.partition(": ")[2] for said in beyond(store)] == reasons
+    assert [problem.partition(": ")[2] for problem in beyond(store)] == reasons
     return reasons
 
 
@@ -85,19 +83,17 @@ def told(store: Store, journal: Journal) -> list[str]:
         ({"flops": 3.606e15}, "3606 TFLOPS are 1.8 times the 1979 TFLOPS of H200 in int8"),
         ({"time_us": 1.437}, "23037 GB/s are 1.4 times the 16727 GB/s of H200's cache"),
         ({"bandwidth_gb_s": 20000.0}, "21475 GB/s are 1.3 times the 16727 GB/s of H200's cache"),
+        (
+            {"time_us": 50.0, "memory_kb": 512 << 10},
+            "10737 GB/s, 12% of it from the cache, are 2.0 times the 4800 GB/s of H200",
+        ),
     ],
 )
 def test_what_no_h200_reaches_is_flagged(store: Store, metrics: dict[str, float], reason: str) -> None:
-    """FLOPS beyond its fastest path, and operands in the cache that come ten times too fast."""
-    assert told(store, run_of(begun(H200), op(metrics))) == [f"MUL_MAT n=1: {reason}"]
-
-
-def test_what_exceeds_the_cache_comes_from_memory(store: Store) -> None:
-    """Of 512 MiB an H200 keeps 60: the rest would need twice its bandwidth."""
-    journal = run_of(begun(H200), op({"time_us": 50.0}, memory_kb=str(512 << 10)))
-    assert told(store, journal) == [
-        "MUL_MAT n=1: 10737 GB/s, 12% of it from the cache, are 2.0 times the 4800 GB/s of H200"
-    ]
+    """FLOPS beyond its fastest path; operands that come ten times too fast, of 512 MiB all but 60 from memory."""
+    measured = dict(metrics)
+    raw = {"memory_kb": str(measured.pop("memory_kb"))} if "memory_kb" in metrics else {}
+    assert told(store, run_of(begun(H200), op(measured, **raw))) == [f"MUL_MAT n=1: {reason}"]
 
 
 @pytest.mark.parametrize("raw", [{"op_name": "GET_ROWS"}, {"op_params": "type=f32,v=1"}, {"memory_kb": "?"}])
@@ -143,28 +139,21 @@ def test_several_gpus_reach_more_together(store: Store) -> None:
     ]
 
 
+COLD = dataclasses.replace(result(cell(), [9.0]).measurements[0], discarded=(1e9,))
+
+
 @pytest.mark.parametrize(
-    "journal",
+    ("journal", "measured"),
     [
-        begun("NVIDIA RTX 9090"),
-        begun(H200, "NVIDIA RTX 9090"),
-        begun(H200, "NVIDIA GB10"),
-        begun(),
-        begun(H200, cuda="OFF"),
+        (begun("NVIDIA RTX 9090"), speeds(1e9)),
+        (begun(H200, "NVIDIA RTX 9090"), speeds(1e9)),
+        (begun(H200, "NVIDIA GB10"), speeds(1e9)),
+        (begun(), speeds(1e9)),
+        (begun(H200, cuda="OFF"), speeds(1e9)),
+        (begun(H200), op({"flops": 1e18}, backend_name="CPU")),
+        (begun(H200), (cell(), CellResult(cell().key, (COLD,), {}))),
     ],
 )
-def test_what_has_no_known_peak_is_believed(store: Store, journal: Journal) -> None:
-    """An unknown GPU, different ones, none, and a build that does not use it."""
-    assert told(store, run_of(journal, speeds(1e9))) == []
-
-
-def test_the_processor_has_no_known_peak(store: Store) -> None:
-    """Its operations may be of a build with CUDA."""
-    assert told(store, run_of(begun(H200), op({"flops": 1e18}, backend_name="CPU"))) == []
-
-
-def test_a_sample_that_does_not_count_is_not_judged(store: Store) -> None:
-    """The cold repetition is no number that anybody is shown."""
-    one = cell()
-    made = dataclasses.replace(result(one, [9.0]).measurements[0], discarded=(1e9,))
-    assert told(store, run_of(begun(H200), (one, CellResult(one.key, (made,), {})))) == []
+def test_what_has_no_known_peak_is_believed(store: Store, journal: Journal, measured: tuple[Cell, CellResult]) -> None:
+    """An unknown GPU, different ones, none, a build without it, the processor; and a sample that does not count."""
+    assert told(store, run_of(journal, measured)) == []

@@ -61,7 +61,9 @@ def test_a_whole_job(store: Store) -> None:
     """Every event arrives, once, and the database is sound."""
     journal = whole(JOB, runs=2, samples=3)
     assert measured(store, journal) == [events.read(event) for event in journal.events]
-    assert ingest(store, JOB, journal.lines()) == []
+    before = dump(store)
+    assert ingest(store, JOB, journal.lines()) == ingest(store, JOB, []) == []
+    assert dump(store) == before
     counts = {table: len(rows) for table, rows in dump(store).items()}
     of_runs = dict.fromkeys(("runs", "rows", "telemetry", "flags"), 2)
     of_others = dict.fromkeys(("chain_runs", "verdicts", "checks", "case_lists"), 0)
@@ -91,11 +93,12 @@ def test_a_gate_on_a_model_is_kept_as_it_was_judged(store: Store) -> None:
 
 def test_a_run_keeps_everything(store: Store) -> None:
     """Argv, environment, state of the host, raw row, and each value in the order measured, the cold one with why."""
-    measured(store, begun().run([8.0, 9.0]))
+    # a byte that was no UTF-8 travels as half a surrogate pair, and becomes a question mark
+    measured(store, begun().run([8.0, 9.0], argv=["llama-bench", "a\udc80b", "\U0001f600"]))
     (run,) = store.rows("SELECT * FROM runs")
     assert (run["run_id"], run["position"], run["status"]) == (f"{JOB}/3", 0, "valid")
     assert store.devices(JOB) == {run["arm"]: Device.of(to_json(facts()), {})}
-    assert json.loads(run["argv"]) == ["llama-bench", "-p", "512"]
+    assert json.loads(run["argv"]) == ["llama-bench", "a?b", "\U0001f600"]
     assert json.loads(run["raw"])["stderr"]["sha256"] == digest("run.err")
     assert (json.loads(run["before"]), json.loads(run["after"])) == ({"load": 0.25}, {"load": 0.5})
     assert store.rows("SELECT raw FROM rows") == [{"raw": '{"avg_ts":8.0,"n_gen":0,"n_prompt":512}'}]
@@ -120,7 +123,7 @@ def test_the_conditions_of_a_run(store: Store) -> None:
 
 
 def test_a_run_has_its_place_in_a_chain(store: Store) -> None:
-    """Each run of a session says where it stands; what the agent tells besides is only counted."""
+    """Each run of a session has its role and cycle; what the agent tells besides is only counted."""
     journal = compared(JOB)
     assert measured(store, journal) == [events.read(event) for event in journal.events]
     runs = [event for event in journal.events if event["event"] == "run"]
@@ -178,13 +181,8 @@ def test_an_arm_is_what_the_plan_says(store: Store) -> None:
     stamped = source(["an older name"], tree="f" * 40)
     measured(store, Journal(plan(JOB, [arm(made_from=mine)])).job().build(source=stamped, reused=True, dirty=False))
     (row,) = store.rows("SELECT * FROM arms")
-    assert (row["pin"], row["tree"], row["commit_id"], row["dirty"], row["reused"]) == (
-        mine.pin,
-        mine.tree,
-        mine.commit,
-        1,
-        1,
-    )
+    assert (row["pin"], row["tree"], row["commit_id"]) == (mine.pin, mine.tree, mine.commit)
+    assert (row["dirty"], row["reused"]) == (1, 1)
     assert json.loads(row["series"]) == [{"name": "w4a16", "digest": digest("w4a16")}]
     assert json.loads(row["binaries"]) == {"llama-bench": digest("llama-bench")}
 
@@ -208,7 +206,7 @@ def test_a_model_that_two_arms_share_is_kept_once(store: Store) -> None:
     ],
 )
 def test_which_gate_records_the_count(store: Store, journal: Journal, total: int | None) -> None:
-    """A clean one that had no count to reach, on a tree that is not somebody's checkout."""
+    """A clean one that had no count to reach, on a tree that is not a user's checkout."""
     measured(store, journal)
     assert [row["total"] for row in store.rows("SELECT total FROM expectations")] == ([total] if total else [])
 
@@ -254,13 +252,6 @@ def test_a_torn_last_line_waits(store: Store) -> None:
     assert len(ingest(store, JOB, [*lines[:4], lines[4][:-1]])) == 4
     assert store.job(JOB).journal_bytes == sum(map(len, lines[:4]))
     assert [event.seq for event in ingest(store, JOB, lines[4:])] == [4, 5, 6]
-
-
-def test_undecodable_output_is_kept_readable(store: Store) -> None:
-    """A byte that was no UTF-8 travels as half a surrogate pair; it becomes a question mark, a real emoji stays."""
-    measured(store, begun().run(argv=["a\udc80b", "\U0001f600"]))
-    (row,) = store.rows("SELECT argv FROM runs")
-    assert json.loads(row["argv"]) == ["a?b", "\U0001f600"]
 
 
 def test_an_unknown_job_is_refused(store: Store) -> None:

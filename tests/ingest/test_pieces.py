@@ -43,10 +43,10 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
 def test_any_cut_and_overlap(fresh: Fresh, journal: Journal, cuts: list[tuple[int, int]]) -> None:
     """Pieces of bytes that begin at or before what was read, and end anywhere, add up to the whole, each line once."""
     with (
-        tempfile.TemporaryDirectory() as one,
-        tempfile.TemporaryDirectory() as two,
-        fresh(Path(one)) as whole_at_once,
-        fresh(Path(two)) as piecewise,
+        tempfile.TemporaryDirectory() as first,
+        tempfile.TemporaryDirectory() as second,
+        fresh(Path(first)) as whole_at_once,
+        fresh(Path(second)) as piecewise,
     ):
         text, job_id = journal.text(), journal.plan.job_id
         expected = ingest(whole_at_once, job_id, text.splitlines(keepends=True))
@@ -60,30 +60,20 @@ def test_any_cut_and_overlap(fresh: Fresh, journal: Journal, cuts: list[tuple[in
         assert piecewise.job(job_id).journal_bytes == len(text)
 
 
-def test_reading_twice_changes_nothing(fresh: Fresh, tmp_path: Path) -> None:
-    """The second reading finds nothing new."""
-    with fresh(tmp_path) as store:
-        assert len(ingest(store, "job-1", JOURNAL.lines())) == len(JOURNAL.events)
-        before = dump(store)
-        assert ingest(store, "job-1", JOURNAL.lines()) == []
-        assert ingest(store, "job-1", []) == []
-        assert dump(store) == before
-
-
 def test_the_database_can_be_rebuilt_from_journals(tmp_path: Path) -> None:
     """Intents and journals are all there is to it: a new database from them, in another order, equals the old one."""
     journals = [whole(f"job-{n}", runs=n + 1) for n in range(3)]
-    with Store.open(tmp_path / "a.db") as one, Store.open(tmp_path / "b.db") as two:
-        for store, order in ((one, journals), (two, journals[::-1])):
+    with Store.open(tmp_path / "a.db") as first, Store.open(tmp_path / "b.db") as second:
+        for store, order in ((first, journals), (second, journals[::-1])):
             for journal in order:
                 intend(store, journal)
                 ingest(store, journal.plan.job_id, journal.lines())
-        assert dump(one, intent_times=False) == dump(two, intent_times=False)
-        assert len(dump(one)["runs"]) == 6
+        assert dump(first, intent_times=False) == dump(second, intent_times=False)
+        assert len(dump(first)["runs"]) == 6
 
 
 def test_a_slow_source_does_not_hold_the_database(fresh: Fresh, tmp_path: Path) -> None:
-    """Lines are read before the database is locked: somebody else writes while they still arrive."""
+    """Lines are read before the database is locked: another program writes while they still arrive."""
     with fresh(tmp_path) as store, Store.open(tmp_path / "results.db") as other:
 
         def arriving() -> "list[bytes]":

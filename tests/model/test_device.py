@@ -17,22 +17,18 @@ def facts(**details: Any) -> dict[str, Any]:
 
 def test_a_cuda_build_computes_on_the_cards() -> None:
     """Their names and uuids in nvidia-smi's order, the driver, and each generation once."""
-    found = Device.of(facts(gpus=[GPU, {**GPU, "uuid": "GPU-2"}]), CUDA)
-    assert (found.names, found.uuids) == (("NVIDIA H200", "NVIDIA H200"), ("GPU-1a69cc14-368f", "GPU-2"))
-    assert (found.driver, found.compute_cap, found.cpus) == ("580.159.04", "9.0", 0)
-    assert found.label == "NVIDIA H200 GPU-1a69cc14, NVIDIA H200 GPU-2"
-
-
-def test_every_gpu_backend_computes_on_the_cards() -> None:
-    """CUDA is one of several."""
+    device = Device.of(facts(gpus=[GPU, {**GPU, "uuid": "GPU-2"}]), CUDA)
+    assert (device.names, device.uuids) == (("NVIDIA H200", "NVIDIA H200"), ("GPU-1a69cc14-368f", "GPU-2"))
+    assert (device.driver, device.compute_cap, device.cpus) == ("580.159.04", "9.0", 0)
+    assert device.label == "NVIDIA H200 GPU-1a69cc14, NVIDIA H200 GPU-2"
     assert Device.of(facts(), {"GGML_VULKAN": "ON"}) == Device.of(facts(), CUDA)
 
 
 def test_any_other_build_computes_on_the_processor() -> None:
     """Cards that are there change nothing."""
-    found = Device.of(facts(), {"GGML_CUDA": "OFF"})
-    assert found == Device.of(facts(gpus=[]), {}) == Device("clone", ("Xeon",), cpus=16)
-    assert found.label == "Xeon, 16 processors"
+    device = Device.of(facts(), {"GGML_CUDA": "OFF"})
+    assert device == Device.of(facts(gpus=[]), {}) == Device("clone", ("Xeon",), cpus=16)
+    assert device.label == "Xeon, 16 processors"
 
 
 @pytest.mark.parametrize(

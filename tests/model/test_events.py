@@ -49,6 +49,28 @@ def test_a_newer_agents_codes_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "params", "words"),
+    [
+        (
+            Code.RUN_QUEUE,
+            {"threads": 1, "processors": 16, "waited": 0.1, "others": 0.5},
+            "its 1 thread on 16 processors waited 0.10 s a second for their turn; others used 0.50 processors",
+        ),
+        (
+            Code.OTHERS_CPU,
+            {"threads": 12, "processors": 16, "others": 4.25},
+            "others used 4.25 processors beside its 12 threads on 16 processors",
+        ),
+        (Code.STEAL, {"share": 0.05}, "the hypervisor gave 5.0 % of the processors' time to other machines"),
+        (Code.PSI, {"share": 0.101}, "a program on the host waited for a processor 10 % of the time"),
+    ],
+)
+def test_numbers_in_words(code: Code, params: dict[str, Any], words: str) -> None:
+    """Of the flags about the processors."""
+    assert flag(code, hard=True, **params).reason == words
+
+
+@pytest.mark.parametrize(
     ("told", "expected"),
     [
         (UNENGAGED, True),

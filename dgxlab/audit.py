@@ -1,5 +1,6 @@
-"""One job checked against its plan, its own facts, and the tools' own rows, read again by the tools' own parsers.
+"""The record checked against what it was made from: the plans, the tools' own rows, the chains.
 
+`check` says everything that is wrong with a database. `merge` adds another one, and keeps the result where it is sound.
 Plans are read as they are: an older dgxlab's has other fields.
 """
 
@@ -12,9 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, get_type_hints
 
+from dgxlab import judgement
+from dgxlab import store as stores
+from dgxlab.errors import CheckFailed, command
 from dgxlab.ingest import SAMPLE, samples_of
 from dgxlab.model import (
     ARM,
@@ -60,25 +64,63 @@ TOLD = {
 """By table, the types of the event that its rows come from: a column has the type of the field of its name."""
 
 
-def job_problems(store: Store, job: Row, labels: Labels) -> Iterator[str]:
-    """Yield a sentence for whatever of a job is not what its plan and its facts say.
-
-    Args:
-        job: Its row.
-        labels: Gets the labels of the cells that it measured.
+def check(store: Store) -> list[str]:
+    """Return a sentence for everything that is wrong with a database; an empty list is a sound one.
 
     Raises:
-        KeyError, TypeError, ValueError: if the plan or a row lacks something.
+        SpecError: if the file is too damaged to be asked.
     """
-    checked = _Job(store, job)
-    yield from checked.itself()
-    yield from checked.arms_and_inputs()
-    yield from checked.gates()
-    yield from checked.checks()
-    yield from checked.runs(labels)
+    problems = [*stores.check(store), *_measured(store)]
+    return problems or judgement.check(store)  # unsound evidence says nothing of verdicts
+
+
+def merge(into: Store, other: Path) -> dict[str, int]:
+    """Add every row of the database `other` that `into` lacks, judge every chain again, and check the result.
+
+    Returns:
+        For each table how many rows were added.
+
+    Raises:
+        CheckFailed: if the two contradict each other, or either or the result is not sound; nothing was changed.
+        SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
+    """
+    with stores.merging(into, other) as counts:
+        for job in into.jobs():
+            judgement.record(into, job.job_id)
+        into.seal()
+        if problems := check(into):
+            raise CheckFailed(
+                f"{into.path} and {other} together are not sound, nothing was merged: {problems[0]}",
+                next=command("dgxlab", "db", "check", other),
+            )
+    return counts
+
+
+def _measured(store: Store) -> Iterator[str]:
+    """Check every job against its plan, and the cells against the plans of the jobs that measured them."""
+    labels: Labels = {}
+    for job in store.rows("SELECT * FROM jobs ORDER BY job_id"):
+        try:
+            checked = _Job(store, job)
+            yield from checked.itself()
+            yield from checked.arms_and_inputs()
+            yield from checked.gates()
+            yield from checked.checks()
+            yield from checked.runs(labels)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            yield f"job {job['job_id']} cannot be held against its plan: {error!r}"
+    known = {row["cell"]: row["label"] for row in store.rows("SELECT cell, label FROM cells ORDER BY cell")}
+    for cell in sorted(known.keys() | labels.keys()):
+        if known.get(cell) != labels.get(cell):
+            yield f"cell {cell} is called {known.get(cell)!r}, and {labels.get(cell)!r} by the plans that measured it"
 
 
 class _Job:
+    """One job checked against its plan, its own facts, and the tools' own rows, read again by the tools' own parsers.
+
+    Every method yields a sentence for whatever is wrong.
+    """
+
     def __init__(self, store: Store, job: Row) -> None:
         self.store = store
         self.job = _decoded("jobs", job)
@@ -142,7 +184,16 @@ class _Job:
             wanted |= {"expected_cases": gate.get("cases"), "overridden": int(gate.get("overridden", False))}
             wanted |= {"argv": self._filled(step["argv"], row), "gate_digest": gate_digest(gate, step["env"])}
             yield from self._differ(name, row, wanted, "its plan")
-            yield from _gate_status(name, row, gate["unsupported"])
+            # whether the status is what its counts and reasons say
+            failed, flaky = row["status"] == "failed", row["status"] == "flaky"
+            forgiven = row["total"] if flaky else row["passed"]
+            clean = row["total"] and forgiven == row["total"] == (row["expected"] or row["total"]) and not row["failed"]
+            clean = clean and gate["unsupported"] in (None, row["unsupported"])
+            clean = clean and (row["rc"] == 0 or flaky) and row["cases"] == (row["expected_cases"] or row["cases"])
+            if failed != bool(row["reasons"]) or (not failed and not clean):
+                yield f"{name} is {row['status']}, which is not what its counts, exit status and reasons say"
+            if not failed and flaky != bool(row["flaky"]):
+                yield f"{name} is {row['status']} with flaky cases {_short(row['flaky'])}"
 
     def checks(self) -> Iterator[str]:
         """Every gate on a model: what was asked is the plan's, and its readings say that it passed, or did not."""
@@ -234,16 +285,16 @@ class _Job:
         """Return the identity of what an arm calls a model."""
         if synthetic := self.synthetic.get((arm, name)):
             return synthetic
-        found = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
-        return str(next(found, ""))
+        files = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
+        return str(next(files, ""))
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
         """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""
         stem = _stem(row.get("step", ""))
         if not self.root:
             words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
-            found = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
-            self.root = found[1] if found else ""
+            match = re.search(rf"(/.*?)/(?:builds/{row['build_id']}|jobs/{self.job_id})/", words)
+            self.root = match[1] if match else ""
         folder = f"{self.root}/jobs/{self.job_id}"
         known = {"bin": f"{self.root}/builds/{row['build_id']}/bin", "text": f"{folder}/raw/{stem}.txt"}
         known |= {"logits": f"{folder}/{stem}.logits", "files": f"{folder}/{stem}"}
@@ -255,19 +306,6 @@ class _Job:
         for column, value in wanted.items():
             if row[column] != value:
                 yield f"{name} has {column} {_short(row[column])}, and {said_by} has {_short(value)}"
-
-
-def _gate_status(name: str, row: Row, unsupported: int | None) -> Iterator[str]:
-    """Yield whether a gate's status is not what its counts and reasons say."""
-    forgiven = row["total"] if row["status"] == "flaky" else row["passed"]
-    clean = row["total"] and forgiven == row["total"] == (row["expected"] or row["total"]) and not row["failed"]
-    clean = clean and row["unsupported"] == (row["unsupported"] if unsupported is None else unsupported)
-    clean = clean and (row["rc"] == 0 or row["status"] == "flaky")
-    clean = clean and row["cases"] == (row["expected_cases"] or row["cases"])
-    if (row["status"] == "failed") != bool(row["reasons"]) or (row["status"] != "failed" and not clean):
-        yield f"{name} is {row['status']}, which is not what its counts, exit status and reasons say"
-    if row["status"] != "failed" and (row["status"] == "flaky") != bool(row["flaky"]):
-        yield f"{name} is {row['status']} with flaky cases {_short(row['flaky'])}"
 
 
 def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: Mapping[str, Cell]) -> Iterator[str]:
