@@ -40,6 +40,18 @@ def test_sound_record_checks_out(measured: Project) -> None:
     assert json.loads(measured.run("db", "check", "--format", "json").out) == {"problems": [], "beyond": []}
 
 
+def test_options_of_all_commands_are_taken_before_the_command_too(
+    measured: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the command wins; the environment decides last."""
+    monkeypatch.setenv("DGXLAB_DB", "environment.db")
+    ran = measured.run("--db", "results.db", "--format", "json", "--quiet", "db", "check")
+    assert (json.loads(ran.out)["problems"], ran.err) == ([], "")
+    assert measured.run("--db", "before.db", "-q", "db", "check", "--db", "results.db").out == "ok\n"
+    assert "environment.db" in measured.run("db", "check").error
+    assert measured.run("--db", "before.db", "report").next == "dgxlab doctor"
+
+
 def test_tampered_record_exits_with_11(measured: Project) -> None:
     """What is wrong on stdout, how much on stderr."""
     connection = sqlite3.connect("results.db")
