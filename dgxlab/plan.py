@@ -279,7 +279,7 @@ def _of_family(baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float
     if max_s and (screens or session.cycles or session.thermal == "cold"):
         why = "a screen is one cycle" if screens else "session.cycles fixes the number of cycles by hand"
         if session.thermal == "cold":
-            why = "nobody knows beforehand how long the device cools (thermal: cold)"
+            why = "how long the device cools is not known beforehand (thermal: cold)"
         raise SpecError(f"a limit of minutes has no say here: {why}", next=edit(baseline.path))
     if 0 < session.cycles < needed and not screens:
         raise SpecError(

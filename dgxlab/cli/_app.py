@@ -154,10 +154,10 @@ class App(typer.Typer):
             own = [parameter for name, parameter in signature.parameters.items() if name not in SHARED]
 
             def command(context: typer.Context, **given: Any) -> None:
-                for name, *_ in shared:
-                    source = context.get_parameter_source(name)
-                    if source is None or source.name != "COMMANDLINE":  # before the command, of the environment, default
-                        given[name] = context.find_root().params[name]
+                for option, *_ in shared:
+                    source = context.get_parameter_source(option)
+                    if source is None or source.name != "COMMANDLINE":  # then what precedes the command decides
+                        given[option] = context.find_root().params[option]
                 if "desk" in signature.parameters:
                     given["desk"] = Desk(given.pop("db"))
                 if "out" in signature.parameters:

@@ -93,7 +93,14 @@ def _client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] | Dgxlab
     yield _cache(cache)
     yield _record(database)
     if shutil.which("git") and database.parent.is_dir():
-        yield from _merge_driver(database)
+        git = Git.checkout(database.parent)
+        if git.attempt("ls-files", "--error-unmatch", database.name).rc != 0:
+            pass  # a record that git does not track is not merged
+        elif git.attempt("config", "merge.dgxlab-db.driver").text:
+            yield "merge", OK, f"git merges {database.name} row by row"
+        else:
+            mend = 'git config merge.dgxlab-db.driver ".venv/bin/dgxlab db merge %A %B"'
+            yield "merge", NOTE, f"git tracks {database.name} and does not know how to merge it", mend
     if isinstance(hosts, DgxlabError):
         yield "hosts", MISSING, hosts.message, hosts.next
         return
@@ -138,18 +145,6 @@ def _record(database: Path) -> Found:
     return "record", OK, f"none yet; the first run makes {database}"
 
 
-def _merge_driver(database: Path) -> Iterator[Found]:
-    """Look whether git knows how to merge a record that it tracks."""
-    git = Git.checkout(database.parent)
-    if git.attempt("ls-files", "--error-unmatch", database.name).rc != 0:
-        return
-    if git.attempt("config", "merge.dgxlab-db.driver").text:
-        yield "merge", OK, f"git merges {database.name} row by row"
-    else:
-        mend = 'git config merge.dgxlab-db.driver ".venv/bin/dgxlab db merge %A %B"'
-        yield "merge", NOTE, f"git tracks {database.name} and does not know how to merge it", mend
-
-
 def _ssh(host: HostEntry) -> Found:
     from dgxlab.transport.ssh_trust import private_known_hosts
 
@@ -185,7 +180,7 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
     yield from _gpu(facts, host, install)
     yield from _room(details, host)
     for process in details["gpu_processes"]:
-        who = f"{process['program']} of {process['user'] or 'somebody'}, pid {process['pid']}"
+        who = f"{process['program']} of {process['user'] or 'an unknown user'}, pid {process['pid']}"
         text = f"{who} computes on {process['gpu_uuid']}; a job waits for its end"
         yield "in use", NOTE, text, host.typed("nvidia-smi")
 
@@ -201,7 +196,7 @@ def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Fo
         elif key == "setsid":
             yield "setsid", MISSING, what, host.typed("sudo apt-get install util-linux")
         elif key == "lock":
-            text = f"{what}, the folder of lock: {says}, is not there: nobody can sign in it who measures"
+            text = f"{what}, the folder of lock: {says}, is not there: no user can write into it who measures"
             yield "owner", NOTE, text, host.typed(command("mkdir", "-p", what))
         else:
             text = f"{what}, the {key} of env: {says}, is not there"

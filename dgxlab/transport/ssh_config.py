@@ -149,7 +149,21 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         )
     hostname, port, alias = value("hostname").lower(), int(value("port", "22")), value("hostkeyalias")
     names = (alias,) if alias else (hostname,) if port == 22 else (f"[{hostname}]:{port}", hostname)
-    tokens = _tokens(destination, hostname, port, value("user"), names[0])
+    # ssh's percent tokens: `ssh -G` leaves them as written in IdentityFile and ProxyCommand
+    local = socket.gethostname()
+    tokens = {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": hostname,
+        "i": str(os.getuid()),
+        "k": names[0],
+        "L": local.partition(".")[0],
+        "l": local,
+        "n": destination,
+        "p": str(port),
+        "r": value("user"),
+        "u": getpass.getuser(),
+    }
     proxy = value("proxycommand")
     # a shell reads a ProxyCommand with the host's names in it; a newer ssh refuses such names itself
     if proxy and any(UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
@@ -157,7 +171,9 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
             f"{destination!r} holds characters that a shell would read in the ProxyCommand",
             next=f"ssh -G {shlex.quote(destination)}",
         )
-    files = f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()
+    # ssh names the account's home, which $HOME may differ from
+    home = _account_home()
+    files = [Path(path) for path in f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()]
     identities = [path for path in answer.get("identityfile", []) if path != "none"]
     return Hop(
         destination=destination,
@@ -165,7 +181,9 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         port=port,
         user=value("user"),
         key_names=names,
-        known_hosts=tuple(_under_home(Path(path)) for path in files),
+        known_hosts=tuple(
+            Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path for path in files
+        ),
         identities=tuple(Path(_expand(path, tokens)).expanduser() for path in identities),
         identities_only=value("identitiesonly", "no") == "yes",
         agent=_agent(answer.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
@@ -176,12 +194,6 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
     )
 
 
-def _under_home(path: Path) -> Path:
-    """Return a path under the account's home as one under $HOME."""
-    home = _account_home()
-    return Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path
-
-
 def _agent(value: str, tokens: Mapping[str, str]) -> str:
     if value == "none":
         return ""
@@ -190,24 +202,6 @@ def _agent(value: str, tokens: Mapping[str, str]) -> str:
     if value.startswith("$"):
         return os.environ.get(value.strip("${}"), "")
     return str(Path(_expand(value, tokens)).expanduser())
-
-
-def _tokens(destination: str, hostname: str, port: int, user: str, key_name: str) -> dict[str, str]:
-    """Return ssh's percent tokens: `ssh -G` leaves them as written in IdentityFile and ProxyCommand."""
-    local = socket.gethostname()
-    return {
-        "%": "%",
-        "d": str(Path.home()),
-        "h": hostname,
-        "i": str(os.getuid()),
-        "k": key_name,
-        "L": local.partition(".")[0],
-        "l": local,
-        "n": destination,
-        "p": str(port),
-        "r": user,
-        "u": getpass.getuser(),
-    }
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
