@@ -183,7 +183,6 @@ def _build(arm: Arm) -> BuildStep:
 def _prepared(
     experiment: Experiment, arm: Arm, runs: Sequence[RunStep], gates: Sequence[GateStep | CheckStep], of: str = ""
 ) -> Iterator[ModelStep | ProbeStep]:
-    """Yield what runs and gates need: their models, and a look at the flags of their programs."""
     commands = [command for gate in gates if isinstance(gate, CheckStep) for command in gate.commands]
     every: list[RunStep | CheckCommand] = [*runs, *commands]
     used = {launch.model for launch in every if launch.model}
@@ -219,7 +218,6 @@ def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterat
 
 
 def _source(models: Mapping[str, Model], derived: DerivedModel) -> str:
-    """Return what the model is called that another is made from."""
     return next(name for name, model in models.items() if model == derived.source)
 
 
@@ -255,9 +253,9 @@ def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep
 
 def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:
     session = baseline.session
-    for number, (one, two) in enumerate(pairs(baseline, candidate)):
-        first = _run(f"chain:{number}:{BASELINE}", baseline, arms[0], one)
-        second = first if len(arms) == 1 else _run(f"chain:{number}:{CANDIDATE}", candidate, arms[1], two)
+    for number, (launch, against) in enumerate(pairs(baseline, candidate)):
+        first = _run(f"chain:{number}:{BASELINE}", baseline, arms[0], launch)
+        second = first if len(arms) == 1 else _run(f"chain:{number}:{CANDIDATE}", candidate, arms[1], against)
         yield ChainStep(
             f"chain:{number}",
             first,

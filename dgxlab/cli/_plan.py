@@ -79,7 +79,6 @@ def _step(step: Step) -> Iterator[str]:
 
 
 def _chain(step: ChainStep) -> Iterator[str]:
-    """Say what runs in which order, how often and under which conditions."""
     extra = 0 if step.screen else EXTRA_CYCLES
     least, most = (step.cycles, step.cycles) if step.cycles else cycle_range(step.claims)
     first = BURN_IN_RUNS[0] if step.cycles else PLANNING_RUNS

@@ -200,7 +200,6 @@ def _again(job: Job) -> str:
 
 
 def _row(host: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:
-    """Return what host and record say of a job that at least one of them knows."""
     says = known or there
     assert says is not None
     return {

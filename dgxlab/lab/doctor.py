@@ -70,7 +70,7 @@ def look_at_client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] |
     Args:
         hosts: What hosts.yaml says, or what is wrong with it.
     """
-    return [Finding("this client", *found) for found in _client(database, cache, hosts)]
+    return [Finding("this client", *finding) for finding in _client(database, cache, hosts)]
 
 
 def look_at_host(host: Host) -> list[Finding]:
@@ -79,7 +79,7 @@ def look_at_host(host: Host) -> list[Finding]:
         probe = host.probe()
     except DgxlabError as error:
         return [Finding(host.name, "reach", MISSING, error.message, error.next or AGAIN)]
-    return [Finding(host.name, *found) for found in judge(probe.facts, host.entry, probe.absent)]
+    return [Finding(host.name, *finding) for finding in judge(probe.facts, host.entry, probe.absent)]
 
 
 def _client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] | DgxlabError) -> Iterator[Found]:
@@ -175,18 +175,6 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
 
     yield "reach", OK, f"{details['user']} at {facts.hostname}, {details['os']}"
     yield "python", OK, details["python"]
-    yield from _settings(host, absent)
-    yield from _tools(facts, install, keys)
-    yield from _gpu(facts, host, install)
-    yield from _room(details, host)
-    for process in details["gpu_processes"]:
-        who = f"{process['program']} of {process['user'] or 'an unknown user'}, pid {process['pid']}"
-        text = f"{who} computes on {process['gpu_uuid']}; a job waits for its end"
-        yield "in use", NOTE, text, host.typed("nvidia-smi")
-
-
-def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Found]:
-    """Yield what is absent of what hosts.yaml names and every job needs."""
     says = f"of {host.name} in {host.file}"
     for key, what in absent:
         if key == "path_prepend":
@@ -201,10 +189,16 @@ def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Fo
         else:
             text = f"{what}, the {key} of env: {says}, is not there"
             yield COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file)
+    yield from _tools(facts, install, keys)
+    yield from _gpu(facts, host, install)
+    yield from _room(details, host)
+    for process in details["gpu_processes"]:
+        who = f"{process['program']} of {process['user'] or 'an unknown user'}, pid {process['pid']}"
+        text = f"{who} computes on {process['gpu_uuid']}; a job waits for its end"
+        yield "in use", NOTE, text, host.typed("nvidia-smi")
 
 
 def _tools(facts: Facts, install: Install, absent: Collection[str]) -> Iterator[Found]:
-    """Yield git, the compilers but for those of the keys in `absent`, and the build tools."""
     paths, toolchain = facts.details["tools"], facts.toolchain
     told = {COMPILER_NAMES.get(key) for key in absent}
     needed = {"git": (paths["git"], "git"), "cc": (toolchain.cc, "gcc"), "c++": (toolchain.cxx, "g++")}

@@ -176,7 +176,6 @@ def _not_yet(host: Host, job_id: str) -> RemoteError:
 
 
 def _ending(host: Host, job: Job) -> DgxlabError | None:
-    """Return the error that a job ended with, as the store has it."""
     if not job.exit_code:
         return None
     if job.state == "cancelled":

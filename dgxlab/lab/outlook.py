@@ -170,7 +170,16 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | N
     total = 0.0
     for step in session.steps:
         if isinstance(step, (GateStep, CheckStep)):
-            total += 2 * _seconds_of_gate(store, step, device)  # both arms have about the baseline's gates
+            if isinstance(step, CheckStep):
+                table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
+            else:
+                table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
+            rows = store.rows(
+                f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
+                    WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
+                (device, *asked),
+            )
+            total += 2 * float(rows[0]["seconds"]) if rows else math.inf  # both arms have about the baseline's gates
         elif isinstance(step, ChainStep):
             keys = [cell.key for cell in step.baseline.cells]
             marks = ",".join("?" * len(keys))
@@ -185,16 +194,3 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | N
             burn_in = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
             total += burn_in * seconds + (2 * cycles + 1) * (step.block_s + seconds)
     return total if math.isfinite(total) else None
-
-
-def _seconds_of_gate(store: Store, step: GateStep | CheckStep, device: str) -> float:
-    if isinstance(step, CheckStep):
-        table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
-    else:
-        table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
-    rows = store.rows(
-        f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
-            WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
-        (device, *asked),
-    )
-    return float(rows[0]["seconds"]) if rows else math.inf

@@ -287,7 +287,6 @@ def _passed(
 
 
 def _everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo | None = None) -> Plan:
-    """Return the plan of a request, or of what is left of it."""
     if request.baseline is not None:
         return plan.make_ab(
             request.baseline,

@@ -176,7 +176,6 @@ def read(store: Store, job_id: str) -> tuple[ChainSession, list[Chain]]:
 
 
 def _names(step: ChainStep) -> dict[Comparison, str]:
-    """Name a chain's comparisons by their cells, and by the metric where a cell has several."""
     compared = comparisons(step)
     cells = {cell.key: label(cell) for cell in step.baseline.cells}
     several = len({comparison.metric for comparison in compared}) > 1

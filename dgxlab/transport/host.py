@@ -279,7 +279,6 @@ class Host:
             ) from failure
 
     def _error(self, verb: str, failure: CommandFailed) -> DgxlabError:
-        """Turn the agent's JSON line on stderr back into the error it was."""
         way = self.transport
         if failure.rc in NO_PYTHON:
             return self._python(f"has no {way.python} that can be started", failure)

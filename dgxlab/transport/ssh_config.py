@@ -102,7 +102,6 @@ def route(destination: str) -> tuple[Hop, ...]:
 
 
 def _ask(destination: str) -> dict[str, list[str]]:
-    """Return what ssh would use, by lower-case keyword, in order."""
     file = []
     if Path.home() != _account_home():  # else ssh would read the account's file, whatever $HOME says
         path = Path.home() / ".ssh" / "config"
