@@ -17,7 +17,7 @@ import pytest
 from dgxlab.cli._app import Same
 from dgxlab.cli._display import Lines
 from dgxlab.compare import MUST_AGREE
-from dgxlab.model.events import ChainEvent, read
+from dgxlab.model.events import ChainEvent, LockEvent, read
 from tests.cli.conftest import Project, Ran, shown_on
 from tests.journals import Journal, plan
 
@@ -283,7 +283,7 @@ def _interrupt(child: subprocess.Popen[str]) -> str:
 
 def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
     """A failed run, a cooling device, an end without a run; and no run of a chain is told twice."""
-    said = Lines()
+    shown_lines = Lines()
     event = ChainEvent(
         id="chain:1",
         state="running",
@@ -299,18 +299,31 @@ def test_a_line_of_a_chain_says_what_is_wrong_with_it() -> None:
         note="cycle 2 does not count: baseline 2 failed: killed by SIGKILL",
     )
     run = read(Journal(plan("J")).run(chain="chain:1", role="baseline", cycle=2, seconds=12.34).events[0])
-    assert said.of(run) == []
-    assert said.of(event) == [
+    assert shown_lines.of(run) == []
+    assert shown_lines.of(event) == [
         "chain:1 llama-bench cycle 2 of 8, baseline (SM 1965 to 1980 MHz): baselines 1.23 % apart, 1 of 2 "
         "count, 1 min 30 s left; cycle 2 does not count: baseline 2 failed: killed by SIGKILL"
     ]
     burn_in = replace(event, state="burn-in", role="burn-in", drift=None, note="")
-    assert said.of(run) == []
-    assert said.of(burn_in) == ["chain:1 llama-bench burn-in 2 (12.3 s, SM 1965 to 1980 MHz): 1 min 30 s left"]
+    assert shown_lines.of(run) == []
+    assert shown_lines.of(burn_in) == ["chain:1 llama-bench burn-in 2 (12.3 s, SM 1965 to 1980 MHz): 1 min 30 s left"]
     warm = {"temperature.gpu": (70.0, 70.0)}
-    assert said.of(replace(event, state="cooling", conditions=warm, note="cooling from 70.0 °C to 50.0 °C")) == [
+    assert shown_lines.of(replace(event, state="cooling", conditions=warm, note="cooling from 70.0 °C to 50.0 °C")) == [
         "chain:1 cooling from 70.0 °C to 50.0 °C, 70 °C"
     ]
-    assert said.of(replace(event, state="done", conditions={}, note="the device did not cool")) == [
+    assert shown_lines.of(replace(event, state="done", conditions={}, note="the device did not cool")) == [
         "chain:1 the device did not cool"
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "path", "owner", "lines"),
+    [
+        ("waiting", "/l", "job J of alice", ["waiting for the device: /l is held by job J of alice"]),
+        ("unwatched", "/o", "no folder", ["the lock file /o is neither read nor signed: no folder"]),
+        ("held", "/l", "", []),
+    ],
+)
+def test_waiting_is_said(state: str, path: str, owner: str, lines: list[str]) -> None:
+    """What is held, and by whom."""
+    assert Lines().of(LockEvent(state=state, path=path, owner=owner)) == lines

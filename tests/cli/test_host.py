@@ -86,10 +86,10 @@ def test_what_a_host_says_cannot_take_over_the_terminal(
 @pytest.fixture(scope="module")
 def once_used(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose host box has run the toy's experiment."""
-    made = new_project(machine, tmp_path_factory.mktemp("used") / "project", refuse)
-    made.hosts.write_text(f"box: {{local: true, root: {made.folder / 'root'}}}\n")
-    made.measure("--host", "box", XDG_CONFIG_HOME=str(made.hosts.parent.parent))
-    return made.folder
+    new = new_project(machine, tmp_path_factory.mktemp("used") / "project", refuse)
+    new.hosts.write_text(f"box: {{local: true, root: {new.folder / 'root'}}}\n")
+    new.measure("--host", "box", XDG_CONFIG_HOME=str(new.hosts.parent.parent))
+    return new.folder
 
 
 @pytest.fixture

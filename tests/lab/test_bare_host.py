@@ -191,9 +191,9 @@ def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., Toy
     full = make_toy_lab("full")
     _, events = full.run(synthetic(full))
     assert notes(events, "making") == []
-    (made,) = kinds(events, "model")
+    (model,) = kinds(events, "model")
     assert f16(full).read_bytes() == content
-    assert {k: made[k] for k in ("model_id", "size", "digest", "recipe")} == {
+    assert {k: model[k] for k in ("model_id", "size", "digest", "recipe")} == {
         k: sent[k] for k in ("model_id", "size", "digest", "recipe")
     }
     f16(full).unlink()

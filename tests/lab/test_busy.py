@@ -85,10 +85,10 @@ def gpus(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     program.write_text(SMI.format(folder=folder))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    made = Gpus(folder, uuids, tuple(locks / f"dgxlab-{uuid}" for uuid in uuids))
-    made.occupy()
-    yield made
-    for child in made.started:
+    new = Gpus(folder, uuids, tuple(locks / f"dgxlab-{uuid}" for uuid in uuids))
+    new.occupy()
+    yield new
+    for child in new.started:
         child.kill()
         child.wait()
 
@@ -102,10 +102,10 @@ def owner(tmp_path: Path) -> Path:
 @pytest.fixture
 def lab(make_toy_lab: Callable[..., ToyLab], gpus: Gpus, owner: Path) -> ToyLab:
     """A lab on a host with those GPUs and that file."""
-    made = make_toy_lab()
-    made.host = Host(LocalTransport(str(made.root)), HostEntry("local", lock=str(owner)))
-    made.lab = replace(made.lab, connect=lambda name: made.host)
-    return made
+    new = make_toy_lab()
+    new.host = Host(LocalTransport(str(new.root)), HostEntry("local", lock=str(owner)))
+    new.lab = replace(new.lab, connect=lambda name: new.host)
+    return new
 
 
 def cuda(lab: ToyLab, **changes: object) -> Experiment:

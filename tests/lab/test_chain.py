@@ -35,8 +35,8 @@ def begin(lab: ToyLab, baseline: Experiment, candidate: Experiment, kind: str = 
     """Start a session and be gone before reading a line of it."""
     sides = [Side(each, resolve(lab.lab.cache, each, None, quiet)) for each in (baseline, candidate)]
     probe = ask(lab.host, *sides)
-    one, two = (side.source for side in sides)
-    job = plan.make_ab(baseline, candidate, (one, two), job_id=plan.new_job_id("toy"), kind=kind)
+    first, second = (side.source for side in sides)
+    job = plan.make_ab(baseline, candidate, (first, second), job_id=plan.new_job_id("toy"), kind=kind)
     send(lab.lab.cache, lab.host, job, probe, quiet)
     lab.host.submit(job)
     return job

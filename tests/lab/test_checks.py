@@ -40,8 +40,8 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
     assert [event["event"] for event in events if event["event"] in ("check", "run")] == ["check", "check", "run"]
     job = toy_lab.root / "jobs" / outcome.job_id
     assert not list(job.glob("*.logits"))
-    said = describe(toy_lab.lab.store.job(outcome.job_id), "raw/gate-1-against.err")
-    assert said == "gate:1 perplexity of m against m against stderr"
+    described = describe(toy_lab.lab.store.job(outcome.job_id), "raw/gate-1-against.err")
+    assert described == "gate:1 perplexity of m against m against stderr"
     assert {file["path"] for file in perplexity["raw"].values()} <= {
         f"raw/{file.name}" for file in (job / "raw").iterdir()
     }
@@ -133,13 +133,13 @@ def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
         session, events = toy_lab.run(candidate, "ab", baseline=baseline)
         asked = [event["id"] for event in kinds(events, "check")]
         assert asked == ["gate:0", "gate:0:after"][: max(1, len(when))]
-        found = judgement.recorded(toy_lab.lab.store, session.job_id)
+        claims = judgement.recorded(toy_lab.lab.store, session.job_id)
         page = report.render(report.collect_session(toy_lab.lab.store, session.job_id))
         if when:
-            assert {one.verdict.verdict for one in found} == {"slower"}
+            assert {claim.verdict.verdict for claim in claims} == {"slower"}
             assert [f"| good | {word} | greedy of m |" in page for word in when] == [True, True]
         else:
-            assert {one.verdict.verdict for one in found} == {"invalid"}
+            assert {claim.verdict.verdict for claim in claims} == {"invalid"}
             assert "gate greedy of m failed for bad before the chains: expected md5" in page
     assert audit.check(toy_lab.lab.store) == []
 

@@ -28,8 +28,8 @@ EVERYTHING = ("builds", "models", "work", "jobs", "tools", "agents", "leftovers"
 
 def look(lab: ToyLab, kinds: Collection[str] = EVERYTHING, days: float = 30) -> dict[str, Candidate]:
     """Return what becomes of each thing, by kind; of several jobs the last one."""
-    found = survey(lab.lab, lab.host, kinds, days)
-    return {candidate.item.kind: candidate for candidate in found}
+    listed = survey(lab.lab, lab.host, kinds, days)
+    return {candidate.item.kind: candidate for candidate in listed}
 
 
 def clean_all(lab: ToyLab, days: float = 30) -> Cleaned:
@@ -89,9 +89,9 @@ def test_a_job_that_only_another_record_knows_stays(make_toy_lab: Callable[..., 
     theirs, mine = (make_toy_lab(name, root=tmp_path / "root") for name in ("theirs", "mine"))
     job, _ = theirs.run()
     age(theirs.root, 31)
-    found = look(mine)["jobs"]
+    listed = look(mine)["jobs"]
     sentence = f"this record does not know it; first: dgxlab attach {job.job_id} --host local"
-    assert found.kept == sentence
+    assert listed.kept == sentence
     without = {each.item.kind: each for each in survey(None, mine.host, EVERYTHING, 30)}
     assert (without["jobs"].kept, without["work"].kept) == (sentence, "")
     assert "jobs" not in kinds(clean(None, mine.host, list(without.values()), quiet))
@@ -184,5 +184,5 @@ def test_ages_are_by_the_clock_of_the_host() -> None:
         Item("builds", name, time.time() - 365 * 86400, age_s) for name, age_s in (("a", 60.0), ("b", 1e8))
     )
     host = cast("Host", SimpleNamespace(inventory=lambda: [today, long_ago]))
-    found = survey(None, host, EVERYTHING, 30)
-    assert [each.kept for each in found] == ["used in the last 30 days", ""]
+    listed = survey(None, host, EVERYTHING, 30)
+    assert [each.kept for each in listed] == ["used in the last 30 days", ""]

@@ -113,8 +113,9 @@ def test_a_changed_file_is_named(toy_lab: ToyLab) -> None:
         changed = folder(toy_lab, job.job_id) / name
         content = changed.read_bytes()
         changed.write_bytes(content.replace(b"0", b"1", 1) + b"\n")
-        with pytest.raises(CheckFailed, match=f"^{name} of job {job.job_id} "):
+        with pytest.raises(CheckFailed, match=f"^{name} of job {job.job_id} ") as caught:
             kept(toy_lab.lab, job, None, quiet)
+        assert caught.value.next == f"ls -lR {toy_lab.root}/jobs/{job.job_id}"
         assert list(archive(toy_lab, job.job_id).parent.iterdir()) == []
         changed.write_bytes(content)
 

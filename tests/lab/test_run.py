@@ -281,7 +281,11 @@ def test_a_build_that_grows_keeps_its_own_programs(make_toy_lab: Callable[..., T
     changed.write_text(changed.read_text().replace("20000000", "30000000"))
     _, other = lab.run(lab.experiment(bench=(toy.llama_bench(),), gates=()), tree=checkout)
     _, grown = lab.run(lab.experiment(bench=(toy.batched_bench(),), gates=()))
-    one, two, three = (kinds(events, "build")[0] for events in (first, other, grown))
-    assert (one["build_id"], three["reused"]) == (three["build_id"], False)
-    assert three["binaries"].keys() == {"llama-bench", "llama-batched-bench"}
-    assert one["binaries"]["llama-bench"] == three["binaries"]["llama-bench"] != two["binaries"]["llama-bench"]
+    first_build, other_build, third_build = (kinds(events, "build")[0] for events in (first, other, grown))
+    assert (first_build["build_id"], third_build["reused"]) == (third_build["build_id"], False)
+    assert third_build["binaries"].keys() == {"llama-bench", "llama-batched-bench"}
+    assert (
+        first_build["binaries"]["llama-bench"]
+        == third_build["binaries"]["llama-bench"]
+        != other_build["binaries"]["llama-bench"]
+    )

@@ -87,8 +87,8 @@ def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, 
     assert len(theirs.lab.store.rows("SELECT * FROM runs")) == 2
     assert partly.experiment == mine.lab.store.job(running.job_id).experiment == running.experiment
     before = rows(mine)
-    for one, other in ((theirs, mine), (mine, theirs)):
-        assert sum(audit.merge(one.lab.store, other.lab.store.path).values()) == 0
+    for receiver, other in ((theirs, mine), (mine, theirs)):
+        assert sum(audit.merge(receiver.lab.store, other.lab.store.path).values()) == 0
     assert rows(mine) == rows(theirs) == before
     for lab in (mine, theirs):
         assert lab.lab.store.job(running.job_id).experiment == running.experiment

@@ -59,12 +59,12 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def saying(folder: Path, said: str, *, rc: int = 0) -> Host:
+def saying(folder: Path, answer: str, *, rc: int = 0) -> Host:
     """Return a host on which everything that is asked for is answered so: on stdout, or after a failure on stderr."""
-    (folder / "said").write_text(said)
+    (folder / "answer").write_text(answer)
     host = Host(LocalTransport(str(folder / "root")))
     host.probe()
-    host.transport.python = script(folder / "python", f"cat '{folder}/said' >&{2 if rc else 1}; exit {rc}")
+    host.transport.python = script(folder / "python", f"cat '{folder}/answer' >&{2 if rc else 1}; exit {rc}")
     return host
 
 
@@ -127,7 +127,7 @@ def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("answer", "message"),
     [
         ({"exit_code": 10, "message": ["a"], "next": None, "details": {"b": 1}}, "['a']"),
         (["exit_code"], "the agent on host local failed at status with exit status 10: "),
@@ -135,9 +135,9 @@ def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
         ("", "the agent on host local failed at status with exit status 10: it said nothing"),
     ],
 )
-def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message: str) -> None:
+def test_error_is_text_whatever_the_host_says(tmp_path: Path, answer: Any, message: str) -> None:
     """It is printed, line by line."""
-    host = saying(tmp_path, said if isinstance(said, str) else json.dumps(said), rc=10)
+    host = saying(tmp_path, answer if isinstance(answer, str) else json.dumps(answer), rc=10)
     with pytest.raises(DgxlabError) as caught:
         host.status("job-1")
     assert caught.value.message.startswith(message)
@@ -146,7 +146,7 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message
 
 
 @pytest.mark.parametrize(
-    ("said", "typed"),
+    ("answer", "typed"),
     [
         ("run the same command again", "run the same command again"),
         ("dgxlab report 20261120-120301-toy-3f2a9c", "dgxlab report 20261120-120301-toy-3f2a9c"),
@@ -170,9 +170,9 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message
         ("python3 -c 'import evil'", ""),
     ],
 )
-def test_what_a_host_may_have_typed(said: str, typed: str) -> None:
+def test_what_a_host_may_have_typed(answer: str, typed: str) -> None:
     """Its own few commands: here those that look, and there through ssh; what else it says is dropped."""
-    assert HostEntry("dgx", "me@dgx").next_of_agent(said) == typed
+    assert HostEntry("dgx", "me@dgx").next_of_agent(answer) == typed
 
 
 def test_old_python_that_does_not_say_how_old(tmp_path: Path) -> None:

@@ -115,13 +115,13 @@ def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
         if len(notes) == 1:
             threading.Timer(0.5, proxy.blackhole).start()
 
-    said = b""
+    printed = b""
     for piece in retry.follow(lab.host, job.job_id, 0, note, QUICKLY):
-        said += piece
+        printed += piece
         if b'"event":"run"' in piece and not notes:
             proxy.cut()
-    assert said == journal(lab, job.job_id)
-    assert json.loads(said.splitlines()[-1])["event"] == "end"
+    assert printed == journal(lab, job.job_id)
+    assert json.loads(printed.splitlines()[-1])["event"] == "end"
     assert notes[0].startswith("the connection to host box was cut")
     assert notes[1].startswith("host box did not answer for 1.5 s; trying again in")
     assert follow(lab.lab, lab.host, job.job_id, quiet) is None
@@ -146,8 +146,8 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
     assert status.state in ("running", "done")
     assert len(notes) > 1
     # the line is whole again: what is left of the last limit may cut it once more
-    said = b"".join(retry.follow(lab.host, job.job_id, 0, notes.append, QUICKLY))
-    events = [json.loads(line)["event"] for line in said.splitlines()]
+    printed = b"".join(retry.follow(lab.host, job.job_id, 0, notes.append, QUICKLY))
+    events = [json.loads(line)["event"] for line in printed.splitlines()]
     assert (events.count("job"), events.count("end"), events.count("run")) == (1, 1, 3)
 
 

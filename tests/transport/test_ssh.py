@@ -56,8 +56,8 @@ def run(transport: SshTransport, *argv: str, **options: object) -> bytes:
 
 def test_words_arrive_as_they_are(box: SshTransport, server: Sshd) -> None:
     """Nothing in an argument is read by a shell on the way, and none of it runs."""
-    said = run(box, "printf", "%s\\0", *HOSTILE)
-    assert said.split(b"\0")[:-1] == [os.fsencode(word) for word in HOSTILE]
+    printed = run(box, "printf", "%s\\0", *HOSTILE)
+    assert printed.split(b"\0")[:-1] == [os.fsencode(word) for word in HOSTILE]
     assert [path.name for path in (*server.home.iterdir(), *Path.home().glob("canary"))] == []
 
 

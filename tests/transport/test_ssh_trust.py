@@ -62,8 +62,8 @@ def test_known_hosts_line(tmp_path: Path, text: str, state: str) -> None:
     """Each form of a line means what it means to ssh; what is none is no line."""
     path = tmp_path / "known_hosts"
     path.write_text(text, encoding="latin-1")
-    found = KnownHosts([path]).judge("gpu", ("gpu.lab",), KEY, BLOBS["mine"])
-    assert found.state == state
+    judged = KnownHosts([path]).judge("gpu", ("gpu.lab",), KEY, BLOBS["mine"])
+    assert judged.state == state
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_another_port(tmp_path: Path, text: str, state: str) -> None:
     """The line without a port can vouch for the key, as with ssh, but not against it."""
     path = tmp_path / "known_hosts"
     path.write_text(text)
-    found = KnownHosts([path]).judge("gpu", ("[gpu.lab]:2222", "gpu.lab"), KEY, BLOBS["mine"])
-    assert found.state == state
+    judged = KnownHosts([path]).judge("gpu", ("[gpu.lab]:2222", "gpu.lab"), KEY, BLOBS["mine"])
+    assert judged.state == state
 
 
 def test_missing_files_hold_no_keys(tmp_path: Path) -> None:
