@@ -148,21 +148,7 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         )
     hostname, port, alias = value("hostname").lower(), int(value("port", "22")), value("hostkeyalias")
     names = (alias,) if alias else (hostname,) if port == 22 else (f"[{hostname}]:{port}", hostname)
-    # ssh's percent tokens: `ssh -G` leaves them as written in IdentityFile and ProxyCommand
-    local = socket.gethostname()
-    tokens = {
-        "%": "%",
-        "d": str(Path.home()),
-        "h": hostname,
-        "i": str(os.getuid()),
-        "k": names[0],
-        "L": local.partition(".")[0],
-        "l": local,
-        "n": destination,
-        "p": str(port),
-        "r": value("user"),
-        "u": getpass.getuser(),
-    }
+    tokens = _tokens(destination, hostname, port, value("user"), names[0])
     proxy = value("proxycommand")
     # a shell reads a ProxyCommand with the host's names in it; a newer ssh refuses such names itself
     if proxy and any(UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
@@ -201,6 +187,24 @@ def _agent(value: str, tokens: Mapping[str, str]) -> str:
     if value.startswith("$"):
         return os.environ.get(value.strip("${}"), "")
     return str(Path(_expand(value, tokens)).expanduser())
+
+
+def _tokens(destination: str, hostname: str, port: int, user: str, key_name: str) -> dict[str, str]:
+    """Return ssh's percent tokens: `ssh -G` leaves them as written in IdentityFile and ProxyCommand."""
+    local = socket.gethostname()
+    return {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": hostname,
+        "i": str(os.getuid()),
+        "k": key_name,
+        "L": local.partition(".")[0],
+        "l": local,
+        "n": destination,
+        "p": str(port),
+        "r": user,
+        "u": getpass.getuser(),
+    }
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:
