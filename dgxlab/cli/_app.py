@@ -85,17 +85,14 @@ also be given before the command."""
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a command works.
-
-    Attributes:
-        db: The database, None for results.db of the project.
-        project: The project's folder, None for the current folder's.
-        trust_source: Whether a pin may come from a package of which no digest is known.
-    """
+    """Where a command works."""
 
     db: Path | None = None
+    """None for results.db of the project."""
     project: Path | None = None
+    """Its folder; None for that of the current folder."""
     trust_source: bool = False
+    """Whether a pin may come from a package of which no digest is known."""
 
     @property
     def database(self) -> Path:

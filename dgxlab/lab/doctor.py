@@ -48,18 +48,13 @@ Found = tuple[str, str, str] | tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        where: "this client", or the host's name.
-        state: ok, note (work goes on) or missing.
-        text: What is there, or what is not.
-        next: What mends it, "" for what is ok.
-    """
+    """One thing that was looked at, and what mends it."""
 
     where: str
+    """`this client`, or the host's name."""
     name: str
     state: str
+    """ok, note (work goes on) or missing."""
     text: str
     next: str = ""
 

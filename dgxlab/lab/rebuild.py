@@ -29,12 +29,7 @@ from dgxlab.transport.host import Host, read_plan
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild did.
-
-    Attributes:
-        added: Ids of the jobs that are in the record now.
-        left: Ids of those that could not be recorded, each with the reason.
-    """
+    """Ids of the jobs that a rebuild added, and of those that it left out, each with the reason."""
 
     added: tuple[str, ...]
     left: tuple[tuple[str, str], ...]

@@ -189,17 +189,14 @@ def device_of(side: Side, probe: Probe) -> Device:
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left of a request on one host.
-
-    Attributes:
-        planned: Cells that the experiment of a run names.
-        cells: Those to measure, each as (model name, environment digest, cell key).
-        gates: The gates of a run that are open.
-    """
+    """What is left of a request on one host."""
 
     planned: int = 0
+    """Cells that the experiment of a run names."""
     cells: frozenset[tuple[str, str, str]] = frozenset()
+    """Those to measure, each as (model name, environment digest, cell key)."""
     gates: tuple[ParityGate | Check, ...] = ()
+    """Those to run."""
 
     @property
     def reused(self) -> int:

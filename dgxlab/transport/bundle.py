@@ -51,12 +51,7 @@ BOOT = f"exec({NEW_ENOUGH!r}); sys.path.remove(''); exec({Path(boot.__file__).re
 
 @dataclass(frozen=True)
 class Bundle:
-    """The agent.
-
-    Attributes:
-        sources: Its files by their names in the zip.
-        digest: Sha256 over them: the same sources have the same digest, whatever Python packs them.
-    """
+    """The agent: its files by their names in the zip, and a sha256 of them, whatever Python packs them."""
 
     sources: Mapping[str, bytes]
     digest: str

@@ -111,7 +111,7 @@ def test_an_unknown_package_needs_the_users_word(project: Project, monkeypatch: 
 
 def test_unknown_jobs_are_refused(measured: Project) -> None:
     """No pattern, nothing ambiguous: cancel must never hit another job than the one that was meant."""
-    for args in (("attach", "nope"), ("cancel", "nope"), ("cancel", "%toy%"), ("attach", "_"), ("cancel", "*")):
+    for args in (("attach", "nope"), ("cancel", "%toy%"), ("attach", "_"), ("cancel", "*"), ("logs", "%")):
         ran = measured.run(*args)
         refused(ran, 2, "no job begins with")
         assert ran.next == "dgxlab jobs --host local"

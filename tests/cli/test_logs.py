@@ -132,13 +132,6 @@ def test_deleted_job_folder(measured: Project, session: str, tmp_path: Path) -> 
     assert measured.run("report", session).rc == 0
 
 
-def test_unknown_sessions_are_refused(measured: Project) -> None:
-    """Exit code 2; nothing ambiguous is guessed at."""
-    for session in ("nope", "%"):
-        ran = measured.run("logs", session)
-        assert (ran.rc, ran.out, ran.next) == (2, "", "dgxlab jobs --host local")
-
-
 def test_report_takes_enough_of_a_sessions_id(measured: Project, session: str) -> None:
     """An experiment's name goes first; a beginning that several have is refused."""
     whole = measured.run("report", session).out
