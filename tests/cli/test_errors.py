@@ -169,7 +169,6 @@ def test_busy_host_exits_with_10(project: Project, tmp_path: Path) -> None:
     project.hosts.write_text(f"box: {{local: true, lock: {tmp_path / 'owner'}}}\n")
     ran = project.run("run", TOY, "--host", "box", "--wait", "0")
     assert ran.rc == 10, ran.err
-    assert ran.error.startswith("the device is busy: /")
     assert " is held by " in ran.error
     assert ran.error.endswith("; --wait 60 waits longer")
     assert ran.next == f"dgxlab run {TOY} --host box --wait 0"

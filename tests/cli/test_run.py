@@ -159,7 +159,7 @@ bench:
     assert "- llama-bench m: pp16, pp32 (failed in" in ran.out
     assert "| 16 | 4 | 2 | 64.0 ± \N{EN DASH} (1) | 32.00 ± \N{EN DASH} (1) | 53.3 ± \N{EN DASH} (1) |" in ran.out
     assert "4 cells, 2 measured now, 0 up to date, 2 not measured; recorded in" in ran.err
-    assert ran.error.startswith("llama-bench was killed by SIGSEGV")
+    assert "SIGSEGV" in ran.error
     assert ran.next.startswith("dgxlab logs ")
     assert project.run(*ran.next.split()[1:]).rc == 0
 

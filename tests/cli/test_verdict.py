@@ -116,7 +116,7 @@ def test_a_stored_chain_can_be_judged_again(judged: Any) -> None:
     assert (result["verdict"], result["valid_cycles"], result["cycles"]) == ("faster", 8, 9)
     assert result["flaws"] == {"3": "another program used the GPU"}
     (cut,) = judged({**FASTER, "cycles": 10})
-    assert cut["reasons"] == ["cut after 8 of 10 cycles: nothing is glued across a gap"]
+    assert "8 of 10 cycles" in cut["reasons"][0]
 
 
 def test_drift_limit(judged: Any) -> None:
@@ -124,7 +124,7 @@ def test_drift_limit(judged: Any) -> None:
     stepped = {**FASTER, "a": [*A[:4], *(1.08 * value for value in A[4:])]}
     tight, own = judged(stepped, {**stepped, "drift_limit": 0.1}, args=("--drift-limit", "0.06"))
     assert [list(result["flaws"]) for result in (tight, own)] == [["4"], []]
-    assert tight["flaws"]["4"].startswith("a step: its baselines are 8.0 % apart, the limit is 6 %")
+    assert tight["flaws"]["4"].startswith("a step: ")
 
 
 def test_same_shows_the_interval_that_decides(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
     assert with_noise["screen"] is few["screen"] is bare["screen"] is True
     assert (with_noise["ci_pct"], with_noise["promoted"]) == (None, False)
     ran = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--noise", "0.006")
-    assert ran.out.startswith("line 1: screen: faster, +4.48 %; one bracket, in which the candidate beats both")
+    assert ran.out.startswith("line 1: screen: faster, +4.48 %; ")
     refused = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--holm")
-    assert (refused.rc, refused.error) == (2, "--holm is about intervals, which a screen has not")
+    assert (refused.rc, refused.next) == (2, "dgxlab verdict FILE --screen")
 
 
 def test_fail_on(dgxlab: Any, tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_fail_on(dgxlab: Any, tmp_path: Path) -> None:
     assert dgxlab("verdict", file).rc == 0
     assert dgxlab("verdict", file, "--fail-on", "slower").rc == 0
     ran = dgxlab("verdict", file, "--fail-on", "slower", "--fail-on", "invalid")
-    assert (ran.rc, ran.error) == (11, "1 chain of 3 is invalid, on which to fail")
+    assert (ran.rc, ran.error.split(",")[0]) == (11, "1 chain of 3 is invalid")
     assert len(ran.out.splitlines()) == 3
     ran = dgxlab("verdict", file, "--fail-on", "same", "--fail-on", "faster")
-    assert (ran.rc, ran.error) == (11, "2 chains of 3 are same or faster, on which to fail")
+    assert (ran.rc, ran.error.split(",")[0]) == (11, "2 chains of 3 are same or faster")
     assert dgxlab("verdict", file, "--fail-on", "worse").rc == 2
 
 
@@ -178,4 +178,4 @@ def test_a_file_without_chains_is_no_success(dgxlab: Any, tmp_path: Path) -> Non
     ran = dgxlab("verdict", write(tmp_path, "", " "))
     assert (ran.rc, ran.error) == (2, f"{tmp_path / 'chains.jsonl'} holds no chain")
     missing = dgxlab("verdict", tmp_path / "none")
-    assert (missing.rc, missing.error) == (2, f"{tmp_path / 'none'} cannot be read: No such file or directory")
+    assert (missing.rc, missing.next) == (2, f"ls -ld {tmp_path}")

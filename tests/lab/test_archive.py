@@ -73,9 +73,9 @@ HOSTILE = {
 def test_anything_but_plain_files_is_refused(tmp_path: Path, hostile: tuple[tarfile.TarInfo, bytes]) -> None:
     """Both reading and unpacking stop there; nothing is written outside of the folder, and no link inside."""
     path = pack(tmp_path / "a.tar.gz", entry("plan.json"), hostile, entry("raw/x", b"through"))
-    with pytest.raises(CheckFailed, match="is no raw file of a job"):
+    with pytest.raises(CheckFailed, match="no raw file"):
         listing(path)
-    with pytest.raises(CheckFailed, match="is no raw file of a job"):
+    with pytest.raises(CheckFailed, match="no raw file"):
         unpack(path, tmp_path / "out")
     there = sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*"))
     assert there == ["a.tar.gz", "home", "out", "out/plan.json", "out/raw"]
@@ -87,11 +87,11 @@ def test_more_than_announced_is_refused(tmp_path: Path) -> None:
     for entries in ([entry("raw/x", bytes(BIG))], empty):
         path = pack(tmp_path / "a.tar.gz", *entries)
         assert path.stat().st_size < BIG // 10
-        with pytest.raises(CheckFailed, match="more than was announced"):
+        with pytest.raises(CheckFailed, match="was announced"):
             listing(path, BIG // 2)
         assert len(listing(path, 2 * BIG)) == len(entries)
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(BIG)))
-    with pytest.raises(CheckFailed, match="something follows its end"):
+    with pytest.raises(CheckFailed, match="follows its end"):
         listing(path)
 
 

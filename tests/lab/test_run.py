@@ -143,9 +143,8 @@ def test_as_many_cases_of_another_list_do_not_pass(toy_lab: ToyLab) -> None:
     outcome, events = toy_lab.run(toy_lab.experiment(name="fooled", gates=(fooled,)))
     (third,) = kinds(events, "gate")
     assert isinstance(outcome.error, GateFailed)
-    assert third["reasons"] == [
-        f"expected the list of cases {first['cases']}, got {third['cases']}: 5 cases, 2 of them repeated"
-    ]
+    (reason,) = third["reasons"]
+    assert f"{first['cases']}, got {third['cases']}: 5 cases, 2 of them repeated" in reason
     differs = "missing: 2, as MUL_MAT(type_a=f32,n=2); repeated more often: 2, as MUL_MAT(type_a=f32,n=1)"
     assert differs in report.render(report.collect(store, "fooled"))
 

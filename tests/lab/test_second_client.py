@@ -118,7 +118,7 @@ def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, r
     outcome, events = theirs.run(slow)
     assert (outcome.error, outcome.job_id, outcome.planned, outcome.reused) == (None, running.job_id, 4, 4)
     (note,) = [event["note"] for event in events if event["event"] == "note" and "elsewhere" in event["note"]]
-    assert note == f"job {running.job_id} of this experiment was started elsewhere and still runs: following it"
+    assert running.job_id in note
     assert theirs.lab.store.job(running.job_id).experiment == slow.digest
     assert [job.job_id for job in theirs.lab.store.jobs()] == [running.job_id]
     assert len(theirs.values()) == 4
@@ -176,7 +176,7 @@ def test_an_adopted_job_is_as_old_as_its_id(
 
 def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
     """Exit code 12, and nothing to clean up."""
-    with pytest.raises(JobLost, match="the host has no job 20260101-000000-toy-abcdef"):
+    with pytest.raises(JobLost, match="no job 20260101-000000-toy-abcdef"):
         adopt(theirs.lab, theirs.host, "20260101-000000-toy-abcdef", quiet)
     assert theirs.lab.store.jobs() == []
 
@@ -209,7 +209,7 @@ def test_a_deleted_folder_is_a_lost_job_until_its_end_is_recorded(mine: ToyLab, 
     adopt(theirs.lab, theirs.host, running.job_id, quiet)
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     shutil.rmtree(mine.root / "jobs" / running.job_id)
-    with pytest.raises(JobLost, match="its folder on local was deleted before its end was recorded"):
+    with pytest.raises(JobLost, match="was deleted before"):
         follow(theirs.lab, theirs.host, running.job_id, quiet)
     calls = mine.host.calls
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None

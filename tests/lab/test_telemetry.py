@@ -88,7 +88,7 @@ def test_a_run_and_its_gpu(toy_lab: ToyLab, watch: Callable[..., Path], uuids: l
     assert (flags(toy_lab), check(toy_lab.lab.store)) == ({}, [])
     assert Lines().of(read(run_event(events)))[0].endswith("s, SM 1980 MHz, 71 °C, 472 W)")
     page = render(collect(toy_lab.lab.store, "toy"))
-    assert " · median of a run: SM 1980 MHz, 71 °C, 472 W · " in page
+    assert " of a run: SM 1980 MHz, 71 °C, 472 W · " in page
     kept = listing(path_of(toy_lab.lab.raw, outcome.job_id))
     assert {"raw/telemetry-gpu.csv", "raw/telemetry-host.jsonl"} <= kept.keys()
 
@@ -134,7 +134,7 @@ def test_a_sampler_that_fails_costs_its_samples_alone(
     flagged = flags(toy_lab)
     assert flagged.keys() == {(uuids[0], "hw_thermal"), (uuids[0], "no_telemetry")}
     hard, reason = flagged[uuids[0], "no_telemetry"]
-    assert (hard, reason[:28]) == (False, "no samples from nvidia-smi w")
+    assert (hard, reason.startswith("no samples from nvidia-smi")) == (False, True)
     assert (uuids[0], "clocks.sm") not in telemetry(toy_lab)
     assert wait_gone(int((folder / "sampler").read_text()))
 

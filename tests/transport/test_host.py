@@ -250,7 +250,7 @@ def test_a_damaged_agent_is_sent_again(host: Host, tmp_path: Path, left: bytes) 
 def test_a_disk_that_keeps_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that is not there though it was just sent is not sent for ever."""
     monkeypatch.setattr(Host, "_install", lambda self: None)
-    with pytest.raises(RemoteError, match="host local has no whole agent though it was just sent") as caught:
+    with pytest.raises(RemoteError, match="no whole agent") as caught:
         host.probe()
     assert caught.value.next == "df -h"
 
@@ -258,7 +258,7 @@ def test_a_disk_that_keeps_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) 
 def test_an_agent_that_cannot_be_put_there(tmp_path: Path) -> None:
     """What the host's disk says of it is told."""
     (tmp_path / "root").write_text("a file")
-    with pytest.raises(RemoteError, match=r"the agent could not be put on host local: .*(Not a directory|File exists)"):
+    with pytest.raises(RemoteError, match=r"(Not a directory|File exists)"):
         Host(LocalTransport(str(tmp_path / "root"))).probe()
 
 
@@ -272,7 +272,7 @@ def test_nothing_runs_where_others_may_write(tmp_path: Path, name: str) -> None:
     theirs.write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
     folder.chmod(0o777)
     host = Host(LocalTransport(str(tmp_path / "root"), name="box"), HostEntry("box", "me@box"))
-    with pytest.raises(HostError, match=f"^host box is not safe: others may write in {folder}, so") as caught:
+    with pytest.raises(HostError, match=f"^host box is not safe: .* {folder}, ") as caught:
         host.probe()
     assert caught.value.next == f"ssh -t me@box chmod go-w {folder}"
     folder.chmod(0o700)
@@ -290,10 +290,10 @@ def test_what_a_host_says_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
     """A reply, or a line of a journal, that has no end would fill the memory; there may be any number of lines."""
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     assert module.whole([b"x" * (1 << 19)] * 2, "box", "jobs") == b"x" * (1 << 20)
-    with pytest.raises(RemoteError, match="host box answered jobs with more than 1 MiB, and was left"):
+    with pytest.raises(RemoteError, match="box answered jobs .* 1 MiB"):
         module.whole(for_ever(b"x" * 1000), "box", "jobs")
     assert sum(map(len, module.whole_lines([b"y\nx" * 10_000] * 100, "box", "follow"))) == 3 * 10_000 * 100 - 1
-    with pytest.raises(RemoteError, match="answered follow with more than 1 MiB in one line"):
+    with pytest.raises(RemoteError, match="1 MiB in one line"):
         list(module.whole_lines(for_ever(b"x" * 1000), "box", "follow"))
 
 

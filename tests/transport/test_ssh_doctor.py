@@ -82,7 +82,7 @@ def test_host_with_an_old_python(project: Path, bare: Sshd, tmp_path: Path) -> N
     old.write_text(OLD.format(python=sys.executable))
     old.chmod(0o755)
     (only,) = of_box(project).values()
-    assert only["text"].startswith("host box has a python3 of version 3.8, and the agent needs Python 3.10 or newer")
+    assert " python3 of version 3.8, " in only["text"]
 
 
 def test_what_a_bare_host_lacks(project: Path, bare: Sshd) -> None:

@@ -180,7 +180,7 @@ def test_every_hop_is_checked(
         del lines[hop]
     client.knows(*lines.values())
     error = refused(reach(), server)
-    assert f"the host key of {hop} (" in error.message
+    assert f"host key of {hop} (" in error.message
     assert ("has changed" if wrong == "changed" else "is not known") in error.message
 
 
@@ -239,5 +239,5 @@ def test_line_is_added_below_a_torn_one(client: Client, server: Sshd) -> None:
 def test_revocation_lists_are_refused_rather_than_ignored(client: Client, server: Sshd) -> None:
     """What cannot be checked is not passed over."""
     client.host("box", server.port, "RevokedHostKeys /etc/ssh/revoked")
-    with pytest.raises(HostError, match="RevokedHostKeys is set for box"):
+    with pytest.raises(HostError, match="RevokedHostKeys"):
         fingerprint("box", QUICK)
