@@ -133,7 +133,7 @@ def test_build_tools_that_cannot_be_had(bare_path: Path, box: Box, monkeypatch: 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with box(bare_path) as (lab, _):
-        with pytest.raises(SpecError, match="has no cmake, .*: pip finds") as e:
+        with pytest.raises(SpecError, match=r"has no cmake, .*: pip finds") as e:
             lab.run()
         assert e.value.next == "sudo apt-get install cmake ninja-build"
         assert lab.lab.store.unfinished("box") == []

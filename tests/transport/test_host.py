@@ -290,7 +290,7 @@ def test_what_a_host_says_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
     """A reply, or a line of a journal, that has no end would fill the memory; there may be any number of lines."""
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     assert module.whole([b"x" * (1 << 19)] * 2, "box", "jobs") == b"x" * (1 << 20)
-    with pytest.raises(RemoteError, match="box answered jobs .* 1 MiB"):
+    with pytest.raises(RemoteError, match=r"box answered jobs .* 1 MiB"):
         module.whole(for_ever(b"x" * 1000), "box", "jobs")
     assert sum(map(len, module.whole_lines([b"y\nx" * 10_000] * 100, "box", "follow"))) == 3 * 10_000 * 100 - 1
     with pytest.raises(RemoteError, match="1 MiB in one line"):

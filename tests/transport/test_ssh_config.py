@@ -68,7 +68,7 @@ def test_weak_algorithms(client: Client, serve: Callable[..., Sshd], reach: Reac
     client.host("old", server.port, "Ciphers aes128-cbc", "MACs hmac-md5")
     with pytest.raises(HostError, match="share no way"):
         run(reach(), "true")
-    with pytest.raises(HostError, match="no Ciphers for old .*: aes128-cbc"):
+    with pytest.raises(HostError, match=r"no Ciphers for old .*: aes128-cbc"):
         run(reach("old"), "true")
 
 
@@ -214,5 +214,5 @@ def test_no_shell_reads_a_hosts_name(
     monkeypatch.setenv("PATH", str(stub.parent), prepend=":")
     (hop,) = route("box")
     assert hop.proxy_command == "nc box 22"
-    with pytest.raises(HostError, match="a shell would read"):
+    with pytest.raises(HostError, match="would read"):
         route(name)
