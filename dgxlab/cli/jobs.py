@@ -1,4 +1,4 @@
-"""dgxlab jobs, attach, cancel, logs, session: detached work, whoever started it, and what it printed."""
+"""dgxlab jobs, attach, cancel, logs, session: detached work of any client, and what it printed."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
     """Return a job's host and id, given its id or enough of its beginning.
 
     Args:
-        where: A host whose jobs are looked through, whoever started them; None for the jobs of the record.
+        where: A host whose jobs are searched, those of other clients too; None for the jobs of the record.
 
     Raises:
         UsageError: if there is no such job, or more than one.

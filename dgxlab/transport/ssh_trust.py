@@ -100,7 +100,7 @@ class NotTrusted(HostError):
         elif key.state == REVOKED:
             super().__init__(
                 f"the host key of {key.destination} is revoked by {key.line.place}: {shown}; do not connect, "
-                "ask whoever runs that host for its new key",
+                "ask its administrator for the new key",
                 next=f"ssh-keygen -F {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
             )
         else:

@@ -53,7 +53,7 @@ def test_import_says_what_there_is(project: Project) -> None:
 
 
 def test_export_of_a_measured_project(measured: Project) -> None:
-    """All tools into SQLite, one into csv; which commit stands for which arm is said."""
+    """All tools into SQLite, one into csv; the commit of each arm is printed."""
     ran = measured.run("export", "runs.sqlite")
     assert ran.rc == 0
     assert ran.out.splitlines()[0] == "3 rows of llama-bench in runs.sqlite"

@@ -49,7 +49,7 @@ def test_hosts_are_a_table(project: Project, box: Path) -> None:
 def test_check_shows_what_is_there(
     project: Project, box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine with a GPU that somebody computes on, and without ccache."""
+    """A machine with a GPU that another program computes on, and without ccache."""
     folder = machines.programs(tmp_path / "bin", "git", "cc", "c++", "cmake", "ninja")
     machines.h200(folder, f"{machines.UUID}, {os.getpid()}, /opt/bin/python3, 1634")
     machines.nvcc(folder, "13.0")
@@ -126,7 +126,7 @@ def test_dry_run_only_lists(project: Project, used: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["", "n\n"])
 def test_without_a_yes_nothing_goes(project: Project, used: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """A no, or nobody there to ask: exit code 2, with what was to go on stderr, also where it was to be quiet."""
+    """A no, or no terminal to ask on: exit code 2, with what was to go on stderr, also where it was to be quiet."""
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     quiet = "-q " if answer else ""
     ran = project.run("host", "clean", "box", "--older-than", "20", "--kind", "builds", *quiet.split())

@@ -1,4 +1,4 @@
-"""Ctrl-C, `dgxlab jobs`, `attach`, `cancel`: a job outlives whoever started it."""
+"""Ctrl-C, `dgxlab jobs`, `attach`, `cancel`: a job outlives its client."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
 
 
 def test_dirty_tree_is_built_and_said(project: Project, tmp_path: Path) -> None:
-    """--tree takes a checkout as it lies there, and the report calls its numbers dirty."""
+    """--tree takes a checkout unchanged, and the report calls its numbers dirty."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     source = checkout / "ggml" / "ggml.c"
     source.write_text(source.read_text() + "int more(void) { return 1; }\n")

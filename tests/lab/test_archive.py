@@ -143,7 +143,7 @@ def fail() -> None:
 
 @pytest.mark.parametrize("end", [fail, lambda: None], ids=["failed", "filled"])
 def test_an_archive_is_whole_or_not_there(tmp_path: Path, end: Callable[[], None]) -> None:
-    """Nothing half is seen at any time or left behind, and nobody else can read it."""
+    """Nothing half is seen at any time or left behind, and no other user can read it."""
     folder = tmp_path / "data" / "raw"
     path = path_of(folder, "20261120-120301-toy-3f2a9c")
     try:

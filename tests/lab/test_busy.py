@@ -52,7 +52,7 @@ class Gpus:
         part.rename(self.folder / "apps")
 
     def stranger(self) -> int:
-        """Start a process that is nobody's here and return its pid."""
+        """Start a process that belongs to no job and return its pid."""
         self.started.append(subprocess.Popen(["sleep", "600"]))
         return self.started[-1].pid
 
@@ -63,7 +63,7 @@ class Gpus:
         return lock
 
     def locks(self) -> set[int]:
-        """Return which GPUs' locks somebody holds now."""
+        """Return which GPUs' locks are held now."""
         held = set()
         for number, uuid in enumerate(self.uuids):
             lock = BenchLock(uuid)
@@ -142,7 +142,7 @@ def order(events: list[Event]) -> list[str]:
 
 
 def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> None:
-    """The build waits for nobody; gate and run have both GPUs, and they are free at the end."""
+    """The build waits for no lock; gate and run have both GPUs, and they are free at the end."""
     seen: dict[str, set[int]] = {}
     quick_then_slow = (toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"}))
 
@@ -198,7 +198,7 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
 
 @pytest.mark.parametrize("by", ["job", "person", "process"])
 def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> None:
-    """Exit code 10, one sentence that names the holder, and what to do; nothing was measured, nobody's word is lost."""
+    """Exit code 10, one sentence that names the holder, and what to do; nothing was measured, no owner's note is lost."""
     held, pid = gpus.lock(1) if by == "job" else None, gpus.stranger()
     if by == "person":
         owner.write_text("carol tunes vllm\n")

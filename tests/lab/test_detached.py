@@ -1,4 +1,4 @@
-"""Jobs outlive whoever started them, and are ingested exactly once."""
+"""Jobs outlive their client, and are ingested exactly once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wait_for(lab: ToyLab, job_id: str, text: str) -> None:
 
 
 def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever follows is told that the job goes on, however the wait ends."""
+    """The user who follows is told that the job goes on, however the wait ends."""
     job, store, notes = submit(toy_lab, toy_lab.experiment()), toy_lab.lab.store, []
     monkeypatch.setattr(connect, "BUSY_S", 0.05)
     with Store.open(store.path) as waiting, Store.open(store.path) as other:
@@ -79,7 +79,7 @@ def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.Monk
 
 
 def other(lab: ToyLab) -> Experiment:
-    """Return an experiment whose jobs are nobody's business here."""
+    """Return an experiment that no other test runs."""
     return lab.experiment(hypothesis="another")
 
 
@@ -167,7 +167,7 @@ def test_a_start_that_never_comes_is_said(toy_lab: ToyLab, monkeypatch: pytest.M
 
 
 def test_a_staged_job_is_not_lost(toy_lab: ToyLab) -> None:
-    """Nobody's start got through yet; following it says so and changes nothing."""
+    """No start has got through yet; following it says so and changes nothing."""
     job = intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1)
     toy_lab.host.probe()
     Job.stage(toy_lab.root / "jobs", job.job_id, canonical(job).encode(), *(toy_lab.root / "agent").iterdir())

@@ -35,7 +35,7 @@ def test_quickstart_again_measures_nothing(quickstart: Quickstart) -> None:
 
 
 def test_quickstart_report(quickstart: Quickstart) -> None:
-    """Each table has its rows and stands on the pin and the host."""
+    """Each table has its rows, its pin and its host."""
     collected = report.collect(quickstart.bench.lab.store, "quickstart")
     page = report.render(collected)
     assert "| MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed |" in page

@@ -1,4 +1,4 @@
-"""What is nobody else's business is in no file that others can read, and a secret is in none at all."""
+"""Private data is in no file that other users can read, and a secret is in none at all."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_a_gate_that_claims_a_path_fails_where_it_did_not_run(toy_lab: ToyLab, v
 
 
 def test_a_gate_that_the_command_line_changed_sets_nothing(toy_lab: ToyLab) -> None:
-    """Its smaller count is for nobody else: it is marked where it is shown, and the spec's own gate runs again."""
+    """Its smaller count is for this run alone: it is marked where it is shown, and the spec's own gate runs again."""
     weak = toy_lab.experiment(gates=(replace(toy.parity(env={"TOY": "fewer"}), expect=None, overridden=True),))
     outcome, events = toy_lab.run(weak)
     (gate,) = kinds(events, "gate")
@@ -255,7 +255,7 @@ def test_a_program_that_would_load_another_arms_library_is_refused(toy_lab: ToyL
 def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
     """A journal that can grow no further ends the job with a reason, written into space set aside for it.
 
-    A limit on file size stands for the full disk: the write fails in the middle of a line just the same.
+    A limit on file size imitates the full disk: the write fails in the middle of a line just the same.
     """
     limited = tmp_path / "python"
     limited.write_text(f'#!/bin/bash\nulimit -f 700\nexec {sys.executable} "$@"\n')

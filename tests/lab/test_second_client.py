@@ -48,7 +48,7 @@ def slow(mine: ToyLab) -> Experiment:
 
 @pytest.fixture
 def running(mine: ToyLab, slow: Experiment) -> Iterator[Plan]:
-    """A job that runs, and that nobody follows; ended with the test."""
+    """A job that runs, and that no client follows; ended with the test."""
     job = submit(mine, slow)
     yield job
     mine.host.cancel(job.job_id)
@@ -139,7 +139,7 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    """The experiment's digest names its series, not what is in them: a job on other sources is nobody's result."""
+    """The experiment's digest names its series, not what is in them: a job on other sources is no result of this one."""
     side = Side(slow, resolve(theirs.lab.cache, slow, None, quiet))
     probe = ask(theirs.host, side)
     assert probe.running == {running.job_id: slow.digest}

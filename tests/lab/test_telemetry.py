@@ -60,7 +60,7 @@ def telemetry(lab: ToyLab) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def flags(lab: ToyLab) -> dict[tuple[str, str], tuple[bool, str]]:
-    """Return what speaks against it, but for what else runs on this machine."""
+    """Return its flags, but for what else runs on this machine."""
     rows = lab.lab.store.rows("SELECT * FROM flags WHERE kind NOT IN ('run_queue', 'others_cpu', 'steal', 'psi')")
     return {(row["device"], row["kind"]): (bool(row["hard"]), row["reason"]) for row in rows}
 
@@ -110,7 +110,7 @@ def test_a_flag_is_told_beside_the_numbers(
     hard: bool,
     words: str,
 ) -> None:
-    """The run is valid and counts, and every place that shows it says what speaks against it."""
+    """The run is valid and counts, and every place that shows it names the flag."""
     watch({uuids[0]: name}, row)
     outcome, events = toy_lab.run(slow(toy_lab))
     assert (outcome.error, outcome.measured) == (None, 1)

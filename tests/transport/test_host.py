@@ -34,7 +34,7 @@ def test_the_first_verb_brings_the_agent(host: Host) -> None:
 
 
 def test_what_a_verb_reads_is_sent_whole_though_the_agent_was_missing(host: Host, tmp_path: Path) -> None:
-    """The first attempt may have eaten some of it before it was known that nobody listens."""
+    """The first attempt may have eaten some of it before it was known that no agent listens."""
     pin = toy.make_repository(tmp_path / "repository")
     cache = PinCache(tmp_path / "pins.git")
     cache.ensure(pin, [str(tmp_path / "repository")], lambda note: None)

@@ -63,7 +63,7 @@ def plain(project: Path, client: Client, server: Sshd) -> Path:
 
 
 def test_everything_is_that_users_own(plain: Path, server: Sshd) -> None:
-    """Built, gated and measured without a right; nobody else can read it."""
+    """Built, gated and measured without a right; no other user can read it."""
     ran = dgxlab(plain, "run", "experiments/toy.yaml", "--host", "plainbox")
     assert ran.returncode == 0, ran.stderr
     assert "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |" in ran.stdout

@@ -55,7 +55,7 @@ def far_lab(toys: tuple[Path, Path, str], proxy: Proxy, reach: Reach, tmp_path: 
 
 
 def journal(lab: ToyLab, job_id: str) -> bytes:
-    """Return a job's journal as it lies on the host."""
+    """Return a job's journal as the host has it."""
     return (lab.root / "jobs" / job_id / "journal.jsonl").read_bytes()
 
 

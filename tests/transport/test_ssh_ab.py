@@ -80,7 +80,7 @@ class Far:
 
 @pytest.fixture
 def far(project: tuple[Path, Proxy]) -> Far:
-    """Write both arms beside the quickstart, with a gate of a second; they stand on its build and its model."""
+    """Write both arms beside the quickstart, with a gate of a second; they use its build and its model."""
     folder, proxy = project
     base = (PROJECT / "experiments" / "cpu" / "quickstart.yaml").read_text().split("gates:")[0]
     (folder / "experiments").mkdir()

@@ -87,7 +87,7 @@ SIGN_REQUEST = 13
 
 @contextmanager
 def asking(path: Path, agent_socket: Path, seconds: float) -> Iterator[None]:
-    """Stand before an agent as one that asks a person, so long, before it signs."""
+    """Put a proxy before an agent that takes so long to sign, as if it asked a person."""
 
     def serve() -> None:
         client, _ = listener.accept()
@@ -191,8 +191,8 @@ def test_user_certificate(known: Client, serve: Callable[..., Sshd], reach: Reac
     signed = known.home / ".ssh" / "id_ed25519.pub"
     argv = ["ssh-keygen", "-q", "-s", str(tmp_path / "ca"), "-I", "test", "-n", getpass.getuser(), str(signed)]
     subprocess.run(argv, check=True)
-    (tmp_path / "nobody").write_text("")
-    serve(f"TrustedUserCAKeys {tmp_path}/ca.pub\n", tmp_path / "nobody")
+    (tmp_path / "empty").write_text("")
+    serve(f"TrustedUserCAKeys {tmp_path}/ca.pub\n", tmp_path / "empty")
     assert run(reach(), "echo", "in") == b"in\n"
 
 

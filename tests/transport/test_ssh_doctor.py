@@ -15,7 +15,7 @@ from tests.sshd import Sshd, sshd
 from tests.transport.conftest import Client, Keys, dgxlab
 
 OLD = """#!/bin/sh
-# stands for a Python of long ago: this one, with another idea of its version
+# imitates an old Python: this one, with another idea of its version
 shift 2
 exec {python} -ESc 'import sys
 sys.version_info, code = (3, 8, 10), sys.argv.pop(1)
