@@ -104,7 +104,6 @@ def make_ab(
             fewer cycles than its family of claims needs, or a limit of time that has no say.
     """
     arms = [make_arm(baseline, sources[0])]
-    sides = [(baseline, arms[0])]
     if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
         if candidate.name == baseline.name:
             raise SpecError(
@@ -112,7 +111,7 @@ def make_ab(
                 next=edit(candidate.path),
             )
         arms.append(make_arm(candidate, sources[1]))
-        sides.append((candidate, arms[1]))
+    sides = list(zip((baseline, candidate), arms, strict=False))
     chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
     gates = [(side, gate) for side in sides for gate in own(side[0])]
     before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]

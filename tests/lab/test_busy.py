@@ -198,7 +198,7 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
 
 @pytest.mark.parametrize("by", ["job", "person", "process"])
 def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> None:
-    """Exit code 10, one sentence that names the holder, and what to do; nothing was measured, no owner's note is lost."""
+    """Exit code 10, the holder's name, and what to do; nothing was measured, and no owner's note is lost."""
     held, pid = gpus.lock(1) if by == "job" else None, gpus.stranger()
     if by == "person":
         owner.write_text("carol tunes vllm\n")

@@ -139,7 +139,7 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    """The experiment's digest names its series, not what is in them: a job on other sources is no result of this one."""
+    """The experiment's digest names its series, not what is in them: a job on other sources is another one."""
     side = Side(slow, resolve(theirs.lab.cache, slow, None, quiet))
     probe = ask(theirs.host, side)
     assert probe.running == {running.job_id: slow.digest}
