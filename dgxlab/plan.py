@@ -104,7 +104,6 @@ def make_ab(
             fewer cycles than its family of claims needs, or a limit of time that has no say.
     """
     arms = [make_arm(baseline, sources[0])]
-    sides = [(baseline, arms[0])]
     if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
         if candidate.name == baseline.name:
             raise SpecError(
@@ -112,7 +111,7 @@ def make_ab(
                 next=edit(candidate.path),
             )
         arms.append(make_arm(candidate, sources[1]))
-        sides.append((candidate, arms[1]))
+    sides = list(zip((baseline, candidate), arms, strict=False))
     chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
     gates = [(side, gate) for side in sides for gate in own(side[0])]
     before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
@@ -183,7 +182,6 @@ def _build(arm: Arm) -> BuildStep:
 def _prepared(
     experiment: Experiment, arm: Arm, runs: Sequence[RunStep], gates: Sequence[GateStep | CheckStep], of: str = ""
 ) -> Iterator[ModelStep | ProbeStep]:
-    """Yield what runs and gates need: their models, and a look at the flags of their programs."""
     commands = [command for gate in gates if isinstance(gate, CheckStep) for command in gate.commands]
     every: list[RunStep | CheckCommand] = [*runs, *commands]
     used = {launch.model for launch in every if launch.model}
@@ -219,7 +217,6 @@ def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterat
 
 
 def _source(models: Mapping[str, Model], derived: DerivedModel) -> str:
-    """Return what the model is called that another is made from."""
     return next(name for name, model in models.items() if model == derived.source)
 
 
@@ -255,9 +252,9 @@ def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep
 
 def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:
     session = baseline.session
-    for number, (one, two) in enumerate(pairs(baseline, candidate)):
-        first = _run(f"chain:{number}:{BASELINE}", baseline, arms[0], one)
-        second = first if len(arms) == 1 else _run(f"chain:{number}:{CANDIDATE}", candidate, arms[1], two)
+    for number, (launch, against) in enumerate(pairs(baseline, candidate)):
+        first = _run(f"chain:{number}:{BASELINE}", baseline, arms[0], launch)
+        second = first if len(arms) == 1 else _run(f"chain:{number}:{CANDIDATE}", candidate, arms[1], against)
         yield ChainStep(
             f"chain:{number}",
             first,
@@ -279,7 +276,7 @@ def _of_family(baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float
     if max_s and (screens or session.cycles or session.thermal == "cold"):
         why = "a screen is one cycle" if screens else "session.cycles fixes the number of cycles by hand"
         if session.thermal == "cold":
-            why = "nobody knows beforehand how long the device cools (thermal: cold)"
+            why = "how long the device cools is not known beforehand (thermal: cold)"
         raise SpecError(f"a limit of minutes has no say here: {why}", next=edit(baseline.path))
     if 0 < session.cycles < needed and not screens:
         raise SpecError(

@@ -39,9 +39,11 @@ def baseline(tmp_path: Path) -> Experiment:
     return toy.experiment(tmp_path, PIN, tmp_path, name="stock", session=Session(cycles=7, drift_limit=0.03))
 
 
-def made(one: Experiment, two: Experiment, sources: tuple[Source, Source] = (STOCK, PATCHED), kind: str = "ab") -> Plan:
+def session_of(
+    first: Experiment, two: Experiment, sources: tuple[Source, Source] = (STOCK, PATCHED), kind: str = "ab"
+) -> Plan:
     """Return the plan of a session."""
-    return plan.make_ab(one, two, sources, job_id="j", kind=kind)
+    return plan.make_ab(first, two, sources, job_id="j", kind=kind)
 
 
 def ids(session: Plan) -> list[str]:
@@ -51,7 +53,7 @@ def ids(session: Plan) -> list[str]:
 
 def test_both_arms_are_built_and_gated_before_anything_is_measured_and_gated_again(baseline: Experiment) -> None:
     """Nothing is compiled between A and B."""
-    session = made(baseline, replace(baseline, name="new", series=("s",)))
+    session = session_of(baseline, replace(baseline, name="new", series=("s",)))
     assert ids(session) == [
         *("build:stock", "build:new", "model:m:stock"),
         *(f"probe:{tool}:stock" for tool in ("test-backend-ops", "llama-bench", "llama-batched-bench")),
@@ -66,7 +68,7 @@ def test_both_arms_are_built_and_gated_before_anything_is_measured_and_gated_aga
 
 def test_a_chain_holds_both_arms_of_one_entry(baseline: Experiment) -> None:
     """With the session's cycles and drift limit."""
-    session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}))
+    session = session_of(baseline, replace(baseline, name="new", env={"TOY": "x"}))
     chains = list(session.chains)
     assert [(c.baseline.arm, c.candidate.arm, c.cycles, c.drift_limit) for c in chains] == [
         ("stock", "new", 7, 0.03)
@@ -78,7 +80,7 @@ def test_a_chain_holds_both_arms_of_one_entry(baseline: Experiment) -> None:
 
 def test_an_experiment_against_itself_is_one_arm(baseline: Experiment) -> None:
     """Built, gated and named once; both sides of a chain are the same run."""
-    session = made(baseline, baseline, (STOCK, STOCK), "noise")
+    session = session_of(baseline, baseline, (STOCK, STOCK), "noise")
     assert [arm.name for arm in session.arms] == ["stock"]
     assert [step for step in ids(session) if step.startswith(("build", "gate"))] == [
         "build:stock",
@@ -92,14 +94,14 @@ def test_an_experiment_against_itself_is_one_arm(baseline: Experiment) -> None:
 def test_the_same_spec_on_two_trees_is_no_session_with_itself(baseline: Experiment) -> None:
     """It would be two arms of one name."""
     with pytest.raises(SpecError, match="both called stock"):
-        made(baseline, baseline)
+        session_of(baseline, baseline)
     with pytest.raises(SpecError, match="both called stock"):
-        made(baseline, replace(baseline, env={"TOY": "x"}), (STOCK, STOCK))
+        session_of(baseline, replace(baseline, env={"TOY": "x"}), (STOCK, STOCK))
 
 
 def test_a_screen_is_one_bracket_without_gates_after_it(baseline: Experiment) -> None:
     """It settles nothing, so it costs little."""
-    session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}), kind="screen")
+    session = session_of(baseline, replace(baseline, name="new", env={"TOY": "x"}), kind="screen")
     assert {(chain.cycles, chain.screen) for chain in session.chains} == {(1, True)}
     assert not [step for step in ids(session) if step.endswith(":after")]
 
@@ -107,28 +109,30 @@ def test_a_screen_is_one_bracket_without_gates_after_it(baseline: Experiment) ->
 def test_the_marker_of_the_path_under_test_must_not_be_on_the_baseline(baseline: Experiment) -> None:
     """A baseline that runs the candidate's path measures nothing; a marker of both is no difference."""
     both, new = EngagedGate("both:"), EngagedGate("new:", ("llama-bench",))
-    session = made(replace(baseline, gates=(both,)), replace(baseline, name="new", gates=(both, new), env={"TOY": "x"}))
-    found = {chain.baseline.tool: (chain.candidate.markers, chain.absent) for chain in session.chains}
-    assert found["llama-bench"] == (("both:", "new:"), ("new:",))
-    assert found["backend-ops"] == (("both:",), ())
+    session = session_of(
+        replace(baseline, gates=(both,)), replace(baseline, name="new", gates=(both, new), env={"TOY": "x"})
+    )
+    markers = {chain.baseline.tool: (chain.candidate.markers, chain.absent) for chain in session.chains}
+    assert markers["llama-bench"] == (("both:", "new:"), ("new:",))
+    assert markers["backend-ops"] == (("both:",), ())
 
 
 def test_a_model_of_one_name_may_be_another_in_each_arm(baseline: Experiment) -> None:
     """Each arm finds or makes its own."""
     two = replace(baseline, name="new", models={"m": SyntheticModel()})
-    steps = {step.id: step for step in made(baseline, two).steps}
+    steps = {step.id: step for step in session_of(baseline, two).steps}
     assert steps["model:m:stock"].path == dict(baseline.models)["m"].path  # type: ignore[union-attr]
     assert steps["model:m:new"].recipe == SyntheticModel()  # type: ignore[union-attr]
-    assert "llama-quantize" in made(baseline, two).arm("new").targets
+    assert "llama-quantize" in session_of(baseline, two).arm("new").targets
 
 
 def test_what_a_session_is_about_tells_its_kind_and_both_sides(baseline: Experiment) -> None:
     """A screen is no answer to who asks for a session, nor is a run of the candidate."""
     two = replace(baseline, name="new", models={"m": FileModel("/n.gguf")})
     plans = [
-        made(baseline, two),
-        made(two, baseline),
-        made(baseline, two, kind="screen"),
+        session_of(baseline, two),
+        session_of(two, baseline),
+        session_of(baseline, two, kind="screen"),
         plan.make(two, PATCHED, job_id="j"),
     ]
     assert len({each.subject for each in plans}) == 4
@@ -137,7 +141,7 @@ def test_what_a_session_is_about_tells_its_kind_and_both_sides(baseline: Experim
 
 def test_a_session_survives_the_way_to_the_host(baseline: Experiment) -> None:
     """As JSON and back, with the same digest."""
-    session = made(baseline, replace(baseline, name="new", env={"TOY": "x"}))
+    session = session_of(baseline, replace(baseline, name="new", env={"TOY": "x"}))
     back = from_json(Plan, to_json(session))
     assert back == session
     assert back.digest == session.digest
@@ -185,7 +189,7 @@ def test_a_candidates_gate_is_held_against_the_one_in_its_environment(baseline: 
     """By operation and backend, first the one with the same variables; a gate of another operation has none."""
     gates = tuple(ParityGate(op, "CPU", env=env) for op, env in (("MUL_MAT", {}), ("MUL_MAT", {"A": "1"}), ("ADD", {})))
     others = (*gates[1:2], replace(gates[0], env={"B": "1"}), ParityGate("MUL", "CPU"))
-    session = made(replace(baseline, gates=gates), replace(baseline, name="new", series=("s",), gates=others))
+    session = session_of(replace(baseline, gates=gates), replace(baseline, name="new", series=("s",), gates=others))
     steps = {step.id: step for step in session.steps if isinstance(step, GateStep)}
     assert [steps[f"gate:{n}"].like for n in range(6)] == ["", "", "", "gate:1", "gate:0", ""]
     assert steps["gate:3:after"].like == "gate:1"

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from dgxlab.cli import host, jobs, patch, record, report, run, verdict
-from dgxlab.cli._app import App
-from dgxlab.cli._out import Out, show_error
+from dgxlab.cli._app import App, DbOption, FormatOption, QuietOption
+from dgxlab.cli._out import Format, Out, show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
 
 
@@ -72,8 +72,13 @@ def _version(value: bool) -> None:
 
 
 @app.callback()
-def _top(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
-    pass
+def _top(
+    db: DbOption = None,
+    format: FormatOption = Format.human,
+    quiet: QuietOption = False,
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it."),
+) -> None:
+    pass  # each command reads the three from its context: App.add
 
 
 def main() -> None:

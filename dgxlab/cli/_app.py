@@ -81,22 +81,20 @@ SHARED: dict[str, list[tuple[str, Any, Any]]] = {
     "desk": [("db", DbOption, None)],
     "out": [("format", FormatOption, Format.human), ("quiet", QuietOption, False)],
 }
-"""The options of every command, with their defaults, by the parameter that a command's function has for them."""
+"""The options of every command, with their defaults, by the parameter that a command's function has for them. They may
+also be given before the command."""
 
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a command works.
-
-    Attributes:
-        db: The database, None for results.db of the project.
-        project: The project's folder, None for the current folder's.
-        trust_source: Whether a pin may come from a package of which no digest is known.
-    """
+    """Where a command works."""
 
     db: Path | None = None
+    """None for results.db of the project."""
     project: Path | None = None
+    """Its folder; None for that of the current folder."""
     trust_source: bool = False
+    """Whether a pin may come from a package of which no digest is known."""
 
     @property
     def database(self) -> Path:
@@ -150,31 +148,31 @@ class App(typer.Typer):
         """Register a function as a command: its parameters `desk` and `out` are made from the options in SHARED."""
 
         def register(function: Command) -> Command:
-            self.command(name)(_with_shared_options(function))
+            signature = inspect.signature(function, eval_str=True)
+            shared = [each for name, options in SHARED.items() if name in signature.parameters for each in options]
+            own = [parameter for name, parameter in signature.parameters.items() if name not in SHARED]
+
+            def command(context: typer.Context, **given: Any) -> None:
+                for option, *_ in shared:
+                    source = context.get_parameter_source(option)
+                    if source is None or source.name != "COMMANDLINE":  # then what precedes the command decides
+                        given[option] = context.find_root().params[option]
+                if "desk" in signature.parameters:
+                    given["desk"] = Desk(given.pop("db"))
+                if "out" in signature.parameters:
+                    given["out"] = Out(given.pop("format"), given.pop("quiet"))
+                function(**given)
+
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+            parameters += [parameter.replace(kind=keyword) for parameter in own]
+            parameters += [inspect.Parameter(n, keyword, annotation=option, default=d) for n, option, d in shared]
+            command.__name__, command.__doc__ = function.__name__, function.__doc__
+            command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+            self.command(name)(command)
             return function
 
         return register
-
-
-def _with_shared_options(function: Callable[..., None]) -> Callable[..., None]:
-    signature = inspect.signature(function, eval_str=True)
-    shared = [option for name, options in SHARED.items() if name in signature.parameters for option in options]
-    own = [parameter for name, parameter in signature.parameters.items() if name not in SHARED]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-
-    def command(**given: Any) -> None:
-        if "desk" in signature.parameters:
-            given["desk"] = Desk(given.pop("db"))
-        if "out" in signature.parameters:
-            given["out"] = Out(given.pop("format"), given.pop("quiet"))
-        function(**given)
-
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=keyword) for parameter in own]
-        + [inspect.Parameter(name, keyword, annotation=option, default=default) for name, option, default in shared]
-    )
-    return command
 
 
 def seconds(max_minutes: float | None) -> float:

@@ -6,7 +6,7 @@ No value of a chain is shown before the session has ended: who knows the effect 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,9 +82,17 @@ def _run(event: events.RunEvent) -> list[str]:
     if event.status != "valid":
         return [f"{event.id} {event.status}: {event.reason}", *below]
     for result in event.results:
-        values = (_value(m.metric, median(m.samples)) for m in result.measurements)
+        values = []
+        for measurement in result.measurements:
+            quantity, value = metric(measurement.metric), median(measurement.samples)
+            shown_as = style(quantity, [value])
+            values.append(f"{quantity.label} {shown_as.value(value)} {shown_as.unit}".lstrip())
         below.append(f"  {cells[result.cell].label}: {', '.join(values)}")
-    around = ", ".join(filter(None, (duration(event.seconds), _conditions(event.telemetry))))
+    ranges: dict[str, tuple[float, float]] = {}
+    for seen in event.telemetry:  # of one GPU, or of several
+        low, high = ranges.get(seen.name, (seen.median, seen.median))
+        ranges[seen.name] = (min(low, seen.median), max(high, seen.median))
+    around = ", ".join(filter(None, (duration(event.seconds), conditions(ranges))))
     return [f"{event.id} {event.tool} ({around})", *below]
 
 
@@ -97,8 +105,17 @@ def _chain(event: events.ChainEvent, run: events.RunEvent | None) -> str:
     took = duration(run.seconds) if run and event.role == BURN_IN else ""
     around = ", ".join(filter(None, (took, conditions(event.conditions))))
     what = " ".join(filter(None, (event.id, run.tool if run else "", place(event))))
-    progress = "; ".join(filter(None, (", ".join(_progress(event)), event.note)))
-    return what + (f" ({around})" if around else "") + (f": {progress}" if progress else "")
+    progress = []  # nothing about the candidate
+    if event.role != CANDIDATE and event.drift is not None:
+        progress.append(f"baselines {100 * event.drift:.2f} % apart")
+    if event.role == BASELINE and event.cycle:
+        progress.append(f"{event.valid} of {event.cycle} count")
+    if event.state == "done":
+        progress.append("done")
+    elif event.left_s is not None:
+        progress.append(f"{duration(event.left_s)} left")
+    words = "; ".join(filter(None, (", ".join(progress), event.note)))
+    return what + (f" ({around})" if around else "") + (f": {words}" if words else "")
 
 
 def place(event: events.ChainEvent) -> str:
@@ -107,33 +124,6 @@ def place(event: events.ChainEvent) -> str:
     if role == BURN_IN:
         return f"{role} {cycle}"
     return f"cycle {cycle} of {event.cycles}, {role}" if cycle else f"first {role}"
-
-
-def _progress(event: events.ChainEvent) -> Iterator[str]:
-    """Yield how far a chain is, and nothing about the candidate."""
-    if event.role != CANDIDATE and event.drift is not None:
-        yield f"baselines {100 * event.drift:.2f} % apart"
-    if event.role == BASELINE and event.cycle:
-        yield f"{event.valid} of {event.cycle} count"
-    if event.state == "done":
-        yield "done"
-    elif event.left_s is not None:
-        yield f"{duration(event.left_s)} left"
-
-
-def _conditions(telemetry: Iterable[events.Summary]) -> str:
-    ranges: dict[str, tuple[float, float]] = {}
-    for seen in telemetry:  # of one GPU, or of several
-        middle = seen.median
-        low, high = ranges.get(seen.name, (middle, middle))
-        ranges[seen.name] = (min(low, middle), max(high, middle))
-    return conditions(ranges)
-
-
-def _value(name: str, value: float) -> str:
-    shown = style(metric(name), [value])
-    label = metric(name).label
-    return f"{label} {shown.value(value)} {shown.unit}".lstrip()
 
 
 @contextmanager

@@ -167,7 +167,6 @@ def _mute(stream: TextIO) -> None:
 
 
 def _page(text: str) -> Any:
-    """Parse markdown that `report` made into what rich draws."""
     from rich import box
     from rich.cells import cell_len
     from rich.console import Console, ConsoleOptions, RenderResult

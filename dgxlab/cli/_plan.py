@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dgxlab.cli._out import plural, table
@@ -30,7 +30,7 @@ from dgxlab.stats import BURN_IN_RUNS, EXTRA_CYCLES, PLANNING_RUNS, SCREEN_DRIFT
 from dgxlab.units import duration, metric, percent
 
 if TYPE_CHECKING:
-    from dgxlab.lab.outlook import Expected, Outlook
+    from dgxlab.lab.outlook import Outlook
     from dgxlab.model import Experiment
 
 PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
@@ -79,7 +79,6 @@ def _step(step: Step) -> Iterator[str]:
 
 
 def _chain(step: ChainStep) -> Iterator[str]:
-    """Say what runs in which order, how often and under which conditions."""
     extra = 0 if step.screen else EXTRA_CYCLES
     least, most = (step.cycles, step.cycles) if step.cycles else cycle_range(step.claims)
     first = BURN_IN_RUNS[0] if step.cycles else PLANNING_RUNS
@@ -138,7 +137,28 @@ NEVER = "over 100"
 
 def describe_outlook(outlook: Outlook, experiment: Experiment) -> str:
     """Return the outlook as text: a line a claim, then the session as it is planned and as it would have to be."""
-    return "\n".join(_lines(outlook, experiment))
+    effect = percent(outlook.effect)
+    lines = [f"experiment {experiment.name} on host {experiment.host}, to see an effect of {effect}"]
+    if outlook.claims:
+        rows = [
+            {
+                "cell": " ".join(filter(None, (claim.model, claim.label, metric(claim.metric).label))),
+                "noise floor": percent(claim.sigma),
+                "MDE": percent(claim.mde),
+                "cycles": str(claim.needed or NEVER),
+                "measured by": claim.session,
+            }
+            for claim in outlook.claims
+        ]
+        needed = f"{NEVER} cycles, which no session has"
+        if outlook.needed is not None:
+            needed = _session(outlook.needed, outlook.seconds_needed)
+        lines += ["", table(rows, right=("noise floor", "MDE", "cycles"))]
+        lines += ["", length(outlook), f"needed for {effect}: {needed}"]
+    if outlook.unknown:
+        lines += ["", f"no noise floor: {', '.join(outlook.unknown)}"]
+        lines.append(f"measured by: {command('noise', experiment)}")
+    return "\n".join(lines)
 
 
 def length(outlook: Outlook) -> str:
@@ -148,34 +168,6 @@ def length(outlook: Outlook) -> str:
         return f"planned: {fewest} to {most} cycles, as the burn-in of each chain decides"
     decides = "" if outlook.fixed else "; the burn-in of each chain decides"
     return f"planned: {_session(outlook.cycles, outlook.seconds)}{decides}"
-
-
-def _lines(outlook: Outlook, experiment: Experiment) -> Iterator[str]:
-    effect = percent(outlook.effect)
-    yield f"experiment {experiment.name} on host {experiment.host}, to see an effect of {effect}"
-    if outlook.claims:
-        yield ""
-        yield table([_row(claim) for claim in outlook.claims], right=("noise floor", "MDE", "cycles"))
-        yield ""
-        yield length(outlook)
-        if outlook.needed is None:
-            yield f"needed for {effect}: {NEVER} cycles, which no session has"
-        else:
-            yield f"needed for {effect}: {_session(outlook.needed, outlook.seconds_needed)}"
-    if outlook.unknown:
-        yield ""
-        yield f"no noise floor: {', '.join(outlook.unknown)}"
-        yield f"measured by: {command('noise', experiment)}"
-
-
-def _row(claim: Expected) -> Mapping[str, str]:
-    return {
-        "cell": " ".join(filter(None, (claim.model, claim.label, metric(claim.metric).label))),
-        "noise floor": percent(claim.sigma),
-        "MDE": percent(claim.mde),
-        "cycles": str(claim.needed or NEVER),
-        "measured by": claim.session,
-    }
 
 
 def _session(cycles: int, seconds: float | None) -> str:

@@ -263,18 +263,16 @@ def _mib(number: int | str | None) -> str:
 
 
 def _findings(findings: Sequence[Finding]) -> str:
-    """Return a line for each finding below its machine's name, and what mends it on the next."""
     lines = []
-    for where, found in groupby(findings, lambda finding: finding.where):
+    for where, group in groupby(findings, lambda finding: finding.where):
         lines.append(where)
-        for finding in found:
+        for finding in group:
             lines.append(f"  {finding.state:9}{finding.name:8}{one_line(finding.text)}")
             lines += [f"{'':19}next: {one_line(finding.next)}"] if finding.next else []
     return "\n".join(lines)
 
 
 def _listing(candidates: Sequence[Candidate]) -> str:
-    """Return a table of everything, and how much of it goes."""
     if not candidates:
         return "nothing lies there"
     goes = [candidate.item for candidate in candidates if not candidate.kept]

@@ -1,10 +1,10 @@
-"""dgxlab jobs, attach, cancel, logs, session: detached work, whoever started it, and what it printed."""
+"""dgxlab jobs, attach, cancel, logs, session: detached work of any client, and what it printed."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from dgxlab.cli._app import JOB, App, Desk, JobArgument, connect, naming_a_host
 from dgxlab.cli._out import Format, Out, clean, table, write_bytes
 from dgxlab.cli.run import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
+from dgxlab.units import duration, size
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -48,12 +49,15 @@ def jobs(host: AskOption = None, *, desk: Desk, out: Out) -> None:
             known = {job.job_id: job for job in lab.store.jobs()}
     there = {job.job_id: job for job in connected.jobs()}
     ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have been called otherwise then
-    rows = [_row(name, job_id, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *ours})]
-    out.result(rows, lambda: _listing(rows) if rows else "no jobs")
+    rows = [_row(name, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *ours})]
+    columns = ("job", "host", "kind", "age", "on_host", "recorded")  # the job's id says its name already
+    shown = [{**row, "age": duration(row["age_s"])} for row in rows]
+    texts = [{column: str(row[column]) for column in columns} for row in shown]
+    out.result(rows, lambda: clean(table(texts)) if texts else "no jobs")
 
 
 def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) -> None:
-    """Follow a job from where the record stands, record it, and report.
+    """Follow a job from where the record ends, record it, and report.
 
     Example: dgxlab attach 20261120-120301-quickstart-3f2a9c
     """
@@ -61,7 +65,7 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     from dgxlab.cli._display import display
     from dgxlab.lab.jobs import adopt, follow
 
-    with _found(desk, job, host) as (lab, connected, job_id):
+    with _job_of(desk, job, host) as (lab, connected, job_id):
         error: DgxlabError | None
         try:
             with display(out) as watch:
@@ -89,7 +93,7 @@ def cancel(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     """
     from dgxlab.lab.jobs import settle
 
-    with _found(desk, job, host) as (lab, connected, job_id):
+    with _job_of(desk, job, host) as (lab, connected, job_id):
         try:
             status = connected.cancel(job_id)
         except RemoteError:  # something of it goes on; that it ended is recorded all the same
@@ -155,7 +159,8 @@ def logs(
         raw.unpack(archive, unpack)
     rows = {path: {**vars(file), "what": raw.describe(job, path)} for path, file in files.items()}
     if name is None:
-        out.result(list(rows.values()), lambda: _files(rows))
+        shown = [{"file": path, "size": size(row["size"]), "what": row["what"]} for path, row in rows.items()]
+        out.result(list(rows.values()), lambda: table(shown, right=("size",)))
         return
     paths = [path for path in files if name in (path, PurePosixPath(path).name)]
     if len(paths) != 1:
@@ -167,7 +172,7 @@ def logs(
 
 
 @contextmanager
-def _found(desk: Desk, job: str, host: str | None) -> Iterator[tuple[Lab, Host, str]]:
+def _job_of(desk: Desk, job: str, host: str | None) -> Iterator[tuple[Lab, Host, str]]:
     """Open the record, and give it with a job's host and whole id."""
     from dgxlab.lab.jobs import find
 
@@ -194,12 +199,11 @@ def _again(job: Job) -> str:
     return shlex.join(["dgxlab", command, *(label(file) for (file,) in files), *screen, "--host", job.host])
 
 
-def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:
-    """Return what host and record say of a job that at least one of them knows."""
+def _row(host: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:
     says = known or there
     assert says is not None
     return {
-        "job": job_id,
+        "job": says.job_id,
         "host": host,
         "name": says.name,
         "kind": says.kind,
@@ -207,18 +211,3 @@ def _row(host: str, job_id: str, there: HostJob | None, known: Job | None) -> di
         "on_host": there.state if there else "absent",
         "recorded": "rejected" if known and known.rejected else known.state if known else "not here",
     }
-
-
-def _files(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    from dgxlab.units import size
-
-    shown = [{"file": path, "size": size(row["size"]), "what": row["what"]} for path, row in rows.items()]
-    return table(shown, right=("size",))
-
-
-def _listing(rows: Sequence[Mapping[str, Any]]) -> str:
-    from dgxlab.units import duration
-
-    columns = ("job", "host", "kind", "age", "on_host", "recorded")  # the job's id says its name already
-    shown = [{**row, "age": duration(row["age_s"])} for row in rows]
-    return clean(table([{column: str(row[column]) for column in columns} for row in shown]))

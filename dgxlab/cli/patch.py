@@ -73,7 +73,9 @@ def check(
         lines += [f"{name}: {plural(len(listed), 'problem')}", *(f"  {problem}" for problem in listed)]
     out.result({"pin": at, "problems": problems}, "\n".join([f"pin {at[:12]}", *(lines or ["no series"])]))
     if bad := [name for name, listed in problems.items() if listed]:
-        raise CheckFailed(f"not every series stands on pin {at[:12]}", next=f"dgxlab patch refresh {bad[0]} --pin {at}")
+        raise CheckFailed(
+            f"not every series applies to pin {at[:12]}", next=f"dgxlab patch refresh {bad[0]} --pin {at}"
+        )
 
 
 @app.add("refresh")

@@ -6,7 +6,7 @@ import gc
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -71,7 +71,19 @@ def import_(
         new = imported.record(store, adopted)
     for note in adopted.reading.notes if out.format is Format.human else ():
         out.note(f"note: {note}")
-    out.result(_as_json(adopted, new), lambda: _as_text(adopted, new))
+    reading = adopted.reading
+    value = {
+        "import_id": adopted.import_id,
+        "sha256": adopted.sha256,
+        "file": adopted.name,
+        "tool": adopted.tool,
+        "format": adopted.format,
+        "new": new,
+        "provenance": reading.provenance,
+        "notes": reading.notes,
+        "rows": reading.rows,
+    }
+    out.result(value, lambda: _as_text(adopted, new))
 
 
 def export(
@@ -200,21 +212,6 @@ def rebuild(
     out.result(done, "\n".join([*reasons, f"{plural(len(done.added), 'job')} recorded"]))
     if done.left:
         raise CheckFailed(f"{plural(len(done.left), 'job')} could not be recorded", next=command("ls", "-l", lab.raw))
-
-
-def _as_json(adopted: Imported, new: bool) -> dict[str, Any]:
-    reading = adopted.reading
-    return {
-        "import_id": adopted.import_id,
-        "sha256": adopted.sha256,
-        "file": adopted.name,
-        "tool": adopted.tool,
-        "format": adopted.format,
-        "new": new,
-        "provenance": reading.provenance,
-        "notes": reading.notes,
-        "rows": reading.rows,
-    }
 
 
 def _as_text(adopted: Imported, new: bool) -> str:

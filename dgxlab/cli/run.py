@@ -29,7 +29,7 @@ from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, Spec
 from dgxlab.units import share
 
 if TYPE_CHECKING:
-    from dgxlab.lab.session import Outcome, Request
+    from dgxlab.lab.session import Request
     from dgxlab.model import Experiment, Plan
     from dgxlab.report import SessionReport
 
@@ -185,7 +185,12 @@ def plan(  # noqa: PLR0913 - each is an option
     first = experiment(spec, set_, host)
     desk = replace(desk, project=Path(first.root), trust_source=trust_source)
     if effect:
-        _show_outlook(Request("run", first, tree=tree), _share(effect), desk, out)
+        try:
+            wanted = share(effect)
+        except ValueError:
+            text = f"an effect is a share as in 2% or 0.02, not {effect!r}"
+            raise UsageError(text, next="dgxlab plan --help") from None
+        _show_outlook(Request("run", first, tree=tree), wanted, desk, out)
     elif candidate:
         second = experiment(candidate, set_, host)
         session = _planned(Request("ab", second, first, allow=allow or (), max_s=seconds(max_minutes)), desk, out)
@@ -243,26 +248,15 @@ def _measure(request: Request, desk: Desk, out: Out, fail_on: Collection[str] = 
             counted = ", ".join([plural(len(outcome.gates), "gate"), *ended])
         else:
             page = report.collect_experiment(lab.store, request.experiment, outcome.source, outcome.device)
-            counted = _cells(outcome)
+            missing = outcome.planned - outcome.measured - outcome.reused
+            counted = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
+            counted += f", {missing} not measured" if missing else ""
         out.report(page, lambda: report.render(page, wide=wide))
     out.note(f"{counted}; recorded in {desk.database}")
     if request.baseline:
         leave(page, outcome.error, fail_on)
     elif outcome.error:
         raise outcome.error
-
-
-def _cells(outcome: Outcome) -> str:
-    counts = f"{plural(outcome.planned, 'cell')}, {outcome.measured} measured now, {outcome.reused} up to date"
-    missing = outcome.planned - outcome.measured - outcome.reused
-    return counts + (f", {missing} not measured" if missing else "")
-
-
-def _share(text: str) -> float:
-    try:
-        return share(text)
-    except ValueError:
-        raise UsageError(f"an effect is a share as in 2% or 0.02, not {text!r}", next="dgxlab plan --help") from None
 
 
 def _planned(request: Request, desk: Desk, out: Out) -> Plan:

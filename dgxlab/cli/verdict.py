@@ -67,7 +67,7 @@ def verdict(
         raise UsageError(f"{file} holds no chain", next="dgxlab verdict --help")
     judged = list(zip(lines, _judged(lines, holm=holm, screen=screen), strict=True))
     out.lines((_row(*each) for each in judged), lambda: "\n".join(_sentence(*each) for each in judged))
-    if failed := [word for word in fail_on or () for _, found in judged if found.verdict == word]:
+    if failed := [word for word in fail_on or () for _, result in judged if result.verdict == word]:
         raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(judged)} {'is' if len(failed) == 1 else 'are'} "
                           f"{' or '.join(dict.fromkeys(failed))}, on which to fail")  # fmt: skip
 
@@ -153,46 +153,46 @@ def _judged(lines: Sequence[_Line], *, holm: bool, screen: bool) -> Iterator[Ver
         yield next(verdicts) if line.broken is None else stats.invalid(0, line.broken)
 
 
-def _row(line: _Line, found: Verdict) -> dict[str, Any]:
+def _row(line: _Line, result: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON; effects are per cent of the baseline, noise floors shares as in the input."""
     from dgxlab.stats import promoted
 
     return {
         "line": line.number,
         "name": line.name,
-        "verdict": found.verdict,
-        "effect_pct": _percent(found.effect),
-        "ci_pct": found.ci and [_percent(bound) for bound in found.ci],
-        "same_ci_pct": found.same_ci and [_percent(bound) for bound in found.same_ci],
-        "confidence": found.confidence,
-        "mde_pct": _percent(found.mde),
-        "valid_cycles": found.valid_cycles,
-        "cycles": found.cycles,
-        "p": found.p,
-        "k_to_settle": found.k_to_settle,
-        "noise_floor": found.noise,
-        "promoted": promoted(found, line.keys.get("noise")),
-        "screen": found.screen,
-        "flaws": found.flaws,
-        "reasons": found.reasons,
+        "verdict": result.verdict,
+        "effect_pct": _percent(result.effect),
+        "ci_pct": result.ci and [_percent(bound) for bound in result.ci],
+        "same_ci_pct": result.same_ci and [_percent(bound) for bound in result.same_ci],
+        "confidence": result.confidence,
+        "mde_pct": _percent(result.mde),
+        "valid_cycles": result.valid_cycles,
+        "cycles": result.cycles,
+        "p": result.p,
+        "k_to_settle": result.k_to_settle,
+        "noise_floor": result.noise,
+        "promoted": promoted(result, line.keys.get("noise")),
+        "screen": result.screen,
+        "flaws": result.flaws,
+        "reasons": result.reasons,
     }
 
 
-def _sentence(line: _Line, found: Verdict) -> str:
-    word = f"screen: {found.verdict}" if found.screen else found.verdict
+def _sentence(line: _Line, result: Verdict) -> str:
+    word = f"screen: {result.verdict}" if result.screen else result.verdict
     parts = [f"{line.name}: {word}"]
 
     def interval(bounds: tuple[float, float]) -> str:
         return " to ".join(f"{100 * bound:+.2f}" for bound in bounds) + " %"
 
-    if found.effect is not None:
-        parts.append(f"{100 * found.effect:+.2f} %")
-    if found.ci is not None and found.mde is not None:
-        parts[-1] += f" ({100 * found.confidence:.4g} %: {interval(found.ci)})"
-        if found.verdict == "same" and found.same_ci:
-            parts[-1] += f", interval of same {interval(found.same_ci)}"
-        parts.append(f"{found.valid_cycles} of {plural(found.cycles, 'cycle')}, MDE {100 * found.mde:.2f} %")
-    return f"{', '.join(parts)}; {'; '.join(found.reasons)}"
+    if result.effect is not None:
+        parts.append(f"{100 * result.effect:+.2f} %")
+    if result.ci is not None and result.mde is not None:
+        parts[-1] += f" ({100 * result.confidence:.4g} %: {interval(result.ci)})"
+        if result.verdict == "same" and result.same_ci:
+            parts[-1] += f", interval of same {interval(result.same_ci)}"
+        parts.append(f"{result.valid_cycles} of {plural(result.cycles, 'cycle')}, MDE {100 * result.mde:.2f} %")
+    return f"{', '.join(parts)}; {'; '.join(result.reasons)}"
 
 
 def _percent(share: float | None) -> float | None:

@@ -20,29 +20,20 @@ RECENT = "used in the last"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing on the host, and what becomes of it.
-
-    Attributes:
-        kept: Why it stays, "" when it goes.
-    """
+    """One thing on the host, and why it stays, "" when it goes."""
 
     item: Item
     kept: str
 
     @property
     def recent(self) -> bool:
-        """Whether it stays for its age alone, as far as was looked."""
+        """Whether it stays for its age alone."""
         return self.kept.startswith(RECENT)
 
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a cleaning did.
-
-    Attributes:
-        removed: What is gone.
-        kept: What was to go and stayed, with the reason.
-    """
+    """What a cleaning removed, and what was to go and stayed."""
 
     removed: tuple[Item, ...]
     kept: tuple[Candidate, ...]

@@ -48,18 +48,13 @@ Found = tuple[str, str, str] | tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        where: "this client", or the host's name.
-        state: ok, note (work goes on) or missing.
-        text: What is there, or what is not.
-        next: What mends it, "" for what is ok.
-    """
+    """One thing that was looked at, and what mends it."""
 
     where: str
+    """`this client`, or the host's name."""
     name: str
     state: str
+    """ok, note (work goes on) or missing."""
     text: str
     next: str = ""
 
@@ -70,7 +65,7 @@ def look_at_client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] |
     Args:
         hosts: What hosts.yaml says, or what is wrong with it.
     """
-    return [Finding("this client", *found) for found in _client(database, cache, hosts)]
+    return [Finding("this client", *finding) for finding in _client(database, cache, hosts)]
 
 
 def look_at_host(host: Host) -> list[Finding]:
@@ -79,7 +74,7 @@ def look_at_host(host: Host) -> list[Finding]:
         probe = host.probe()
     except DgxlabError as error:
         return [Finding(host.name, "reach", MISSING, error.message, error.next or AGAIN)]
-    return [Finding(host.name, *found) for found in judge(probe.facts, host.entry, probe.absent)]
+    return [Finding(host.name, *finding) for finding in judge(probe.facts, host.entry, probe.absent)]
 
 
 def _client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] | DgxlabError) -> Iterator[Found]:
@@ -93,7 +88,14 @@ def _client(database: Path, cache: Path, hosts: Mapping[str, HostEntry] | Dgxlab
     yield _cache(cache)
     yield _record(database)
     if shutil.which("git") and database.parent.is_dir():
-        yield from _merge_driver(database)
+        git = Git.checkout(database.parent)
+        if git.attempt("ls-files", "--error-unmatch", database.name).rc != 0:
+            pass  # a record that git does not track is not merged
+        elif git.attempt("config", "merge.dgxlab-db.driver").text:
+            yield "merge", OK, f"git merges {database.name} row by row"
+        else:
+            mend = 'git config merge.dgxlab-db.driver ".venv/bin/dgxlab db merge %A %B"'
+            yield "merge", NOTE, f"git tracks {database.name} and does not know how to merge it", mend
     if isinstance(hosts, DgxlabError):
         yield "hosts", MISSING, hosts.message, hosts.next
         return
@@ -138,18 +140,6 @@ def _record(database: Path) -> Found:
     return "record", OK, f"none yet; the first run makes {database}"
 
 
-def _merge_driver(database: Path) -> Iterator[Found]:
-    """Look whether git knows how to merge a record that it tracks."""
-    git = Git.checkout(database.parent)
-    if git.attempt("ls-files", "--error-unmatch", database.name).rc != 0:
-        return
-    if git.attempt("config", "merge.dgxlab-db.driver").text:
-        yield "merge", OK, f"git merges {database.name} row by row"
-    else:
-        mend = 'git config merge.dgxlab-db.driver ".venv/bin/dgxlab db merge %A %B"'
-        yield "merge", NOTE, f"git tracks {database.name} and does not know how to merge it", mend
-
-
 def _ssh(host: HostEntry) -> Found:
     from dgxlab.transport.ssh_trust import private_known_hosts
 
@@ -180,18 +170,6 @@ def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ())
 
     yield "reach", OK, f"{details['user']} at {facts.hostname}, {details['os']}"
     yield "python", OK, details["python"]
-    yield from _settings(host, absent)
-    yield from _tools(facts, install, keys)
-    yield from _gpu(facts, host, install)
-    yield from _room(details, host)
-    for process in details["gpu_processes"]:
-        who = f"{process['program']} of {process['user'] or 'somebody'}, pid {process['pid']}"
-        text = f"{who} computes on {process['gpu_uuid']}; a job waits for its end"
-        yield "in use", NOTE, text, host.typed("nvidia-smi")
-
-
-def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Found]:
-    """Yield what is absent of what hosts.yaml names and every job needs."""
     says = f"of {host.name} in {host.file}"
     for key, what in absent:
         if key == "path_prepend":
@@ -201,15 +179,21 @@ def _settings(host: HostEntry, absent: Sequence[tuple[str, str]]) -> Iterator[Fo
         elif key == "setsid":
             yield "setsid", MISSING, what, host.typed("sudo apt-get install util-linux")
         elif key == "lock":
-            text = f"{what}, the folder of lock: {says}, is not there: nobody can sign in it who measures"
+            text = f"{what}, the folder of lock: {says}, is not there: no user can write into it who measures"
             yield "owner", NOTE, text, host.typed(command("mkdir", "-p", what))
         else:
             text = f"{what}, the {key} of env: {says}, is not there"
             yield COMPILER_NAMES.get(key, key.lower()), MISSING, text, edit(host.file)
+    yield from _tools(facts, install, keys)
+    yield from _gpu(facts, host, install)
+    yield from _room(details, host)
+    for process in details["gpu_processes"]:
+        who = f"{process['program']} of {process['user'] or 'an unknown user'}, pid {process['pid']}"
+        text = f"{who} computes on {process['gpu_uuid']}; a job waits for its end"
+        yield "in use", NOTE, text, host.typed("nvidia-smi")
 
 
 def _tools(facts: Facts, install: Install, absent: Collection[str]) -> Iterator[Found]:
-    """Yield git, the compilers but for those of the keys in `absent`, and the build tools."""
     paths, toolchain = facts.details["tools"], facts.toolchain
     told = {COMPILER_NAMES.get(key) for key in absent}
     needed = {"git": (paths["git"], "git"), "cc": (toolchain.cc, "gcc"), "c++": (toolchain.cxx, "g++")}

@@ -124,7 +124,16 @@ def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabErr
         record_end(lab.store, job_id, None)
         if status.state == "lost":
             raw.keep(lab, host, job_id, watch)
-        raise _lost(host, status)
+        if status.state == "absent":
+            cause = f"its folder on {host.name} was deleted before its end was recorded"
+        elif status.cause:
+            cause = f"on {host.name} {status.cause}"
+        else:
+            cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
+        kept = "what was read of it before is kept, the rest is not believed"
+        if not status.cause:
+            kept = "what it measured is kept"
+        raise JobLost(f"job {job_id} was lost: {cause}; {kept}", next=AGAIN)
     job = record_end(lab.store, job_id, rc)
     raw.keep(lab, host, job_id, watch)
     return _ending(host, job)
@@ -166,21 +175,7 @@ def _not_yet(host: Host, job_id: str) -> RemoteError:
     return RemoteError(f"job {job_id} has not started on {host.name} yet", next=AGAIN)
 
 
-def _lost(host: Host, status: JobStatus) -> JobLost:
-    if status.state == "absent":
-        cause = f"its folder on {host.name} was deleted before its end was recorded"
-    elif status.cause:
-        cause = f"on {host.name} {status.cause}"
-    else:
-        cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
-    kept = (
-        "what was read of it before is kept, the rest is not believed" if status.cause else "what it measured is kept"
-    )
-    return JobLost(f"job {status.job_id} was lost: {cause}; {kept}", next=AGAIN)
-
-
 def _ending(host: Host, job: Job) -> DgxlabError | None:
-    """Return the error that a job ended with, as the store has it."""
     if not job.exit_code:
         return None
     if job.state == "cancelled":
@@ -230,7 +225,7 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
     """Return a job's host and id, given its id, enough of its beginning or its alias.
 
     Args:
-        where: A host whose jobs are looked through, whoever started them; None for the jobs of the record.
+        where: A host whose jobs are searched, those of other clients too; None for the jobs of the record.
 
     Raises:
         UsageError: if there is no such job, or more than one.

@@ -89,7 +89,12 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
         SpecError: if the experiment measures nothing.
     """
     session = plan.make_ab(experiment, experiment, (source, source), job_id=experiment.name)
-    device = _device(store, experiment.host, session)
+    rows = store.rows(
+        """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
+           WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
+        (experiment.host, bool(gpu_backends(session.arms[0].cmake))),
+    )
+    device = str(rows[0]["device_id"]) if rows else ""
     claims: list[Expected] = []
     unknown: dict[str, None] = {}
     for chain in session.chains:
@@ -143,16 +148,6 @@ def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, se
     )
 
 
-def _device(store: Store, host: str, session: Plan) -> str:
-    """Return the id of the GPUs, or of the processor, that computed last on a host; "" where none did."""
-    rows = store.rows(
-        """SELECT device_id FROM arms JOIN jobs USING (job_id) JOIN devices USING (device_id)
-           WHERE host = ? AND (uuids <> '[]') = ? ORDER BY intent_at DESC LIMIT 1""",
-        (host, bool(gpu_backends(session.arms[0].cmake))),
-    )
-    return str(rows[0]["device_id"]) if rows else ""
-
-
 def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
     """Return a model's identity, "" for no model; of a file, as the host last said."""
     if not name:
@@ -175,35 +170,27 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | N
     total = 0.0
     for step in session.steps:
         if isinstance(step, (GateStep, CheckStep)):
-            total += 2 * _seconds_of_gate(store, step, device)  # both arms have about the baseline's gates
+            if isinstance(step, CheckStep):
+                table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
+            else:
+                table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
+            rows = store.rows(
+                f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
+                    WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
+                (device, *asked),
+            )
+            total += 2 * float(rows[0]["seconds"]) if rows else math.inf  # both arms have about the baseline's gates
         elif isinstance(step, ChainStep):
-            seconds = _seconds_of_runs(store, step, device)
+            keys = [cell.key for cell in step.baseline.cells]
+            marks = ",".join("?" * len(keys))
+            # a launch with these cells: one with more cells takes too long rather than too short
+            rows = store.rows(
+                f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
+                    WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
+                    GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
+                (device, *keys, len(keys)),
+            )
+            seconds = stats.median([row["seconds"] for row in rows]) if rows else math.inf
             burn_in = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
             total += burn_in * seconds + (2 * cycles + 1) * (step.block_s + seconds)
     return total if math.isfinite(total) else None
-
-
-def _seconds_of_runs(store: Store, chain: ChainStep, device: str) -> float:
-    """Return how long a launch takes that gives these cells: of one with more cells, too long rather than too short."""
-    keys = [cell.key for cell in chain.baseline.cells]
-    marks = ",".join("?" * len(keys))
-    rows = store.rows(
-        f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
-            WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})
-            GROUP BY runs.run_id HAVING count(*) = ? ORDER BY started DESC LIMIT 9""",  # noqa: S608 - marks alone
-        (device, *keys, len(keys)),
-    )
-    return stats.median([row["seconds"] for row in rows]) if rows else math.inf
-
-
-def _seconds_of_gate(store: Store, step: GateStep | CheckStep, device: str) -> float:
-    if isinstance(step, CheckStep):
-        table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
-    else:
-        table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
-    rows = store.rows(
-        f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
-            WHERE device_id = ? AND {which} ORDER BY at DESC LIMIT 1""",  # noqa: S608 - words from here alone
-        (device, *asked),
-    )
-    return float(rows[0]["seconds"]) if rows else math.inf

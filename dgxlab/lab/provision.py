@@ -11,7 +11,7 @@ from dgxlab import synth
 from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed, SpecError, edit
 from dgxlab.lab import Side, Watch, noted
-from dgxlab.model import Experiment, Facts, FileModel, ModelStep, Plan, Source, SyntheticModel, events, model_id
+from dgxlab.model import Facts, FileModel, ModelStep, Plan, Source, SyntheticModel, events, model_id
 from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
@@ -58,11 +58,19 @@ def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
     """
     question = partial(ask, host, *sides)
     probe = retry.first(host, question, noted(watch))
-    for side in sides:
-        _need(host, side.experiment, probe.facts)
-    missing = [name for name in TOOLS if not probe.facts.details["tools"][name]]
+    facts, tools = probe.facts, probe.facts.details["tools"]
+    for side in sides:  # what cannot be sent is looked for before gigabytes are
+        lacking = {"git": tools["git"], "C compiler": facts.toolchain.cc, "C++ compiler": facts.toolchain.cxx}
+        of_cuda = {"NVIDIA GPU": facts.details["gpus"], "nvcc": facts.toolchain.nvcc}
+        if side.experiment.cmake.get("GGML_CUDA") == "ON":
+            lacking |= of_cuda
+        for what, there in lacking.items():
+            if not there:
+                asks = ", which GGML_CUDA needs" if what in of_cuda else ""
+                raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
+    missing = [name for name in TOOLS if not tools[name]]
     for name in missing:
-        _send_tool(host, name, probe.facts, watch)
+        _send_tool(host, name, facts, watch)
     if not missing:
         return probe
     return retry.first(host, question, noted(watch))
@@ -82,21 +90,6 @@ def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> 
     for recipe, name in models.items():
         if isinstance(recipe, SyntheticModel) and model_id(recipe) in probe.to_send:
             _send_model(cache, host, name, recipe, watch)
-
-
-def _need(host: Host, experiment: Experiment, facts: Facts) -> None:
-    """Look for what cannot be sent, before gigabytes are."""
-    details, cuda = facts.details, experiment.cmake.get("GGML_CUDA") == "ON"
-    lacking = {
-        "git": details["tools"]["git"],
-        "C compiler": facts.toolchain.cc,
-        "C++ compiler": facts.toolchain.cxx,
-        **({"NVIDIA GPU": details["gpus"], "nvcc": facts.toolchain.nvcc} if cuda else {}),
-    }
-    for what, there in lacking.items():
-        if not there:
-            asks = ", which GGML_CUDA needs" if what in ("NVIDIA GPU", "nvcc") else ""
-            raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
 
 
 def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:

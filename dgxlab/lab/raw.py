@@ -137,12 +137,24 @@ def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.m
         CheckFailed: if one is not what was recorded, or missing; names it.
     """
     files = listing(path, at_most)
-    _compare(job, files, _recorded(store, job), next)
+    rows = store.rows(
+        "SELECT raw FROM runs WHERE job_id = :job UNION ALL SELECT raw FROM gates WHERE job_id = :job"
+        " UNION ALL SELECT raw FROM checks WHERE job_id = :job",
+        {"job": job.job_id},
+    )
+    streams = [stream for row in rows for stream in json.loads(row["raw"]).values()]
+    plan = hashlib.sha256(job.plan_json.encode()).hexdigest()
+    _compare(job, files, {"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}}, next)
     if "rc" in files:
         try:
             if journal := final_word(content(path, "rc"))["journal_sha256"]:
                 _compare(job, files, {"journal.jsonl": journal}, next)
-            _compare(job, files, _sealed(path), next)
+            # the last line of the journal has the sha256 of each raw file; older agents wrote none, and a full disk
+            # tore their last line
+            whole, _, _ = content(path, "journal.jsonl").rpartition(b"\n")
+            *_, last = whole.splitlines() or [b""]
+            event = events.read(json.loads(last)) if last else None
+            _compare(job, files, event.raw if isinstance(event, events.EndEvent) else {}, next)
         except (ValueError, RecursionError) as error:
             raise CheckFailed(f"rc of job {job.job_id} or its journal cannot be read: {error}", next=next) from error
     elif job.ended:
@@ -160,18 +172,6 @@ def _compare(job: Job, files: Mapping[str, RawFile], known: Mapping[str, str], n
             )
 
 
-def _recorded(store: Store, job: Job) -> dict[str, str]:
-    """Return the sha256 of every file that the record knows: the output of gates and runs, and the plan."""
-    rows = store.rows(
-        "SELECT raw FROM runs WHERE job_id = :job UNION ALL SELECT raw FROM gates WHERE job_id = :job"
-        " UNION ALL SELECT raw FROM checks WHERE job_id = :job",
-        {"job": job.job_id},
-    )
-    streams = [stream for row in rows for stream in json.loads(row["raw"]).values()]
-    plan = hashlib.sha256(job.plan_json.encode()).hexdigest()
-    return {"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}}
-
-
 def final_word(content: bytes) -> FinalStatus:
     """Return what a job's rc says.
 
@@ -181,14 +181,6 @@ def final_word(content: bytes) -> FinalStatus:
     if (told := final_status(content)) is None:
         raise ValueError("it is no final status, or was damaged")
     return from_json(FinalStatus, told)
-
-
-def _sealed(path: Path) -> Mapping[str, str]:
-    """Return the sha256 of each raw file as the last line of the journal has it; older agents wrote none."""
-    whole, _, _ = content(path, "journal.jsonl").rpartition(b"\n")  # a full disk tore the last line of older agents
-    *_, last = whole.splitlines() or [b""]
-    event = events.read(json.loads(last)) if last else None
-    return event.raw if isinstance(event, events.EndEvent) else {}
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,17 +24,12 @@ from dgxlab.lab.raw import SUFFIX, content, final_word, listing
 from dgxlab.model import events
 from dgxlab.store import Damaged, Store, copies
 from dgxlab.transport import retry
-from dgxlab.transport.host import Host, HostJob, read_plan
+from dgxlab.transport.host import Host, read_plan
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What a rebuild did.
-
-    Attributes:
-        added: Ids of the jobs that are in the record now.
-        left: Ids of those that could not be recorded, each with the reason.
-    """
+    """Ids of the jobs that a rebuild added, and of those that it left out, each with the reason."""
 
     added: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
@@ -52,7 +46,9 @@ def mend(path: Path, note: Callable[[str], None]) -> None:
         return
     try:
         with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            sound = next((copy for copy in map(partial(_copy, Path(folder)), reversed(copies(path))) if copy), None)
+            # copies of the copies: opening one brings it to the current schema
+            candidates = (Path(shutil.copy(copy, folder)) for copy in reversed(copies(path)))
+            sound = next((copy for copy in candidates if not _wrong(copy)), None)
             if wrong:
                 aside = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
                 for suffix in ("", "-wal", "-shm"):
@@ -76,14 +72,8 @@ def _wrong(path: Path) -> str:
     return f"{path} is not sound: {problems[0]}" if problems else ""
 
 
-def _copy(folder: Path, copy: Path) -> Path | None:
-    """Return a copy of a copy, at the current schema, None where something is wrong with it."""
-    made = Path(shutil.copy(copy, folder))
-    return None if _wrong(made) else made
-
-
 def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
-    """Record every job that lies on the hosts, or whose raw files are kept here, and whose end the record lacks.
+    """Record every job that the hosts have, or whose raw files are kept here, and whose end the record lacks.
 
     What the record holds stays as it is, so a rebuild that was interrupted goes on when it is repeated.
 
@@ -104,39 +94,29 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
             added.append(job_id)
     # hosts come last: what was checked when it was fetched is not lost to a copy there that was damaged since
     for host in hosts:
-        added += _on_host(lab, host, left, watch)
+        for there in retry.first(host, host.jobs, noted(watch)):
+            # nothing was measured, or all is known
+            if there.state in ("absent", "staged") or _settled(lab, there.job_id):
+                continue
+            try:
+                adopt(lab, host, there.job_id, watch)
+                if there.state != "running":  # one that runs is not waited for: jobs and attach know it from here on
+                    with suppress(JobLost):  # what it wrote before its agent died is in the record now
+                        follow(lab, host, there.job_id, watch)
+                _credit(lab, there.job_id)
+            except HostError:
+                raise
+            except DgxlabError as error:
+                left[there.job_id] = error.message
+            else:
+                added.append(there.job_id)
+                left.pop(there.job_id, None)
     return Rebuilt(tuple(added), tuple(left.items()))
 
 
 def _settled(lab: Lab, job_id: str) -> bool:
     job = lab.store.find_job(job_id)
     return job is not None and (job.ended or job.state == "lost" or bool(job.rejected))
-
-
-def _on_host(lab: Lab, host: Host, left: dict[str, str], watch: Watch) -> list[str]:
-    added = []
-    for there in retry.first(host, host.jobs, noted(watch)):
-        if there.state in ("absent", "staged") or _settled(lab, there.job_id):  # nothing was measured, or all is known
-            continue
-        try:
-            _from_host(lab, host, there, watch)
-        except HostError:
-            raise
-        except DgxlabError as error:
-            left[there.job_id] = error.message
-        else:
-            added.append(there.job_id)
-            left.pop(there.job_id, None)
-    return added
-
-
-def _from_host(lab: Lab, host: Host, there: HostJob, watch: Watch) -> None:
-    """Record a job that a host has; one that runs is not waited for, `jobs` and `attach` know it from here on."""
-    adopt(lab, host, there.job_id, watch)
-    if there.state != "running":
-        with suppress(JobLost):  # what it wrote before its agent died is in the record now
-            follow(lab, host, there.job_id, watch)
-    _credit(lab, there.job_id)
 
 
 def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
@@ -149,7 +129,13 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     try:
         staged = json.loads(content(path, "plan.json"))
         plan, rc = read_plan(staged), final_word(content(path, "rc")) if "rc" in files else None
-        host = str(plan.specs[0]["host"]) if plan.specs else _hostname(path)
+        if plan.specs:
+            host = str(plan.specs[0]["host"])
+        else:  # the plan does not say what the client called its host: what it calls itself
+            first = events.read(json.loads(content(path, "journal.jsonl").partition(b"\n")[0]))
+            if not isinstance(first, events.JobEvent):
+                raise ValueError("its journal does not begin with the job")
+            host = first.facts.hostname
         if plan.job_id != job_id:
             raise ValueError(f"they are of job {plan.job_id!r}")
     except (ValueError, LookupError, RecursionError) as error:
@@ -166,11 +152,3 @@ def _credit(lab: Lab, job_id: str) -> None:
     """Say which dgxlab started a job: the one that sent its agent."""
     if version := lab.store.job(job_id).agent_version:
         lab.store.update_job(job_id, dgxlab_version=version)
-
-
-def _hostname(path: Path) -> str:
-    """Return what a job's host calls itself, for a plan that does not say what the client called it."""
-    first = events.read(json.loads(content(path, "journal.jsonl").partition(b"\n")[0]))
-    if not isinstance(first, events.JobEvent):
-        raise ValueError("its journal does not begin with the job")
-    return first.facts.hostname

@@ -7,7 +7,7 @@ already or start one, follow it. The kinds differ in their plan alone; the recor
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dgxlab import compare, judgement, plan, series, tools
@@ -131,11 +131,20 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     outcome = Outcome(followed, sides[-1].source, device_of(sides[-1], probe), todo.planned, todo.reused)
     if job is None:
         if request.baseline:
-            noted(watch)(f"session {followed} of the same arms went on without this command: its result stands")
+            noted(watch)(f"session {followed} of the same arms went on without this command: its result is kept")
         return outcome
-    seen = _Seen(watch)
-    error = start_and_follow(lab, host, job, probe, seen.see, of=request.experiments)
-    return replace(outcome, job_id=job.job_id, measured=len(seen.cells), gates=seen.gates, error=error)
+    measured: set[tuple[str, str]] = set()
+    gates: list[str] = []
+
+    def see(event: events.Event) -> None:
+        if isinstance(event, events.RunEvent) and event.status == "valid":
+            measured.update((event.id, result.cell) for result in event.results)
+        elif isinstance(event, events.JudgedEvent):
+            gates.append(event.status)
+        watch(event)
+
+    error = start_and_follow(lab, host, job, probe, see, of=request.experiments)
+    return replace(outcome, job_id=job.job_id, measured=len(measured), gates=gates, error=error)
 
 
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
@@ -173,38 +182,19 @@ def device_of(side: Side, probe: Probe) -> Device:
     return Device.of(to_json(probe.facts), plan.make_arm(side.experiment, side.source).cmake)
 
 
-@dataclass
-class _Seen:
-    """Passes events on, and counts the cells that get a valid run, each once, and the gates."""
-
-    watch: Watch
-    cells: set[tuple[str, str]] = field(default_factory=set)
-    gates: list[str] = field(default_factory=list)
-
-    def see(self, event: events.Event) -> None:
-        if isinstance(event, events.RunEvent) and event.status == "valid":
-            self.cells.update((event.id, result.cell) for result in event.results)
-        elif isinstance(event, events.JudgedEvent):
-            self.gates.append(event.status)
-        self.watch(event)
-
-
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left of a request on one host.
-
-    Attributes:
-        planned: Cells that the experiment of a run names.
-        cells: Those to measure, each as (model name, environment digest, cell key).
-        gates: The gates of a run that are open.
-    """
+    """What is left of a request on one host."""
 
     planned: int = 0
+    """Cells that the experiment of a run names."""
     cells: frozenset[tuple[str, str, str]] = frozenset()
+    """Those to measure, each as (model name, environment digest, cell key)."""
     gates: tuple[ParityGate | Check, ...] = ()
+    """Those to run."""
 
     @property
     def reused(self) -> int:
@@ -240,8 +230,16 @@ def planned(
 
     steps = tuple(with_noise(step) if isinstance(step, ChainStep) else step for step in job.steps)
     job = _with_expectations(store, replace(job, steps=steps), probe)
-    if request.kind == "screen":
-        _need_noise(job, baseline)
+    for chain in job.chains if request.kind == "screen" else ():
+        known = {(floor.cell, floor.metric) for floor in chain.noise}
+        for comparison in comparisons(chain):
+            if (comparison.baseline, comparison.metric) not in known:
+                cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
+                raise ConditionsError(
+                    f"a screen needs the noise floor of host {baseline.host} for {cell}, and no A/A session has"
+                    " measured it",
+                    next=command("noise", baseline),
+                )
     if followed and (done := store.job(followed)).state == "done" and done.plan.arms == job.arms:
         return Todo(), None
     return Todo(), job
@@ -283,7 +281,6 @@ def _passed(
 
 
 def _everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo | None = None) -> Plan:
-    """Return the plan of a request, or of what is left of it."""
     if request.baseline is not None:
         return plan.make_ab(
             request.baseline,
@@ -335,20 +332,6 @@ def _with_expectations(store: Store, job: Plan, probe: Probe) -> Plan:
         return replace(step, gate=gate, listed=store.case_list(gate.cases) is not None)
 
     return replace(job, steps=tuple(known(step) if isinstance(step, GateStep) else step for step in job.steps))
-
-
-def _need_noise(job: Plan, experiment: Experiment) -> None:
-    """Refuse a screen without the noise floor that it judges by."""
-    for chain in job.chains:
-        known = {(floor.cell, floor.metric) for floor in chain.noise}
-        for comparison in comparisons(chain):
-            if (comparison.baseline, comparison.metric) not in known:
-                cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
-                raise ConditionsError(
-                    f"a screen needs the noise floor of host {experiment.host} for {cell}, and no A/A session has"
-                    " measured it",
-                    next=command("noise", experiment),
-                )
 
 
 def _identity(experiment: Experiment, name: str, probe: Probe) -> str:

@@ -153,11 +153,16 @@ class ModelFile(TypedDict):
     digest: Digest
 
 
-class FinalStatus(TypedDict, total=False):
-    """A job's last word outside its journal; an earlier agent's has less."""
+class ExitStatus(TypedDict):
+    """What every final status says."""
 
     exit_code: Exit
     status: Literal["done", "failed", "cancelled"]
+
+
+class FinalStatus(ExitStatus, total=False):
+    """A job's last word outside its journal; an earlier agent's has less."""
+
     message: str
     next: str
     journal_sha256: str

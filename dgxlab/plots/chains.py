@@ -71,13 +71,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One comparison over time.
-
-    Attributes:
-        points: In the order in which they ran.
-        verdict: In words, with the interval.
-        judged: None where there is none.
-    """
+    """One comparison over time: its runs in their order, and its verdict in words, with the interval."""
 
     label: str
     metric: str
@@ -88,17 +82,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chain:
-    """One chain, from the beginning of its first run to the end of its last.
-
-    Attributes:
-        title: Tool and model.
-        conditions: By label and unit, then by device.
-    """
+    """One chain, from the beginning of its first run to the end of its last."""
 
     title: str
     seconds: float
     panels: tuple[Panel, ...]
     conditions: Mapping[tuple[str, str], Devices]
+    """By label and unit."""
 
 
 RUNS = """SELECT run_id, chain, role, cycle, started, seconds
@@ -176,7 +166,6 @@ def read(store: Store, job_id: str) -> tuple[ChainSession, list[Chain]]:
 
 
 def _names(step: ChainStep) -> dict[Comparison, str]:
-    """Name a chain's comparisons by their cells, and by the metric where a cell has several."""
     compared = comparisons(step)
     cells = {cell.key: label(cell) for cell in step.baseline.cells}
     several = len({comparison.metric for comparison in compared}) > 1

@@ -131,7 +131,6 @@ def _arms(table: Table) -> dict[str, Provenance]:
 
 
 def _marks(axis: Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]]:
-    """Yield every number of a table that is drawn, with the line that it is on and its metric."""
     arms = _arms(table) if isinstance(table, SessionTable) else {}
     telling = []  # columns before the first number, without x
     for column in table.columns:
@@ -192,7 +191,12 @@ def _panel(axes: Axes, chart: Chart, metric: str) -> None:
     # doubling goes one step to the right, ticks are where something was measured, numbers are written out
     plain = FuncFormatter(lambda value, position: f"{value:g}")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(_apart(sorted({mark.x for mark in every}))))
+    ticks: list[float] = []  # without those whose numbers would run into one another
+    xs = sorted({mark.x for mark in every})
+    for x in xs:
+        if not ticks or math.log2(x / ticks[-1]) > math.log2(xs[-1] / xs[0]) / 16:
+            ticks.append(x)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_major_formatter(plain)
     axes.xaxis.set_minor_locator(NullLocator())
     low, high = min(mark.y for mark in every) / style.factor, max(mark.y for mark in every) / style.factor
@@ -204,12 +208,3 @@ def _panel(axes: Axes, chart: Chart, metric: str) -> None:
     else:
         axes.set_ylim(bottom=min(0.0, low))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-
-
-def _apart(xs: Sequence[float]) -> list[float]:
-    """Leave out ticks whose numbers would run into one another."""
-    kept: list[float] = []
-    for x in xs:
-        if not kept or math.log2(x / kept[-1]) > math.log2(xs[-1] / xs[0]) / 16:
-            kept.append(x)
-    return kept

@@ -12,12 +12,7 @@ from dgxlab.errors import HostError
 
 
 class CommandFailed(Exception):
-    """A command on a host ended with a status other than 0.
-
-    Attributes:
-        rc: Its exit status.
-        stderr: What it printed there, decoded with replacement.
-    """
+    """A command on a host ended with a status other than 0; `stderr` is decoded with replacement."""
 
     def __init__(self, rc: int, stderr: str) -> None:
         super().__init__(f"exit status {rc}: {stderr.strip()}")

@@ -51,19 +51,22 @@ BOOT = f"exec({NEW_ENOUGH!r}); sys.path.remove(''); exec({Path(boot.__file__).re
 
 @dataclass(frozen=True)
 class Bundle:
-    """The agent.
-
-    Attributes:
-        sources: Its files by their names in the zip.
-        digest: Sha256 over them: the same sources have the same digest, whatever Python packs them.
-    """
+    """The agent: its files by their names in the zip, and a sha256 of them, whatever Python packs them."""
 
     sources: Mapping[str, bytes]
     digest: str
 
     def packed(self) -> bytes:
         """Return the zip; its comment, at the end, is the digest of all before, by which the host knows it whole."""
-        files = {**self.sources, **_compiled(self.sources)}
+        files = dict(self.sources)
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder, "module.py"), Path(folder, "module.pyc")
+            for name, text in self.sources.items():
+                source.write_bytes(text)
+                # byte code that is not compared with the source: a zip's times would never agree
+                mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                py_compile.compile(str(source), str(target), dfile=name, doraise=True, invalidation_mode=mode)
+                files[f"{name}c"] = target.read_bytes()
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in sorted(files):
@@ -86,16 +89,3 @@ def bundle() -> Bundle:
     for name in sorted(sources):
         total.update(f"{name} {len(sources[name])}\n".encode() + sources[name])
     return Bundle(sources, total.hexdigest())
-
-
-def _compiled(sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the modules as byte code that is not compared with the source: a zip's times would never agree."""
-    compiled = {}
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "module.py"), Path(folder, "module.pyc")
-        for name, text in sources.items():
-            source.write_bytes(text)
-            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-            py_compile.compile(str(source), str(target), dfile=name, doraise=True, invalidation_mode=mode)
-            compiled[f"{name}c"] = target.read_bytes()
-    return compiled

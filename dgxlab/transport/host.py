@@ -71,7 +71,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class HostJob(JobStatus):
-    """A job in the host's list, whoever started it; name and kind are "" where its plan cannot be read.
+    """A job in the host's list, of any client; name and kind are "" where its plan cannot be read.
 
     What its final word says is not looked at: it may be of any version.
     """
@@ -104,7 +104,7 @@ class Probe:
     missing: tuple[str, ...]
     models: Mapping[str, ModelFile | None]
     running: Mapping[str, str]
-    """Jobs that run there, whoever started them: the digest of each one's experiment by job id."""
+    """Jobs that run there, of any client: the digest of each one's experiment by job id."""
     to_send: tuple[str, ...]
     """Ids of synthetic models that it neither has nor can make."""
     absent: tuple[tuple[str, str], ...] = ()
@@ -170,7 +170,7 @@ class Host:
         return [job for job in self._ask(list[HostJob], "jobs") if JOB_ID.fullmatch(job.job_id)]
 
     def plan(self, job_id: str) -> tuple[Plan, str]:
-        """Ask for the plan of a job, whoever started it, and for the text that it was staged as.
+        """Ask for the plan of a job of any client, and for the text that it was staged as.
 
         Raises:
             JobLost: if it is not there.
@@ -279,7 +279,6 @@ class Host:
             ) from failure
 
     def _error(self, verb: str, failure: CommandFailed) -> DgxlabError:
-        """Turn the agent's JSON line on stderr back into the error it was."""
         way = self.transport
         if failure.rc in NO_PYTHON:
             return self._python(f"has no {way.python} that can be started", failure)

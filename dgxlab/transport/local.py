@@ -37,7 +37,15 @@ class LocalTransport:
             assert child.stdout is not None
             whole = False
             try:
-                while chunk := self._read(child.stdout.fileno(), patience_s):
+                while True:
+                    if not select.select([child.stdout], [], [], patience_s)[0]:
+                        raise HostError(
+                            f"a command on host {self.name} was silent for {patience_s:g} s, and was ended; "
+                            "does a dead network disk keep it?",
+                            next=AGAIN,
+                        )
+                    if not (chunk := os.read(child.stdout.fileno(), 1 << 16)):
+                        break
                     yield chunk
                 whole = True
             finally:
@@ -48,13 +56,3 @@ class LocalTransport:
             errors.seek(0)
             if rc != 0:
                 raise CommandFailed(rc, errors.read().decode(errors="replace"))
-
-    def _read(self, fd: int, patience_s: float | None) -> bytes:
-        ready, _, _ = select.select([fd], [], [], patience_s)
-        if not ready:
-            raise HostError(
-                f"a command on host {self.name} was silent for {patience_s:g} s, and was ended; "
-                "does a dead network disk keep it?",
-                next=AGAIN,
-            )
-        return os.read(fd, 1 << 16)

@@ -123,7 +123,7 @@ class SshTransport:
             if self._connection is not None and self._connection.alive:
                 try:
                     return self._connection, self._connection.session()
-                except HostSilent:  # which took its time: whoever waits is told before it takes more
+                except HostSilent:  # which took its time: the user is told before it takes more
                     self._end()
                     raise
                 except HostLost:  # it had died unnoticed, and nothing ran on it yet

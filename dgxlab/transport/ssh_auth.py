@@ -53,7 +53,13 @@ class KeysOnly:
             for label, key in self._keys(agent):
                 if self._accepted(transport, label, key):
                     return
-            self._without_key(transport)
+        try:  # with nothing: some networks grant it, else the host says what it would take
+            transport.auth_none(self._hop.user)
+        except paramiko.BadAuthenticationType as error:
+            raise self._error(f"it takes {', '.join(error.allowed_types)}") from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._check_alive(transport, error)
+            raise self._error("") from error
 
     def _accepted(self, transport: Any, label: str, key: Any) -> bool:
         try:
@@ -66,16 +72,6 @@ class KeysOnly:
         if more:
             raise self._error(f"it takes {label} but wants {' or '.join(sorted(more))} as well")
         return True
-
-    def _without_key(self, transport: Any) -> None:
-        """Ask for entry with nothing, which some networks grant; else learn what the host would take."""
-        try:
-            transport.auth_none(self._hop.user)
-        except paramiko.BadAuthenticationType as error:
-            raise self._error(f"it takes {', '.join(error.allowed_types)}") from error
-        except (paramiko.SSHException, EOFError, OSError) as error:
-            self._check_alive(transport, error)
-            raise self._error("") from error
 
     def _check_alive(self, transport: Any, error: Exception, asked: str = "") -> None:
         host = self._hop.destination

@@ -102,7 +102,6 @@ def route(destination: str) -> tuple[Hop, ...]:
 
 
 def _ask(destination: str) -> dict[str, list[str]]:
-    """Return what ssh would use, by lower-case keyword, in order."""
     file = []
     if Path.home() != _account_home():  # else ssh would read the account's file, whatever $HOME says
         path = Path.home() / ".ssh" / "config"
@@ -157,7 +156,9 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
             f"{destination!r} holds characters that a shell would read in the ProxyCommand",
             next=f"ssh -G {shlex.quote(destination)}",
         )
-    files = f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()
+    # ssh names the account's home, which $HOME may differ from
+    home = _account_home()
+    files = [Path(path) for path in f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()]
     identities = [path for path in answer.get("identityfile", []) if path != "none"]
     return Hop(
         destination=destination,
@@ -165,7 +166,9 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         port=port,
         user=value("user"),
         key_names=names,
-        known_hosts=tuple(_under_home(Path(path)) for path in files),
+        known_hosts=tuple(
+            Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path for path in files
+        ),
         identities=tuple(Path(_expand(path, tokens)).expanduser() for path in identities),
         identities_only=value("identitiesonly", "no") == "yes",
         agent=_agent(answer.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
@@ -174,12 +177,6 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         macs=tuple(value("macs").split(",")),
         kex=tuple(value("kexalgorithms").split(",")),
     )
-
-
-def _under_home(path: Path) -> Path:
-    """Return a path under the account's home as one under $HOME."""
-    home = _account_home()
-    return Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path
 
 
 def _agent(value: str, tokens: Mapping[str, str]) -> str:

@@ -100,13 +100,13 @@ class NotTrusted(HostError):
         elif key.state == REVOKED:
             super().__init__(
                 f"the host key of {key.destination} is revoked by {key.line.place}: {shown}; do not connect, "
-                "ask whoever runs that host for its new key",
+                "ask its administrator for the new key",
                 next=f"ssh-keygen -F {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
             )
         else:
             super().__init__(
                 f"the host key of {key.destination} ({key.name}) has changed: {shown}, but {key.line.place} has "
-                f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or somebody in between; "
+                f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or an attacker in between; "
                 f"only if you know why, take that line out, then: dgxlab host add {add}",
                 next=f"ssh-keygen -R {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
             )
@@ -191,20 +191,16 @@ def _read(path: Path) -> list[Line]:
 def _matches(names: str, name: str) -> bool:
     """Whether a known_hosts name field means a host; a !pattern that fits rules it out."""
     if names.startswith("|"):
-        return _matches_hashed(names, name)
+        fields = names.split("|")
+        if len(fields) != 4 or fields[1] != "1":
+            return False
+        try:
+            salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
+        except binascii.Error:
+            return False
+        return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)
     fitting = [pattern for pattern in names.lower().split(",") if _fits(pattern.removeprefix("!"), name)]
     return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
-
-
-def _matches_hashed(names: str, name: str) -> bool:
-    fields = names.split("|")
-    if len(fields) != 4 or fields[1] != "1":
-        return False
-    try:
-        salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
-    except binascii.Error:
-        return False
-    return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)
 
 
 def _fits(pattern: str, name: str) -> bool:

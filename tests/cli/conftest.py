@@ -160,28 +160,28 @@ def new_project(machine: Machine, folder: Path, run: Callable[..., Ran]) -> Proj
     (folder / "patches").mkdir(parents=True)
     (folder / "experiments").mkdir()
     (folder / MARKER).touch()
-    made = Project(machine, folder, run)
-    made.hosts.parent.mkdir(parents=True, exist_ok=True)
-    made.spec("toy", EXPERIMENT.format(pin=machine.pin, repository=machine.repository, model=machine.model))
-    return made
+    new = Project(machine, folder, run)
+    new.hosts.parent.mkdir(parents=True, exist_ok=True)
+    new.spec("toy", EXPERIMENT.format(pin=machine.pin, repository=machine.repository, model=machine.model))
+    return new
 
 
 @pytest.fixture
 def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxlab: Callable[..., Ran]) -> Project:
     """A new project with nothing recorded, on the shared machine; the current folder."""
-    made = new_project(machine, tmp_path / "project", dgxlab)
+    new = new_project(machine, tmp_path / "project", dgxlab)
     monkeypatch.setenv("HOME", str(machine.home))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(made.hosts.parent.parent))
-    monkeypatch.chdir(made.folder)
-    return made
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(new.hosts.parent.parent))
+    monkeypatch.chdir(new.folder)
+    return new
 
 
 @pytest.fixture(scope="session")
 def record(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a project in which the toy's experiment was run once."""
-    made = new_project(machine, tmp_path_factory.mktemp("measured") / "project", refuse)
-    made.measure()
-    return made.folder / "results.db"
+    new = new_project(machine, tmp_path_factory.mktemp("measured") / "project", refuse)
+    new.measure()
+    return new.folder / "results.db"
 
 
 def refuse(*args: object) -> Ran:

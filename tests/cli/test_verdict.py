@@ -45,18 +45,18 @@ def test_words_are_those_of_the_statistics() -> None:
 
 def test_one_json_verdict_a_line(judged: Any) -> None:
     """In the order of the file, with per cents, reasons and whether it would be promoted."""
-    one, two = judged({**FASTER, "name": "pp512", "noise": 0.003}, {**FASTER, "better": "lower"})
-    assert (one["verdict"], one["name"], one["line"], two["line"]) == ("faster", "pp512", 1, 2)
-    assert one["effect_pct"] == pytest.approx(3.03, abs=0.01)
-    low, high = one["ci_pct"]
-    assert 2.4 < low < one["effect_pct"] < high < 3.6
-    assert 0 < one["mde_pct"] < 1
-    assert (one["valid_cycles"], one["cycles"], one["confidence"]) == (8, 8, 0.99)
-    assert one["reasons"] == ["the 99 % interval lies above 0"]
-    assert low < one["same_ci_pct"][0] < one["same_ci_pct"][1] < high
-    assert one["noise_floor"] == stats.judge(stats.Chain(A, B)).noise
-    assert (one["promoted"], two["promoted"], one["screen"]) == (True, False, False)
-    assert (two["verdict"], two["effect_pct"], two["name"]) == ("slower", one["effect_pct"], "line 2")
+    first, second = judged({**FASTER, "name": "pp512", "noise": 0.003}, {**FASTER, "better": "lower"})
+    assert (first["verdict"], first["name"], first["line"], second["line"]) == ("faster", "pp512", 1, 2)
+    assert first["effect_pct"] == pytest.approx(3.03, abs=0.01)
+    low, high = first["ci_pct"]
+    assert 2.4 < low < first["effect_pct"] < high < 3.6
+    assert 0 < first["mde_pct"] < 1
+    assert (first["valid_cycles"], first["cycles"], first["confidence"]) == (8, 8, 0.99)
+    assert first["reasons"] == ["the 99 % interval lies above 0"]
+    assert low < first["same_ci_pct"][0] < first["same_ci_pct"][1] < high
+    assert first["noise_floor"] == stats.judge(stats.Chain(A, B)).noise
+    assert (first["promoted"], second["promoted"], first["screen"]) == (True, False, False)
+    assert (second["verdict"], second["effect_pct"], second["name"]) == ("slower", first["effect_pct"], "line 2")
 
 
 def test_lines_for_people(dgxlab: Any, tmp_path: Path) -> None:
@@ -104,27 +104,27 @@ def test_a_broken_line_is_invalid(judged: Any, line: object, reason: str) -> Non
 def test_halves_of_characters(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
     """JSON can spell them; nothing can print them."""
     line = {**FASTER, "name": "\ud800", "flaws": {"1": "\udfff"}}
-    (found,) = judged(line)
-    assert (found["name"], found["flaws"]) == ("?", {"1": "?"})
+    (result,) = judged(line)
+    assert (result["name"], result["flaws"]) == ("?", {"1": "?"})
     assert dgxlab("verdict", write(tmp_path, line)).out.startswith("?: faster")
 
 
 def test_a_stored_chain_can_be_judged_again(judged: Any) -> None:
     """Planned cycles and hard events decide as they did in its session."""
     longer = {**FASTER, "a": [*A, 100.2], "b": [*B, 103.0], "cycles": 8}
-    (found,) = judged({**longer, "flaws": {"3": "another program used the GPU"}})
-    assert (found["verdict"], found["valid_cycles"], found["cycles"]) == ("faster", 8, 9)
-    assert found["flaws"] == {"3": "another program used the GPU"}
+    (result,) = judged({**longer, "flaws": {"3": "another program used the GPU"}})
+    assert (result["verdict"], result["valid_cycles"], result["cycles"]) == ("faster", 8, 9)
+    assert result["flaws"] == {"3": "another program used the GPU"}
     (cut,) = judged({**FASTER, "cycles": 10})
-    assert cut["reasons"] == ["cut after 8 of 10 cycles: nothing is glued across a gap"]
+    assert "8 of 10 cycles" in cut["reasons"][0]
 
 
 def test_drift_limit(judged: Any) -> None:
     """For all lines, or of a line itself, which wins: what is further apart is a step if it lasts."""
     stepped = {**FASTER, "a": [*A[:4], *(1.08 * value for value in A[4:])]}
     tight, own = judged(stepped, {**stepped, "drift_limit": 0.1}, args=("--drift-limit", "0.06"))
-    assert [list(found["flaws"]) for found in (tight, own)] == [["4"], []]
-    assert tight["flaws"]["4"].startswith("a step: its baselines are 8.0 % apart, the limit is 6 %")
+    assert [list(result["flaws"]) for result in (tight, own)] == [["4"], []]
+    assert tight["flaws"]["4"].startswith("a step: ")
 
 
 def test_same_shows_the_interval_that_decides(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_screen(judged: Any, dgxlab: Any, tmp_path: Path) -> None:
     assert with_noise["screen"] is few["screen"] is bare["screen"] is True
     assert (with_noise["ci_pct"], with_noise["promoted"]) == (None, False)
     ran = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--noise", "0.006")
-    assert ran.out.startswith("line 1: screen: faster, +4.48 %; one bracket, in which the candidate beats both")
+    assert ran.out.startswith("line 1: screen: faster, +4.48 %; ")
     refused = dgxlab("verdict", write(tmp_path, bracket), "--screen", "--holm")
-    assert (refused.rc, refused.error) == (2, "--holm is about intervals, which a screen has not")
+    assert (refused.rc, refused.next) == (2, "dgxlab verdict FILE --screen")
 
 
 def test_fail_on(dgxlab: Any, tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_fail_on(dgxlab: Any, tmp_path: Path) -> None:
     assert dgxlab("verdict", file).rc == 0
     assert dgxlab("verdict", file, "--fail-on", "slower").rc == 0
     ran = dgxlab("verdict", file, "--fail-on", "slower", "--fail-on", "invalid")
-    assert (ran.rc, ran.error) == (11, "1 chain of 3 is invalid, on which to fail")
+    assert (ran.rc, ran.error.split(",")[0]) == (11, "1 chain of 3 is invalid")
     assert len(ran.out.splitlines()) == 3
     ran = dgxlab("verdict", file, "--fail-on", "same", "--fail-on", "faster")
-    assert (ran.rc, ran.error) == (11, "2 chains of 3 are same or faster, on which to fail")
+    assert (ran.rc, ran.error.split(",")[0]) == (11, "2 chains of 3 are same or faster")
     assert dgxlab("verdict", file, "--fail-on", "worse").rc == 2
 
 
@@ -178,4 +178,4 @@ def test_a_file_without_chains_is_no_success(dgxlab: Any, tmp_path: Path) -> Non
     ran = dgxlab("verdict", write(tmp_path, "", " "))
     assert (ran.rc, ran.error) == (2, f"{tmp_path / 'chains.jsonl'} holds no chain")
     missing = dgxlab("verdict", tmp_path / "none")
-    assert (missing.rc, missing.error) == (2, f"{tmp_path / 'none'} cannot be read: No such file or directory")
+    assert (missing.rc, missing.next) == (2, f"ls -ld {tmp_path}")

@@ -37,19 +37,19 @@ def arm(name: str) -> Experiment:
     return replace(experiment, gates=(ParityGate("SQR", "CPU"),), bench=(small,))
 
 
-def of_the_prompt(found: list[Judged]) -> Judged:
+def of_the_prompt(claims: list[Judged]) -> Judged:
     """Return the faster of the claims."""
-    return max(found, key=lambda one: one.baseline or 0.0)
+    return max(claims, key=lambda claim: claim.baseline or 0.0)
 
 
-def valid(found: list[Judged]) -> bool:
+def valid(claims: list[Judged]) -> bool:
     """Return whether no claim is invalid: of a build against itself no more is asked, it may well stay uncertain."""
-    return "invalid" not in {one.verdict.verdict for one in found}
+    return "invalid" not in {claim.verdict.verdict for claim in claims}
 
 
-def settled(found: list[Judged]) -> bool:
+def settled(claims: list[Judged]) -> bool:
     """Return whether no claim is invalid and that of the prompt is not uncertain."""
-    return valid(found) and of_the_prompt(found).verdict.verdict != "inconclusive"
+    return valid(claims) and of_the_prompt(claims).verdict.verdict != "inconclusive"
 
 
 def hold(
@@ -69,9 +69,9 @@ def test_a_slower_arm_is_called_slower(bench: Bench) -> None:
     baseline, candidate = (replace(arm(name), session=wide) for name in ("threads-2", "threads-1"))
     session, events = hold(bench, baseline, candidate, settled)
     assert session.error is None
-    found = judgement.recorded(bench.lab.store, session.job_id)
-    assert [one.comparison.metric for one in found] == ["avg_ts", "avg_ts"]
-    prompt = of_the_prompt(found)
+    claims = judgement.recorded(bench.lab.store, session.job_id)
+    assert [claim.comparison.metric for claim in claims] == ["avg_ts", "avg_ts"]
+    prompt = of_the_prompt(claims)
     assert (prompt.verdict.verdict, prompt.promoted) == ("slower", False)
     assert prompt.verdict.effect is not None
     assert prompt.verdict.effect < 0
@@ -84,16 +84,16 @@ def test_a_slower_arm_is_called_slower(bench: Bench) -> None:
 
 def test_an_experiment_against_itself(bench: Bench) -> None:
     """An A/A session: one build, a noise floor a cell, and nothing to keep."""
-    one = replace(arm("threads-1"), session=Session(cycles=5))
-    session, events = hold(bench, one, one, valid, kind="noise")
+    claim = replace(arm("threads-1"), session=Session(cycles=5))
+    session, events = hold(bench, claim, claim, valid, kind="noise")
     assert session.error is None
     assert len([event for event in events if event["event"] == "build"]) == 1
-    found = judgement.recorded(bench.lab.store, session.job_id)
-    assert len(found) == 2
-    for each in found:
+    claims = judgement.recorded(bench.lab.store, session.job_id)
+    assert len(claims) == 2
+    for each in claims:
         assert not each.promoted
         assert each.verdict.effect is not None
-    cells = [each.comparison.baseline for each in found]
+    cells = [each.comparison.baseline for each in claims]
     (model,) = {row["model_id"] for row in bench.lab.store.rows("SELECT model_id FROM verdicts")}
     (device,) = bench.lab.store.devices(session.job_id).values()
     floors = judgement.noise_floors(bench.lab.store, device.id, cells, model)

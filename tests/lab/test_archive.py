@@ -21,32 +21,32 @@ def entry(
     name: str, content: bytes = b"x", kind: bytes = tarfile.REGTYPE, link: str = ""
 ) -> tuple[tarfile.TarInfo, bytes]:
     """Return an entry of a tar."""
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname = kind, link
-    made.size = len(content) if kind == tarfile.REGTYPE else 0
-    return made, content
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    info.size = len(content) if kind == tarfile.REGTYPE else 0
+    return info, content
 
 
 def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
     """Write a gzipped tar as a host would send it."""
     with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        for made, content in entries:
-            archive.addfile(made, io.BytesIO(content))
+        for info, content in entries:
+            archive.addfile(info, io.BytesIO(content))
     return path
 
 
 def commented(name: str) -> tuple[tarfile.TarInfo, bytes]:
     """Return an entry with megabytes of comment, which tarfile itself would search for minutes."""
-    made, content = entry(name)
-    made.pax_headers = {"comment": "0" * BIG}
-    return made, content
+    info, content = entry(name)
+    info.pax_headers = {"comment": "0" * BIG}
+    return info, content
 
 
 def sparse(name: str) -> tuple[tarfile.TarInfo, bytes]:
     """Return an entry of one byte that calls itself a file of a gigabyte with a hole in it."""
-    made, content = entry(name)
-    made.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 30)}
-    return made, content
+    info, content = entry(name)
+    info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 30)}
+    return info, content
 
 
 HOSTILE = {
@@ -73,11 +73,11 @@ HOSTILE = {
 def test_anything_but_plain_files_is_refused(tmp_path: Path, hostile: tuple[tarfile.TarInfo, bytes]) -> None:
     """Both reading and unpacking stop there; nothing is written outside of the folder, and no link inside."""
     path = pack(tmp_path / "a.tar.gz", entry("plan.json"), hostile, entry("raw/x", b"through"))
-    with pytest.raises(CheckFailed, match="is no raw file of a job"):
+    with pytest.raises(CheckFailed, match="no raw file"):
         listing(path)
-    with pytest.raises(CheckFailed, match="is no raw file of a job"):
+    with pytest.raises(CheckFailed, match="no raw file"):
         unpack(path, tmp_path / "out")
-    there = sorted(str(found.relative_to(tmp_path)) for found in tmp_path.rglob("*"))
+    there = sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*"))
     assert there == ["a.tar.gz", "home", "out", "out/plan.json", "out/raw"]
 
 
@@ -87,11 +87,11 @@ def test_more_than_announced_is_refused(tmp_path: Path) -> None:
     for entries in ([entry("raw/x", bytes(BIG))], empty):
         path = pack(tmp_path / "a.tar.gz", *entries)
         assert path.stat().st_size < BIG // 10
-        with pytest.raises(CheckFailed, match="more than was announced"):
+        with pytest.raises(CheckFailed, match="was announced"):
             listing(path, BIG // 2)
         assert len(listing(path, 2 * BIG)) == len(entries)
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(BIG)))
-    with pytest.raises(CheckFailed, match="something follows its end"):
+    with pytest.raises(CheckFailed, match="follows its end"):
         listing(path)
 
 
@@ -143,7 +143,7 @@ def fail() -> None:
 
 @pytest.mark.parametrize("end", [fail, lambda: None], ids=["failed", "filled"])
 def test_an_archive_is_whole_or_not_there(tmp_path: Path, end: Callable[[], None]) -> None:
-    """Nothing half is seen at any time or left behind, and nobody else can read it."""
+    """Nothing half is seen at any time or left behind, and no other user can read it."""
     folder = tmp_path / "data" / "raw"
     path = path_of(folder, "20261120-120301-toy-3f2a9c")
     try:
@@ -156,7 +156,7 @@ def test_an_archive_is_whole_or_not_there(tmp_path: Path, end: Callable[[], None
     left = [] if end is fail else [path]
     assert list(folder.iterdir()) == left
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert [found.stat().st_mode & 0o777 for found in left] == [0o600] * len(left)
+    assert [each.stat().st_mode & 0o777 for each in left] == [0o600] * len(left)
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:

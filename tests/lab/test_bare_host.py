@@ -133,7 +133,7 @@ def test_build_tools_that_cannot_be_had(bare_path: Path, box: Box, monkeypatch: 
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with box(bare_path) as (lab, _):
-        with pytest.raises(SpecError, match="host box has no cmake, and none can be sent: pip finds no version") as e:
+        with pytest.raises(SpecError, match=r"has no cmake, .*: pip finds") as e:
             lab.run()
         assert e.value.next == "sudo apt-get install cmake ninja-build"
         assert lab.lab.store.unfinished("box") == []
@@ -173,9 +173,8 @@ def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., Toy
     bare = make_toy_lab("bare", bare_python)
     outcome, events = bare.run(synthetic(bare))
     assert outcome.error is None
-    assert notes(events, "making model m here") == [
-        "making model m here and sending 4.53 MiB to local, whose Python has no gguf package"
-    ]
+    (note,) = notes(events, "making model m")
+    assert "4.53 MiB" in note
     percents = [event["done"] for event in kinds(events, "progress") if event["id"] == "sending"]
     assert percents == sorted(set(percents))
     assert percents[-1] == 100
@@ -191,9 +190,9 @@ def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., Toy
     full = make_toy_lab("full")
     _, events = full.run(synthetic(full))
     assert notes(events, "making") == []
-    (made,) = kinds(events, "model")
+    (model,) = kinds(events, "model")
     assert f16(full).read_bytes() == content
-    assert {k: made[k] for k in ("model_id", "size", "digest", "recipe")} == {
+    assert {k: model[k] for k in ("model_id", "size", "digest", "recipe")} == {
         k: sent[k] for k in ("model_id", "size", "digest", "recipe")
     }
     f16(full).unlink()
@@ -225,7 +224,7 @@ def test_a_cut_on_the_way_begins_anew(tmp_path: Path, box: Box, monkeypatch: pyt
         outcome = run(lab.lab, Request("run", synthetic(lab)), watch)
         assert outcome.error is None
         assert len(notes(events, "trying again in 1 s")) == 1
-        assert "sent 1.00 MiB of 4.54 MiB, model m to box" in notes(events, "sent ")
+        assert [note for note in notes(events, "sent ") if note.startswith("sent 1.00 MiB of 4.54 MiB, ")]
         synth.write(RECIPE, tmp_path / "f16.gguf")
         assert f16(lab).read_bytes() == (tmp_path / "f16.gguf").read_bytes()
 
@@ -245,7 +244,7 @@ def test_the_real_quantiser_takes_what_was_sent(make_bench: Callable[[], Bench],
             left.unlink()
         outcome, events = Bench(replace(bench.lab, connect=lambda name, host=host: host), bench.root).run(experiment)
         assert outcome.error is None
-        assert bool(notes(events, "making model small here")) == (python == bare_python)
+        assert bool(notes(events, "making model small")) == (python == bare_python)
         assert {run["status"] for run in kinds(events, "run")} == {"valid"}
         (model,) = kinds(events, "model")
         digests.append((model["model_id"], model["digest"]))

@@ -44,8 +44,8 @@ def test_they_pass_where_nothing_differs(make_bench: Callable[[], Bench]) -> Non
     outcome, events = bench.run(experiment, kind="gate")
     assert outcome.error is None
     greedy, perplexity = kinds(events, "check")
-    assert {said["n_prompt"] for said in greedy["readings"].values()} == {21}
-    assert {said["n_gen"] for said in greedy["readings"].values()} == {8}
+    assert {reading["n_prompt"] for reading in greedy["readings"].values()} == {21}
+    assert {reading["n_gen"] for reading in greedy["readings"].values()} == {8}
     assert 0 <= perplexity["readings"]["arm"]["kld"] <= 0.0001
     assert perplexity["readings"]["reference"]["ppl"] > 1000  # of 32,000 tokens by chance
     assert audit.check(bench.lab.store) == []

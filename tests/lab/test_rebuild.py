@@ -59,28 +59,28 @@ def everything(lab: Lab) -> dict[str, list[dict[str, Any]]]:
 def again(lab: ToyLab, folder: Path, hosts: list[Host], raw: Path) -> tuple[Rebuilt, Lab]:
     """Rebuild into a new record beside the old one."""
     folder.mkdir()
-    made = dataclasses.replace(lab.lab, store=Store.open(folder / "results.db"), raw=raw)
-    return rebuild(made, hosts, quiet), made
+    new = dataclasses.replace(lab.lab, store=Store.open(folder / "results.db"), raw=raw)
+    return rebuild(new, hosts, quiet), new
 
 
 def test_a_rebuilt_record_equals_the_original(own: ToyLab, tmp_path: Path) -> None:
     """Jobs that went well, failed at a gate, compared two arms, were cancelled or lost: by either way all of it."""
     own.run()
     own.run(own.experiment(name="wrong", gates=(toy.parity(env={"TOY": "wrong"}),)))
-    own.run(arm(own, "two", {"TOY": "half"}), "ab", baseline=arm(own, "one"))
+    own.run(arm(own, "second", {"TOY": "half"}), "ab", baseline=arm(own, "first"))
     cancelled, lost = cut_short(own, own.host.cancel), cut_short(own, lambda job_id: kill(own, job_id))
     original = everything(own.lab)
     assert [own.lab.store.job(job_id).state for job_id in (cancelled, lost)] == ["cancelled", "lost"]
     ids = sorted(job["job_id"] for job in original["jobs"])
     assert len(ids) == 5
     assert [row["verdict"] for row in original["verdicts"]]
-    from_host, one = again(own, tmp_path / "one", [own.host], tmp_path / "no-raw")
-    from_here, two = again(own, tmp_path / "two", [], own.lab.raw)
-    for done, made in ((from_host, one), (from_here, two)):
+    from_host, first = again(own, tmp_path / "first", [own.host], tmp_path / "no-raw")
+    from_here, second = again(own, tmp_path / "second", [], own.lab.raw)
+    for done, new in ((from_host, first), (from_here, second)):
         assert (sorted(done.added), done.left) == (ids, ())
-        assert everything(made) == original
-        assert rebuild(made, [own.host], quiet) == Rebuilt((), ())
-        made.store.close()
+        assert everything(new) == original
+        assert rebuild(new, [own.host], quiet) == Rebuilt((), ())
+        new.store.close()
 
 
 def test_what_is_damaged_is_left_out_and_named(own: ToyLab, tmp_path: Path) -> None:
@@ -89,14 +89,14 @@ def test_what_is_damaged_is_left_out_and_named(own: ToyLab, tmp_path: Path) -> N
     path = path_of(own.lab.raw, half)
     path.write_bytes(path.read_bytes()[:-100])
     shutil.copyfile(path_of(own.lab.raw, good), path_of(own.lab.raw, "20260101-000000-toy-abcdef"))
-    done, made = again(own, tmp_path / "new", [], own.lab.raw)
+    done, new = again(own, tmp_path / "new", [], own.lab.raw)
     assert done.added == (good,)
     assert [job_id for job_id, _ in done.left] == ["20260101-000000-toy-abcdef", half]
     assert "of job" in done.left[0][1]
     assert "is damaged" in done.left[1][1]
-    assert [job.job_id for job in made.store.jobs()] == [good]
-    assert rebuild(made, [own.host], quiet).added == (half,)  # the host still has it
-    made.store.close()
+    assert [job.job_id for job in new.store.jobs()] == [good]
+    assert rebuild(new, [own.host], quiet).added == (half,)  # the host still has it
+    new.store.close()
 
 
 def test_what_was_kept_here_counts_before_what_a_host_has(own: ToyLab, tmp_path: Path) -> None:
@@ -106,21 +106,21 @@ def test_what_was_kept_here_counts_before_what_a_host_has(own: ToyLab, tmp_path:
     (job,) = original["jobs"]
     with (own.root / "jobs" / job["job_id"] / "journal.jsonl").open("a") as journal:
         journal.write("{}\n")
-    done, made = again(own, tmp_path / "new", [own.host], own.lab.raw)
+    done, new = again(own, tmp_path / "new", [own.host], own.lab.raw)
     assert (done.added, done.left) == ((job["job_id"],), ())
-    assert everything(made) == original
-    made.store.close()
+    assert everything(new) == original
+    new.store.close()
 
 
 def test_a_job_that_runs_is_known_and_not_waited_for(own: ToyLab, tmp_path: Path) -> None:
     """From there on it is one of the record's own: the next command that settles finishes it."""
     job = submit(own, slow(own))
-    done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
-    assert (done.added, made.store.job(job.job_id).state) == ((job.job_id,), "running")
+    done, new = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
+    assert (done.added, new.store.job(job.job_id).state) == ((job.job_id,), "running")
     own.host.cancel(job.job_id)
-    settle(made, own.host, None, quiet)
-    assert made.store.job(job.job_id).state == "cancelled"
-    made.store.close()
+    settle(new, own.host, None, quiet)
+    assert new.store.job(job.job_id).state == "cancelled"
+    new.store.close()
 
 
 def older(plan: dict[str, Any]) -> dict[str, Any]:
@@ -140,15 +140,15 @@ def test_an_older_plan_is_kept_as_it_was_staged(own: ToyLab, tmp_path: Path) -> 
     Job.stage(own.root / "jobs", job, text.encode(), *(own.root / "agent").iterdir())
     own.host.submit(made_now)
     list(own.host.follow(job, 0))
-    done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
+    done, new = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
     assert done == Rebuilt((job,), ())
-    assert made.store.job(job).plan_json == text
-    assert made.store.job(job).experiment is None
+    assert new.store.job(job).plan_json == text
+    assert new.store.job(job).experiment is None
     assert path_of(tmp_path / "raw", job).exists()
     done, third = again(own, tmp_path / "third", [], tmp_path / "raw")
     assert (done, third.store.job(job).host) == (Rebuilt((job,), ()), os.uname().nodename)
-    assert check(made.store) == check(third.store) == []
-    made.store.close()
+    assert check(new.store) == check(third.store) == []
+    new.store.close()
     third.store.close()
 
 
@@ -161,9 +161,9 @@ def test_a_plan_with_a_spec_that_is_not_its_own_is_refused(own: ToyLab, tmp_path
     path.write_text(json.dumps({**plan, "specs": [spec and {**plan["specs"][0], **spec}]}))
     with pytest.raises(RemoteError, match="cannot be read"):
         own.host.plan(job)
-    done, made = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
-    assert (done.added, [job_id for job_id, _ in done.left], made.store.jobs()) == ((), [job], [])
-    made.store.close()
+    done, new = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
+    assert (done.added, [job_id for job_id, _ in done.left], new.store.jobs()) == ((), [job], [])
+    new.store.close()
 
 
 def test_a_damaged_record_is_set_aside_and_begins_with_a_sound_copy(own: ToyLab) -> None:
@@ -188,6 +188,6 @@ def test_a_damaged_record_is_set_aside_and_begins_with_a_sound_copy(own: ToyLab)
     mend(path, notes.append)
     assert not path.exists()
     with Store.open(path) as store:
-        made = dataclasses.replace(own.lab, store=store)
-        assert len(rebuild(made, [], quiet).added) == 1
-        assert everything(made) == original
+        new = dataclasses.replace(own.lab, store=store)
+        assert len(rebuild(new, [], quiet).added) == 1
+        assert everything(new) == original

@@ -48,7 +48,7 @@ def slow(mine: ToyLab) -> Experiment:
 
 @pytest.fixture
 def running(mine: ToyLab, slow: Experiment) -> Iterator[Plan]:
-    """A job that runs, and that nobody follows; ended with the test."""
+    """A job that runs, and that no client follows; ended with the test."""
     job = submit(mine, slow)
     yield job
     mine.host.cancel(job.job_id)
@@ -87,8 +87,8 @@ def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, 
     assert len(theirs.lab.store.rows("SELECT * FROM runs")) == 2
     assert partly.experiment == mine.lab.store.job(running.job_id).experiment == running.experiment
     before = rows(mine)
-    for one, other in ((theirs, mine), (mine, theirs)):
-        assert sum(audit.merge(one.lab.store, other.lab.store.path).values()) == 0
+    for receiver, other in ((theirs, mine), (mine, theirs)):
+        assert sum(audit.merge(receiver.lab.store, other.lab.store.path).values()) == 0
     assert rows(mine) == rows(theirs) == before
     for lab in (mine, theirs):
         assert lab.lab.store.job(running.job_id).experiment == running.experiment
@@ -118,7 +118,7 @@ def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, r
     outcome, events = theirs.run(slow)
     assert (outcome.error, outcome.job_id, outcome.planned, outcome.reused) == (None, running.job_id, 4, 4)
     (note,) = [event["note"] for event in events if event["event"] == "note" and "elsewhere" in event["note"]]
-    assert note == f"job {running.job_id} of this experiment was started elsewhere and still runs: following it"
+    assert running.job_id in note
     assert theirs.lab.store.job(running.job_id).experiment == slow.digest
     assert [job.job_id for job in theirs.lab.store.jobs()] == [running.job_id]
     assert len(theirs.values()) == 4
@@ -139,7 +139,7 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    """The experiment's digest names its series, not what is in them: a job on other sources is nobody's result."""
+    """The experiment's digest names its series, not what is in them: a job on other sources is another one."""
     side = Side(slow, resolve(theirs.lab.cache, slow, None, quiet))
     probe = ask(theirs.host, side)
     assert probe.running == {running.job_id: slow.digest}
@@ -176,7 +176,7 @@ def test_an_adopted_job_is_as_old_as_its_id(
 
 def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
     """Exit code 12, and nothing to clean up."""
-    with pytest.raises(JobLost, match="the host has no job 20260101-000000-toy-abcdef"):
+    with pytest.raises(JobLost, match="no job 20260101-000000-toy-abcdef"):
         adopt(theirs.lab, theirs.host, "20260101-000000-toy-abcdef", quiet)
     assert theirs.lab.store.jobs() == []
 
@@ -209,7 +209,7 @@ def test_a_deleted_folder_is_a_lost_job_until_its_end_is_recorded(mine: ToyLab, 
     adopt(theirs.lab, theirs.host, running.job_id, quiet)
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     shutil.rmtree(mine.root / "jobs" / running.job_id)
-    with pytest.raises(JobLost, match="its folder on local was deleted before its end was recorded"):
+    with pytest.raises(JobLost, match="was deleted before"):
         follow(theirs.lab, theirs.host, running.job_id, quiet)
     calls = mine.host.calls
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None

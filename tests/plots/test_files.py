@@ -25,15 +25,15 @@ from tests.report.worlds import whole
 def chunks(content: bytes) -> list[tuple[bytes, bytes]]:
     """Read a PNG as its standard says, every checksum checked."""
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    found, at = [], 8
+    parts, at = [], 8
     while at < len(content):
         length, kind = struct.unpack(">I4s", content[at : at + 8])
         data = content[at + 8 : at + 8 + length]
         assert struct.unpack(">I", content[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + data)
-        found.append((kind, data))
+        parts.append((kind, data))
         at += 12 + length
-    assert found[-1] == (b"IEND", b"")
-    return found
+    assert parts[-1] == (b"IEND", b"")
+    return parts
 
 
 def test_they_are_png_of_the_size_asked_for(store: Store, tmp_path: Path) -> None:
@@ -43,23 +43,23 @@ def test_they_are_png_of_the_size_asked_for(store: Store, tmp_path: Path) -> Non
     assert [path.name for path in written] == ["h200-ops.png", "h200-concurrency.png"]
     assert sorted(written) == sorted((tmp_path / "pictures").iterdir())
     for path in written:
-        found = chunks(path.read_bytes())
-        width, height = struct.unpack(">II", found[0][1][:8])
+        parts = chunks(path.read_bytes())
+        width, height = struct.unpack(">II", parts[0][1][:8])
         assert width == paper.WIDTH * paper.DPI
         assert 480 < height < 800
-        assert {kind for kind, _ in found} <= {b"IHDR", b"pHYs", b"IDAT", b"IEND"}
+        assert {kind for kind, _ in parts} <= {b"IHDR", b"pHYs", b"IDAT", b"IEND"}
 
 
 def test_the_same_record_gives_the_same_bytes(store: Store, tmp_path: Path) -> None:
     """Whatever the user's own settings are; and those are left alone."""
     held(store)
-    one = plots.chain(store, A, tmp_path / "one.png").read_bytes()
+    first = plots.chain(store, A, tmp_path / "one.png").read_bytes()
     with mpl.rc_context({"font.size": 20.0, "axes.grid": False, "lines.linewidth": 9.0, "savefig.dpi": 10}):
-        two = plots.chain(store, A, tmp_path / "two.png").read_bytes()
+        second = plots.chain(store, A, tmp_path / "two.png").read_bytes()
         assert mpl.rcParams["font.size"] == 20.0
-    assert one == two
+    assert first == second
     held(store, B)
-    assert one != plots.chain(store, B, tmp_path / "other.png").read_bytes()
+    assert first != plots.chain(store, B, tmp_path / "other.png").read_bytes()
 
 
 def test_an_earlier_picture_is_replaced_whole(store: Store, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -80,25 +82,25 @@ class Client:
 @pytest.fixture
 def client(tmp_path: Path, keys: Keys, hermetic_seal: None) -> Client:
     """Give the test's home a ~/.ssh with the key that is let in."""
-    made = Client(tmp_path / "home")
-    (made.home / ".ssh").mkdir(mode=0o700)
+    new = Client(tmp_path / "home")
+    (new.home / ".ssh").mkdir(mode=0o700)
     for path in (keys.private, keys.private.with_name("id_ed25519.pub")):
-        shutil.copy(path, made.home / ".ssh")
-    return made
+        shutil.copy(path, new.home / ".ssh")
+    return new
 
 
 @pytest.fixture
 def reach(tmp_path: Path) -> Iterator[Reach]:
     """Make transports to a destination; each is closed in the end."""
-    made: list[SshTransport] = []
+    new: list[SshTransport] = []
 
     def make(destination: str = "box", **options: Any) -> SshTransport:
         given = {"root": str(tmp_path / "root"), "python": sys.executable, "limits": QUICK, **options}
-        made.append(SshTransport("box", destination, **given))
-        return made[-1]
+        new.append(SshTransport("box", destination, **given))
+        return new[-1]
 
     yield make
-    for transport in made:
+    for transport in new:
         transport.close()
 
 
@@ -113,10 +115,10 @@ def box(client: Client, server: Sshd, reach: Reach) -> SshTransport:
 @pytest.fixture
 def proxy(client: Client, server: Sshd) -> Iterator[Proxy]:
     """Put a proxy before the shared server, which is `box` by way of it."""
-    with Proxy(server.port) as made:
-        client.host("box", made.port, "HostKeyAlias box")
+    with Proxy(server.port) as new:
+        client.host("box", new.port, "HostKeyAlias box")
         client.knows(server.known_hosts_line(name="box"))
-        yield made
+        yield new
 
 
 @pytest.fixture
@@ -150,3 +152,9 @@ def project(
         client.host("far", proxy.port, "HostKeyAlias far")
         client.knows(server.known_hosts_line(name="far"))
         yield folder, proxy
+
+
+def dgxlab(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as a user does."""
+    argv = [sys.executable, "-m", "dgxlab", *args]
+    return subprocess.run(argv, cwd=project, env=os.environ, capture_output=True, text=True, check=False, timeout=120)

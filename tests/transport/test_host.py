@@ -34,7 +34,7 @@ def test_the_first_verb_brings_the_agent(host: Host) -> None:
 
 
 def test_what_a_verb_reads_is_sent_whole_though_the_agent_was_missing(host: Host, tmp_path: Path) -> None:
-    """The first attempt may have eaten some of it before it was known that nobody listens."""
+    """The first attempt may have eaten some of it before it was known that no agent listens."""
     pin = toy.make_repository(tmp_path / "repository")
     cache = PinCache(tmp_path / "pins.git")
     cache.ensure(pin, [str(tmp_path / "repository")], lambda note: None)
@@ -59,12 +59,12 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def saying(folder: Path, said: str, *, rc: int = 0) -> Host:
+def saying(folder: Path, answer: str, *, rc: int = 0) -> Host:
     """Return a host on which everything that is asked for is answered so: on stdout, or after a failure on stderr."""
-    (folder / "said").write_text(said)
+    (folder / "answer").write_text(answer)
     host = Host(LocalTransport(str(folder / "root")))
     host.probe()
-    host.transport.python = script(folder / "python", f"cat '{folder}/said' >&{2 if rc else 1}; exit {rc}")
+    host.transport.python = script(folder / "python", f"cat '{folder}/answer' >&{2 if rc else 1}; exit {rc}")
     return host
 
 
@@ -127,7 +127,7 @@ def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("answer", "message"),
     [
         ({"exit_code": 10, "message": ["a"], "next": None, "details": {"b": 1}}, "['a']"),
         (["exit_code"], "the agent on host local failed at status with exit status 10: "),
@@ -135,9 +135,9 @@ def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
         ("", "the agent on host local failed at status with exit status 10: it said nothing"),
     ],
 )
-def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message: str) -> None:
+def test_error_is_text_whatever_the_host_says(tmp_path: Path, answer: Any, message: str) -> None:
     """It is printed, line by line."""
-    host = saying(tmp_path, said if isinstance(said, str) else json.dumps(said), rc=10)
+    host = saying(tmp_path, answer if isinstance(answer, str) else json.dumps(answer), rc=10)
     with pytest.raises(DgxlabError) as caught:
         host.status("job-1")
     assert caught.value.message.startswith(message)
@@ -146,7 +146,7 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message
 
 
 @pytest.mark.parametrize(
-    ("said", "typed"),
+    ("answer", "typed"),
     [
         ("run the same command again", "run the same command again"),
         ("dgxlab report 20261120-120301-toy-3f2a9c", "dgxlab report 20261120-120301-toy-3f2a9c"),
@@ -170,9 +170,9 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, said: Any, message
         ("python3 -c 'import evil'", ""),
     ],
 )
-def test_what_a_host_may_have_typed(said: str, typed: str) -> None:
+def test_what_a_host_may_have_typed(answer: str, typed: str) -> None:
     """Its own few commands: here those that look, and there through ssh; what else it says is dropped."""
-    assert HostEntry("dgx", "me@dgx").next_of_agent(said) == typed
+    assert HostEntry("dgx", "me@dgx").next_of_agent(answer) == typed
 
 
 def test_old_python_that_does_not_say_how_old(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_damaged_agent_is_sent_again(host: Host, tmp_path: Path, left: bytes) 
 def test_a_disk_that_keeps_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that is not there though it was just sent is not sent for ever."""
     monkeypatch.setattr(Host, "_install", lambda self: None)
-    with pytest.raises(RemoteError, match="host local has no whole agent though it was just sent") as caught:
+    with pytest.raises(RemoteError, match="no whole agent") as caught:
         host.probe()
     assert caught.value.next == "df -h"
 
@@ -258,7 +258,7 @@ def test_a_disk_that_keeps_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) 
 def test_an_agent_that_cannot_be_put_there(tmp_path: Path) -> None:
     """What the host's disk says of it is told."""
     (tmp_path / "root").write_text("a file")
-    with pytest.raises(RemoteError, match=r"the agent could not be put on host local: .*(Not a directory|File exists)"):
+    with pytest.raises(RemoteError, match=r"(Not a directory|File exists)"):
         Host(LocalTransport(str(tmp_path / "root"))).probe()
 
 
@@ -272,7 +272,7 @@ def test_nothing_runs_where_others_may_write(tmp_path: Path, name: str) -> None:
     theirs.write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
     folder.chmod(0o777)
     host = Host(LocalTransport(str(tmp_path / "root"), name="box"), HostEntry("box", "me@box"))
-    with pytest.raises(HostError, match=f"^host box is not safe: others may write in {folder}, so") as caught:
+    with pytest.raises(HostError, match=f"^host box is not safe: .* {folder}, ") as caught:
         host.probe()
     assert caught.value.next == f"ssh -t me@box chmod go-w {folder}"
     folder.chmod(0o700)
@@ -290,10 +290,10 @@ def test_what_a_host_says_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
     """A reply, or a line of a journal, that has no end would fill the memory; there may be any number of lines."""
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     assert module.whole([b"x" * (1 << 19)] * 2, "box", "jobs") == b"x" * (1 << 20)
-    with pytest.raises(RemoteError, match="host box answered jobs with more than 1 MiB, and was left"):
+    with pytest.raises(RemoteError, match=r"box answered jobs .* 1 MiB"):
         module.whole(for_ever(b"x" * 1000), "box", "jobs")
     assert sum(map(len, module.whole_lines([b"y\nx" * 10_000] * 100, "box", "follow"))) == 3 * 10_000 * 100 - 1
-    with pytest.raises(RemoteError, match="answered follow with more than 1 MiB in one line"):
+    with pytest.raises(RemoteError, match="1 MiB in one line"):
         list(module.whole_lines(for_ever(b"x" * 1000), "box", "follow"))
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from dgxlab.agent.lock import BenchLock
 from tests.sshd import ORDINARY, ORDINARY_UID, Sshd, sshd
-from tests.transport.conftest import Client, Keys
-from tests.transport.test_ssh_run import dgxlab, project
+from tests.transport.conftest import Client, Keys, dgxlab
+from tests.transport.test_ssh_run import project
 
 __all__ = ["project"]
 
@@ -63,7 +63,7 @@ def plain(project: Path, client: Client, server: Sshd) -> Path:
 
 
 def test_everything_is_that_users_own(plain: Path, server: Sshd) -> None:
-    """Built, gated and measured without a right; nobody else can read it."""
+    """Built, gated and measured without a right; no other user can read it."""
     ran = dgxlab(plain, "run", "experiments/toy.yaml", "--host", "plainbox")
     assert ran.returncode == 0, ran.stderr
     assert "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |" in ran.stdout
@@ -82,14 +82,14 @@ def test_another_users_lock_is_waited_for(plain: Path, server: Sshd) -> None:
     argv = [sys.executable, "-m", "dgxlab", "run", "experiments/toy.yaml", "--host", "plainbox"]
     with subprocess.Popen(argv, cwd=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
         assert client.stderr is not None
-        said = []
+        printed = []
         for line in client.stderr:
-            said.append(line)
+            printed.append(line)
             if line.startswith("waiting for the device"):
                 break
-        assert "is held by job 20260101-000000-theirs-abc123 of root, since" in said[-1], "".join(said)
+        assert "is held by job 20260101-000000-theirs-abc123 of root, since" in printed[-1], "".join(printed)
         threading.Timer(0.2, theirs.release).start()
-        said += client.stderr.readlines()
+        printed += client.stderr.readlines()
         page = client.stdout.read() if client.stdout else ""
-    assert client.returncode == 0, "".join(said)
+    assert client.returncode == 0, "".join(printed)
     assert "4/4" in page

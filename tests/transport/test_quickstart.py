@@ -93,10 +93,10 @@ def test_killed_and_cut_it_records_the_same_rows(quickstart: Quickstart, project
     proxy.blackhole()
     wait_for(job, "run", 3)
     proxy.heal()
-    page, said = second.communicate(timeout=LIMIT_S)
-    assert second.returncode == 0, said
-    assert "was cut" in said
-    assert "; trying again in 1 s (1 of" in said
+    page, err = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 0, err
+    assert "was cut" in err
+    assert "; trying again in 1 s (1 of" in err
     assert "SOFT_MAX | CPU | 212/212 | 0 | 212 | passed" in page
     assert {path for path in (CACHE / "host" / "jobs").glob("2*") if path not in before} == {job}
     with Store.open(folder / "results.db", create=False) as store:

@@ -1,4 +1,4 @@
-"""What the README and docs/remote.md tell a reader to type, word for word, against a real sshd and llama.cpp."""
+"""What the README tells a reader to type, word for word, against a real sshd and llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ import pytest
 
 from tests.conftest import CACHE, PROJECT, Quickstart
 from tests.sshd import Sshd, sshd
-from tests.test_docs import PAGES, README, shell
 from tests.transport.conftest import Client, Keys
 
 pytestmark = pytest.mark.llama
+
+
+def screen() -> list[str]:
+    """Return the lines that the README tells a reader to type."""
+    block = re.search(r"(?s)\n## On a remote machine\n.*?```sh\n(.*?)```", (PROJECT / "README.md").read_text())
+    assert block
+    return block[1].splitlines()
 
 
 @pytest.fixture
@@ -43,32 +49,20 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commands_work_word_for_word(quickstart: Quickstart, clone: Path, dgx: Sshd) -> None:
-    """Typed in one shell, with a yes to the one question: those of the README, then those of the page."""
-    blocks = shell(README.split("\n## On a remote machine\n")[1].split("\n## ")[0]), shell(PAGES["remote"])
-    lines = [line for block in blocks for line in block.splitlines()]
-    script = "\n".join(f"{line}\necho == $?" for line in lines)
+def test_the_screen_works_word_for_word(quickstart: Quickstart, clone: Path, dgx: Sshd) -> None:
+    """Typed in one shell, with a yes to the one question; each line ends well and does what is written beside it."""
+    lines = screen()
+    typed = "\n".join(f"{line}\necho == $?" for line in lines)
     env = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     ran = subprocess.run(
-        ["bash", "-c", script],
-        cwd=clone,
-        env=env,
-        input="y\n",
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
+        ["bash", "-c", typed], cwd=clone, env=env, input="y\n", capture_output=True, text=True, timeout=900, check=False
     )
     outputs = re.split(r"(?m)^== (\d+)\n", ran.stdout)
     assert outputs[1::2] == ["0"] * len(lines), ran.stdout + ran.stderr
-    _, added, doctor, first, jobs, again, _, second, _, clean, _ = outputs[0::2]
-    assert "dgx lets us in and is in " in added
-    assert "dgx lets us in and is in " in again
+    _, added, doctor, report, jobs, _ = outputs[0::2]
+    assert "lets us in" in added
     assert "missing" not in doctor
-    assert "MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed" in first
-    assert first == second
+    assert "MUL_MAT | CPU | 1103/1103 | 306 | 1103 | passed" in report
     assert "SHA256:" in ran.stderr
     assert "12 cells, 12 measured now, 0 up to date" in ran.stderr
-    assert "12 cells, 0 measured now, 12 up to date" in ran.stderr
     assert re.search(r"quickstart-\w+ +dgx +run .* done +done", jobs)
-    assert "builds" in clean

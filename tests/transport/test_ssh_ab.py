@@ -80,7 +80,7 @@ class Far:
 
 @pytest.fixture
 def far(project: tuple[Path, Proxy]) -> Far:
-    """Write both arms beside the quickstart, with a gate of a second; they stand on its build and its model."""
+    """Write both arms beside the quickstart, with a gate of a second; they use its build and its model."""
     folder, proxy = project
     base = (PROJECT / "experiments" / "cpu" / "quickstart.yaml").read_text().split("gates:")[0]
     (folder / "experiments").mkdir()
@@ -148,7 +148,7 @@ def test_killed_and_cut_the_session_is_followed(far: Far) -> None:
     report = held.report
     assert (report["kind"], report["verdict"], report["counts"]) == ("ab", "slower", {"slower": 1})
     job_id = report["session"]
-    assert f"session {job_id} of the same arms went on without this command: its result stands" in held.err
+    assert f"session {job_id} of the same arms went on without this command: its result is kept" in held.err
     chain = [event for event in events(CACHE / "host" / "jobs" / job_id) if event["event"] == "run"]
     assert len({(run["role"], run["cycle"]) for run in chain}) == len(chain)
     attached = far.run("attach", job_id, "--host", "far", "--db", "other.db", "--format", "json")

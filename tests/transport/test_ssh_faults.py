@@ -58,7 +58,7 @@ def test_cut_in_the_middle(proxy: Proxy, reach: Reach) -> None:
     proxy.cut()
     took, error = lost_in(stream)
     assert took < 1
-    assert error.message.startswith("the connection to host box was cut")
+    assert "box was cut" in error.message
     assert run(box, "echo", "two") == b"two\n"
     assert proxy.connections == 2
 
@@ -73,25 +73,25 @@ def test_cut_after_any_number_of_bytes(proxy: Proxy, reach: Reach) -> None:
         while outcome(box, "printf 'the answer is 42\\n'") == b"unknown":
             pass  # the cut came a moment after the answer before, and took this one
         proxy.cut_after = allowed + 1
-        said = outcome(box, f"printf 'the answer is 42\\n'; printf why >&2; exit {rc}")
+        printed = outcome(box, f"printf 'the answer is 42\\n'; printf why >&2; exit {rc}")
         proxy.cut_after = None
-        assert said in (b"unknown", right[rc])
-        whole += said != b"unknown"
+        assert printed in (b"unknown", right[rc])
+        whole += printed != b"unknown"
     assert 0 < whole < 28
 
 
 def outcome(box: SshTransport, script: str) -> bytes:
     """Return all that is known of a command, or that it is not known."""
-    said = b""
+    printed = b""
     try:
         for chunk in box.stream(["sh", "-c", script]):
-            said += chunk
+            printed += chunk
     except HostLost:
-        assert b"the answer is 42\n".startswith(said)
+        assert b"the answer is 42\n".startswith(printed)
         return b"unknown"
     except CommandFailed as failure:
-        return said + f" [{failure.rc}, {failure.stderr}]".encode()
-    return said + b" [0]"
+        return printed + f" [{failure.rc}, {failure.stderr}]".encode()
+    return printed + b" [0]"
 
 
 def test_cut_while_connecting(proxy: Proxy, reach: Reach) -> None:
@@ -109,7 +109,7 @@ def test_host_that_hangs_up(proxy: Proxy, reach: Reach, monkeypatch: pytest.Monk
     """A port that hangs up at once is tried again, but for a later connection, which the caller tries again."""
     monkeypatch.setattr(ssh_connection, "DROPPED_PAUSES_S", (0.01, 0.02))
     proxy.refuse = True
-    with pytest.raises(HostDropped, match=r"cannot be reached: it hung up at once, as sshd does above its MaxStartups"):
+    with pytest.raises(HostDropped, match=r"MaxStartups"):
         run(reach(), "true")
     assert proxy.connections == 3
     proxy.refuse = False
@@ -157,7 +157,7 @@ def test_silence_while_following(
     proxy.blackhole()
     took, error = lost_in(stream)
     assert QUICK.silent_s * 0.8 < took < NOTICED_S
-    assert error.message == "host box did not answer for 1.5 s"
+    assert error.message.endswith(" for 1.5 s")
     proxy.heal()
 
 
@@ -198,15 +198,15 @@ def test_silence_before_anything_runs(proxy: Proxy, reach: Reach, where: str) ->
 def test_silence_while_connecting_and_signing_in(proxy: Proxy, reach: Reach) -> None:
     """Wherever it begins it is a loss, told in time: also where the host is to say whether it takes a key."""
     limits = Limits(connect_s=0.8, auth_s=0.8, ask_s=0.3, silent_s=60.0)
-    said = set()
+    printed = set()
     for allowed in range(1520, 2000, 40):
         proxy.silent_after = allowed
         took, error = lost_in(reach(limits=limits).stream(["true"]))
         assert took < 4
         assert error.next == "ssh -o BatchMode=yes box true"
-        said.add(error.message)
+        printed.add(error.message)
         proxy.heal()
-    assert any(re.fullmatch(r"box did not answer to \S+/id_ed25519 for 0.8 s", sentence) for sentence in said)
+    assert any(re.fullmatch(r"box .* to \S+/id_ed25519 for 0.8 s", sentence) for sentence in printed)
 
 
 def test_silence_is_told_before_the_next_attempt(proxy: Proxy, reach: Reach) -> None:
@@ -216,7 +216,7 @@ def test_silence_is_told_before_the_next_attempt(proxy: Proxy, reach: Reach) -> 
     proxy.blackhole()
     took, error = lost_in(box.stream(["true"]))
     assert took < 1.8
-    assert error.message == "host box did not answer for 1 s"
+    assert error.message.endswith(" for 1 s")
     assert proxy.connections == 1
     proxy.heal()
     assert run(box, "echo", "back") == b"back\n"
@@ -238,11 +238,11 @@ def test_dead_network_is_noticed_by_the_kernel(client: Client) -> None:
 def test_short_outage_is_survived(proxy: Proxy, reach: Reach) -> None:
     """Below the limit nothing is lost, and nothing is said."""
     stream = reach().stream(["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done"])
-    said = next(stream)
+    printed = next(stream)
     proxy.blackhole()
     time.sleep(QUICK.silent_s * 0.5)
     proxy.heal()
-    assert said + b"".join(stream) == b"1\n2\n3\n4\n5\n6\n"
+    assert printed + b"".join(stream) == b"1\n2\n3\n4\n5\n6\n"
 
 
 def test_quiet_command_is_no_silence(box: SshTransport) -> None:
@@ -272,8 +272,8 @@ def test_ctrl_c_ends_the_client_at_once(box: SshTransport) -> None:
         time.sleep(0.2)  # until it waits: Python drops an interrupt that meets the callback of a weak reference
         began = time.monotonic()
         child.send_signal(signal.SIGINT)
-        said, errors = child.communicate(timeout=10)
-    assert (said, errors, child.returncode) == ("stopped\n", "", 0)
+        printed, errors = child.communicate(timeout=10)
+    assert (printed, errors, child.returncode) == ("stopped\n", "", 0)
     assert time.monotonic() - began < 2
 
 
