@@ -1,7 +1,7 @@
 # make demo        llama.cpp fetched, built, gated, measured and reported on this machine
 # make test        everything; a skip for any reason but a missing GPU is a failure
 # make test-fast   all but whole jobs, sshd and llama.cpp, under a minute
-# make lint        ruff, mypy, import-linter
+# make lint        ruff, mypy, import-linter, plain words
 # make docs        the pages of docs/, strictly; .make/site
 # make bench       this program's own speed, as JSON and a table
 # make faults      the fault campaign: crashes, cuts, full disks, hostile files; two hours at most
@@ -38,6 +38,7 @@ lint: .make/lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m bench.words
 
 docs: .make/test
 	$(BIN)/mkdocs build --strict --quiet

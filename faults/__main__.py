@@ -17,7 +17,7 @@ from faults.fault import Fault
 from faults.kinds import FAULTS
 
 SHOWN = 5
-"""Of all that a kind's faults met, what they met most often stands in the table."""
+"""The table shows what a kind's faults met most often."""
 
 
 def main() -> int:

@@ -43,7 +43,7 @@ time_t time(time_t * out) {
     return out ? *out = t.tv_sec : t.tv_sec;
 }
 """
-"""Stands between a program and its C library, and adds the seconds that a file says to the time of day alone."""
+"""Loaded between a program and its C library: adds the seconds in a file to the time of day, and to no other clock."""
 
 PYTHON = """#!/bin/bash
 export LD_PRELOAD={shim} CLOCK_SHIFT={shift}

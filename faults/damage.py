@@ -24,7 +24,7 @@ NOISE = (
     *("\x1b[1;31m", "nan", "-nan", "NaN", "inf", "-", "-1", "0", "'", '"', "{", "}", "');", "\r", "\x00", "\ufffd"),
     *("e9", "1e999", "0x10", "1,5", "\u0661\u0662", "null", "true", "[]", " ", "9" * 400),
 )
-"""What may stand in a number's place, or anywhere."""
+"""What may replace a number, or anything."""
 
 NOISE_LINES = (
     "ggml_backend_cuda_graph_compute: CUDA graph warmup complete",
@@ -167,7 +167,7 @@ def chunks_of(text: str) -> list[str]:
 
 
 def stands(values: Iterable[float], chunk: str) -> bool:
-    """Tell whether all of a row's values stand in a piece of text, with a scale of the console or without."""
+    """Tell whether all of a row's values are in a piece of text, with a scale of the console or without."""
     there = numbers_in(chunk)
     scaled = there | {number * scale for number in there for scale in (1e3, 1e6, 1e9, 1e12)}
     return all(any(abs(value - number) <= 1e-9 * abs(value) for number in scaled) for value in values)

@@ -81,7 +81,7 @@ class Desk:
             yield Lab(store, PinCache(self.box.there.here.pins), lambda name: self.host, self.raw)
 
     def plan(self, name: str, ms: int) -> tuple[Experiment, Plan]:
-        """Return an experiment that nobody measured, whose launches take at least so long, and a job's plan of it."""
+        """Return an unmeasured experiment whose launches take at least so long, and a plan of it."""
         env = {**self.base.env, "TOY_NAME": name, "TOY_MS": str(ms)}
         experiment = replace(self.base, name=name, env=env)
         return experiment, plan.make(experiment, self.source, job_id=plan.new_job_id(name))

@@ -77,10 +77,10 @@ class Canary:
         return before + shape.format(c=called or self.program) + after
 
     def check(self, what: object) -> None:
-        """See that nobody started it.
+        """Check that it was not started.
 
         Raises:
-            Broken: if somebody did.
+            Broken: if it was.
         """
         if self.sang:
             self.trace.unlink()

@@ -38,7 +38,7 @@ HOW = st.sampled_from(["intend", "stage", "submit", "submit"])
 
 STARTED = {"running", "done"}
 TRIED = {"absent", "staged", *STARTED}
-"""What a job is that somebody tried to start, who does not know what came of it."""
+"""A job that was submitted, with an unknown result."""
 
 
 @dataclass

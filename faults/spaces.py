@@ -53,7 +53,7 @@ class Disk:
         subprocess.run(argv, check=True)
 
     def seen(self, path: Path) -> Path:
-        """Return what a path is called here that stands for something else for those who see the disk."""
+        """Return what a path is called here that has another name where the disk is seen."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     @property
@@ -66,7 +66,7 @@ class Disk:
         """Take all room but so many bytes, or a page less."""
         with self._filler.open("ab") as file:
             while (size := self.free - leave) > 0:
-                with suppress(OSError):  # somebody else has taken some of it meanwhile
+                with suppress(OSError):  # another process has taken some of it meanwhile
                     os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""What every test stands on: a sealed environment, and one real build of llama.cpp shared by those that need it."""
+"""What every test needs: a sealed environment, and one real build of llama.cpp shared by those that need it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SLOW = ("cli", "faults", "lab", "transport")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test-fast` leaves out, and what measures llama.cpp: it stands on the quickstart's run."""
+    """Mark what `make test-fast` leaves out, and what measures llama.cpp: it needs the quickstart's run."""
     for item in items:
         if item.path.relative_to(PROJECT / "tests").parts[0] in SLOW:
             item.add_marker("slow")

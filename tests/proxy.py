@@ -83,7 +83,7 @@ class Proxy:
             time.sleep(0.01)
 
     def blackhole(self) -> None:
-        """Carry nothing more, and tell nobody."""
+        """Carry nothing more, silently."""
         self._call(self._be_silent)
 
     def heal(self) -> None:

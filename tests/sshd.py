@@ -28,7 +28,7 @@ AS_ORDINARY = (
     'mount --bind "$1" /etc/passwd && shift && '
     f'exec setpriv --reuid {ORDINARY_UID} --regid {ORDINARY_UID} --clear-groups "$@"'
 )
-"""Becomes a user that this one program and its children see in /etc/passwd, and nobody else."""
+"""Becomes a user that this one program and its children see in /etc/passwd, and no other program."""
 
 CONFIG = """ListenAddress 127.0.0.1
 Port {port}

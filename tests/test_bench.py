@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from bench import words
 from bench.figure import figure, take_turns
 from bench.place import remove
 from bench.shape import shape
+from tests.toy import git
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -80,3 +82,15 @@ def test_the_house_is_counted(tmp_path: Path) -> None:
     assert (counts["modules"], counts["functions"], counts["private helpers named once"]) == ("1", "2", "1")
     assert (counts["tests"], counts["tests that quote prose"]) == ("2", "50 %")
     assert (counts["modules that name llama-bench"], counts["modules that name harness"]) == ("1", "0")
+
+
+def test_words_to_avoid_are_found_and_not_used(tmp_path: Path) -> None:
+    """In tracked texts, by line, with what to write instead."""
+    avoid = words.rules(words.PROJECT)
+    planted = "no" + "body"
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.md").write_text(f"A line.\nIt is read by {planted}.\n")
+    (tmp_path / "b.txt").write_text(planted)
+    git(tmp_path, "add", ".")
+    assert [hit.split(": ")[0] for hit in words.places(tmp_path, avoid)] == ["a.md:2"]
+    assert list(words.places(words.PROJECT, avoid)) == []

@@ -57,7 +57,7 @@ def test_what_a_marker_says(path: Path) -> None:
 
 
 def test_an_empty_block_is_filled_and_then_is_not_stale(path: Path) -> None:
-    """A blank line stands on both sides: markdown would take the table for the comment's."""
+    """A blank line is on both sides: markdown would take the table for the comment's."""
     made = filled(path, f"{BEGIN}\n{END}\n".encode(), "| a |\n| --- |\n")
     assert made == f"{BEGIN}\n\n| a |\n| --- |\n\n{END}\n".encode()
     document = Document(path)

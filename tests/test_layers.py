@@ -1,4 +1,4 @@
-"""The architecture is a test: who may import whom, who alone may import what, and what nobody may call."""
+"""The architecture is a test: who may import whom, who alone may import what, and what may not be called."""
 
 from __future__ import annotations
 

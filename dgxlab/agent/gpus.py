@@ -139,7 +139,7 @@ def phrase(processes: Sequence[ComputeProcess]) -> str:
     first, more = processes[0], len(processes) - 1
     program = one_line(Path(first.program).name, 120)
     size = "" if first.used_mib is None else f", {first.used_mib} MiB"
-    words = f"pid {first.pid} ({program} of {first.user or 'somebody unknown'}{size})"
+    words = f"pid {first.pid} ({program} of {first.user or 'an unknown user'}{size})"
     return f"{words} and {more} more" if more else words
 
 

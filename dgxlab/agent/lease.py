@@ -199,7 +199,7 @@ class DeviceLease:
             return None
         processes = compute_processes()
         if processes is None:
-            return Holder("the GPU", "unknown", "somebody unknown (nvidia-smi does not say who computes)")
+            return Holder("the GPU", "unknown", "an unknown user (nvidia-smi does not say who computes)")
         strangers = self.strangers(processes)
         if not strangers:
             return None

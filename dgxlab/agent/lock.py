@@ -112,7 +112,7 @@ class BenchLock:
 
     def owner(self) -> str:
         """Return who held it when it was last tried: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
-        return str(self._holder or "somebody unknown")
+        return str(self._holder or "an unknown user")
 
     def release(self) -> None:
         """Let go; a child that inherited the descriptors keeps the lock."""
@@ -160,15 +160,15 @@ class OwnerFile:
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as error:
-            return f"somebody unknown ({error.strerror})"
+            return f"an unknown user ({error.strerror})"
         try:
             text = _read(fd)
         except OSError as error:
-            return f"somebody unknown ({error.strerror})"
+            return f"an unknown user ({error.strerror})"
         finally:
             os.close(fd)
         free = text.startswith(FREE) and not text[len(FREE) :][:1].isalpha()  # FREEMAN is a name
-        return f'somebody: "{text}"' if text and not free and not text.startswith(OURS) else ""
+        return f'another user: "{text}"' if text and not free and not text.startswith(OURS) else ""
 
     def sign(self) -> None:
         """Say that this job measures, unless the file says it of another that still does.

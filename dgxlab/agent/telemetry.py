@@ -46,7 +46,7 @@ class Sampler:
     Args:
         argv: What to start.
         path: Where its output goes, its errors too.
-        parse: Makes a sample of a line, None of one that is none.
+        parse: Makes a sample of a line; None for a line that is no sample.
     """
 
     def __init__(self, argv: Sequence[str], path: Path, parse: Parse) -> None:

@@ -40,7 +40,7 @@ def _kill(place: Box, name: str, spec: Path, random: Random) -> str:
     moments.wait(place, name, child, random)
     if child.poll() is not None:
         if ended(child).rc != 0:
-            raise Broken(f"a run that nobody killed ended with {child.returncode}")
+            raise Broken(f"a run that was not killed ended with {child.returncode}")
         return "after"
     child.kill()
     child.communicate()

@@ -1,4 +1,4 @@
-"""A full disk, on the host or on the client: said in a sentence, waited for by nobody, and nothing measured is lost."""
+"""A full disk, on the host or on the client: told in a sentence, no program waits, and nothing measured is lost."""
 
 from __future__ import annotations
 

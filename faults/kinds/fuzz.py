@@ -92,7 +92,7 @@ def judge(path: Path, random: Random) -> str:
     reading = read_gate(text, gate.backend)
     for count in (reading.passed, reading.total):
         if count is not None and not re.search(rf"(?<![0-9])0*{count}(?![0-9])", plain(text)):
-            raise Broken(f"{name}: the gate counts {count}, which does not stand in the text")
+            raise Broken(f"{name}: the gate counts {count}, which is not in the text")
     if judge_gate(reading, 0, gate):
         return "refused"
     assert gate.expect
@@ -118,7 +118,7 @@ def _lacking(text: str, backend: str, expect: Expectation) -> str:
 
 
 def quote_log(path: Path, random: Random) -> str:
-    """Read a build log: what is quoted of it stands in it, and progress never counts past its end."""
+    """Read a build log: what is quoted is in it, and progress never counts past its end."""
     log = damaged(capture(random.choice(LOGS)), random)
     lines = [line.strip() for line in plain(log).split("\n")]
     quoted = [line.removesuffix("...").strip() for line in first_error(log).split("\n")]
@@ -159,7 +159,7 @@ def _printed(row: Row, text: str, chunks: Sequence[str]) -> bool:
         return counts["passed"] <= counts["total"] and 0 < counts["total"] + counts["unsupported"] <= len(chunks)
     if row.label == "perplexity":
         return set(values) <= numbers_in(plain(text))
-    # on the console a diagnostic may stand between a case and its result, which then are two pieces
+    # on the console a diagnostic may be between a case and its result, which then are two pieces
     names = [] if "us/run" in text else [said for said in row.params.values() if said and type(said) in (int, str)]
     return any(stands(values, chunk) and all(_named(name, chunk) for name in names) for chunk in chunks)
 

@@ -26,7 +26,7 @@ from tests.journals import dump
 
 ALSO = {"batched-bench": {"model": "m", "npp": 16, "ntg": 4, "npl": [1, 2]}}
 UNCHECKED = ("agent.err",)
-"""What the agent itself says while it ends, which nobody can have hashed before."""
+"""What the agent itself says while it ends, which cannot have been hashed before."""
 BY_COMMAND = 12
 """One trial in so many is the program's own, over ssh; the others call what it calls."""
 
@@ -118,7 +118,7 @@ def left() -> Iterator[Left]:
 
 
 def trial(place: Left, random: Random) -> str:
-    """Change something at one of three moments, and see that nobody takes it for what it was."""
+    """Change something at one of three moments, and check that it is not taken for what it was."""
     moment = random.choice((at_ingest, at_fetch, where_kept))
     return moment(place, random)
 

@@ -1,4 +1,4 @@
-"""A host key that is not the one known: nobody signs in, nothing runs, and the way out is the printed one."""
+"""A host key that is not the known one: no user signs in, nothing runs, and the way out is the printed one."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_phrase() -> None:
     """Pid, program, user and memory, as far as they are known, and how many more."""
     assert phrase([process(430)]) == "pid 430 (python3 of alice, 518 MiB)"
     unknown = ComputeProcess(UUID, 7, "/x/\x1b[2Jy", "", None)
-    assert phrase([unknown, process(8), process(9)]) == "pid 7 (\\u001b[2Jy of somebody unknown) and 2 more"
+    assert phrase([unknown, process(8), process(9)]) == "pid 7 (\\u001b[2Jy of an unknown user) and 2 more"
 
 
 def test_an_old_driver_is_asked_under_its_own_names() -> None:

@@ -239,7 +239,7 @@ def test_unreadable_signature_is_an_unknown_holder(tmp_path: Path, text: str) ->
     assert lock.take(ALICE)
     lock.path.write_text(text)
     assert not other.take(BOB)
-    assert other.owner() == "somebody unknown"
+    assert other.owner() == "an unknown user"
     lock.release()
 
 
@@ -259,8 +259,8 @@ def owner(path: Path, job: str = "J1") -> OwnerFile:
     [
         *((text, "") for text in ("", "\n \n", "FREE", "FREE since 12:00 (bob)\n", "FREE: bob\n")),
         ("dgxlab job J0 of bob, since 2026\n", ""),  # a job that holds no lock of this device
-        *((text, f'somebody: "{text}"') for text in ("FREEMAN measures until 5", "FREEÉ", "free", "not FREE")),
-        ("bob:\tvllm\x1b[2J sweep\n" + "x" * 500, f'somebody: "bob: vllm\\u001b[2J sweep {"x" * 94}…"'),
+        *((text, f'another user: "{text}"') for text in ("FREEMAN measures until 5", "FREEÉ", "free", "not FREE")),
+        ("bob:\tvllm\x1b[2J sweep\n" + "x" * 500, f'another user: "bob: vllm\\u001b[2J sweep {"x" * 94}…"'),
     ],
 )
 def test_claim_of_the_owner_file(path: Path, text: str, claim: str) -> None:
@@ -279,7 +279,7 @@ def test_owner_file_that_cannot_be_read(path: Path) -> None:
     file.free()
     path.unlink()
     path.mkdir()
-    assert file.claim() == "somebody unknown (Is a directory)"
+    assert file.claim() == "an unknown user (Is a directory)"
 
 
 def test_signed_and_set_free(path: Path) -> None:

@@ -33,7 +33,7 @@ def test_killed_jobs() -> None:
 
 
 def test_what_outlives_its_agent_is_seen(place: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of the job's session, and a lock that somebody has."""
+    """A process of the job's session, and a lock that is held."""
     monkeypatch.setattr(aftermath, "FREE_S", 0.2)
     (job,) = place.folders("good")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as orphan:
@@ -50,7 +50,7 @@ def test_what_outlives_its_agent_is_seen(place: Box, monkeypatch: pytest.MonkeyP
 
 
 def test_a_run_that_the_record_lacks_is_seen(place: Box) -> None:
-    """One that the agent noted, one that was measured again, and cells that nobody measured."""
+    """One that the agent noted, one that was measured again, and cells that were not measured."""
     aftermath.measured(place, "good", CELLS)
     with pytest.raises(Broken, match="7 cells should have a value each"):
         aftermath.measured(place, "good", CELLS + 1)

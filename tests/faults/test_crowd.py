@@ -25,7 +25,7 @@ def test_eight_clients() -> None:
 
 
 def test_two_that_measure_at_once_are_seen() -> None:
-    """One that begins before another has ended, or of which nobody knows when it did."""
+    """One that begins before another has ended, or whose end is unknown."""
     alone([launch(3.0, 4.0), launch(1.0, 3.0)])
     with pytest.raises(Broken, match="began while"):
         alone([launch(1.0, 3.0), launch(2.9, 4.0)])

@@ -58,7 +58,7 @@ def test_no_order_of_events_breaks_it(here: type[Machine]) -> None:
 
 
 def finished(machine: Machine) -> Modelled:
-    """Submit a job and wait for its end, which nobody records."""
+    """Submit a job and wait for its end, without recording it."""
     machine.submit(ms=0, how="submit")
     (job,) = machine.jobs
     while machine.desk.job(job.plan).status().state == "running":

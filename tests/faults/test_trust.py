@@ -1,4 +1,4 @@
-"""Nobody signs in to a host whose key is not the known one, and the campaign would see it if somebody did."""
+"""No user signs in to a host whose key is not the known one, and the campaign would see it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIALS = 3
 
 
 def test_keys_that_are_not_trusted() -> None:
-    """A few trials of the campaign's: nobody is let in, and what is printed mends it."""
+    """A few trials of the campaign's: no user is let in, and the printed command mends it."""
     tally = trials(UNTRUSTED, seed=1, numbers=range(TRIALS))
     assert tally.failures == []
     assert tally.met.total() == TRIALS

@@ -325,7 +325,7 @@ def sample(value: Any) -> Callable[[dict[str, Any]], object]:
         (changed(lambda e: e.update(plan_digest="0" * 64), 0), "line 1 .* with plan 0000"),
         (changed(lambda e: e.update(facts={}), 0), "first line .* facts: "),
         (changed(lambda e: e["source"].update(tree="0" * 40), 1), "line 2 .* its tree is 0+, the plan says"),
-        (changed(lambda e: e.update(arm="nobody"), 1), "line 2 .* there is no 'nobody'"),
+        (changed(lambda e: e.update(arm="nosuch"), 1), "line 2 .* there is no 'nosuch'"),
         (changed(lambda e: e.update(event="step", id="x", kind="x", state="x"), 1), "line 4 .* FOREIGN KEY"),
         (changed(lambda e: e.update(event="unheard of"), 0), "line 2 .* there is no 'host_id'"),
         (changed(lambda e: e.update(status="asleep"), 6), "line 7 .* status: .asleep. is not one of"),

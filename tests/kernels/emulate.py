@@ -38,7 +38,7 @@ INSTRUCTIONS = {
     r'asm volatile\("\{ \.reg \.pred p; setp\.ne\.b32 p, 1, 0; wgmma\..*?"l"\(b\)\);\n': "emulated_wgmma(c, a, b);\n",
     r"extern __shared__ __align__\((?:16|128)\) uint8_t (\w+)\[\];": r"uint8_t * const \1 = emulated_shared();",
 }
-"""Instructions, in functions whose parameters are named as in the calls, and what stands for them."""
+"""Instructions, in functions whose parameters are named as in the calls, and what replaces them."""
 
 
 def translate(source: str) -> str:

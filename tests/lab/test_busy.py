@@ -191,7 +191,7 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
     assert told == [
         (str(gpus.lock_files[0]), f"job J1 of alice, since {since}"),
         (str(gpus.lock_files[0]), "job J2 of b\\u001bob, since 1970-01-01 00:00:01"),
-        (str(owner), 'somebody: "carol tunes vllm"'),
+        (str(owner), 'another user: "carol tunes vllm"'),
         (gpus.uuids[0], f"pid {pid} (other of {user}, 300 MiB) and 1 more"),
     ]
 
@@ -209,7 +209,7 @@ def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> Non
     assert outcome.error.exit_code == 10
     holders = {
         "job": f"{gpus.lock_files[1]} is held by job J1 of alice, since ",
-        "person": f'{owner} is held by somebody: "carol tunes vllm"',
+        "person": f'{owner} is held by another user: "carol tunes vllm"',
         "process": f"{gpus.uuids[0]} is held by pid {pid} (other of ",
     }
     assert f" 200 ms: {holders[by]}" in outcome.error.message
@@ -236,7 +236,7 @@ def test_job_on_the_processor_honours_peoples_word(lab: ToyLab, gpus: Gpus, owne
 
     outcome, events = carry_out(lab, lab.experiment(bench=(toy.backend_ops(),)), react)
     assert outcome.error is None
-    assert locks(events, "waiting")[-1]["owner"] == 'somebody: "carol compiles"'
+    assert locks(events, "waiting")[-1]["owner"] == 'another user: "carol compiles"'
     assert [event["path"] for event in locks(events, "held")] == [str(gpus.lock_files[0].with_name("dgxlab-cpu"))]
 
 

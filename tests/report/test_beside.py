@@ -65,7 +65,7 @@ def shown(store: Store, name: str) -> str:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_golden(store: Store, name: str) -> None:
-    """The tables are what somebody read and agreed to."""
+    """The tables are what was read and agreed to."""
     assert shown(store, name) == (GOLDEN / f"{name}.md").read_text()
 
 
@@ -150,7 +150,7 @@ def test_the_test_of_llama_bench_is_read_where_it_stands(test: str, metric: str,
 
 @pytest.mark.parametrize("test", ["prefill today", "ppl", "GGML_CUDA_FORCE_CUBLAS env off", "", "512"])
 def test_what_names_no_test_is_of_none(test: str) -> None:
-    """It stands in form=published only."""
+    """It is in form=published only."""
     assert stream(figure(test=test)) is None
 
 

@@ -134,7 +134,7 @@ def test_the_command_line_has_every_form() -> None:
 
 @pytest.mark.parametrize("form", ASKED)
 def test_golden(store: Store, form: str) -> None:
-    """The tables are what somebody read and agreed to."""
+    """The tables are what was read and agreed to."""
     assert shown(store, form=form, **ASKED[form]) == (GOLDEN / f"{form}.md").read_text()
 
 
@@ -203,7 +203,7 @@ def test_what_another_protocol_measured_says_so(tmp_path: Path) -> None:
 
 
 def test_a_verdict_is_of_no_environment_alone(tmp_path: Path) -> None:
-    """An experiment that stands beside itself has ratios of its own numbers, and not its A/B session's in every row."""
+    """An experiment beside itself has ratios of its own numbers, and not its A/B session's in every row."""
 
     def value(run: RunStep) -> tuple[CellResult, ...]:
         return numbers(100 + int(run.env.get("M", 0)))(run)
@@ -225,7 +225,7 @@ def test_a_verdict_is_of_no_environment_alone(tmp_path: Path) -> None:
 
 
 def test_one_cell_in_several_environments(tmp_path: Path) -> None:
-    """An experiment that sweeps a variable stands beside itself: no environment hides another's numbers."""
+    """An experiment that sweeps a variable is beside itself: no environment hides another's numbers."""
     stream, many = h200().bench[1:]
     environments: tuple[dict[str, str], ...] = ({}, {"M": "8"}, {"M": "64"})
     swept = tuple(dataclasses.replace(entry, env=env) for entry in (stream, many) for env in environments)
@@ -300,7 +300,7 @@ def refusals(store: Store) -> str:
 
 
 def test_published_tables_stand_in_a_form(tmp_path: Path) -> None:
-    """Each under its own heading, labelled as nobody's measurement here."""
+    """Each under its own heading, labelled as not measured here."""
     with Store.open(tmp_path / "results.db") as store:
         text = shown(store, form="published", table="steps,concurrency")
     assert text.startswith("**W4A16 steps**\n")

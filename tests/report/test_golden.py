@@ -1,4 +1,4 @@
-"""Whole reports against golden files; `python -m tests.report.test_golden` writes them anew, for somebody to read."""
+"""Whole reports against golden files; `python -m tests.report.test_golden` writes them anew, to be read."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def page(name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_golden(name: str, tmp_path: Path) -> None:
-    """The page is what somebody read and agreed to."""
+    """The page is what was read and agreed to."""
     assert page(name, tmp_path) == (GOLDEN / f"{name}.md").read_text()
 
 

@@ -69,7 +69,7 @@ def refused(store: Store, **words: str) -> str:
 
 @pytest.mark.parametrize("name", FILES)
 def test_golden(store: Store, name: str) -> None:
-    """What a file says, and that nobody here measured it."""
+    """What a file says, and that it was not measured here."""
     text = shown(store, file=FILES[name])
     assert text == (GOLDEN / f"{name}.md").read_text()
     assert "**imported**, not measured by dgxlab" in text

@@ -146,7 +146,7 @@ def session_of_two(
 
     Args:
         noise: The noise floor of every cell, where it is known.
-        dirty: The candidate is somebody's checkout.
+        dirty: The candidate is a checkout.
         candidate: What else differs in it.
         host: The machine.
         protocol: By which it is held.

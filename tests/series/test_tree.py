@@ -166,7 +166,7 @@ def test_not_a_checkout(project: Project, tmp_path: Path) -> None:
 
 
 def test_based_on_something_else(project: Project) -> None:
-    """A checkout that does not stand on the pin would be booked under the wrong pin: refused."""
+    """A checkout that is not on the pin would be booked under the wrong pin: refused."""
     other = project.new_pin({"README.md": "2\n"})
     write(project.clone, {"ggml/a": "1\n"})
     with pytest.raises(SpecError, match=f"is not based on pin {other[:12]}") as caught:

@@ -48,14 +48,14 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_of_the_user_gets_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own commands see neither configuration files nor GIT variables; the user's see the former."""
     upstream(tmp_path / "clone")
-    (Path.home() / ".gitconfig").write_text("[user]\n name = Somebody\n")
+    (Path.home() / ".gitconfig").write_text("[user]\n name = Someone\n")
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "user.email")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "x@y")
     monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere")
     ours, users = Git(tmp_path / "clone/.git"), Git.checkout(tmp_path / "clone")
     assert "user." not in ours.run("config", "--list")
-    assert {"user.name=Somebody", "user.email=x@y"} <= set(users.run("config", "--list").splitlines())
+    assert {"user.name=Someone", "user.email=x@y"} <= set(users.run("config", "--list").splitlines())
     assert "GIT_INDEX_FILE" not in ours.env() | users.env()
     assert os.environ["GIT_INDEX_FILE"] == "/nowhere"
 

@@ -313,7 +313,7 @@ def test_an_older_database_is_merged_and_left_alone(folder: Path) -> None:
 
 
 def test_what_is_no_database_is_refused(folder: Path, store: Store) -> None:
-    """A missing file, an empty one and somebody else's are errors with the cause."""
+    """A missing file, an empty one and one of another program are errors with the cause."""
     (folder / "empty.db").touch()
     (folder / "text.db").write_text("no database\n" * 100)
     for name, sentence in (("absent", "there is no"), ("empty", "empty file"), ("text", "not an SQLite database")):

@@ -33,7 +33,7 @@ def test_more_rows_are_more_lines(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    """Neither the file nor anything beside it, of a record that nobody may change either."""
+    """Neither the file nor anything beside it, of a read-only record either."""
     (tmp_path / "record").mkdir()
     path = record(tmp_path / "record" / "x.db", "job-1")
     before = (path.read_bytes(), sorted(path.parent.iterdir()))
