@@ -177,9 +177,11 @@ def agent(folder: Path, *keys: Path) -> Iterator[Path]:
     child = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S
-        while not path.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
         env = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+        while time.monotonic() < deadline:  # the socket is there before it answers: 2 is for no agent, 1 for no keys
+            if subprocess.run(["ssh-add", "-l"], env=env, capture_output=True, check=False).returncode < 2:
+                break
+            time.sleep(0.01)
         for key in keys:
             subprocess.run(["ssh-add", "-q", str(key)], env=env, check=True, stdin=subprocess.DEVNULL)
         yield path

@@ -110,7 +110,11 @@ def _old(place: Shelf, path: Path | None, version: int, stop_before: str = "", *
             columns = {table: _shared(connection, table) for table in _tables(connection)}
             for table, names in columns.items():
                 gone = {"host_id"}.intersection(_columns(connection, f"main.{table}")).difference(names)
-                values = ",".join((*_texts(table, names), *("'host-a'" for _ in gone)))
+                blobs = {row[1] for row in connection.execute(f"PRAGMA main.table_info({table})") if row[2] == "BLOB"}
+                whole = [
+                    name if name in blobs else text for name, text in zip(names, _texts(table, names), strict=True)
+                ]
+                values = ",".join((*whole, *("'host-a'" for _ in gone)))
                 into = f"{table} ({','.join((*names, *gone))})"
                 connection.execute(f"INSERT INTO {into} SELECT {values} FROM now.{table}")
             rows = rows_of(connection, columns)

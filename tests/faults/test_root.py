@@ -18,6 +18,8 @@ def test_open_roots() -> None:
 
 def test_a_program_that_looks_at_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: whoever may write there is let in."""
-    monkeypatch.setattr(host, "BOOT", host.BOOT.replace("if found := stranger", "if found := None and stranger"))
+    blind = host.BOOT.replace("if other := stranger", "if other := None and stranger")
+    assert blind != host.BOOT
+    monkeypatch.setattr(host, "BOOT", blind)
     tally = trials(ROOT, 1, range(2))
     assert any("was asked although" in failure.reason for failure in tally.failures)
