@@ -49,5 +49,5 @@ def test_the_tutorial_ends_with_a_verdict_in_a_document(
     ran = subprocess.run(["bash", "-c", "\n".join(script)], cwd=project, env=env, capture_output=True, text=True)  # noqa: PLW1510
     assert ran.returncode == 0, ran.stdout + ran.stderr
     table = (project / "plans" / "repacking.md").read_text()
-    assert re.search(r"\| small \| pp256 \|.*\| (faster|slower|same|inconclusive) \|", table)
-    assert re.search(r"\| small \| tg32 \|.*\| (faster|slower|same|inconclusive) \|", table)
+    assert re.search(r"(?m)^\| pp256 \| (faster|slower|same|inconclusive) \|", table)
+    assert re.search(r"(?m)^\| tg32 \| (faster|slower|same|inconclusive) \|", table)
