@@ -11,7 +11,16 @@ import pytest
 
 from dgxlab import stats
 from dgxlab.chains import over
-from dgxlab.stats import PLANNING_RUNS, Chain, Code, Reason, another_cycle, burn_in_needed, burn_in_settled, drift_flaw
+from dgxlab.stats import (
+    PLANNING_RUNS,
+    Chain,
+    VerdictCode,
+    VerdictReason,
+    another_cycle,
+    burn_in_needed,
+    burn_in_settled,
+    drift_flaw,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +54,17 @@ def test_burn_in_has_fewest_and_most_runs() -> None:
     ("before", "after", "limit", "code"),
     [
         (100.0, 104.9, 0.05, None),
-        (100.0, 106.0, 0.05, Code.APART),
-        (106.0, 100.0, 0.05, Code.APART),
-        (100.0, 103.0, 0.02, Code.APART),
-        *((*pair, 0.05, Code.NO_BASELINE) for bad in (None, math.nan, 0.0) for pair in ((bad, 100.0), (100.0, bad))),
+        (100.0, 106.0, 0.05, VerdictCode.APART),
+        (106.0, 100.0, 0.05, VerdictCode.APART),
+        (100.0, 103.0, 0.02, VerdictCode.APART),
+        *(
+            (*pair, 0.05, VerdictCode.NO_BASELINE)
+            for bad in (None, math.nan, 0.0)
+            for pair in ((bad, 100.0), (100.0, bad))
+        ),
     ],
 )
-def test_a_bracket_that_does_not_close(before: float, after: float, limit: float, code: Code | None) -> None:
+def test_a_bracket_that_does_not_close(before: float, after: float, limit: float, code: VerdictCode | None) -> None:
     """In either direction, at the limit that was given."""
     flaw = drift_flaw(before, after, limit)
     assert (flaw.code if flaw else None) is code
@@ -91,7 +104,7 @@ def test_differences_cancel_linear_drift() -> None:
 def test_any_distance_discarded_a_cycle_until_protocol_3() -> None:
     """A cycle has one reason, and a flaw comes before a distance."""
     chain = Chain([100, 120, 100, 100], [100, 100, 100], flaws={2: "disturbed"}, protocol=2)
-    apart = Reason(Code.APART, percent=18.23, limit=5)
+    apart = VerdictReason(VerdictCode.APART, percent=18.23, limit=5)
     assert chain.invalid_cycles() == {1: apart, 2: "disturbed"}
     assert chain.flawed() == chain.invalid_cycles()
     now = replace(chain, protocol=3)
@@ -115,7 +128,7 @@ def test_any_distance_discarded_a_cycle_until_protocol_3() -> None:
 def test_a_step_has_calm_on_both_sides(a: list[float | None], before: float | None, steps: list[int]) -> None:
     """The last run of the burn-in is a neighbour too; one slow run is no step, nor is one whose neighbour failed."""
     chain = Chain(a, [100.0] * (len(a) - 1), before=before, flaws={4: "it failed"} if None in a else {})
-    assert [c for c, flaw in chain.invalid_cycles().items() if getattr(flaw, "code", None) is Code.STEP] == steps
+    assert [c for c, flaw in chain.invalid_cycles().items() if getattr(flaw, "code", None) is VerdictCode.STEP] == steps
     assert chain.flawed() == chain.flaws
 
 
@@ -127,7 +140,7 @@ def test_steps_do_not_end_a_chain() -> None:
     assert over(SimpleNamespace(screen=False), [chain]) is None
     defect = chain.defect()
     assert defect is not None
-    assert defect.code is Code.CUT
+    assert defect.code is VerdictCode.CUT
 
 
 def test_the_bound_of_sigma_is_one_of_95_per_cent() -> None:

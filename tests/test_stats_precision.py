@@ -111,4 +111,4 @@ def test_runs_that_alternate_are_told() -> None:
         rates.append(count / 1000)
     assert rates[0] < 0.015
     assert rates[1] > 0.95
-    assert stats.Code.ALTERNATES in stats.judge(chain).codes
+    assert stats.VerdictCode.ALTERNATES in stats.judge(chain).codes

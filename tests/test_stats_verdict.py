@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgxlab import stats
-from dgxlab.stats import Chain, Code, Reason
+from dgxlab.stats import Chain, VerdictCode, VerdictReason
 from dgxlab.stats.distributions import t_quantile
 from dgxlab.stats.precision import standard_error
 from dgxlab.stats.verdict import holm
@@ -65,13 +65,13 @@ def test_a_chain_worked_by_hand() -> None:
 def test_faster_slower_and_the_direction_of_the_metric() -> None:
     """More of a throughput is faster, more of a time is slower; the effect is the metric's own."""
     up = stats.judge(CLEAN)
-    assert (up.verdict, up.codes) == ("faster", (Code.ABOVE,))
+    assert (up.verdict, up.codes) == ("faster", (VerdictCode.ABOVE,))
     assert up.reasons == ("the 99 % interval lies above 0",)
     assert up.effect == pytest.approx(0.0303, abs=1e-4)
     time = stats.judge(replace(CLEAN, better="lower"))
     assert (time.verdict, time.effect, time.ci) == ("slower", up.effect, up.ci)
     down = stats.judge(inverse(CLEAN))
-    assert (down.verdict, down.codes) == ("faster", (Code.BELOW,))
+    assert (down.verdict, down.codes) == ("faster", (VerdictCode.BELOW,))
     assert down.p == pytest.approx(up.p)
 
 
@@ -79,10 +79,10 @@ def test_same_needs_a_narrow_interval_around_nothing() -> None:
     """Never from an interval that merely holds 0."""
     source = random.Random(3)  # noqa: S311 - not for secrets
     quiet = stats.judge(noisy(source, sigma=0.002))
-    assert (quiet.verdict, quiet.codes) == ("same", (Code.INSIDE,))
+    assert (quiet.verdict, quiet.codes) == ("same", (VerdictCode.INSIDE,))
     assert quiet.interval == quiet.same_ci
     loud = stats.judge(noisy(source, sigma=0.03))
-    assert (loud.verdict, loud.codes[0]) == ("inconclusive", Code.OPEN)
+    assert (loud.verdict, loud.codes[0]) == ("inconclusive", VerdictCode.OPEN)
     assert loud.interval == loud.ci
     assert loud.ci is not None
     assert loud.ci[0] < 0 < loud.ci[1]
@@ -103,9 +103,9 @@ def test_how_many_cycles_would_settle_an_inconclusive_chain() -> None:
     assert verdict.k_to_settle is not None
     assert settles(verdict.k_to_settle)
     assert not settles(verdict.k_to_settle - 1)
-    assert verdict.reasons[1] == Reason(Code.SETTLED_BY, cycles=verdict.k_to_settle)
+    assert verdict.reasons[1] == VerdictReason(VerdictCode.SETTLED_BY, cycles=verdict.k_to_settle)
     on_the_margin = stats.judge(Chain([100] * 7, [101 * 1.05, 101 / 1.05] * 3))
-    assert (on_the_margin.k_to_settle, on_the_margin.codes[:2]) == (None, (Code.OPEN, Code.HOPELESS))
+    assert (on_the_margin.k_to_settle, on_the_margin.codes[:2]) == (None, (VerdictCode.OPEN, VerdictCode.HOPELESS))
 
 
 def test_invalid_cycles_are_named() -> None:
@@ -113,8 +113,8 @@ def test_invalid_cycles_are_named() -> None:
     chain = replace(CLEAN, a=[*CLEAN.a[:8], 80.0, 80.1, 80.0], b=[*CLEAN.b, 82.5, 82.4], cycles=10)
     verdict = stats.judge(chain)
     assert (verdict.verdict, verdict.valid_cycles, verdict.cycles) == ("faster", 9, 10)
-    assert (list(verdict.flaws), verdict.codes[-1]) == ([8], Code.NOT_COUNTED)
-    assert verdict.reasons[-1] == Reason(Code.NOT_COUNTED, cycle=8, flaw=verdict.flaws[8])
+    assert (list(verdict.flaws), verdict.codes[-1]) == ([8], VerdictCode.NOT_COUNTED)
+    assert verdict.reasons[-1] == VerdictReason(VerdictCode.NOT_COUNTED, cycle=8, flaw=verdict.flaws[8])
 
 
 def test_too_few_valid_cycles() -> None:
@@ -123,20 +123,20 @@ def test_too_few_valid_cycles() -> None:
     verdict = stats.judge(replace(CLEAN, flaws=flaws))
     assert (verdict.verdict, verdict.effect, verdict.ci, verdict.p) == ("invalid", None, None, None)
     assert (verdict.valid_cycles, verdict.cycles, verdict.flaws) == (4, 8, flaws)
-    assert verdict.codes == (Code.TOO_FEW, *[Code.NOT_COUNTED] * 4)
+    assert verdict.codes == (VerdictCode.TOO_FEW, *[VerdictCode.NOT_COUNTED] * 4)
     del flaws[7]
     chain = replace(CLEAN, flaws=flaws)
     assert stats.judge(chain).verdict == "faster"
-    assert stats.judge_session([chain] * 24)[0].codes[0] is Code.TOO_FEW_FOR_CLAIMS
+    assert stats.judge_session([chain] * 24)[0].codes[0] is VerdictCode.TOO_FEW_FOR_CLAIMS
 
 
 def test_a_failed_run_has_no_value() -> None:
     """Which is allowed where its cycles are known not to count, and nowhere else."""
     a, b = [*CLEAN.a[:3], None, *CLEAN.a[4:]], [None, *CLEAN.b[1:]]
     assert stats.judge(replace(CLEAN, a=a, flaws={3: "the run failed", 4: "the run failed"})).verdict == "faster"
-    assert stats.judge(replace(CLEAN, a=a, flaws={3: "the run failed"})).codes == (Code.NO_VALUE,)
+    assert stats.judge(replace(CLEAN, a=a, flaws={3: "the run failed"})).codes == (VerdictCode.NO_VALUE,)
     assert stats.judge(replace(CLEAN, b=b, flaws={1: "the run failed"})).valid_cycles == 7
-    assert stats.judge(replace(CLEAN, b=b)).codes == (Code.NO_VALUE,)
+    assert stats.judge(replace(CLEAN, b=b)).codes == (VerdictCode.NO_VALUE,)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0, 0.0, -5.0, "7", True, [], {}, 10**400, None])
@@ -153,21 +153,21 @@ def test_what_is_no_measurement_is_invalid(arm: str, bad: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"a": [], "b": []}, Code.UNPAIRED),
-        ({"a": [100.0], "b": []}, Code.NO_CANDIDATES),
-        ({"a": CLEAN.a[:5], "b": CLEAN.b[:4]}, Code.TOO_FEW),
-        ({"b": CLEAN.b[:7]}, Code.UNPAIRED),
-        ({"cycles": 9}, Code.CUT),
-        ({"a": CLEAN.a[:8], "cycles": 8}, Code.CUT),
-        ({"cycles": 5}, Code.TOO_LONG),
-        ({"better": "bigger"}, Code.DIRECTION),
-        ({"drift_limit": 0}, Code.DRIFT_LIMIT),
-        ({"drift_limit": math.nan}, Code.DRIFT_LIMIT),
-        ({"flaws": {9: "x"}}, Code.NO_CYCLE),
-        ({"flaws": {0: "x"}}, Code.NO_CYCLE),
+        ({"a": [], "b": []}, VerdictCode.UNPAIRED),
+        ({"a": [100.0], "b": []}, VerdictCode.NO_CANDIDATES),
+        ({"a": CLEAN.a[:5], "b": CLEAN.b[:4]}, VerdictCode.TOO_FEW),
+        ({"b": CLEAN.b[:7]}, VerdictCode.UNPAIRED),
+        ({"cycles": 9}, VerdictCode.CUT),
+        ({"a": CLEAN.a[:8], "cycles": 8}, VerdictCode.CUT),
+        ({"cycles": 5}, VerdictCode.TOO_LONG),
+        ({"better": "bigger"}, VerdictCode.DIRECTION),
+        ({"drift_limit": 0}, VerdictCode.DRIFT_LIMIT),
+        ({"drift_limit": math.nan}, VerdictCode.DRIFT_LIMIT),
+        ({"flaws": {9: "x"}}, VerdictCode.NO_CYCLE),
+        ({"flaws": {0: "x"}}, VerdictCode.NO_CYCLE),
     ],
 )
-def test_chains_that_cannot_be_judged(change: dict[str, Any], code: Code) -> None:
+def test_chains_that_cannot_be_judged(change: dict[str, Any], code: VerdictCode) -> None:
     """Invalid with its reason, never an exception."""
     verdict = stats.judge(replace(CLEAN, **change))
     assert (verdict.verdict, verdict.codes) == ("invalid", (code,))
@@ -192,7 +192,7 @@ def test_nothing_raises_and_nothing_is_not_a_number(a: list[Any], b: list[Any], 
 def test_values_without_any_spread_are_flagged() -> None:
     """Rounded or copied: what their last digit hides is in the interval."""
     verdict = stats.judge(Chain([100] * 9, [103] * 8))
-    assert (verdict.effect, verdict.codes) == (pytest.approx(0.03), (Code.ABOVE, Code.NO_SPREAD))
+    assert (verdict.effect, verdict.codes) == (pytest.approx(0.03), (VerdictCode.ABOVE, VerdictCode.NO_SPREAD))
     assert verdict.ci == pytest.approx((0.0156, 0.0446), abs=1e-4)
     assert stats.judge(Chain([1000] * 9, [1000] * 8)).verdict == "same"
 
@@ -247,7 +247,7 @@ def test_cells_of_a_session_share_the_error() -> None:
     assert (strong.confidence, among.confidence) == (1 - 0.01 / 10, 1 - 0.01 / 9)
     assert among.ci is not None
     assert among.ci[0] < 0 < among.ci[1]
-    assert Code.HOLM in among.codes
+    assert VerdictCode.HOLM in among.codes
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12))
@@ -295,16 +295,16 @@ def test_promotion_needs_two_per_cent_and_three_noise_floors() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "better", "word", "code"),
     [
-        ([100, 101], 103.0, "higher", "faster", Code.BEATS_BOTH),
-        ([100, 101], 102.3, "higher", "inconclusive", Code.WITHIN),
-        ([100, 101], 98.0, "higher", "slower", Code.LOSES_TO_BOTH),
-        ([100, 101], 98.0, "lower", "faster", Code.BEATS_BOTH),
-        ([100, 101], 100.5, "higher", "inconclusive", Code.WITHIN),
-        ([100, 102.1], 110.0, "higher", "invalid", Code.BRACKET),
-        ([100, math.nan], 110.0, "higher", "invalid", Code.NO_VALUE),
+        ([100, 101], 103.0, "higher", "faster", VerdictCode.BEATS_BOTH),
+        ([100, 101], 102.3, "higher", "inconclusive", VerdictCode.WITHIN),
+        ([100, 101], 98.0, "higher", "slower", VerdictCode.LOSES_TO_BOTH),
+        ([100, 101], 98.0, "lower", "faster", VerdictCode.BEATS_BOTH),
+        ([100, 101], 100.5, "higher", "inconclusive", VerdictCode.WITHIN),
+        ([100, 102.1], 110.0, "higher", "invalid", VerdictCode.BRACKET),
+        ([100, math.nan], 110.0, "higher", "invalid", VerdictCode.NO_VALUE),
     ],
 )
-def test_a_screen_must_beat_both_baselines(a: list[float], b: float, better: str, word: str, code: Code) -> None:
+def test_a_screen_must_beat_both_baselines(a: list[float], b: float, better: str, word: str, code: VerdictCode) -> None:
     """By 2.77 noise floors of 0.6 %, in a bracket that closes within 2 %."""
     verdict = stats.screen(Chain(a, [b], better), 0.006)
     assert (verdict.verdict, verdict.screen, verdict.ci, verdict.codes) == (word, True, None, (code,))
@@ -314,13 +314,16 @@ def test_a_screen_must_beat_both_baselines(a: list[float], b: float, better: str
 @pytest.mark.parametrize(
     ("chain", "noise", "cycles", "code"),
     [
-        *((Chain([100, 100], [150]), noise, None, Code.NO_NOISE_FLOOR) for noise in (None, 0.0, math.nan, -0.01, 6.0)),
-        (Chain([100, 100], [150]), 0.006, 1, Code.UNKNOWN_NOISE),
-        (CLEAN, 0.006, None, Code.NOT_ONE_BRACKET),
-        (Chain([100, 100], []), 0.006, None, Code.UNPAIRED),
+        *(
+            (Chain([100, 100], [150]), noise, None, VerdictCode.NO_NOISE_FLOOR)
+            for noise in (None, 0.0, math.nan, -0.01, 6.0)
+        ),
+        (Chain([100, 100], [150]), 0.006, 1, VerdictCode.UNKNOWN_NOISE),
+        (CLEAN, 0.006, None, VerdictCode.NOT_ONE_BRACKET),
+        (Chain([100, 100], []), 0.006, None, VerdictCode.UNPAIRED),
     ],
 )
-def test_what_is_no_screen(chain: Chain, noise: float | None, cycles: int | None, code: Code) -> None:
+def test_what_is_no_screen(chain: Chain, noise: float | None, cycles: int | None, code: VerdictCode) -> None:
     """A chain, a bracket without a candidate, and whatever has no noise floor."""
     verdict = stats.screen(chain, noise, cycles)
     assert (verdict.verdict, verdict.screen, verdict.codes) == ("invalid", True, (code,))

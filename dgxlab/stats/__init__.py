@@ -31,7 +31,7 @@ from dgxlab.stats.precision import (
     sigma_bound,
     to_see,
 )
-from dgxlab.stats.reasons import Code, Reason
+from dgxlab.stats.reasons import VerdictCode, VerdictReason
 from dgxlab.stats.verdict import (
     PROMOTION,
     VERDICTS,

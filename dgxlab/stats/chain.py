@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from dgxlab.stats.distributions import MAD_SCALE
-from dgxlab.stats.reasons import Code, Reason
+from dgxlab.stats.reasons import VerdictCode, VerdictReason
 
 STEPS = 3
 """The first protocol in which only a step discards a cycle; before, any distance between its baselines did."""
@@ -74,31 +74,31 @@ class Chain:
         """How many cycles were planned."""
         return len(self.b) if self.cycles is None else self.cycles
 
-    def defect(self) -> Reason | None:
+    def defect(self) -> VerdictReason | None:
         """Return why the chain as a whole cannot be judged, or None."""
         done, planned = len(self.b), self.planned
         if self.cycles is not None and len(self.a) == done <= planned:
-            return Reason(Code.CUT, done=max(0, done - 1), planned=planned)
+            return VerdictReason(VerdictCode.CUT, done=max(0, done - 1), planned=planned)
         if len(self.a) != done + 1:
-            return Reason(Code.UNPAIRED, baselines=len(self.a), candidates=done)
+            return VerdictReason(VerdictCode.UNPAIRED, baselines=len(self.a), candidates=done)
         if done < planned and not hopeless(planned, done, done - len(self.flawed())):
-            return Reason(Code.CUT, done=done, planned=planned)
+            return VerdictReason(VerdictCode.CUT, done=done, planned=planned)
         if done > planned + EXTRA_CYCLES:
-            return Reason(Code.TOO_LONG, done=done, planned=planned, extra=EXTRA_CYCLES)
+            return VerdictReason(VerdictCode.TOO_LONG, done=done, planned=planned, extra=EXTRA_CYCLES)
         if planned < 1:
-            return Reason(Code.NO_CANDIDATES)
+            return VerdictReason(VerdictCode.NO_CANDIDATES)
         if self.better not in ("higher", "lower"):
-            return Reason(Code.DIRECTION, better=self.better)
+            return VerdictReason(VerdictCode.DIRECTION, better=self.better)
         if not _is_value(self.drift_limit):
-            return Reason(Code.DRIFT_LIMIT, limit=self.drift_limit)
+            return VerdictReason(VerdictCode.DRIFT_LIMIT, limit=self.drift_limit)
         if unknown := [cycle for cycle in self.flaws if not 1 <= cycle <= done]:
-            return Reason(Code.NO_CYCLE, cycle=unknown[0], done=done)
+            return VerdictReason(VerdictCode.NO_CYCLE, cycle=unknown[0], done=done)
         for arm, values in (("a", self.a), ("b", self.b)):
             for i, value in enumerate(values):
                 beside = (i, i + 1) if arm == "a" else (i + 1,)
                 excused = all(cycle in self.flaws for cycle in beside if 1 <= cycle <= len(self.b))
                 if not _is_value(value) and not (value is None and excused):
-                    return Reason(Code.NO_VALUE, arm=arm, index=i, value=value)
+                    return VerdictReason(VerdictCode.NO_VALUE, arm=arm, index=i, value=value)
         return None
 
     def invalid_cycles(self) -> dict[int, str]:
@@ -122,7 +122,7 @@ class Chain:
                 later = self.a[cycle + 1] if cycle + 1 < len(self.a) else None
                 if _distance(before, earlier) > limit or _distance(after, later) > limit:
                     continue
-                flaw = Reason(Code.STEP, **flaw.parameters)
+                flaw = VerdictReason(VerdictCode.STEP, **flaw.parameters)
             flaws[cycle] = flaw
         return dict(sorted(flaws.items()))
 
@@ -177,14 +177,14 @@ def burn_in_needed(values: Sequence[float | None], fewest: int = BURN_IN_RUNS[0]
     return len(values) < fewest or (len(values) < BURN_IN_RUNS[1] and not burn_in_settled(values))
 
 
-def drift_flaw(before: float | None, after: float | None, limit: float = DRIFT_LIMIT) -> Reason | None:
+def drift_flaw(before: float | None, after: float | None, limit: float = DRIFT_LIMIT) -> VerdictReason | None:
     """Return why a cycle between these two baselines does not count, or None if it does."""
     distance = _distance(before, after)
     if distance <= limit:
         return None
     if distance == math.inf:
-        return Reason(Code.NO_BASELINE)
-    return Reason(Code.APART, percent=100 * distance, limit=100 * limit)
+        return VerdictReason(VerdictCode.NO_BASELINE)
+    return VerdictReason(VerdictCode.APART, percent=100 * distance, limit=100 * limit)
 
 
 def cycles_needed(planned: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 
-class Code(Enum):
+class VerdictCode(Enum):
     """The reasons that the values give; each one's value is its words, with the parameters in braces."""
 
     # of a chain
@@ -58,13 +58,13 @@ class Code(Enum):
     WITHIN = "one bracket, in which the candidate is within {floors:.3g} noise floors of {percent:.2g} %"
 
 
-class Reason(str):
+class VerdictReason(str):
     """A reason in words, for people and the record, which knows its code and parameters."""
 
-    code: Code
+    code: VerdictCode
     parameters: Mapping[str, object]
 
-    def __new__(cls, code: Code, **parameters: object) -> Reason:
+    def __new__(cls, code: VerdictCode, **parameters: object) -> VerdictReason:
         """Return the words of a code, with these parameters."""
         reason = super().__new__(cls, code.value.format(**parameters))
         reason.code, reason.parameters = code, parameters

@@ -27,7 +27,7 @@ from dgxlab.stats.precision import (
     sigma_bound,
     standard_error,
 )
-from dgxlab.stats.reasons import Code, Reason
+from dgxlab.stats.reasons import VerdictCode, VerdictReason
 
 VERDICTS = ("faster", "slower", "same", "inconclusive", "invalid")
 
@@ -54,7 +54,7 @@ class Verdict:
 
     Attributes:
         verdict: One of VERDICTS.
-        reasons: Why, in words; those of this package are a `Reason`, which has a code too.
+        reasons: Why, in words; those of this package are a `VerdictReason`, which has a code too.
         effect: exp(mean d) - 1.
         ci: Its interval at `confidence`, which clears 0 if and only if the verdict is faster or slower.
         same_ci: The interval that lies inside +-1 % if and only if an effect of 1 % either way is ruled out; at 90 %,
@@ -90,9 +90,9 @@ class Verdict:
     screen: bool = False
 
     @property
-    def codes(self) -> tuple[Code, ...]:
+    def codes(self) -> tuple[VerdictCode, ...]:
         """Those of its reasons that have one; reasons that are read from the record are words alone."""
-        return tuple(reason.code for reason in self.reasons if isinstance(reason, Reason))
+        return tuple(reason.code for reason in self.reasons if isinstance(reason, VerdictReason))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -243,13 +243,13 @@ class _Estimate:
         low, high = self.mean - self.half(alpha), self.mean + self.half(alpha)
         same_low, same_high = self.mean - self.half(2 * same_alpha), self.mean + self.half(2 * same_alpha)
         if low > 0 or high < 0:
-            code = Code.ABOVE if low > 0 else Code.BELOW
+            code = VerdictCode.ABOVE if low > 0 else VerdictCode.BELOW
             word = "faster" if (low > 0) == (chain.better == "higher") else "slower"
         elif max(abs(same_low), abs(same_high)) <= SAME_MARGIN:
-            code, word = Code.INSIDE, "same"
+            code, word = VerdictCode.INSIDE, "same"
         else:
-            code, word = Code.OPEN, "inconclusive"
-        k_to_settle = self._k_to_settle(alpha, same_alpha) if code is Code.OPEN else None
+            code, word = VerdictCode.OPEN, "inconclusive"
+        k_to_settle = self._k_to_settle(alpha, same_alpha) if code is VerdictCode.OPEN else None
         # across a cycle that does not count there is no difference between runs of an arm
         gaps = [(value,) if cycle not in self.flaws else (None, value) for cycle, value in enumerate(chain.a)]
         b = [None if cycle in self.flaws else value for cycle, value in enumerate(chain.b, 1)]
@@ -289,19 +289,21 @@ class _Estimate:
         index = bisect_left(lengths, True, key=settles)
         return lengths[index] if index < len(lengths) else None
 
-    def _reasons(self, code: Code, alpha: float, same_alpha: float, k_to_settle: int | None) -> Iterator[Reason]:
-        yield Reason(code, level=100 * (1 - alpha), same_level=100 * (1 - 2 * same_alpha))
+    def _reasons(
+        self, code: VerdictCode, alpha: float, same_alpha: float, k_to_settle: int | None
+    ) -> Iterator[VerdictReason]:
+        yield VerdictReason(code, level=100 * (1 - alpha), same_level=100 * (1 - 2 * same_alpha))
         if k_to_settle:
-            yield Reason(Code.SETTLED_BY, cycles=k_to_settle)
-        elif code is Code.OPEN:
-            yield Reason(Code.HOPELESS, most=MOST_CYCLES)
-        held, own = (SAME_ALPHA, same_alpha) if code is Code.INSIDE else (ALPHA, alpha)
+            yield VerdictReason(VerdictCode.SETTLED_BY, cycles=k_to_settle)
+        elif code is VerdictCode.OPEN:
+            yield VerdictReason(VerdictCode.HOPELESS, most=MOST_CYCLES)
+        held, own = (SAME_ALPHA, same_alpha) if code is VerdictCode.INSIDE else (ALPHA, alpha)
         if own < held:
-            yield Reason(Code.HOLM, percent=100 * held)
+            yield VerdictReason(VerdictCode.HOLM, percent=100 * held)
         if self.spread < NO_SPREAD:
-            yield Reason(Code.NO_SPREAD)
+            yield VerdictReason(VerdictCode.NO_SPREAD)
         if self.chain.protocol >= STEPS and alternates(self.chain):
-            yield Reason(Code.ALTERNATES)
+            yield VerdictReason(VerdictCode.ALTERNATES)
         yield from _not_counted(self.flaws)
 
 
@@ -314,8 +316,8 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
     counted = {cycle: d for cycle, d in enumerate(chain.differences(), 1) if d is not None and cycle not in flaws}
     valid, fewest = len(counted), 2 if old else fewest_cycles(claims)
     if valid < (needed := max(fewest, cycles_needed(chain.planned))):
-        code = Code.TOO_FEW_FOR_CLAIMS if needed == fewest and claims > 1 else Code.TOO_FEW
-        few = Reason(code, valid=valid, done=done, needed=needed, claims=claims)
+        code = VerdictCode.TOO_FEW_FOR_CLAIMS if needed == fewest and claims > 1 else VerdictCode.TOO_FEW
+        few = VerdictReason(code, valid=valid, done=done, needed=needed, claims=claims)
         return invalid(done, few, *_not_counted(flaws), flaws=flaws)
     pairs = sum(cycle + 1 in counted for cycle in counted)
     spread, mean = statistics.stdev(counted.values()), statistics.fmean(counted.values())
@@ -327,8 +329,8 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
     return _Estimate(chain, flaws, valid, mean, spread, sampling, dof, rounded, fewest)
 
 
-def _not_counted(flaws: Mapping[int, str]) -> Iterator[Reason]:
-    return (Reason(Code.NOT_COUNTED, cycle=cycle, flaw=flaw) for cycle, flaw in flaws.items())
+def _not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
+    return (VerdictReason(VerdictCode.NOT_COUNTED, cycle=cycle, flaw=flaw) for cycle, flaw in flaws.items())
 
 
 # -- a screen ---------------------------------------------------------------------------------------------------------
@@ -353,22 +355,22 @@ def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -
 def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Verdict:
     done = len(chain.b)
     if noise is None or not 0 < noise < 1:
-        return invalid(done, Reason(Code.NO_NOISE_FLOOR))
+        return invalid(done, VerdictReason(VerdictCode.NO_NOISE_FLOOR))
     if noise_cycles is not None and noise_cycles < 2:
-        return invalid(done, Reason(Code.UNKNOWN_NOISE, cycles=noise_cycles))
+        return invalid(done, VerdictReason(VerdictCode.UNKNOWN_NOISE, cycles=noise_cycles))
     if defect := chain.defect():
         return invalid(done, defect)
     if done != 1:
-        return invalid(done, Reason(Code.NOT_ONE_BRACKET, cycles=done))
+        return invalid(done, VerdictReason(VerdictCode.NOT_ONE_BRACKET, cycles=done))
     if flaws := chain.invalid_cycles():
-        return invalid(done, Reason(Code.BRACKET, flaw=flaws[1]), flaws=flaws)
+        return invalid(done, VerdictReason(VerdictCode.BRACKET, flaw=flaws[1]), flaws=flaws)
     (effect,), (before, after) = chain.differences(), chain.a
     assert effect is not None and before is not None and after is not None  # noqa: PT018 - what defect() found
     half_open = abs(math.log(before) - math.log(after)) / 2  # of either baseline to their middle
     floors = SCREEN_NOISE if noise_cycles is None else t_quantile(0.975, noise_cycles - 1) * math.sqrt(2)
-    code, word = Code.WITHIN, "inconclusive"
+    code, word = VerdictCode.WITHIN, "inconclusive"
     if abs(effect) - half_open > floors * noise:
         faster = (effect > 0) == (chain.better == "higher")
-        code, word = (Code.BEATS_BOTH, "faster") if faster else (Code.LOSES_TO_BOTH, "slower")
-    reason = Reason(code, floors=floors, percent=100 * noise)
+        code, word = (VerdictCode.BEATS_BOTH, "faster") if faster else (VerdictCode.LOSES_TO_BOTH, "slower")
+    reason = VerdictReason(code, floors=floors, percent=100 * noise)
     return Verdict(word, done, (reason,), effect=math.expm1(effect), valid_cycles=1)
