@@ -1,7 +1,6 @@
-"""The record checked against what it was made from: the plans, the tools' own rows, the chains.
+"""Check the record against its sources: the plans, the tools' own rows, the chains.
 
-`check` says everything that is wrong with a database. `merge` adds another one, and keeps the result where it is sound.
-Plans are read as they are: an older dgxlab's has other fields.
+Plans are read as plain JSON, not decoded: an older dgxlab's plan has other fields.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any, get_type_hints
@@ -32,56 +31,41 @@ from dgxlab.model import (
     digest,
     events,
     from_json,
-    sources,
 )
 from dgxlab.model.events import HOST
-from dgxlab.store import Store, device_row, gate_digest
+from dgxlab.model.parts import Cases, Launched, Texts
+from dgxlab.store import Store, gate_digest
 from dgxlab.tools import BENCHES, judge_check
 
 Row = Mapping[str, Any]
 Labels = dict[str, str]
-"""What plans call a cell, by Cell.key; the first of several in the order of text."""
+"""A cell's label in plans, by Cell.key; of several labels, the alphabetically first."""
 
 PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
 
-JSON = (
+JSON = (  # columns
     *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
     *("readings", "reasons", "flaky", "failed", "before", "after", "binaries", "libraries"),
 )
-"""Columns that hold JSON."""
 
-TOLD = {
-    table: get_type_hints(kind, include_extras=True)
-    for table, kind in (
-        ("jobs", events.JobEvent),
-        ("arms", events.BuildEvent),
-        ("inputs", events.ModelEvent),
-        ("gates", events.GateEvent),
-        ("checks", events.CheckEvent),
-        ("runs", events.RunEvent),
-    )
-}
-"""By table, the types of the event that its rows come from: a column has the type of the field of its name."""
+_KINDS = {"jobs": "job", "arms": "build", "inputs": "model", "checks": "gate", "gates": "gate", "runs": "run"}
+# per table, the field types of the event that its rows come from; a column has the type of the field with its name
+TOLD = {table: get_type_hints(events.EVENTS[event], include_extras=True) for table, event in _KINDS.items()}
+TOLD["checks"] |= {"reasons": Texts, "kind": str}
+TOLD["gates"] |= {"reasons": Texts, **get_type_hints(Cases), **get_type_hints(Launched)}
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for everything that is wrong with a database; an empty list is a sound one.
-
-    Raises:
-        SpecError: if the file is too damaged to be asked.
-    """
+    """Return a sentence for each problem of a database; SpecError if it is too damaged to be read."""
     problems = [*stores.check(store), *_measured(store)]
-    return problems or judgement.check(store)  # unsound evidence says nothing of verdicts
+    return problems or judgement.check(store)  # verdicts cannot be checked on unsound evidence
 
 
 def merge(into: Store, other: Path) -> dict[str, int]:
-    """Add every row of the database `other` that `into` lacks, judge every chain again, and check the result.
-
-    Returns:
-        For each table how many rows were added.
+    """Add every row of `other` that `into` lacks, judge again, check the result; return the added rows by table.
 
     Raises:
-        CheckFailed: if the two contradict each other, or either or the result is not sound; nothing was changed.
+        CheckFailed: if they contradict each other, or one of them or the result is unsound; nothing was changed.
         SpecError: if `other` is not a dgxlab database, or of a newer dgxlab.
     """
     with stores.merging(into, other) as counts:
@@ -102,24 +86,18 @@ def _measured(store: Store) -> Iterator[str]:
     for job in store.rows("SELECT * FROM jobs ORDER BY job_id"):
         try:
             checked = _Job(store, job)
-            yield from checked.itself()
-            yield from checked.arms_and_inputs()
-            yield from checked.gates()
-            yield from checked.checks()
+            yield from chain(checked.itself(), checked.arms_and_inputs(), checked.gates(), checked.checks())
             yield from checked.runs(labels)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             yield f"job {job['job_id']} cannot be held against its plan: {error!r}"
-    known = {row["cell"]: row["label"] for row in store.rows("SELECT cell, label FROM cells ORDER BY cell")}
+    known = {row["cell"]: row["label"] for row in store.rows("SELECT cell, label FROM cells")}
     for cell in sorted(known.keys() | labels.keys()):
         if known.get(cell) != labels.get(cell):
             yield f"cell {cell} is called {known.get(cell)!r}, and {labels.get(cell)!r} by the plans that measured it"
 
 
 class _Job:
-    """One job checked against its plan, its own facts, and the tools' own rows, read again by the tools' own parsers.
-
-    Every method yields a sentence for whatever is wrong.
-    """
+    """One job checked against its plan, its facts, and the tools' rows, parsed again; each method yields sentences."""
 
     def __init__(self, store: Store, job: Row) -> None:
         self.store = store
@@ -137,14 +115,11 @@ class _Job:
         self.root = ""
 
     def itself(self) -> Iterator[str]:
-        """The job's own row."""
         job, plan, facts = self.job, self.plan, self.facts
-        wanted = {name: plan[name] for name in ("job_id", "kind", "name", "protocol")}
-        wanted |= {"experiment": plan["experiment"]} if job["experiment"] else {}
-        yield from self._differ(f"job {self.job_id}", job, wanted, "its plan")
-        if facts:
-            wanted = {name: facts[name] for name in ("host_id", "boot_id")}
-            yield from self._differ(f"job {self.job_id}", job, wanted, "its facts")
+        planned = ("job_id", "kind", "name", "protocol", *(["experiment"] if job["experiment"] else []))
+        yield from self._differ(f"job {self.job_id}", job, {name: plan[name] for name in planned}, "its plan")
+        told = ("host_id", "boot_id") if facts else ()
+        yield from self._differ(f"job {self.job_id}", job, {name: facts[name] for name in told}, "its facts")
         if (job["state"] == "done") != (job["exit_code"] == 0):
             yield f"job {self.job_id} is {job['state']} with exit code {job['exit_code']}"
         for spec in plan.get("specs", ()):
@@ -152,18 +127,16 @@ class _Job:
                 yield f"the experiment {digest(spec)} of job {self.job_id} is missing"
 
     def arms_and_inputs(self) -> Iterator[str]:
-        """What was built, on which device, and what was read."""
         for row in self._rows("arms", "job_id"):
             name = f"arm {row['arm']} of job {self.job_id}"
             arm = self.planned_arms[row["arm"]]
             source = arm["source"]
-            wanted = {"pin": source["pin"], "tree": source["tree"], "commit_id": source["commit"]}
-            wanted |= {"series": source["series"], "dirty": int(source["dirty"]), "cmake": arm["cmake"]}
+            wanted = {name: source[name] for name in ("pin", "tree", "series")}
+            wanted |= {"commit_id": source["commit"], "dirty": int(source["dirty"]), "cmake": arm["cmake"]}
             yield from self._differ(name, row, wanted, "its plan")
-            source = Source(row["pin"], row["tree"], row["commit_id"])
-            wanted = {"build_id": build_id(source, row["cmake"], Toolchain(**row["toolchain"]))}
-            wanted["device_id"] = device_row(Device.of(self.facts, row["cmake"]))["device_id"]
-            wanted["toolchain"] = {**self.facts["toolchain"]}
+            built = Source(row["pin"], row["tree"], row["commit_id"])
+            wanted = {"build_id": build_id(built, row["cmake"], Toolchain(**row["toolchain"]))}
+            wanted |= {"device_id": Device.of(self.facts, row["cmake"]).id, "toolchain": self.facts["toolchain"]}
             yield from self._differ(name, row, wanted, "its facts")
         for model_id, row in self.inputs.items():
             recipes = [step["recipe"] for (_, model), step in self.models.items() if model == row["name"]]
@@ -172,10 +145,10 @@ class _Job:
                 yield f"model {model_id} of job {self.job_id} is not the plan's {row['name']}"
 
     def gates(self) -> Iterator[str]:
-        """Every parity gate: what was asked is the plan's, and the status is what the counts say."""
         for row in self._rows("gates", "gate_id"):
-            name, step = f"gate {row['gate_id']}", self._step(row, "gate")
-            if step is None:
+            # the step whose output is the row's raw file
+            name, step = f"gate {row['gate_id']}", self.steps.get(PurePosixPath(row["raw"]["stdout"]["path"]).stem)
+            if step is None or step["kind"] != "gate":
                 yield f"{name} is of no step of its plan"
                 continue
             gate = step["gate"]
@@ -196,7 +169,6 @@ class _Job:
                 yield f"{name} is {row['status']} with flaky cases {_short(row['flaky'])}"
 
     def checks(self) -> Iterator[str]:
-        """Every gate on a model: what was asked is the plan's, and its readings say that it passed, or did not."""
         for row in self._rows("checks", "check_id"):
             name, step = f"gate {row['check_id']}", self.steps.get(_stem(row["step"]))
             if step is None or step["kind"] != "check":
@@ -206,27 +178,26 @@ class _Job:
             wanted = {"arm": step["arm"], "gate": step["gate"], "env": commands[ARM]["env"]}
             wanted |= {"gate_digest": gate_digest(step["gate"], commands[ARM]["env"])}
             read = {c["model"]: self._model(step["arm"], c["model"]) for c in step["commands"] if c["model"]}
-            if "kernel" in step["gate"]:
-                read |= sources(step["gate"]["kernel"], step["files"])
+            read |= check_from_json(step["gate"]).sources(step["files"])
             wanted |= {"inputs": read, "seconds": sum(command["seconds"] for command in row["commands"])}
             yield from self._differ(name, row, wanted, "its plan")
-            if list(judge_check(check_from_json(row["gate"]), row["readings"])) != row["reasons"]:
+            if [*map(str, judge_check(check_from_json(row["gate"]), row["readings"]))] != row["reasons"]:
                 yield f"{name} is not what its readings say"
-            for told in row["commands"]:
-                planned = commands[told["role"]]
+            for launched in row["commands"]:
+                planned = commands[launched["role"]]
                 wanted = {"argv": self._filled(planned["argv"], row, planned["model"]), "env": planned["env"]}
-                reading = row["readings"][told["role"]]
+                reading = row["readings"][launched["role"]]
                 if "problem" not in reading and not reading.get("failed"):
                     wanted["rc"] = 0
-                yield from self._differ(f"the {told['role']} of {name}", told, wanted, "its plan")
+                yield from self._differ(f"the {launched['role']} of {name}", launched, wanted, "its plan")
 
     def runs(self, labels: Labels) -> Iterator[str]:
-        """Every run: what was launched is the plan's, and its rows give its samples."""
         places = {row["run_id"]: row for row in self._rows("chain_runs", "run_id")}
         raws = _by_run(self._rows("rows", "run_id", decode=False))
         samples = _by_run(self._rows("samples", "run_id", decode=False))
         known: dict[int, dict[str, Cell]] = {}
-        for position, row in enumerate(sorted(self._rows("runs", "run_id"), key=lambda row: _line(row["run_id"]))):
+        runs = sorted(self._rows("runs", "run_id"), key=lambda row: int(row["run_id"].rpartition("/")[2]))
+        for position, row in enumerate(runs):
             name, step = f"run {row['run_id']}", self._run_step(row, places.get(row["run_id"]))
             if step is None:
                 yield f"{name} is of no step of its plan"
@@ -255,8 +226,6 @@ class _Job:
                 if row["device"] not in (HOST, *self.gpus):
                     yield f"{table} of job {self.job_id} is of {row['device']}, which its facts do not have"
 
-    # -- what a row should be -----------------------------------------------------------------------------------------
-
     def _rows(self, table: str, key: str, columns: str = "*", *, decode: bool = True) -> list[dict[str, Any]]:
         """Return the job's rows of a table in the order of their keys."""
         where = "job_id = ?1" if key == "job_id" else f"{key} > ?1 || '/' AND {key} < ?1 || '0'"
@@ -264,32 +233,27 @@ class _Job:
         rows = self.store.rows(sql, (self.job_id,))
         return [_decoded(table, row) for row in rows] if decode else rows
 
-    def _step(self, row: Row, kind: str) -> Any:
-        """Return the step whose output is a row's raw file."""
-        step = self.steps.get(PurePosixPath(row["raw"]["stdout"]["path"]).stem)
-        return step if step and step["kind"] == kind else None
-
     def _run_step(self, row: Row, place: Row | None) -> Any:
-        """Return the run step of a row: of the chain where it has a place, by its raw file where not."""
+        """Return the run step of a row: of the chain if it has a place in one, else by its raw file."""
         stem = PurePosixPath(row["raw"]["stdout"]["path"]).stem
-        once, _, _ = stem.rpartition("-")  # of a run that was repeated, the name without the number
+        once, _, _ = stem.rpartition("-")  # for a repeated run, the name without the number
         if place:
-            chain = self.steps.get(_stem(place["chain"]))
+            held = self.steps.get(_stem(place["chain"]))
             named = f"{_stem(place['chain'])}-{place['role']}-{place['cycle']}" in (stem, once)
             role = "candidate" if place["role"] == "candidate" else "baseline"
-            return chain[role] if chain and chain["kind"] == "chain" and named else None
+            return held[role] if held and held["kind"] == "chain" and named else None
         step = self.steps.get(stem) or self.steps.get(once)
         return step if step and step["kind"] == "run" else None
 
     def _model(self, arm: str, name: str) -> str:
-        """Return the identity of what an arm calls a model."""
+        """Return the model id behind an arm's name for a model."""
         if synthetic := self.synthetic.get((arm, name)):
             return synthetic
         files = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
         return str(next(files, ""))
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
-        """Return a plan's argv as the agent fills it in; the job's root is what its first program says."""
+        """Return a plan's argv filled in as by the agent; the job's root is taken from its first program."""
         stem = _stem(row.get("step", ""))
         if not self.root:
             words = " ".join(row["argv"] if "argv" in row else row["commands"][0]["argv"])
@@ -309,7 +273,7 @@ class _Job:
 
 
 def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: Mapping[str, Cell]) -> Iterator[str]:
-    """Yield a sentence where a run's rows are not of its step's cells, or do not give its samples."""
+    """Yield a sentence where a run's rows do not match its step's cells or its samples."""
     bench, results = BENCHES[run["tool"]], []
     cold: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
@@ -332,7 +296,7 @@ def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: 
 
 
 def _decoded(table: str, row: Row) -> dict[str, Any]:
-    """Return a row with its JSON read, and looked at as `ingest` looks at an event: reports believe it."""
+    """Return a row with its JSON decoded and validated as `ingest` validates an event: reports trust it."""
     values = {name: json.loads(value) if name in JSON and value is not None else value for name, value in row.items()}
     for name, kind in TOLD.get(table, {}).items():
         if values.get(name) is not None and not (table == "jobs" and name not in JSON):
@@ -344,15 +308,11 @@ def _decoded(table: str, row: Row) -> dict[str, Any]:
 
 
 def _by_run(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    return {run_id: list(group) for run_id, group in groupby(rows, lambda row: str(row["run_id"]))}
-
-
-def _line(key: str) -> int:
-    return int(key.rpartition("/")[2])
+    return {run_id: list(group) for run_id, group in groupby(rows, itemgetter("run_id"))}
 
 
 def _stem(step: str) -> str:
-    """Return what a step's raw files are called."""
+    """Return the base name of a step's raw files."""
     return step.replace(":", "-")
 
 

@@ -1,4 +1,4 @@
-"""The places of a chain, what ran in them, the values that they make, and when the chain is over.
+"""The places of a chain, the runs in them, the values per comparison, and when the chain is over.
 
 The agent that holds a chain and the client that judges it call the same functions: what made a cycle invalid on the
 host makes it invalid in the record. The agent carries this module.
@@ -10,44 +10,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from dgxlab import stats
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, ChainStep
-from dgxlab.stats import (
-    BURN_IN_RUNS,
-    PLANNING_RUNS,
-    Chain,
-    another_cycle,
-    burn_in_needed,
-    cycles_for,
-    hopeless,
-    median,
-)
+from dgxlab.stats import Chain
 from dgxlab.tools import BENCHES
 from dgxlab.units import metric
 
-IDLE_CYCLES = 2
-"""A candidate whose path under test ran in none of its first cycles is not expected to run."""
+IDLE_CYCLES = 2  # if the path under test ran in none of these first cycles, the chain ends
 
 
 class Over(Enum):
-    """Why no further cycle follows."""
+    """Why a chain has ended."""
 
-    COMPLETE = "complete"
-    """Every cycle was run, and those that may follow for flawed ones."""
-    HOPELESS = "hopeless"
-    """Too few cycles could count for any comparison."""
-    IDLE = "idle"
-    """The candidate's path under test never ran."""
+    COMPLETE = "complete"  # every cycle was run, also the replacements of flawed ones
+    HOPELESS = "hopeless"  # too few cycles could count for any comparison
+    IDLE = "idle"  # the candidate's path under test never ran
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two cells that a chain compares, by one metric.
-
-    Attributes:
-        baseline: Cell.key in the baseline's runs.
-        candidate: Cell.key in the candidate's.
-        metric: Name in `units`.
-    """
+    """Two cells that a chain compares, by their Cell.key, and the metric to compare."""
 
     baseline: str
     candidate: str
@@ -56,27 +38,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Slot:
-    """What ran in one place of a chain.
-
-    Attributes:
-        role: BURN_IN, BASELINE or CANDIDATE.
-        cycle: Baselines count from 0, the others from 1; cycle i is baseline i - 1, candidate i, baseline i.
-        values: One a cell and metric; none where the run gave none.
-        flaw: Why no verdict may use the run, "" when it may.
-        seconds: That the run took.
-        idle: Whether the path under test was to run and did not.
-    """
+    """One run in its place of a chain."""
 
     role: str
-    cycle: int
-    values: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    flaw: str = ""
+    cycle: int  # baselines count from 0, the others from 1; cycle i is baseline i - 1, candidate i, baseline i
+    values: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by cell and metric
+    flaw: str = ""  # why no verdict may use the run
     seconds: float = 0.0
-    idle: bool = False
+    idle: bool = False  # the path under test should have run and did not
 
 
 def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
-    """Return what a chain compares, in the order of its cells."""
+    """Return a chain's comparisons, in the order of its cells."""
     pairs = zip(step.baseline.cells, step.candidate.cells, strict=True)
     return tuple(
         Comparison(baseline.key, candidate.key, name)
@@ -87,26 +60,21 @@ def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
 
 
 def flaw(status: str, reason: str, hard: Sequence[str]) -> str:
-    """Return why no verdict may use a run, "" when it may.
-
-    Args:
-        hard: The reasons of its hard flags.
-    """
+    """Return why verdicts must not use a run, given the reasons of its hard flags; "" if they may."""
     return f"{status}: {reason}" if status != "valid" else "; ".join(hard)
 
 
 def burn_in_of(step: ChainStep, slots: Iterable[Slot]) -> list[list[float | None]]:
-    """Return what the runs of the burn-in gave each comparison, None where that says nothing about how values settle.
+    """Return the burn-in's values for each comparison; None for a run that does not show how values settle.
 
-    Args:
-        slots: Of a chain, in the order in which they ran; of those in one place the last counts.
+    Here and below, `slots` are in the order in which they ran; the last one in each place counts.
     """
     ran = {slot.cycle: slot for slot in slots if slot.role == BURN_IN}
-    # where each run waits for a temperature, the first began at any
-    count = {cycle: not slot.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, slot in ran.items()}
+    # in a cold chain the first run begins at any temperature
+    counts = {cycle: not slot.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, slot in ran.items()}
     return [
         [
-            slot.values.get((comparison.baseline, comparison.metric)) if count[cycle] else None
+            slot.values.get((comparison.baseline, comparison.metric)) if counts[cycle] else None
             for cycle, slot in ran.items()
         ]
         for comparison in comparisons(step)
@@ -115,46 +83,47 @@ def burn_in_of(step: ChainStep, slots: Iterable[Slot]) -> list[list[float | None
 
 def burns_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) -> bool:
     """Return whether a burn-in with these values, as `burn_in_of` gives them, needs another run."""
-    fewest = BURN_IN_RUNS[0] if step.cycles else PLANNING_RUNS
-    return any(burn_in_needed(values, fewest) for values in burn_in)
+    fewest = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
+    return any(stats.burn_in_needed(values, fewest) for values in burn_in)
 
 
 def wanted(step: ChainStep, slots: Iterable[Slot]) -> int:
-    """Return how many cycles a chain needs: the number fixed by hand, or what its burn-in asks for."""
-    return step.cycles or cycles_for(burn_in_of(step, slots), step.effect, step.claims)
+    """Return how many cycles a chain needs: the number in the spec, or the one computed from its burn-in."""
+    return step.cycles or stats.cycles_for(burn_in_of(step, slots), step.effect, step.claims)
 
 
 def planned(step: ChainStep, slots: Iterable[Slot]) -> int:
-    """Return how many cycles a chain is to have: those that are wanted, or as many as its limit of time allows.
+    """Return how many cycles a chain will have: the wanted number, or as many as its time limit allows.
 
-    The number comes from the baseline's runs alone. It may be less than the claims of the session need, even 0: such a
-    chain does not begin.
-
-    Args:
-        slots: Of a chain, in the order in which they ran, its whole burn-in among them.
+    It depends on the baseline's runs alone. It may be less than the claims need, even 0: then no cycle begins.
     """
     slots = list(slots)
     most = wanted(step, slots)
     took = [slot.seconds for slot in slots if slot.role == BURN_IN]
     if step.cycles or not step.max_s or not took:
         return most
-    # a candidate is taken to be as fast as its baseline: how fast it is must not decide
-    places = (step.max_s - sum(took)) / (step.block_s + median(took))
+    # assumes that the candidate is as fast as its baseline: its real speed must not matter
+    places = (step.max_s - sum(took)) / (step.block_s + stats.median(took))
     return min(most, max(0, int((places - 1) // 2)))
 
 
 def chain_of(step: ChainStep, comparison: Comparison, slots: Iterable[Slot], protocol: int = PROTOCOL) -> Chain:
-    """Return the chain of one comparison.
-
-    Args:
-        slots: Of a chain, in the order in which they ran, its burn-in among them; of those in one place the last
-            counts.
-        protocol: By which it was held.
-    """
+    """Return the chain of one comparison, run by this protocol; its burn-in is among the slots."""
     slots = list(slots)
     ran = {(slot.role, slot.cycle): slot for slot in slots}
-    baselines = _in_a_row(ran, BASELINE, 0)
-    candidates = _in_a_row(ran, CANDIDATE, 1)
+
+    def in_a_row(role: str, first: int) -> list[Slot]:
+        row: list[Slot] = []
+        while slot := ran.get((role, first + len(row))):
+            row.append(slot)
+        return row
+
+    baselines, candidates = in_a_row(BASELINE, 0), in_a_row(CANDIDATE, 1)
+    flaws = {}
+    for cycle, candidate in enumerate(candidates, 1):
+        beside = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
+        if wrong := [f"{slot.role} {slot.cycle} {slot.flaw}" for slot in beside if slot.flaw]:
+            flaws[cycle] = "; ".join(wrong)
     burn_in = [slot for (role, _), slot in ran.items() if role == BURN_IN]
     last = burn_in[-1].values if burn_in and not burn_in[-1].flaw else {}
     return Chain(
@@ -163,25 +132,21 @@ def chain_of(step: ChainStep, comparison: Comparison, slots: Iterable[Slot], pro
         better=metric(comparison.metric).better,
         drift_limit=step.drift_limit,
         cycles=planned(step, slots),
-        flaws=_flaws(baselines, candidates),
+        flaws=flaws,
         before=last.get((comparison.baseline, comparison.metric)),
         protocol=protocol,
     )
 
 
 def whole_cycles(chain: Chain) -> int:
-    """Return how many cycles of a chain were run to their second baseline."""
+    """Return how many cycles of a chain are complete, including the baseline run after the candidate."""
     return max(0, min(len(chain.a) - 1, len(chain.b)))
 
 
 def over(step: ChainStep, chains: Sequence[Chain], slots: Iterable[Slot] = ()) -> Over | None:
-    """Return why no further cycle follows, None where one does.
+    """Return why the chain has ended, None if another cycle follows, for the comparisons that can still be judged.
 
-    A chain goes on for the sake of those comparisons that can still be judged.
-
-    Args:
-        chains: One a comparison, all equally long.
-        slots: What ran in the chain, in order.
+    `chains` are one a comparison, all equally long.
     """
     done, needed = whole_cycles(chains[0]), chains[0].planned
     if done == IDLE_CYCLES == sum(slot.idle for slot in slots if slot.role == CANDIDATE):
@@ -189,24 +154,7 @@ def over(step: ChainStep, chains: Sequence[Chain], slots: Iterable[Slot] = ()) -
     if step.screen:
         return None if done < needed else Over.COMPLETE
     unflawed = [done - sum(cycle <= done for cycle in chain.flawed()) for chain in chains]
-    still = [count for count in unflawed if not hopeless(needed, done, count)]
+    still = [count for count in unflawed if not stats.hopeless(needed, done, count)]
     if not still:
         return Over.HOPELESS
-    return None if another_cycle(needed, done, min(still)) else Over.COMPLETE
-
-
-def _in_a_row(ran: Mapping[tuple[str, int], Slot], role: str, first: int) -> list[Slot]:
-    slots: list[Slot] = []
-    while (role, first + len(slots)) in ran:
-        slots.append(ran[role, first + len(slots)])
-    return slots
-
-
-def _flaws(baselines: Sequence[Slot], candidates: Sequence[Slot]) -> dict[int, str]:
-    """Return what is wrong with each cycle besides drift, by its number."""
-    flaws = {}
-    for cycle, candidate in enumerate(candidates, 1):
-        three = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
-        if wrong := [f"{slot.role} {slot.cycle} {slot.flaw}" for slot in three if slot.flaw]:
-            flaws[cycle] = "; ".join(wrong)
-    return flaws
+    return None if stats.another_cycle(needed, done, min(still)) else Over.COMPLETE

@@ -1,7 +1,7 @@
-"""Two experiments side by side: what differs between them, and which of their launches are compared.
+"""Compare two experiments' specs: their differences, and which of their launches are compared.
 
-A candidate may differ from its baseline in what is built and in how it is called. What is measured, on what and where
-must be the same, or the difference would be that; an axis with one value is a setting of the tool, not of the matrix.
+A candidate may differ from its baseline in its build and its arguments. Cells, models, session and host must agree, or
+they could cause the difference. An axis with one value is a setting of the tool, not part of the matrix.
 """
 
 from __future__ import annotations
@@ -13,32 +13,27 @@ from typing import Any
 
 from dgxlab.errors import SpecError, edit
 from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json
-from dgxlab.tools import Launch, bench_of
+from dgxlab.tools import Launch, bench_of, keys_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")
-"""Kinds of difference that are refused unless they are allowed by name."""
+"""Kinds of difference that are refused unless allowed by name."""
 
 ARGUMENTS = ("args", "repetitions")
-"""Keys of a bench entry that say how a tool is called, and tell no cells apart."""
+"""Keys of a bench entry that are arguments of the tool and do not distinguish cells."""
 
 ABSENT = "-"
-"""What a difference shows where one side has nothing."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing in which two experiments differ.
-
-    Attributes:
-        what: pin, series, cmake, env, arguments, gates, or one of MUST_AGREE.
-        name: Which one of them, "" where there is only one.
-        baseline: How the baseline has it, ABSENT for not at all.
-        candidate: How the candidate has it.
-    """
+    """One difference between two experiments."""
 
     what: str
+    """pin, series, cmake, env, arguments, gates, or one of MUST_AGREE."""
     name: str
+    """Which one of that kind, "" if there is only one."""
     baseline: str
+    """The baseline's value, ABSENT if it has none."""
     candidate: str
 
     def __str__(self) -> str:
@@ -46,7 +41,7 @@ class Difference:
 
 
 def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]:
-    """Return everything in which a candidate differs from its baseline, its name and hypothesis aside."""
+    """Return all differences of a candidate from its baseline, except name and hypothesis."""
     return [
         *differing("pin", {"": baseline.pin[:12]}, {"": candidate.pin[:12]}),
         *differing("series", {"": " ".join(baseline.series)}, {"": " ".join(candidate.series)}),
@@ -61,29 +56,22 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Refuse differences that would be compared instead of the builds.
-
-    Args:
-        allow: Kinds of MUST_AGREE that may differ all the same.
-        path: The candidate's spec.
+    """Refuse differences that would invalidate a comparison of the builds; `path` is the candidate's spec.
 
     Raises:
-        SpecError: if one differs that is not allowed.
+        SpecError: if a difference of MUST_AGREE is not allowed.
     """
     wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
         allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})
-        raise SpecError(
-            f"the arms differ in what must be the same, {wrong[0]}; {allowing} compares them all the same",
-            next=edit(path),
-            details="\n".join(map(str, wrong)),
-        )
+        message = f"the arms differ in what must be the same, {wrong[0]}; {allowing} compares them all the same"
+        raise SpecError(message, next=edit(path), details="\n".join(map(str, wrong)))
 
 
 def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
-    """Yield the launches that are compared, in the baseline's order, with the same cells at the same places.
+    """Yield pairs of launches to compare, in the baseline's order, with the same cells in the same order.
 
-    Where the matrices differ, what both have is compared.
+    Where the matrices differ, only the common cells are compared.
 
     Raises:
         SpecError: if they have no cell in common.
@@ -98,14 +86,11 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
         raise SpecError("the two experiments have no cell in common", next=edit(candidate.path))
 
 
-# -- what differs -----------------------------------------------------------------------------------------------------
-
-
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
-    """Yield in which names two sides differ, also what only one has; `where` is put before each name."""
+    """Yield the names whose values differ or that only one side has; `where` is put before each name."""
 
     def shown(value: Any) -> str:
-        if what == "env" and value == "":  # set to nothing is not the same as not set
+        if what == "env" and value == "":  # set to empty differs from unset
             return '""'
         if value is None or value in ("", ()):
             return ABSENT
@@ -122,21 +107,20 @@ def _plain(value: Any) -> str:
 
 
 def _gates(experiment: Experiment) -> dict[str, str]:
-    """Return each gate by what it checks; two that expect another count are one gate that differs."""
+    """Return each gate by what it checks; the expected count is part of its value, not of its key."""
     gates = {}
     for gate in experiment.gates:
-        fields = {name: value for name, value in to_json(gate).items() if value not in (None, {})}
+        fields = {name: value for name, value in to_json(gate).items() if value not in (None, {}) and name != "limit_s"}
         names = [str(fields.pop(key)) for key in ("op", "backend", "stderr") if key in fields]
         name = " ".join(names) if isinstance(gate, (ParityGate, EngagedGate)) else about(gate)
         if env := fields.pop("env", None):  # the same check in another environment is another gate
             name += f" {_plain(env)}"
-        fields.pop("limit_s", None)
         gates[name] = _plain(fields)
     return gates
 
 
 def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:
-    """Yield what the entries that both have read: an entry another model, or another model by the same name."""
+    """Yield differences in models of the common entries: another name, or another model by the same name."""
     shared: dict[str, None] = {}
     for number, (before, after) in enumerate(zip(left.bench, right.bench, strict=False)):
         names = [getattr(entry, "model", "") for entry in (before, after)]
@@ -150,7 +134,7 @@ def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:
 def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Difference]:
     for number, (before, after) in enumerate(zip_longest(left, right)):
         where = f"bench[{number}]"
-        tools = [bench_of(entry).name if entry else ABSENT for entry in (before, after)]
+        tools = [entry.name if entry else ABSENT for entry in (before, after)]
         if tools[0] != tools[1]:
             yield Difference("matrix", where, *tools)
             continue
@@ -161,14 +145,14 @@ def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Differe
 
 
 def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
-    """Return what tells an entry's cells apart, its axes without the settings `free`."""
-    names = (name for name in bench_of(entry).keys if name not in ("model", *ARGUMENTS))
+    """Return the axes that distinguish an entry's cells, without the settings `free`."""
+    names = (name for name in keys_of(entry) if name not in ("model", *ARGUMENTS))
     axes = {name: values for name, values in _axes(entry).items() if name not in free}
     return {**{name: getattr(entry, name) for name in (*names, "exclude")}, **axes}
 
 
 def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
-    """Return how an entry's tool is called."""
+    """Return the arguments of an entry's tool."""
     arguments = {name: values[0] for name, values in _axes(entry).items() if name in free}
     for name in ARGUMENTS:
         if hasattr(entry, name):
@@ -178,16 +162,13 @@ def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
 
 
 def settings(left: Bench, right: Bench) -> set[str]:
-    """Return the axes of two entries that have one value in each, or none: how the tool is called."""
+    """Return the axes with at most one value in both entries: these are arguments of the tool."""
     axes = (_axes(left), _axes(right))
     return {name for name in (*axes[0], *axes[1]) if all(len(side.get(name, ())) <= 1 for side in axes)}
 
 
 def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
     return getattr(entry, "axes", {})
-
-
-# -- what is compared -------------------------------------------------------------------------------------------------
 
 
 def _paired(
@@ -199,7 +180,7 @@ def _paired(
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})
 
     def launches(entry: Bench, env: Mapping[str, str], wanted: Collection[str] | None = None) -> list[Launch]:
-        expanded = bench_of(entry).launches(entry, env, lambda model, cell: wanted is None or name(cell) in wanted)
+        expanded = bench_of(entry).launches(env, lambda model, cell: wanted is None or name(cell) in wanted)
         return [launch for launch in expanded if launch.cells]
 
     mine, theirs = (

@@ -1,4 +1,4 @@
-"""Blocks of a markdown document that a program keeps: found between two markers, replaced, and nothing else touched.
+"""Generated blocks of a markdown document: the text between two markers is replaced, everything else is unchanged.
 
     <!-- dgxlab:report form=ops experiment=stock,w4a16 cells="q4_K n=512" -->
     ...
@@ -27,10 +27,10 @@ HINT = re.compile(r"(?<!\\)<!-*\s*/?\s*dgxlab\b", re.IGNORECASE)
 """A marker with a mistake; behind a backslash it is text in a table."""
 
 WORD = re.compile(r'\s*([A-Za-z][\w-]*)=(?:"([^"]*)"|([^\s"=]+))(?=\s|$)')
-"""A key with its value, which needs quotes only where it has blanks."""
+"""A key with its value; quotes are needed only around blanks."""
 
 SWITCHES = ("wide",)
-"""Keys that may be without a value, which then is yes."""
+"""Keys without a value mean yes."""
 
 FENCE = re.compile(r"(?P<mark>`{3,}(?=[^`]*$)|~{3,})")
 CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
@@ -38,18 +38,15 @@ CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 """A file without any of these is read-only, also for root, who could write it."""
 
+SESSION_PAGE = re.compile(r"\]\((sessions/([0-9a-f]{6})\.md)(?:#[\w-]+)?\)")
+"""A link to the page of a session, named by its alias."""
+
 BOM = "\N{ZERO WIDTH NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
 class Block:
-    """One block.
-
-    Attributes:
-        line: Of its first marker, from 1.
-        words: What the marker says, as it is written there.
-        text: Between the markers, with newlines as the document has them.
-    """
+    """One block: line number and keys of its first marker, and the text between the markers."""
 
     line: int
     words: Mapping[str, str]
@@ -57,18 +54,13 @@ class Block:
 
 
 class Document:
-    """A document and its blocks.
-
-    Attributes:
-        path: The file.
-        blocks: In order.
-    """
+    """A document and its blocks."""
 
     def __init__(self, path: Path) -> None:
         """Read a document.
 
         Raises:
-            SpecError: if it cannot be read, is not UTF-8, or has a marker that is not as it must be, with the line.
+            SpecError: if it cannot be read, is not UTF-8, or has a malformed marker (with the line).
         """
         self.path = path
         try:
@@ -81,8 +73,16 @@ class Document:
             Block(begin + 1, words, "\n".join(self._lines[begin + 1 : end])) for begin, end, words in self._spans
         )
 
+    def session_pages(self) -> Iterator[tuple[int, Path, str]]:
+        """Yield the line, from 1, the file and the alias of each link to a session's page, a file once."""
+        links = [
+            (n, link) for n, line in _outside_fences(self._lines) for link in SESSION_PAGE.finditer(CODE.sub("", line))
+        ]
+        for number, link in {link[1]: (number, link) for number, link in reversed(links)}.values():
+            yield number + 1, self.path.parent / link[1], link[2]
+
     def with_texts(self, texts: Sequence[str]) -> bytes:
-        """Return the document with these texts in its blocks, one each; lines end as the block's first marker does."""
+        """Return the document with these texts in its blocks, one per block; line endings follow the first marker."""
         lines: list[str] = []
         after = 0
         for (begin, end, _), text in zip(self._spans, texts, strict=True):
@@ -92,14 +92,14 @@ class Document:
         return "\n".join([*lines, *self._lines[after:]]).encode()
 
     def is_stale(self, block: Block, text: str) -> bool:
-        """Tell whether a block of it does not hold this text."""
+        """Return whether a block's text differs from this one."""
         return block.text != "\n".join(_between(text, self._lines[block.line - 1]))
 
     def write(self, content: bytes) -> bool:
-        """Replace the file by this content, all of it or nothing; returns whether that changed it.
+        """Replace the file's content atomically; return whether it changed.
 
-        A link stays a link, and the file keeps its permissions; one that is read-only is left alone, though its folder
-        would let a new file take its place.
+        A link stays a link, and the file keeps its permissions. A read-only file is not replaced, even where its folder
+        would allow it.
 
         Raises:
             SpecError: if it cannot be written or is read-only, or another program changed it since it was read.
@@ -110,25 +110,24 @@ class Document:
         beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             if target.read_bytes() != self._bytes:
-                raise SpecError(
-                    f"{self.path} was changed by another program meanwhile and is left as it is", next=AGAIN
-                )
+                message = f"{self.path} was changed by another program meanwhile and is left as it is"
+                raise SpecError(message, next=AGAIN)
             like = target.stat()
             if not (like.st_mode & WRITABLE and os.access(target, os.W_OK)):
                 raise SpecError(f"{self.path} is read-only and is left as it is", next=_look(target))
             _write_beside(beside, content, like)
             beside.replace(target)
         except OSError as error:
-            folder = shlex.quote(str(target.parent))
-            raise SpecError(f"{self.path} cannot be written: {error.strerror}", next=f"ls -ld {folder}") from error
+            message = f"{self.path} cannot be written: {error.strerror}"
+            raise SpecError(message, next=_look(target.parent, "-ld")) from error
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
         return True
 
 
-def _look(path: Path) -> str:
-    return f"ls -l {shlex.quote(str(path))}"
+def _look(path: Path, options: str = "-l") -> str:
+    return f"ls {options} {shlex.quote(str(path))}"
 
 
 def _write_beside(path: Path, content: bytes, like: os.stat_result) -> None:

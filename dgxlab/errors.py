@@ -10,19 +10,14 @@ import re
 import shlex
 
 AGAIN = "run the same command again"
-"""As `next` of an error that another attempt may mend, maybe ` with` one more option: `cli`, which knows the command
-line, prints that instead."""
-
+"""A value of `next`: try again, maybe ` with` one more option. `cli` prints the command line instead."""
 
 UNSEEN = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-"""Characters that control a terminal, turn the order of what is shown, or are none; a regex."""
+"""A regex of characters that control a terminal, change the text direction, or are unpaired surrogates."""
 
 
 def one_line(text: str, at_most: int = 0) -> str:
-    r"""Return text as one line in which everything can be seen; a host's own words must not pass for lines of ours.
-
-    Args:
-        at_most: Characters that are kept, 0 for all.
+    r"""Return text as one line of visible characters, cut to `at_most`; 0 for no limit.
 
     >>> one_line("disk full\nnext: reboot\x1b[2J")
     'disk full next: reboot\\u001b[2J'
@@ -32,7 +27,7 @@ def one_line(text: str, at_most: int = 0) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return text with every UNSEEN character written as \uXXXX, which in a string of JSON means the same."""
+    r"""Return text with every UNSEEN character replaced by \uXXXX, its JSON escape."""
     return re.sub(UNSEEN, lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -42,17 +37,17 @@ def edit(path: object) -> str:
 
 
 def command(*words: object) -> str:
-    """Return a command to type: whatever a word holds, a shell takes it for one; ~/ stays the home."""
+    """Return a command to type, with each word quoted for the shell; a leading ~/ still means the home folder."""
     texts = [str(word) for word in words]
     return " ".join(f"~/{shlex.quote(t[2:])}" if t.startswith("~/") and len(t) > 2 else shlex.quote(t) for t in texts)
 
 
 class DgxlabError(Exception):
-    """Anything that ends a command on purpose.
+    """Any expected error that ends a command.
 
     Args:
         message: One sentence: what happened and its cause.
-        next: The command that mends it as it is typed, or AGAIN, or "" when there is none; why belongs into `message`.
+        next: The command to type next, or AGAIN, or "" when there is none.
         details: Lines to show below the sentence, e.g. the first compiler error.
     """
 
@@ -139,7 +134,4 @@ class Interrupted(DgxlabError):
 
 def by_exit_code(code: int) -> type[DgxlabError]:
     """Return the class whose exit code is `code`, or DgxlabError for an unknown one."""
-    for kind in DgxlabError.__subclasses__():
-        if kind.exit_code == code:
-            return kind
-    return DgxlabError
+    return next((kind for kind in DgxlabError.__subclasses__() if kind.exit_code == code), DgxlabError)

@@ -1,12 +1,11 @@
-"""Measured and imported rows as the tools themselves would print them: JSON lines, csv, SQLite.
+"""Measured and imported rows in the tools' own formats: JSON lines, csv, SQLite.
 
-llama.cpp's scripts/compare-llama-bench.py reads each of them. Rows carry the columns of llama.cpp, then where they come
-from, which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of an
-imported file keep the columns that were printed, and are in no file with others.
+llama.cpp's scripts/compare-llama-bench.py reads all of them. Rows have llama.cpp's columns, then columns of provenance,
+which that script ignores. `build_commit` is ours: llama.cpp's own is the same for a patched build. Rows of an imported
+file keep their columns and are never mixed with other rows.
 """
 
-from __future__ import annotations
-
+import contextlib
 import csv
 import json
 import os
@@ -21,16 +20,11 @@ from dgxlab.errors import UsageError, command
 from dgxlab.model import digest
 from dgxlab.report.imports import find_import
 from dgxlab.store import UNCOUNTED, Store
-from dgxlab.tools import TOOLS
+from dgxlab.tools import EXPORTED, TOOLS
 from dgxlab.tools.reading import ORIGIN, decoded
 
 COMMIT_DIGITS = 8
-"""Of every build_commit, the same for all: compare-llama-bench.py cuts them to the shortest."""
-
-# first what compare-llama-bench.py reads where it is not told otherwise
-ORDER = sorted(TOOLS, key=lambda program: program != "llama-bench")
-TABLES = {program: bench for program in ORDER if (bench := TOOLS[program].bench)}
-"""The tools whose measured rows can be exported, by program; a table of SQLite is called by the program too."""
+"""Length of every build_commit: compare-llama-bench.py cuts all to the shortest."""
 
 # a run of the burn-in is a warm-up, and no table shows it
 ROWS = f"""
@@ -52,30 +46,23 @@ COUNTED = """SELECT metric, value FROM samples
 
 @dataclass(frozen=True)
 class Exported:
-    """The rows of one tool.
-
-    Attributes:
-        tool: Its program.
-        rows: Each with llama.cpp's columns first, then ours.
-        builds: The arms of each build_commit; the file of imported rows.
-    """
+    """The rows of one tool, each with llama.cpp's columns first, then ours."""
 
     tool: str
+    """Its program."""
     rows: tuple[Mapping[str, Any], ...]
     builds: Mapping[str, tuple[str, ...]]
+    """The arms of each build_commit; for imported rows the file."""
 
 
 def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
-    """Return what valid runs of a tool measured, oldest first, without the chains of sessions that still run.
+    """Return the rows of a tool's valid runs, oldest first, without the chains of sessions that still run.
 
-    Args:
-        tool: A key of TABLES.
-        job: Only this job's.
-        name: Only jobs of this name.
+    With `job`, only that job's rows; with `name`, only rows of jobs of that name.
     """
-    bench = TABLES[tool]
+    bench = EXPORTED[tool]
     measured = store.rows(ROWS, {"tool": bench.name, "job": job, "name": name})
-    # a build and environment is named by its commit where that tells it from the others, else by a digest of both
+    # name a build and environment by its commit if that is unique, else by a digest of both
     identities = sorted({(row["commit_id"], row["build_id"], row["env_digest"]) for row in measured})
     short = [commit[:COMMIT_DIGITS] for commit, _, _ in identities]
     commits = {
@@ -96,16 +83,9 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
 
 
 def collect_imported(store: Store, name: str) -> Exported:
-    """Return the rows of one imported file, in its order; each names the file and its sha256.
-
-    Args:
-        name: Of the file, or the beginning of its id.
-
-    Raises:
-        UsageError: if there is no such file, or its rows are abridged.
-    """
+    """Return an imported file's rows, by name or id; raises UsageError if there is none, or its rows lack columns."""
     file = find_import(store, name)
-    whole = {(tool, name): kind for tool in ORDER for name, kind in TOOLS[tool].formats.items() if kind.rows}
+    whole = {(tool, name): kind for tool in EXPORTED for name, kind in TOOLS[tool].formats.items() if kind.rows}
     kind = whole.get((file["tool"], file["format"]))
     if kind is None or kind.rows is None:
         kinds = ", ".join(f"{tool} ({name})" for tool, name in whole)
@@ -127,24 +107,22 @@ def collect_imported(store: Store, name: str) -> Exported:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as all three encodings hold it: a truth is 1 or 0."""
+    """Return a value that all three formats can hold: a bool becomes 1 or 0."""
     return int(value) if isinstance(value, bool) else value
 
 
 def _number_or_text(text: str) -> Any:
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
 def write(path: Path, tools: Sequence[Exported]) -> None:
-    """Write the rows of one tool, or into SQLite of several, into a new file: whole or not at all.
+    """Write the rows of one tool, or for SQLite of several, into a new file, completely or not at all.
 
     Raises:
-        UsageError: if the file exists or cannot be written, its suffix names no format, or several tools are to go
+        UsageError: if the file exists or cannot be written, its suffix names no format, or several tools would go
             into a file that holds the rows of one.
     """
     encode = SUFFIXES.get(path.suffix)
@@ -163,7 +141,7 @@ def write(path: Path, tools: Sequence[Exported]) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dgxlab-export-") as folder:
             whole = Path(folder) / path.name
             encode(whole, tools)
-            os.link(whole, path)  # unlike a rename it fails where another program created the file meanwhile
+            os.link(whole, path)  # unlike a rename, it fails if another program has created the file
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}", next=command("ls", "-ld", path.parent)) from error
 
@@ -174,42 +152,30 @@ def _jsonl(path: Path, tools: Sequence[Exported]) -> None:
 
 
 def _csv(path: Path, tools: Sequence[Exported]) -> None:
-    rows = [_flat(row) for each in tools for row in each.rows]
+    rows, names = _flat([row for each in tools for row in each.rows])
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, _columns(rows), lineterminator="\n")
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
 def _sqlite(path: Path, tools: Sequence[Exported]) -> None:
-    connection = sqlite3.connect(path)
-    try:
-        with connection:
-            for each in tools:
-                rows = [_flat(row) for row in each.rows]
-                names = _columns(rows)
-                kinds = {name: {type(row.get(name)) for row in rows} for name in names}
-                typed = ", ".join(
-                    f'"{name}" {"TEXT" if str in kind else "REAL" if float in kind else "INTEGER"}'
-                    for name, kind in kinds.items()
-                )
-                table = each.tool.replace("-", "_")  # as in the tool's own SQL
-                connection.execute(f"CREATE TABLE {table} ({typed})")
-                connection.executemany(
-                    f"INSERT INTO {table} VALUES ({','.join('?' * len(names))})",  # noqa: S608 - a name of ours
-                    [[row.get(name) for name in names] for row in rows],
-                )
-    finally:
-        connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for each in tools:
+            rows, names = _flat(each.rows)
+            kinds = {name: {type(row.get(name)) for row in rows} for name in names}
+            types = ("TEXT" if str in kind else "REAL" if float in kind else "INTEGER" for kind in kinds.values())
+            columns = ", ".join(f'"{name}" {kind}' for name, kind in zip(names, types, strict=True))
+            table = each.tool.replace("-", "_")  # as in the tool's own SQL
+            connection.execute(f"CREATE TABLE {table} ({columns})")
+            insert = f"INSERT INTO {table} VALUES ({','.join('?' * len(names))})"  # noqa: S608 - a name of ours
+            connection.executemany(insert, [[row.get(name) for name in names] for row in rows])
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without its lists, which no column holds."""
-    return {name: value for name, value in row.items() if not isinstance(value, list)}
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+def _flat(rows: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return rows without list values, which do not fit into a column, and the names of all columns."""
+    flat = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
+    return flat, list(dict.fromkeys(name for row in flat for name in row))
 
 
 SUFFIXES: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
@@ -217,4 +183,4 @@ SUFFIXES: Mapping[str, Callable[[Path, Sequence[Exported]], None]] = {
     ".jsonl": _jsonl,
     ".csv": _csv,
 }
-"""By the suffix of a file's name."""
+"""Writers by file suffix."""

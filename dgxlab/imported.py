@@ -1,16 +1,15 @@
-"""Raw output of tools that others ran: from a file to rows, with the provenance it has, and into the record.
+"""Import raw output of tools that ran elsewhere: from a file to rows with provenance, and into the record.
 
-`open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` keeps what was
-read, and the file itself with it. Values are as printed, in the units of `units.METRICS` where the metric is one of
-those: what test-backend-ops prints as 3.61 TFLOPS is 3.61e12 FLOPS, and its GB/s are called what they are, GiB/s.
+`open_file` reads a file as exactly as its format allows or refuses it with line and reason; `record` stores the rows
+and the file itself. Values are as printed, in the units of `units.METRICS` for known metrics: 3.61 TFLOPS on the
+console become 3.61e12 FLOPS, and the "GB/s" of ggml's tools are named GiB/s, which they are.
 """
-
-from __future__ import annotations
 
 import hashlib
 import re
 import shlex
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,37 +19,31 @@ from dgxlab.model import canonical
 from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.store import Store
 from dgxlab.tools import TOOLS
-from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Row, decoded, packed, unpacked
+from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Row, decoded, unpacked
 from dgxlab.tools.rows import Refused
 from dgxlab.units import METRICS
 
 WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE)
-"""What Nsight Compute and compute-sanitizer print before anything else."""
+"""First output of Nsight Compute and compute-sanitizer."""
 
-
-READERS: Mapping[str, Mapping[str, Format]] = {program: tool.formats for program, tool in TOOLS.items() if tool.formats}
-
-FORMATS = {tool: tuple(kinds) for tool, kinds in READERS.items()}
-"""The formats of each tool that can be read."""
+FORMATS: Mapping[str, Mapping[str, Format]] = {program: tool.formats for program, tool in TOOLS.items() if tool.formats}
+"""By tool and name."""
 
 GPU_NAMES = ("device_description", "gpu_info", "gpu")
-"""What files call the GPU; llama-bench lists several with commas."""
+"""Columns that name the GPU; several GPUs are separated by commas."""
 
 NAMED = 10
-"""Values that are named one by one; of more only the number is told."""
+"""Max number of values listed; of more only the count is shown."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A file that was read.
-
-    Attributes:
-        name: What the file is called, without its folder.
-        content: The whole of it, unpacked; `sha256` is its digest, of which `import_id` is the beginning.
-    """
+    """A file that was read."""
 
     name: str
+    """The file's name, without its folder."""
     content: bytes
+    """The file's content, unpacked."""
     tool: str
     format: str
     reading: Reading
@@ -67,19 +60,15 @@ class Imported:
 
 
 def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
-    """Read a file, plain or gzip.
-
-    Args:
-        tool: Whose output it is, a key of FORMATS; "" to look.
-        format: In which of the tool's formats; "" to look.
+    """Read a file, plain or gzip, as output of a tool of FORMATS in one of its formats; "" means detect it.
 
     Raises:
         UsageError: if there is no such file, tool or format.
-        SpecError: if it cannot be read exactly, with the line and why.
+        SpecError: if it cannot be read exactly, with line and reason.
     """
     if tool and tool not in FORMATS:
         raise UsageError(f"no tool {tool!r} can be read; there are {', '.join(FORMATS)}", next="dgxlab import --help")
-    known = dict.fromkeys(each for name, formats in FORMATS.items() if tool in ("", name) for each in formats)
+    known = dict.fromkeys(each for name in FORMATS if tool in ("", name) for each in FORMATS[name])
     if format and format not in known:
         raise UsageError(
             f"{tool or 'no tool'} has {'no ' if tool else 'a '}format {format!r}; there are {', '.join(known)}",
@@ -97,33 +86,28 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
             why = f"a profiler or sanitizer was watching ({watched[0].strip()}), which makes every time a wrong one"
             raise Refused(why, text.count("\n", 0, watched.start()) + 1)
         detected, kind = _detect(text, tool, format)
-        reading = READERS[detected][kind].read(text)
+        reading = FORMATS[detected][kind].read(text)
         if not reading.rows:
             note = f": {reading.notes[0]}" if reading.notes else ""
             raise Refused(f"{detected} printed no value in it{note}")
         reading = replace(reading, notes=(*reading.notes, *impossible(reading)))
     except Refused as error:
         where = f", line {error.line}" if error.line else ""
-        raise SpecError(f"{path}{where}: {error}", next=_look(path, raw, error.line)) from error
+        # the command that shows the line
+        name, zipped, print_line = _typed(path), raw.startswith(GZIP), f"sed -n {error.line}p"
+        look = f"zcat {name} | {print_line if error.line else 'head'}" if zipped else f"{print_line} {name}"
+        raise SpecError(f"{path}{where}: {error}", next=look if zipped or error.line else f"head {name}") from error
     return Imported(path.name, content, detected, kind, reading)
 
 
-def _look(path: Path, raw: bytes, line: int | None) -> str:
-    """Return the command that shows the line."""
-    name, zipped = _typed(path), raw.startswith(GZIP)
-    if not line:
-        return f"{'zcat' if zipped else 'head'} {name}" + (" | head" if zipped else "")
-    return f"zcat {name} | sed -n {line}p" if zipped else f"sed -n {line}p {name}"
-
-
 def _typed(path: Path) -> str:
-    """Return a path as a shell takes it behind a program's options."""
+    """Return a path quoted for a shell, also safe if it begins with a dash."""
     return ("-- " if str(path).startswith("-") else "") + shlex.quote(str(path))
 
 
 def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
-    """Return tool and format; refuse a text with the signs of none, of several, or of others than was asked for."""
-    seen = [(t, f) for t, kinds in READERS.items() for f, kind in kinds.items() if kind.fits(text)]
+    """Detect tool and format; refuse a text that matches none or several, or not the requested ones."""
+    seen = [(t, f) for t, kinds in FORMATS.items() for f, kind in kinds.items() if kind.fits(text)]
     wanted = [(t, f) for t, f in seen if tool in ("", t) and format in ("", f)]
     if len(wanted) == 1:
         return wanted[0]
@@ -134,14 +118,14 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     if seen:
         raise Refused(f"it is output of {names}, not of {asked}")
     if re.search(r"^\{", text, re.MULTILINE):
-        for t, f in ((t, f) for t, kinds in READERS.items() for f, kind in kinds.items() if kind.otherwise):
-            if tool in ("", t) and format in ("", f):
-                return t, f
+        others = [(t, f) for t, kinds in FORMATS.items() for f, kind in kinds.items() if kind.otherwise]
+        if others := [(t, f) for t, f in others if tool in ("", t) and format in ("", f)]:
+            return others[0]
     raise Refused(f"it is not output of {asked}" if asked else "it is not output of any tool that can be imported")
 
 
 def impossible(reading: Reading) -> Iterator[str]:
-    """Yield a sentence for each value that exceeds the GPU's peaks; none where the file names no known GPU."""
+    """Yield a sentence for each value above the GPU's peaks; nothing if the file names no known GPU."""
     provenance = reading.provenance
     gpu_name = next((str(value) for name in GPU_NAMES if (value := provenance.get(name))), "")
     gpu = together(gpu_name.split(", "))
@@ -149,9 +133,9 @@ def impossible(reading: Reading) -> Iterator[str]:
         return
     model = " ".join(str(provenance.get(name, "")) for name in ("model_filename", "model_type"))
     weights = weights_of(model, str(provenance.get("model_type", ""))) if model.strip() else None
-    count = 0
+    reasons = []
     for row in reading.rows:
-        # the bytes of one call, where the row says them, or from its bandwidth and time, as of a harness
+        # bytes of one call, from the row if given, else from its bandwidth and time
         first = {each.metric: each.values[0] for each in row.values}
         moved = None
         if "memory_kb" in first:
@@ -159,66 +143,51 @@ def impossible(reading: Reading) -> Iterator[str]:
         elif "bandwidth_gb_s" in first and "time_us" in first:
             moved = first["bandwidth_gb_s"] * 2**30 * first["time_us"] / 1e6
         for each in (each for each in row.values if each.metric in METRICS):
-            reasons = (implausible(each.metric, row.params, v, gpu, weights=weights, moved=moved) for v in each.values)
-            for why in filter(None, reasons):
-                count += 1
-                if count <= NAMED:
-                    yield f"{row.label} cannot be true: {why}"
-    if count > NAMED:
-        yield f"{count - NAMED} more values cannot be true either"
+            why = (implausible(each.metric, row.params, v, gpu, weights=weights, moved=moved) for v in each.values)
+            reasons += [f"{row.label} cannot be true: {reason}" for reason in why if reason]
+    yield from reasons[:NAMED]
+    if len(reasons) > NAMED:
+        yield f"{len(reasons) - NAMED} more values cannot be true either"
 
 
 def record(store: Store, file: Imported) -> bool:
-    """Keep a file; its rows are read from it when they are asked for, see `rows_of`.
-
-    Returns:
-        Whether it is new; of a file that is there already, under whatever name, nothing changes.
-
-    Raises:
-        UsageError: if the same file is there as the output of another tool or in another format.
-    """
-    import_id, sha256 = file.import_id, file.sha256
+    """Store a file and return whether it is new; raises UsageError if it is stored as output of another tool."""
+    row = {
+        "import_id": file.import_id,
+        "sha256": file.sha256,
+        "size": len(file.content),
+        "tool": file.tool,
+        "format": file.format,
+        "provenance": canonical(file.reading.provenance),
+        "notes": canonical(file.reading.notes),
+        "content": zlib.compress(file.content, 9),
+        "name": file.name,
+        "at": time.time(),
+    }
     with store.transaction():
-        known = store.rows("SELECT tool, format, name FROM imports WHERE import_id = ?", (import_id,))
-        if known:
-            (row,) = known
-            if (file.tool, file.format) != (row["tool"], row["format"]):
-                raise UsageError(
-                    f"{file.name} was imported before, as {row['name']}: output of {row['tool']} ({row['format']}), "
-                    f"not of {file.tool} ({file.format})"
-                )
-            return False
-        row = {
-            "import_id": import_id,
-            "sha256": sha256,
-            "size": len(file.content),
-            "tool": file.tool,
-            "format": file.format,
-            "provenance": canonical(file.reading.provenance),
-            "notes": canonical(file.reading.notes),
-            "content": packed(file.content),
-            "name": file.name,
-            "at": time.time(),
-        }
-        store.put("imports", row)
-        return True
+        known = store.rows("SELECT tool, format, name FROM imports WHERE import_id = ?", (file.import_id,))
+        if not known:
+            store.put("imports", row)
+    for other in known:
+        if (file.tool, file.format) != (other["tool"], other["format"]):
+            raise UsageError(
+                f"{file.name} was imported before, as {other['name']}: output of {other['tool']} ({other['format']}), "
+                f"not of {file.tool} ({file.format})"
+            )
+    return not known
 
 
 _READ: dict[str, tuple[Row, ...]] = {}
-"""By import_id, which is a digest of the content, the rows that were read in this process."""
+"""Cache of the rows read in this process, by import_id, a digest of the content."""
 
 
 def rows_of(store: Store, import_id: str) -> tuple[Row, ...]:
-    """Return the rows of an imported file, in its order.
-
-    Raises:
-        SpecError: if this dgxlab cannot read the copy, which an older one could.
-    """
+    """Return the rows of an imported file; raises SpecError if this version cannot read it."""
     if import_id not in _READ:
         (row,) = store.rows("SELECT tool, format, name, content FROM imports WHERE import_id = ?", (import_id,))
         try:
             text = decoded(row["content"].encode())
-            _READ[import_id] = READERS[row["tool"]][row["format"]].read(text).rows
+            _READ[import_id] = FORMATS[row["tool"]][row["format"]].read(text).rows
         except (LookupError, Refused) as error:
             raise SpecError(f"{row['name']} in {store.path} cannot be read any more: {error}") from error
     return _READ[import_id]

@@ -1,44 +1,18 @@
-"""From an experiment to the exact list of what runs: build, models, flag checks, gates, runs."""
+"""Make plans from experiments: build, models, flag checks, gates, runs."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from dgxlab import synth, tools
+from dgxlab import model, synth, tools
 from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
-from dgxlab.model import (
-    BASELINE,
-    CANDIDATE,
-    WAIT_S,
-    Arm,
-    BuildStep,
-    ChainStep,
-    Check,
-    CheckCommand,
-    CheckStep,
-    DerivedModel,
-    EngagedGate,
-    Experiment,
-    FileModel,
-    GateStep,
-    Model,
-    ModelStep,
-    ParityGate,
-    Plan,
-    ProbeStep,
-    RunStep,
-    Source,
-    Step,
-    SyntheticModel,
-    canonical,
-    model_id,
-)
+from dgxlab.model import Arm, ChainStep, Check, EngagedGate, Experiment, GateStep, ParityGate, Plan, RunStep
 from dgxlab.stats import fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
 
@@ -53,30 +27,30 @@ def new_job_id(name: str) -> str:
 
 def make(
     experiment: Experiment,
-    source: Source,
+    source: model.Source,
     *,
     job_id: str,
     wanted: Wanted = lambda model, env, cell: True,
     gates: Sequence[ParityGate | Check] | None = None,
     bench: bool = True,
-    wait_s: float = WAIT_S,
+    wait_s: float = model.WAIT_S,
 ) -> Plan:
     """Return the plan of one arm: build, models, flag checks, gates, runs, in this order.
 
-    Args:
-        wanted: Says which cells still need a number; a launch without such a cell is left out.
-        gates: The gates to run; None for all of the experiment's.
-        bench: False for the gates alone.
-        wait_s: How long the job may wait for its devices, 0 for not at all.
+    `wanted` selects the cells to measure, `gates` the gates to run (None for all); without `bench` only gates run. The
+    job may wait for its devices for `wait_s` seconds.
 
     Raises:
-        SpecError: if an entry's matrix has nothing left, or its sizes do not fit its own n_ctx.
+        SpecError: if an entry's matrix is empty, or its sizes exceed its own n_ctx.
     """
     arm = make_arm(experiment, source)
     left = enumerate(launches(experiment, wanted) if bench else ())
     runs = [_run(f"run:{number}", experiment, arm, launch) for number, launch in left]
-    asked = [_gate(experiment, arm, gate, n) for n, gate in enumerate(own(experiment) if gates is None else gates)]
-    steps: list[Step] = [_build(arm), *_prepared(experiment, arm, runs, asked), *asked, *runs]
+    asked = [
+        tools.gate_step(f"gate:{number}", arm.name, gate, experiment)
+        for number, gate in enumerate(own(experiment) if gates is None else gates)
+    ]
+    steps: list[model.Step] = [_build(arm), *_prepared(experiment, arm, runs, asked), *asked, *runs]
     work = (experiment.name, experiment.digest, (arm,), tuple(steps), "run" if bench else "gate")
     return Plan(job_id, *work, wait_s=wait_s, specs=(experiment.spec,))
 
@@ -84,39 +58,35 @@ def make(
 def make_ab(
     baseline: Experiment,
     candidate: Experiment,
-    sources: tuple[Source, Source],
+    sources: tuple[model.Source, model.Source],
     *,
     job_id: str,
     kind: str = "ab",
-    wait_s: float = WAIT_S,
+    wait_s: float = model.WAIT_S,
     max_s: float = 0.0,
 ) -> Plan:
     """Return the plan of a session: both builds, models, flag checks and gates, the chains, the gates again.
 
-    The same experiment on the same tree is one arm, and the session an A/A session. The baseline's `session` holds.
-
-    Args:
-        kind: "ab", "noise", or "screen" for one bracket instead of a chain, without gates after it.
-        max_s: Seconds that the chains may take, each the same part of them; 0 for no limit.
+    The same experiment on the same tree gives one arm and an A/A session. The baseline's `session` settings apply.
+    Kind "screen" is one bracket instead of a chain, without gates after it. All chains together may take `max_s`
+    seconds, 0 for no limit.
 
     Raises:
-        SpecError: if two different arms have one name, or nothing in common that can be measured; if the session has
-            fewer cycles than its family of claims needs, or a limit of time that has no say.
+        SpecError: if two different arms have the same name or no common cell; if the session has fewer cycles than its
+            family of claims needs, or a time limit that has no effect.
     """
     arms = [make_arm(baseline, sources[0])]
     if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
         if candidate.name == baseline.name:
-            raise SpecError(
-                f"two arms that differ are both called {baseline.name}: give one of them another name",
-                next=edit(candidate.path),
-            )
+            message = f"two arms that differ are both called {baseline.name}: give one of them another name"
+            raise SpecError(message, next=edit(candidate.path))
         arms.append(make_arm(candidate, sources[1]))
     sides = list(zip((baseline, candidate), arms, strict=False))
     chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
-    gates = [(side, gate) for side in sides for gate in own(side[0])]
-    before = [_gate(*side, gate, number) for number, (side, gate) in enumerate(gates)]
+    gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in own(experiment)]
+    before = [tools.gate_step(f"gate:{n}", arm, gate, experiment) for n, (experiment, arm, gate) in enumerate(gates)]
     before = [_beside(arms[0].name, step, before) for step in before]
-    steps: list[Step] = [_build(arm) for arm in arms]
+    steps: list[model.Step] = [_build(arm) for arm in arms]
     for experiment, arm in sides:
         runs = [run for chain in chains for run in (chain.baseline, chain.candidate) if run.arm == arm.name]
         of = f":{arm.name}" if len(sides) > 1 else ""
@@ -136,31 +106,32 @@ def make_ab(
 
 
 def session_name(baseline: Experiment, candidate: Experiment) -> str:
-    """Return what a session of two experiments is called."""
+    """Return the name of a session of two experiments."""
     return f"{baseline.name}-vs-{candidate.name}"
 
 
-def make_arm(experiment: Experiment, source: Source) -> Arm:
+def make_arm(experiment: Experiment, source: model.Source) -> Arm:
     """Return the arm that an experiment describes: source, cmake definitions with our defaults, programs."""
     defaults = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
         "BUILD_SHARED_LIBS": "ON",
         "LLAMA_BUILD_TESTS": "ON",
-        # an enclosing repository's commit must not be printed as llama.cpp's
+        # otherwise llama.cpp would print the commit of an enclosing repository
         "LLAMA_BUILD_COMMIT": experiment.pin[:9],
     }
     targets = tools.targets_of(experiment)
-    for model in experiment.models.values():
-        if isinstance(model, DerivedModel) or (isinstance(model, SyntheticModel) and model.quant != "F16"):
+    for recipe in experiment.models.values():
+        synthetic = isinstance(recipe, model.SyntheticModel) and recipe.quant != "F16"
+        if synthetic or isinstance(recipe, model.DerivedModel):
             targets.add("llama-quantize")
-    targets = targets or {parity.PROGRAM}  # a kernel's own tests need no program, and cmake would build all
+    targets = targets or {parity.PROGRAM}  # a kernel's own tests need no program, but without targets cmake builds all
     cmake = {**defaults, **experiment.cmake}
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
 
 
 def own(experiment: Experiment) -> list[ParityGate | Check]:
-    """Return the gates that are runs of their own; an engaged gate is a look at what other runs print."""
+    """Return the gates that run by themselves; an engaged gate only reads the output of other runs."""
     return [gate for gate in experiment.gates if not isinstance(gate, EngagedGate)]
 
 
@@ -169,75 +140,64 @@ def gate_env(experiment: Experiment, gate: ParityGate | Check) -> dict[str, str]
     return {**experiment.env, **gate.env}
 
 
-# -- steps ------------------------------------------------------------------------------------------------------------
-
-
-def _build(arm: Arm) -> BuildStep:
+def _build(arm: Arm) -> model.BuildStep:
     definitions = tuple(f"-D{name}={value}" for name, value in arm.cmake.items())
     configure = ("cmake", "-S", "{src}", "-B", "{cmake}", "-G", "Ninja", *definitions)
     build = ("cmake", "--build", "{cmake}", "--parallel", "{jobs}", "--target", *arm.targets)
-    return BuildStep(f"build:{arm.name}", arm.name, configure, build)
+    return model.BuildStep(f"build:{arm.name}", arm.name, configure, build)
 
 
 def _prepared(
-    experiment: Experiment, arm: Arm, runs: Sequence[RunStep], gates: Sequence[GateStep | CheckStep], of: str = ""
-) -> Iterator[ModelStep | ProbeStep]:
-    commands = [command for gate in gates if isinstance(gate, CheckStep) for command in gate.commands]
-    every: list[RunStep | CheckCommand] = [*runs, *commands]
-    used = {launch.model for launch in every if launch.model}
-    models = experiment.models
-    used |= {_source(models, model) for name in used if isinstance(model := models[name], DerivedModel)}
-    yield from _models(experiment, arm, used, of)
+    experiment: Experiment, arm: Arm, runs: Sequence[RunStep], gates: Sequence[GateStep], of: str = ""
+) -> Iterator[model.ModelStep | model.ProbeStep]:
+    commands = [command for gate in gates for command in gate.commands if not isinstance(gate.gate, ParityGate)]
+    every: list[RunStep | model.CheckCommand] = [*runs, *commands]
+    yield from _models(experiment, arm, {launch.model for launch in every}, of)
     flags: dict[str, dict[str, None]] = {}
     for launch in every:  # each program's flags are checked once, all of its launches together
         if launch.argv[0].startswith("{bin}/"):
             words = dict.fromkeys(word for word in launch.argv[1:] if is_flag(word))
             flags.setdefault(launch.argv[0], {}).update(words)
     for program, names in flags.items():
-        yield ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(names))
+        yield model.ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(names))
 
 
-def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterator[ModelStep]:
-    """Yield a step for each model that is used, what others are made from first."""
-    for name, model in sorted(experiment.models.items(), key=lambda item: isinstance(item[1], DerivedModel)):
-        if name not in used:
+def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterator[model.ModelStep]:
+    """Yield a step for each used model; source models come before models made from them."""
+    recipes = experiment.models
+    sources = {
+        name: next(other for other, recipe in recipes.items() if recipe == derived.source)
+        for name, derived in recipes.items()
+        if name in used and isinstance(derived, model.DerivedModel)
+    }
+    for name, recipe in sorted(recipes.items(), key=lambda item: isinstance(item[1], model.DerivedModel)):
+        if name not in used and name not in sources.values():
             continue
         step = f"model:{name}{of}"
-        if isinstance(model, FileModel):
-            yield ModelStep(step, arm.name, name, model.path)
+        if isinstance(recipe, model.FileModel):
+            yield model.ModelStep(step, arm.name, name, recipe.path)
             continue
-        path = f"{{models}}/{model_id(model)}.gguf"
-        if isinstance(model, DerivedModel):
-            source = _source(experiment.models, model)
-            derive = ("{bin}/llama-quantize", "--allow-requantize", "{in}", "{out}", model.quant)
-            yield ModelStep(step, arm.name, name, path, model, (), derive, of=source)
+        path = f"{{models}}/{model.model_id(recipe)}.gguf"
+        if isinstance(recipe, model.DerivedModel):
+            derive = ("{bin}/llama-quantize", "--allow-requantize", "{in}", "{out}", recipe.quant)
+            yield model.ModelStep(step, arm.name, name, path, recipe, (), derive, of=sources[name])
             continue
-        make = ("{python}", "{agent}", "synth", canonical(model), "{out}", *(("{vocab}",) if model.vocab else ()))
-        yield ModelStep(step, arm.name, name, path, model, make, synth.quantize_argv(model.quant, model.pure))
-
-
-def _source(models: Mapping[str, Model], derived: DerivedModel) -> str:
-    return next(name for name, model in models.items() if model == derived.source)
+        vocab = ("{vocab}",) if recipe.vocab else ()
+        make = ("{python}", "{agent}", "synth", model.canonical(recipe), "{out}", *vocab)
+        yield model.ModelStep(step, arm.name, name, path, recipe, make, synth.quantize_argv(recipe.quant, recipe.pure))
 
 
 def is_flag(word: str) -> bool:
-    """Tell whether an argument is a flag; a negative number is a value."""
+    """Return whether an argument is a flag; a negative number is a value."""
     return word.startswith("-") and not word[1:2].isdigit()
 
 
-def _gate(experiment: Experiment, arm: Arm, gate: ParityGate | Check, number: int) -> GateStep | CheckStep:
-    if not isinstance(gate, ParityGate):
-        return tools.check_step(f"gate:{number}", arm.name, gate, experiment)
-    return GateStep(f"gate:{number}", arm.name, gate, parity.command(gate), gate_env(experiment, gate), gate.limit_s)
-
-
-def _beside(baseline: str, step: GateStep | CheckStep, gates: Sequence[GateStep | CheckStep]) -> GateStep | CheckStep:
-    """Return a candidate's parity gate with the baseline's beside it, the one in the same environment if any."""
-    if not isinstance(step, GateStep) or step.arm == baseline:
+def _beside(baseline: str, step: GateStep, gates: Sequence[GateStep]) -> GateStep:
+    """Return a candidate's parity gate linked to the baseline's, preferably the one in the same environment."""
+    if not isinstance(step.gate, ParityGate) or step.arm == baseline:
         return step
-    asked = (step.gate.op, step.gate.backend)
-    of_baseline = [gate for gate in gates if isinstance(gate, GateStep) and gate.arm == baseline]
-    alike = [gate for gate in of_baseline if (gate.gate.op, gate.gate.backend) == asked]
+    of_baseline = [gate for gate in gates if isinstance(gate.gate, ParityGate) and gate.arm == baseline]
+    alike = [gate for gate in of_baseline if model.about(gate.gate) == model.about(step.gate)]
     alike.sort(key=lambda gate: gate.env != step.env)
     return replace(step, like=alike[0].id) if alike else step
 
@@ -245,7 +205,7 @@ def _beside(baseline: str, step: GateStep | CheckStep, gates: Sequence[GateStep 
 def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep:
     attempts = tools.BENCHES[launch.tool].attempts
     engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate) and launch.tool in gate.tools]
-    markers = tuple(gate.stderr for gate in engaged)  # what must be on the tool's stderr
+    markers = tuple(gate.stderr for gate in engaged)  # required on the tool's stderr
     fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model)
     return RunStep(step, arm.name, *fields, markers, attempts, launch.limit_s)
 
@@ -253,8 +213,8 @@ def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep
 def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:
     session = baseline.session
     for number, (launch, against) in enumerate(pairs(baseline, candidate)):
-        first = _run(f"chain:{number}:{BASELINE}", baseline, arms[0], launch)
-        second = first if len(arms) == 1 else _run(f"chain:{number}:{CANDIDATE}", candidate, arms[1], against)
+        first = _run(f"chain:{number}:{model.BASELINE}", baseline, arms[0], launch)
+        second = first if len(arms) == 1 else _run(f"chain:{number}:{model.CANDIDATE}", candidate, arms[1], against)
         yield ChainStep(
             f"chain:{number}",
             first,
@@ -270,21 +230,25 @@ def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], ki
 
 
 def _of_family(baseline: Experiment, chains: tuple[ChainStep, ...], max_s: float) -> tuple[ChainStep, ...]:
-    """Return the chains of a session with what each must know of all of them."""
+    """Return the chains of a session, each with the session's number of claims, effect and share of `max_s`."""
     session, count = baseline.session, sum(len(comparisons(chain)) for chain in chains)
     screens, needed = any(chain.screen for chain in chains), fewest_cycles(count)
-    if max_s and (screens or session.cycles or session.thermal == "cold"):
-        why = "a screen is one cycle" if screens else "session.cycles fixes the number of cycles by hand"
-        if session.thermal == "cold":
-            why = "how long the device cools is not known beforehand (thermal: cold)"
+    why = ""
+    if session.thermal == "cold":
+        why = "how long the device cools is not known beforehand (thermal: cold)"
+    elif screens:
+        why = "a screen is one cycle"
+    elif session.cycles:
+        why = "session.cycles fixes the number of cycles by hand"
+    if max_s and why:
         raise SpecError(f"a limit of minutes has no say here: {why}", next=edit(baseline.path))
-    if 0 < session.cycles < needed and not screens:
+    if screens:
+        return chains
+    if 0 < session.cycles < needed:
         raise SpecError(
             f"{session.cycles} cycles are too few for this session of {count} claim{'s' * (count > 1)}, which needs"
             f" {needed}: with fewer, chance alone puts all runs of one arm first too often",
             next=edit(baseline.path),
         )
-    if screens:
-        return chains
     effect, share = 0.0 if session.cycles else session.effect, max_s / len(chains)
     return tuple(replace(chain, claims=count, effect=effect, max_s=share) for chain in chains)

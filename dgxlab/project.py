@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 MARKER = ".dgxlab-root"
-"""An empty file in a project's folder, so that every folder below is of the same project."""
+"""An empty file that marks a project's folder; all folders below belong to the project."""
 
 
 def root(spec: Path | None = None) -> Path:
-    """Return the nearest folder with the marker above a spec, or else above the current folder.
+    """Return the nearest folder with the marker above a spec's absolute path, or else above the current folder.
 
-    Without a marker the first such folder with `patches`, and without one the current folder.
-
-    Args:
-        spec: Absolute path of an experiment's file, where one was named.
+    Without a marker, the nearest one with a `patches` folder, else the current folder.
     """
     here = Path.cwd()
     above = [*(spec.parents if spec else ()), here, *here.parents]
@@ -24,7 +21,7 @@ def root(spec: Path | None = None) -> Path:
 
 
 def specs(project: Path) -> dict[str, list[Path]]:
-    """Return the spec files anywhere below a project's experiments/, by the file's name without its ending."""
+    """Return the spec files anywhere below a project's experiments/, by file name without suffix."""
     files: dict[str, list[Path]] = {}
     for path in sorted((project / "experiments").rglob("*.yaml")):
         files.setdefault(path.stem, []).append(path)
@@ -32,9 +29,9 @@ def specs(project: Path) -> dict[str, list[Path]]:
 
 
 def spec_at(path: Path) -> Path:
-    """Return a spec's file: that of the path, or of its name in a folder below the experiments/ that the path names.
+    """Return a spec's file: the path itself, or a file of that name below its experiments/ folder.
 
-    So a command, and an `extends`, stay right when the file is put into the folder of its device.
+    So commands and `extends` still work after the file is moved into a device's folder.
     """
     if path.parent.name != "experiments" or path.exists():
         return path
@@ -43,5 +40,5 @@ def spec_at(path: Path) -> Path:
 
 
 def is_marked(folder: Path) -> bool:
-    """Tell whether a folder is known to be a project's."""
+    """Return whether a folder belongs to a marked project."""
     return (folder / MARKER).is_file()

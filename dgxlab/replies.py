@@ -1,4 +1,4 @@
-"""What the agent answers and the client reads, besides a journal; both need it early, so it imports almost nothing."""
+"""Replies of the agent to the client, besides the journal; imported early by both, so it imports almost nothing."""
 
 from __future__ import annotations
 
@@ -8,69 +8,58 @@ from dataclasses import dataclass
 from typing import Any
 
 SHARED = ("builds", "work", "models", "tools", "agents", "leftovers")
-"""What any job may use while it runs; the rest is a job's own."""
+"""Kinds of items shared by jobs; other kinds belong to one job."""
 
 UNSEALED = {"exit_code", "status", "message", "next", "t", "journal_bytes", "journal_sha256"}
-"""What the final status of an older agent says, without a digest of its own."""
+"""Fields of an older agent's final status, which has no digest of its own."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the host knows of a job.
-
-    Attributes:
-        state: absent, staged, running, done or lost.
-        journal_bytes: Length of its journal.
-        rc: The final status it wrote, None before.
-        cause: Why a job that wrote one is lost nevertheless: what lies there is not what it wrote.
-    """
+    """A job's state on its host."""
 
     job_id: str
     state: str
+    """absent, staged, running, done or lost."""
     journal_bytes: int = 0
     rc: dict[str, Any] | None = None
+    """Its final status, None before it ends."""
     cause: str = ""
+    """Why a job with a final status is lost: its files were changed or damaged."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing under the root.
-
-    Attributes:
-        kind: builds, work, models, tools, agents, jobs, leftovers or sources.
-        used: When it was last used, unix seconds of the host's clock.
-        age_s: How long ago that was when it was listed.
-        bytes: What it takes on the disk.
-        state: A job's state, "" for anything else.
-        journal_bytes: Length of a job's journal.
-    """
+    """One thing under the root."""
 
     kind: str
+    """builds, work, models, tools, agents, jobs, leftovers or sources."""
     name: str
     used: float
+    """When it was last used, unix seconds of the host's clock."""
     age_s: float
+    """Time since its last use when it was listed."""
     bytes: int = 0
+    """Its size on the disk."""
     state: str = ""
+    """A job's state, "" for anything else."""
     journal_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What a removal did.
-
-    Attributes:
-        removed: Kind and name of what is gone.
-        kept: Kind, name and reason of what was asked for and is still there.
-        busy: Whether a job kept what jobs share.
-    """
+    """The result of a removal."""
 
     removed: tuple[tuple[str, str], ...]
+    """Kind and name of each removed item."""
     kept: tuple[tuple[str, str, str], ...]
+    """Kind, name and reason of each requested item that was kept."""
     busy: bool
+    """Whether a running job prevented the removal of shared items."""
 
 
 def final_status(content: bytes) -> dict[str, Any] | None:
-    """Return what an rc says, None where that is not what an agent wrote."""
+    """Parse an rc; None if it is damaged or not written by an agent."""
     try:
         rc = json.loads(content)
         seal = rc.pop("sha256", None)

@@ -1,74 +1,66 @@
-"""The guard against numbers that no machine can reach: peaks of known GPUs, and what a figure implies.
+"""Detect impossible numbers: the peaks of known GPUs, and the rates that a figure implies.
 
-A figure is flagged only where it cannot be true. Everything unknown is read in its favour: a GPU without an entry has
-no peaks, weights of an unknown type take the GPU's fastest path, and bytes that fit in the cache may move faster than
-memory does. What it cannot tell is whether a possible number was measured well.
+A figure is flagged only if it is impossible. Unknowns count in its favour: a GPU without an entry has no peaks,
+weights of an unknown type use the GPU's fastest path, and bytes that fit in the cache may move faster than memory.
+It cannot tell whether a possible number was measured well.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dgxlab.model import Param
 
 BOOST = 1.1
-"""Documented FLOPS are at a nominal clock, which a cool GPU leaves behind (H200: 1.83 against 1.98 GHz); and a model's
-name rounds, and counts embeddings that a prompt only looks up."""
+"""Margin of FLOPS: they are documented at a nominal clock, which a cool GPU exceeds (H200: 1.83 against 1.98 GHz); and
+a model's name rounds its size, and counts embeddings that a prompt only looks up."""
 
 ROUNDING = 1.01
-"""Memory has one clock; only what is written down of its bandwidth is rounded."""
+"""Margin of bandwidth: memory has a fixed clock, but its documented bandwidth is rounded."""
 
 GIB_IN_GB = 2**30 / 1e9
-"""test-backend-ops divides by 2^30 and prints GB/s."""
+"""ggml's tools divide by 2^30 for the "GB/s" that they print."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a GPU can do at most, as documented.
-
-    Attributes:
-        gpu: Its name in sentences.
-        bandwidth: Of its memory, in bytes a second.
-        cache: Its L2, in bytes.
-        cached: What its multiprocessors can take from the L2, in bytes a second: 64 a clock and multiprocessor.
-        flops: Dense, a second, by path: bf16, fp8, int8, fp4; a path that it lacks is left out.
-    """
+    """Documented peaks of a GPU."""
 
     gpu: str
     bandwidth: float
+    """Memory bandwidth, in bytes per second."""
     cache: float
+    """Size of its L2, in bytes."""
     cached: float
+    """Bandwidth of the L2, in bytes per second: 64 per clock and multiprocessor."""
     flops: Mapping[str, float]
+    """Dense FLOPS by compute path: bf16, fp8, int8, fp4; missing paths are left out."""
 
     def times(self, count: int) -> Peaks:
-        """Return what so many of them reach together."""
+        """Return the peaks of `count` such GPUs together."""
         if count == 1:
             return self
-        sums = {name: count * getattr(self, name) for name in ("bandwidth", "cache", "cached")}
         flops = {path: count * most for path, most in self.flops.items()}
-        return replace(self, gpu=f"{count} {self.gpu}", flops=flops, **sums)
+        return Peaks(f"{count} {self.gpu}", count * self.bandwidth, count * self.cache, count * self.cached, flops)
 
     def path(self, wanted: str) -> tuple[str, float]:
-        """Return a path and its FLOPS: the wanted one, or the fastest where it is not known or there is none."""
+        """Return a compute path and its FLOPS: the wanted one, or the fastest if that is unknown or missing."""
         name = wanted if wanted in self.flops else max(self.flops, key=self.flops.__getitem__)
         return name, self.flops[name]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The part of a model that every token passes through.
-
-    Attributes:
-        parameters: How many; of a mixture of experts those that are active.
-        bits: What one takes in memory at least, 0 where that is not known.
-        path: The fastest way to multiply with it, "" where that is not known.
-    """
+    """The part of a model that every token passes through."""
 
     parameters: float
+    """Number of parameters; for a mixture of experts the active ones."""
     bits: int
+    """Minimum bits of a parameter in memory, 0 if unknown."""
     path: str
+    """The fastest compute path for it, "" if unknown."""
 
 
 _HOPPER = {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}
@@ -82,31 +74,28 @@ GPUS = {
     r"H100 NVL": Peaks("H100 NVL", 3.94e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
     r"H100( 80GB HBM3)?": Peaks("H100", 3.35e12, 50 * 2**20, 132 * _PER_CLOCK * 1.98e9, _HOPPER),
 }
-"""By a GPU's whole name behind "NVIDIA"; an H100 for PCIe is another, slower one. The 1 PFLOPS of a GB10 and the
+"""By a GPU's whole name after "NVIDIA"; an H100 PCIe is a different, slower GPU. The 1 PFLOPS of a GB10 and the
 doubled figures of others are for sparse matrices."""
 
 ACTIVE = {r"gpt-oss-20b": 3.6e9, r"gpt-oss-120b": 5.1e9, r"deepseek-(v3|r1)": 37e9, r"qwen3-coder-next": 3e9}
-"""Active parameters of mixtures of experts whose names tell only how many there are."""
+"""Active parameters of mixtures of experts whose names contain only the total."""
 
 
 def peaks(name: str) -> Peaks | None:
-    """Return the peaks of a GPU by nvidia-smi's name for it; None for one that is not known."""
+    """Return the peaks of a GPU by nvidia-smi's name for it; None if unknown."""
     return next((peaks for gpu, peaks in GPUS.items() if re.fullmatch(f"(NVIDIA )?{gpu}", name)), None)
 
 
 def together(names: Sequence[str], *, alone: bool = False) -> Peaks | None:
-    """Return what GPUs reach together; None where there is none, or one is not known or of another kind.
+    """Return the peaks of several GPUs together; None if there is none, or one is unknown or of another kind.
 
-    Args:
-        alone: Whether only one of them computes: an operation has one, a model may be spread over all.
+    With `alone` only one of them computes: an operation runs on one GPU, a model may be spread over all.
     """
     first, *others = [peaks(name) for name in names] or [None]
     if first is None or any(other != first for other in others):
         return None
     return first if alone else first.times(len(names))
 
-
-# -- what a name tells ------------------------------------------------------------------------------------------------
 
 _PATHS = (
     (r"a16|marlin", "bf16"),  # weights of 4 bits, activations of 16
@@ -120,13 +109,13 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(a?)(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
 
 
 def path_of(type: str) -> str:
-    """Return the fastest path for weights of a type, as ggml or a document calls it; "" for an unknown one."""
+    """Return the fastest compute path (`bf16`, `int8`, ...) for weights of a type; "" for an unknown type."""
     name = type.lower()
     return next((path for pattern, path in _PATHS if re.search(pattern, name)), "")
 
 
 def weights_of(model: str, type: str) -> Weights | None:
-    """Return what the names of a model and of its weights' type tell; None where no size is in them."""
+    """Return the weights implied by the names of a model and its type; None if the name has no size."""
     name = model.lower()
     sizes: dict[str, float] = {}  # of active parameters by "a", of all by ""
     for a, number, unit in _SIZE.findall(name):
@@ -138,18 +127,15 @@ def weights_of(model: str, type: str) -> Weights | None:
 
 
 def bits_of(type: str) -> int:
-    """Return the bits that a weight of a type takes at least, its scales not counted; 0 for an unknown type."""
+    """Return the minimum bits per weight of a type, without scales; 0 for an unknown type."""
     name = type.lower()
-    quantised = re.search(r"q(\d)", name)
     bits = next((bits for pattern, bits in _BITS if re.search(pattern, name)), 0)
+    quantised = re.search(r"q(\d)", name)
     return bits or (int(quantised[1]) if quantised else 0)
 
 
-# -- what a figure implies --------------------------------------------------------------------------------------------
-
-
 def compute(flops: float, path: str, peaks: Peaks) -> str:
-    """Say by how much FLOPS exceed what the GPU reaches on a path; "" where they do not."""
+    """Return by how much FLOPS exceed the GPU's peak on a compute path, in words; "" if they do not."""
     name, most = peaks.path(path)
     if flops <= BOOST * most:
         return ""
@@ -159,11 +145,7 @@ def compute(flops: float, path: str, peaks: Peaks) -> str:
 
 
 def memory(rate: float, peaks: Peaks, moved: float | None = None) -> str:
-    """Say by how much bytes a second exceed what the GPU's memory, or its cache, can deliver; "" where they do not.
-
-    Args:
-        moved: Bytes of one call, which is repeated: those that fit in the cache stay there; None where none does.
-    """
+    """Return by how much a bandwidth exceeds memory and cache, in words; `moved` is bytes per repeated call."""
     kept = 0.0 if moved is None else min(1.0, peaks.cache / max(moved, 1.0))
     shown, needed = f"{rate / 1e9:.0f} GB/s", rate * (1 - kept)
     if needed > ROUNDING * peaks.bandwidth:
@@ -177,7 +159,7 @@ def _times(rate: float, most: float) -> str:
 
 
 def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = None) -> str:
-    """Say by how much tokens a second exceed what the GPU can multiply, or, one at a time, what it can read.
+    """Return by how much a token rate exceeds the GPU's compute peak, or for generation its bandwidth; "" if not.
 
     Args:
         streams: How many sequences get one token in each pass over the weights; None for a prompt, whose tokens share
@@ -207,15 +189,14 @@ def implausible(
     weights: Weights | None = None,
     moved: float | None = None,
 ) -> str:
-    """Say why a number of one of llama.cpp's tools cannot be true on a GPU; "" where it can.
+    """Return why a number of one of llama.cpp's tools is impossible on a GPU; "" if possible.
 
     Args:
-        metric: Its name in `units`; for one that this knows nothing about the answer is "".
+        metric: Its name in `units`; some metrics have no check.
         params: The cell's: type_a, n_prompt and n_gen, or pl.
         value: In the metric's unit.
-        weights: For tokens a second, see `weights_of`; without them nothing is known.
-        moved: For the time of a matrix multiplication and for bandwidth, bytes of one call, as test-backend-ops counts
-            them.
+        weights: For token rates; without weights they are not checked.
+        moved: For times and bandwidth, bytes of one call, as the tool counts them.
     """
     if metric == "flops":
         return compute(value, path_of(str(params.get("type_a", ""))), peaks)
@@ -236,11 +217,11 @@ INFLATED = frozenset(
         *("GET_ROWS", "GET_ROWS_BACK", "SET_ROWS"),
     ]
 )
-"""Operations of which test-backend-ops counts more bytes than they touch: whole tables of which they take some rows, a
-broadcast operand with the size of its result."""
+"""Operations whose counted bytes exceed the touched ones: a whole table of which some rows are read, a broadcast
+operand counted with the size of its result."""
 
 
 def _counts_what_it_moves(params: Mapping[str, Param]) -> bool:
-    """Tell whether the bytes of a case are those that it touches; the size of a view counts the gaps in it."""
+    """Return whether a case touches all its counted bytes; the size of a view includes its gaps."""
     view = any(str(params.get(name, 0)) != "0" for name in ("v", "k_v"))
     return params.get("op_name") not in INFLATED and not view

@@ -4,14 +4,12 @@ A metric's name is llama.cpp's own column name. Values are kept in the metric's 
 of its `scales` in which the column's largest value is at least 1, so that it reads without exponents.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MISSING = "\N{EN DASH}"
-"""What a table shows where there is no value."""
+"""Shown in a table for a missing value."""
 
 RESOLUTION = 0.005
 """A column's last digit is worth at most this share of its smallest value: half the smallest effect worth showing."""
@@ -30,21 +28,17 @@ class Scale:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number is.
-
-    Attributes:
-        name: llama.cpp's column name.
-        unit: Unit that values are stored in.
-        better: "higher" or "lower".
-        label: What a table calls it, without the unit.
-        scales: Units that it may be shown in, smallest first; never empty.
-    """
+    """A metric; `better` is "higher" or "lower"."""
 
     name: str
+    """llama.cpp's column name."""
     unit: str
+    """Unit of stored values."""
     better: str
     label: str
+    """Its name in tables, without the unit."""
     scales: tuple[Scale, ...]
+    """Units that it may be shown in, smallest first."""
 
 
 def _plain(name: str, unit: str, better: str, label: str) -> Metric:
@@ -62,7 +56,7 @@ METRICS = {
         _plain("speed", "t/s", "higher", "S"),
         _plain("time_us", "us", "lower", "time"),
         Metric("flops", "FLOPS", "higher", "", _FLOPS),
-        # test-backend-ops divides by 2^30 and prints GB/s: stored as what it is, shown in the unit of every other rate
+        # llama.cpp divides by 2^30 and prints GB/s: stored as what it is, shown in the unit of every other rate
         Metric("bandwidth_gb_s", "GiB/s", "higher", "", (Scale("GB/s", 1e9 / 2**30),)),
     )
 }
@@ -73,29 +67,20 @@ COMPUTED = {metric.name: metric for metric in (_plain("rate", "GB/s", "higher", 
 
 
 def metric(name: str) -> Metric:
-    """Return the metric of that name.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    try:
-        return METRICS[name] if name in METRICS else COMPUTED[name]
-    except KeyError:
-        raise ValueError(f"{name!r} is no metric; there are {', '.join(METRICS)}") from None
+    """Return the metric of that name; raises ValueError if there is none."""
+    known = METRICS.get(name) or COMPUTED.get(name)
+    if not known:
+        raise ValueError(f"{name!r} is no metric; there are {', '.join(METRICS)}")
+    return known
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one column shows its values.
-
-    Attributes:
-        unit: Unit shown.
-        factor: How many of the stored unit make one of the shown.
-        decimals: Digits after the point.
-    """
+    """How one column shows its values."""
 
     unit: str
     factor: float
+    """Factor from the shown unit to the stored one."""
     decimals: int
 
     def value(self, value: float | None) -> str:
@@ -103,9 +88,8 @@ class Style:
         return MISSING if value is None else f"{value / self.factor:.{self.decimals}f}"
 
     def spread(self, value: float) -> str:
-        """Format a spread in the stored unit; one that would round to 0 and is not gets the digit that shows it."""
-        shown = value / self.factor
-        decimals = self.decimals
+        """Format a spread in the stored unit; a spread above 0 never rounds to 0."""
+        shown, decimals = value / self.factor, self.decimals
         if 0 < shown < 0.5 * 10**-decimals:
             decimals = min(12, -math.floor(math.log10(shown)))
         return "0" if shown == 0 else f"{shown:.{decimals}f}"
@@ -147,11 +131,7 @@ _CONDITIONS = {
 
 
 def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
-    """Say in which state runs found the device: `SM 1965 to 1980 MHz, 55 to 61 °C`, the processor's without a GPU.
-
-    Args:
-        ranges: Lowest and highest value by the name under which it was sampled; other names are passed over.
-    """
+    """Say in which state runs found the device: `SM 1965 to 1980 MHz, 55 to 61 °C`, the processor's without a GPU."""
     texts = {name: " to ".join(dict.fromkeys(f"{end:.0f}" for end in ends)) for name, ends in ranges.items()}
     of_gpu = [name for name in _CONDITIONS if name in ranges and "." in name]
     names = of_gpu or [name for name in _CONDITIONS if name in ranges]
@@ -159,11 +139,7 @@ def conditions(ranges: Mapping[str, Sequence[float]]) -> str:
 
 
 def share(text: str) -> float:
-    """Read a share: `2%` or `0.02`.
-
-    Raises:
-        ValueError: if it is none between 0 and 1.
-    """
+    """Read a share, `2%` or `0.02`; raises ValueError if it is none between 0 and 1."""
     number = text.strip().removesuffix("%")
     value = float(number) / (100 if number != text.strip() else 1)
     if not 0 < value < 1:

@@ -18,14 +18,12 @@ BLOCK = f"{BEGIN}\nold\n{END}"
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Give a place for a document, in a folder of its own."""
     folder = tmp_path / "plans"
     folder.mkdir()
     return folder / "plan.md"
 
 
 def filled(path: Path, content: bytes, *texts: str) -> bytes:
-    """Write a document, fill its blocks, and return what is there then."""
     path.write_bytes(content)
     document = Document(path)
     document.write(document.with_texts(texts))
@@ -33,7 +31,6 @@ def filled(path: Path, content: bytes, *texts: str) -> bytes:
 
 
 def refused(path: Path, text: str) -> str:
-    """Return why a document is refused; it is left as it is."""
     path.write_bytes(text.encode())
     with pytest.raises(SpecError) as error:
         Document(path)
@@ -42,24 +39,22 @@ def refused(path: Path, text: str) -> str:
 
 
 def test_what_a_marker_says(path: Path) -> None:
-    """Keys in their order; quotes around what has blanks, or around anything; `wide` alone is yes."""
     marker = '<!--dgxlab:report form=ops wide cells="q4_K n=512, pp512" host="h"  -->'
     path.write_text(f"# x\n\n{marker}\na\n\nb\n{END}\n{BLOCK}")
-    one, two = Document(path).blocks
-    assert (one.line, one.text) == (3, "a\n\nb")
-    assert list(one.words.items()) == [
+    first, second = Document(path).blocks
+    assert (first.line, first.text) == (3, "a\n\nb")
+    assert list(first.words.items()) == [
         ("form", "ops"),
         ("wide", "yes"),
         ("cells", "q4_K n=512, pp512"),
         ("host", "h"),
     ]
-    assert (two.line, two.text) == (8, "old")
+    assert (second.line, second.text) == (8, "old")
 
 
 def test_an_empty_block_is_filled_and_then_is_not_stale(path: Path) -> None:
-    """A blank line is on both sides: markdown would take the table for the comment's."""
-    made = filled(path, f"{BEGIN}\n{END}\n".encode(), "| a |\n| --- |\n")
-    assert made == f"{BEGIN}\n\n| a |\n| --- |\n\n{END}\n".encode()
+    content = filled(path, f"{BEGIN}\n{END}\n".encode(), "| a |\n| --- |\n")
+    assert content == f"{BEGIN}\n\n| a |\n| --- |\n\n{END}\n".encode()
     document = Document(path)
     assert not document.is_stale(document.blocks[0], "| a |\n| --- |\n")
     assert document.is_stale(document.blocks[0], "| b |\n| --- |\n")
@@ -70,14 +65,12 @@ def test_an_empty_block_is_filled_and_then_is_not_stale(path: Path) -> None:
 @pytest.mark.parametrize("bom", ["", "\ufeff"])
 @pytest.mark.parametrize("last", ["", "\n", "\n\n \t"])
 def test_endings_the_bom_and_a_missing_last_newline_stay(path: Path, newline: str, bom: str, last: str) -> None:
-    """What is put in has the lines' own ending."""
     content = f"{bom}{BLOCK}\nprose  \n\ttab\n{BLOCK}{last}".replace("\n", newline)
     wanted = content.replace("old", newline.join(["", "new", "line", ""]))
     assert filled(path, content.encode(), "new\nline\n", "new\nline\n") == wanted.encode()
 
 
 def test_mixed_endings_stay_mixed(path: Path) -> None:
-    """Each block goes by its own first line."""
     content = f"a\r\nb\n{BEGIN}\r\nold\n{END}\nc\r\n{BLOCK}\r\n"
     wanted = f"a\r\nb\n{BEGIN}\r\n\r\nx\r\n\r\n{END}\nc\r\n{BEGIN}\n\ny\n\n{END}\r\n"
     assert filled(path, content.encode(), "x", "y") == wanted.encode()
@@ -85,17 +78,15 @@ def test_mixed_endings_stay_mixed(path: Path) -> None:
 
 @given(before=st.text(max_size=40), after=st.text(max_size=40), text=st.text(alphabet="a|-\n `é", max_size=30))
 def test_nothing_outside_changes(tmp_path_factory: pytest.TempPathFactory, before: str, after: str, text: str) -> None:
-    """Whatever stands around a block, as long as it is text."""
     path = tmp_path_factory.mktemp("any") / "plan.md"
     around = [part.replace("`", "").replace("~", "").replace("\0", "").encode() for part in (before, after)]
     content = around[0] + b"\n" + BLOCK.encode() + b"\n" + around[1]
-    made = filled(path, content, text)
-    assert made.startswith(around[0] + b"\n" + BEGIN.encode() + b"\n\n")
-    assert made.endswith(END.encode() + b"\n" + around[1])
+    changed = filled(path, content, text)
+    assert changed.startswith(around[0] + b"\n" + BEGIN.encode() + b"\n\n")
+    assert changed.endswith(END.encode() + b"\n" + around[1])
 
 
 def test_code_is_text(path: Path) -> None:
-    """A document may explain its markers, in a fence of any kind or between backticks."""
     shown = f"```md\n{BEGIN}\n```\n~~~\n```\n{END}\n~~~\n`{BEGIN}` and ``{END}``\n````\n```\n{END}\n````\n"
     path.write_text(f"{shown}{BLOCK}\n")
     (block,) = Document(path).blocks
@@ -103,7 +94,7 @@ def test_code_is_text(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (f"a\n{BEGIN}\n", ":2: the block has no end: a line <!-- /dgxlab --> is missing"),
         (f"{BEGIN}\n{BEGIN}\n{END}\n{END}\n", ":2: a block begins inside the one of line 1"),
@@ -122,16 +113,14 @@ def test_code_is_text(path: Path) -> None:
         ("<!-- dgxlab:report form=a form=b -->", ":1: form is given twice"),
     ],
 )
-def test_markers_that_are_not_as_they_must_be(path: Path, text: str, said: str) -> None:
-    """File, line and reason; the document is left as it is, also where its other blocks are fine."""
-    assert refused(path, text) == said
+def test_markers_that_are_not_as_they_must_be(path: Path, text: str, message: str) -> None:
+    assert refused(path, text) == message
     shifted = refused(path, f"{BLOCK}\n\n{text}")  # a block that is fine before it
-    assert int(shifted.split(":")[1]) == int(said.split(":")[1]) + 4
+    assert int(shifted.split(":")[1]) == int(message.split(":")[1]) + 4
 
 
 def test_what_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """Another encoding, with the line where it shows; a folder; nothing."""
-    for content, said in (
+    for content, message in (
         (BLOCK.encode("utf-16"), " is not UTF-8 text"),
         (b"a\0b", " is not UTF-8 text"),
         (b"ok\n\xe9t\xe9\n", ":2: byte 0xe9 is not UTF-8"),
@@ -140,15 +129,14 @@ def test_what_is_not_utf8_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(SpecError) as error:
             Document(path)
-        assert error.value.message == f"{path}{said}"
-    for path, said in ((tmp_path, "Is a directory"), (tmp_path / "none.md", "No such file or directory")):
+        assert error.value.message == f"{path}{message}"
+    for path, message in ((tmp_path, "Is a directory"), (tmp_path / "none.md", "No such file or directory")):
         with pytest.raises(SpecError) as error:
             Document(path)
-        assert error.value.message == f"{path} cannot be read: {said}"
+        assert error.value.message == f"{path} cannot be read: {message}"
 
 
 def test_permissions_and_links_stay(path: Path) -> None:
-    """And nothing is left beside the file."""
     link = path.with_name("link.md")
     path.write_text(BLOCK)
     path.chmod(0o640)
@@ -161,8 +149,7 @@ def test_permissions_and_links_stay(path: Path) -> None:
     assert {file.name for file in path.parent.iterdir()} == {"link.md", "plan.md"}
 
 
-def test_what_somebody_else_changed_meanwhile_is_not_overwritten(path: Path) -> None:
-    """Their words would be lost."""
+def test_a_file_changed_meanwhile_is_not_overwritten(path: Path) -> None:
     path.write_text(BLOCK)
     document = Document(path)
     path.write_text(f"{BLOCK}\nmine")
@@ -173,7 +160,6 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(path: Path) -> 
 
 
 def test_a_read_only_file_is_not_replaced(path: Path) -> None:
-    """Its folder would allow it, and to root the file would too."""
     path.write_text(BLOCK)
     path.chmod(0o444)
     document = Document(path)

@@ -17,13 +17,11 @@ from typing import Any
 import pytest
 
 from dgxlab import judgement, stats
-from dgxlab.errors import RemoteError
 from dgxlab.ingest import ingest
 from dgxlab.judgement import Judged, judge, recorded, whole
 from dgxlab.judgement.verdicts import ENDS
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Cell, ChainStep, GateStep, NoiseFloor
 from dgxlab.store import Store, check
-from tests import journals
 from tests.journals import (
     CAPPED,
     CLOCK,
@@ -45,8 +43,7 @@ GOLDEN = Path(__file__).resolve().parent / "golden" / "judgement.json"
 JOB = "20261120-120000-toy-1"
 KERNEL = Cell("backend-ops", "MUL_MAT q4_0 4096x512x14336", {"type_a": "q4_0", "n": 512})
 JUMPING = (100.0, 110.0, 100.0, 110.0, 100.0, 110.0, 100.0)
-SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)
-"""Candidates of A that are 3 % faster."""
+SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)  # 3 % faster than A
 
 
 @pytest.fixture
@@ -81,8 +78,6 @@ def only(store: Store, journal: Journal) -> Judged:
     (judged,) = read(store, journal)
     return judged
 
-
-# -- verdicts and their reasons ---------------------------------------------------------------------------------------
 
 Values = Sequence[Any]
 
@@ -286,7 +281,6 @@ def told(store: Store, name: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_golden(store: Store, name: str) -> None:
-    """Verdict, promotion and reasons are those that a person read; only an invalid one has no numbers."""
     assert told(store, name) == json.loads(GOLDEN.read_text())[name]
     for each in recorded(store, JOB):
         numbers = (each.verdict.effect, each.baseline, each.candidate)
@@ -294,11 +288,7 @@ def test_golden(store: Store, name: str) -> None:
         assert not (each.promoted and None in numbers)
 
 
-# -- what is judged ---------------------------------------------------------------------------------------------------
-
-
 def test_a_session_counts_when_it_has_ended(store: Store) -> None:
-    """Before the last line it has no verdict, and its runs are in no report; then all of it is there."""
     journal = compared(JOB)
     intend(store, journal)
     ingest(store, JOB, journal.lines()[:-1])
@@ -317,15 +307,8 @@ def test_a_session_counts_when_it_has_ended(store: Store) -> None:
     assert (judged.model_id, judged.comparison.baseline) == (run["model_id"], cell().key)
 
 
-def test_a_job_without_chains_has_no_verdicts(store: Store) -> None:
-    """An ordinary run is none of this module's business."""
-    assert read(store, journals.whole(JOB)) == []
-    assert store.rows("SELECT * FROM chain_runs") == []
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_record_says_what_stats_says_of_the_same_numbers(store: Store, seed: int) -> None:
-    """Two chains of two cells each, some with drift and crashes: verdicts are those of the bare values, Holm's too."""
     source = random.Random(seed)  # noqa: S311 - not for secrets
     cells = (cell(), cell(1024))
     steps = [chain_step(number, cells) for number in (1, 2)]
@@ -366,7 +349,6 @@ def longer(step: ChainStep, a: list[Any], b: list[Any], source: random.Random) -
 
 
 def test_a_run_that_was_repeated_in_its_place_counts_once(store: Store) -> None:
-    """The one that lost rows is passed over for the later one."""
     step = chain_step()
     journal = begun(step).chain(step, A[:1], FASTER[:1])
     journal.events[-1] |= {"status": "discarded", "reason": "1 of 2 rows are missing"}
@@ -379,7 +361,6 @@ def test_a_run_that_was_repeated_in_its_place_counts_once(store: Store) -> None:
 
 
 def test_a_time_is_better_when_it_is_lower(store: Store) -> None:
-    """More microseconds are slower, and the effect says more."""
     step = chain_step(cells=(KERNEL,))
     judged = only(store, begun(step).chain(step, A, FASTER, model_id="").gates().end())
     assert (judged.verdict.verdict, judged.verdict.better, judged.comparison.metric) == ("slower", "lower", "time_us")
@@ -387,17 +368,7 @@ def test_a_time_is_better_when_it_is_lower(store: Store) -> None:
     assert judged.model_id is None
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_value_that_is_no_measurement_is_not_recorded(store: Store, value: float) -> None:
-    """Zero and less: a run that says so of itself is valid, its values are not."""
-    step = chain_step()
-    lines = begun(step).chain(step, A, (110.0, value, *FASTER[2:])).gates().end()
-    with pytest.raises(RemoteError, match=f"samples: {value / 2:g} is not within"):
-        read(store, lines)
-
-
 def test_an_older_protocol_has_no_interval_of_same_and_no_noise_of_its_own(store: Store) -> None:
-    """Its verdict stays as it was recorded; a newer one of the same runs has both."""
     step = chain_step()
     old, new = (
         only(store, journal.built().gates().chain(step, A, A[1:]).gates().end()).verdict
@@ -409,11 +380,7 @@ def test_an_older_protocol_has_no_interval_of_same_and_no_noise_of_its_own(store
     assert low < (new.effect or 0.0) < high
 
 
-# -- lost and come back -----------------------------------------------------------------------------------------------
-
-
 def test_a_lost_job_gets_its_verdicts_when_its_end_turns_up(store: Store) -> None:
-    """Lost: cut. More lines: still lost, cut later. The rest: what a job that was never lost says."""
     journal = compared(JOB)
     lines = journal.lines()
     intend(store, journal)
@@ -432,7 +399,6 @@ def test_a_lost_job_gets_its_verdicts_when_its_end_turns_up(store: Store) -> Non
 
 
 def test_a_job_that_runs_again_has_no_verdicts(store: Store) -> None:
-    """One that was taken for lost: what was said of it is taken back."""
     journal = compared(JOB)
     intend(store, journal)
     ingest(store, JOB, journal.lines()[:15])
@@ -447,14 +413,10 @@ def test_a_job_that_runs_again_has_no_verdicts(store: Store) -> None:
 
 
 def test_recording_again_writes_nothing(store: Store) -> None:
-    """The database is not touched where nothing changed."""
     read(store, compared(JOB))
     before = dump(store), store.connection.total_changes
     judgement.record(store, JOB)
     assert (dump(store), store.connection.total_changes) == before
-
-
-# -- noise floors -----------------------------------------------------------------------------------------------------
 
 
 def session_of_noise(store: Store, job_id: str, spread: float, at: float, host: str = "host-a") -> str:
@@ -490,26 +452,16 @@ def test_the_latest_session_of_a_host_tells_its_noise(store: Store) -> None:
     assert judgement.noise_floors(store, device("host-a"), [key], model) == []
 
 
-# -- a session's word, and looking again ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "word"),
-    [
-        ("faster faster", "faster"),
-        ("faster same inconclusive", "faster"),
-        ("slower same", "slower"),
-        ("faster slower same", "mixed"),
-        ("faster slower invalid", "invalid"),
-        ("same same", "same"),
-        ("same inconclusive", "inconclusive"),
-        ("inconclusive", "inconclusive"),
-        ("", "invalid"),
-    ],
-)
-def test_the_word_for_a_session(words: str, word: str) -> None:
-    """One invalid claim makes the session invalid; faster in one and slower in another cell is neither."""
-    assert whole(words.split()) == word
+def test_the_word_for_a_session() -> None:
+    for word, sessions in {
+        "faster": ("faster faster", "faster same inconclusive"),
+        "slower": ("slower same",),
+        "mixed": ("faster slower same",),
+        "invalid": ("", "faster slower invalid"),
+        "same": ("same same",),
+        "inconclusive": ("inconclusive", "same inconclusive"),
+    }.items():
+        assert {whole(words.split()) for words in sessions} == {word}
 
 
 @pytest.mark.parametrize(
@@ -523,28 +475,23 @@ def test_the_word_for_a_session(words: str, word: str) -> None:
         ("UPDATE verdicts SET same_low = NULL, same_high = NULL", "has same_low None where its runs give 0.0"),
         ('UPDATE verdicts SET flaws = \'{"2":"drift"}\'', 'has flaws {"2":"drift"} where its runs give {}'),
         ("UPDATE verdicts SET noise_sigma = 0.001", "has noise_sigma 0.001 where its runs give None"),
-        ("UPDATE verdicts SET metric = 'flops'", "on flops of cell {cell} is none of its claims"),
-        ("DELETE FROM verdicts", "on avg_ts of cell {cell} is missing: the job is done"),
+        ("UPDATE verdicts SET metric = 'flops'", "is none of its claims"),
+        ("DELETE FROM verdicts", "is missing: the job is done"),
     ],
 )
 def test_a_forged_verdict_is_found(store: Store, sql: str, sentence: str) -> None:
-    """Each says which verdict, what is written, and what its runs say."""
     read(store, compared(JOB))
     store.connection.execute(sql)
     sentences = judgement.check(store)
-    assert any(sentence.replace("{cell}", cell().key) in each for each in sentences)
-    assert all(JOB in each for each in sentences)
+    assert any(sentence in each for each in sentences)
+    assert all(JOB in each and cell().key in each for each in sentences)
 
 
 @pytest.mark.parametrize(
     "sql",
-    [
-        "UPDATE verdicts SET effect = effect * (1 + 1e-13)",
-        "UPDATE verdicts SET reasons = json_array('in other words')",
-    ],
+    ["UPDATE verdicts SET effect = effect * (1 + 1e-13)", "UPDATE verdicts SET reasons = json_array('in other words')"],
 )
 def test_what_another_machine_or_version_may_say_differently(store: Store, sql: str) -> None:
-    """The last digit of a logarithm, and the wording."""
     read(store, compared(JOB))
     store.connection.execute(sql)
     assert judgement.check(store) == []

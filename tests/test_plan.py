@@ -11,7 +11,6 @@ from dgxlab import plan
 from dgxlab.errors import SpecError
 from dgxlab.model import (
     ChainStep,
-    CheckStep,
     DerivedModel,
     EngagedGate,
     Experiment,
@@ -19,7 +18,6 @@ from dgxlab.model import (
     GateStep,
     ModelStep,
     ParityGate,
-    PerplexityGate,
     Plan,
     Session,
     Source,
@@ -27,6 +25,7 @@ from dgxlab.model import (
     from_json,
     to_json,
 )
+from dgxlab.tools import PerplexityGate
 from tests import toy
 
 PIN = "0" * 40
@@ -35,24 +34,20 @@ STOCK, PATCHED = Source(PIN, "t" * 40, PIN), Source(PIN, "u" * 40, "c" * 40)
 
 @pytest.fixture
 def baseline(tmp_path: Path) -> Experiment:
-    """The toy: one entry of each tool, and a gate."""
     return toy.experiment(tmp_path, PIN, tmp_path, name="stock", session=Session(cycles=7, drift_limit=0.03))
 
 
 def session_of(
     first: Experiment, two: Experiment, sources: tuple[Source, Source] = (STOCK, PATCHED), kind: str = "ab"
 ) -> Plan:
-    """Return the plan of a session."""
     return plan.make_ab(first, two, sources, job_id="j", kind=kind)
 
 
 def ids(session: Plan) -> list[str]:
-    """Return the ids of its steps."""
     return [step.id for step in session.steps]
 
 
 def test_both_arms_are_built_and_gated_before_anything_is_measured_and_gated_again(baseline: Experiment) -> None:
-    """Nothing is compiled between A and B."""
     session = session_of(baseline, replace(baseline, name="new", series=("s",)))
     assert ids(session) == [
         *("build:stock", "build:new", "model:m:stock"),
@@ -67,32 +62,24 @@ def test_both_arms_are_built_and_gated_before_anything_is_measured_and_gated_aga
 
 
 def test_a_chain_holds_both_arms_of_one_entry(baseline: Experiment) -> None:
-    """With the session's cycles and drift limit."""
     session = session_of(baseline, replace(baseline, name="new", env={"TOY": "x"}))
     chains = list(session.chains)
-    assert [(c.baseline.arm, c.candidate.arm, c.cycles, c.drift_limit) for c in chains] == [
-        ("stock", "new", 7, 0.03)
-    ] * 3
+    assert {(c.baseline.arm, c.candidate.arm, c.cycles, c.drift_limit) for c in chains} == {("stock", "new", 7, 0.03)}
     assert [chain.baseline.tool for chain in chains] == ["backend-ops", "llama-bench", "batched-bench"]
     assert [(c.baseline.env, c.candidate.env) for c in chains] == [({}, {"TOY": "x"})] * 3
     assert len(list(session.runs)) == 6
 
 
 def test_an_experiment_against_itself_is_one_arm(baseline: Experiment) -> None:
-    """Built, gated and named once; both sides of a chain are the same run."""
     session = session_of(baseline, baseline, (STOCK, STOCK), "noise")
     assert [arm.name for arm in session.arms] == ["stock"]
-    assert [step for step in ids(session) if step.startswith(("build", "gate"))] == [
-        "build:stock",
-        "gate:0",
-        "gate:0:after",
-    ]
+    named = [step for step in ids(session) if step.startswith(("build", "gate"))]
+    assert named == ["build:stock", "gate:0", "gate:0:after"]
     assert all(chain.baseline == chain.candidate and chain.arms == ("stock",) for chain in session.chains)
     assert len(list(session.runs)) == 3
 
 
 def test_the_same_spec_on_two_trees_is_no_session_with_itself(baseline: Experiment) -> None:
-    """It would be two arms of one name."""
     with pytest.raises(SpecError, match="both called stock"):
         session_of(baseline, baseline)
     with pytest.raises(SpecError, match="both called stock"):
@@ -100,25 +87,21 @@ def test_the_same_spec_on_two_trees_is_no_session_with_itself(baseline: Experime
 
 
 def test_a_screen_is_one_bracket_without_gates_after_it(baseline: Experiment) -> None:
-    """It settles nothing, so it costs little."""
     session = session_of(baseline, replace(baseline, name="new", env={"TOY": "x"}), kind="screen")
     assert {(chain.cycles, chain.screen) for chain in session.chains} == {(1, True)}
     assert not [step for step in ids(session) if step.endswith(":after")]
 
 
 def test_the_marker_of_the_path_under_test_must_not_be_on_the_baseline(baseline: Experiment) -> None:
-    """A baseline that runs the candidate's path measures nothing; a marker of both is no difference."""
     both, new = EngagedGate("both:"), EngagedGate("new:", ("llama-bench",))
-    session = session_of(
-        replace(baseline, gates=(both,)), replace(baseline, name="new", gates=(both, new), env={"TOY": "x"})
-    )
+    candidate = replace(baseline, name="new", gates=(both, new), env={"TOY": "x"})
+    session = session_of(replace(baseline, gates=(both,)), candidate)
     markers = {chain.baseline.tool: (chain.candidate.markers, chain.absent) for chain in session.chains}
     assert markers["llama-bench"] == (("both:", "new:"), ("new:",))
     assert markers["backend-ops"] == (("both:",), ())
 
 
 def test_a_model_of_one_name_may_be_another_in_each_arm(baseline: Experiment) -> None:
-    """Each arm finds or makes its own."""
     two = replace(baseline, name="new", models={"m": SyntheticModel()})
     steps = {step.id: step for step in session_of(baseline, two).steps}
     assert steps["model:m:stock"].path == dict(baseline.models)["m"].path  # type: ignore[union-attr]
@@ -127,46 +110,32 @@ def test_a_model_of_one_name_may_be_another_in_each_arm(baseline: Experiment) ->
 
 
 def test_what_a_session_is_about_tells_its_kind_and_both_sides(baseline: Experiment) -> None:
-    """A screen is no answer to who asks for a session, nor is a run of the candidate."""
     two = replace(baseline, name="new", models={"m": FileModel("/n.gguf")})
-    plans = [
-        session_of(baseline, two),
-        session_of(two, baseline),
-        session_of(baseline, two, kind="screen"),
-        plan.make(two, PATCHED, job_id="j"),
-    ]
-    assert len({each.subject for each in plans}) == 4
-    assert plan.make(two, PATCHED, job_id="j").subject == two.digest
+    sessions = [session_of(baseline, two), session_of(two, baseline), session_of(baseline, two, kind="screen")]
+    single = plan.make(two, PATCHED, job_id="j")
+    assert single.subject == two.digest
+    assert len({each.subject for each in (*sessions, single)}) == 4
 
 
 def test_a_session_survives_the_way_to_the_host(baseline: Experiment) -> None:
-    """As JSON and back, with the same digest."""
     session = session_of(baseline, replace(baseline, name="new", env={"TOY": "x"}))
     back = from_json(Plan, to_json(session))
-    assert back == session
-    assert back.digest == session.digest
+    assert (back, back.digest) == (session, session.digest)
     assert isinstance(back.steps[-3], ChainStep)
 
 
 def test_a_gate_on_a_model_brings_its_model_program_and_flags(baseline: Experiment) -> None:
-    """What is derived comes after what it is made of, the reference runs on the processor in the other environment."""
     recipe = SyntheticModel(n_vocab=32000, vocab="llama-spm", vocab_pin=PIN, quant="NVFP4")
     gate = PerplexityGate("nv", "exact", against={"FAST": None}, kld_ratio_at_most=0.5)
     models = {"exact": DerivedModel(recipe, "F32"), "unused": SyntheticModel(), "nv": recipe}
     gated = replace(baseline, models=models, gates=(gate,), bench=(), env={"FAST": "1", "B": "2"})
     job = plan.make(gated, STOCK, job_id="j", bench=False)
-    assert [step.id for step in job.steps] == [
-        "build:stock",
-        "model:nv",
-        "model:exact",
-        "probe:llama-perplexity",
-        "gate:0",
-    ]
+    assert ids(job) == ["build:stock", "model:nv", "model:exact", "probe:llama-perplexity", "gate:0"]
     assert job.arms[0].targets == ("llama-perplexity", "llama-quantize")
     made_of, check = job.steps[2], job.steps[-1]
     assert isinstance(made_of, ModelStep)
     assert (made_of.of, made_of.make, made_of.quantize[1]) == ("nv", (), "--allow-requantize")
-    assert isinstance(check, CheckStep)
+    assert isinstance(check, GateStep)
     assert [(command.role, command.model, dict(command.env)) for command in check.commands] == [
         ("reference", "exact", {"B": "2"}),
         ("arm", "nv", {"FAST": "1", "B": "2"}),
@@ -177,7 +146,6 @@ def test_a_gate_on_a_model_brings_its_model_program_and_flags(baseline: Experime
 
 
 def test_what_came_later_changes_no_plan_without_it(baseline: Experiment) -> None:
-    """A model's step of before there were derived ones has the digest that it had."""
     recipes = replace(baseline, models={"m": SyntheticModel()})
     steps = to_json(plan.make(recipes, STOCK, job_id="j"))["steps"]
     (step,) = [step for step in steps if step["kind"] == "model"]
@@ -186,7 +154,6 @@ def test_what_came_later_changes_no_plan_without_it(baseline: Experiment) -> Non
 
 
 def test_a_candidates_gate_is_held_against_the_one_in_its_environment(baseline: Experiment) -> None:
-    """By operation and backend, first the one with the same variables; a gate of another operation has none."""
     gates = tuple(ParityGate(op, "CPU", env=env) for op, env in (("MUL_MAT", {}), ("MUL_MAT", {"A": "1"}), ("ADD", {})))
     others = (*gates[1:2], replace(gates[0], env={"B": "1"}), ParityGate("MUL", "CPU"))
     session = session_of(replace(baseline, gates=gates), replace(baseline, name="new", series=("s",), gates=others))

@@ -9,7 +9,6 @@ from dgxlab.roofline import Peaks, Weights
 
 
 def peaks_of(text: str) -> Peaks:
-    """Return the peaks of a GPU that is known."""
     peaks = roofline.peaks(text)
     assert peaks is not None
     return peaks
@@ -27,13 +26,11 @@ GB10, H200 = peaks_of("NVIDIA GB10"), peaks_of("NVIDIA H200")
     ],
 )
 def test_a_gpu_is_found_by_its_name(text: str, gpu: str) -> None:
-    """As nvidia-smi says it; a name that contains another one is another GPU, which has no peaks."""
     peaks = roofline.peaks(text)
     assert (peaks.gpu if peaks else "") == gpu
 
 
 def test_the_peaks_of_a_gb10_are_the_documented_ones() -> None:
-    """273 GB/s, and dense FLOPS by path."""
     assert GB10.bandwidth == 273e9
     assert GB10.flops == {"bf16": 107e12, "fp8": 213e12, "int8": 213e12, "fp4": 427e12}
 
@@ -48,7 +45,6 @@ def test_the_peaks_of_a_gb10_are_the_documented_ones() -> None:
     ],
 )
 def test_a_type_of_weights_has_a_fastest_path(type: str, path: str) -> None:
-    """In ggml's words and in those of documents; none for an unknown one."""
     assert roofline.path_of(type) == path
 
 
@@ -66,13 +62,11 @@ def test_a_type_of_weights_has_a_fastest_path(type: str, path: str) -> None:
     ],
 )
 def test_the_names_of_a_model_tell_its_weights(model: str, type: str, weights: Weights) -> None:
-    """Of a mixture, what is active counts."""
     assert roofline.weights_of(model, type) == weights
 
 
 @pytest.mark.parametrize("model", ["", "op-level", "Mixtral-8x7B", "OLMoE-1B", "GB10", "4096x4096"])
 def test_a_name_without_a_size_tells_nothing(model: str) -> None:
-    """Nor does the size of a mixture that does not say how much of it is active."""
     assert roofline.weights_of(model, "Q4_K_M") is None
 
 
@@ -101,14 +95,7 @@ MOVED = {"moved": 32328 * 1024.0}
         (GB10, "bandwidth_gb_s", {}, 258.0, {}, "277 GB/s are 1.0 times the 273 GB/s of GB10"),
         # bytes that fit in the cache, as a recurrent state of 4 MB, may be faster than memory; the cache has limits too
         (GB10, "bandwidth_gb_s", {}, 1724.59, {"moved": 4160 * 1024}, ""),
-        (
-            GB10,
-            "bandwidth_gb_s",
-            {},
-            1724.59,
-            {"moved": 64e6},
-            "1852 GB/s, 39% of it from the cache, are 4.1 times",
-        ),
+        (GB10, "bandwidth_gb_s", {}, 1724.59, {"moved": 64e6}, "1852 GB/s, 39% of it from the cache, are 4.1 times"),
         (GB10, "bandwidth_gb_s", {}, 7500.0, {"moved": 4e6}, ""),
         (GB10, "bandwidth_gb_s", {}, 11200.0, {"moved": 0.0}, "12026 GB/s are 1.3 times the 9216 GB/s of GB10's cache"),
         # bytes that are counted and not touched imply nothing: rows of a table, a broadcast operand, gaps of a view
@@ -147,14 +134,12 @@ MOVED = {"moved": 32328 * 1024.0}
 def test_what_cannot_be_is_said(
     gpu: Peaks, metric: str, params: dict[str, Any], value: float, more: dict[str, Any], sentence: str
 ) -> None:
-    """By how much a number is above the GPU's peak; nothing of one that could be."""
     answer = roofline.implausible(metric, params, value, gpu, **more)
     assert sentence in answer
     assert bool(answer) == bool(sentence)
 
 
 def test_several_gpus_reach_so_many_times_as_much() -> None:
-    """Of everything; one is itself."""
     two = H200.times(2)
     assert (two.gpu, two.bandwidth, two.cache, two.flops["bf16"]) == ("2 H200", 9.6e12, 120 * 2**20, 1978e12)
     assert H200.times(1) is H200

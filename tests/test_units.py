@@ -1,7 +1,5 @@
 """The registry, and how a column of numbers looks."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +9,11 @@ from dgxlab.units import METRICS, style
 
 
 def shown(name: str, values: list[float | None]) -> tuple[str, list[str]]:
-    """Return the unit that a column gets, and its cells."""
     column = style(units.metric(name), values)
     return column.unit, [column.value(value) for value in values]
 
 
 def test_registry_is_llama_cpps_own_columns() -> None:
-    """Names verbatim; only times are better when lower; every metric can be shown."""
     assert set(METRICS) == {"avg_ts", "speed_pp", "speed_tg", "speed", "time_us", "flops", "bandwidth_gb_s"}
     assert [name for name, metric in METRICS.items() if metric.better == "lower"] == ["time_us"]
     assert all(metric.scales for metric in METRICS.values())
@@ -46,13 +42,11 @@ def test_registry_is_llama_cpps_own_columns() -> None:
 def test_a_column_shares_one_unit_and_its_decimals(
     name: str, values: list[float | None], unit: str, cells: list[str]
 ) -> None:
-    """The unit fits the largest value, the decimals the smallest."""
     assert shown(name, values) == (unit, cells)
 
 
 @given(st.lists(st.floats(min_value=1e-3, max_value=1e14), min_size=1, max_size=20))
 def test_no_value_is_shown_as_zero_or_loses_a_percent_step(values: list[float]) -> None:
-    """Whatever the range, the smallest value keeps two digits, so nothing measured reads as 0."""
     for name in ("flops", "avg_ts"):
         column = style(units.metric(name), values)
         for value in values:
@@ -60,7 +54,6 @@ def test_no_value_is_shown_as_zero_or_loses_a_percent_step(values: list[float]) 
 
 
 def test_spread_is_never_rounded_to_zero() -> None:
-    """A spread below the last digit gets the digit that shows it; an exact 0 is 0."""
     column = style(units.metric("avg_ts"), [32.9, 54.8])
     assert column.quantity(32.9, 0.047) == "32.9 ± 0.05"
     assert column.quantity(54.8, 1.23) == "54.8 ± 1.2"
@@ -70,7 +63,6 @@ def test_spread_is_never_rounded_to_zero() -> None:
 
 
 def test_durations() -> None:
-    """Two units at most, carried where rounding reaches the next."""
     cases = {
         0.0: "0 ms",
         0.0004: "400 us",
@@ -87,7 +79,6 @@ def test_durations() -> None:
 
 
 def test_sizes() -> None:
-    """Binary units, three digits."""
     cases = {
         0: "0 B",
         1023: "1023 B",
@@ -103,7 +94,6 @@ def test_sizes() -> None:
 
 
 def test_conditions() -> None:
-    """The GPU's where there is one, else the processor's; one number where low and high look the same."""
     host = {"cpu_mhz": (2596.1, 2596.4), "cpu_temp_c": (61.0, 64.0), "load_1min": (0.1, 0.2)}
     assert units.conditions(host) == "CPU 2596 MHz, CPU 61 to 64 °C"
     gpu = {"temperature.gpu": (43.0, 71.0), "clocks.sm": (1965.0, 1980.0), "clocks.mem": (3201.0, 3201.0)}
@@ -113,5 +103,4 @@ def test_conditions() -> None:
 
 @pytest.mark.parametrize(("share", "text"), [(0.013, "1.3 %"), (0.002, "0.2 %"), (0.996, "100 %"), (3.456, "346 %")])
 def test_a_share_as_percent(share: float, text: str) -> None:
-    """Two digits, and no power of ten where it is large."""
     assert units.percent(share) == text

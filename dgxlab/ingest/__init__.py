@@ -1,11 +1,8 @@
 """A job's journal into the store, each line exactly once.
 
-A journal is read in pieces, again and again, by any number of clients. Its lines carry sequence numbers and the store
-remembers which comes next, so a line that is there already is passed over, whatever piece it comes in. One call is one
-transaction: all of a piece or nothing of it, and so never half a run. A piece of many runs then costs one flush of
-the disk and not one a run; following a live job, a piece is what arrived meanwhile, most often one run.
-
-A run whose numbers exceed the peaks of its GPU is kept and gets a soft flag (`guard`).
+Any number of clients read a journal in pieces, repeatedly. Its lines have sequence numbers and the store has the next
+number, so lines already stored are skipped. One call is one transaction: a piece is stored completely or not at all, so
+never half a run. A run whose numbers exceed the peaks of its GPU gets a soft flag (`guard`).
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any
 from dgxlab import judgement
 from dgxlab.errors import RemoteError, command, one_line
 from dgxlab.ingest.guard import Extremes, Guard, beyond
-from dgxlab.model import CANDIDATE, CellResult, Device, canonical, case_digest, events, to_json
+from dgxlab.model import CANDIDATE, CellResult, Device, ParityGate, canonical, case_digest, events, to_json
 from dgxlab.model.events import HOST, Event
 from dgxlab.store import ROOFLINE, Job, Store, device_row, gate_digest
 from dgxlab.tools import judge_check
@@ -26,43 +23,24 @@ from dgxlab.units import metric as metric_of
 
 __all__ = ["COLD", "SAMPLE", "beyond", "ingest", "samples_of"]
 
-COLD = "cold: the tool's first repetition"
-"""Why a discarded sample of a measurement does not count."""
-
+COLD = "cold: the tool's first repetition"  # why a discarded sample does not count
 SAMPLE = ("run_id", "cell", "metric", "ordinal", "value", "unit", "discarded")
 TELEMETRY = ("device", "name", "unit", "n", "median", "min", "max")
 FLAG = ("device", "kind", "hard", "reason")
 
 
 def ingest(store: Store, job_id: str, lines: Iterable[bytes]) -> list[Event]:
-    """Fold lines of a job's journal into the store.
-
-    `lines` is read to its end before the database is locked, so it may come slowly.
+    """Store lines of a job's journal; return all new events, also those that the store does not keep.
 
     Args:
-        store: Where to.
-        job_id: A job that was intended.
-        lines: Lines with their newline, in order, overlapping what was read before or not; a last one without newline
-            is torn and left for the next time.
-
-    Returns:
-        The events that were new, whether the store keeps them or not.
+        lines: In order, with their newline; they may overlap earlier calls. A last line without newline is incomplete
+            and left for the next call. They may arrive slowly: all are read before the database is locked.
 
     Raises:
-        RemoteError: if a line is no event, contradicts the store, or one is missing before it; nothing was changed.
-        UsageError: if no such job was intended.
+        RemoteError: if a line is not an event, contradicts the store, or follows a gap; nothing was changed.
+        UsageError: if the store has no such job.
     """
-    pieces = _read(job_id, lines)
-    with store.transaction():
-        fold = _Fold(store, store.job(job_id))
-        new = [event for event, length in pieces if fold.line(event, length)]
-        fold.finish()
-    return new
-
-
-def _read(job_id: str, lines: Iterable[bytes]) -> list[tuple[Event, int]]:
-    """Parse lines to events, each with its length in bytes."""
-    pieces: list[tuple[Event, int]] = []
+    pieces: list[tuple[Event, int]] = []  # with the length of its line in bytes
     torn = False
     for line in lines:
         try:
@@ -73,7 +51,11 @@ def _read(job_id: str, lines: Iterable[bytes]) -> list[tuple[Event, int]]:
         except (ValueError, RecursionError) as error:
             number = pieces[-1][0].seq + 1 if pieces else None
             raise _unusable(job_id, number, str(error) or type(error).__name__) from error
-    return pieces
+    with store.transaction():
+        fold = _Fold(store, store.job(job_id))
+        new = [event for event, length in pieces if fold.line(event, length)]
+        fold.finish()
+    return new
 
 
 def _unusable(job_id: str, seq: int | None, cause: str) -> RemoteError:
@@ -91,7 +73,7 @@ def _texts(event: object, *names: str) -> dict[str, str]:
 
 
 class _Fold:
-    """Folds the lines of one call; how far the journal is read is written once, by `finish`."""
+    """Stores the events of one call, with one method per stored event type."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self.store = store
@@ -107,7 +89,7 @@ class _Fold:
         self.chains = {step["id"]: step for step in plan["steps"] if step["kind"] == "chain"}
 
     def line(self, event: Event, length: int) -> bool:
-        """Fold one line in if it is the next one; tell whether it was."""
+        """Store an event if it is the next one; return whether it was."""
         if event.seq > self.seq:
             raise RemoteError(
                 f"the journal of {self.job.job_id} jumps from line {self.seq} to line {event.seq + 1}",
@@ -119,7 +101,7 @@ class _Fold:
         if event.seq < self.seq:
             return False
         self.seq += 1
-        # other events are for those who watch, or of a newer agent, and only counted
+        # other events are only for display or from a newer agent: just count them
         fold = getattr(self, f"on_{event.event}", None)
         try:
             if fold:
@@ -130,17 +112,15 @@ class _Fold:
         return True
 
     def finish(self) -> None:
-        """Write how far the journal was read, and what it then says; a piece with nothing new writes nothing."""
+        """Store the journal's position and the job's state; a piece with nothing new writes nothing."""
         if (self.seq, self.bytes) != (self.job.journal_seq, self.job.journal_bytes):
-            read = {"journal_bytes": self.bytes, "journal_lines": self.lines, "journal_seq": self.seq}
-            self.store.update_job(self.job.job_id, **read)
+            self.store.update_job(
+                self.job.job_id, journal_bytes=self.bytes, journal_lines=self.lines, journal_seq=self.seq
+            )
         if self.chains and self.seq != self.job.journal_seq:
             judgement.record(self.store, self.job.job_id)
 
-    # -- one method an event that the store keeps ---------------------------------------------------------------------
-
     def on_job(self, event: events.JobEvent) -> None:
-        """The agent has begun: who it is and what the host looks like."""
         if (event.job_id, event.plan_digest) != (self.job.job_id, self.job.plan_digest):
             raise ValueError(f"it is of job {event.job_id} with plan {event.plan_digest[:16]}")
         self.facts = to_json(event.facts)
@@ -149,7 +129,7 @@ class _Fold:
         self.store.set_state(self.job.job_id, "running")
 
     def on_build(self, event: events.BuildEvent) -> None:
-        """An arm has its build. What it was made from is the plan's word: a reused build was stamped by another job."""
+        # take the source from the plan: a reused build was stamped by another job
         source = self.sources[event.arm]
         for name, value in (("pin", event.source.pin), ("tree", event.source.tree)):
             if value != source[name]:
@@ -163,37 +143,36 @@ class _Fold:
         self.store.put("arms", {"job_id": self.job.job_id, "device_id": device["device_id"], **row})
 
     def on_model(self, event: events.ModelEvent) -> None:
-        """A model is there; one that two arms share is told twice and kept once."""
         row = _taken(event, "model_id", "name", "path", "size", "digest", "seconds", "reused")
         row["recipe"] = None if event.recipe is None else canonical(event.recipe)
         self.store.put("inputs", {"job_id": self.job.job_id, **row})
 
     def on_gate(self, event: events.GateEvent) -> None:
-        """A parity gate was judged."""
+        """A gate was judged; parity gates have a table of their own."""
         gate = event.gate
-        names = ("arm", "build_id", "rc", "passed", "total", "unsupported", "status", "seconds", "cases")
-        row = _taken(event, *names) | _texts(event, "reasons", "flaky", "failed", "argv", "env", "raw")
-        row |= {"op": gate.op, "backend": gate.backend, "gate_digest": gate_digest(to_json(gate), event.env)}
-        row |= {"expected": gate.expect.total if gate.expect else None, "at": event.t}
-        row |= {"expected_cases": gate.cases or None, "overridden": int(gate.overridden)}
-        if event.case_list is not None:
-            if case_digest(event.case_list) != event.cases:
-                raise ValueError(f"its cases are not the list {event.cases}")
-            self.store.put("case_lists", {"cases": event.cases, "lines": canonical(event.case_list)})
-        self.store.put("gates", {"gate_id": self._key(event), "job_id": self.job.job_id, **row})
-
-    def on_check(self, event: events.CheckEvent) -> None:
-        """A gate on a model was judged."""
-        reasons = judge_check(event.gate, event.readings)
+        row = _taken(event, "arm", "build_id", "status", "seconds") | _texts(event, "env", "raw")
+        row |= {"job_id": self.job.job_id, "gate_digest": gate_digest(to_json(gate), event.env), "at": event.t}
+        row["reasons"] = canonical([str(reason) for reason in event.reasons])
+        if isinstance(gate, ParityGate):
+            (command,), reading = event.commands, {**event.counts}
+            row |= {"gate_id": self._key(event), "op": gate.op, "backend": gate.backend, "rc": command["rc"]}
+            row |= {"argv": canonical(command["argv"]), "flaky": canonical(event.flaky)}
+            row |= {name: reading[name] for name in ("passed", "total", "unsupported", "cases")}
+            row |= {"failed": canonical(reading["failed"]), "expected": gate.expect.total if gate.expect else None}
+            row |= {"expected_cases": gate.cases or None, "overridden": int(gate.overridden)}
+            if event.case_list is not None:
+                if case_digest(event.case_list) != reading["cases"]:
+                    raise ValueError(f"its cases are not the list {reading['cases']}")
+                self.store.put("case_lists", {"cases": reading["cases"], "lines": canonical(event.case_list)})
+            self.store.put("gates", row)
+            return
+        reasons = judge_check(gate, event.readings)
         if bool(reasons) != (event.status == "failed"):
-            raise ValueError(f"it {event.status}, and its readings say: {'; '.join(reasons) or 'passed'}")
-        row = _taken(event, "arm", "build_id", "kind", "status", "seconds")
-        row |= _texts(event, "gate", "inputs", "env", "commands", "readings", "reasons", "raw")
-        row |= {"step": event.id, "gate_digest": gate_digest(to_json(event.gate), event.env), "at": event.t}
-        self.store.put("checks", {"check_id": self._key(event), "job_id": self.job.job_id, **row})
+            raise ValueError(f"it {event.status}, and its readings say: {'; '.join(map(str, reasons)) or 'passed'}")
+        row |= {"check_id": self._key(event), "step": event.id, "kind": gate.name}
+        self.store.put("checks", row | _texts(event, "gate", "inputs", "commands", "readings"))
 
     def on_run(self, event: events.RunEvent) -> None:
-        """One launch of a benchmark, valid or not, with every raw value."""
         run_id = self._key(event)
         names = ("arm", "build_id", "tool", "position", "env_digest", "rc", "signal", "started", "seconds", "status")
         row = _taken(event, *names, "reason") | _texts(event, "argv", "env", "before", "after", "raw")
@@ -228,20 +207,17 @@ class _Fold:
             self.store.put("chain_runs", {"run_id": run_id, **_taken(event, "chain", "role", "cycle")})
 
     def on_error(self, event: events.ErrorEvent) -> None:
-        """Something failed; the last one told is why the job ended as it did."""
         self.store.update_job(self.job.job_id, error=event.message, next=event.next, details=event.details)
 
     def on_end(self, event: events.EndEvent) -> None:
-        """The job is over, and this is the last word on it."""
-        ended = {"state": event.status, "exit_code": event.exit_code, "finished_at": event.t}
-        self.store.update_job(self.job.job_id, **ended)
+        self.store.update_job(self.job.job_id, state=event.status, exit_code=event.exit_code, finished_at=event.t)
 
     def _key(self, event: Event) -> str:
         return f"{self.job.job_id}/{event.seq}"
 
 
 def samples_of(run_id: str, results: Iterable[CellResult]) -> list[tuple[Any, ...]]:
-    """Return rows of samples, the discarded ones first: that is the order in which they were measured."""
+    """Return rows of samples in the order measured: the discarded ones come first."""
     rows = []
     for result in results:
         for m in result.measurements:

@@ -1,8 +1,8 @@
-"""Which measured values cannot be true on the GPU that they were measured on: they are kept, and their run is flagged.
+"""Detects measured values that exceed what their GPU can do. The values are kept, and their run gets a soft flag.
 
-The flag is soft. What a chain makes of a run is decided on the host while it goes on, by the hard flags that are known
-there: one that came later would let a verdict count other cycles than the chain did. An impossible number is no
-condition of the machine either; it is a mistake somewhere between the kernel and the tool's last line, and repeats.
+The flag is soft: a chain on the host decides by the hard flags known there, and a later hard flag would let a verdict
+count other cycles than the chain did. An impossible number is not a condition of the machine either: it is a repeatable
+mistake in the kernel or the tool.
 """
 
 from __future__ import annotations
@@ -25,14 +25,10 @@ from dgxlab.tools.rows import case_params
 
 Row = Mapping[str, Any]
 
-RUNS = "SELECT run_id, job_id, arm, tool, model_id FROM runs ORDER BY started, run_id"
-
 DEVICE = "SELECT names FROM devices JOIN arms USING (device_id) WHERE job_id = ? AND arm = ?"
-
 MODEL = "SELECT path, recipe FROM inputs WHERE job_id = ? AND model_id = ?"
-
 CELL = "SELECT label, params FROM cells WHERE cell = ?"
-
+RUNS = "SELECT run_id, job_id, arm, tool, model_id FROM runs ORDER BY started, run_id"
 EXTREMES = """SELECT run_id, cell, metric, min(value) AS least, max(value) AS most, rows.raw
               FROM samples JOIN rows USING (run_id, cell)
               WHERE discarded IS NULL GROUP BY run_id, cell, metric ORDER BY rows.rowid, metric"""
@@ -40,11 +36,7 @@ EXTREMES = """SELECT run_id, cell, metric, min(value) AS least, max(value) AS mo
 
 @dataclass(frozen=True)
 class Extremes:
-    """The ends of the samples that count, of one metric of a cell in a run.
-
-    Attributes:
-        raw: The tool's own row.
-    """
+    """Minimum and maximum of the samples that count, for one metric of a cell in a run, with the tool's own row."""
 
     cell: str
     metric: str
@@ -54,7 +46,7 @@ class Extremes:
 
 
 class Guard:
-    """Judges runs of a store; what many of them share is looked up once."""
+    """Checks runs of a store; shared data is looked up once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -64,12 +56,7 @@ class Guard:
         self._possible: dict[tuple[str, ...], float] = {}
 
     def implausible(self, run: Row, extremes: Iterable[Extremes]) -> str:
-        """Return why numbers of a run cannot be true, "" where they can.
-
-        Args:
-            run: Its job_id, arm, tool and model_id; job, arm, model and cells are in the store already.
-            extremes: Of all its numbers, in the order of its rows and then of their metrics' names.
-        """
+        """Return why a run's numbers are impossible, "" if possible; `run` has job_id, arm, tool and model_id."""
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:
             (row,) = self._store.rows(DEVICE, key[:2])
@@ -81,10 +68,7 @@ class Guard:
         return reasons[0] + more if reasons else ""
 
     def _of_cell(self, run: Row, extremes: Extremes, peaks: Peaks) -> str:
-        """Judge the sample of a cell that asks most of the GPU.
-
-        Runs of a session repeat a cell: whatever asks no more than what was found possible before is so too.
-        """
+        """Check the most demanding sample of a cell; if it is possible, so are the others."""
         metric = units.metric(extremes.metric)
         value, sign = (extremes.least, -1) if metric.better == "lower" else (extremes.most, 1)
         case, kilobytes, model = (str(extremes.raw.get(name, "")) for name in ("op_params", "memory_kb", "model_type"))
@@ -111,9 +95,9 @@ class Guard:
 
 
 def beyond(store: Store) -> Iterator[str]:
-    """Yield a sentence for each run in the record whose numbers cannot be true."""
+    """Yield a sentence for each run in the record with impossible numbers."""
     guard = Guard(store)
-    decode = lru_cache(maxsize=1)(json.loads)  # a row is there once a metric
+    decode = lru_cache(maxsize=1)(json.loads)  # the row repeats for each metric
     recorded: defaultdict[str, list[Extremes]] = defaultdict(list)
     for row in store.rows(EXTREMES):
         extremes = Extremes(row["cell"], row["metric"], row["least"], row["most"], decode(row["raw"]))
@@ -124,13 +108,7 @@ def beyond(store: Store) -> Iterator[str]:
 
 
 def _weights(model: Row | None, called: str) -> Weights | None:
-    """Return what every token passes through, as far as it is known: of a recipe exactly, of a file by its names.
-
-    Embeddings and output of a recipe are left out: a prompt looks the ones up, and needs the others once.
-
-    Args:
-        called: What the tool calls the model.
-    """
+    """Return the weights that every token uses: exact for a recipe, estimated from names for a file."""
     if model is None:
         return None
     if model["recipe"] is not None:
@@ -143,7 +121,6 @@ def _weights(model: Row | None, called: str) -> Weights | None:
 def _of_recipe(recipe: str) -> Weights | None:
     try:
         model = SyntheticModel(**json.loads(recipe))
-    except TypeError:  # of a dgxlab with other fields
+    except TypeError:  # written by a dgxlab with other fields
         return None
-    sizes = [tensor.size for tensor in synth.tensors(model) if tensor.name.startswith("blk.") and len(tensor.shape) > 1]
-    return Weights(float(sum(sizes)), roofline.bits_of(model.quant), roofline.path_of(model.quant))
+    return Weights(float(synth.active(model)), roofline.bits_of(model.quant), roofline.path_of(model.quant))

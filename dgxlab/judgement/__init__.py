@@ -1,8 +1,4 @@
-"""Verdicts in the record: written, read, computed again.
-
-`judge` computes verdicts from runs, gates and the way the job ended; `record` writes them down, `recorded` reads them.
-They depend on nothing but the job itself, so they can be computed again at any time, which is what `check` does.
-"""
+"""Verdicts in the record: written, read, and recomputed, since they depend only on the job itself."""
 
 from __future__ import annotations
 
@@ -29,24 +25,17 @@ OF_VERDICT = (
 )
 """Columns that are fields of the same name."""
 
-REL, ABS = 1e-9, 1e-12
-"""By how much a number may be off: another machine's logarithm may differ in its last digit."""
+REL, ABS = 1e-9, 1e-12  # allowed error: another machine's logarithm may differ in its last digit
 
 
 def record(store: Store, job_id: str) -> None:
-    """Write what the chains of a job say; harmless to repeat, and nothing for a job without chains.
-
-    A job that runs again after it was taken for lost loses its verdicts.
-
-    Raises:
-        UsageError: if there is no such job.
-    """
+    """Write the verdicts of a job's chains; if a lost job runs again, its verdicts are deleted."""
     with store.transaction():
         store.put_verdicts(job_id, _rows(store, job_id))
 
 
 def reject(store: Store, job_id: str, because: str) -> None:
-    """Set a job's evidence aside, for good: it stays in the record, and no number, gate or verdict of it counts.
+    """Reject a job for good: it stays in the record, but its numbers, gates and verdicts do not count.
 
     Raises:
         UsageError: if it was rejected before, or there is no such job.
@@ -59,12 +48,12 @@ def reject(store: Store, job_id: str, because: str) -> None:
 
 
 def recorded(store: Store, job_id: str) -> list[Judged]:
-    """Return the verdicts of a job as they were written."""
+    """Return the stored verdicts of a job."""
     return [_judged(row) for row in store.verdicts(job_id)]
 
 
 def whole(words: Sequence[str]) -> str:
-    """Return the word for a session, given those on its comparisons; `mixed` where some are faster and some slower."""
+    """Return a session's verdict word, given its comparisons' words; `mixed` if some are faster and some slower."""
     if not words or "invalid" in words:
         return "invalid"
     if "faster" in words and "slower" in words:
@@ -74,24 +63,20 @@ def whole(words: Sequence[str]) -> str:
 
 
 def reasons(verdict: Verdict) -> tuple[str, ...]:
-    """Return why a verdict, without what its `flaws` say too."""
+    """Return the reasons of a verdict, without those that are also in its `flaws`."""
     flaws = {f"cycle {cycle} does not count: {flaw}" for cycle, flaw in verdict.flaws.items()}
     return tuple(reason for reason in verdict.reasons if reason not in flaws)
 
 
 def held_back(verdict: Verdict) -> str:
-    """Return the first reason why a faster candidate is not promoted, "" where there is none."""
+    """Return the first reason why a faster candidate is not promoted, "" if none."""
     return next((reason for reason in verdict.reasons if reason.startswith(NOT_PROMOTED)), "")
 
 
 def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id: str) -> list[NoiseFloor]:
-    """Return how much metrics of these cells differ from run to run on a device.
+    """Return the run-to-run noise of these cells' metrics on a device, each from its latest A/A session.
 
-    Each is of the latest A/A session. Those of another protocol measured otherwise.
-
-    Args:
-        cells: Cell.key.
-        model_id: "" for cells that read no model.
+    `model_id` is "" for cells that read no model.
     """
     rows = store.rows(
         """SELECT * FROM verdict_list
@@ -110,9 +95,9 @@ def noise_floors(store: Store, device_id: str, cells: Collection[str], model_id:
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each verdict that is missing, or is not what its runs say.
+    """Return a sentence for each verdict that is missing or differs from the one computed from its runs.
 
-    Sentences are not compared: a later version may put the same into other words. Expects evidence that is sound.
+    Wording of reasons is not compared, since versions may differ in it. Expects sound evidence.
     """
     jobs = store.rows(
         """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM verdicts) OR EXISTS (
@@ -123,30 +108,18 @@ def check(store: Store) -> list[str]:
 
 
 def _rows(store: Store, job_id: str) -> list[Row]:
-    """Return the verdicts of a job as the record keeps them."""
+    """Return the verdict rows of a job."""
     rows = []
     for position, judged in enumerate(judge(store, job_id)):
-        verdict, noise = judged.verdict, judged.noise
-        low, high = verdict.ci or (None, None)
-        same_low, same_high = verdict.same_ci or (None, None)
-        row = {
-            "job_id": job_id,
-            "position": position,
-            **{name: getattr(judged, name) for name in OF_JUDGED},
-            **{name: getattr(verdict, name) for name in OF_VERDICT},
-            "cell": judged.comparison.baseline,
-            "candidate_cell": judged.comparison.candidate,
-            "metric": judged.comparison.metric,
-            "ci_low": low,
-            "ci_high": high,
-            "same_low": same_low,
-            "same_high": same_high,
-            "noise_sigma": noise.sigma if noise else None,
-            "noise_cycles": noise.cycles if noise else None,
-            "noise_session": noise.session if noise else None,
-            "flaws": canonical(verdict.flaws),
-            "reasons": canonical(verdict.reasons),
-        }
+        verdict, comparison = judged.verdict, judged.comparison
+        row = {"job_id": job_id, "position": position, "metric": comparison.metric}
+        row |= {"cell": comparison.baseline, "candidate_cell": comparison.candidate}
+        row |= {name: getattr(judged, name) for name in OF_JUDGED}
+        row |= {name: getattr(verdict, name) for name in OF_VERDICT}
+        row |= zip(("ci_low", "ci_high"), verdict.ci or (None, None), strict=True)
+        row |= zip(("same_low", "same_high"), verdict.same_ci or (None, None), strict=True)
+        row |= {f"noise_{name}": getattr(judged.noise, name, None) for name in ("sigma", "cycles", "session")}
+        row |= {"flaws": canonical(verdict.flaws), "reasons": canonical(verdict.reasons)}
         rows.append(row)
     return rows
 

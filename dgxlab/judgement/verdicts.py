@@ -1,4 +1,4 @@
-"""From what a job left of its chains to the verdicts on it."""
+"""Compute verdicts from the chains of a job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dgxlab.model import (
     BURN_IN,
     CANDIDATE,
     ChainStep,
-    CheckStep,
     GateStep,
     NoiseFloor,
+    ParityGate,
     about,
     check_from_json,
 )
@@ -28,57 +28,38 @@ from dgxlab.store import Job, Store
 
 ROLES = (BASELINE, CANDIDATE)
 
-ENDS = {
+ENDS = {  # by state
     "done": "the job ended",
     "failed": "the job failed",
     "cancelled": "the job was cancelled",
     "lost": "the job was lost",
 }
-"""How a job came to its end, by its state; in other states it has none."""
 
 NOT_PROMOTED = "not promoted: "
-"""Begins the reason why a faster candidate is not promoted; the record has no other mark of it."""
+"""Prefix of the reason why a faster candidate is not promoted; the only mark of it in the record."""
 
-IN_CYCLE_SPACE = 0.5
-"""If less than this share of an effect is left per clock cycle, the effect is one of clocks."""
-
-MORE_POWER = 1.05
-"""How many times the baseline's power a candidate may draw before a reader is warned."""
+IN_CYCLE_SPACE = 0.5  # if less than this share of an effect remains per clock cycle, clocks cause the effect
+MORE_POWER = 1.05  # a candidate that draws more than this times the baseline's power gets a warning
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What one chain says of one comparison.
+    """The verdict of one chain on one comparison; an A/A session has the same arm twice."""
 
-    Attributes:
-        chain: ChainStep.id.
-        comparison: Cells and metric.
-        verdict: With reasons that speak of gates, builds and clocks too.
-        noise: The noise floor that the plan had for it; it judges screens, and held promotion before protocol 3.
-        promoted: Whether the change is worth keeping.
-        baseline: Geometric mean over the cycles that count, of the two runs of each; None where the verdict is invalid.
-        candidate: The same of the candidate's.
-        model_id: What both read, None for nothing, or where the chain was not begun.
-    """
-
-    chain: str
+    chain: str  # ChainStep.id
     comparison: Comparison
-    verdict: Verdict
-    noise: NoiseFloor | None
+    verdict: Verdict  # its reasons include gates, builds and clocks
+    noise: NoiseFloor | None  # from the plan; used for screens and, before protocol 3, for promotion
     promoted: bool
-    baseline: float | None
+    baseline: float | None  # geometric mean over the valid cycles, of both runs of each; None if invalid
     candidate: float | None
     baseline_arm: str
     candidate_arm: str
-    model_id: str | None
+    model_id: str | None  # None also if the chain did not begin
 
 
 def judge(store: Store, job_id: str) -> list[Judged]:
-    """Return a verdict on every comparison of a job, in the order of its plan; none while it may run, or if rejected.
-
-    Raises:
-        UsageError: if there is no such job.
-    """
+    """Return a verdict on every comparison of a job, in plan order; none while it may still run, or if rejected."""
     job = store.job(job_id)
     if job.state not in ENDS or job.rejected:
         return []
@@ -90,48 +71,34 @@ def judge(store: Store, job_id: str) -> list[Judged]:
 
 
 def counted(verdict: Verdict, role: str) -> list[int]:
-    """Return the cycles of an arm's runs behind its mean; a baseline between two cycles that count is there twice."""
+    """Return the cycles of the runs in an arm's mean; a baseline between two valid cycles appears twice."""
     cycles = [cycle for cycle in range(1, verdict.cycles + 1) if cycle not in verdict.flaws]
     return [place for cycle in cycles for place in (cycle - 1, cycle)] if role == BASELINE else cycles
 
 
-# -- what a job left of its chains ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Run:
-    """One run of a chain.
-
-    Attributes:
-        model_id: None where it read no model.
-        failed: Why it failed as a process, "" where it did not.
-        slot: Its place, and what it gave.
-        unsettled: That it was the last of a burn-in that had not settled, "" where it was not.
-        clock: Median of the SM clock of the one GPU that it had, in MHz; None for several GPUs, or without telemetry.
-        power: Median of what its GPUs drew, in W, all of them together; None without telemetry.
-    """
+    """One run of a chain."""
 
     chain: str
     model_id: str | None
-    failed: str
+    failed: str  # why it failed as a process
     slot: Slot
-    unsettled: str
-    clock: float | None
-    power: float | None
+    unsettled: str  # set if it was the last run of a burn-in that had not settled
+    clock: float | None  # median SM clock in MHz; None for several GPUs, or without telemetry
+    power: float | None  # sum of the median W of its GPUs; None without telemetry
 
 
 @dataclass(frozen=True)
 class _Gate:
-    """A gate that was run for an arm, before or after the chains; `sentence` says why it failed or was flaky."""
-
     arm: str
-    after: bool
+    after: bool  # the chains, not before
     status: str
-    sentence: str
+    sentence: str  # why it failed or was flaky
 
 
 class _Evidence:
-    """What is known of the chains of one job that has ended."""
+    """The evidence of a finished job's chains."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self.plan = job.plan
@@ -142,22 +109,19 @@ class _Evidence:
             self.ending += f": {job.error}"
 
     def chain(self, step: ChainStep) -> list[_Run]:
-        """Return everything that ran in a chain, its burn-in too, in the order in which it ran."""
         return [run for run in self.runs if run.chain == step.id]
 
     def counting(self, step: ChainStep) -> list[_Run]:
-        """Return the runs that count of a chain: of those in one place the last, of its burn-in none."""
+        # the last run in each place, without burn-in
         places = {(run.slot.role, run.slot.cycle): run for run in self.chain(step)}
         return [run for (role, _), run in places.items() if role != BURN_IN]
 
     def gates_of(self, step: ChainStep, status: str) -> list[_Gate]:
-        """Return the gates of a chain's arms that ended so."""
         return [gate for gate in self.gates if gate.arm in step.arms and gate.status == status]
 
     def gated_after(self, step: ChainStep) -> bool:
-        """Tell whether every gate was run that the plan has for a chain's arms after its chains."""
         last = max(index for index, other in enumerate(self.plan.steps) if isinstance(other, ChainStep))
-        planned = [other.arm for other in self.plan.steps[last:] if isinstance(other, (GateStep, CheckStep))]
+        planned = [other.arm for other in self.plan.steps[last:] if isinstance(other, GateStep)]
         ran = [gate.arm for gate in self.gates if gate.after]
         return all(ran.count(arm) >= planned.count(arm) for arm in step.arms)
 
@@ -198,7 +162,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
 
 
 def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
-    """Yield the gates of a job; keys end in the number of the journal's line."""
+    """Yield the gates of a job; a key ends in the line number of the journal."""
 
     def line(key: str) -> int:
         return int(key.rsplit("/", 1)[1])
@@ -216,34 +180,24 @@ def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
 
 
 def gate_name(row: Mapping[str, Any]) -> str:
-    """Return what a gate is called, given its row of `gates`, `checks` or `gate_list`: `MUL_MAT on CUDA0`."""
+    """Return a gate's name, given its row of `gates`, `checks` or `gate_list`: `MUL_MAT on CUDA0`."""
     if row.get("gate"):
         return about(check_from_json(json.loads(row["gate"])))
     return f"{row['op']} on {row['backend']}"
 
 
-# -- judging ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Case:
-    """A comparison and all that its verdict depends on.
-
-    Attributes:
-        runs: Those of its chain that count.
-        chain: Their values.
-        faults: Why there can be no verdict whatever the values.
-    """
+    """A comparison and all inputs of its verdict."""
 
     step: ChainStep
     comparison: Comparison
-    runs: Sequence[_Run]
+    runs: Sequence[_Run]  # those of its chain that count
     chain: Chain
-    faults: tuple[str, ...]
+    faults: tuple[str, ...]  # why no verdict is possible, whatever the values
 
     @property
     def noise(self) -> NoiseFloor | None:
-        """The noise floor that the plan has for the comparison."""
         wanted = (self.comparison.baseline, self.comparison.metric)
         return next((floor for floor in self.step.noise if (floor.cell, floor.metric) == wanted), None)
 
@@ -261,7 +215,7 @@ def _cases(evidence: _Evidence, step: ChainStep) -> list[_Case]:
 def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> Iterator[str]:
     failed = evidence.gates_of(step, "failed")
     yield from (gate.sentence for gate in failed)
-    # where half of an arm's runs failed, the others may have succeeded by chance
+    # if half of an arm's runs failed, the others may have succeeded by chance
     for role, arm in zip(ROLES, (step.baseline.arm, step.candidate.arm), strict=True):
         runs = [run for run in evidence.counting(step) if run.slot.role == role]
         crashes = [run.failed for run in runs if run.failed]
@@ -269,7 +223,7 @@ def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> It
             yield f"{arm} failed as {role} in {len(crashes)} of {len(runs)} runs: {crashes[-1]}"
     ran = evidence.chain(step)
     if not ran:
-        if not failed:  # a failed gate is why it was not begun
+        if not failed:  # otherwise the failed gate is the reason that it did not begin
             yield from ("the chain was not begun", evidence.ending)
         return
     first, slots = chains[0], [run.slot for run in ran]  # all chains of a step are equally long
@@ -290,7 +244,7 @@ def _faults(evidence: _Evidence, step: ChainStep, chains: Sequence[Chain]) -> It
 
 
 def _verdict(case: _Case, screens: int) -> Verdict | None:
-    """Return the verdict of a comparison that is judged alone; of several screens each says so."""
+    """Return the verdict of one comparison; with several screens each verdict mentions that."""
     if case.faults:
         done = whole_cycles(case.chain)
         flaws = {cycle: flaw for cycle, flaw in case.chain.invalid_cycles().items() if cycle <= done}
@@ -312,7 +266,7 @@ def _judged(evidence: _Evidence, case: _Case, verdict: Verdict) -> Judged:
     more = (*unsettled, *_clock_says(case, verdict), *_power_says(case, verdict), *held)
     verdict = replace(verdict, reasons=(*verdict.reasons, *more))
     means: list[float | None] = [None, None]
-    if verdict.verdict != "invalid":  # over the cycles that count, so that the quotient of both is 1 + effect
+    if verdict.verdict != "invalid":  # over the valid cycles, so that the ratio of the means is 1 + effect
         a = [case.chain.a[cycle] for cycle in counted(verdict, BASELINE)]
         b = [case.chain.b[cycle - 1] for cycle in counted(verdict, CANDIDATE)]
         means = [statistics.geometric_mean([value for value in side if value is not None]) for side in (a, b)]
@@ -331,7 +285,7 @@ def _judged(evidence: _Evidence, case: _Case, verdict: Verdict) -> Judged:
 
 
 def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[str]:
-    """Yield why a faster candidate is not promoted all the same."""
+    """Yield reasons against promoting a faster candidate."""
     if verdict.verdict != "faster" or verdict.screen:
         return
     if len(case.step.arms) == 1:
@@ -341,8 +295,8 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
     if dirty:
         yield f"{' and '.join(dirty)} was built from a checkout that is no commit"
     yield from (gate.sentence for gate in evidence.gates_of(case.step, "flaky"))
-    steps = (step for step in evidence.plan.steps if isinstance(step, GateStep) and step.arm in case.step.arms)
-    if changed := [step.gate for step in steps if step.gate.overridden]:
+    gates = (step.gate for step in evidence.plan.steps if isinstance(step, GateStep) and step.arm in case.step.arms)
+    if changed := [gate for gate in gates if isinstance(gate, ParityGate) and gate.overridden]:
         yield f"--set changed what gate {changed[0].op} on {changed[0].backend} must reach"
     if not evidence.gated_after(case.step):
         yield f"the gates after the chains were not asked, {evidence.ending}"
@@ -357,11 +311,8 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
         yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
 
 
-# -- clocks and power -------------------------------------------------------------------------------------------------
-
-
 def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:
-    """Yield that a difference is one of clocks, where it vanishes once values are taken per SM clock cycle."""
+    """Yield a reason if the difference comes from clocks: it vanishes when values are taken per SM clock cycle."""
     if verdict.verdict not in ("faster", "slower") or verdict.screen or not all(run.clock for run in case.runs):
         return
     # throughputs are divided by the clock of their run, times multiplied by it
@@ -383,7 +334,7 @@ def _clock_says(case: _Case, verdict: Verdict) -> Iterator[str]:
 
 
 def _power_says(case: _Case, verdict: Verdict) -> Iterator[str]:
-    """Yield that the candidate draws more power: the heat slows its baselines as much as itself, and hides its cost."""
+    """Yield a reason if the candidate draws more power: its heat slows the baselines too, which hides its cost."""
     if verdict.verdict == "invalid" or verdict.screen or case.chain.protocol < stats.STEPS or case.step.block_s:
         return
     drawn: dict[str, list[float]] = {role: [] for role in ROLES}

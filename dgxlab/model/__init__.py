@@ -1,4 +1,4 @@
-"""The vocabulary: frozen records that every layer shares; whatever is public in a module here is public in the package.
+"""The vocabulary: frozen records that all layers share; every public name of a module here is public in the package.
 
 Standard library only and Python 3.10 syntax, because the agent carries this package to the host. `spec` makes
 experiments, `plan` makes plans from them, `agent` runs plans and makes results.

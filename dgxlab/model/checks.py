@@ -1,131 +1,94 @@
-"""Gates beside test-backend-ops: a model's greedy text, its logits against a reference, a kernel's own tests."""
+"""Gates that run commands of a tool; each kind is a record in the module of its tool, in `dgxlab.tools`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Union
 
-from dgxlab.model.wire import LATER, digest, from_json
+from dgxlab.model.wire import from_json
 
 Against = Mapping[str, Union[str, None]]
-"""Variables that the other environment has instead; None for one that it does not have."""
+"""Variables that differ in the other environment; None for a variable that is unset there."""
+
+Readings = Mapping[str, Mapping[str, Any]]
+"""By role: the parsed output of a gate's command, or under `problem` why it does not count."""
 
 
-@dataclass(frozen=True)
-class GreedyGate:
-    """A model's most likely tokens are the same, byte for byte, in the arm's environment and in another."""
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Base of all kinds. The docstring of a kind is its help in editors."""
 
-    name: ClassVar[str] = "greedy"
+    declared: ClassVar[list[type[Check]]] = []
+    """Filled by `dgxlab.tools`."""
+    name: ClassVar[str] = ""
+    """Its key in specs."""
+    told_on: ClassVar[str] = "stdout"
+    """The stream on which the program reports failed cases."""
 
-    model: str
-    n_prompt: int = 64
-    """Words of the prompt, each most often one token."""
-    n_gen: int = 32
-    n_ubatch: int = 512
-    """Tokens computed at once, so that prefill is below or above a threshold."""
-    against: Against = field(default_factory=dict)
-    expect: str = ""
-    """The md5 that the text must have; "" for any."""
-    seed: int = 0
-    """Of the prompt."""
     env: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 1800.0
-    engaged: str = field(default="", metadata=LATER)
-    """What must be on the arm's stderr, and not on that of `against`: the path under test says that it ran."""
 
+    if TYPE_CHECKING:
 
-@dataclass(frozen=True)
-class PerplexityGate:
-    """A model's logits are near those of a reference, and nearer than in another environment.
+        @property
+        def model(self) -> str:
+            """The model that the gate reads, "" for none."""
 
-    The KLD is the mean Kullback-Leibler divergence from the reference's distribution, computed on the processor.
-    """
+        @property
+        def against(self) -> Against:
+            """The other environment, {} for none."""
 
-    name: ClassVar[str] = "perplexity"
+    def subject(self) -> str:
+        """Return the name of the tested thing, for people."""
+        return self.model
 
-    model: str
-    reference: str
-    n_ctx: int = 512
-    chunks: int = 4
-    n_ubatch: int = 512
-    against: Against = field(default_factory=dict)
-    kld_ratio_at_most: float | None = None
-    """Limit of the arm's KLD divided by that of `against`."""
-    kld_at_most: float | None = None
-    ppl_ratio_at_most: float | None = None
-    """Limit of the perplexity divided by the reference's, and of its inverse."""
-    seed: int = 0
-    """Of the text."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 3600.0
-    engaged: str = field(default="", metadata=LATER)
-    """What must be on the arm's stderr, and not on that of `against`: the path under test says that it ran."""
+    def limits(self) -> tuple[str, ...]:
+        """Return the gate's limits for its readings, in words."""
+        raise NotImplementedError
 
+    def flaws(self) -> Iterator[str]:
+        """Yield why the gate would always pass, or always fail."""
+        yield from ()
 
-@dataclass(frozen=True)
-class HarnessGate:
-    """A kernel's own tests pass: kernels/<kernel> and kernels/common are sent, compiled and run."""
+    def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
+        """Return `commands` and, where the gate needs them, `text` or `files` of its step.
 
-    name: ClassVar[str] = "harness"
-    model: ClassVar[str] = ""
-    """It reads none."""
-    against: ClassVar[Against] = {}
-    """It has one environment."""
+        Args:
+            env: The experiment's environment.
+            root: The project's folder.
+        """
+        raise NotImplementedError
 
-    kernel: str
-    arch: str = "native"
-    """The GPU's architecture by nvcc's name."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 1800.0
-    tests: int = field(default=0, metadata=LATER)
-    """How many tests must run and pass; 0 in records of gates that did not say."""
+    def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
+        """Parse the output of a role's command; under `problem` why it does not count."""
+        raise NotImplementedError
 
+    def judge(self, readings: Readings) -> Iterator[Any]:
+        """Yield why the gate did not pass, given the readings of all its commands."""
+        raise NotImplementedError
 
-Check = Union[GreedyGate, PerplexityGate, HarnessGate]
+    def shown(self, readings: Readings) -> Iterator[str]:
+        """Yield the readings in words."""
+        raise NotImplementedError
+
+    def sources(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Return digests of the gate's compiled sources by their recorded name, given its files."""
+        return {}
 
 
 def check_from_json(value: Any) -> Check:
-    """Return a gate as it was written.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    return from_json(Check, value)  # type: ignore[arg-type]
-
-
-def sources(kernel: str, files: Mapping[str, str]) -> dict[str, str]:
-    """Return what a harness gate reads of a kernel, by the name under which it is recorded."""
-    return {f"kernels/{kernel}": digest(files, 16)}
-
-
-def about(gate: Check) -> str:
-    """Name a gate for people: `greedy of tiny`, `perplexity of tiny against exact`, `harness of nvfp4_dequant`."""
-    if isinstance(gate, GreedyGate):
-        return f"greedy of {gate.model}"
-    if isinstance(gate, HarnessGate):
-        return f"harness of {gate.kernel}"
-    return f"perplexity of {gate.model} against {gate.reference}"
+    """Decode a gate; raises ValueError if it is not one."""
+    return from_json(Check, value)
 
 
 def limits(gate: Check) -> tuple[str, ...]:
-    """Return what a gate asks, in words."""
-    if isinstance(gate, HarnessGate):
-        return (f"{gate.tests} tests pass" if gate.tests else "every test passes, and there are some",)
-    engaged = (f"{gate.engaged!r} on stderr",) if gate.engaged else ()
-    if isinstance(gate, GreedyGate):
-        same = ("the same text in both environments",) if gate.against else ()
-        return (*same, *((f"md5 {gate.expect}",) if gate.expect else ()), *engaged)
-    asked = {
-        "KLD at most {} times the other environment's": gate.kld_ratio_at_most,
-        "KLD at most {}": gate.kld_at_most,
-        "perplexity at most {} times the reference's, and its inverse": gate.ppl_ratio_at_most,
-    }
-    return (*(words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None), *engaged)
+    """Return a gate's limits, in words."""
+    marker = getattr(gate, "engaged", "")
+    return (*gate.limits(), *([f"{marker!r} on stderr"] if marker else []))
 
 
 def environments(gate: Check, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the environment of the arm and the one that it is held against, given the experiment's own."""
+    """Return the arm's environment and the one to compare it with, given the experiment's own."""
     arm = {**env, **gate.env}
-    other = {name: value for name, value in {**arm, **gate.against}.items() if value is not None}
-    return arm, other
+    return arm, {name: value for name, value in {**arm, **gate.against}.items() if value is not None}

@@ -1,36 +1,44 @@
-"""What a job tells in its journal: one class an event, with its fields, their types and their limits.
+"""Events of a job's journal: one class per event, with its fields, their types and their limits.
 
-The agent writes a journal through `written` and every reader takes its lines from `read`, so that neither can differ
-from what is declared here. A default is what is read where an older agent did not tell the field. What the record keeps
-as the JSON that it is (states, commands, readings) stays a dictionary.
+The agent writes events with `written` and every reader parses lines with `read`, so both follow these declarations. A
+default is used where an older agent did not write the field.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union, cast, get_type_hints
 
-from dgxlab.model.checks import Check
 from dgxlab.model.experiment import DerivedModel, ParityGate, SyntheticModel
-from dgxlab.model.plan import BASELINE, CANDIDATE, Cell, Source
+from dgxlab.model.parts import (
+    Cases,
+    Count,
+    Digest,
+    Divergence,
+    Ending,
+    Exit,
+    Greedy,
+    Launched,
+    Name,
+    NoReading,
+    Path,
+    Reference,
+    Role,
+    Seconds,
+    State,
+    Tests,
+    Texts,
+    Time,
+    Variables,
+)
+from dgxlab.model.plan import ARM, BASELINE, CANDIDATE, Cell, LaunchedGate, Source
 from dgxlab.model.reasons import Code, Reason, sentence
-from dgxlab.model.result import CellResult, Count, Facts, Name, Toolchain
-from dgxlab.model.wire import LATER, As, Match, Told, Within, from_json, to_json
+from dgxlab.model.result import CellResult, Facts, Toolchain
+from dgxlab.model.wire import LATER, Told, Within, decoder, from_json, to_json
 
-Seconds = Annotated[float, Within(0, 1e10)]
-Time = Annotated[float, Within(0, 1e11)]
-"""Unix seconds, to the year 5138: later ones cannot be shown."""
-Exit = Annotated[int, Within(0, 255)]
-Digest = Annotated[str, Within(1, 128)]
-Path = Annotated[str, Within(1, 4096)]
-Texts = tuple[str, ...]
-Variables = Mapping[Name, str]
-Role = Annotated[str, Match("burn-in|baseline|candidate")]
-
-HOST = "host"
-"""The device of what is no GPU's."""
+HOST = "host"  # the device of values that belong to no GPU
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,7 @@ class Summary(Told):
 
 @dataclass(frozen=True)
 class Flag(Told):
-    """Something that makes a run's numbers doubtful; `kind` is a `reasons.Code`, at most one a device.
-
-    No verdict may use a run with a hard flag.
-    """
+    """Something that makes a run's numbers doubtful, by `reasons.Code`; no verdict may use a run with a hard flag."""
 
     device: Name
     kind: Name
@@ -78,102 +83,11 @@ def flag(code: Code, device: str = HOST, *, hard: bool, **params: Any) -> Flag:
     return Flag(device, code.value, hard, params)
 
 
-class Graphics(TypedDict):
-    """A GPU's state: nvidia-smi's fields as it printed them."""
-
-    uuid: Union[str, None]
-
-
-class State(TypedDict, total=False):
-    """The host's condition at one instant; earlier agents told less of it."""
-
-    boot_id: str
-    gpus: Union[list[Graphics], None]
-    load_1min: Union[float, None]
-    mem_available_mib: Union[float, None]
-    swap_used_mib: Union[float, None]
-    swap_in_mib: Union[float, None]
-    oom_kills: Union[float, None]
-    cpu_mhz: Union[float, None]
-    cpu_temp_c: Union[float, None]
-    pinned: list[Count]
-    """The processors that the program was pinned to, before a run that was."""
-
-
-class Launched(TypedDict):
-    """One launch of a check."""
-
-    role: Name
-    argv: list[str]
-    env: Variables
-    rc: Union[int, None]
-
-
-class NoReading(TypedDict):
-    """Why a command of a check showed nothing."""
-
-    problem: str
-
-
-class Greedy(TypedDict):
-    """What llama-completion wrote."""
-
-    md5: str
-    n_prompt: Union[Count, None]
-    n_gen: Union[Count, None]
-
-
-class Tests(TypedDict):
-    """What a kernel's harness printed."""
-
-    passed: Count
-    failed: list[str]
-    verdict: str
-
-
-class Divergence(TypedDict):
-    """What llama-perplexity said of a model beside its reference."""
-
-    kld: float
-    ppl_ratio: float
-
-
-class Reference(TypedDict):
-    """What llama-perplexity said of the reference."""
-
-    ppl: float
-
-
-class ModelFile(TypedDict):
-    """A model on the host."""
-
-    model_id: Name
-    path: Path
-    size: Count
-    digest: Digest
-
-
-class ExitStatus(TypedDict):
-    """What every final status says."""
-
-    exit_code: Exit
-    status: Literal["done", "failed", "cancelled"]
-
-
-class FinalStatus(ExitStatus, total=False):
-    """A job's last word outside its journal; an earlier agent's has less."""
-
-    message: str
-    next: str
-    journal_sha256: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Event(Told):
-    """Any line of a journal: its place in it, and when it was written. By itself it is one of a newer agent."""
+    """Base of all events: line number and time. An instance of this class is an unknown event of a newer agent."""
 
-    event: ClassVar[str] = ""
-    """Its name in the journal."""
+    event: ClassVar[str] = ""  # its name in the journal
     seq: Count = 0
     t: Time = 0.0
 
@@ -183,7 +97,7 @@ class Event(Told):
 
 @dataclass(frozen=True, kw_only=True)
 class JobEvent(Event):
-    """The agent has begun: who it is and what the host looks like."""
+    """The agent has begun: its identity and the host's facts."""
 
     event = "job"
     job_id: Name
@@ -206,7 +120,7 @@ class StepEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent(Event):
-    """How far a step is; a `total` of 0 is not known."""
+    """Progress of a step; `total` is 0 if unknown."""
 
     event = "progress"
     id: Name
@@ -217,7 +131,7 @@ class ProgressEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class NoteEvent(Event):
-    """A sentence for those who watch, from the agent or from the client itself."""
+    """A sentence for the user, from the agent or the client."""
 
     event = "note"
     note: str
@@ -225,7 +139,7 @@ class NoteEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LockEvent(Event):
-    """The device is waited for, or was let go."""
+    """The job waits for a device, or has released it."""
 
     event = "lock"
     state: Name
@@ -253,7 +167,7 @@ class BuildEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEvent(Event):
-    """A model is there; `reused` is None where an earlier agent did not say it."""
+    """A model is ready; `reused` is None from older agents."""
 
     event = "model"
     name: Name
@@ -267,57 +181,40 @@ class ModelEvent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedEvent(Event):
-    """A gate that was judged, of either kind."""
+class GateEvent(Event):
+    """A gate was judged."""
 
+    event = "gate"
     id: Name
     arm: Name
     build_id: Digest
+    gate: LaunchedGate
+    inputs: Mapping[Name, Name]
     env: Variables
+    commands: list[Launched]
+    readings: Mapping[Name, Union[NoReading, Cases, Greedy, Tests, Divergence, Reference]]
     status: Literal["passed", "failed", "flaky"]
-    reasons: Texts
+    reasons: tuple[Reason, ...]
+    """Why it failed."""
+    flaky: Texts = ()
+    case_list: Union[Texts, None] = field(default=None, metadata=LATER)
     raw: Mapping[Name, File]
     seconds: Seconds
 
+    @property
+    def counts(self) -> Cases:
+        """The counts printed by a parity gate's program."""
+        return cast("Cases", self.readings[ARM])
+
     def check(self) -> None:
-        """Raise ValueError unless exactly the gates that failed have reasons."""
+        """Raise ValueError unless a failed gate, and no other, has reasons, and a parity gate has cases and stdout."""
         if bool(self.reasons) != (self.status == "failed"):
             raise ValueError(f"it {self.status}, with {len(self.reasons)} reasons against that")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateEvent(JudgedEvent):
-    """A parity gate was judged; earlier agents knew no lists of cases."""
-
-    event = "gate"
-    gate: ParityGate
-    argv: Texts
-    rc: Union[int, None]
-    passed: Union[Count, None]
-    total: Union[Count, None]
-    unsupported: Union[Count, None]
-    flaky: Texts
-    failed: Texts
-    cases: Union[str, None] = None
-    case_list: Union[Texts, None] = field(default=None, metadata=LATER)
-
-    def check(self) -> None:
-        """Raise ValueError for reasons that the status denies, or without stdout."""
-        super().check()
-        _has_stdout(self.raw)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckEvent(JudgedEvent):
-    """A gate on a model was judged."""
-
-    event = "check"
-    kind: Name
-    gate: Check
-    inputs: Mapping[Name, Name]
-    commands: list[Launched]
-    readings: Mapping[Name, Union[NoReading, Greedy, Tests, Divergence, Reference]]
-    status: Literal["passed", "failed"]
+        if isinstance(self.gate, ParityGate):
+            _has_stdout(self.raw)
+            decoder(Cases)(self.readings.get(ARM))
+        elif self.status == "flaky":
+            raise ValueError("it is flaky, and has no cases")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,12 +236,11 @@ class RunEvent(Event):
     started: Time
     seconds: Seconds
     status: Literal["valid", "discarded", "failed"]
-    reasons: tuple[Reason, ...] = ()
-    """Why it is not valid."""
+    reasons: tuple[Reason, ...] = ()  # why it is not valid
     results: tuple[CellResult, ...]
     cells: Mapping[Digest, Cell]
-    before: Annotated[Mapping[str, Any], As(State)]
-    after: Annotated[Mapping[str, Any], As(State)]
+    before: Annotated[Mapping[str, Any], decoder(State)]
+    after: Annotated[Mapping[str, Any], decoder(State)]
     telemetry: tuple[Summary, ...] = ()
     flags: tuple[Flag, ...] = ()
     raw: Mapping[Name, File]
@@ -363,7 +259,7 @@ class RunEvent(Event):
         return tuple(flag.reason for flag in self.flags if flag.hard)
 
     def check(self) -> None:
-        """Raise ValueError where its status, results or place in a chain cannot be."""
+        """Raise ValueError if its status, results or place in a chain are inconsistent."""
         _has_stdout(self.raw)
         if not self.reason and self.status != "valid":
             raise ValueError(f"it is {self.status} without a reason")
@@ -377,7 +273,7 @@ class RunEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainEvent(Event):
-    """How a chain is going, none of it about the candidate's values."""
+    """Progress of a chain, without any value of the candidate."""
 
     event = "chain"
     id: Name
@@ -396,7 +292,7 @@ class ChainEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorEvent(Event):
-    """Something failed; the last one told is why the job ended as it did."""
+    """Something failed; the last one is the reason for the job's end."""
 
     event = "error"
     message: str
@@ -406,15 +302,15 @@ class ErrorEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EndEvent(Event):
-    """The job is over; `raw` has the sha256 of each raw file, which earlier agents did not tell."""
+    """The job is over; `raw` has the sha256 of each raw file (absent from older agents)."""
 
     event = "end"
     exit_code: Exit
-    status: Literal["done", "failed", "cancelled"]
+    status: Ending
     raw: Mapping[Path, Digest] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError unless exactly a job that is done has exit code 0."""
+        """Raise ValueError unless the exit code is 0 exactly if the job is done."""
         if (self.status == "done") != (self.exit_code == 0):
             raise ValueError(f"it is {self.status} with exit code {self.exit_code}")
 
@@ -427,42 +323,35 @@ def _has_stdout(raw: Mapping[str, File]) -> None:
 EVENTS: Mapping[str, type[Event]] = {
     kind.event: kind
     for kind in (
-        *(JobEvent, StepEvent, ProgressEvent, NoteEvent, LockEvent, BuildEvent, ModelEvent, GateEvent, CheckEvent),
+        *(JobEvent, StepEvent, ProgressEvent, NoteEvent, LockEvent, BuildEvent, ModelEvent, GateEvent),
         *(RunEvent, ChainEvent, ErrorEvent, EndEvent),
     )
 }
+OLD_EVENTS: Mapping[str, type[Event]] = {"check": GateEvent}
 
 
-class Stamp(TypedDict):
-    """What every line of a journal has."""
-
-    seq: Count
-    t: Time
-    event: Name
+Stamp = TypedDict("Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP013 - what every line has
 
 
 def read(value: Any) -> Event:
-    """Return an event of a journal; one that is not known, as a newer agent may tell it, keeps its stamp alone.
-
-    Raises:
-        ValueError: if a field is missing, or is not what it is declared to be.
-    """
+    """Decode an event or raise ValueError; an unknown event of a newer agent keeps only number and time."""
     stamp = from_json(Stamp, value)
-    kind = EVENTS.get(stamp["event"], Event)
+    kind = {**EVENTS, **OLD_EVENTS}.get(stamp["event"], Event)
+    now = {RunEvent: _run_now, GateEvent: _gate_now}.get(kind, dict)
     try:
-        event = from_json(kind, _in_codes(value) if kind is RunEvent else value)
+        event = from_json(kind, now(value))
         event.check()
     except ValueError as error:
         raise ValueError(f"{stamp['event']}: {error}") from error
     return event
 
 
-def _in_codes(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a run of an older agent, which told sentences, with the sentences as parameters of codes."""
+def _run_now(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a run of an older agent, which wrote sentences, with the sentences as parameters of codes."""
     known = dict(value)
     if "reasons" not in known:
         words = from_json(str, known.pop("reason", None))
-        known["reasons"] = [{"code": Code.TOLD.value, "params": {"words": words}}] if words else []
+        known["reasons"] = _told([words]) if words else []
     if isinstance(flags := known.get("flags"), list):
         known["flags"] = flags = list(flags)
         for number, flag in enumerate(flags):
@@ -473,12 +362,25 @@ def _in_codes(value: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
-def written(event: Event, seq: int) -> dict[str, Any]:
-    """Return an event as it is told now, at this place of the journal.
+def _gate_now(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a gate of an older agent, which wrote sentences, and a parity gate's command and cases as fields."""
+    known = dict(value)
+    reasons = known.get("reasons")
+    if isinstance(reasons, list) and all(isinstance(each, str) for each in reasons):
+        known["reasons"] = _told(reasons)
+    if value["event"] == "gate" and "commands" not in value:
+        known = {"cases": None, "inputs": {}, **known}
+        known["commands"] = [{"role": ARM, **{name: known.get(name) for name in ("argv", "env", "rc")}}]
+        known["readings"] = {ARM: {name: known[name] for name in get_type_hints(Cases) if name in known}}
+    return known
 
-    Raises:
-        ValueError: if it is not what is declared; no reader would take it.
-    """
+
+def _told(sentences: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"code": Code.TOLD.value, "params": {"words": words}} for words in sentences]
+
+
+def written(event: Event, seq: int) -> dict[str, Any]:
+    """Encode an event with its line number, or raise ValueError where a reader would."""
     value = {**to_json(event), "seq": seq, "t": time.time(), "event": event.event}
     read(value)
     return value

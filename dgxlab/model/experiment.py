@@ -1,4 +1,4 @@
-"""What is asked for: an arm's build and what to measure on it."""
+"""Experiments: an arm's build and what to measure on it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
-from dgxlab.model.checks import GreedyGate, HarnessGate, PerplexityGate
+from dgxlab.model.checks import Check
 from dgxlab.model.wire import LATER, Match, Within, digest, to_json
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What a name from a spec may be: it becomes a file name on the host."""
-
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name on the host
 COMMIT = re.compile(r"[0-9a-f]{40}")
-
-Param = Union[str, int, float, bool]
-"""One parameter of a cell, as llama.cpp prints it."""
+Param = Union[str, int, float, bool]  # of a cell, as llama.cpp prints it
 
 
 @dataclass(frozen=True)
@@ -29,11 +25,7 @@ class Expectation:
 
     @classmethod
     def parse(cls, text: str) -> Expectation:
-        """Read `1103/1103`.
-
-        Raises:
-            ValueError: if it is not two numbers, or they differ, or they are 0.
-        """
+        """Read `1103/1103`, or raise ValueError."""
         match = re.fullmatch(r"(\d+)/(\d+)", text)
         if not match or match[1] != match[2] or int(match[1]) == 0:
             raise ValueError(f"expected all of a positive number of cases, as in 1103/1103, not {text!r}")
@@ -45,26 +37,23 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Between(Within):
-    """What a number may be, in a record that is also a map of the spec file."""
+    """Range of a number, in a record that is also a map of the spec file."""
 
     def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what pydantic, which reads the file, is to check."""
         return {**inner(source), "ge": self.least, "le": self.most}
 
 
 @dataclass(frozen=True)
 class Text(Match):
-    """What a text may be, in a record that is also a map of the spec file; `wanted` says it in words."""
+    """Pattern of a text, in a record that is also a map of the spec file; `wanted` describes it in words."""
 
     wanted: str
 
     def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-        """Return what pydantic, which reads the file, is to check."""
         checked = {"type": "no-info", "function": self._checked}
         return {"type": "function-after", "function": checked, "schema": inner(source)}
 
     def __get_pydantic_json_schema__(self, schema: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Return the pattern for editors."""
         return {**inner(schema), "pattern": f"^({self.pattern})$"}
 
     def _checked(self, value: str) -> str:
@@ -75,14 +64,15 @@ class Text(Match):
 
 Width = Annotated[int, Between(1, 2**22)]
 Quant = Annotated[str, Text(r"[A-Z][A-Z0-9_]{0,31}", "a type of llama-quantize, as Q4_K_M")]
+Architecture = Literal["llama", "qwen3moe", "qwen35", "qwen35moe", "qwen3next"]
 
 
 @dataclass(frozen=True)
 class SyntheticModel:
     """A model written from a fixed seed: good for shapes and throughput, not for quality."""
 
-    arch: Annotated[str, Text(r"[a-z][a-z0-9_-]{0,31}", "an architecture by llama.cpp's name, as llama")] = "llama"
-    """Architecture, by llama.cpp's name."""
+    arch: Architecture = "llama"
+    """Architecture, by llama.cpp's name; all but llama and qwen35 have experts, qwen35 and later a gated delta net."""
     n_layer: Annotated[int, Between(1, 1000)] = 2
     """Number of layers."""
     n_embd: Width = 256
@@ -109,11 +99,40 @@ class SyntheticModel:
     """The commit that the vocabulary comes from."""
     scales: bool = field(default=False, metadata=LATER)
     """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
+    plain_text: bool = field(default=False, metadata=LATER)
+    """Never generate byte, control or unknown tokens: their output rows are zero. Needs vocab; servers then answer
+    with valid UTF-8."""
+    head_dim: Annotated[int, Between(8, 1024)] = field(default=64, metadata=LATER)
+    """Width of an attention head, a multiple of 8; that of llama is n_embd / n_head."""
+    n_expert: Annotated[int, Between(2, 1024)] = field(default=8, metadata=LATER)
+    """Experts of a layer."""
+    n_expert_used: Annotated[int, Between(1, 1024)] = field(default=2, metadata=LATER)
+    """Experts that a token passes through."""
+    n_ff_expert: Width = field(default=256, metadata=LATER)
+    """Width of an expert."""
+    n_ff_shared: Width = field(default=256, metadata=LATER)
+    """Width of the shared expert; qwen3moe has none."""
+    routing_skew: Annotated[float, Between(0, 10)] = field(default=0.0, metadata=LATER)
+    """How uneven experts are used: the router's last row is exp(-skew) of its first; 0 uses all alike."""
+    ssm_state: Literal[16, 32, 64, 128] = field(default=128, metadata=LATER)
+    """Width of a head of the gated delta net; a head's state is its square."""
+    ssm_k_heads: Annotated[int, Between(1, 1024)] = field(default=2, metadata=LATER)
+    """Key heads of the gated delta net."""
+    ssm_v_heads: Annotated[int, Between(1, 1024)] = field(default=4, metadata=LATER)
+    """Value heads of the gated delta net, a multiple of ssm_k_heads; each has a state of every sequence."""
+    ssm_conv: Annotated[int, Between(2, 16)] = field(default=4, metadata=LATER)
+    """Taps of its convolution."""
+    decay_min: Annotated[float, Between(1e-6, 20)] = field(default=1e-4, metadata=LATER)
+    """Decay of the slowest head in a token, as -log of the factor; heads lie between at equal ratios."""
+    decay_max: Annotated[float, Between(1e-6, 20)] = field(default=0.05, metadata=LATER)
+    """Decay of the fastest head in a token."""
+    full_attention_interval: Annotated[int, Between(1, 1000)] = field(default=4, metadata=LATER)
+    """Every so many-th layer has attention, the others a gated delta net."""
 
 
 @dataclass(frozen=True)
 class DerivedModel:
-    """A synthetic model that was finished, in another type: F32 for exactly the weights that its blocks give."""
+    """A finished synthetic model converted to another type; F32 gives exactly the dequantised weights."""
 
     source: SyntheticModel
     quant: str
@@ -148,13 +167,12 @@ class ParityGate:
     cases: str = field(default="", metadata=LATER)
     """Digest of the list of all cases, the unsupported ones too; null: the first clean baseline records it."""
     engaged: str = field(default="", metadata=LATER)
-    """What must be on stderr, because the path under test prints it."""
+    """Text that the path under test prints, required on stderr."""
     overridden: bool = field(default=False, metadata=LATER)
-    """The command line changed what it must reach."""
+    """The command line changed its limits."""
 
 
-CHANGED = " (changed by --set)"
-"""Follows the status of a gate that is `overridden`."""
+CHANGED = " (changed by --set)"  # follows the status of a gate that is `overridden`
 
 
 def case_digest(cases: Iterable[str]) -> str:
@@ -162,66 +180,31 @@ def case_digest(cases: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(cases)).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measurements with one tool; each kind is a record in the module of its tool, in `dgxlab.tools`."""
+
+    declared: ClassVar[list[type[Bench]]] = []
+    """Filled by `dgxlab.tools`."""
+    name: ClassVar[str] = ""
+    """Its key in specs, and its name in the record."""
+
+    exclude: tuple[Mapping[str, Param], ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    limit_s: float = 1800.0
+
+
 @dataclass(frozen=True)
 class EngagedGate:
-    """The path under test says so on stderr in every timed run of tools."""
+    """The path under test prints a marker on stderr in every timed run of `tools`."""
 
     stderr: str
     """The marker: text that a line of stderr holds."""
-    tools: tuple[str, ...] = ("backend-ops", "llama-bench", "batched-bench")
+    tools: tuple[str, ...] = field(default_factory=lambda: tuple(kind.name for kind in Bench.declared))
     """The tools whose runs must print it; all, when left out."""
 
 
-Gate = Union[ParityGate, EngagedGate, GreedyGate, PerplexityGate, HarnessGate]
-
-
-@dataclass(frozen=True)
-class BackendOpsBench:
-    """`test-backend-ops perf` on the built-in shapes that `where` selects."""
-
-    op: str
-    backend: str
-    where: Mapping[str, tuple[Param, ...]]
-    exclude: tuple[Mapping[str, Param], ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class LlamaBench:
-    """`llama-bench`: prompt and generation speed at the given sizes.
-
-    `axes` holds the other flags by llama-bench's column name (n_ubatch, type_k, ...), a tuple of values each.
-    """
-
-    model: str
-    n_prompt: tuple[int, ...]
-    n_gen: tuple[int, ...]
-    axes: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)
-    repetitions: int = 5
-    """Counted repetitions; one more is run first and thrown away."""
-    args: tuple[str, ...] = ()
-    exclude: tuple[Mapping[str, Param], ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 1800.0
-
-
-@dataclass(frozen=True)
-class BatchedBench:
-    """`llama-batched-bench`: prompt and generation speed with npl sequences at once."""
-
-    model: str
-    npp: tuple[int, ...]
-    ntg: tuple[int, ...]
-    npl: tuple[int, ...]
-    axes: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)
-    args: tuple[str, ...] = ()
-    exclude: tuple[Mapping[str, Param], ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 1800.0
-
-
-Bench = Union[BackendOpsBench, LlamaBench, BatchedBench]
+Gate = Union[ParityGate, EngagedGate, Check]
 
 
 @dataclass(frozen=True)
@@ -233,28 +216,26 @@ class Session:
     thermal: str = "hot"
     """hot: steady state; cold: each run waits for a temperature."""
     drift_limit: float = 0.05
-    """Largest distance of two neighbouring baselines that is no step, as a fraction."""
+    """Largest distance of two neighbouring baselines that does not count as a step, as a fraction."""
     min_effect: float | None = None
-    """Always None; specs recorded before protocol 3 may say it."""
+    """Always None; specs recorded before protocol 3 may have it."""
     effect: float = field(default=0.02, metadata=LATER)
     """The effect to be found with a chance of 80 %, as in 2% or 0.02: it decides how many cycles a chain has."""
     pin: bool = field(default=False, metadata=LATER)
     """Pin every run to as many processors as it has threads, each of a core of its own where there are enough."""
     block_minutes: float = field(default=0.0, metadata=LATER)
-    """Run an arm for so long before each run that counts: each arm is then at its own temperature."""
+    """Run an arm for this long before each run that counts, so that each arm is at its own temperature."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One arm: a build and what to measure on it, as the spec file says, with nothing left to look up in YAML."""
+    """One arm: a build and what to measure on it, fully resolved from the spec file."""
 
     name: str
     pin: str
     sources: tuple[str, ...]
-    path: str
-    """The spec file, absolute."""
-    root: str
-    """The project folder that holds patches/ and kernels/, absolute."""
+    path: str  # the spec file, absolute
+    root: str  # the project folder that holds patches/ and kernels/, absolute
     host: str = "local"
     hypothesis: str = ""
     series: tuple[str, ...] = ()
@@ -267,10 +248,10 @@ class Experiment:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What is asked for, as plain JSON; the path of the file is no part of it."""
+        """The experiment as plain JSON, without the file's path."""
         return {k: v for k, v in to_json(self).items() if k not in ("path", "root")}
 
     @property
     def digest(self) -> str:
-        """Identity of what is asked for: the same spec at another path has the same digest."""
+        """Identity of the experiment: the same spec at another path has the same digest."""
         return digest(self.spec)

@@ -1,4 +1,4 @@
-"""What a job does: the tree to build, the cells that get a number, the steps in order."""
+"""Plans of jobs: the tree to build, the cells to measure, the steps in order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,17 @@ from typing import Any, Union
 
 from dgxlab.model.checks import Check
 from dgxlab.model.experiment import DerivedModel, Param, ParityGate, SyntheticModel
-from dgxlab.model.wire import LATER, digest
+from dgxlab.model.wire import LATER, Reshaped, digest
 
-PROTOCOL = 3
-"""Version of plan, journal and agent taken together; results of another protocol are measured again."""
-
-WAIT_S = 3600.0
-"""How long a job waits for its devices unless it is told otherwise."""
-
-SESSIONS = ("ab", "screen", "noise")
-"""Kinds of plan that hold chains."""
-
-UNIDENTIFYING = ("job_id", "wait_s", "specs")
-"""Fields of a plan that are no part of the work."""
+PROTOCOL = 3  # of plan, journal and agent together; results of another protocol are measured again
+WAIT_S = 3600.0  # how long a job waits for its devices unless it is told otherwise
+SESSIONS = ("ab", "screen", "noise")  # kinds of plan that hold chains
+UNIDENTIFYING = ("job_id", "wait_s", "specs")  # fields of a plan that do not identify the work
 
 
 @dataclass(frozen=True)
 class SeriesRef:
-    """A series as it was read: its name and the sha256 over its patches and overlay files, in order."""
+    """A patch series by name, with the sha256 over its patches and overlay files, in order."""
 
     name: str
     digest: str
@@ -38,30 +31,22 @@ class Source:
 
     pin: str
     tree: str
-    """git tree hash after applying."""
-    commit: str
-    """The pin itself when nothing is applied."""
+    commit: str  # the pin itself when nothing is applied
     series: tuple[SeriesRef, ...] = ()
-    dirty: bool = False
-    """Made from a checkout (--tree): measured, never promoted."""
+    dirty: bool = False  # made from a checkout (--tree): measured, never promoted
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One thing that gets a number: a tool and every parameter that shapes the number.
+    """One thing to measure: a tool and every parameter that affects the number.
 
-    Attributes:
-        tool: "backend-ops", "llama-bench" or "batched-bench".
-        label: What a table calls it: `pp512`, `tg128 @ d4096`, `MUL_MAT q4_0 4096x512x14336`, `pp128 tg64 B8`.
-        params: The parameters that tell this cell's row from the others in the tool's output, by llama.cpp's column
-            names. A row belongs to the cell when it has every one of these values.
-        fixed: What shapes the number without being in the row: repetitions, further arguments.
+    A row of the tool's output belongs to the cell if it has all values of `params`, by llama.cpp's column names.
     """
 
     tool: str
-    label: str
+    label: str  # `pp512`, `tg128 @ d4096`, `MUL_MAT q4_0 4096x512x14336`, `pp128 tg64 B8`
     params: Mapping[str, Param]
-    fixed: Mapping[str, Param] = field(default_factory=dict)
+    fixed: Mapping[str, Param] = field(default_factory=dict)  # not in the row: repetitions, further arguments
 
     @cached_property
     def key(self) -> str:
@@ -71,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison: a source, how it is built, the environment its programs get."""
+    """One side of a comparison: a source, its cmake definitions, the environment of its programs."""
 
     name: str
     source: Source
@@ -98,19 +83,14 @@ class ModelStep:
 
     id: str
     arm: str
-    model: str
-    """The spec's name for it; argv of later steps says {model:NAME}."""
+    model: str  # the spec's name for it; later argv have {model:NAME}
     path: str
-    """Where it is, with placeholders."""
     recipe: Union[SyntheticModel, DerivedModel, None] = None
-    make: tuple[str, ...] = ()
-    """Writes {out}, an f16 GGUF; empty for a file that must be there, and for one made from another model."""
-    quantize: tuple[str, ...] = ()
-    """Reads {in}, writes {out}; empty when f16 is what is wanted."""
+    make: tuple[str, ...] = ()  # writes {out}, an f16 GGUF; () for an existing file, or a model made from another
+    quantize: tuple[str, ...] = ()  # reads {in}, writes {out}; () for an f16 model
     limit_s: float = 3600.0
     kind: str = "model"
-    of: str = field(default="", metadata=LATER)
-    """The model that `quantize` reads; "" where it reads what `make` wrote."""
+    of: str = field(default="", metadata=LATER)  # the model that `quantize` reads; "" for what `make` wrote
 
 
 @dataclass(frozen=True)
@@ -125,30 +105,16 @@ class ProbeStep:
     kind: str = "probe"
 
 
-@dataclass(frozen=True)
-class GateStep:
-    """Run a parity gate and judge it."""
-
-    id: str
-    arm: str
-    gate: ParityGate
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    limit_s: float = 3600.0
-    kind: str = "gate"
-    like: str = field(default="", metadata=LATER)
-    """The baseline's gate of the same operation, whose cases it must have unless both specs declare others."""
-    listed: bool = field(default=False, metadata=LATER)
-    """The record has the list of cases that `gate.cases` is the digest of."""
-
+LaunchedGate = Union[ParityGate, Check]
+"""A gate that is a run of its own."""
 
 ARM, AGAINST, REFERENCE = "arm", "against", "reference"
-"""What a command of a check shows: the arm, the same in another environment, the reference of both."""
+"""Roles of a gate's commands: the arm, the arm in another environment, the reference for both."""
 
 
 @dataclass(frozen=True)
 class CheckCommand:
-    """One launch of a check."""
+    """One launch of a gate."""
 
     role: str
     argv: tuple[str, ...]
@@ -159,32 +125,62 @@ class CheckCommand:
 
 @dataclass(frozen=True)
 class CheckText:
-    """Text that the agent writes for a check, made of words that a seed chooses."""
+    """Text that the agent writes for a gate: random words from a seed."""
 
     words: int
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class CheckStep:
-    """Run a gate's commands in order and judge what they print, all of it together."""
+class GateStep(Reshaped):
+    """Run a gate's commands in order and judge their output together."""
+
+    kinds = ("gate", "check")
 
     id: str
     arm: str
-    gate: Check
+    gate: LaunchedGate
     commands: tuple[CheckCommand, ...]
-    """Their argv may say {text}, {files}, and {logits} for a file; the latter two are gone afterwards."""
+    """Their argv may have {text}, {files}, and {logits} for a file; the latter two are deleted afterwards."""
     text: Union[CheckText, None] = None
     files: Mapping[str, str] = field(default_factory=dict)
-    """What is put into a folder first, by path below it."""
+    """Files to write into a folder first, by relative path."""
     limit_s: float = 3600.0
     """Longest time of one command."""
-    kind: str = "check"
+    kind: str = "gate"
+    like: str = field(default="", metadata=LATER)
+    """The baseline's parity gate of the same operation, whose cases it must have unless both specs declare others."""
+    listed: bool = field(default=False, metadata=LATER)
+    """The record already has the list of cases with the digest `gate.cases`."""
 
     @property
     def env(self) -> Mapping[str, str]:
         """The environment of the arm's command."""
         return next(command.env for command in self.commands if command.role == ARM)
+
+    # In plans a parity gate has the argv and the environment of its one command, and any other gate the kind "check".
+
+    @staticmethod
+    def reshaped(fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields as plans have them."""
+        if not isinstance(fields["gate"], ParityGate):
+            return {**fields, "kind": "check"}
+        (command,) = fields["commands"]
+        kept = {name: value for name, value in fields.items() if name not in ("commands", "text", "files")}
+        return {**kept, "argv": command.argv, "env": command.env}
+
+    @staticmethod
+    def restored(value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of this class, given those of a plan."""
+        fields = {name: each for name, each in value.items() if name not in ("argv", "env")}
+        if "argv" in value:
+            fields["commands"] = [{"role": ARM, "argv": value["argv"], "env": value.get("env")}]
+        return {**fields, "kind": "gate"}
+
+
+def about(gate: LaunchedGate) -> str:
+    """Name a gate for people: `MUL_MAT on CUDA0`, `greedy of tiny`."""
+    return f"{gate.op} on {gate.backend}" if isinstance(gate, ParityGate) else f"{gate.name} of {gate.subject()}"
 
 
 @dataclass(frozen=True)
@@ -197,93 +193,69 @@ class RunStep:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cells: tuple[Cell, ...]
-    model: str = ""
-    """Name of the model it reads, or ""."""
-    markers: tuple[str, ...] = ()
-    """Each must appear on stderr (engaged gate)."""
-    attempts: int = 1
-    """How often it may be run when it ends well with rows missing."""
+    model: str = ""  # name of the model it reads
+    markers: tuple[str, ...] = ()  # each must appear on stderr (engaged gate)
+    attempts: int = 1  # how often it may be run when it exits with 0 and rows are missing
     limit_s: float = 600.0
     kind: str = "run"
 
 
 BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
-"""What a run of a chain is; burn-in runs are the baseline's."""
+"""Roles of a chain's runs; burn-in runs use the baseline."""
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """How much one metric of one cell differs from run to run on a host, as an A/A session found.
+    """Run-to-run noise of one metric of one cell on a host, measured by an A/A session."""
 
-    Attributes:
-        cell: Cell.key.
-        metric: Name in `units`.
-        sigma: Relative: 0.006 is 0.6 %.
-        cycles: Valid cycles behind it.
-        session: The job that measured it.
-    """
-
-    cell: str
+    cell: str  # Cell.key
     metric: str
-    sigma: float
-    cycles: int
-    session: str
+    sigma: float  # relative: 0.006 is 0.6 %
+    cycles: int  # number of valid cycles behind it
+    session: str  # the job that measured it
 
 
 @dataclass(frozen=True)
 class ChainStep:
     """Runs of a baseline and a candidate that alternate, A B A ... B A, after a burn-in of A.
 
-    Both run steps have as many cells, and those at the same place are compared. In an A/A session both are the same.
-
-    Attributes:
-        id: Of the chain; its runs are told from one another by role and cycle.
-        cycles: Candidate runs, fixed beforehand; 1 for a screen, 0 where the burn-in decides (`slots.planned`).
-        drift_limit: Largest distance of two baselines that are taken to be on one side of a step.
-        thermal: "hot" for steady state, "cold" where each run waits for the device to cool.
-        screen: Whether it is one bracket only, which settles nothing.
-        noise: What is known beforehand of the baseline's cells on this host.
-        absent: What must not be on a baseline run's stderr: the candidate's path under test.
-        effect: What is to be found where the burn-in decides, a share.
-        claims: Of the whole session, all of its chains; 0 for a screen, and in plans before protocol 3.
-        max_s: Seconds that the chain may take where the burn-in decides, the burn-in included; 0 for no limit.
-        pin: Whether each run is pinned to as many processors as it has threads.
-        block_s: How long an arm runs in each place before the run that counts; 0 where the first one does.
+    Both run steps have the same number of cells, compared pairwise. In an A/A session both steps are equal.
+    Where `cycles` is 0 the burn-in decides (`chains.planned`), with `effect`, `claims` and `max_s`.
     """
 
     id: str
     baseline: RunStep
     candidate: RunStep
-    cycles: int
+    cycles: int  # candidate runs, fixed beforehand; 1 for a screen
     drift_limit: float
-    thermal: str = "hot"
-    screen: bool = False
-    noise: tuple[NoiseFloor, ...] = ()
-    absent: tuple[str, ...] = ()
-    effect: float = field(default=0.0, metadata=LATER)
-    claims: int = field(default=0, metadata=LATER)
-    max_s: float = field(default=0.0, metadata=LATER)
-    pin: bool = field(default=False, metadata=LATER)
-    block_s: float = field(default=0.0, metadata=LATER)
+    thermal: str = "hot"  # "cold" where each run waits for the device to cool
+    screen: bool = False  # one bracket only: it can reject, never accept
+    noise: tuple[NoiseFloor, ...] = ()  # known for the baseline's cells on this host
+    absent: tuple[str, ...] = ()  # markers of the candidate's path under test: must not be on a baseline run's stderr
+    effect: float = field(default=0.0, metadata=LATER)  # to be detected, a share
+    claims: int = field(default=0, metadata=LATER)  # of the whole session; 0 for a screen, and before protocol 3
+    max_s: float = field(default=0.0, metadata=LATER)  # for the chain, burn-in included; 0 for no limit
+    pin: bool = field(default=False, metadata=LATER)  # pin each run to as many processors as it has threads
+    block_s: float = field(default=0.0, metadata=LATER)  # how long an arm runs before each run that counts
     kind: str = "chain"
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The arms that it compares; one in an A/A session."""
+        """The arms that the chain compares; one in an A/A session."""
         return tuple(dict.fromkeys((self.baseline.arm, self.candidate.arm)))
 
 
-Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, CheckStep, RunStep, ChainStep]
+Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, RunStep, ChainStep]
 
 
 def arms_of(step: Step) -> tuple[str, ...]:
-    """Return the arms that a step is about."""
+    """Return the arms of a step."""
     return step.arms if isinstance(step, ChainStep) else (step.arm,)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a job does, in order, and nothing else decides it.
+    """The complete description of a job's steps, in order.
 
     argv and paths may hold placeholders that only the host can fill in: {bin} the arm's installed programs, {src} its
     source, {cmake} its cmake folder, {models} the models folder, {model:NAME} a model's path, {python} and {agent} the
@@ -292,28 +264,24 @@ class Plan:
 
     job_id: str
     name: str
-    experiment: str
-    """Experiment.digest; the candidate's in a session of two."""
+    experiment: str  # Experiment.digest; the candidate's in a session of two
     arms: tuple[Arm, ...]
     steps: tuple[Step, ...]
-    kind: str = "run"
-    """run, gate, ab, screen (one bracket of an ab) or noise."""
+    kind: str = "run"  # or gate, ab, screen (one bracket of an ab), noise
     protocol: int = PROTOCOL
-    wait_s: float = WAIT_S
-    """How long the job may wait for its devices, all of its waits together."""
-    baseline: str = ""
-    """Experiment.digest of the baseline of an A/B session."""
+    wait_s: float = WAIT_S  # max time that the job may wait for its devices, in total
+    baseline: str = ""  # Experiment.digest of the baseline of an A/B session
+    # Experiment.spec of its experiments, the candidate's last, so that a job's folder is self-contained
     specs: tuple[Mapping[str, Any], ...] = field(default=(), metadata=LATER)
-    """Experiment.spec of its experiments, the candidate's last: a job's folder alone says what it was for."""
 
     @property
     def subject(self) -> str:
-        """What the job is about: one of the same subject that still runs need not be started again."""
+        """Digest of the job's purpose: a running job of the same subject is not started again."""
         return subject(self.kind, self.experiment, self.baseline)
 
     @property
     def digest(self) -> str:
-        """Identity of the work, whatever the job is called and however long it may wait."""
+        """Identity of the work, independent of the job's id and waiting time."""
         return plan_digest(vars(self))
 
     def arm(self, name: str) -> Arm:
@@ -322,7 +290,7 @@ class Plan:
 
     @property
     def runs(self) -> Iterator[RunStep]:
-        """What is launched for a number: each run step, those of chains too."""
+        """All run steps, including those of chains."""
         for step in self.steps:
             if isinstance(step, RunStep):
                 yield step
@@ -340,11 +308,11 @@ class Plan:
 def plan_digest(fields: Mapping[str, Any]) -> str:
     """Return Plan.digest given a plan's fields, as JSON or as records.
 
-    No baseline is left out: plans had no such field before there were A/B sessions, and keep their digest.
+    An empty baseline is omitted: plans from before A/B sessions lack the field, and keep their digest.
     """
     return digest({k: v for k, v in fields.items() if k not in UNIDENTIFYING and not (k == "baseline" and v == "")})
 
 
 def subject(kind: str, experiment: str, baseline: str = "") -> str:
-    """Return what a job of this kind is about, given the digests of its experiments."""
+    """Return the subject of a job of this kind, given the digests of its experiments."""
     return digest([kind, baseline, experiment]) if baseline else experiment

@@ -1,6 +1,6 @@
-"""Why a run's numbers are doubtful or missing: a code with parameters in the journal, a sentence for people.
+"""Reasons why a run's numbers are doubtful or missing, or a gate failed: a code with parameters, and its sentence.
 
-Every sentence about a run is made here. Journals of older agents hold the sentence itself, which is kept under `words`.
+All sentences about a run or a gate are made here. Older journals hold the sentence itself, kept in `words`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dgxlab.units import duration
 
 
 class Code(Enum):
-    """What happened to a run. The first group are the kinds of flags, the second one why a run does not count."""
+    """Codes for flags, for runs that do not count, and for failed gates."""
 
     HW_THERMAL = "hw_thermal"
     POWER_BRAKE = "power_brake"
@@ -46,6 +46,41 @@ class Code(Enum):
     STRANGER = "stranger"
     UNWATCHED = "unwatched"
 
+    COMMAND = "command"
+    NOT_RUN = "not_run"
+    NO_TEXT = "no_text"
+    GENERATED = "generated"
+    NO_PROMPT = "no_prompt"
+    MD5 = "md5"
+    OTHER_TEXT = "other_text"
+    ARM_NOT_ENGAGED = "arm_not_engaged"
+    BOTH_ENGAGED = "both_engaged"
+    KLD_TOO_SMALL = "kld_too_small"
+    KLD_RATIO = "kld_ratio"
+    KLD = "kld"
+    PPL_RATIO = "ppl_ratio"
+    NO_TEST = "no_test"
+    NO_VERDICT = "no_verdict"
+    TESTS = "tests"
+    CASES_FAILED = "cases_failed"
+    NOT_TESTED = "not_tested"
+    SUMMARY = "summary"
+    NO_CASES = "no_cases"
+    CASE_COUNT = "case_count"
+    SOME_PASSED = "some_passed"
+    UNSUPPORTED = "unsupported"
+    OTHER_OPS = "other_ops"
+    CASE_LIST = "case_list"
+    CONTRADICTION = "contradiction"
+    SIGNALLED = "signalled"
+    STATUS = "status"
+    NO_OK = "no_ok"
+    DISK = "disk"
+    AGAIN = "again"
+    FLAKY = "flaky"
+    BASELINE_COUNT = "baseline_count"
+    BASELINE_CASES = "baseline_cases"
+
     TOLD = "told"
     """An older agent's own sentence, in `words`."""
 
@@ -72,7 +107,7 @@ def reason(code: Code, **params: Any) -> Reason:
 
 
 def sentence(code: str, params: Mapping[str, Any]) -> str:
-    """Return a code and its parameters in words; a code of a newer agent is named with them."""
+    """Return the sentence for a code; an unknown code of a newer agent is shown with its parameters."""
     if "words" in params:
         return str(params["words"])
     try:
@@ -85,13 +120,22 @@ _NOT_ENGAGED = "the path under test did not run"
 
 
 def says_not_engaged(words: str) -> bool:
-    """Tell whether a sentence, which is all that the record keeps of a reason, is that of NOT_ENGAGED."""
+    """Return whether a sentence is that of NOT_ENGAGED; the record keeps only sentences of reasons."""
     return words.startswith(_NOT_ENGAGED)
 
 
 def left_running(program: str, left: list[str] | tuple[str, ...]) -> str:
-    """Say what a program left running."""
+    """Return a sentence on processes that a program left running."""
     return f"{program} left processes running, which were ended: {', '.join(left)}"
+
+
+def _summary(backend: str, summaries: int, last_case: str) -> str:
+    if summaries == 1:
+        return f"the summary for backend {backend} cannot be read"
+    if summaries:
+        return f"{summaries} summaries for backend {backend}, not one"
+    after = f"the program stopped after {last_case}" if last_case else "no case was run"
+    return f"no summary for backend {backend}: {after}"
 
 
 def _throttle(name: str) -> Callable[..., str]:
@@ -102,16 +146,12 @@ def _throttle(name: str) -> Callable[..., str]:
 
 
 def _on(gpu: str) -> str:
-    """Name the GPU where a job has several."""
+    """Return ` on GPU` if a job has several GPUs."""
     return f" on {gpu}" if gpu else ""
 
 
 def _ran(threads: int, processors: int) -> str:
-    return f"{_counted(threads, 'thread')} on {_counted(processors, 'processor')}"
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
+    return f"{threads} thread{'s' * (threads != 1)} on {processors} processor{'s' * (processors != 1)}"
 
 
 def _ended(how: str) -> Callable[..., str]:
@@ -162,4 +202,48 @@ _SENTENCES: Mapping[Code, Callable[..., str]] = {
     ),
     Code.STRANGER: lambda processes: f"a foreign compute process appeared: {processes}",
     Code.UNWATCHED: lambda: "nvidia-smi did not say who computes",
+    Code.COMMAND: "{where}: {problem}".format,
+    Code.NOT_RUN: "{where} was not run".format,
+    Code.NO_TEXT: "{where} printed no text".format,
+    Code.GENERATED: lambda where, count, wanted: (
+        f"{where} generated {'an unknown number' if count is None else count} of {wanted} tokens"
+    ),
+    Code.NO_PROMPT: "{where} does not say how many tokens the prompt has".format,
+    Code.MD5: "expected md5 {wanted}, got {md5}".format,
+    Code.OTHER_TEXT: "the text is another one than in {where}: md5 {md5}, there {other}".format,
+    Code.ARM_NOT_ENGAGED: f"{_NOT_ENGAGED}: {{marker!r}} is not on the stderr of {{where}}".format,
+    Code.BOTH_ENGAGED: "the path under test ran on both sides: {marker!r} is on the stderr of {where} too".format,
+    Code.KLD_TOO_SMALL: (
+        "the KLD in {where} prints as {kld:.6f}: too small to compare with, a wider model has more".format
+    ),
+    Code.KLD_RATIO: lambda where, kld, other, limit: (
+        f"the KLD is {kld / other:.3g} times that in {where} ({kld:.6f} and {other:.6f}), at most {limit:g} is allowed"
+    ),
+    Code.KLD: "the KLD is {kld:.6f}, at most {limit:g} is allowed".format,
+    Code.PPL_RATIO: (
+        "the perplexity is {ratio:.6f} times the reference's, at most {limit:g} and its inverse are allowed".format
+    ),
+    Code.NO_TEST: "no test was run".format,
+    Code.NO_VERDICT: "the harness does not end with 'passed'".format,
+    Code.TESTS: "expected {wanted} tests, got {passed}".format,
+    Code.CASES_FAILED: lambda case, more: f"failed: {case}{f' and {more} more' if more else ''}",
+    Code.NOT_TESTED: lambda backend, seen: (
+        f"backend {backend} was not tested: the {f'program has {seen}' if seen else 'output names none'}"
+    ),
+    Code.SUMMARY: _summary,
+    Code.NO_CASES: "ran 0 of 0 cases: nothing was tested".format,
+    Code.CASE_COUNT: "expected {wanted}, got {passed}/{total}".format,
+    Code.SOME_PASSED: "{passed} of {total} cases passed".format,
+    Code.UNSUPPORTED: "expected {wanted} unsupported cases, got {unsupported}".format,
+    Code.OTHER_OPS: "{others} of {cases} cases are not of {op}, as {case}".format,
+    Code.CASE_LIST: "expected the list of cases {wanted}, got {got}: {cases} cases, {repeated} of them repeated".format,
+    Code.CONTRADICTION: "{what}".format,
+    Code.SIGNALLED: "{program} was ended by a signal".format,
+    Code.STATUS: "{program} ended with exit status {status}".format,
+    Code.NO_OK: "the output does not say 'Backend {backend}: OK'".format,
+    Code.DISK: "{reason}{disk}".format,
+    Code.AGAIN: "run again: {reasons}".format,
+    Code.FLAKY: lambda cases: f"flaky here and not in the baseline: {', '.join(cases)}",
+    Code.BASELINE_COUNT: "the candidate ran {total} cases, the baseline {baseline}".format,
+    Code.BASELINE_CASES: "not the baseline's cases: {differs}".format,
 }

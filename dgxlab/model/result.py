@@ -1,21 +1,16 @@
-"""What comes back from a host, what computed it, and the identities that both sides compute alike."""
+"""Results from a host, the device that computed them, and ids that client and agent compute alike."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict, Union
+from typing import Annotated, Any
 
 from dgxlab.model.experiment import FileModel, Model
+from dgxlab.model.parts import Details, Name, Sample
 from dgxlab.model.plan import Source
-from dgxlab.model.wire import As, Match, Within, digest
-
-Name = Annotated[str, Within(1, 1000)]
-Count = Annotated[int, Within(0)]
-Sample = Annotated[float, Within(1e-30)]
-"""A measured value: all of them are above 0."""
-_Told = Union[str, None]
+from dgxlab.model.wire import Within, decoder, digest
 
 GPU_BACKENDS: Mapping[str, str] = {
     "GGML_CUDA": "CUDA",
@@ -28,134 +23,47 @@ GPU_BACKENDS: Mapping[str, str] = {
     "GGML_CANN": "CANN",
     "GGML_WEBGPU": "WebGPU",
 }
-"""By cmake key, what llama.cpp's tools call the backend that it builds; a device of it has a number behind."""
+"""By cmake key, llama.cpp's name of the backend; a device name adds a number."""
 
-UUID_DIGITS = 12
-"""Characters of a GPU's uuid that reports show: `GPU-1a69cc14`."""
+UUID_DIGITS = 12  # characters of a GPU's uuid that reports show: `GPU-1a69cc14`
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What turns a source into programs on a host; a version line each, "" for a tool that is not there."""
+    """Build tools of a host, with a version line each; "" for a missing tool."""
 
     cc: str = ""
     cxx: str = ""
     cmake: str = ""
     nvcc: str = ""
-    machine: str = ""
-    """Architecture and a digest of the CPU flags: GGML_NATIVE compiles for exactly this."""
-
-
-class _Gpu(TypedDict):
-    name: _Told
-    uuid: _Told
-
-
-class Gpu(_Gpu, total=False):
-    """A GPU as nvidia-smi names it, None where it does not say."""
-
-    driver_version: _Told
-    compute_cap: _Told
-
-
-class Driver(TypedDict):
-    """The GPUs' driver, and the newest CUDA that it runs; None where it does not say."""
-
-    version: _Told
-    cuda: _Told
-
-
-class Disk(TypedDict):
-    """The file system of the root."""
-
-    path: str
-    total_mib: Count
-    free_mib: Count
-
-
-class Process(TypedDict):
-    """A process that computes on a GPU; `used_mib` is None where the driver does not count it."""
-
-    gpu_uuid: str
-    pid: Count
-    program: str
-    user: str
-    used_mib: Union[Count, None]
-
-
-class Tools(TypedDict):
-    """Where programs are, "" for one that is not there."""
-
-    git: str
-    cmake: str
-    ninja: str
-    ccache: str
-    nvcc: str
-
-
-class Details(TypedDict, total=False):
-    """What else a host says of itself; earlier agents said less."""
-
-    user: str
-    kernel: str
-    os: str
-    glibc: Annotated[str, Match(r"([0-9]{1,4}(\.[0-9]{1,4})+)?")]
-    python: str
-    cpu: str
-    cpus: Count
-    memory_mib: Count
-    mem_available_mib: Count
-    disk: Disk
-    gpus: list[Gpu]
-    driver: Driver
-    nvidia_devices: Count
-    gpu_processes: list[Process]
-    lock_folder: str
-    versions: Mapping[str, str]
-    tools: Tools
+    machine: str = ""  # architecture and a digest of the CPU flags: GGML_NATIVE compiles for exactly this
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One look at a host. `probe` of the agent makes it; stored with every job."""
+    """One look at a host, stored with every job."""
 
-    host_id: Name
-    """Digest of the machine id and user: the same box under another name is the same host. Cloned machines share it,
-    so it says nothing of the GPUs: see `Device`."""
+    host_id: Name  # digest of the machine id and user: the same under another name, and on cloned machines
     hostname: str
     boot_id: Name
     toolchain: Toolchain
-    details: Annotated[Mapping[str, Any], As(Details)] = field(default_factory=dict)
-    """CPU, memory, kernel, disk, GPUs, driver, tool paths; `Device` is made from them."""
+    details: Annotated[Mapping[str, Any], decoder(Details)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device of one host, as a job saw it; numbers of two devices are never taken for each other's.
-
-    Attributes:
-        host_id: Facts.host_id.
-        names: Of each GPU in nvidia-smi's order, or of the processor.
-        uuids: Of each GPU; () for the processor.
-        driver: Of the GPUs, "" for the processor.
-        compute_cap: Of each different GPU, `9.0`; "" for the processor.
-        cpus: Processors that programs may use; 0 for GPUs.
-    """
+    """The GPUs or the processor of one host, as a job saw them; numbers of different devices are never mixed."""
 
     host_id: str
-    names: tuple[str, ...]
-    uuids: tuple[str, ...] = ()
+    names: tuple[str, ...]  # of each GPU in nvidia-smi's order, or of the processor
+    uuids: tuple[str, ...] = ()  # of each GPU; this and what follows is empty for the processor
     driver: str = ""
-    compute_cap: str = ""
-    cpus: int = 0
+    compute_cap: str = ""  # of each different GPU, `9.0`
+    cpus: int = 0  # processors that programs may use; 0 for GPUs
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], cmake: Mapping[str, str]) -> Device:
-        """Return what a build with these cmake definitions computes on.
-
-        Args:
-            facts: `Facts` of the job as JSON.
-        """
+        """Return the device for a build with these cmake definitions, given the job's `Facts` as JSON."""
         details = facts.get("details", {})
         if not gpu_backends(cmake):
             return cls(facts["host_id"], (details.get("cpu") or "unknown processor",), cpus=details.get("cpus") or 0)
@@ -184,26 +92,18 @@ class Device:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One metric of one cell in one run.
-
-    Attributes:
-        cell: Cell.key.
-        metric: llama.cpp's column name: avg_ts, speed_pp, speed_tg, time_us, flops, bandwidth_gb_s.
-        unit: As in `units`.
-        samples: Counted raw values in the order measured, never empty.
-        discarded: Raw values thrown away because the tool's first is cold; kept, not counted.
-    """
+    """One metric of one cell in one run: raw values in the order measured."""
 
     cell: Name
-    metric: Name
+    metric: Name  # llama.cpp's column name: avg_ts, speed_pp, speed_tg, time_us, flops, bandwidth_gb_s
     unit: Name
     samples: Annotated[tuple[Sample, ...], Within(1)]
-    discarded: tuple[Sample, ...] = ()
+    discarded: tuple[Sample, ...] = ()  # kept but not counted: the tool's first is cold
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """All that a run says of one cell: its metrics, and the tool's own row as it printed it."""
+    """A run's result for one cell: its metrics, and the tool's printed row."""
 
     cell: str
     measurements: tuple[Measurement, ...]
@@ -211,7 +111,7 @@ class CellResult:
 
 
 def gpu_backends(cmake: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPU backends that are built with these cmake definitions; () for a build that only has the CPU's."""
+    """Return the GPU backends that are built with these cmake definitions; () for a CPU build."""
     return tuple(name for key, name in GPU_BACKENDS.items() if cmake.get(key) == "ON")
 
 
@@ -225,6 +125,6 @@ def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> 
 
 
 def model_id(model: Model) -> str:
-    """Return a model's identity: its recipe's digest, or its path until the host has looked at the file."""
+    """Return a model's id: its recipe's digest, or a path until the host has identified the file."""
     kind = "file" if isinstance(model, FileModel) else "synthetic"
     return f"{kind}-{digest(model, 16)}"

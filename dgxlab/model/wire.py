@@ -1,4 +1,4 @@
-"""Records over the wire, and digests of what they say."""
+"""Records as JSON, and their digests."""
 
 from __future__ import annotations
 
@@ -10,30 +10,41 @@ import json
 import math
 import re
 import reprlib
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Set
 from typing import Any, NoReturn, TypeVar, Union
 
 T = TypeVar("T")
-Read = Callable[[Any], Any]
-"""Makes a value from JSON, or raises ValueError."""
+Read = Callable[[Any], Any]  # makes a value from JSON, or raises ValueError
 
 LATER: Mapping[str, Any] = types.MappingProxyType({"later": True})
-"""Metadata of a field that came later: it is written only where it differs from its default, so that what was recorded
-before keeps its digest."""
+"""Metadata of a field that is written only if it differs from its default, so that older records keep their digest."""
 
-LONGEST = 1 << 20
-"""Characters of the longest text that is accepted."""
-LARGEST = 1e30
-"""The largest number that is accepted: what is computed of such numbers is finite."""
-DEEPEST = 20
-"""How deep JSON of no given type may be nested."""
+LONGEST = 1 << 20  # characters of the longest text that is accepted
+LARGEST = 1e30  # the largest number that is accepted: results computed from such numbers are finite
+DEEPEST = 20  # max nesting of JSON without a declared type
 
 
 class Told:
-    """Base of records of which a newer agent may tell more fields: those are left out. All others are strict."""
+    """Base of records whose unknown fields, of a newer agent, are dropped. All other records are strict."""
+
+
+class Reshaped:
+    """Base of records whose JSON has different fields."""
+
+    kinds: tuple[str, ...] = ()
+    """Values of `kind` in their JSON."""
+
+    @staticmethod
+    def reshaped(fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the JSON, given those of the record."""
+        raise NotImplementedError
+
+    @staticmethod
+    def restored(value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of the record, given those of the JSON."""
+        raise NotImplementedError
 
 
 def canonical(value: Any) -> str:
@@ -58,22 +69,23 @@ def to_json(value: Any) -> Any:
 
 
 def _open(value: Any) -> dict[str, Any]:
-    """Return a mapping, or the fields of a record that belong into its JSON."""
+    """Return a mapping, or a record's fields for its JSON."""
     if isinstance(value, Mapping):
         return dict(value)
     fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-    return {f.name: content for f, content in fields if not (f.metadata and content == f.default)}
+    kept = {f.name: content for f, content in fields if not (f.metadata.get("later") and content == f.default)}
+    return value.reshaped(kept) if isinstance(value, Reshaped) else kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """What a number may be, or how long a text or a list: from `least` to `most`. Follows a type in Annotated."""
+    """From `least` to `most`: a number, or the length of a text or a list. Follows a type in Annotated."""
 
     least: float = -math.inf
     most: float = math.inf
 
     def __call__(self, value: Any) -> None:
-        """Raise ValueError for a value that is outside."""
+        """Raise ValueError for a value outside the range."""
         measure, what = (value, "") if isinstance(value, (int, float)) else (len(value), " items or characters")
         if not self.least <= measure <= self.most:
             raise ValueError(f"{measure:g}{what} is not within {self.least:g} and {self.most:g}")
@@ -81,46 +93,28 @@ class Within:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """What a text must be, all of it. Follows a type in Annotated."""
+    """Pattern for a whole text. Follows a type in Annotated."""
 
     pattern: str
 
     def __call__(self, value: str) -> None:
-        """Raise ValueError for another text."""
+        """Raise ValueError if the text does not match."""
         if not re.fullmatch(self.pattern, value):
             _wrong(value, f"of the form {self.pattern}")
 
 
-@dataclasses.dataclass(frozen=True)
-class As:
-    """A value that stays JSON and that a record can be rebuilt from. Follows a type in Annotated."""
-
-    kind: Any
-
-    def __call__(self, value: Any) -> None:
-        """Raise ValueError where it cannot be."""
-        decoder(self.kind)(value)
-
-
 def from_json(kind: type[T], value: Any) -> T:
-    """Rebuild a record from `to_json`'s output, which is not trusted: every field is of its type and within its limits.
+    """Rebuild a record from `to_json`'s output, which is not trusted, or raise ValueError.
 
-    A union of records is told apart by its `kind` field's default, else by which record has exactly the keys. A
-    TypedDict stays a dictionary, and what it has beyond its own keys may be any JSON.
-
-    Raises:
-        ValueError: if the value does not fit.
+    In a union of records the `kind` field's default decides, else the record with exactly these keys. A TypedDict
+    stays a dictionary; its undeclared keys may have any JSON.
     """
     result: T = decoder(typing.cast("Any", kind))(value)
     return result
 
 
 def open_json(value: Any, depth: int = 0) -> Any:
-    """Return any JSON, whose numbers and texts are such as can be stored and printed.
-
-    Raises:
-        ValueError: if one is not, or it is nested too deeply.
-    """
+    """Return any JSON whose numbers and texts can be stored and printed, or raise ValueError."""
     if depth > DEEPEST:
         raise ValueError(f"it is nested more than {DEEPEST} deep")
     if isinstance(value, (list, tuple)):
@@ -131,43 +125,39 @@ def open_json(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a text; halves of surrogate pairs, made of bytes that were no UTF-8, are replaced."""
+    """Return a text; unpaired surrogates, from bytes that were not UTF-8, are replaced."""
     if type(value) is not str or len(value) > LONGEST:
         _wrong(value, f"text of at most {LONGEST} characters")
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
-
-
-def _whole(value: Any) -> Any:
-    return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else _wrong(value, "integer of 64 bits")
-
-
-def _number(value: Any) -> Any:
-    return value if type(value) in (int, float) and abs(value) <= LARGEST else _wrong(value, "number")
 
 
 def _wrong(value: Any, wanted: str) -> NoReturn:
     raise ValueError(f"{reprlib.repr(value)} is not {wanted}")
 
 
+def _scalar(accepted: Callable[[Any], bool], wanted: str) -> Read:
+    return lambda value: value if accepted(value) else _wrong(value, wanted)
+
+
 _SCALARS: Mapping[Any, Read] = {
     str: _text,
-    int: _whole,
-    float: _number,
-    bool: lambda value: value if type(value) is bool else _wrong(value, "true or false"),
-    types.NoneType: lambda value: None if value is None else _wrong(value, "null"),
+    int: _scalar(lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63, "integer of 64 bits"),
+    float: _scalar(lambda value: type(value) in (int, float) and abs(value) <= LARGEST, "number"),
+    bool: _scalar(lambda value: type(value) is bool, "true or false"),
+    types.NoneType: _scalar(lambda value: value is None, "null"),
 }
 
 
 @functools.cache
 def decoder(kind: Any) -> Read:
-    """Return what makes a value of this type from JSON, or raises ValueError."""
+    """Return a function that decodes a value of this type from JSON or raises ValueError."""
     if kind is Any or kind in _SCALARS:
         return open_json if kind is Any else _SCALARS[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return functools.partial(_ruled, decoder(args[0]), args[1:])
     if origin is typing.Literal:
-        wanted = f"one of {', '.join(args)}"
+        wanted = f"one of {', '.join(map(str, args))}"
         return lambda value: value if type(value) is str and value in args else _wrong(value, wanted)
     if origin is Union or origin is types.UnionType:
         records = [option for option in args if dataclasses.is_dataclass(option)]
@@ -180,9 +170,11 @@ def decoder(kind: Any) -> Read:
         return lambda value: origin(map(item, value)) if isinstance(value, (list, tuple)) else _wrong(value, "a list")
     if origin is not None and issubclass(origin, Mapping):
         return functools.partial(_mapped, decoder(args[0]), decoder(args[1]))
-    hints = typing.get_type_hints(kind, vars(sys.modules[kind.__module__]), include_extras=True)
+    if "declared" in vars(kind):  # the base of records that other packages declare
+        return functools.partial(_united, False, [kind], [])
+    hints = typing.get_type_hints(kind, include_extras=True)
     if typing.is_typeddict(kind):
-        return functools.partial(_shaped, {name: decoder(hint) for name, hint in hints.items()}, kind.__required_keys__)
+        return functools.partial(_fields, {name: decoder(hint) for name, hint in hints.items()}, kind.__required_keys__)
     fields = dataclasses.fields(kind)
     needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
     return functools.partial(_record, kind, {f.name: decoder(hints[f.name]) for f in fields}, needed)
@@ -207,34 +199,32 @@ def _mapped(name: Read, item: Read, value: Any) -> dict[Any, Any]:
     return {name(key): item(each) for key, each in value.items()}
 
 
-def _shaped(known: Mapping[str, Read], needed: Set[str], value: Any) -> dict[str, Any]:
+def _fields(known: Mapping[str, Read], needed: Set[str], value: Any) -> dict[str, Any]:
+    """Return the fields of an object; unknown fields may have any JSON."""
     if not isinstance(value, dict):
         _wrong(value, "an object")
-    _complete(needed, value)
-    return {_text(name): _field(name, known.get(name, open_json), each) for name, each in value.items()}
-
-
-def _field(name: str, read: Read, value: Any) -> Any:
-    try:
-        return read(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _complete(needed: Set[str], value: dict[str, Any]) -> None:
     if missing := sorted(needed - value.keys()):
         raise ValueError(f"it lacks {missing[0]!r}")
+    fields = {}
+    for name, content in value.items():
+        key = _text(name)
+        try:
+            fields[key] = known.get(name, open_json)(content)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return fields
 
 
 def _record(kind: Any, known: Mapping[str, Read], needed: Set[str], value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{kind.__name__} expects an object, not {type(value).__name__}")
+    if issubclass(kind, Reshaped):
+        value = kind.restored(value)
     if issubclass(kind, Told):
-        value = {name: each for name, each in value.items() if name in known}
+        value = {name: content for name, content in value.items() if name in known}
     elif extra := sorted(value.keys() - known.keys()):
         raise ValueError(f"{kind.__name__} has no field {extra[0]!r}")
-    _complete(needed, value)
-    return kind(**{name: _field(name, known[name], each) for name, each in value.items()})
+    return kind(**_fields(known, needed, value))
 
 
 def _united(nullable: bool, records: list[Any], others: list[Read], value: Any) -> Any:
@@ -249,12 +239,13 @@ def _united(nullable: bool, records: list[Any], others: list[Read], value: Any) 
 
 
 def _meant(records: list[Any], value: dict[str, Any]) -> Any:
-    for option in records:
-        names = {f.name: f.default for f in dataclasses.fields(option)}
-        if "kind" in value and names.get("kind") == value["kind"]:
+    options = [kind for record in records for kind in vars(record).get("declared", [record])]
+    for option in options:
+        kinds = getattr(option, "kinds", ()) or [f.default for f in dataclasses.fields(option) if f.name == "kind"]
+        if "kind" in value and value["kind"] in kinds:
             return option
-    for option in records:
+    for option in options:
         fields = dataclasses.fields(option)
-        if {f.name for f in fields if not f.metadata} <= set(value) <= {f.name for f in fields}:
+        if {f.name for f in fields if not f.metadata.get("later")} <= set(value) <= {f.name for f in fields}:
             return option
-    raise ValueError(f"none of {[record.__name__ for record in records]} has the fields {sorted(value)}")
+    raise ValueError(f"none of {[option.__name__ for option in options]} has the fields {sorted(value)}")

@@ -1,10 +1,10 @@
 """Experiment specs: from a YAML file to an `Experiment` of dgxlab.model. Nothing after this package sees YAML.
 
-yaml_file   the strict loader; every value keeps the file and line that wrote it
+yaml_file   the strict loader; every value keeps its file and line
 nodes       those values, and errors as sentences about them
-resolve     `extends`, what a child's value does to its parent's, and `--set key=value`
-models      the shape of a file, as pydantic models (entries: gates and benchmarks, fields: the types of values)
-checks      what must hold between fields
+resolve     `extends`, merging a child into its parent, and `--set key=value`
+models      the shape of a file, as pydantic models (fields: the types of values)
+checks      rules between fields
 hosts       hosts.yaml
 
 Only this package imports yaml and pydantic.
@@ -13,7 +13,7 @@ Only this package imports yaml and pydantic.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from dgxlab.errors import command
 from dgxlab.model import Experiment, ParityGate
 from dgxlab.spec import checks, resolve
 from dgxlab.spec.models import ExperimentSpec, SpecSchema
-from dgxlab.spec.nodes import Loc, Mark, Node, explain, locate, plain, refuse
+from dgxlab.spec.nodes import Mark, Node, explain, locate, plain, refuse
 
 __all__ = ["json_schema", "load"]
 
@@ -36,7 +36,6 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
     """Read an experiment spec and everything it extends.
 
     Args:
-        path: The YAML file.
         overrides: `key=value` each, as given to `--set`, applied in order after `extends`.
         host: Instead of the spec's host when given.
 
@@ -57,9 +56,8 @@ def load(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> 
         spec = ExperimentSpec.model_validate_json(text)
     except ValidationError as error:
         refuse(explain(error, tree, json_schema()), next=next_command)
-    problems = [*checks.check(spec), *_contradictions(values.get("session", {}))]
-    if problems:
-        refuse([locate(tree, loc, text) for loc, text in problems], next=next_command)
+    if problems := [locate(tree, loc, text) for loc, text in checks.check(spec, values.get("session", {}))]:
+        refuse(problems, next=next_command)
     absolute = resolve.absolute_path(path)
     record = spec.record(str(absolute), str(project.root(absolute)))
     changed = resolve.changed_gates(tree)
@@ -80,10 +78,3 @@ def json_schema() -> dict[str, Any]:
     for part in (schema, schema["$defs"]["LlamaCpp"]):
         part.pop("required", None)
     return {"$schema": GenerateJsonSchema.schema_dialect, **schema}
-
-
-def _contradictions(session: dict[str, Any]) -> Iterator[tuple[Loc, str]]:
-    if {"effect", "cycles"} <= session.keys():
-        yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
-    if "block_minutes" in session and session.get("thermal") == "cold":
-        yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"

@@ -1,33 +1,32 @@
-"""What must hold between the fields of a spec: names exist, gates have evidence, matrices measure something."""
+"""Rules between the fields of a spec: names exist, gates have evidence, matrices are not empty."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from dgxlab import synth
 from dgxlab.errors import SpecError
-from dgxlab.model import GPU_BACKENDS, DerivedModel, Model, SyntheticModel, environments, gpu_backends
-from dgxlab.spec.entries import EntrySpec
+from dgxlab.model import GPU_BACKENDS, Check, DerivedModel, Model, SyntheticModel, environments, gpu_backends
 from dgxlab.spec.fields import shell_text
-from dgxlab.spec.models import ExperimentSpec
+from dgxlab.spec.models import EntrySpec, ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
-from dgxlab.tools import CHECKS
 
 MAX_CELLS = 100_000
 """Cells of one experiment; ten times the most that a plan is tested with."""
-
 SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
+CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
 
 Finding = tuple[Loc, str]
-"""Where, and what is wrong."""
+"""Place and text of a problem."""
 
 
-def check(spec: ExperimentSpec) -> Iterator[Finding]:
-    """Yield everything that is wrong with a spec whose fields are valid one by one."""
+def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield all problems of a spec whose fields are valid; `session` has the keys written in the file."""
     if not spec.bench and all(gate.engaged for gate in spec.gates):
         yield ("bench",), "missing: with neither bench nor a gate that runs by itself there is nothing to do"
     for name, value in spec.cmake.items():
@@ -47,28 +46,34 @@ def check(spec: ExperimentSpec) -> Iterator[Finding]:
         before, total = total, total + sizes * math.prod(lengths.values())
         if before <= MAX_CELLS < total:
             yield ("bench", place), f"makes more than {MAX_CELLS:,} cells: measure less, or split the experiment"
+    if {"effect", "cycles"} <= session.keys():
+        yield ("session", "cycles"), "fixes by hand what effect decides: give one of the two"
+    if "block_minutes" in session and spec.session.thermal == "cold":
+        yield ("session", "block_minutes"), "runs an arm until it is warm, which thermal: cold forbids"
 
 
-CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
-
-
-def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
-    """Refuse what needs a GPU backend that is not built: llama.cpp would measure the processor without a word."""
-    wrong = [key for key in GPU_BACKENDS if spec.cmake.get(key, "ON") not in ("ON", "OFF")]
-    yield from ((("cmake", key), f"must be true or false, not {shown(spec.cmake[key])}") for key in wrong)
-    built = gpu_backends(spec.cmake)
+def _bodies(spec: ExperimentSpec) -> Iterator[tuple[Loc, Any]]:
+    """Yield every gate and bench entry with its place."""
     for part, entries in (("gates", spec.gates), ("bench", spec.bench or [])):
         for place, entry in enumerate(entries):
             kind, body = entry.kind
-            layers = max(getattr(body, "n_gpu_layers", None) or [0])
-            if layers > 0 and not built:
-                text = f"no GPU backend is built, and the processor would be measured: cmake needs {CUDA_KEYS}"
-                yield (part, place, kind, "n_gpu_layers"), text
-            name = getattr(body, "backend", "")
-            for key, backend in GPU_BACKENDS.items():
-                if name.rstrip("0123456789") == backend and backend not in built:
-                    needed = CUDA_KEYS if key == "GGML_CUDA" else f"{key}: true"
-                    yield (part, place, kind, "backend"), f"{name} is not built: cmake needs {needed}"
+            yield (part, place, kind), body
+
+
+def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
+    """Refuse settings that need a GPU backend that is not built: llama.cpp would silently measure the processor."""
+    wrong = [key for key in GPU_BACKENDS if spec.cmake.get(key, "ON") not in ("ON", "OFF")]
+    yield from ((("cmake", key), f"must be true or false, not {shown(spec.cmake[key])}") for key in wrong)
+    built = gpu_backends(spec.cmake)
+    for loc, body in _bodies(spec):
+        if max(getattr(body, "n_gpu_layers", None) or [0]) > 0 and not built:
+            why = "no GPU backend is built, and the processor would be measured"
+            yield (*loc, "n_gpu_layers"), f"{why}: cmake needs {CUDA_KEYS}"
+        name = getattr(body, "backend", "")
+        for key, backend in GPU_BACKENDS.items():
+            if name.rstrip("0123456789") == backend and backend not in built:
+                needed = CUDA_KEYS if key == "GGML_CUDA" else f"{key}: true"
+                yield (*loc, "backend"), f"{name} is not built: cmake needs {needed}"
 
 
 def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
@@ -87,14 +92,10 @@ def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
 
 
 def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
-    gates = (("gates", place, *gate.kind) for place, gate in enumerate(spec.gates) if not gate.engaged)
-    bench = (("bench", place, *entry.kind) for place, entry in enumerate(spec.bench or []))
     text = "looks like a secret, and a spec is recorded: it belongs to the host's env in hosts.yaml"
-    yield from ((("env", name), text) for name in filter(SECRET.fullmatch, spec.env))
-    for part, place, kind, body in (*gates, *bench):
+    for loc, body in [((), spec), *_bodies(spec)]:
         for key in ("env", "against"):
-            names = filter(SECRET.fullmatch, getattr(body, key, {}))
-            yield from (((part, place, kind, key, name), text) for name in names)
+            yield from (((*loc, key, name), text) for name in filter(SECRET.fullmatch, getattr(body, key, {})))
 
 
 def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
@@ -108,30 +109,25 @@ def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
             yield ("gates", place, kind), f"{text}: a gate without evidence"
         for key in ("model", "reference"):
             name = getattr(body, key, "")
-            if not name:
-                continue
-            if name not in spec.models:
+            if name and name not in spec.models:
                 yield ("gates", place, kind, key), f"no model {shown(name)} under models{nearest(name, spec.models)}"
-            elif (record := records.get(name)) and not has_text(record):
+            elif name in records and not _has_text(records[name]):
                 yield ("gates", place, kind, key), f"model {name} has no vocabulary: give its recipe vocab: llama-spm"
-        if check := CHECKS.get(type(body)):
+        if isinstance(body, Check):
             arm, other = environments(body, spec.env)
-            if body.against and arm == other:
+            if getattr(body, "against", {}) and arm == other:
                 yield ("gates", place, kind), "against changes nothing: the arm's environment is that already"
-            yield from ((("gates", place, kind), text) for text in check.flaws(body))
+            yield from ((("gates", place, kind), text) for text in body.flaws())
 
 
-def has_text(record: Model) -> bool:
+def _has_text(record: Model) -> bool:
     """Return whether a model has a tokenizer, as far as the spec knows."""
     recipe = record.source if isinstance(record, DerivedModel) else record
     return not isinstance(recipe, SyntheticModel) or bool(recipe.vocab)
 
 
-# -- one bench entry --------------------------------------------------------------------------------------------------
-
-
 def _entry(spec: ExperimentSpec, body: EntrySpec) -> Iterator[Finding]:
-    """Check what an entry says, and what it excludes: a typo there would measure what was to be left out."""
+    """Check a bench entry's cells and exclusions: with a typo, excluded cells would be measured."""
     name, args, either = getattr(body, "model", None), getattr(body, "args", []), body.tool.either
     axes = {axis: values for axis, values in body.axes().items() if values}
     if name is not None and name not in spec.models:

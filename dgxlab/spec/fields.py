@@ -1,9 +1,10 @@
-"""What the parts of a spec are made of: the types of its values, and how strict its maps are."""
+"""Building blocks of a spec: the types of its values, and the strictness of its maps."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -26,55 +27,48 @@ _OWNED_CMAKE = re.compile(
     r"CMAKE_(INSTALL_PREFIX|HOME_DIRECTORY|CACHEFILE_DIR|(RUNTIME|LIBRARY)_OUTPUT_DIRECTORY|\w*RPATH\w*)"
     r"|LLAMA_BUILD_COMMIT"
 )
-
-_OWNED_ENV: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"LD_.*"), "changes which libraries load, and so which arm is measured"),
-    (re.compile(r"GGML_BACKEND_(DIR|PATH)"), "loads backends that this arm did not build"),
-    (re.compile(r"PATH|HOME|TMPDIR"), "is the host's own: hosts.yaml has path_prepend and root"),
-    (re.compile(r"DGXLAB_(ROOT|HOST|LOCKS|DB|CACHE|JOB\w*|TEST_\w*)"), "belongs to dgxlab itself"),
-    (re.compile(r"GGML_NO_BACKTRACE"), "is set by dgxlab itself, to keep backtraces out of what it reads"),
-    (re.compile(r"LLAMA_ARG_.*"), "sets a flag behind the bench entry's back: say it as a key or in args"),
-)
-
+_OWNED_ENV = {
+    r"LD_.*": "changes which libraries load, and so which arm is measured",
+    r"GGML_BACKEND_(DIR|PATH)": "loads backends that this arm did not build",
+    r"PATH|HOME|TMPDIR": "is the host's own: hosts.yaml has path_prepend and root",
+    r"DGXLAB_(ROOT|HOST|LOCKS|DB|CACHE|JOB\w*|TEST_\w*)": "belongs to dgxlab itself",
+    r"GGML_NO_BACKTRACE": "is set by dgxlab itself, to keep backtraces out of what it reads",
+    r"LLAMA_ARG_.*": "sets a flag behind the bench entry's back: say it as a key or in args",
+}
 _COMPILER_FLAGS = re.compile(r"\w*FLAGS\w*|CMAKE_\w*STANDARD_LIBRARIES\w*")
 _SHELL = re.compile(r"[`$;&|<>()\\\n]")
-
-_FLASH_ATTN = {"on": 1, "off": 0, "auto": -1}
 
 
 # -- how strict maps are ----------------------------------------------------------------------------------------------
 
 
 class Strict(BaseModel):
-    """What every map of a spec has in common: no unknown keys, no silent conversions."""
+    """Base of every map of a spec: no unknown keys, no silent conversions."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class OneKind(Strict):
-    """A map with exactly one key, which says what kind of thing it holds."""
+    """A map with exactly one key, which names the kind of its value."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
     @model_validator(mode="after")
     def _one_kind(self) -> OneKind:
-        keys = [field.alias or name for name, field in type(self).model_fields.items()]
-        if len(self._given()) != 1:
-            raise ValueError(f"must have exactly one of {', '.join(keys)}, with its own keys below it")
+        if len(self.model_fields_set) != 1:
+            keys = ", ".join(field.alias or name for name, field in type(self).model_fields.items())
+            raise ValueError(f"must have exactly one of {keys}, with its own keys below it")
         return self
 
     @property
     def kind(self) -> tuple[str, Any]:
         """The key, and its value."""
-        return self._given()[0]
-
-    def _given(self) -> list[tuple[str, Any]]:
-        keys = {name: field.alias or name for name, field in type(self).model_fields.items()}
-        return [(key, value) for name, key in keys.items() if (value := getattr(self, name)) is not None]
+        (name,) = self.model_fields_set
+        return type(self).model_fields[name].alias or name, getattr(self, name)
 
 
 class Keys:
-    """Marks a record of dgxlab.model that a map becomes: its fields are the keys, with their defaults and their help.
+    """Marks a record of dgxlab.model that a map is decoded to: the keys are its fields, with defaults and help.
 
     Args:
         without: Fields that a spec does not set.
@@ -94,44 +88,46 @@ class Keys:
             if field["name"] in self.types:
                 place = field["schema"] if field["schema"]["type"] == "default" else field
                 place["schema"] = inner.generate_schema(self.types[field["name"]])
+                if default := place.get("default_factory", tuple)():  # one that says something to editors
+                    del place["default_factory"]
+                    place["default"] = default
+                if default := place.get("default_factory", tuple)():  # one that says something to editors
+                    del place["default_factory"]
+                    place["default"] = default
         return core_schema.no_info_after_validator_function(lambda partial: source(**vars(partial)), schema)
 
 
 class OneOrMany:
-    """Marks a list in whose place a single scalar may be written."""
+    """Marks a list that may also be written as a single scalar."""
 
     def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
         """Wrap a scalar before the list is validated."""
-        return core_schema.no_info_before_validator_function(self.wrap, inner(source))
+        return core_schema.no_info_before_validator_function(
+            lambda value: [value] if isinstance(value, str | int | float) else value, inner(source)
+        )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, inner: GetJsonSchemaHandler) -> dict[str, Any]:
         """Allow the item where the list is allowed."""
         array = inner(schema)
         return {"anyOf": [array["items"], array]}
 
-    @staticmethod
-    def wrap(value: Any) -> Any:
-        """Return a list of one for a scalar; anything else is left to be refused."""
-        return [value] if isinstance(value, (str, int, float)) else value
-
-
-class NotNull:
-    """Marks an optional type whose None is only ever the default: a key that is written has a value."""
-
-    def __get_pydantic_core_schema__(self, source: Any, inner: GetCoreSchemaHandler) -> CoreSchema:
-        """Return the schema of the value alone."""
-        nullable: Any = inner(source)
-        value: CoreSchema = nullable["schema"]
-        return value
-
 
 # -- rules of values --------------------------------------------------------------------------------------------------
 
 
 def shell_text(name: str, value: str) -> str:
-    """Return what is wrong with flags of a compiler or linker: cmake hands them to a shell as they are; else ""."""
+    """Return the problem of compiler or linker flags, which cmake passes to a shell unchanged; else ""."""
     unsafe = _SHELL.search(value) if _COMPILER_FLAGS.fullmatch(name) else None
     return f"holds {unsafe[0]!r}: flags are read by a shell, and may not be more than flags" if unsafe else ""
+
+
+def _must(fits: Callable[[Any], object], why: str) -> AfterValidator:
+    def check(value: T) -> T:
+        if not fits(value):
+            raise ValueError(why)
+        return value
+
+    return AfterValidator(check)
 
 
 def _counted(text: str) -> str:
@@ -139,12 +135,6 @@ def _counted(text: str) -> str:
         return str(Expectation.parse(text))
     except ValueError:
         raise ValueError("must be all of a positive number of cases, as in 1103/1103") from None
-
-
-def _cmake_key(key: str) -> str:
-    if _OWNED_CMAKE.fullmatch(key):
-        raise ValueError("cannot be set: dgxlab sets it, to find the binaries and to know what they load")
-    return key
 
 
 def _cmake_value(value: Any) -> Any:
@@ -155,48 +145,27 @@ def _cmake_value(value: Any) -> Any:
 
 
 def _env_key(key: str) -> str:
-    for pattern, why in _OWNED_ENV:
-        if pattern.fullmatch(key):
+    for pattern, why in _OWNED_ENV.items():
+        if re.fullmatch(pattern, key):
             raise ValueError(f"cannot be set: it {why}")
     return key
 
 
-def _param(value: Any) -> Any:
-    if not isinstance(value, (str, int, float)) or value == "":
-        raise ValueError("must be text, a number, true or false")
-    return value
-
-
 def _flash_attn(value: Any) -> Any:
     if isinstance(value, str):
-        return _FLASH_ATTN.get(value, value)
+        return {"on": 1, "off": 0, "auto": -1}.get(value, value)
     return int(value) if isinstance(value, bool) else value
 
 
-def _flash_attn_known(value: int) -> int:
-    if value not in (-1, 0, 1):
-        raise ValueError('must be "on", "off" or "auto"')
-    return value
-
-
 def _share(value: Any) -> Any:
-    """Return a share for its text; a number is one already."""
-    if not isinstance(value, str):
-        return value
     try:
-        return share(value)
+        return share(value) if isinstance(value, str) else value
     except ValueError:
         raise ValueError("must be a share between 0 and 1, as in 2% or 0.02") from None
 
 
-def _no_newline(text: str) -> str:
-    if "\n" in text:
-        raise ValueError("must be one line")
-    return text
-
-
 def _no_repeats(values: list[T]) -> list[T]:
-    seen: set[Any] = set()
+    seen: set[T] = set()
     for value in values:
         if value in seen:
             raise ValueError(f"holds {value} twice")
@@ -206,23 +175,25 @@ def _no_repeats(values: list[T]) -> list[T]:
 
 # -- types ------------------------------------------------------------------------------------------------------------
 
+_ONE_LINE = _must(lambda text: "\n" not in text, "must be one line")
+_CMAKE_OWNED = "cannot be set: dgxlab sets it, to find the binaries and to know what they load"
+
 Few = Annotated[list[T], AfterValidator(_no_repeats), OneOrMany()]
 """A scalar or a list without repetitions; it may be empty."""
-
 Many = Annotated[list[T], Field(min_length=1), AfterValidator(_no_repeats), OneOrMany()]
 """A scalar or a list without repetitions, not empty."""
-
-Maybe = Annotated[T | None, NotNull()]
-"""A key that may be left out; None then, and never null in the file."""
-
+if TYPE_CHECKING:
+    Maybe: TypeAlias = T | None
+else:
+    Maybe = Annotated[T, "may be left out"]  # None then, which is not validated; a null in the file is refused
 Name = Annotated[str, Text(NAME.pattern, "a name of letters, digits, dots, dashes and underscores, 64 at most")]
 Commit = Annotated[str, Text(COMMIT.pattern, "a full commit id: 40 hex digits, in lower case")]
 CMakeKey = Annotated[
-    str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "a name of letters, digits and underscores"), AfterValidator(_cmake_key)
+    str,
+    Text(r"[A-Za-z_][A-Za-z0-9_]*", "a name of letters, digits and underscores"),
+    _must(lambda key: not _OWNED_CMAKE.fullmatch(key), _CMAKE_OWNED),
 ]
-CMakeValue = Annotated[
-    str, BeforeValidator(_cmake_value, json_schema_input_type=bool | int | str), AfterValidator(_no_newline)
-]
+CMakeValue = Annotated[str, BeforeValidator(_cmake_value, json_schema_input_type=bool | int | str), _ONE_LINE]
 EnvKey = Annotated[
     str, Text(r"[A-Z_][A-Z0-9_]*", "a name of capital letters, digits and underscores"), AfterValidator(_env_key)
 ]
@@ -238,14 +209,16 @@ Op = Annotated[str, Text(r"[A-Z][A-Z0-9_]*", "one operation by ggml's name, as M
 Column = Annotated[str, Text(r"[A-Za-z_][A-Za-z0-9_]*", "a parameter's name, as type_a")]
 Counted = Annotated[str, AfterValidator(_counted), Field(json_schema_extra={"pattern": "^[0-9]+/[0-9]+$"})]
 ModelPath = Annotated[str, Text(r"(/|~/)[^\n]*", "a path on the host, as /... or ~/...")]
-Line = Annotated[str, Field(min_length=1), AfterValidator(_no_newline)]
+Line = Annotated[str, Field(min_length=1), _ONE_LINE]
 Argument = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if type(value) is int else value, json_schema_input_type=int | str),
     Field(min_length=1),
 ]
 Param = Annotated[
-    Any, AfterValidator(_param), Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]})
+    Any,
+    _must(lambda value: isinstance(value, str | int | float) and value != "", "must be text, a number, true or false"),
+    Field(json_schema_extra={"type": ["string", "integer", "number", "boolean"]}),
 ]
 CpuMask = Annotated[str, Text(r"0x[0-9a-fA-F]{1,128}", 'a mask in hexadecimal, in quotes: "0xff"')]
 GpuArch = Annotated[str, Text(r"native|sm_[0-9]{2,3}[af]?", "an architecture by nvcc's name, as sm_90, or native")]
@@ -267,19 +240,14 @@ SplitMode = Literal["none", "layer", "row", "tensor"]
 FlashAttn = Annotated[
     int,
     BeforeValidator(_flash_attn, json_schema_input_type=bool | Literal["on", "off", "auto", -1, 0, 1]),
-    AfterValidator(_flash_attn_known),
+    _must(lambda value: value in (-1, 0, 1), 'must be "on", "off" or "auto"'),
 ]
-"""As llama-bench's column prints it: 1, 0, or -1 for auto."""
-
+"""As llama.cpp's column prints it: 1, 0, or -1 for auto."""
 Env = dict[EnvKey, str]
-"""Environment variables; values must be text."""
-
 Against = dict[EnvKey, str | None]
-"""What another environment has instead; null for a variable that it does not have."""
-
+"""Variables that differ in another environment; null for an unset variable."""
 Args = Annotated[list[Argument], OneOrMany()]
 """Raw arguments of a program."""
-
 Exclude = list[
     Annotated[
         dict[Column, Param],

@@ -1,7 +1,7 @@
 """hosts.yaml: machines by name, in the user's configuration and in the project.
 
-The user's entry wins. A project's entry may name any machine; what runs there, and that it is this one, only with the
-user's consent, which is kept beside the user's hosts.yaml: a checkout must not choose programs by being looked at.
+The user's entry takes precedence. A project's entry may name any machine; its programs and settings, and `local`, need
+the user's consent, stored beside the user's hosts.yaml: opening a checkout must not let it choose programs to run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, RootModel, ValidationError, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from dgxlab.errors import HostError, SpecError, command, edit, one_line
 from dgxlab.model import HostEntry, Text, digest
@@ -24,32 +24,24 @@ from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
 DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")
-"""What ssh may be given: never an option."""
-
-
+"""A valid ssh destination: never an option."""
 CONSENTS = "trusted_hosts"
 """The file with the user's consents: a line of digest, name and hosts.yaml for each entry of a project."""
 
+_Ssh = Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")]
+
 
 class HostSpec(Strict):
-    """One machine."""
+    """One machine; the keys are the fields of HostEntry."""
 
-    ssh: Annotated[str, Text(DESTINATION.pattern, "what ssh is given: an alias, user@host or ssh://user@host:port")] = (
-        ""
-    )
-    """What ssh would be given."""
+    ssh: _Ssh = ""
     local: bool = False
     """This machine, under another name."""
     root: ModelPath = "~/.dgxlab"
-    """The folder for sources, builds, models and jobs there."""
     python: Line = ""
-    """The Python 3.10 or newer that runs the agent there."""
     path_prepend: Few[ModelPath] = Field(default_factory=list)
-    """Folders that come first on PATH there: where cmake, the compiler or nvcc are."""
     env: Env = Field(default_factory=dict)
-    """Environment of every program there, compilers too."""
     lock: ModelPath = ""
-    """A file in which those who share the machine say who measures; empty, or FREE, when it is free."""
 
     @model_validator(mode="after")
     def _one_way(self) -> HostSpec:
@@ -66,14 +58,11 @@ class HostSpec(Strict):
         return env
 
 
-class HostsSpec(RootModel[dict[Name, HostSpec]]):
-    """A hosts.yaml."""
+HOSTS = TypeAdapter(dict[Name, HostSpec])
 
 
 def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
-    """Read hosts.yaml files, the first one's entries before the later ones'; a file that is not there says nothing.
-
-    `local` is always there; a file that names it is refused.
+    """Read hosts.yaml files that exist, the first one's entries before the later ones'; `local` is always there.
 
     Raises:
         SpecError: naming file, line and key of the first thing that is wrong.
@@ -86,26 +75,21 @@ def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
 
 
 def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return the host of that name, whether the user has consented to its entry or not.
+    """Return the host of that name, without checking consent.
 
     Raises:
-        SpecError: if no file names it; with the nearest name that there is.
+        SpecError: if no file names it; with the nearest known name.
     """
     hosts = load_hosts(paths)
     if name not in hosts:
-        raise SpecError(
-            f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}",
-            details="\n".join(f"looked in {path}" for path in paths),
-            next=f"dgxlab host add {shlex.quote(name)}",
-        )
+        why = f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}"
+        places = "\n".join(f"looked in {path}" for path in paths)
+        raise SpecError(why, details=places, next=f"dgxlab host add {shlex.quote(name)}")
     return hosts[name]
 
 
 def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return the host of that name, to be used.
-
-    Args:
-        paths: The user's own hosts.yaml first.
+    """Return the host of that name, with consent checked; `paths` begins with the user's own hosts.yaml.
 
     Raises:
         SpecError: if no file names it.
@@ -113,32 +97,24 @@ def find_host(name: str, paths: Sequence[Path]) -> HostEntry:
     """
     entry = look_up(name, paths)
     path = paths[0].with_name(CONSENTS)
-    given = path.read_text(errors="replace").splitlines() if path.exists() else []
-    consents = {line.partition(" ")[0] for line in given}
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    consents = {line.partition(" ")[0] for line in lines}
     if (keys := to_consent(entry, paths[0])) and digest(vars(entry)) not in consents:
-        raise HostError(
-            f"host {name} is not trusted: {entry.file} sets its {', '.join(keys)}, and a project may do so only with "
-            "your consent",
-            next=f"dgxlab host trust {shlex.quote(name)}",
-        )
+        why = f"{entry.file} sets its {', '.join(keys)}, and a project may do so only with your consent"
+        raise HostError(f"host {name} is not trusted: {why}", next=f"dgxlab host trust {shlex.quote(name)}")
     return entry
 
 
 def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
-    """Return what an entry says that a project may say only with the user's consent; {} in the user's own file.
-
-    Args:
-        own: The user's hosts.yaml.
-    """
+    """Return an entry's settings that need the user's consent; {} for an entry in the user's own hosts.yaml, `own`."""
     if entry.file in ("", str(own)):
         return {}
-    local, folders = not entry.ssh, list(entry.path_prepend)
-    keys = {"local": local, "python": entry.python, "path_prepend": folders, "env": dict(entry.env), "lock": entry.lock}
-    return {key: value for key, value in keys.items() if value}
+    keys = {"local": not entry.ssh, "python": entry.python, "path_prepend": list(entry.path_prepend)}
+    return {key: value for key, value in {**keys, "env": dict(entry.env), "lock": entry.lock}.items() if value}
 
 
 def consent(entry: HostEntry, own: Path) -> None:
-    """Record that the user consents to a project's entry as it is now; a changed one needs another consent.
+    """Record the user's consent to a project's current entry; a changed entry needs a new consent.
 
     Raises:
         SpecError: if the record cannot be written.
@@ -153,14 +129,12 @@ def consent(entry: HostEntry, own: Path) -> None:
 
 
 def add_host(path: Path, name: str, ssh: str) -> None:
-    """Add an entry to a hosts.yaml, or make one; what is there stays as it is, byte for byte.
-
-    The result is read before it takes the old file's place, which it does at once and whole.
+    """Add an entry to a hosts.yaml, or create one; other bytes are unchanged, and the file is replaced atomically.
 
     Raises:
-        SpecError: if the file cannot be written, or would not be right with another line.
+        SpecError: if the file cannot be written, or would become invalid.
     """
-    path = path.resolve()  # a link, as people keep their settings elsewhere, stays one
+    path = path.resolve()  # keep a link: people store their settings elsewhere
     line = f"{json.dumps(name)}: {{ssh: {json.dumps(ssh, ensure_ascii=False)}}}"
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -184,18 +158,16 @@ def _read(path: Path) -> dict[str, HostEntry]:
     try:
         tree = read_file(path, str(path), may_be_empty=True)
         try:
-            hosts = HostsSpec.model_validate(plain(tree)).root
+            hosts = HOSTS.validate_python(plain(tree))
         except ValidationError as error:
-            refuse(explain(error, tree, HostsSpec.model_json_schema()))
+            refuse(explain(error, tree, HOSTS.json_schema()))
         if "local" in hosts:
-            why = "is this machine as it is and cannot be changed; give it another name, with local: true"
-            refuse([locate(tree, ("local",), why)])
+            refuse([locate(tree, ("local",), "is this machine; give it another name, with local: true, to change it")])
     except SpecError as error:
         error.next = edit(path)
         raise
-    return {
-        name: HostEntry(
-            name, host.ssh, host.root, host.python, tuple(host.path_prepend), host.env, host.lock, str(path)
-        )
-        for name, host in hosts.items()
-    }
+    entries = {}
+    for name, host in hosts.items():
+        keys = host.model_dump(exclude={"local", "path_prepend"})
+        entries[name] = HostEntry(name, **keys, path_prepend=tuple(host.path_prepend), file=str(path))
+    return entries

@@ -1,47 +1,156 @@
 """The shape of a spec file, as strict pydantic models; a string under each field is its help in editors.
 
-A map becomes a record of dgxlab.model: where the record's fields are the keys, the record itself is declared here, with
-`Keys`, and its own strings are the help.
+A map is decoded to a record of dgxlab.model. If the record's fields are the keys, the record itself is used here, with
+`Keys`, and its own strings are the help. Most gates and benchmarks are built from the tools' declarations. Rules
+between fields are in checks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from dgxlab import model
-from dgxlab.spec.entries import BenchSpec, GateSpec
-from dgxlab.spec.fields import (
-    CMakeKey,
-    CMakeValue,
-    Commit,
-    Env,
-    Few,
-    Keys,
-    Line,
-    Many,
-    Maybe,
-    ModelPath,
-    Name,
-    OneKind,
-    Share,
-    Source,
-    Strict,
-)
+from dgxlab.spec import fields
+from dgxlab.spec.fields import Keys, Many, Maybe, OneKind, Strict
+from dgxlab.tools import BENCHES, CHECKS, Benchmark, Key, keys_of
 
 SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.30")
-"""Where a pin is looked for when a spec does not say."""
+"""Default sources of a pin."""
+
+# -- what tools declare -----------------------------------------------------------------------------------------------
+
+
+class EntrySpec(Strict):
+    """An entry of a tool, whose keys and axes are the fields."""
+
+    tool: ClassVar[type[Benchmark]]
+
+    exclude: fields.Exclude = Field(default_factory=list)
+    """Cells to leave out: those that have all the values of an entry."""
+    env: fields.Env = Field(default_factory=dict)
+    """Environment of this entry, besides the spec's."""
+
+    def axes(self) -> dict[str, list[Any]]:
+        """Return the varied keys, sizes included."""
+        varied: dict[str, list[Any]] = {}
+        for name in keys_of(self.tool):
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                varied |= value
+            elif isinstance(value, list):
+                varied[name] = value
+        return varied | self._settings()
+
+    def record(self) -> model.Bench:
+        """Return the bench entry."""
+        keys = {name: getattr(self, name) for name in type(self).model_fields if name not in self.tool.axis_keys}
+        axes = {"axes": self._settings()} if self.tool.axis_keys else {}
+        return self.tool(**_frozen({**keys, **axes}))
+
+    def _settings(self) -> dict[str, list[Any]]:
+        return {name: values for name in self.tool.axis_keys if (values := getattr(self, name)) is not None}
+
+
+def _frozen(value: Any) -> Any:
+    """Return a list as a tuple, those in a map too."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+class CheckSpec(Strict):
+    """A gate of a tool, whose keys are the fields."""
+
+    env: fields.Env = Field(default_factory=dict)
+    """Environment of this gate, besides the spec's."""
+
+
+def _declared(base: type[Strict], name: str, record: Any, keys: Mapping[str, Key]) -> Any:
+    """Return the pydantic model for a tool's record; its keys name types of `fields`."""
+    members: dict[str, Any] = {}
+    for key_name, key in keys.items():
+        if key.must:
+            members[key_name] = (key.kind, Field(description=key.about))
+        elif key.default in (None, ""):
+            members[key_name] = (f"Maybe[{key.kind}]", Field(None, description=key.about))
+        elif key.default in ([], {}):  # an empty default says nothing to editors
+            members[key_name] = (key.kind, Field(default_factory=type(key.default), description=key.about))
+        else:
+            members[key_name] = (key.kind, Field(key.default, description=key.about))
+    members["limit_s"] = (fields.Seconds, Field(record.limit_s, description="Longest time of one launch, in seconds."))
+    return create_model(name, __base__=base, __doc__=record.__doc__, __module__=fields.__name__, **members)
+
+
+def _entry(bench: type[Benchmark]) -> Any:
+    axes = {name: Key(f"Many[{axis.kind}]", axis.about, default="") for name, axis in bench.axis_keys.items()}
+    args = "Further raw arguments, the same for every cell; flags that have a key of their own are refused."
+    keys = {**keys_of(bench), **({"args": Key("Args", args, default=[])} if axes else {}), **axes}
+    name = f"{bench.name.title().replace('-', '')}Spec"
+    spec = _declared(EntrySpec, name, bench, keys)
+    spec.tool = bench
+    return spec
+
+
+def _check(check: type[model.Check]) -> Any:
+    """Return the type of a gate's map, which is decoded to the record; missing keys get the record's defaults."""
+    spec = _declared(CheckSpec, f"{check.__name__}Spec", check, keys_of(check))
+
+    def record(given: CheckSpec) -> model.Check:
+        return check(**{name: value for name, value in given if value is not None})
+
+    return Annotated[spec, AfterValidator(record)]
+
+
+# mypy cannot see types that are made at run time
+_maybe: Any = Maybe
+_many: Any = Many
+_literal: Any = Literal
+
+_benches: dict[str, Any] = {
+    name.replace("-", "_"): (_maybe[_entry(bench)], Field(None, alias=name)) for name, bench in BENCHES.items()
+}
+_about = "One benchmark; its lists expand to a matrix of cells."
+BenchSpec: Any = create_model("BenchSpec", __base__=OneKind, __doc__=_about, **_benches)
+
+ParityGateSpec = Annotated[
+    model.ParityGate,
+    Keys(
+        "overridden",
+        op=fields.Op,
+        backend=fields.Name,
+        expect=Annotated[fields.Counted | None, AfterValidator(lambda text: text and model.Expectation.parse(text))],
+        unsupported=fields.Whole | None,
+        env=fields.Env,
+        limit_s=fields.Seconds,
+        cases=Annotated[fields.Cases | None, AfterValidator(lambda cases: cases or "")],
+        engaged=fields.Line,
+    ),
+]
+EngagedGateSpec = Annotated[
+    model.EngagedGate,
+    Keys(stderr=fields.Line, tools=Annotated[_many[_literal[tuple(BENCHES)]], AfterValidator(tuple)]),
+]
+_gates: dict[str, Any] = {
+    "backend_ops": (_maybe[ParityGateSpec], Field(None, alias="backend-ops")),
+    "engaged": (_maybe[EngagedGateSpec], None),
+    **{name: (_maybe[_check(check)], None) for name, check in CHECKS.items()},
+}
+_about = "A correctness check before anything is measured."
+GateSpec: Any = create_model("GateSpec", __base__=OneKind, __doc__=_about, **_gates)
+
+# -- the other parts --------------------------------------------------------------------------------------------------
 
 Recipe = Annotated[model.SyntheticModel, Keys("vocab_pin")]
-
 SessionSpec = Annotated[
     model.Session,
     Keys(
         "min_effect",
-        effect=Share,
+        effect=fields.Share,
         cycles=Annotated[int, Field(ge=2, le=100)],
         thermal=Literal["hot", "cold"],
         drift_limit=Annotated[float, Field(gt=0, le=0.5)],
@@ -53,16 +162,16 @@ SessionSpec = Annotated[
 class LlamaCpp(Strict):
     """Which llama.cpp is built."""
 
-    pin: Commit
+    pin: fields.Commit
     """The full commit id, 40 hex digits; quote it when it could be read as a number."""
-    sources: Many[Source] = Field(default_factory=lambda: list(SOURCES))
+    sources: Many[fields.Source] = Field(default_factory=lambda: list(SOURCES))
     """Where the pin is looked for, in order: git URLs, clones, sdists as pypi:llama-cpp-python==0.3.30."""
 
 
 class DerivedSpec(Strict):
     """A synthetic model that was quantised, in another type: the exact values of its blocks as F32."""
 
-    of: Name
+    of: fields.Name
     """The name of a synthetic model."""
     quant: model.Quant = "F32"
     """A type that llama-quantize knows; F32 keeps every value."""
@@ -71,7 +180,7 @@ class DerivedSpec(Strict):
 class ModelSpec(OneKind):
     """A model: a GGUF file that is on the host, a recipe, or what is made from a model of one."""
 
-    path: Maybe[ModelPath] = None
+    path: Maybe[fields.ModelPath] = None
     """A GGUF file on the host, as /... or ~/..."""
     synthetic: Maybe[Recipe] = None
     """A model to write; every key has a default."""
@@ -85,23 +194,23 @@ class ExperimentSpec(Strict):
 
     model_config = ConfigDict(title="dgxlab experiment")
 
-    extends: Maybe[Line] = None
+    extends: Maybe[fields.Line] = None
     """The spec file that this one starts from, relative to this file. Maps merge, gates append, other lists replace."""
-    name: Name
+    name: fields.Name
     """What results and reports call it; without it the file's name. Never inherited."""
     hypothesis: str = ""
     """What this arm is to show, in a sentence. Never inherited."""
-    host: Name = "local"
+    host: fields.Name = "local"
     """A name in hosts.yaml; local needs no entry there."""
     llama_cpp: LlamaCpp
     """Which llama.cpp is built."""
-    series: Few[Name] = Field(default_factory=list)
+    series: fields.Few[fields.Name] = Field(default_factory=list)
     """Patch series of patches/ to apply, in order."""
-    cmake: dict[CMakeKey, CMakeValue] = Field(default_factory=dict)
+    cmake: dict[fields.CMakeKey, fields.CMakeValue] = Field(default_factory=dict)
     """CMake definitions; true and false become ON and OFF."""
-    env: Env = Field(default_factory=dict)
+    env: fields.Env = Field(default_factory=dict)
     """Environment of every gate and benchmark; values are text."""
-    models: dict[Name, ModelSpec] = Field(default_factory=dict)
+    models: dict[fields.Name, ModelSpec] = Field(default_factory=dict)
     """Models by the names that bench entries use."""
     gates: list[GateSpec] = Field(default_factory=list)
     """Correctness checks. They append to inherited ones; the same gate stated again refines the inherited one."""
@@ -111,12 +220,7 @@ class ExperimentSpec(Strict):
     """How an A/B session is run."""
 
     def record(self, path: str, root: str) -> model.Experiment:
-        """Return the experiment.
-
-        Args:
-            path: The spec file, absolute.
-            root: The project folder, absolute.
-        """
+        """Return the experiment; `path` is the spec file and `root` the project folder, both absolute."""
         return model.Experiment(
             name=self.name,
             pin=self.llama_cpp.pin,
@@ -130,12 +234,12 @@ class ExperimentSpec(Strict):
             env=self.env,
             models=self.model_records(),
             gates=tuple(gate.kind[1] for gate in self.gates),
-            bench=tuple(entry.record() for entry in self.bench or ()),
+            bench=tuple(entry.kind[1].record() for entry in self.bench or ()),
             session=self.session,
         )
 
     def model_records(self) -> dict[str, model.Model]:
-        """Return the models; one that is derived of no synthetic model is left out, and refused elsewhere."""
+        """Return the models, without a derived one that lacks a synthetic source: it is refused elsewhere."""
         recipes = {
             name: replace(spec.synthetic, vocab_pin=self.llama_cpp.pin if spec.synthetic.vocab else "")
             for name, spec in self.models.items()
@@ -147,13 +251,13 @@ class ExperimentSpec(Strict):
                 records[name] = model.FileModel(spec.path)
             elif spec.derived and spec.derived.of in recipes:
                 records[name] = model.DerivedModel(recipes[spec.derived.of], spec.derived.quant)
-            elif spec.synthetic:
+            elif name in recipes:
                 records[name] = recipes[name]
         return records
 
 
 class SpecSchema(GenerateJsonSchema):
-    """Leaves out what misleads in an editor, and is as strict about the keys of open maps as `load` is."""
+    """Generates the schema without parts that mislead editors, as strict about the keys of open maps as `load`."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Return False: a key is its own title."""
@@ -162,10 +266,10 @@ class SpecSchema(GenerateJsonSchema):
     def dict_schema(self, schema: Any) -> dict[str, Any]:
         """Allow no keys but those of the pattern."""
         described = super().dict_schema(schema)
-        return {**described, "additionalProperties": False} if "patternProperties" in described else described
+        return described | ({"additionalProperties": False} if "patternProperties" in described else {})
 
     def default_schema(self, schema: Any) -> dict[str, Any]:
-        """Keep a default that a file could say: that of a key to be left out may be none of its values."""
+        """Keep a default only if it is a valid value: a default that means "left out" may not be."""
         described = super().default_schema(schema)
         default = described.get("default")
         below = isinstance(default, (int, float)) and (

@@ -1,7 +1,4 @@
-"""Values read from YAML that remember who wrote them, and the sentences that say what is wrong with them.
-
-Errors have a file, a line, a key and, for an unknown key, the nearest known one.
-"""
+"""YAML values with the file and line that they come from, and error messages about them."""
 
 from __future__ import annotations
 
@@ -9,25 +6,24 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn, Union
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import ValidationError
 
 from dgxlab.errors import SpecError
 
-Scalar = Union[str, int, float, bool, None]
+Scalar = str | int | float | bool | None
+Loc = tuple[str | int, ...]
+"""The place of a value in the tree: keys and list positions, from the top."""
 
 MAX_LISTED = 100
-"""Problems that one error lists; a hostile file can have a hundred thousand."""
+"""Max problems in one error; a hostile file can have a hundred thousand."""
 MAX_EXPLAINED = 1000
-"""pydantic's errors that are looked into: finding the nearest key takes time, and more are never listed."""
-
-Loc = tuple[Union[str, int], ...]
-"""The place of a value in the tree: keys and list positions, from the top."""
+"""Max pydantic errors that are explained: finding the nearest key takes time, and more are never listed."""
 
 
 class Mark(NamedTuple):
-    """Who wrote a value: a file and a line, or `--set`."""
+    """Origin of a value: a file and a line, or `--set`."""
 
     source: str
     line: int | None = None
@@ -40,20 +36,15 @@ SET = Mark("--set")
 
 
 class Node(NamedTuple):
-    """A YAML value and its mark.
+    """A YAML value and its mark: the line of its key in a map, the first line of an item in a list."""
 
-    Attributes:
-        value: A map of nodes, a list of nodes, or a scalar.
-        mark: Of an entry in a map, the line of its key; of an item in a list, its own first line.
-    """
-
-    value: Union[dict[str, Node], list[Node], Scalar]
+    value: dict[str, Node] | list[Node] | Scalar
     mark: Mark
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and where."""
+    """One problem and its place."""
 
     mark: Mark
     loc: Loc
@@ -64,11 +55,7 @@ class Problem:
 
 
 def refuse(problems: Sequence[Problem], *, next: str = "") -> NoReturn:
-    """Raise one SpecError for all problems, by line: its message is the first, its details list all if there are more.
-
-    Raises:
-        SpecError: always.
-    """
+    """Raise one SpecError for all problems, by line: its message is the first, its details list all of several."""
     ordered = sorted(problems, key=lambda problem: (problem.mark.source, problem.mark.line or 0))
     lines = list(dict.fromkeys(str(problem) for problem in ordered))
     if len(lines) > MAX_LISTED:
@@ -86,15 +73,13 @@ def plain(node: Node) -> Any:
     value = node.value
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return value
+    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def locate(root: Node, loc: Loc, text: str) -> Problem:
-    """Return the problem at `loc`, marked by the deepest value that is there; a missing key still gets its name.
+    """Return the problem at `loc`, marked by the deepest value that exists; a missing key still gets its name.
 
-    Positions in a scalar that is written in place of a list of one are left out.
+    Positions in a scalar that replaces a list of one are left out.
     """
     node, depth = root, 0
     for part in loc:
@@ -104,19 +89,15 @@ def locate(root: Node, loc: Loc, text: str) -> Problem:
         elif isinstance(value, list) and isinstance(part, int) and 0 <= part < len(value):
             node = value[part]
         else:
+            depth += isinstance(value, dict) and isinstance(part, str)
             break
-        depth += 1
-    if isinstance(node.value, dict) and depth < len(loc) and isinstance(loc[depth], str):
         depth += 1
     return Problem(node.mark, loc[:depth], text)
 
 
 def dotted(loc: Loc) -> str:
-    """Write a loc as people type it: `bench[0].llama-bench.n_prompt`."""
-    text = ""
-    for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{printable(part)}"
-    return text.removeprefix(".")
+    """Return a loc as users type it: `bench[0].TOOL.n_prompt`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in loc).removeprefix(".")
 
 
 def printable(text: str, length: int = 60) -> str:
@@ -129,20 +110,17 @@ def shown(value: Any) -> str:
     """Return a value as a message quotes it."""
     if isinstance(value, str):
         return f"'{printable(value)}'"
-    if isinstance(value, dict):
-        return "a map" if value else "an empty map"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
+    if isinstance(value, (dict, list)):
+        return f"{'a' if value else 'an empty'} {'map' if isinstance(value, dict) else 'list'}"
     return "nothing" if value is None else json.dumps(value)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean X?` for the nearest known name, else the known names if they are few, else nothing."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name[:64].lower(), [n.lower() for n in names], n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {next(n for n in names if n.lower() == close[0])}?"
-    return f"; known: {', '.join(names)}" if 0 < len(names) <= 12 else ""
+    names = {known_name.lower(): known_name for known_name in sorted(known)}
+    if close := difflib.get_close_matches(name[:64].lower(), names, n=1, cutoff=0.6):
+        return f"; did you mean {names[close[0]]}?"
+    return f"; known: {', '.join(names.values())}" if 0 < len(names) <= 12 else ""
 
 
 _WANTED = {
@@ -156,23 +134,22 @@ _WANTED = {
     "model_type": "a map",
     "model_attributes_type": "a map",
     "dataclass_type": "a map",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
 }
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("more than", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("less than", "lt"),
+"""Texts of expected values, by pydantic's error type."""
+_SENTENCES = {
+    "missing": "missing",
+    "too_short": "must not be empty: nothing would be measured",
+    "string_too_short": "must not be empty",
 }
 
 
 def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> list[Problem]:
-    """Return a problem for each of pydantic's errors, in the order of the spec's keys.
-
-    Args:
-        error: What validation raised.
-        tree: The values with their marks.
-        schema: The JSON Schema, for the names of known keys.
-    """
+    """Return a problem for each of pydantic's errors, in the order of the spec's keys; `schema` names known keys."""
     problems = []
     for detail in error.errors(include_url=False)[:MAX_EXPLAINED]:
         # pydantic marks a bad key, as opposed to a bad value below it, with a last part "[key]".
@@ -194,36 +171,23 @@ def explain(error: ValidationError, tree: Node, schema: Mapping[str, Any]) -> li
 
 def _sentence(detail: Mapping[str, Any]) -> str:
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
-    if kind == "missing":
-        return "missing"
     if kind == "value_error":
-        short = isinstance(value, (str, int, float))
-        return f"{context['error']}, not {shown(value)}" if short else str(context["error"])
-    if kind == "literal_error":
-        return f"must be {context['expected'].replace(chr(39), '')}, not {shown(value)}"
-    if kind in ("too_short", "string_too_short"):
-        return "must not be empty: nothing would be measured" if kind == "too_short" else "must not be empty"
-    if kind in _BOUNDS:
-        words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]}, not {shown(value)}"
+        return (
+            f"{context['error']}, not {shown(value)}" if isinstance(value, str | int | float) else str(context["error"])
+        )
     if kind in _WANTED:
-        return f"must be {_WANTED[kind]}, not {shown(value)}"
-    return printable(str(detail["msg"]), 200)
+        return f"must be {_WANTED[kind].format(**context).replace(chr(39), '')}, not {shown(value)}"
+    return _SENTENCES.get(kind) or printable(str(detail["msg"]), 200)
 
 
 def _known_keys(schema: Mapping[str, Any], loc: Loc) -> list[str]:
     """Return the keys that the schema knows for the map at `loc`."""
-    part = _followed(schema, schema)
+    part = schema
     for step in loc:
         if isinstance(step, int):
-            deeper = part["items"]
+            part = part["items"]
         else:
-            deeper = part.get("properties", {}).get(step) or next(iter(part["patternProperties"].values()))
-        part = _followed(deeper, schema)
+            part = part.get("properties", {}).get(step) or next(iter(part["patternProperties"].values()))
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]]
     return list(part.get("properties", {}))
-
-
-def _followed(part: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = part.get("$ref")
-    followed: Mapping[str, Any] = schema["$defs"][reference.rsplit("/", 1)[-1]] if reference else part
-    return followed

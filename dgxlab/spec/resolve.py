@@ -1,11 +1,11 @@
-"""From spec files to one tree: `extends` chains, what a child's value does to its parent's, and `--set key=value`.
+"""From spec files to one tree: `extends` chains, merging a child into its parent, and `--set key=value`.
 
 maps             merge, key by key
 models.NAME      merges with a model of its own kind; of another kind (path, synthetic, derived) it replaces it
 session          merges, but effect and cycles replace one another
 gates            append, and no child can remove one. A gate with the identity of an inherited one refines it in its
-                 place: what the child writes counts (`expect: null` too), the rest is inherited, but for `cases`
-                 where the child says another `expect`. The identity of a parity gate is op, backend and env, of an
+                 place: what the child writes counts (`expect: null` too), the rest is inherited, except `cases`
+                 where the child has another `expect`. The identity of a parity gate is op, backend and env, of an
                  engaged gate its marker and tools, of the others all but what they must reach and their time
 other lists      replace
 name, hypothesis are the file's own and never inherited; a spec without a name is called like its file
@@ -24,45 +24,36 @@ from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, dotted, fail, neare
 from dgxlab.spec.yaml_file import MAX_DEPTH, read_file, read_value
 from dgxlab.tools import CHECKS
 
-MODEL_KINDS = frozenset({"path", "synthetic", "derived"})
+MODEL_KINDS = {"path", "synthetic", "derived"}
 """A model entry has one of these keys."""
-
-SESSION_KINDS = frozenset({"effect", "cycles"})
+SESSION_KINDS = {"effect", "cycles"}
 """A session has one of these keys at most."""
-
 LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
-"""Keys of a gate that say what it must reach, and in which time."""
-
+"""Limits of a gate: keys that do not identify it."""
 OWN = ("name", "hypothesis")
-"""Keys that say what a file is: a child does not inherit them."""
-
+"""Keys that identify a file: a child does not inherit them."""
 MUST_REACH = ("expect", "unsupported", "cases")
-"""What a parity gate must reach; `--set` may change it, and the gate is marked."""
-_GATE_KEYS = (*MUST_REACH, "limit_s")
-"""What may be set in a gate; anything else would make another gate of it, and so remove it."""
+"""Limits of a parity gate that `--set` may change; the gate is then marked."""
+SETTABLE = (*MUST_REACH, "limit_s")
+"""Keys of a gate that `--set` may change; any other key would turn it into another gate."""
 
 
 def resolve(path: Path) -> Node:
     """Read a spec file and everything it extends, and merge them into one tree without `extends`.
 
     Raises:
-        SpecError: if a file cannot be read or is no map, or `extends` is no file name or runs in a circle.
+        SpecError: if a file cannot be read or is not a map, or `extends` is not a file name or is circular.
     """
-    chain = _read_chain(path)
-    tree = chain.pop()
-    _refuse_repeated_gates(tree)
-    while chain:
-        inherited = Node({k: v for k, v in _entries(tree).items() if k not in OWN}, tree.mark)
-        child = chain.pop()
-        _refuse_repeated_gates(child)
+    tree, *children = reversed(_read_chain(path))
+    for child in children:
+        inherited = Node({key: node for key, node in _entries(tree).items() if key not in OWN}, tree.mark)
         tree = _merge((), inherited, child)
     return tree
 
 
 def label(path: Path) -> str:
-    """Return what errors call a file: its path from the current folder when it is below it."""
-    absolute = absolute_path(path)
-    cwd = Path.cwd()
+    """Return a file's name in errors: its path relative to the current folder if below it."""
+    absolute, cwd = absolute_path(path), Path.cwd()
     return printable(str(absolute.relative_to(cwd) if absolute.is_relative_to(cwd) else absolute), 300)
 
 
@@ -71,19 +62,11 @@ def absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 -- resolve() follows links
 
 
-def _drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
-    """Return a model's or the session's entries without the key that `stated` ones replace; any other map as it is."""
-    kinds = SESSION_KINDS if loc == ("session",) else MODEL_KINDS if len(loc) == 2 and loc[0] == "models" else set()
-    if not stated & kinds:
-        return entries
-    return {key: node for key, node in entries.items() if key in stated or key not in kinds}
-
-
 def override(tree: Node, setting: str) -> Node:
     """Return the tree with one value replaced.
 
-    A key that is not there yet is added, and validation refuses it when it is none of the spec's. List positions are
-    numbers: `bench.0.llama-bench.n_prompt=[512]`, or `bench[0]...`.
+    A new key is added, and validation refuses it when the spec has no such key. List positions are numbers:
+    `bench.0.TOOL.n_prompt=[512]`, or `bench[0]...`.
 
     Raises:
         SpecError: if it is not `key=value`, the value is not YAML, or the path does not exist.
@@ -94,41 +77,37 @@ def override(tree: Node, setting: str) -> Node:
         fail(SET, (), f"'{printable(setting)}' is not key=value, as in session.cycles=4")
     if parts[0] == "extends":
         fail(SET, ("extends",), "is read before --set: write a file that extends the other one")
-    if parts[0] == "gates" and (len(parts) != 4 or parts[2] != "backend-ops" or parts[3] not in _GATE_KEYS):
-        only = f"only gates.N.backend-ops.{{{','.join(_GATE_KEYS)}}} can be set: no gate can be removed or exchanged"
+    if parts[0] == "gates" and (len(parts) != 4 or parts[2] != "backend-ops" or parts[3] not in SETTABLE):
+        only = f"only gates.N.backend-ops.{{{','.join(SETTABLE)}}} can be set: no gate can be removed or exchanged"
         fail(SET, tuple(parts), f"{only}; add one in a file that extends this one")
     return _put((), tree, parts, Node(read_value(text, tuple(parts)).value, SET))
 
 
 def changed_gates(tree: Node) -> set[int]:
-    """Return the places of the gates for which `--set` said what they must reach; the tree is a valid spec."""
+    """Return the positions of gates whose limits `--set` changed; the tree is a valid spec."""
     entries: Any = tree.value
-    gates = [gate.value for gate in entries["gates"].value] if "gates" in entries else []
-    bodies = {place: gate["backend-ops"].value for place, gate in enumerate(gates) if "backend-ops" in gate}
+    gates = entries["gates"].value if "gates" in entries else []
+    bodies = {place: gate.value["backend-ops"].value for place, gate in enumerate(gates) if "backend-ops" in gate.value}
     return {place for place, body in bodies.items() if any(key in body and body[key].mark == SET for key in MUST_REACH)}
-
-
-# -- extends ----------------------------------------------------------------------------------------------------------
 
 
 def _read_chain(path: Path) -> list[Node]:
     """Return the file's tree, then its parent's, and so on; `extends` taken out."""
     chain: list[Node] = []
-    names: list[str] = []
-    identities: list[str] = []
+    names: dict[str, str] = {}  # by the real path
     mark = Mark("")
     while True:
         name = label(path)
         try:
-            identity = os.path.realpath(path)
+            real = os.path.realpath(path)
         except (OSError, ValueError):
-            identity = str(path)
-        if identity in identities:
-            circle = [*names[identities.index(identity) :], name]
+            real = str(path)
+        if real in names:
+            circle = [*list(names.values())[list(names).index(real) :], name]
             fail(mark, ("extends",), f"goes round in a circle: {' -> '.join(circle)}")
-        names.append(name)
-        identities.append(identity)
-        entries = dict(_entries(read_file(path, name, named_at=mark if mark.source else None)))
+        names[real] = name
+        entries = dict(_entries(read_file(path, name, named_at=mark if chain else None)))
+        _refuse_repeated_gates(entries.get("gates"))
         parent = entries.pop("extends", None)
         chain.append(Node(entries, Mark(name, 1)))
         if parent is None:
@@ -144,62 +123,59 @@ def _entries(node: Node) -> dict[str, Node]:
     return node.value
 
 
-# -- merging ----------------------------------------------------------------------------------------------------------
-
-
 def _merge(loc: Loc, parent: Node, child: Node) -> Node:
     if isinstance(parent.value, dict) and isinstance(child.value, dict):
         kept = _drop_other_kind(loc, parent.value, set(child.value))
-        merged = {**kept, **child.value}
         both = {key: _merge((*loc, key), kept[key], child.value[key]) for key in kept.keys() & child.value.keys()}
-        return Node({**merged, **both}, child.mark)
-    if loc == ("gates",) and isinstance(parent.value, list) and isinstance(child.value, list):
-        return Node(_merge_gates(parent.value, child.value), child.mark)
-    return child
-
-
-def _merge_gates(parent: list[Node], child: list[Node]) -> list[Node]:
-    gates = list(parent)
-    places = {_gate_identity(gate): place for place, gate in enumerate(parent)}
-    for gate in child:
-        identity = _gate_identity(gate)
-        if not identity or identity not in places:
+        return Node({**kept, **child.value, **both}, child.mark)
+    if loc != ("gates",) or not isinstance(parent.value, list) or not isinstance(child.value, list):
+        return child
+    gates = list(parent.value)
+    places = {_gate_identity(gate): place for place, gate in enumerate(gates)}
+    for gate in child.value:
+        place = places.get(_gate_identity(gate) or "new")
+        if place is None:
             gates.append(gate)
             continue
-        place = places[identity]
         inherited = gates[place]
-        ((kind, body),), ((_, stated),) = _entries(inherited).items(), _entries(gate).items()
+        ((kind, body),), (stated,) = _entries(inherited).items(), _entries(gate).values()
         if "expect" in _entries(stated):  # a count and the list of cases belong together
             kept = {key: value for key, value in _entries(body).items() if key != "cases"}
             inherited = Node({kind: Node(kept, body.mark)}, inherited.mark)
         gates[place] = _merge(("gates", place), inherited, gate)
-    return gates
+    return Node(gates, child.mark)
 
 
-def _refuse_repeated_gates(tree: Node) -> None:
-    """Refuse two gates of one identity in one file: which of them counts would be a guess."""
-    node = _entries(tree).get("gates")
-    first: dict[str, Node] = {}
+def _drop_other_kind(loc: Loc, entries: dict[str, Node], stated: set[str]) -> dict[str, Node]:
+    """Return a model's or session's entries without the keys that `stated` replaces; other maps are unchanged."""
+    kinds = SESSION_KINDS if loc == ("session",) else MODEL_KINDS if len(loc) == 2 and loc[0] == "models" else set()
+    if not stated & kinds:
+        return entries
+    return {key: node for key, node in entries.items() if key in stated or key not in kinds}
+
+
+def _refuse_repeated_gates(gates: Node | None) -> None:
+    """Refuse two gates of the same identity in one file: it is ambiguous which one counts."""
+    lines: dict[str, int | None] = {}
     problems = []
-    for place, gate in enumerate(node.value if node and isinstance(node.value, list) else []):
+    for place, gate in enumerate(gates.value if gates and isinstance(gates.value, list) else []):
         identity = _gate_identity(gate)
-        if identity and identity in first:
-            text = f"is the same gate as at line {first[identity].mark.line}"
-            problems.append(Problem(gate.mark, ("gates", place), text))
-        first.setdefault(identity, gate)
+        if identity and identity in lines:
+            problems.append(Problem(gate.mark, ("gates", place), f"is the same gate as at line {lines[identity]}"))
+        lines.setdefault(identity, gate.mark.line)
     if problems:
         refuse(problems)
 
 
 def _gate_identity(gate: Node) -> str:
-    """Return what tells a gate from others, or "" for one that validation will refuse anyway."""
+    """Return a gate's identity, or "" for a gate that validation will refuse anyway."""
     value: Any = plain(gate)
     if not isinstance(value, dict) or len(value) != 1:
         return ""
     ((kind, body),) = value.items()
     if not isinstance(body, dict):
         return ""
-    if kind in {checker.gate.name for checker in CHECKS.values()}:
+    if kind in CHECKS:
         return json.dumps([kind, {k: v for k, v in body.items() if k not in LIMITS}], sort_keys=True)
     if kind == "backend-ops":
         return json.dumps([kind, body.get("op"), body.get("backend"), body.get("env") or {}], sort_keys=True)
@@ -207,10 +183,8 @@ def _gate_identity(gate: Node) -> str:
     return json.dumps([kind, body.get("stderr"), sorted(map(str, tools if isinstance(tools, list) else [tools]))])
 
 
-# -- --set -------------------------------------------------------------------------------------------------------------
-
-
 def _put(loc: Loc, node: Node, parts: list[str], value: Node) -> Node:
+    """Return the node with the value at `parts` below it; `loc` is the node's own place."""
     if not parts:
         return value
     if isinstance(node.value, list):
@@ -223,11 +197,9 @@ def _put(loc: Loc, node: Node, parts: list[str], value: Node) -> Node:
     if not isinstance(node.value, dict):
         fail(SET, (*loc, parts[0]), f"there is no such key: {dotted(loc)} is neither a map nor a list")
     # a model's name may hold dots: the longest key that exists wins
-    known = [n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in node.value]
-    length = known[0] if known else 1
-    key, rest = ".".join(parts[:length]), parts[length:]
+    length = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in node.value), 1)
+    key = ".".join(parts[:length])
     if loc == ("models",) and key not in node.value:
         fail(SET, (*loc, key), f"no such model{nearest(key, node.value)}")
-    below = node.value.get(key, Node({}, SET))
-    entries = _drop_other_kind(loc, node.value, {key})
-    return Node({**entries, key: _put((*loc, key), below, rest, value)}, node.mark)
+    below = _put((*loc, key), node.value.get(key, Node({}, SET)), parts[length:], value)
+    return Node({**_drop_other_kind(loc, node.value, {key}), key: below}, node.mark)

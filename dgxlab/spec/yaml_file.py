@@ -1,7 +1,7 @@
-"""The strict YAML loader: plain values, each with its file and line, and none that YAML 1.1 turns into another.
+"""The strict YAML loader: plain values with file and line; values that YAML 1.1 would convert are refused.
 
-Events are counted as they come and nest to a limit, so that a hostile file is refused before it costs time, memory or
-the interpreter's recursion limit.
+Events are counted and their nesting is limited while they are read, so that a hostile file is refused before it costs
+time, memory or the interpreter's recursion limit.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, Scalar, fail, print
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 MAX_VALUES = 50_000
+MAX_INT = 2**63 - 1
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Only its parser is used. libyaml reads 10,000 values in 45 ms, the Python parser in 190 ms."""
 
 _UNREADABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
-"""Control characters, and the line breaks that YAML counts and editors do not."""
-
+"""Control characters, and line breaks that YAML counts but editors do not."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What no string may hold once its escapes are read: an argument with a NUL cannot be passed to a program."""
-
+"""Forbidden in strings after decoding escapes: an argument with a NUL cannot be passed to a program."""
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_MAX_INT = 2**63 - 1
-
-_SURPRISES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"(?i:on|off|yes|no|y|n)"), "is a boolean to YAML 1.1: write true or false, or quote it"),
-    (re.compile(r"(?!true|false)(?i:true|false)"), "must be written true or false, in lower case, or quoted"),
-    (re.compile(r"(?!null)(?i:null)"), "must be written null, in lower case, or quoted"),
-    (re.compile(r"[-+]?0([xX][0-9a-fA-F_]+|[oO][0-7_]+|[bB][01_]+)"), "is a number in another base: quote it"),
-    (re.compile(r"[-+]?0[0-9_]+"), "is an octal number to YAML 1.1: drop the leading zero, or quote it"),
-    (re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9_]*)?"), "is a base-60 number to YAML 1.1: quote it"),
-    (re.compile(r"[-+]?\.?[0-9](?=[0-9.]*_)[0-9_.]*([eE][-+]?[0-9]+)?"), "has underscores: drop them, or quote it"),
-    (re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t].*)?"), "is a timestamp to YAML 1.1: quote it"),
-    (re.compile(r"[-+]?\.(?i:inf|nan)"), "is not a finite number: quote it if text is meant"),
-    (re.compile(r"="), "is a special value to YAML 1.1: quote it"),
-)
+_TOO_LARGE = "is too large for a number: quote it if text is meant"
+_SURPRISES = [
+    (re.compile(pattern), why)
+    for pattern, why in {
+        r"(?i:on|off|yes|no|y|n)": "is a boolean to YAML 1.1: write true or false, or quote it",
+        r"(?!true|false)(?i:true|false)": "must be written true or false, in lower case, or quoted",
+        r"(?!null)(?i:null)": "must be written null, in lower case, or quoted",
+        r"[-+]?0([xX][0-9a-fA-F_]+|[oO][0-7_]+|[bB][01_]+)": "is a number in another base: quote it",
+        r"[-+]?0[0-9_]+": "is an octal number to YAML 1.1: drop the leading zero, or quote it",
+        r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9_]*)?": "is a base-60 number to YAML 1.1: quote it",
+        r"[-+]?\.?[0-9](?=[0-9.]*_)[0-9_.]*([eE][-+]?[0-9]+)?": "has underscores: drop them, or quote it",
+        r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt \t].*)?": "is a timestamp to YAML 1.1: quote it",
+        r"[-+]?\.(?i:inf|nan)": "is not a finite number: quote it if text is meant",
+        r"=": "is a special value to YAML 1.1: quote it",
+    }.items()
+]
 
 
 def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: Mark | None = None) -> Node:
-    """Read one YAML file.
+    """Read one YAML file: a regular file of at most 1 MB of UTF-8.
 
     Args:
-        path: The file; a regular file of at most 1 MB of UTF-8.
-        label: What errors call it.
-        may_be_empty: One that holds nothing, or only comments, is an empty map.
-        named_at: The line that says `extends`, which is to blame for a file that is no file to read.
+        label: Its name in errors.
+        may_be_empty: A file without content, or with comments alone, is an empty map.
+        named_at: The line with `extends` that names the file; errors of opening it are errors of that line.
 
     Raises:
-        SpecError: if it cannot be read, is not YAML, or holds what this loader refuses.
+        SpecError: if it cannot be read, is not YAML, or has values that this loader refuses.
     """
     text = _text(path, label, named_at)
     if may_be_empty and all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
@@ -68,11 +68,7 @@ def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: M
 
 
 def read_value(text: str, loc: Loc) -> Node:
-    """Read the value of a `--set` by the same rules; nothing at all is null.
-
-    Args:
-        text: What follows the `=`.
-        loc: Where the value goes, for errors.
+    """Read the value of a `--set`, which goes to `loc`, by the same rules; no text is null.
 
     Raises:
         SpecError: as read_file.
@@ -95,7 +91,9 @@ def _text(path: Path, label: str, named_at: Mark | None) -> str:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        unread("no such file" if named_at else f"no such file{_sibling(path)}")
+        names = [] if named_at else [other.name for other in path.parent.glob("*")]
+        close = difflib.get_close_matches(path.name, names, n=1)
+        unread(f"no such file; did you mean {close[0]}?" if close else "no such file")
     except (OSError, ValueError) as error:
         unread(f"cannot be read: {getattr(error, 'strerror', None) or error}")
     if len(content) > MAX_BYTES:
@@ -107,19 +105,10 @@ def _text(path: Path, label: str, named_at: Mark | None) -> str:
         fail(Mark(label, line), (), f"is not valid UTF-8 (byte {error.start})")
 
 
-def _sibling(path: Path) -> str:
-    try:
-        stems = [entry.stem for entry in path.parent.iterdir() if entry.suffix == path.suffix]
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.stem, stems, n=1)
-    return f"; did you mean {close[0]}{path.suffix}?" if close else ""
-
-
 def _parse(text: str, start: Mark, loc: Loc) -> Node:
     if bad := _UNREADABLE.search(text):
-        line = text.count("\n", 0, bad.start()) + 1
-        fail(_at(start, line - 1), loc, f"holds a character that is not allowed, U+{ord(bad[0]):04X}")
+        line = text.count("\n", 0, bad.start())
+        fail(_at(start, line), loc, f"holds a character that is not allowed, U+{ord(bad[0]):04X}")
     reader = _Reader(text, start, loc)
     try:
         tree = reader.document()
@@ -140,17 +129,15 @@ def _at(start: Mark, line: int) -> Mark:
 
 
 class _Reader:
-    """Makes nodes of events; refuses at once what cannot be read on, and collects the other problems."""
+    """Makes nodes from events; raises fatal problems at once, and collects the others."""
 
     def __init__(self, text: str, start: Mark, top: Loc) -> None:
-        self.start = start
-        self.top = top
+        self.start, self.top = start, top
         self.events: Iterator[Any] = yaml.parse(text, Loader=_LOADER)
         self.values = 0
         self.problems: list[Problem] = []
 
     def document(self) -> Node:
-        """Return the one document."""
         next(self.events)  # the stream's start
         event = next(self.events)
         if isinstance(event, yaml.StreamEndEvent):
@@ -165,11 +152,10 @@ class _Reader:
         return tree
 
     def _node(self, event: Any, loc: Loc, depth: int) -> Node:
-        mark = self._mark(event)
-        self._check(event, mark, loc)
+        mark = self._checked_mark(event, loc)
         if isinstance(event, yaml.ScalarEvent):
             try:
-                return Node(_scalar(event.value) if event.implicit[0] else _checked(event.value), mark)
+                return Node(_scalar(event), mark)
             except _Surprise as surprise:
                 self.problems.append(Problem(mark, loc, str(surprise)))
                 return Node(None, mark)
@@ -191,10 +177,10 @@ class _Reader:
         return Node(entries, mark)
 
     def _key(self, event: Any, loc: Loc, entries: Mapping[str, Node]) -> tuple[str, str]:
-        """Return a key, and what is wrong with it or ""."""
-        self._check(event, self._mark(event), loc)
+        """Return a key and its problem, "" for none."""
+        mark = self._checked_mark(event, loc)
         if not isinstance(event, yaml.ScalarEvent):
-            fail(self._mark(event), loc, "a list or map is a key here: keys must be text")
+            fail(mark, loc, "a list or map is a key here: keys must be text")
         key = event.value
         if key in entries:
             return key, f"duplicate key; it is already at line {entries[key].mark.line}"
@@ -204,12 +190,12 @@ class _Reader:
         if key in ("n", "y", "N", "Y"):
             return key, ""
         try:
-            value = _scalar(key) if event.implicit[0] else _checked(key)
+            return key, "" if isinstance(_scalar(event), str) else f'keys must be text: quote it: "{printable(key)}"'
         except _Surprise as surprise:
             return key, f"as a key, {surprise}"
-        return key, "" if isinstance(value, str) else f'keys must be text: quote it: "{printable(key)}"'
 
-    def _check(self, event: Any, mark: Mark, loc: Loc) -> None:
+    def _checked_mark(self, event: Any, loc: Loc) -> Mark:
+        mark = self._mark(event)
         if event.anchor is not None:
             anchor = printable(str(event.anchor))
             if isinstance(event, yaml.AliasEvent):
@@ -220,6 +206,7 @@ class _Reader:
         self.values += 1
         if self.values > MAX_VALUES:
             fail(mark, self.top, f"holds more than {MAX_VALUES:,} keys and values")
+        return mark
 
     def _mark(self, event: Any) -> Mark:
         return _at(self.start, event.start_mark.line)
@@ -229,28 +216,26 @@ class _Surprise(Exception):
     """A scalar that is refused; the sentence says how to write it."""
 
 
-def _scalar(text: str) -> Scalar:
-    """Return the value of a plain scalar, where YAML 1.1 and a reader cannot differ about it."""
-    if text in ("", "~", "null"):
-        return None
-    if text in ("true", "false"):
-        return text == "true"
-    for pattern, why in _SURPRISES:
-        if pattern.fullmatch(text):
-            raise _Surprise(f"{printable(text)} {why}")
-    if _INT.fullmatch(text):
-        # Longer than 64 bits is an id that lost its quotes; int() itself refuses 4,300 digits.
-        if len(text) > 20 or abs(int(text)) > _MAX_INT:
-            raise _Surprise(f"{printable(text)} is too large for a number: quote it if text is meant")
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        if math.isinf(value := float(text)):
-            raise _Surprise(f"{printable(text)} is too large for a number: quote it if text is meant")
-        return value
-    return _checked(text)
-
-
-def _checked(text: str) -> str:
+def _scalar(event: Any) -> Scalar:
+    """Return a scalar's value; an unquoted one that YAML 1.1 and people may read differently is refused."""
+    text: str = event.value
+    if event.implicit[0]:  # without quotes
+        if text in ("", "~", "null"):
+            return None
+        if text in ("true", "false"):
+            return text == "true"
+        for pattern, why in _SURPRISES:
+            if pattern.fullmatch(text):
+                raise _Surprise(f"{printable(text)} {why}")
+        if _INT.fullmatch(text):
+            # Longer than 64 bits is an id that lost its quotes; int() itself refuses 4,300 digits.
+            if len(text) > 20 or abs(int(text)) > MAX_INT:
+                raise _Surprise(f"{printable(text)} {_TOO_LARGE}")
+            return int(text)
+        if _FLOAT.fullmatch(text):
+            if math.isinf(float(text)):
+                raise _Surprise(f"{printable(text)} {_TOO_LARGE}")
+            return float(text)
     if bad := _CONTROL.search(text):
         raise _Surprise(f"holds a control character, U+{ord(bad[0]):04X}")
     return text

@@ -1,85 +1,22 @@
 """llama-batched-bench: speed with many sequences at once."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from dgxlab.errors import SpecError
-from dgxlab.model import BatchedBench, Cell, CellResult, Measurement, Param
-from dgxlab.tools import tool
-from dgxlab.tools.reading import (
-    Format,
-    Line,
-    Reading,
-    Row,
-    agree_at,
-    json_lines,
-    markdown,
-    number_or_text,
-    shared,
-    value,
-    whole_at,
-)
+from dgxlab.model import Cell, CellResult, Measurement, Param
+from dgxlab.tools import reading, tool
+from dgxlab.tools.reading import Format, Line, Reading, Row
 from dgxlab.tools.rows import Parsed, PrintedRow, Refused, agree, equal, json_rows, match_rows, number, positive, speed
+from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
 PROGRAM = "llama-batched-bench"
 
 CTX_STEP = 256
 """llama.cpp rounds the context of each sequence up to this."""
-
-KEYS = {
-    "model": tool.MODEL,
-    "npp": tool.Key("Many[Count]", "Prompt lengths, in tokens.", ("-npp",)),
-    "ntg": tool.Key("Many[Count]", "Generated tokens of each sequence.", ("-ntg",)),
-    "npl": tool.Key("Many[Count]", "Numbers of sequences at once.", ("-npl",)),
-}
-N_CTX = tool.Key("Count", "Context size, in tokens, for all sequences together.", ("-c", "--ctx-size"))
-
-
-# -- launches ---------------------------------------------------------------------------------------------------------
-
-
-def launches(entry: BatchedBench, env: Mapping[str, str], keep: tool.Keep) -> Iterator[tool.Launch]:
-    """Yield a launch for all npl at one (npp, ntg, other axes).
-
-    It has the whole list twice, because the first call of a size pays for buffers and kernels that the second finds;
-    and a spare row last, because the tool can lose what it printed just before it exits.
-    """
-    for setting in tool.settings({"npp": entry.npp, "ntg": entry.ntg, **entry.axes}):
-        asked = [pl for pl in entry.npl if not tool.excluded({**setting, "npl": pl}, entry.exclude)]
-        if not asked:
-            continue
-        axes = dict(setting)
-        pp, tg = int(axes.pop("npp")), int(axes.pop("ntg"))
-        fixed: dict[str, Param] = {**axes, "args": " ".join(entry.args)}
-        more = tool.varying(axes, entry.axes)
-        cells = {
-            pl: Cell("batched-bench", f"pp{pp} tg{tg} B{pl}{more}", {"pp": pp, "tg": tg, "pl": pl}, fixed)
-            for pl in asked
-        }
-        left = {pl: cell for pl, cell in cells.items() if keep(entry.model, cell)}
-        # the tool skips rows that do not fit without a word, and aborts when only its rounding made them fit
-        need = max(asked) * -(-(pp + tg) // CTX_STEP) * CTX_STEP
-        n_ctx = int(axes.pop("n_ctx", need))
-        if n_ctx < need:
-            raise SpecError(
-                f"batched-bench with n_ctx {n_ctx} would skip its largest rows: {max(asked)} sequences of {pp + tg} "
-                f"tokens need {need}",
-                next=f"set n_ctx to {need} or leave it out",
-            )
-        flags = (
-            *("-c", str(n_ctx), "-npp", str(pp), "-ntg", str(tg)),
-            *("-npl", tool.comma([*left, *left, *list(left)[-1:]])),
-            *tool.flags_of(axes, tool.AXES),
-            *entry.args,
-            *("--output-format", "jsonl"),
-        )
-        yield tool.launch_on_model("batched-bench", PROGRAM, entry, env, left.values(), flags)
-
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
 
@@ -87,12 +24,8 @@ def launches(entry: BatchedBench, env: Mapping[str, str], keep: tool.Keep) -> It
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     """Read speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded one.
 
-    The rows of the first half are cold. The spare row last may be there or not. With any other number of rows nothing
-    is read: a row that does not fit the context is left out with status 0.
-
-    Args:
-        stdout: As printed; lines that do not start with `{` are ignored.
-        cells: With params pp, tg, pl.
+    The rows of the first half are cold. The spare last row is optional. Any other number of rows is refused: the tool
+    omits rows that do not fit the context and exits with 0.
     """
     rows, problems = json_rows(stdout, PROGRAM)
     if len(rows) == 2 * len(cells) + 1:
@@ -119,9 +52,10 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
 def _read(cell: Cell, row: PrintedRow) -> CellResult:
     # The times are whole microseconds as printed, so they carry the measured value; the speeds are rounded from them.
     is_shared = not equal("is_pp_shared", 0, row.printed.get("is_pp_shared", 0))
+    sizes = number(row.printed, "pp"), number(row.printed, "tg"), number(row.printed, "pl")
     measurements = []
-    for metric, time, tokens in _speeds(number(row, "pp"), number(row, "tg"), number(row, "pl"), is_shared):
-        speed_of_time = agree(metric, speed(tokens, positive(row, time)), positive(row, metric))
+    for metric, time, tokens in _speeds(*sizes, is_shared):
+        speed_of_time = agree(metric, speed(tokens, positive(row.printed, time)), positive(row.printed, metric))
         measurements.append(Measurement(cell.key, metric, "t/s", (speed_of_time,)))
     return CellResult(cell.key, tuple(measurements), row.printed)
 
@@ -134,9 +68,75 @@ def _speeds(pp: float, tg: float, pl: float, is_shared: bool) -> Iterator[tuple[
     yield "speed", "t", prompt + generated
 
 
-def exported(raw: dict[str, Any], samples: tool.Samples) -> dict[str, Any]:
-    """Return a row with the means of what counts."""
+def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
+    """Return a row with the means of the samples that count."""
     return {**raw, **{name: math.fsum(values) / len(values) for name, values in samples.items()}}
+
+
+# -- launches ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchedBench(Benchmark):
+    """llama-batched-bench: prompt and generation speed with npl sequences at once."""
+
+    name = "batched-bench"
+    # a cell without a prompt, or without generation, has one speed only
+    compared: ClassVar = {"speed_pp": "pp", "speed_tg": "tg"}
+    axis_keys: ClassVar = {
+        "n_ctx": Key("Count", "Context size, in tokens, for all sequences together.", ("-c", "--ctx-size")),
+        **tool.AXES,
+    }
+    owned = ("--output-format", "--log-disable", "--log-file", "--log-colors")
+    rounds = 2
+    # now and then it exits 0 before its logger has written the last rows; the spare row makes it rare
+    attempts = 3
+    form = "concurrency"
+    parse = staticmethod(parse)
+    exported = staticmethod(exported)
+
+    model: str = key("Name", "A name under models.", flags=("-m", "--model"))
+    npp: tuple[int, ...] = key("Many[Count]", "Prompt lengths, in tokens.", flags=("-npp",))
+    ntg: tuple[int, ...] = key("Many[Count]", "Generated tokens of each sequence.", flags=("-ntg",))
+    npl: tuple[int, ...] = key("Many[Count]", "Numbers of sequences at once.", flags=("-npl",))
+    axes: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+    def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
+        """Yield a launch for all npl at one (npp, ntg, other axes).
+
+        It has the whole list twice, because the first call of a size also allocates buffers and loads kernels; and a
+        spare last row, because the tool can lose output printed just before it exits.
+        """
+        for setting in tool.settings({"npp": self.npp, "ntg": self.ntg, **self.axes}):
+            asked = [pl for pl in self.npl if not tool.excluded({**setting, "npl": pl}, self.exclude)]
+            if not asked:
+                continue
+            axes = dict(setting)
+            pp, tg = int(axes.pop("npp")), int(axes.pop("ntg"))
+            fixed: dict[str, Param] = {**axes, "args": " ".join(self.args)}
+            left: dict[int, Cell] = {}
+            for pl in asked:
+                label = f"pp{pp} tg{tg} B{pl}{tool.varying(axes, self.axes)}"
+                cell = Cell(self.name, label, {"pp": pp, "tg": tg, "pl": pl}, fixed)
+                left |= {pl: cell} if keep(self.model, cell) else {}
+            # the tool silently skips rows that do not fit, and aborts if they fit only by its rounding
+            need = max(asked) * -(-(pp + tg) // CTX_STEP) * CTX_STEP
+            n_ctx = int(axes.pop("n_ctx", need))
+            if n_ctx < need:
+                raise SpecError(
+                    f"batched-bench with n_ctx {n_ctx} would skip its largest rows: {max(asked)} sequences of "
+                    f"{pp + tg} tokens need {need}",
+                    next=f"set n_ctx to {need} or leave it out",
+                )
+            flags = (
+                *("-c", str(n_ctx), "-npp", str(pp), "-ntg", str(tg)),
+                *("-npl", tool.comma([*left, *left, *list(left)[-1:]])),
+                *tool.flags_of(axes, tool.AXES),
+                *self.args,
+                *("--output-format", "jsonl"),
+            )
+            yield tool.launch_on_model(PROGRAM, self, env, left.values(), flags)
 
 
 # -- imported files ---------------------------------------------------------------------------------------------------
@@ -167,81 +167,62 @@ COLD = "the first row was measured cold: llama-batched-bench warms up with 16 to
 
 
 def console(text: str) -> Reading:
-    """Read the table: times to a millisecond, speeds to a hundredth of a token.
-
-    Raises:
-        Refused: if a row is broken, contradicts itself, or holds a value that is no number above 0.
-    """
+    """Read the table: times to a millisecond, speeds to a hundredth of a token."""
     runs = [dict(SETTING.findall(each)) for each in SETTINGS.findall(text)]
     if len({tuple(each.items()) for each in runs}) > 1:
         raise Refused(f"it holds {len(runs)} runs with different settings: split it")
-    of_run = {name: number_or_text(setting) for name, setting in (runs[0] if runs else {}).items()}
-    rows = []
-    for line in markdown(text, "S t/s"):
-        columns = {SHOWN.get(name, name): cell for name, cell in line.columns.items()}
-        if set(columns) != set(SHOWN.values()):
-            raise Refused("a header that llama-batched-bench does not print", line.number)
-        if not all(re.fullmatch(r"[0-9]+", columns[name]) for name in SIZES):
-            raise Refused("its sizes are not whole numbers", line.number)
-        for name, unit in TIMES.items():
-            if not re.fullmatch(rf"[0-9]+\.[0-9]{{{DECIMALS[unit]}}}", columns[name]):
-                raise Refused(f"{name} is {columns[name]}, not as llama-batched-bench prints it", line.number)
-        rows.append(Line(line.number, {**columns, **{name: int(columns[name]) for name in SIZES}}))
-    return _reading(rows, of_run, rounded=True)
+    of_run = {name: reading.number_or_text(setting) for name, setting in (runs[0] if runs else {}).items()}
+    return _reading(list(reading.each_line(reading.markdown(text, "S t/s"), _printed)), of_run, rounded=True)
+
+
+def _printed(line: Line) -> Line:
+    columns = {SHOWN.get(name, name): cell for name, cell in line.columns.items()}
+    if set(columns) != set(SHOWN.values()):
+        raise Refused("a header that llama-batched-bench does not print")
+    if not all(re.fullmatch(r"[0-9]+", columns[name]) for name in SIZES):
+        raise Refused("its sizes are not whole numbers")
+    for name, unit in TIMES.items():
+        if not re.fullmatch(rf"[0-9]+\.[0-9]{{{DECIMALS[unit]}}}", columns[name]):
+            raise Refused(f"{name} is {columns[name]}, not as llama-batched-bench prints it")
+    return Line(line.number, {**columns, **{name: int(columns[name]) for name in SIZES}})
 
 
 def lines(text: str) -> Reading:
-    """Read `--output-format jsonl`: times to a microsecond; raises Refused as `console` does."""
-    return _reading(list(json_lines(text)), {}, rounded=False)
+    """Read `--output-format jsonl`: times to a microsecond."""
+    return _reading(list(reading.json_lines(text)), {}, rounded=False)
 
 
 def _reading(rows: Sequence[Line], of_run: Mapping[str, Any], *, rounded: bool) -> Reading:
     if not rows:
         return Reading((), {})
     names = [name for name in rows[0].columns if name not in (*SIZES, *TIMES)]
-    same = {**of_run, **shared([line.columns for line in rows], names)}
-    imported = tuple(_imported(line, same, rounded) for line in rows)
+    same = {**of_run, **reading.shared([line.columns for line in rows], names)}
+    imported = tuple(reading.each_line(rows, lambda line: _row(line.columns, same, rounded)))
     return Reading(imported, {"settings": same} if same else {}, (COLD,))
 
 
-def _imported(line: Line, same: Mapping[str, Any], rounded: bool) -> Row:
-    columns, at = line.columns, line.number
-    sizes = {name: whole_at(name, columns.get(name), at) for name in SIZES}
-    values = tuple(value(name, unit, columns.get(name), at, above=0) for name, unit in TIMES.items())
+def _row(columns: Mapping[str, Any], same: Mapping[str, Any], rounded: bool) -> Row:
+    sizes = {name: reading.whole(columns, name) for name in SIZES}
+    values = tuple(reading.value(name, unit, columns) for name, unit in TIMES.items())
     own = {name: columns[name] for name in columns if name not in (*SIZES, *TIMES, *same)}
     is_shared = {**same, **own}.get("is_pp_shared", 0) not in (0, False)
     printed = {each.metric: each.values[0] for each in values}
     for name, time, tokens in _speeds(sizes["pp"], sizes["tg"], sizes["pl"], is_shared):
         if not rounded:
-            agree_at(name, tokens, [printed[time]], printed[name], at)
+            agree(name, speed(tokens, printed[time]), printed[name])
             continue
         # the time has but three decimals, the speed two
         longest, shortest = printed[time] + 0.0005, printed[time] - 0.0005
         fastest = tokens / shortest if shortest > 0 else float("inf")
         if not tokens / longest - 0.0051 <= printed[name] <= fastest + 0.0051:
-            raise Refused(f"{name} is {printed[name]:g}, but {tokens} tokens took {printed[time]:g} s", at)
+            raise Refused(f"{name} is {printed[name]:g}, but {tokens} tokens took {printed[time]:g} s")
     label = f"pp{sizes['pp']} tg{sizes['tg']} B{sizes['pl']}" + "".join(f" {k}={v}" for k, v in own.items())
     return Row(label, {**sizes, **own}, values)
 
 
-TOOL = tool.Tool(
+TOOL = Tool(
     PROGRAM,
-    bench=tool.Benchmark(
-        "batched-bench",
-        "llama-batched-bench: prompt and generation speed with npl sequences at once.",
-        BatchedBench,
-        KEYS,
-        launches,
-        parse,
-        # a cell without a prompt, or without generation, has one speed only
-        compared={"speed_pp": "pp", "speed_tg": "tg"},
-        exported=exported,
-        axes={"n_ctx": N_CTX, **tool.AXES},
-        owned=("--output-format", "--log-disable", "--log-file", "--log-colors"),
-        rounds=2,
-        # now and then it exits 0 before its logger has written the last rows; the spare row makes it rare
-        attempts=3,
-    ),
+    bench=BatchedBench,
     formats={
         "console": Format(console, " TG |", r"^\| +PP \| +TG \| +B \|"),
         "jsonl": Format(lines, '"speed_pp": ', r'^\{.*"speed_pp": '),

@@ -2,50 +2,34 @@
 
 Every row has `kernel`, `time_us` (a sample, or a list of them) and what tells cases apart: `case`, or `m`, `n`, `k`, or
 `rows`, `cols`. Other values: `flops` or `tflops`, `bandwidth_gb_s` or `gbps`, `clock`, and whatever ends in a unit, as
-`sm_clock_mhz` does. All the rest is a label; of a truth value, as in `"cold": true`, its name. GB/s are 10^9 bytes a
-second, in `bandwidth_gb_s` too: only test-backend-ops divides by 2^30, and the record does as it does.
+`sm_clock_mhz` does. All other keys are labels; a true value, as in `"cold": true`, gives its name. GB/s are 10^9 bytes
+per second, also in `bandwidth_gb_s`; the record stores GiB/s (2^30), as llama.cpp does.
 """
 
-from __future__ import annotations
-
-import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dgxlab.errors import SpecError, command
-from dgxlab.model import ARM, CheckCommand, HarnessGate, environments, sources
-from dgxlab.tools.reading import Format, Line, Reading, Row, Values, finite_at, json_lines, shared
-from dgxlab.tools.rows import Refused
-from dgxlab.tools.tool import Checker, Key, Readings, Tool
+from dgxlab.model import ARM, Against, Check, CheckCommand, Readings, digest, environments
+from dgxlab.model.reasons import Code, Reason, reason
+from dgxlab.tools.reading import Format, Reading, Row, Values, each_line, json_lines, shared
+from dgxlab.tools.rows import Refused, finite
+from dgxlab.tools.tool import Tool, key
 from dgxlab.units import METRICS
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
-
-KEYS = {
-    "kernel": Key("Name", "A folder of kernels/."),
-    "arch": Key(
-        "GpuArch",
-        "The architecture that nvcc compiles for, as sm_90; native is the GPU that is there.",
-        default="native",
-    ),
-    "tests": Key("Count", "How many tests must run and pass: its `test` prints a line for each."),
-}
 
 TEST = re.compile(r"(ok  |FAIL) (\S.*)")
 
 
 def kernel_files(root: str, kernel: str) -> dict[str, str]:
-    """Return a kernel's sources by path below kernels/, with those that all kernels share.
-
-    Of the folders below a kernel's only `ladder` is read.
-
-    Raises:
-        SpecError: if there is no such kernel, or a file of it is no text.
-    """
+    """Return a kernel's sources and the shared ones, by path below kernels/; raises SpecError if one is not there."""
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
         raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
@@ -62,46 +46,69 @@ def kernel_files(root: str, kernel: str) -> dict[str, str]:
     return files
 
 
-def step(gate: HarnessGate, env: Mapping[str, str], root: str) -> dict[str, Any]:
-    """Return the command of a gate and the sources that it compiles; raises SpecError as `kernel_files` does."""
-    argv = ("make", "-C", f"{{files}}/{gate.kernel}", "test", f"ARCH={gate.arch}", "OUT={files}/build")
-    commands = (CheckCommand(ARM, argv, environments(gate, env)[0]),)
-    return {"commands": commands, "files": kernel_files(root, gate.kernel)}
+@dataclass(frozen=True)
+class HarnessGate(Check):
+    """A kernel's own tests: kernels/<kernel> is compiled on the host with its Makefile and run."""
 
+    name = "harness"
+    told_on = "stderr"
+    model: ClassVar[str] = ""
+    against: ClassVar[Against] = {}
 
-def read(gate: HarnessGate, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-    """Return how many tests passed, which failed and why, and the harness's last word.
+    kernel: str = key("Name", "A folder of kernels/.")
+    arch: str = key(
+        "GpuArch", "The architecture that nvcc compiles for, as sm_90; native is the GPU that is there.", "native"
+    )
+    tests: int = key(
+        "Count", "How many tests must run and pass: its `test` prints a line for each.", 0, must=True, later=True
+    )
 
-    stderr has a line a test, `ok   WHAT` or `FAIL WHAT: WHY`, and in the end `passed` or `FAILED`.
-    """
-    lines = [line.rstrip() for line in stderr.split("\n")]
-    tests = [match.groups() for line in lines if (match := TEST.fullmatch(line))]
-    verdicts = [line for line in lines if line in ("passed", "FAILED")]
-    return {
-        "passed": sum(how == "ok  " for how, _ in tests),
-        "failed": [what for how, what in tests if how == "FAIL"],
-        "verdict": verdicts[0] if len(verdicts) == 1 else "",
-    }
+    def subject(self) -> str:
+        """Return the kernel."""
+        return self.kernel
 
+    def limits(self) -> tuple[str, ...]:
+        """Return the gate's limits, in words; older records may lack the number."""
+        return (f"{self.tests} tests pass" if self.tests else "every test passes, and there are some",)
 
-def judge(gate: HarnessGate, readings: Readings) -> Iterator[str]:
-    """Yield why the gate did not pass."""
-    tests = readings[ARM]
-    if failed := tests["failed"]:
-        yield f"failed: {failed[0]}{f' and {len(failed) - 1} more' if len(failed) > 1 else ''}"
-    elif not tests["passed"]:
-        yield "no test was run"
-    elif tests["verdict"] != "passed":
-        yield "the harness does not end with 'passed'"
-    elif gate.tests and tests["passed"] != gate.tests:
-        yield f"expected {gate.tests} tests, got {tests['passed']}"
+    def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
+        """Return the command and the sources that it compiles; raises SpecError as `kernel_files` does."""
+        argv = ("make", "-C", f"{{files}}/{self.kernel}", "test", f"ARCH={self.arch}", "OUT={files}/build")
+        commands = (CheckCommand(ARM, argv, environments(self, env)[0]),)
+        return {"commands": commands, "files": kernel_files(root, self.kernel)}
 
+    def sources(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Return the digest of the kernel's files by its folder."""
+        return {f"kernels/{self.kernel}": digest(files, 16)}
 
-def shown(gate: HarnessGate, readings: Readings) -> Iterator[str]:
-    """Yield how many tests passed."""
-    arm = readings.get(ARM, {})
-    if "passed" in arm:
-        yield f"{arm['passed']} of {arm['passed'] + len(arm['failed'])} tests passed"
+    def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
+        """Read stderr: a line a test, `ok   WHAT` or `FAIL WHAT: WHY`, and in the end `passed` or `FAILED`."""
+        lines = [line.rstrip() for line in stderr.split("\n")]
+        tests = [match.groups() for line in lines if (match := TEST.fullmatch(line))]
+        verdicts = [line for line in lines if line in ("passed", "FAILED")]
+        return {
+            "passed": sum(how == "ok  " for how, _ in tests),
+            "failed": [what for how, what in tests if how == "FAIL"],
+            "verdict": verdicts[0] if len(verdicts) == 1 else "",
+        }
+
+    def judge(self, readings: Readings) -> Iterator[Reason]:
+        """Yield why the gate did not pass."""
+        tests = readings[ARM]
+        if failed := tests["failed"]:
+            yield reason(Code.CASES_FAILED, case=failed[0], more=len(failed) - 1)
+        elif not tests["passed"]:
+            yield reason(Code.NO_TEST)
+        elif tests["verdict"] != "passed":
+            yield reason(Code.NO_VERDICT)
+        elif self.tests and tests["passed"] != self.tests:
+            yield reason(Code.TESTS, wanted=self.tests, passed=tests["passed"])
+
+    def shown(self, readings: Readings) -> Iterator[str]:
+        """Yield how many tests passed."""
+        arm = readings.get(ARM, {})
+        if "passed" in arm:
+            yield f"{arm['passed']} of {arm['passed'] + len(arm['failed'])} tests passed"
 
 
 # -- imported rows ----------------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ UNITS = {
     "_w": "W",
     "_c": "°C",
 }
-"""By the end of a name; where one is the end of another, the longer counts."""
+"""Units by suffix of a name; the longest matching suffix counts."""
 
 _GB = Fraction(10**9, 2**30)
 SYNONYMS = {
@@ -137,12 +144,7 @@ MADE_ON = ("gpu", "host", "driver", "cuda", "arch", "commit", "date")
 
 
 def lines(text: str) -> Reading:
-    """Read one row a line; values of a row that says `"passed": false` are discarded.
-
-    Raises:
-        Refused: if a row is broken, is no harness's, or has a value that is no finite number, that cannot be below 0
-            and is, or that it says twice.
-    """
+    """Read one row a line; values of a row that says `"passed": false` are discarded."""
     rows = list(json_lines(text))
     for line in rows:
         lacking = [name for name in ("kernel", "time_us") if name not in line.columns]
@@ -150,20 +152,24 @@ def lines(text: str) -> Reading:
         if lacking:  # JSON lines are what many programs print
             text = f"a row without {' and '.join(lacking)}: no harness's, nor of a tool of llama.cpp"
             raise Refused(text, line.number)
-    same = shared([line.columns for line in rows], MADE_ON) if rows else {}
-    return Reading(tuple(_row(line, same) for line in rows), same)
+    same = shared([line.columns for line in rows], MADE_ON)
+    return Reading(tuple(each_line(rows, lambda line: _row(line.columns, same))), same)
 
 
-def _row(line: Line, same: Mapping[str, Any]) -> Row:
-    why = "it did not pass" if line.columns.get("passed") is False else ""
+def _row(columns: Mapping[str, Any], same: Mapping[str, Any]) -> Row:
+    why = "it did not pass" if columns.get("passed") is False else ""
     values: dict[str, Values] = {}
-    for name, value in line.columns.items():
-        if unit := _unit(name):
-            metric, factor = SYNONYMS.get(name, (name, Fraction(1)))
-            if metric in values:
-                raise Refused(f"{metric} is there twice, once as {name}", line.number)
-            values[metric] = Values(metric, unit, _samples(name, value, factor, line.number), why)
-    params = {name: value for name, value in line.columns.items() if not _unit(name) and name not in same}
+    params: dict[str, Any] = {}
+    for name, value in columns.items():
+        metric, factor = SYNONYMS.get(name, (name, Fraction(1)))
+        ends = [end for end in UNITS if metric.endswith(end)]
+        unit = METRICS[metric].unit if metric in METRICS else UNITS[max(ends, key=len)] if ends else ""
+        if not unit:
+            params |= {} if name in same else {name: value}
+        elif metric in values:
+            raise Refused(f"{metric} is there twice, once as {name}")
+        else:
+            values[metric] = Values(metric, unit, _samples(name, value, factor), why)
     label = []
     for name, value in params.items():
         if value is True and name != "passed":
@@ -173,46 +179,22 @@ def _row(line: Line, same: Mapping[str, Any]) -> Row:
     return Row(" ".join(label), params, tuple(values.values()))
 
 
-def _unit(name: str) -> str:
-    """Return the unit of a value, "" for a name that belongs to no value."""
-    name = SYNONYMS[name][0] if name in SYNONYMS else name
-    if name in METRICS:
-        return METRICS[name].unit
-    ends = [end for end in UNITS if name.endswith(end)]
-    return UNITS[max(ends, key=len)] if ends else ""
-
-
-def _samples(name: str, value: Any, factor: Fraction, number: int) -> tuple[float, ...]:
+def _samples(name: str, value: Any, factor: Fraction) -> tuple[float, ...]:
     if value == []:
-        raise Refused(f"{name} is an empty list", number)
-    samples = [finite_at(name, sample, number) for sample in (value if isinstance(value, list) else [value])]
+        raise Refused(f"{name} is an empty list")
+    samples = [finite(sample, name) for sample in (value if isinstance(value, list) else [value])]
     if (name in METRICS or name in SYNONYMS) and min(samples) < 0:
-        raise Refused(f"{name} is {min(samples):g}, below 0", number)
-    scaled = []
-    for sample in samples:
-        try:  # the decimals that are printed times the factor, rounded once
-            scaled.append(float(Fraction(Decimal(repr(sample))) * factor))
-        except OverflowError:
-            scaled.append(math.inf)
-        if math.isinf(scaled[-1]):
-            raise Refused(f"{name} is {sample:g}, too large", number)
-    return tuple(scaled)
+        raise Refused(f"{name} is {min(samples):g}, below 0")
+    # the decimals that are printed times the factor, rounded once
+    exact = [Fraction(Decimal(repr(sample))) * factor for sample in samples]
+    if max(exact) > Fraction(sys.float_info.max):
+        raise Refused(f"{name} is {max(samples):g}, too large")
+    return tuple(map(float, exact))
 
 
 TOOL = Tool(
     "harness",
-    check=Checker(
-        HarnessGate,
-        "A kernel's own tests: kernels/<kernel> is compiled on the host with its Makefile and run.",
-        KEYS,
-        lambda gate: iter(()),
-        step,
-        read,
-        judge,
-        shown,
-        sources=lambda gate, files: sources(gate.kernel, files),
-        told_on="stderr",
-    ),
+    check=HarnessGate,
     formats={"jsonl": Format(lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)', otherwise=True)},
     built=False,
 )

@@ -1,10 +1,8 @@
-"""`test-backend-ops test` on the console: what it says, and whether that is evidence that the gate passed.
+"""Parse the console output of `test-backend-ops test`, and judge whether it proves that the gate passed.
 
-The program prints OK and exits 0 for a backend that does not exist and when nothing ran, so its own verdict is only
-one of the things that a gate asks for.
+The program prints OK and exits 0 for a missing backend and when nothing ran, so its own verdict is only one of a
+gate's conditions.
 """
-
-from __future__ import annotations
 
 import re
 from collections import Counter
@@ -12,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dgxlab.model import ParityGate, case_digest
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.rows import plain
 
 PROGRAM = "test-backend-ops"
@@ -35,33 +34,27 @@ def command(gate: ParityGate) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GateReading:
-    """What a parity gate's output says of one backend.
-
-    Attributes:
-        backend: The backend that was asked for, e.g. CUDA0.
-        seen: The backends that the program announced.
-        summaries: How many `P/T tests passed` lines there are for the backend.
-        passed: P, or None without exactly one readable summary.
-        total: T, likewise.
-        unsupported: Cases that the program left out of T as not supported.
-        failed: The cases that failed, each as `-o` takes it back, once for each failure.
-        backend_ok: The backend's section ends in `Backend <name>: OK`.
-        last_case: The last case printed. A case is printed when it is over: a crash came in the one after it.
-        contradictions: Sentences for what the summary and the cases disagree on.
-        cases: Every case that a line names, supported or not, sorted: the program's own list, whatever the backend.
-    """
+    """Parsed output of a parity gate for one backend, as CUDA0."""
 
     backend: str
     seen: tuple[str, ...] = ()
+    """The backends that the program announced."""
     summaries: int = 0
+    """How many lines `P/T tests passed` there are for the backend."""
     passed: int | None = None
     total: int | None = None
+    """P and T, None without exactly one readable summary."""
     unsupported: int = 0
     failed: tuple[str, ...] = ()
+    """The cases that failed, each as `-o` takes it back, once for each failure."""
     backend_ok: bool = False
+    """The backend's section ends in `Backend <name>: OK`."""
     last_case: str = ""
+    """The last printed case. A case is printed when it has ended: a crash is in the next one."""
     contradictions: tuple[str, ...] = ()
+    """Sentences for contradictions between the summary and the cases."""
     cases: tuple[str, ...] = ()
+    """Every case that a line names, supported or not, sorted."""
 
 
 @dataclass
@@ -104,12 +97,7 @@ class _Section:
 
 
 def read_gate(text: str, backend: str) -> GateReading:
-    """Read what the program printed about `backend`; sections of other backends are skipped.
-
-    Args:
-        text: Standard output, or both streams together, colours and all.
-        backend: Name of the device, e.g. CUDA0.
-    """
+    """Read what the program printed about a backend, colours and all; sections of other backends are skipped."""
     section, inside, seen = _Section(), False, []
     for printed in text.split("\n"):
         line = printed.rstrip()
@@ -154,63 +142,49 @@ def _contradictions(section: _Section, passed: int | None, sections: int) -> Ite
         yield f"{len(section.cases)} lines name a case, but {ended} say how one ended"
 
 
-def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[str, ...]:
-    """Return why the gate did not pass, one sentence a reason; () when it did.
-
-    Args:
-        reading: What the program printed.
-        rc: Its exit status; None or negative when a signal ended it.
-        wanted: Its operation, and the counts and cases that it must have. What is None or "" there is not asked, but 0
-            cases never pass.
-    """
-    reasons = [*_count_reasons(reading, wanted), *reading.contradictions]
+def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[Reason, ...]:
+    """Return why the gate did not pass; an `rc` of None or below 0 is a signal's."""
+    reasons = [*_count_reasons(reading, wanted)]
+    reasons += [reason(Code.CONTRADICTION, what=what) for what in reading.contradictions]
     if rc is None or rc < 0:
-        reasons.append(f"{PROGRAM} was ended by a signal")
+        reasons.append(reason(Code.SIGNALLED, program=PROGRAM))
     elif rc != 0 and (rc != 1 or not reasons):  # 1 repeats what was just said
-        reasons.append(f"{PROGRAM} ended with exit status {rc}")
+        reasons.append(reason(Code.STATUS, program=PROGRAM, status=rc))
     if not reading.backend_ok and not reasons:
-        reasons.append(f"the output does not say 'Backend {reading.backend}: OK'")
+        reasons.append(reason(Code.NO_OK, backend=reading.backend))
     return tuple(reasons)
 
 
-def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[str]:
+def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[Reason]:
     backend, expect = reading.backend, wanted.expect
     if backend not in reading.seen:
-        there = f"the program has {', '.join(reading.seen)}" if reading.seen else "the output names none"
-        yield f"backend {backend} was not tested: {there}"
+        yield reason(Code.NOT_TESTED, backend=backend, seen=", ".join(reading.seen))
         return
     if reading.passed is None or reading.total is None:
-        if reading.summaries == 1:
-            yield f"the summary for backend {backend} cannot be read"
-        elif reading.summaries:
-            yield f"{reading.summaries} summaries for backend {backend}, not one"
-        else:
-            after = f"the program stopped after {reading.last_case}" if reading.last_case else "no case was run"
-            yield f"no summary for backend {backend}: {after}"
+        yield reason(Code.SUMMARY, backend=backend, summaries=reading.summaries, last_case=reading.last_case)
         return
     if reading.total == 0:
-        yield "ran 0 of 0 cases: nothing was tested"
+        yield reason(Code.NO_CASES)
     elif expect and (reading.passed, reading.total) != (expect.passed, expect.total):
-        yield f"expected {expect}, got {reading.passed}/{reading.total}"
+        yield reason(Code.CASE_COUNT, wanted=str(expect), passed=reading.passed, total=reading.total)
     elif reading.passed != reading.total:
-        yield f"{reading.passed} of {reading.total} cases passed"
+        yield reason(Code.SOME_PASSED, passed=reading.passed, total=reading.total)
     if reading.failed:
-        others = f" and {len(reading.failed) - 1} more" if len(reading.failed) > 1 else ""
-        yield f"failed: {reading.failed[0]}{others}"
+        yield reason(Code.CASES_FAILED, case=reading.failed[0], more=len(reading.failed) - 1)
     if wanted.unsupported is not None and reading.unsupported != wanted.unsupported:
-        yield f"expected {wanted.unsupported} unsupported cases, got {reading.unsupported}"
-    # the count alone is right of 1103 runs of the easiest case too
+        yield reason(Code.UNSUPPORTED, wanted=wanted.unsupported, unsupported=reading.unsupported)
+    # the count alone would also fit 1103 runs of the easiest case
     cases = reading.cases
     others_ops = [case for case in cases if case.partition("(")[0] != wanted.op]
     if others_ops:
-        yield f"{len(others_ops)} of {len(cases)} cases are not of {wanted.op}, as {others_ops[0]}"
+        yield reason(Code.OTHER_OPS, others=len(others_ops), cases=len(cases), op=wanted.op, case=others_ops[0])
     elif cases and wanted.cases and (listed := case_digest(cases)) != wanted.cases:
-        repeated = f"{len(cases) - len(set(cases))} of them repeated"
-        yield f"expected the list of cases {wanted.cases}, got {listed}: {len(cases)} cases, {repeated}"
+        repeated = len(cases) - len(set(cases))
+        yield reason(Code.CASE_LIST, wanted=wanted.cases, got=listed, cases=len(cases), repeated=repeated)
 
 
 def unlike(cases: Iterable[str], reference: Iterable[str]) -> str:
-    """Return how a list of cases differs from another, in words; "" where it does not."""
+    """Return how a list of cases differs from another, in words; "" if equal."""
     here, there = Counter(cases), Counter(reference)
     more = here - there
     differing = {

@@ -1,50 +1,30 @@
 """llama-perplexity: a model's logits beside a reference's, as a gate, and its statistics in imported logs.
 
 The program exits 0 when it computed nothing, when the reference's file ends early, and when a batch could not be
-decoded. So a value counts only where every chunk before it is there. `cut` beside `problem` says that something is
-missing: it may have been lost on the way out, and another launch may show it.
+decoded. So a value counts only if all chunks before it were printed. `cut` beside `problem` means that output is
+missing; another launch may give it.
 """
-
-from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from dgxlab.model import AGAINST, ARM, REFERENCE, CheckCommand, CheckText, PerplexityGate, environments
+from dgxlab.model import AGAINST, ARM, REFERENCE, CheckCommand, CheckText, Readings, environments
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.reading import Format, Reading, Row, Values, number_or_text
 from dgxlab.tools.rows import Refused
-from dgxlab.tools.tool import GATE_ON_MODEL, ON_DEVICE, WHERE, Checker, Key, Readings, Tool, engaged, in_both
+from dgxlab.tools.tool import ON_DEVICE, WHERE, ModelGate, Tool, key
 
 FEWEST_TOKENS = 100
-"""Fewer than so many are no statistics for the program, which then prints none and exits 0."""
+"""With fewer tokens the program prints no statistics and exits 0."""
 
 ON_PROCESSOR = ("--device", "none", "-fit", "off")
 """A GPU's F32 products are TF32, which is no reference."""
 
 LAST_DIGIT = 1e-6
-"""Of a KLD as the program prints it."""
-
-KEYS = {
-    **GATE_ON_MODEL,
-    "reference": Key("Name", "A name under models: what the model would compute exactly, as derived in F32."),
-    "n_ctx": Key(
-        "Annotated[int, Field(ge=16, le=1048576)]",
-        "Context of a chunk, in tokens; its second half counts.",
-        default=512,
-    ),
-    "chunks": Key("Annotated[int, Field(ge=1, le=10000)]", "Chunks of text.", default=4),
-    "kld_ratio_at_most": Key("Ratio", "Limit of the arm's mean KLD divided by that of against.", default=""),
-    "kld_at_most": Key("Ratio", "Limit of the arm's mean KLD.", default=""),
-    "ppl_ratio_at_most": Key(
-        "Annotated[float, Field(ge=1, le=1e6)]",
-        "Limit of the arm's perplexity divided by the reference's, and of its inverse; 1.01 is within 1 %.",
-        default="",
-    ),
-}
-
-# -- a gate's commands and what they print ----------------------------------------------------------------------------
+"""Last printed digit of a KLD."""
 
 NUMBER = r"(\S+)"
 BASE_CHUNK = re.compile(r"\[([0-9]+)\]([^,\s]*),")
@@ -55,64 +35,118 @@ MEAN_RATIO = re.compile(rf"Mean PPL\(Q\)/PPL\(base\) +: +{NUMBER} ± +{NUMBER}")
 SAME_TOP = re.compile(r"Same top p: +(\S+) ± +\S+ %")
 
 
-def step(gate: PerplexityGate, env: Mapping[str, str], root: str) -> dict[str, Any]:
-    """Return the commands and the text of a gate: the reference first, which writes the logits."""
-    # whole chunks in a batch, which the program demands
-    batch = max(1, gate.n_ubatch // gate.n_ctx) * gate.n_ctx
-    sizes = ("-c", str(gate.n_ctx), "-b", str(batch), "-ub", str(gate.n_ubatch))
-    logits = ("--kl-divergence-base", "{logits}")
-    text = ("-f", "{text}", "--chunks", str(gate.chunks))
-    reference = (*_program(gate.reference), *text, *logits, *sizes, *ON_PROCESSOR)
-    compared = (*_program(gate.model), "--kl-divergence", *logits, *sizes, *ON_DEVICE)
-    _, other = environments(gate, env)
-    return {
-        "commands": (CheckCommand(REFERENCE, reference, other, gate.reference), *in_both(gate, env, compared)),
-        # no word is less than a token, and the program wants text for two chunks even where it computes one
-        "text": CheckText(max(2, gate.chunks) * gate.n_ctx, gate.seed),
-    }
+@dataclass(frozen=True)
+class PerplexityGate(ModelGate):
+    """The logits are close to a reference on the processor, and closer than in the environment of against."""
+
+    name = "perplexity"
+
+    reference: str = key("Name", "A name under models: what the model would compute exactly, as derived in F32.")
+    n_ctx: int = key(
+        "Annotated[int, Field(ge=16, le=1048576)]", "Context of a chunk, in tokens; its second half counts.", 512
+    )
+    chunks: int = key("Annotated[int, Field(ge=1, le=10000)]", "Chunks of text.", 4)
+    kld_ratio_at_most: float | None = key("Ratio", "Limit of the arm's mean KLD divided by that of against.", None)
+    kld_at_most: float | None = key("Ratio", "Limit of the arm's mean KLD.", None)
+    ppl_ratio_at_most: float | None = key(
+        "Annotated[float, Field(ge=1, le=1e6)]",
+        "Limit of the arm's perplexity divided by the reference's, and of its inverse; 1.01 is within 1 %.",
+        None,
+    )
+    _: KW_ONLY
+    limit_s: float = 3600.0
+
+    def subject(self) -> str:
+        """Return the model and its reference."""
+        return f"{self.model} against {self.reference}"
+
+    def limits(self) -> tuple[str, ...]:
+        """Return the gate's limits, in words."""
+        asked = {
+            "KLD at most {} times the other environment's": self.kld_ratio_at_most,
+            "KLD at most {}": self.kld_at_most,
+            "perplexity at most {} times the reference's, and its inverse": self.ppl_ratio_at_most,
+        }
+        return tuple(words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None)
+
+    def flaws(self) -> Iterator[str]:
+        """Yield why the gate would always pass, or always fail."""
+        if self.kld_ratio_at_most is not None and not self.against:
+            yield "kld_ratio_at_most needs against, the environment that the arm is held against"
+        if self.against and self.kld_ratio_at_most is None:
+            yield "against is of no use without kld_ratio_at_most"
+        if (self.kld_ratio_at_most, self.kld_at_most, self.ppl_ratio_at_most) == (None, None, None):
+            yield "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"
+        if (counted := (self.n_ctx - 1 - self.n_ctx // 2) * self.chunks) < FEWEST_TOKENS:
+            yield f"counts {counted} tokens and llama-perplexity wants {FEWEST_TOKENS}: raise chunks or n_ctx"
+
+    def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
+        """Return the commands and the text: the reference first, which writes the logits."""
+        # whole chunks in a batch, which the program demands
+        batch = max(1, self.n_ubatch // self.n_ctx) * self.n_ctx
+        sizes = ("-c", str(self.n_ctx), "-b", str(batch), "-ub", str(self.n_ubatch))
+        logits = ("--kl-divergence-base", "{logits}")
+        text = ("-f", "{text}", "--chunks", str(self.chunks))
+        program = "{bin}/llama-perplexity"
+        reference = (program, "-m", f"{{model:{self.reference}}}", *text, *logits, *sizes, *ON_PROCESSOR)
+        compared = (program, "-m", f"{{model:{self.model}}}", "--kl-divergence", *logits, *sizes, *ON_DEVICE)
+        _, other = environments(self, env)
+        return {
+            "commands": (CheckCommand(REFERENCE, reference, other, self.reference), *self.in_both(env, compared)),
+            # no word is less than a token, and the program wants text for two chunks even where it computes one
+            "text": CheckText(max(2, self.chunks) * self.n_ctx, self.seed),
+        }
+
+    def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
+        """Parse a command's output; under `problem` why it does not count."""
+        text = stdout.decode(errors="replace")
+        if role == REFERENCE:
+            chunks = BASE_CHUNK.findall(text)
+            values = {"ppl": FINAL.findall(stderr)}
+        else:
+            lines = [match.groups() for line in text.split("\n") if (match := CHUNK.fullmatch(line))]
+            chunks = [(line[0], line[5]) for line in lines]
+            shares = [(share,) for share in SAME_TOP.findall(text)]
+            values = {"kld": MEAN_KLD.findall(text), "ppl_ratio": MEAN_RATIO.findall(text), "same_top_p": shares}
+        return _chunks_problem(chunks, self.chunks) or _values(values)
+
+    def judge(self, readings: Readings) -> Iterator[Reason]:
+        """Yield why the gate did not pass."""
+        yield from super().judge(readings)
+        arm, where = readings[ARM], WHERE[AGAINST]
+        if (limit := self.kld_ratio_at_most) is not None:
+            # as printed; rounding errors count against the arm
+            kld, other = arm["kld"], readings[AGAINST]["kld"]
+            if not other > LAST_DIGIT:
+                yield reason(Code.KLD_TOO_SMALL, where=where, kld=other)
+            elif not (kld + LAST_DIGIT / 2) / (other - LAST_DIGIT / 2) <= limit:
+                yield reason(Code.KLD_RATIO, where=where, kld=kld, other=other, limit=limit)
+        if self.kld_at_most is not None and not arm["kld"] <= self.kld_at_most:
+            yield reason(Code.KLD, kld=arm["kld"], limit=self.kld_at_most)
+        limit, ratio = self.ppl_ratio_at_most, arm["ppl_ratio"]
+        if limit is not None and not (ratio > 0 and max(ratio, 1 / ratio) <= limit):
+            yield reason(Code.PPL_RATIO, ratio=ratio, limit=limit)
+
+    def shown(self, readings: Readings) -> Iterator[str]:
+        """Yield the KLD, beside the other environment's, and the ratio of perplexities."""
+        arm, other = (readings.get(role, {}) for role in (ARM, AGAINST))
+        if "kld" in arm:
+            against = f", there {other['kld']:.6f}" if "kld" in other else ""
+            times = f", {arm['kld'] / other['kld']:.3g} times" if other.get("kld") else ""
+            yield f"KLD {arm['kld']:.6f}{against}{times}"
+            yield f"perplexity {arm['ppl_ratio']:.6f} times the reference's"
 
 
-def _program(model: str) -> tuple[str, ...]:
-    return ("{bin}/llama-perplexity", "-m", f"{{model:{model}}}")
-
-
-def flaws(gate: PerplexityGate) -> Iterator[str]:
-    """Yield why the gate could only pass, or never."""
-    if gate.kld_ratio_at_most is not None and not gate.against:
-        yield "kld_ratio_at_most needs against, the environment that the arm is held against"
-    if gate.against and gate.kld_ratio_at_most is None:
-        yield "against is of no use without kld_ratio_at_most"
-    if (gate.kld_ratio_at_most, gate.kld_at_most, gate.ppl_ratio_at_most) == (None, None, None):
-        yield "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"
-    if (counted := (gate.n_ctx - 1 - gate.n_ctx // 2) * gate.chunks) < FEWEST_TOKENS:
-        yield f"counts {counted} tokens and llama-perplexity wants {FEWEST_TOKENS}: raise chunks or n_ctx"
-
-
-def read(gate: PerplexityGate, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-    """Return what a command printed, or under `problem` why that does not count."""
-    text = stdout.decode(errors="replace")
-    if role == REFERENCE:
-        chunks = BASE_CHUNK.findall(text)
-        values = {"ppl": FINAL.findall(stderr)}
-    else:
-        lines = [match.groups() for line in text.split("\n") if (match := CHUNK.fullmatch(line))]
-        chunks = [(line[0], line[5]) for line in lines]
-        shares = [(share,) for share in SAME_TOP.findall(text)]
-        values = {"kld": MEAN_KLD.findall(text), "ppl_ratio": MEAN_RATIO.findall(text), "same_top_p": shares}
-    numbers, printed = [int(number) for number, _ in chunks], [value for _, value in chunks]
-    return _chunks(numbers, printed, gate.chunks) or _values(values)
-
-
-def _chunks(numbers: Sequence[int], values: Sequence[str], wanted: int) -> dict[str, Any]:
-    """Return why the chunks are not those that were asked for, each with a number; {} if they are."""
-    cut = {"cut": True} if len(numbers) < wanted else {}
-    if not numbers:
+def _chunks_problem(chunks: Sequence[tuple[str, str]], wanted: int) -> dict[str, Any]:
+    """Return why chunks, each a number and a value, are not those that were asked for; {} if they are."""
+    cut = {"cut": True} if len(chunks) < wanted else {}
+    if not chunks:
         return {"problem": f"it computed none of {wanted} chunks", **cut}
-    if list(numbers) != list(range(1, wanted + 1)):
-        twice = ", not each once" * (len(numbers) == wanted)
-        return {"problem": f"it computed {len(numbers)} of {wanted} chunks{twice}", **cut}
-    wrong = [number for number, value in zip(numbers, values, strict=True) if _number(value) is None]
-    return {"problem": f"chunk {wrong[0]} has no finite number: {values[wrong[0] - 1]}"} if wrong else {}
+    if [int(number) for number, _ in chunks] != list(range(1, wanted + 1)):
+        twice = ", not each once" * (len(chunks) == wanted)
+        return {"problem": f"it computed {len(chunks)} of {wanted} chunks{twice}", **cut}
+    wrong = (f"chunk {number} has no finite number: {value}" for number, value in chunks if _number(value) is None)
+    return next(({"problem": problem} for problem in wrong), {})
 
 
 def _values(printed: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, Any]:
@@ -137,35 +171,6 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def judge(gate: PerplexityGate, readings: Readings) -> Iterator[str]:
-    """Yield why the gate did not pass."""
-    yield from engaged(gate, readings)
-    arm, where = readings[ARM], WHERE[AGAINST]
-    if (limit := gate.kld_ratio_at_most) is not None:
-        # as printed, with what rounding may hide counted against the arm
-        kld, other = arm["kld"], readings[AGAINST]["kld"]
-        if not other > LAST_DIGIT:
-            yield f"the KLD in {where} prints as {other:.6f}: too small to compare with, a wider model has more"
-        elif not (kld + LAST_DIGIT / 2) / (other - LAST_DIGIT / 2) <= limit:
-            both = f"{kld:.6f} and {other:.6f}"
-            yield f"the KLD is {kld / other:.3g} times that in {where} ({both}), at most {limit:g} is allowed"
-    if gate.kld_at_most is not None and not arm["kld"] <= gate.kld_at_most:
-        yield f"the KLD is {arm['kld']:.6f}, at most {gate.kld_at_most:g} is allowed"
-    limit, ratio = gate.ppl_ratio_at_most, arm["ppl_ratio"]
-    if limit is not None and not (ratio > 0 and max(ratio, 1 / ratio) <= limit):
-        yield f"the perplexity is {ratio:.6f} times the reference's, at most {limit:g} and its inverse are allowed"
-
-
-def shown(gate: PerplexityGate, readings: Readings) -> Iterator[str]:
-    """Yield the KLD, beside the other environment's, and the ratio of perplexities."""
-    arm, other = (readings.get(role, {}) for role in (ARM, AGAINST))
-    if "kld" in arm:
-        against = f", there {other['kld']:.6f}" if "kld" in other else ""
-        times = f", {arm['kld'] / other['kld']:.3g} times" if other.get("kld") else ""
-        yield f"KLD {arm['kld']:.6f}{against}{times}"
-        yield f"perplexity {arm['ppl_ratio']:.6f} times the reference's"
-
-
 # -- imported logs of both streams ------------------------------------------------------------------------------------
 
 ESTIMATE = re.compile(r"Final estimate: PPL = ([0-9]+\.[0-9]{4}) \+/- ([0-9]+\.[0-9]{5})(?![\w.])")
@@ -180,11 +185,7 @@ LAST = "Same top p"
 
 
 def console(text: str) -> Reading:
-    """Read the final estimate, and the statistics of `--kl-divergence`.
-
-    Raises:
-        Refused: if one is no number, is there twice, or the statistics are not whole.
-    """
+    """Read the final estimate, and the statistics of `--kl-divergence`, each once."""
     values: dict[str, Values] = {}
     in_block = False
     for number, line in enumerate(text.split("\n"), 1):
@@ -217,15 +218,6 @@ def _keep(values: dict[str, Values], printed: Sequence[str | None], unit: str, n
 
 TOOL = Tool(
     "llama-perplexity",
-    check=Checker(
-        PerplexityGate,
-        "The logits are near those of a reference on the processor, and nearer than in the environment of against.",
-        KEYS,
-        flaws,
-        step,
-        read,
-        judge,
-        shown,
-    ),
+    check=PerplexityGate,
     formats={"console": Format(console, "PPL", r"Final estimate: PPL|^====== KL divergence statistics")},
 )

@@ -1,6 +1,4 @@
-"""Files of a tool's output: from bytes to text, from text to rows, and what a reader gives back or why it refuses."""
-
-from __future__ import annotations
+"""Files of a tool's output: from bytes to text, from text to rows, with a reason if a file is refused."""
 
 import csv
 import gzip
@@ -11,9 +9,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from dgxlab.tools.rows import Refused, agree, decode, finite, plain, speed
+from dgxlab.tools.rows import Refused, column, decode, number, plain, positive
+
+T = TypeVar("T")
 
 GZIP = b"\x1f\x8b"
 LARGEST = 64 << 20
@@ -27,45 +27,36 @@ WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 
 @dataclass(frozen=True)
 class Values:
-    """What a row says of one metric, in the order printed.
-
-    Attributes:
-        discarded: Why they do not count, "" for values that do.
-    """
+    """The values of one metric in a row, in the order printed."""
 
     metric: str
     unit: str
     values: tuple[float, ...]
     discarded: str = ""
+    """Why they do not count, "" for values that do."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a tool's output.
-
-    Attributes:
-        label: What it measured, for people.
-        params: The same for programs, and all that the file's rows differ in.
-    """
+    """One row of a tool's output."""
 
     label: str
+    """The measured thing, for people."""
     params: Mapping[str, Any]
+    """The measured thing for programs, with all settings that differ between rows."""
     values: tuple[Values, ...]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """All that a file says.
-
-    Attributes:
-        rows: In the order of the file; each has a value.
-        provenance: What holds for all rows: who made them, from what, on what.
-        notes: A sentence for whatever is there and is no value.
-    """
+    """The parsed content of a file."""
 
     rows: tuple[Row, ...]
+    """In the order of the file; each has a value."""
     provenance: Mapping[str, Any]
+    """Common to all rows: program, source, device."""
     notes: tuple[str, ...] = ()
+    """Sentences about content that is not a value."""
 
 
 @dataclass(frozen=True)
@@ -76,99 +67,75 @@ class Line:
     columns: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """Return a column that every row must have.
-
-        Raises:
-            Refused: if this one has not.
-        """
-        if name not in self.columns:
-            raise Refused(f"a row without {name}", self.number)
-        return str(self.columns[name])
+        """Return a column that every row must have; raises Refused if this one has not."""
+        return str(column(self.columns, name))
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a tool's output.
-
-    Attributes:
-        make: Makes a reading of the rows, of the text where there is no `rows`; raises Refused.
-        words: Every text of this format holds them; quick to look for.
-        signs: A regex that is found in a text of this format and in no other.
-        rows: Yields the rows of a text, where they have all columns that the tool knows.
-        otherwise: Whether a text with JSON lines that fits no format is read as this one, to say what its rows lack.
-        texts: Where every value is printed as a text, the columns that are texts; None where JSON tells.
-    """
+    """A format of a tool's output."""
 
     make: Callable[[Any], Reading]
+    """Makes a reading of the rows, of the text where there is no `rows`; raises Refused."""
     words: str
+    """Every text of this format holds them; quick to look for."""
     signs: str
+    """A regex that matches texts of this format only."""
     rows: Callable[[str], Iterable[Line]] | None = None
+    """Yields the rows of a text, where they have all columns that the tool knows."""
     texts: tuple[str, ...] | None = None
+    """Where every value is printed as a text, the columns that are texts; None where JSON tells."""
     otherwise: bool = False
+    """Whether to read JSON lines of unknown format as this one, so that the error names the missing columns."""
 
     def fits(self, text: str) -> bool:
         """Return whether a text looks like this format."""
         return self.words in text and bool(re.search(self.signs, text, re.MULTILINE))
 
     def read(self, text: str) -> Reading:
-        """Return all that a text says; raises Refused where it cannot be read exactly."""
-        return self.make(list(self.rows(text)) if self.rows else text)
+        """Parse a text; raises Refused if it cannot be read exactly."""
+        if not self.rows:
+            return self.make(text)
+        return self.make([self._decoded(line) for line in self.rows(text)])
+
+    def _decoded(self, line: Line) -> Line:
+        if self.texts is None:
+            return line
+        columns = {k: text if k in self.texts else number_or_text(text) for k, text in line.columns.items()}
+        return Line(line.number, columns)
 
 
-def value(metric: str, unit: str, printed: object, line: int | None, *, above: float | None = None) -> Values:
-    """Return one finite value as printed, a text or a JSON number.
-
-    Args:
-        above: What it must be more than.
-
-    Raises:
-        Refused: if it is none.
-    """
-    return Values(metric, unit, (finite_at(metric, printed, line, above=above),))
+def each_line(lines: Iterable[Line], make: Callable[[Line], T]) -> Iterator[T]:
+    """Yield `make` of each row; a Refused gets the row's line."""
+    for line in lines:
+        try:
+            yield make(line)
+        except Refused as error:
+            raise Refused(str(error), error.line or line.number) from error
 
 
-def finite_at(name: str, printed: object, line: int | None, *, above: float | None = None) -> float:
-    """Return a finite number as printed; raises Refused as `value` does."""
-    if printed is None:
-        raise Refused(f"a row without {name}", line)
-    try:
-        number = finite(printed, name)
-    except Refused as error:
-        raise Refused(str(error), line) from error
-    if above is not None and number <= above:
-        raise Refused(f"{name} is {printed}, not above {above:g}", line)
-    return number
+def value(metric: str, unit: str, columns: Mapping[str, Any], *, above_0: bool = True) -> Values:
+    """Return the finite number in a column; raises Refused if there is none, or none above 0 as asked."""
+    return Values(metric, unit, ((positive if above_0 else number)(columns, metric),))
 
 
-def whole_at(name: str, printed: object, line: int | None) -> int:
-    """Return a whole number that is not below 0, as printed; raises Refused as `value` does."""
-    number = finite_at(name, printed, line, above=-1)
-    if number != int(number):
-        raise Refused(f"{name} is {printed}, not a whole number", line)
-    return int(number)
-
-
-def agree_at(name: str, tokens: float, times: Sequence[float], printed: float, line: int) -> None:
-    """Refuse a printed speed that is not the mean of `tokens` in each of the times, in seconds.
-
-    Raises:
-        Refused: if so.
-    """
-    try:
-        agree(name, sum(speed(tokens, time) for time in times) / len(times), printed)
-    except Refused as error:
-        raise Refused(str(error), line) from error
+def whole(columns: Mapping[str, Any], name: str) -> int:
+    """Return the whole number in a column, 0 or above; raises Refused if there is none."""
+    size = number(columns, name)
+    if size < 0 or size != int(size):
+        raise Refused(f"{name} is {columns[name]}, not a whole number")
+    return int(size)
 
 
 @lru_cache(maxsize=4096)
 def number_or_text(text: str) -> int | str:
-    """Return a whole number written the usual way as one, anything else as it is."""
+    """Return a text such as `12` as an int, any other text (`012`, `1.0`) unchanged."""
     return int(text) if WHOLE.fullmatch(text) else text
 
 
 def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
     """Return those of the named columns that every row has, with the same value."""
-    first = rows[0]
+    first = rows[0] if rows else {}
     return {
         name: first[name]
         for name in names
@@ -176,18 +143,14 @@ def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str,
     }
 
 
-def span(texts: Iterable[str]) -> str:
-    """Return the first and the last of some times, once where they are the same."""
-    ordered = sorted(set(texts))
-    return " to ".join(dict.fromkeys((ordered[0], ordered[-1])))
+def span(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the first and the last `test_time` of rows, once where they are the same; {} without one."""
+    times = sorted({str(row["test_time"]) for row in rows if row.get("test_time")})
+    return {"test_time": " to ".join(dict.fromkeys((times[0], times[-1])))} if times else {}
 
 
 def unpacked(raw: bytes) -> bytes:
-    """Return a file's content, unpacked where it is gzip.
-
-    Raises:
-        Refused: if there is nothing in it, too much, or half of an archive.
-    """
+    """Return a file's content, unpacked where it is gzip; raises Refused if it is empty, too large or damaged."""
     content = raw
     if raw.startswith(GZIP):
         try:
@@ -204,11 +167,7 @@ def unpacked(raw: bytes) -> bytes:
 
 
 def decoded(content: bytes) -> str:
-    r"""Return the text, its lines ended by \n.
-
-    Raises:
-        Refused: if it is not UTF-8 text.
-    """
+    r"""Return the text without colours, its lines ended by \n; raises Refused if it is not UTF-8 text."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Refused("it is UTF-16, as PowerShell writes it: `iconv -f UTF-16 -t UTF-8` makes it readable", 1)
     if content.startswith(b"SQLite format 3\0"):
@@ -220,11 +179,6 @@ def decoded(content: bytes) -> str:
     except UnicodeDecodeError as error:
         raise Refused("it is not UTF-8 text", content.count(b"\n", 0, error.start) + 1) from error
     return plain(text).replace("\r\n", "\n")
-
-
-def packed(content: bytes) -> bytes:
-    """Return what the record keeps of a file: all of it, deflated."""
-    return zlib.compress(content, 9)
 
 
 # -- rows with columns: SQL statements, JSON lines, a JSON array, csv, markdown ----------------------------------------
@@ -240,53 +194,40 @@ def statement_columns(statement: str) -> dict[str, str] | None:
     if not match:
         return None
     names, values = match[1].split(", "), match[2].split("', '")
-    if len(names) != len(values) or len(set(names)) != len(names):
-        return None
-    return dict(zip(names, values, strict=True))
+    whole = len(names) == len(values) == len(set(names))
+    return dict(zip(names, values, strict=True)) if whole else None
 
 
 def sql(text: str, table: str) -> Iterator[Line]:
-    """Yield the rows that are inserted into a table; the statements are read, never executed.
-
-    Raises:
-        Refused: if a statement is not whole.
-    """
+    """Yield the rows that are inserted into a table, read and never executed; raises Refused if one is not whole."""
     insert = f"INSERT INTO {table} ("
-    for number, line in enumerate(text.split("\n"), 1):
+    for at, line in enumerate(text.split("\n"), 1):
         parts = line.split(insert)
         if len(parts) == 1 and "VALUES ('" not in line and "');" not in line:
             continue  # the table's definition, or a diagnostic
         columns = statement_columns(parts[1]) if len(parts) == 2 else None
         if not columns:
-            raise Refused(f"a broken row: no whole INSERT INTO {table} ... VALUES (...);", number)  # noqa: S608 - read, never executed
-        yield Line(number, columns)
+            raise Refused(f"a broken row: no whole INSERT INTO {table} ... VALUES (...);", at)  # noqa: S608 - read, never executed
+        yield Line(at, columns)
 
 
 def json_lines(text: str) -> Iterator[Line]:
-    """Yield the objects, one a line; lines that do not start with `{` are diagnostics.
-
-    Raises:
-        Refused: if one is broken: cut short, with something in the middle, with NaN, with a key twice.
-    """
-    for number, line in enumerate(text.split("\n"), 1):
+    """Yield the objects, one a line; other lines are diagnostics; raises Refused if one is broken."""
+    for at, line in enumerate(text.split("\n"), 1):
         if line.startswith("{"):
             row, why = decode(line)
             if why:
-                raise Refused(f"a broken row: {POSITION.sub('', why)}", number)
-            yield Line(number, row)
+                raise Refused(f"a broken row: {POSITION.sub('', why)}", at)
+            yield Line(at, row)
         elif '":' in line:
-            raise Refused("a broken row: its { is missing, or text comes before it", number)
+            raise Refused("a broken row: its { is missing, or text comes before it", at)
 
 
 def json_array(text: str) -> Iterator[Line]:
-    """Yield the objects of the one array that begins with a `[` on a line of its own.
-
-    Raises:
-        Refused: if there is none, or it is broken or cut short.
-    """
+    """Yield the objects of the one array that begins with a line `[`; raises Refused if it is broken."""
     lines = text.split("\n")
-    starts = [number for number, line in enumerate(lines, 1) if line == "["]
-    ends = [number for number, line in enumerate(lines, 1) if line == "]"]
+    starts = [at for at, line in enumerate(lines, 1) if line == "["]
+    ends = [at for at, line in enumerate(lines, 1) if line == "]"]
     if len(starts) != 1:
         raise Refused(f"{len(starts) or 'no'} JSON arrays begin in it, not one", starts[1] if starts else 1)
     if len(ends) != 1 or ends[0] < starts[0]:
@@ -295,56 +236,48 @@ def json_array(text: str) -> Iterator[Line]:
     if why:
         where = POSITION.search(why)
         raise Refused(f"broken JSON: {POSITION.sub('', why)}", starts[0] - 1 + int(where[1]) if where else starts[0])
-    number = starts[0]
+    at = starts[0]
     for row in rows:
         if not isinstance(row, dict):
             raise Refused(f"{json.dumps(row)[:40]} is no row", starts[0])
-        number = next((n for n in range(number + 1, ends[0]) if lines[n - 1].strip() == "{"), starts[0])
-        yield Line(number, row)
+        at = next((n for n in range(at + 1, ends[0]) if lines[n - 1].strip() == "{"), starts[0])
+        yield Line(at, row)
 
 
 def csv_rows(text: str, first: str) -> Iterator[Line]:
-    """Yield the rows below the header whose first column is `first`; lines without a quote are diagnostics.
-
-    Raises:
-        Refused: if a row is broken or has not the header's columns.
-    """
+    """Yield the rows below the header whose first column is `first`; raises Refused if one does not fit the header."""
     header: list[str] = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for at, line in enumerate(text.split("\n"), 1):
         if line.replace('"', "").startswith(f"{first},"):
             names = line.replace('"', "").split(",")
             if header and names != header:
-                raise Refused("a second header with other columns", number)
+                raise Refused("a second header with other columns", at)
             header = names
         elif line.startswith('"') or '","' in line:
             try:
                 (cells,) = csv.reader([line], strict=True)
             except (csv.Error, ValueError) as error:
-                raise Refused(f"a broken row: {error}", number) from error
+                raise Refused(f"a broken row: {error}", at) from error
             if not line.startswith('"') or not line.endswith('"') or len(cells) != len(header):
-                raise Refused(f"a broken row: {len(cells)} columns below a header of {len(header)}", number)
-            yield Line(number, dict(zip(header, cells, strict=True)))
+                raise Refused(f"a broken row: {len(cells)} columns below a header of {len(header)}", at)
+            yield Line(at, dict(zip(header, cells, strict=True)))
 
 
 def markdown(text: str, last: str) -> Iterator[Line]:
-    """Yield the rows of tables whose last column is called `last`.
-
-    Raises:
-        Refused: if a row is not whole or has not the columns of the header above it.
-    """
+    """Yield the rows of tables whose last column is called `last`; raises Refused if a row does not fit its header."""
     header: list[str] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        text_of = line.rstrip()
-        if not text_of.startswith("|"):
-            if text_of.endswith("|") and text_of.count("|") > 2:
-                raise Refused("a broken row: text comes before it", number)
+    for at, line in enumerate(text.split("\n"), 1):
+        shown = line.rstrip()
+        if not shown.startswith("|"):
+            if shown.endswith("|") and shown.count("|") > 2:
+                raise Refused("a broken row: text comes before it", at)
             continue
-        if not text_of.endswith("|"):
-            raise Refused("a broken row: it does not end in |", number)
-        cells = [cell.strip() for cell in text_of[1:-1].split("|")]
+        if not shown.endswith("|"):
+            raise Refused("a broken row: it does not end in |", at)
+        cells = [cell.strip() for cell in shown[1:-1].split("|")]
         if cells[-1] == last:
             header = cells
         elif len(cells) != len(header):
-            raise Refused(f"a broken row: {len(cells)} columns below a header of {len(header)}", number)
+            raise Refused(f"a broken row: {len(cells)} columns below a header of {len(header)}", at)
         elif not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-            yield Line(number, dict(zip(header, cells, strict=True)))
+            yield Line(at, dict(zip(header, cells, strict=True)))

@@ -1,9 +1,7 @@
-"""Rows that a tool prints: decoded strictly, matched with cells, their numbers taken as printed or refused.
+"""Rows that a tool prints: decoded strictly and matched with cells; numbers are taken as printed or refused.
 
-Anything may have written into the text. Parsers of benchmark output never raise, and a missing value is never 0.
+The text may contain output of other programs. Parsers of benchmark output never raise, and a missing value is never 0.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -18,7 +16,6 @@ from dgxlab.model import Cell, CellResult
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Bounded, so that no text is a number too large to convert; \d would take digits of every script.
 NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
-
 PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
 
 ROUNDING = 1e-5
@@ -26,32 +23,26 @@ ROUNDING = 1e-5
 
 TRUTH = {"true": 1, "false": 0}
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-"""What the tools take on the command line, and the number they print for it."""
+"""Arguments of the tools, and the numbers that they print for them."""
 
 
 class Refused(ValueError):
-    """Output that must not become numbers; the message follows a cell's label or a file's name in a sentence.
-
-    Attributes:
-        line: Where in a file, from 1; None where no line is to blame.
-    """
+    """Output that must not become numbers; the message follows a cell's label or a file's name in a sentence."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
         self.line = line
+        """Where in a file, from 1; None where it is not known."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """All that one run's output says of its cells.
-
-    Attributes:
-        results: In the order of the cells; a cell with a problem has none.
-        problems: A sentence for each thing that is missing, doubled, broken or not a positive number.
-    """
+    """The parsed output of one run, by cell."""
 
     results: tuple[CellResult, ...] = ()
+    """In the order of the cells; a cell with a problem has none."""
     problems: tuple[str, ...] = ()
+    """A sentence for each thing that is missing, doubled, broken or not a positive number."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +61,11 @@ def plain(text: str) -> str:
 def decode(text: str) -> tuple[Any, str]:
     """Decode JSON strictly, without NaN and repeated keys: return its value and "", or None and the reason."""
     try:
-        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique), ""
     except RecursionError:
         return None, "nested too deeply"
     except ValueError as error:
         return None, str(error)
-    return value, ""
 
 
 def _refuse(token: str) -> NoReturn:
@@ -92,11 +82,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def json_rows(text: str, program: str) -> tuple[list[dict[str, Any] | None], list[str]]:
-    """Decode the lines that start with `{`; every other line is a diagnostic.
-
-    Returns:
-        One entry a row in the order printed, None for a broken one, and a sentence for each broken row.
-    """
+    """Decode the lines that start with `{`: a row each, None for a broken one, and a sentence for each of those."""
     rows: list[dict[str, Any] | None] = []
     problems: list[str] = []
     # Only \n ends a line: str.splitlines would also cut at characters that a file name may hold.
@@ -114,18 +100,12 @@ def match_rows(
     read: Callable[[Cell, PrintedRow], CellResult],
     problems: Sequence[str] = (),
 ) -> Parsed:
-    """Give every cell the one row that belongs to it; a row that belongs to no cell is ignored.
-
-    Args:
-        cells: What the run was to measure.
-        rows: What the tool printed, in any order.
-        read: Turns a cell's row into its result, or raises Refused.
-        problems: What is already known to be wrong.
-    """
+    """Give every cell the one row that has all its parameters; `read` makes its result or raises Refused."""
     results: list[CellResult] = []
     sentences = list(problems)
     for cell in cells:
-        mine = [row for row in rows if belongs(cell, row)]
+        asked = cell.params.items()
+        mine = [row for row in rows if all(k in row.params and equal(k, v, row.params[k]) for k, v in asked)]
         try:
             if len(mine) != 1:
                 raise Refused(f"{len(mine)} rows belong to it, not one" if mine else "it has no row")
@@ -133,11 +113,6 @@ def match_rows(
         except Refused as error:
             sentences.append(f"{cell.label}: {error}")
     return Parsed(tuple(results), tuple(sentences))
-
-
-def belongs(cell: Cell, row: PrintedRow) -> bool:
-    """Return whether the row carries every one of the cell's parameters."""
-    return all(name in row.params and equal(name, wanted, row.params[name]) for name, wanted in cell.params.items())
 
 
 def equal(name: str, wanted: object, printed: object) -> bool:
@@ -158,31 +133,28 @@ def case_params(op_params: str) -> dict[str, str]:
     return dict(PARAM.findall(op_params))
 
 
-def number(row: PrintedRow, column: str) -> float:
-    """Return the finite number in a column.
-
-    Raises:
-        Refused: if the column is missing or holds anything else.
-    """
-    if column not in row.printed:
-        raise Refused(f"its row has no {column}")
-    return finite(row.printed[column], column)
+def column(columns: Mapping[str, Any], name: str) -> Any:
+    """Return a row's value in a column; raises Refused if it has no such column."""
+    if name not in columns:
+        raise Refused(f"its row has no {name}")
+    return columns[name]
 
 
-def positive(row: PrintedRow, column: str) -> float:
-    """Return the finite number above 0 in a column; raises Refused as `number` does."""
-    value = number(row, column)
+def number(columns: Mapping[str, Any], name: str) -> float:
+    """Return the finite number in a column; raises Refused if there is none."""
+    return finite(column(columns, name), name)
+
+
+def positive(columns: Mapping[str, Any], name: str) -> float:
+    """Return the finite number above 0 in a column; raises Refused if there is none."""
+    value = number(columns, name)
     if value <= 0:
-        raise Refused(f"{column} is {_excerpt(row.printed[column])}, not above 0")
+        raise Refused(f"{name} is {_excerpt(columns[name])}, not above 0")
     return value
 
 
 def finite(value: object, name: str) -> float:
-    """Return a printed value as a finite number.
-
-    Raises:
-        Refused: if it is not one.
-    """
+    """Return a printed value as a finite number; raises Refused if it is not one."""
     if isinstance(value, (int, float, str)) and not isinstance(value, bool) and NUMBER.fullmatch(str(value)):
         result = float(value)
         if math.isfinite(result):
@@ -191,11 +163,7 @@ def finite(value: object, name: str) -> float:
 
 
 def speed(tokens: float, seconds: float) -> float:
-    """Return tokens per second.
-
-    Raises:
-        Refused: if that is not a finite number above 0.
-    """
+    """Return tokens per second; raises Refused if that is not a finite number above 0."""
     result = tokens / seconds if seconds > 0 else math.inf
     if not 0 < result < math.inf:
         raise Refused(f"{tokens:g} tokens in {seconds:g} s is no speed")
@@ -203,11 +171,7 @@ def speed(tokens: float, seconds: float) -> float:
 
 
 def agree(name: str, value: float, printed: float) -> float:
-    """Return the recomputed value if the printed, rounded one says the same.
-
-    Raises:
-        Refused: if they differ by more than rounding.
-    """
+    """Return the recomputed value; raises Refused if the printed one differs by more than rounding."""
     if not math.isclose(value, printed, rel_tol=ROUNDING, abs_tol=1e-6):
         raise Refused(f"{name} is {printed:g}, but its tokens and time give {value:g}")
     return value

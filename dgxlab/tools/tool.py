@@ -1,13 +1,12 @@
-"""What a tool declares of itself, and what the tools share in turning an entry of a spec into launches."""
-
-from __future__ import annotations
+"""Declarations of a tool, and shared code that turns a spec's entry into launches."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
+from typing import Any, ClassVar
 
-from dgxlab.model import AGAINST, ARM, REFERENCE, Cell, CheckCommand, Param, environments
+from dgxlab.model import AGAINST, ARM, LATER, REFERENCE, Bench, Cell, Check, CheckCommand, Param, Readings, environments
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.reading import Format
 from dgxlab.tools.rows import Parsed
 
@@ -17,9 +16,6 @@ Samples = Mapping[str, Sequence[float]]
 Keep = Callable[[str, Cell], bool]
 """(model name, cell) -> whether it must be measured, of one entry."""
 
-Readings = Mapping[str, Mapping[str, Any]]
-"""By role: what a command of a gate printed, or under `problem` why that is nothing."""
-
 DOWNLOADS = (
     *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token", "--offline"),
     *("-mu", "--model-url", "-dr", "--docker-repo"),
@@ -27,24 +23,71 @@ DOWNLOADS = (
 STOPS = ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--list-devices", "--completion-bash")
 
 ON_DEVICE = ("-ngl", "99", "-fit", "off")
-"""All layers on the GPU: what the tools choose by themselves depends on how much of its memory is free."""
+"""All layers on the GPU: the tools' own choice would depend on the free memory."""
+
+
+# -- keys of specs ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a spec's entry or gate.
-
-    Attributes:
-        kind: The type of its value, in the words of `spec.fields`; of an axis the type of one value.
-        about: What editors show of it.
-        flags: Every spelling of its flag; a launch uses the first.
-        default: None for a key that must be there, "" for one without a default that may be left out.
-    """
+    """A key of a spec's entry or gate."""
 
     kind: str
+    """The type of its value, in the words of `spec.fields`; of an axis the type of one value."""
     about: str
+    """Its help in editors."""
     flags: tuple[str, ...] = ()
+    """Every spelling of its flag; a launch uses the first."""
     default: Any = None
+    """None or "" for a key without one."""
+    must: bool = False
+    """Whether it must be there."""
+
+
+def key(
+    kind: str,
+    about: str,
+    default: Any = MISSING,
+    *,
+    flags: tuple[str, ...] = (),
+    must: bool = False,
+    later: bool = False,
+) -> Any:
+    """Return the field of a record that is a key of specs too.
+
+    Args:
+        must: A spec must have it; older records need not.
+        later: See LATER.
+    """
+    metadata = {"key": Key(kind, about, flags, default, must or default is MISSING), **(LATER if later else {})}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=tuple if isinstance(default, list) else dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def keys_of(record: Any) -> dict[str, Key]:
+    """Return the keys of a record or its class, by name."""
+    return {f.name: f.metadata["key"] for f in fields(record) if "key" in f.metadata}
+
+
+AXES = {
+    "n_batch": Key("Count", "Logical batch size, in tokens.", ("-b", "--batch-size")),
+    "n_ubatch": Key("Count", "Physical batch size, in tokens.", ("-ub", "--ubatch-size")),
+    "type_k": Key("KvType", "Type of the K cache.", ("-ctk", "--cache-type-k")),
+    "type_v": Key("KvType", "Type of the V cache.", ("-ctv", "--cache-type-v")),
+    "n_threads": Key("Count", "CPU threads.", ("-t", "--threads")),
+    "n_gpu_layers": Key(
+        "Layers", "Layers on the GPU; -1 is the tool's own choice.", ("-ngl", "--n-gpu-layers", "--gpu-layers")
+    ),
+    "split_mode": Key("SplitMode", "How several GPUs share the model.", ("-sm", "--split-mode")),
+    "main_gpu": Key("Whole", "The GPU that split_mode none uses.", ("-mg", "--main-gpu")),
+    "flash_attn": Key("FlashAttn", 'FlashAttention: true, false or "auto".', ("-fa", "--flash-attn")),
+}
+"""Axes that several tools have, by the name of llama.cpp's column or parameter."""
+
+
+# -- what a tool declares ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -59,140 +102,70 @@ class Launch:
     limit_s: float
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """What a tool measures.
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Bench):
+    """An entry of a tool that measures. Its docstring is its help in editors, its fields with a `key` are keys."""
 
-    Attributes:
-        name: Its key in specs, and its name in the record.
-        about: What editors show of it.
-        entry: The record of an entry; its fields are `keys`, and `axes` by name.
-        keys: What an entry says besides its axes and what all entries have.
-        axes: Settings of the tool by the name of llama.cpp's column or parameter, none of which must be there; each
-            value is a launch of its own.
-        owned: Flags that dgxlab sets itself.
-        either: Keys of sizes of which a cell has one; all other keys and axes multiply.
-        launches: Expands an entry, given its environment and what must be measured. A launch may have no cell left.
-        parse: Reads the values of cells from standard output.
-        compared: The metrics that get a verdict, each with the parameter of a cell that must not be 0, or "". Other
-            metrics are the same runs in other words.
-        exported: Turns a recorded row into what the tool would print of the samples that count.
-        printed: Turns a recorded row into the text that the tool printed.
-        rounds: How often a launch measures each cell; only the last counts.
-        attempts: How often a run may be launched when it ends well with rows missing.
-        one_device: Whether a cell computes on the device that its `backend_name` says; a model may be spread over all.
-    """
+    compared: ClassVar[Mapping[str, str]]
+    """The metrics that get a verdict, each with the parameter of a cell that must not be 0, or ""."""
+    axis_keys: ClassVar[Mapping[str, Key]] = {}
+    """Settings that may be varied, by llama.cpp's name for the column; each value is a launch of its own."""
+    owned: ClassVar[tuple[str, ...]] = ()
+    """Flags that dgxlab sets itself."""
+    either: ClassVar[tuple[str, ...]] = ()
+    """Keys of sizes of which a cell has one; all other keys and axes multiply."""
+    rounds: ClassVar[int] = 1
+    """How often a launch measures each cell; only the last counts."""
+    attempts: ClassVar[int] = 1
+    """How often a run may be launched when it ends well with rows missing."""
+    form: ClassVar[str]
+    """Of its tables: ops, single-stream or concurrency."""
+    one_device: ClassVar[bool] = False
+    """Whether a cell computes on the device that its `backend_name` says; a model may be spread over all."""
 
-    name: str
-    about: str
-    entry: type[Any]
-    keys: Mapping[str, Key]
-    launches: Callable[[Any, Mapping[str, str], Keep], Iterator[Launch]]
-    parse: Callable[[str, Sequence[Cell]], Parsed]
-    compared: Mapping[str, str]
-    exported: Callable[[dict[str, Any], Samples], dict[str, Any]]
-    axes: Mapping[str, Key] = field(default_factory=dict)
-    owned: tuple[str, ...] = ()
-    either: tuple[str, ...] = ()
-    printed: Callable[[str], str] = str
-    rounds: int = 1
-    attempts: int = 1
-    one_device: bool = False
+    def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
+        """Expand the entry, given its environment and what must be measured; a launch may have no cell left."""
+        raise NotImplementedError
 
-    def refused(self, args: Sequence[str]) -> dict[int, str]:
-        """Return why raw arguments of an entry are refused, by their place; empty when all are fine.
+    @staticmethod
+    def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
+        """Read the values of cells from standard output."""
+        raise NotImplementedError
 
-        llama.cpp reads `--batch_size` as `--batch-size`.
-        """
-        reasons = dict.fromkeys(self.owned, "is set by dgxlab, which reads the tool's output")
+    @staticmethod
+    def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
+        """Turn a recorded row into the tool's row for the samples that count."""
+        raise NotImplementedError
+
+    @staticmethod
+    def printed(raw: str) -> str:
+        """Turn a recorded row into the text that the tool printed."""
+        return raw
+
+    @classmethod
+    def refused(cls, args: Sequence[str]) -> dict[int, str]:
+        """Return why raw arguments of an entry are refused, by their place; llama.cpp reads `--a_b` as `--a-b`."""
+        reasons = dict.fromkeys(cls.owned, "is set by dgxlab, which reads the tool's output")
         reasons |= dict.fromkeys(DOWNLOADS, "would measure another model: name it under models")
         reasons |= dict.fromkeys(STOPS, "measures nothing")
-        for name, key in {**self.keys, **self.axes}.items():
-            reasons |= dict.fromkeys(key.flags, f"has a key of its own: {name}")
+        for name, each in {**keys_of(cls), **cls.axis_keys}.items():
+            reasons |= dict.fromkeys(each.flags, f"has a key of its own: {name}")
         flags = {place: arg.split("=")[0] for place, arg in enumerate(args) if arg.startswith("-")}
         spelled = {place: flag.replace("_", "-") if flag.startswith("--") else flag for place, flag in flags.items()}
         return {place: reasons[flag] for place, flag in spelled.items() if flag in reasons}
 
 
 @dataclass(frozen=True)
-class Checker:
-    """What a gate does with a tool.
-
-    Attributes:
-        gate: The record of the gate; its `name` is the gate's key in specs.
-        about: What editors show of it.
-        keys: What a spec says of the gate, besides its environment and longest time.
-        flaws: Yields why a gate could only pass, or never.
-        step: Returns `commands` and, where the gate needs them, `text` or `files` of its CheckStep, given the gate,
-            the experiment's environment and the project's folder.
-        read: Returns what a command printed, given the gate, the command's role, stdout and stderr.
-        judge: Yields why the gate did not pass, given the readings of all its commands.
-        shown: Yields what was read, in words.
-        sources: Returns what the gate compiles, by the name under which it is recorded, given the texts of its files.
-        told_on: The stream on which a program that ran says what did not pass.
-    """
-
-    gate: type[Any]
-    about: str
-    keys: Mapping[str, Key]
-    flaws: Callable[[Any], Iterator[str]]
-    step: Callable[[Any, Mapping[str, str], str], dict[str, Any]]
-    read: Callable[[Any, str, bytes, str], dict[str, Any]]
-    judge: Callable[[Any, Readings], Iterator[str]]
-    shown: Callable[[Any, Readings], Iterable[str]]
-    sources: Callable[[Any, Mapping[str, str]], dict[str, str]] = lambda gate, files: {}
-    told_on: str = "stdout"
-
-
-@dataclass(frozen=True)
 class Tool:
-    """All that is known of one program.
-
-    Attributes:
-        built: Whether it is a target of llama.cpp's build.
-        formats: The formats of its output that can be imported.
-    """
+    """The declaration of one program."""
 
     program: str
-    bench: Benchmark | None = None
-    check: Checker | None = None
+    bench: type[Benchmark] | None = None
+    check: type[Check] | None = None
     formats: Mapping[str, Format] = field(default_factory=dict)
+    """The formats of its output that can be imported."""
     built: bool = True
-
-
-# -- keys that several tools have -------------------------------------------------------------------------------------
-
-MODEL = Key("Name", "A name under models.", ("-m", "--model"))
-AXES = {
-    "n_batch": Key("Count", "Logical batch size, in tokens.", ("-b", "--batch-size")),
-    "n_ubatch": Key("Count", "Physical batch size, in tokens.", ("-ub", "--ubatch-size")),
-    "type_k": Key("KvType", "Type of the K cache.", ("-ctk", "--cache-type-k")),
-    "type_v": Key("KvType", "Type of the V cache.", ("-ctv", "--cache-type-v")),
-    "n_threads": Key("Count", "CPU threads.", ("-t", "--threads")),
-    "n_gpu_layers": Key(
-        "Layers", "Layers on the GPU; -1 is the tool's own choice.", ("-ngl", "--n-gpu-layers", "--gpu-layers")
-    ),
-    "split_mode": Key("SplitMode", "How several GPUs share the model.", ("-sm", "--split-mode")),
-    "main_gpu": Key("Whole", "The GPU that split_mode none uses.", ("-mg", "--main-gpu")),
-    "flash_attn": Key("FlashAttn", 'FlashAttention: true, false or "auto".', ("-fa", "--flash-attn")),
-}
-
-
-GATE_ON_MODEL = {
-    "model": Key("Name", "A name under models; it needs a vocabulary."),
-    "n_ubatch": Key("Count", "Tokens computed at once (physical batch size).", default=512),
-    "against": Key(
-        "Against",
-        "Environment that the arm is held against: variables with another value, null for one that is not set there.",
-        default={},
-    ),
-    "engaged": Key(
-        "Line",
-        "What must be on the arm's stderr and not on that of against, because the path under test prints it.",
-        default="",
-    ),
-    "seed": Key("Whole", "Seed of the words.", default=0),
-}
+    """Whether it is a target of llama.cpp's build."""
 
 
 # -- from an entry to launches ----------------------------------------------------------------------------------------
@@ -200,8 +173,7 @@ GATE_ON_MODEL = {
 
 def settings(axes: Mapping[str, Sequence[Param]]) -> Iterator[dict[str, Param]]:
     """Yield every combination of the values of some axes."""
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def excluded(combination: Mapping[str, Param], exclude: Sequence[Mapping[str, Param]]) -> bool:
@@ -210,11 +182,11 @@ def excluded(combination: Mapping[str, Param], exclude: Sequence[Mapping[str, Pa
 
 
 def launch_on_model(
-    tool: str, program: str, entry: Any, env: Mapping[str, str], cells: Iterable[Cell], flags: Iterable[str]
+    program: str, entry: Any, env: Mapping[str, str], cells: Iterable[Cell], flags: Iterable[str]
 ) -> Launch:
-    """Return the launch of a program on an entry's model, with the entry's further arguments."""
+    """Return the launch of a program on an entry's model."""
     argv = (f"{{bin}}/{program}", "-m", f"{{model:{entry.model}}}", *flags)
-    return Launch(tool, tuple(cells), argv, entry.model, env, entry.limit_s)
+    return Launch(entry.name, tuple(cells), argv, entry.model, env, entry.limit_s)
 
 
 def flags_of(setting: Mapping[str, Param], axes: Mapping[str, Key]) -> list[str]:
@@ -242,18 +214,35 @@ def comma(values: Iterable[object]) -> str:
 WHERE = {ARM: "the arm", AGAINST: "the environment of against", REFERENCE: "the reference"}
 
 
-def in_both(gate: Any, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[CheckCommand, ...]:
-    """Return a command in the arm's environment and, where the gate has one, in the other."""
-    arm, other = environments(gate, env)
-    command = CheckCommand(ARM, argv, arm, gate.model)
-    return (command, CheckCommand(AGAINST, argv, other, gate.model)) if gate.against else (command,)
+@dataclass(frozen=True)
+class ModelGate(Check):
+    """A gate that runs a program on a model, in the arm's environment and maybe in another."""
 
+    model: str = key("Name", "A name under models; it needs a vocabulary.")
+    _: KW_ONLY
+    n_ubatch: int = key("Count", "Tokens computed at once (physical batch size).", 512)
+    against: Mapping[str, str | None] = key(
+        "Against",
+        "Environment that the arm is held against: variables with another value, null for one that is not set there.",
+        {},
+    )
+    engaged: str = key(
+        "Line",
+        "What must be on the arm's stderr and not on that of against, because the path under test prints it.",
+        "",
+        later=True,
+    )
+    seed: int = key("Whole", "Seed of the words.", 0)
 
-def engaged(gate: Any, readings: Readings) -> Iterator[str]:
-    """Yield where the path under test ran, or did not, other than the gate says."""
-    if not gate.engaged:
-        return
-    if not readings[ARM]["engaged"]:
-        yield f"the path under test did not run: {gate.engaged!r} is not on the stderr of {WHERE[ARM]}"
-    if gate.against and readings[AGAINST]["engaged"]:
-        yield f"the path under test ran on both sides: {gate.engaged!r} is on the stderr of {WHERE[AGAINST]} too"
+    def in_both(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[CheckCommand, ...]:
+        """Return a command in the arm's environment and, where the gate has one, in the other."""
+        arm, other = environments(self, env)
+        command = CheckCommand(ARM, argv, arm, self.model)
+        return (command, CheckCommand(AGAINST, argv, other, self.model)) if self.against else (command,)
+
+    def judge(self, readings: Readings) -> Iterator[Reason]:
+        """Yield a reason if the path under test ran where it must not, or did not run where it must."""
+        if self.engaged and not readings[ARM]["engaged"]:
+            yield reason(Code.ARM_NOT_ENGAGED, marker=self.engaged, where=WHERE[ARM])
+        if self.engaged and self.against and readings[AGAINST]["engaged"]:
+            yield reason(Code.BOTH_ENGAGED, marker=self.engaged, where=WHERE[AGAINST])

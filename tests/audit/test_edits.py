@@ -26,14 +26,12 @@ def check(store: Store) -> list[str]:
 
 
 def test_the_piece_is_sound(piece: Store) -> None:
-    """It has rows in every table, none of it was rejected, and nothing is wrong with it before it is edited."""
     assert check(piece) == []
     empty = [table for table in tables(piece) if not piece.rows(f"SELECT 1 FROM {table} LIMIT 1")]
     assert empty == ["rejections"]
 
 
 def test_the_shipped_record_is_sound(shipped: Store) -> None:
-    """With every seal."""
     assert check(shipped) == []
 
 
@@ -44,7 +42,6 @@ def tables(store: Store) -> list[str]:
 
 
 def test_every_edit_of_a_column_is_found(piece: Store) -> None:
-    """One value of each column of each table is changed a little, one after the other."""
     missed, edits = [], 0
     for table in tables(piece):
         for column in piece.rows("SELECT name, type FROM pragma_table_info(?)", (table,)):
@@ -68,7 +65,6 @@ def test_every_edit_of_a_column_is_found(piece: Store) -> None:
 
 
 def test_every_deleted_row_is_found(piece: Store) -> None:
-    """The first and the last row of each table, one after the other."""
     for table in tables(piece):
         for end in ("min", "max"):
             key = piece.rows("SELECT name FROM pragma_table_info(?) WHERE pk = 1", (table,))[0]["name"]
@@ -121,17 +117,49 @@ SEALED_ONLY = {
 }
 """What the seals alone find, besides an edit of any one column or a row."""
 
+EDITS = {
+    "samples": """
+        value = value * 1.1; value = value / 2 WHERE unit = 'us'; discarded = NULL; unit = 'ms' WHERE unit = 'us';
+        metric = 'speed' WHERE metric = 'avg_ts'""",
+    "runs": """
+        env = '{"A":"1"}'; env_digest = '0123456789abcdef'; rc = 1; rc = NULL, signal = 9;
+        status = 'valid' WHERE status = 'discarded'; tool = 'batched-bench' WHERE tool = 'llama-bench';
+        model_id = NULL; position = position + 1; before = deflated(json_set(inflated(before), '$.boot_id', 'x'))""",
+    "chain_runs": """
+        cycle = 9 WHERE cycle = 2; role = 'burn-in' WHERE role = 'baseline' AND cycle = 1; chain = 'chain:9'""",
+    "gates": """
+        passed = 1, total = 1, expected = 1; expected = NULL; expected_cases = '0123456789abcdef'; overridden = 1;
+        unsupported = 0; rc = 1; status = 'failed'; failed = '["MUL_MAT(x)"]'; flaky = '["MUL_MAT(x)"]'; op = 'ADD';
+        backend = 'CPU'; argv = replace(argv, 'MUL_MAT', 'ADD'); env = '{"GGML_CUDA_W4A16":"0"}';
+        gate_digest = '0123456789abcdef'""",
+    "checks": """
+        readings = replace(readings, '"n_gen":64', '"n_gen":63'); status = 'failed', reasons = '["x"]';
+        gate = json_set(gate, '$.limit_s', 1.0); inputs = '{}'; commands = replace(commands, '--temp', '--top-k');
+        commands = replace(commands, '"rc":0', '"rc":1'); env = '{}'; step = 'gate:9'""",
+    "arms": """
+        pin = replace(pin, 'e', 'f'); tree = replace(tree, '2', '3'); series = '[]'; dirty = 1 - dirty;
+        cmake = json_set(cmake, '$.GGML_CUDA_FA', 'ON'); toolchain = json_set(toolchain, '$.cc', 'clang')""",
+    "inputs": """recipe = json_set(recipe, '$.n_layer', 99); path = '/other' || path""",
+    "jobs": """
+        facts = replace(facts, 'NVIDIA H200', 'NVIDIA B200');
+        facts = replace(facts, '"uuid":"GPU-', '"uuid":"GPU-0'); host_id = 'other'; boot_id = 'other';
+        state = 'done' WHERE state = 'failed'; exit_code = 4 WHERE state = 'done'; name = 'other'; kind = 'gate';
+        protocol = 3 - protocol""",
+    "experiments": """name = 'other'; hypothesis = 'other'; spec = json_set(spec, '$.name', 'other')""",
+    "devices": """names = '["NVIDIA B200"]'""",
+    "cells": """params = json_set(params, '$.n_prompt', 99); label = 'other'""",
+    "verdicts": """verdict = 'same'; effect = effect * 2; promoted = 1 WHERE verdict = 'faster'""",
+    "imports": """content = zeroblob(9); size = size + 1""",
+}
+"""By table, changes of a column in all rows."""
+
 COMPUTED = {
-    "samples scaled": ["UPDATE samples SET value = value * 1.1"],
-    "times halved": ["UPDATE samples SET value = value / 2 WHERE unit = 'us'"],
+    **{f"{t}: {edit.strip()}": [f"UPDATE {t} SET {edit}"] for t, edits in EDITS.items() for edit in edits.split(";")},
     "one sample scaled": [f"UPDATE samples SET value = value * 2 WHERE run_id = {ONE_RUN} AND ordinal = 1"],
-    "cold samples counted": ["UPDATE samples SET discarded = NULL"],
     "a slow sample discarded": [
         f"UPDATE samples SET discarded = 'an outlier' WHERE run_id = {ONE_RUN} AND ordinal = 2"
     ],
     "cold samples deleted": ["DELETE FROM samples WHERE discarded IS NOT NULL"],
-    "units changed": ["UPDATE samples SET unit = 'ms' WHERE unit = 'us'"],
-    "a metric renamed": ["UPDATE samples SET metric = 'speed' WHERE metric = 'avg_ts'"],
     "two samples swapped": [
         f"UPDATE samples SET ordinal = 100 + ordinal WHERE run_id = {ONE_RUN}",
         f"UPDATE samples SET ordinal = 5 - (ordinal - 100) WHERE run_id = {ONE_RUN}",
@@ -147,102 +175,37 @@ COMPUTED = {
     ],
     "a run's arguments changed": replaced("runs.argv", "'-ngl', '-nkvo'", "WHERE tool = 'llama-bench'"),
     "a run's program changed": replaced("runs.argv", "'/builds/', '/other/'"),
-    "a run's environment changed": ['UPDATE runs SET env = \'{"A":"1"}\''],
-    "a run's environment digest changed": ["UPDATE runs SET env_digest = '0123456789abcdef'"],
-    "a run's exit status changed": ["UPDATE runs SET rc = 1"],
-    "a run ended by a signal": ["UPDATE runs SET rc = NULL, signal = 9"],
-    "a run that did not count made valid": ["UPDATE runs SET status = 'valid' WHERE status = 'discarded'"],
     "a valid run made discarded": [
         f"UPDATE runs SET status = 'discarded', reason = 'x' WHERE run_id LIKE '{AB}%' AND position = 9"
     ],
     "a run given to the other arm": [
         f"UPDATE runs SET arm = (SELECT max(arm) FROM arms WHERE arms.job_id = runs.job_id) WHERE run_id LIKE '{AB}%'"
     ],
-    "a run of another tool": ["UPDATE runs SET tool = 'batched-bench' WHERE tool = 'llama-bench'"],
-    "a run of no model": ["UPDATE runs SET model_id = NULL"],
-    "a run moved": ["UPDATE runs SET position = position + 1"],
     "a run in the middle deleted with all its rows": [
         f"DELETE FROM {table} WHERE run_id = (SELECT run_id FROM runs WHERE job_id LIKE '{AB}%' AND position = 5)"
         for table in ("rows", "samples", "telemetry", "flags", "chain_runs", "runs")
     ],
-    "a run on another boot": ["UPDATE runs SET before = deflated(json_set(inflated(before), '$.boot_id', 'x'))"],
     "a run beside another GPU": replaced("runs.after", "'GPU-', 'GPU-0'"),
     "a run's raw file of another step": replaced("runs.raw", "'raw/run-', 'raw/walk-'"),
     "a run taken out of its chain": ["DELETE FROM chain_runs WHERE cycle = 1"],
-    "a run in another cycle": ["UPDATE chain_runs SET cycle = 9 WHERE cycle = 2"],
-    "a run in another role": ["UPDATE chain_runs SET role = 'burn-in' WHERE role = 'baseline' AND cycle = 1"],
-    "a run in a chain that the plan does not have": ["UPDATE chain_runs SET chain = 'chain:9'"],
     "telemetry of another GPU": [
         "UPDATE telemetry SET device = 'GPU-0' WHERE device LIKE 'GPU-%' AND name = 'clocks.sm'"
     ],
-    "a gate's count lowered": ["UPDATE gates SET passed = 1, total = 1, expected = 1"],
-    "a gate's expectation dropped": ["UPDATE gates SET expected = NULL"],
-    "a gate's expected cases changed": ["UPDATE gates SET expected_cases = '0123456789abcdef'"],
-    "a gate said to be overridden": ["UPDATE gates SET overridden = 1"],
-    "a gate's unsupported cases changed": ["UPDATE gates SET unsupported = 0"],
-    "a gate's exit status changed": ["UPDATE gates SET rc = 1"],
-    "a passed gate made failed": ["UPDATE gates SET status = 'failed'"],
-    "a gate with a failing case": ["UPDATE gates SET failed = '[\"MUL_MAT(x)\"]'"],
-    "a gate made flaky": ["UPDATE gates SET flaky = '[\"MUL_MAT(x)\"]'"],
-    "a gate of another operation": ["UPDATE gates SET op = 'ADD'"],
-    "a gate on another backend": ["UPDATE gates SET backend = 'CPU'"],
-    "a gate's arguments changed": ["UPDATE gates SET argv = replace(argv, 'MUL_MAT', 'ADD')"],
-    "a gate's environment changed": ['UPDATE gates SET env = \'{"GGML_CUDA_W4A16":"0"}\''],
-    "a gate's digest changed": ["UPDATE gates SET gate_digest = '0123456789abcdef'"],
-    "a check's readings changed": ["UPDATE checks SET readings = replace(readings, '\"n_gen\":64', '\"n_gen\":63')"],
-    "a check's verdict changed": ["UPDATE checks SET status = 'failed', reasons = '[\"x\"]'"],
-    "a check's limits changed": ["UPDATE checks SET gate = json_set(gate, '$.limit_s', 1.0)"],
-    "a check's models changed": ["UPDATE checks SET inputs = '{}'"],
-    "a check's commands changed": ["UPDATE checks SET commands = replace(commands, '--temp', '--top-k')"],
-    "a check's exit status changed": ["UPDATE checks SET commands = replace(commands, '\"rc\":0', '\"rc\":1')"],
-    "a check's environment changed": ["UPDATE checks SET env = '{}'"],
-    "a check of another step": ["UPDATE checks SET step = 'gate:9'"],
-    "an arm of another pin": ["UPDATE arms SET pin = replace(pin, 'e', 'f')"],
-    "an arm of another tree": ["UPDATE arms SET tree = replace(tree, '2', '3')"],
-    "an arm of other series": ["UPDATE arms SET series = '[]'"],
-    "a dirty arm made clean": ["UPDATE arms SET dirty = 1 - dirty"],
-    "an arm built otherwise": ["UPDATE arms SET cmake = json_set(cmake, '$.GGML_CUDA_FA', 'ON')"],
-    "an arm built by another compiler": ["UPDATE arms SET toolchain = json_set(toolchain, '$.cc', 'clang')"],
     "an arm on another device": ["UPDATE arms SET device_id = (SELECT max(device_id) FROM devices)"],
-    "a model made otherwise": ["UPDATE inputs SET recipe = json_set(recipe, '$.n_layer', 99)"],
-    "a model elsewhere": ["UPDATE inputs SET path = '/other' || path"],
-    "the GPU renamed in a job's facts": ["UPDATE jobs SET facts = replace(facts, 'NVIDIA H200', 'NVIDIA B200')"],
-    "the GPU exchanged in a job's facts": [
-        'UPDATE jobs SET facts = replace(facts, \'"uuid":"GPU-\', \'"uuid":"GPU-0\')'
-    ],
-    "a job on another host": ["UPDATE jobs SET host_id = 'other'"],
-    "a job on another boot": ["UPDATE jobs SET boot_id = 'other'"],
-    "a failed job made done": ["UPDATE jobs SET state = 'done' WHERE state = 'failed'"],
-    "a done job with another exit code": ["UPDATE jobs SET exit_code = 4 WHERE state = 'done'"],
-    "a job renamed": ["UPDATE jobs SET name = 'other'"],
-    "a job of another kind": ["UPDATE jobs SET kind = 'gate'"],
-    "a job of another protocol": ["UPDATE jobs SET protocol = 3 - protocol"],
     "a plan changed": replaced("jobs.plan", '\'"-r","\', \'"-r","1\''),
-    "an experiment renamed": ["UPDATE experiments SET name = 'other'"],
-    "another hypothesis": ["UPDATE experiments SET hypothesis = 'other'"],
-    "another spec": ["UPDATE experiments SET spec = json_set(spec, '$.name', 'other')"],
     "an experiment deleted": [
         "DELETE FROM experiments WHERE digest = (SELECT json_extract(inflated(plan), '$.baseline') FROM jobs"
         f" WHERE job_id LIKE '{AB}%')"
     ],
-    "a device renamed": ["UPDATE devices SET names = '[\"NVIDIA B200\"]'"],
-    "a cell's parameters changed": ["UPDATE cells SET params = json_set(params, '$.n_prompt', 99)"],
-    "a cell renamed": ["UPDATE cells SET label = 'other'"],
     "a cell added": ["INSERT INTO cells SELECT '0', tool, label, params, fixed FROM cells LIMIT 1"],
     "a case list of other cases": ["INSERT INTO case_lists VALUES ('0', deflated('[]'))"],
-    "a verdict turned": ["UPDATE verdicts SET verdict = 'same'"],
-    "an effect doubled": ["UPDATE verdicts SET effect = effect * 2"],
-    "a verdict promoted": ["UPDATE verdicts SET promoted = 1 WHERE verdict = 'faster'"],
     "a verdict deleted": ["DELETE FROM verdicts WHERE position = 0"],
-    "an imported file's copy exchanged": ["UPDATE imports SET content = zeroblob(9)"],
-    "an imported file's size changed": ["UPDATE imports SET size = size + 1"],
 }
 """What is found although everything was sealed again."""
 
 
 @pytest.mark.parametrize("edit", [*SEALED_ONLY, *COMPUTED])
 def test_an_edit_is_found(piece: Store, edit: str) -> None:
-    """By its seal, and where it can be computed even if all seals were made anew."""
     before = piece.connection.total_changes
     for statement in {**SEALED_ONLY, **COMPUTED}[edit]:
         piece.connection.execute(statement)

@@ -40,7 +40,6 @@ def copies(sides: tuple[Path, Path], folder: Path, edit: str = "") -> tuple[Path
 
 @pytest.mark.parametrize("edit", ["", "DELETE FROM verdicts", "UPDATE verdicts SET reasons = '[\"in other words\"]'"])
 def test_the_union_is_sound_and_the_same_from_both_sides(sides: tuple[Path, Path], tmp_path: Path, edit: str) -> None:
-    """With every seal; and every chain is judged again, whatever either side had written of it."""
     merged = []
     for number in (0, 1):
         (tmp_path / str(number)).mkdir()
@@ -68,7 +67,6 @@ def test_the_union_is_sound_and_the_same_from_both_sides(sides: tuple[Path, Path
     ],
 )
 def test_what_is_not_sound_is_not_merged(sides: tuple[Path, Path], tmp_path: Path, edit: str, sentence: str) -> None:
-    """Even where it was sealed anew."""
     into, other = copies(sides, tmp_path, edit)
     with Store.open(into) as store:
         before = dump(store)

@@ -1,7 +1,5 @@
 """A record of two builds, both with what the tools printed on an H200."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from tests.report.worlds import Session, capture, h200
 
 
 def faster(step: RunStep) -> tuple[CellResult, ...]:
-    """Return the capture with everything half as fast again; a cold repetition stays cold."""
     return tuple(
         replace(
             each, measurements=tuple(replace(m, samples=tuple(v * 1.5 for v in m.samples)) for m in each.measurements)
@@ -26,7 +23,6 @@ def faster(step: RunStep) -> tuple[CellResult, ...]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """A record of stock and of a patched build that is half as fast again."""
     with Store.open(tmp_path / "results.db") as opened:
         Session(opened, h200(), "20261120-100000-h200-a").build().gates().runs().end()
         patched = h200(name="w4a16", series=("w4a16",))

@@ -1,7 +1,5 @@
 """llama.cpp's own compare-llama-bench.py at the pin reads what we hand on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -23,7 +21,6 @@ CANDIDATE = source(["w4a16"]).commit[:8]
 
 @pytest.fixture(scope="module")
 def script(pin_cache: PinCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The script as it is at the pin."""
     path = tmp_path_factory.mktemp("scripts") / "compare-llama-bench.py"
     shown = ["git", "-C", str(pin_cache.path), "show", f"{PIN}:scripts/compare-llama-bench.py"]
     path.write_bytes(subprocess.run(shown, capture_output=True, check=True).stdout)
@@ -31,7 +28,6 @@ def script(pin_cache: PinCache, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def table(script: Path, file: Path, tool: str) -> list[list[str]]:
-    """Return the cells of the table that the script prints, the header first."""
     argv = [sys.executable, script, "--tool", tool, "-i", file, "-b", PIN[:8], "-c", CANDIDATE]
     ran = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=file.parent)
     assert ran.returncode == 0, ran.stderr
@@ -41,7 +37,6 @@ def table(script: Path, file: Path, tool: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])
 def test_of_llama_bench(script: Path, store: Store, tmp_path: Path, suffix: str) -> None:
-    """The means of what counts, and a speedup of one and a half."""
     file = tmp_path / f"runs{suffix}"
     write(file, [collect(store, "llama-bench")])
     header, *rows = table(script, file, "llama-bench")
@@ -53,7 +48,6 @@ def test_of_llama_bench(script: Path, store: Store, tmp_path: Path, suffix: str)
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])
 def test_of_an_imported_file(script: Path, store: Store, tmp_path: Path, suffix: str) -> None:
-    """Two builds whose output came from elsewhere, one of them twice as fast."""
     printed = [json.loads(line) for line in (GOLDEN / "llama-bench-q4_k.jsonl").read_text().splitlines()]
     rows = [{**row, "build_commit": PIN[:8]} for row in printed]
     rows += [
@@ -76,7 +70,6 @@ def test_of_an_imported_file(script: Path, store: Store, tmp_path: Path, suffix:
 
 @pytest.mark.parametrize("suffix", [".sqlite", ".jsonl", ".csv"])
 def test_of_test_backend_ops(script: Path, store: Store, tmp_path: Path, suffix: str) -> None:
-    """The FLOPS of each case."""
     file = tmp_path / f"ops{suffix}"
     write(file, [collect(store, "test-backend-ops")])
     header, *rows = table(script, file, "test-backend-ops")

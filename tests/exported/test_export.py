@@ -1,7 +1,5 @@
 """Rows for other programs: llama.cpp's columns with our counts in three encodings, and imported rows as printed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sqlite3
@@ -14,9 +12,10 @@ import pytest
 
 from dgxlab import imported
 from dgxlab.errors import UsageError
-from dgxlab.exported import TABLES, collect, collect_imported, write
+from dgxlab.exported import collect, collect_imported, write
 from dgxlab.model import to_json
 from dgxlab.store import Store
+from dgxlab.tools import EXPORTED
 from dgxlab.tools.llama_bench import MEASURED
 from tests.journals import PIN, source
 from tests.report.worlds import CYCLES, GOLDEN, Session, capture, fails, h200, places, session_of_two
@@ -26,21 +25,18 @@ FILES = ("json", "jsonl", "sql", "csv")
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[Store]:
-    """A record of nothing."""
     with Store.open(tmp_path / "empty.db") as opened:
         yield opened
 
 
 @pytest.fixture
 def imports(store: Store) -> Store:
-    """A record with captures that were imported, beside what was measured."""
     for name in (*(f"llama-bench-q4_k.{suffix}" for suffix in (*FILES, "md")), "tbo-perf-mul_mat.sql"):
         imported.record(store, imported.open_file(GOLDEN / name, "", ""))
     return store
 
 
 def rows_of(path: Path, query: str) -> list[dict[str, Any]]:
-    """Return what an SQLite file gives."""
     connection = sqlite3.connect(path)
     connection.row_factory = sqlite3.Row
     rows = [dict(row) for row in connection.execute(query)]
@@ -52,7 +48,6 @@ def rows_of(path: Path, query: str) -> list[dict[str, Any]]:
 
 
 def test_rows_of_llama_bench_are_computed_from_what_counts(store: Store) -> None:
-    """Mean and spread leave out the cold repetition, which the tool's own numbers do not."""
     row = collect(store, "llama-bench", name="h200").rows[0]
     settings = ("n_prompt", "model_type", "flash_attn", "use_mmap")
     assert [row[name] for name in settings] == [512, "llama ?B Q4_K - Medium", -1, 1]
@@ -63,8 +58,7 @@ def test_rows_of_llama_bench_are_computed_from_what_counts(store: Store) -> None
 
 
 def test_every_row_says_where_it_comes_from(store: Store) -> None:
-    """Job, run, arm, build, pin, tree, host; and a commit that tells the builds apart."""
-    rows = [row for tool in TABLES for row in collect(store, tool).rows]
+    rows = [row for tool in EXPORTED for row in collect(store, tool).rows]
     assert len(rows) == 2 * (6 + 3 + 3)
     assert {(row["arm"], row["build_commit"]) for row in rows} == {
         ("h200", PIN[:8]),
@@ -75,7 +69,6 @@ def test_every_row_says_where_it_comes_from(store: Store) -> None:
 
 
 def test_builds_of_one_commit_get_names_of_their_own(empty: Store) -> None:
-    """What only cmake or the environment tells apart has another name, of the same length."""
     changes = ({}, {"cmake": {"GGML_CUDA": "OFF"}}, {"env": {"GGML_CUDA_DISABLE_GRAPHS": "1"}})
     for number, change in enumerate(changes):
         experiment = h200(name=f"arm{number}", **change)
@@ -86,7 +79,6 @@ def test_builds_of_one_commit_get_names_of_their_own(empty: Store) -> None:
 
 
 def test_only_what_counts_is_handed_on(empty: Store) -> None:
-    """No failed run, no burn-in, and of a chain that goes on nothing at all."""
     Session(empty, h200(), "20261120-100000-h200-a").build().gates().runs(ends=fails("killed")).end()
     assert collect(empty, "llama-bench").rows == ()
     session = session_of_two(empty, "20261120-110000-h200-vs-w4a16-b").build().gates()
@@ -95,7 +87,7 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
             run = step.candidate if role == "candidate" else step.baseline
             session.place(step, role, cycle, 1.0, results=to_json(capture(run)))
     session.save()
-    assert [collect(empty, tool).rows for tool in TABLES] == [(), (), ()]
+    assert [collect(empty, tool).rows for tool in EXPORTED] == [(), (), ()]
     session.gates(after=True).end()
     rows = collect(empty, "llama-bench").rows
     assert sorted(row["arm"] for row in rows if row["n_gen"]) == ["h200"] * (CYCLES + 1) + ["w4a16"] * CYCLES
@@ -106,7 +98,6 @@ def test_only_what_counts_is_handed_on(empty: Store) -> None:
 
 @pytest.mark.parametrize("suffix", FILES)
 def test_imported_rows_are_what_the_tool_printed(imports: Store, suffix: str) -> None:
-    """Every column with its value, and the file after them; SQL and csv print as texts what JSON says."""
     name = f"llama-bench-q4_k.{suffix}"
     exported = collect_imported(imports, name)
     assert (exported.tool, exported.builds) == ("llama-bench", {"unknown": (name,)})
@@ -121,7 +112,6 @@ def test_imported_rows_are_what_the_tool_printed(imports: Store, suffix: str) ->
 
 
 def test_operations_keep_their_counts(imports: Store, tmp_path: Path) -> None:
-    """In SQLite as in the tool's own table, with nothing that was measured here."""
     exported = collect_imported(imports, "12901dc2")
     write(tmp_path / "ops.sqlite", [exported])
     rows = rows_of(tmp_path / "ops.sqlite", "SELECT op_params, time_us, n_runs, imported FROM test_backend_ops")
@@ -132,7 +122,6 @@ def test_operations_keep_their_counts(imports: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-bench-q4_k.md", "nosuch"])
 def test_a_table_for_people_is_not_handed_on(imports: Store, name: str) -> None:
-    """It lacks columns that the others have."""
     with pytest.raises(UsageError, match=name):
         collect_imported(imports, name)
 
@@ -141,7 +130,6 @@ def test_a_table_for_people_is_not_handed_on(imports: Store, name: str) -> None:
 
 
 def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
-    """JSON lines with each sample; csv and SQLite without the lists; numbers are numbers."""
     ops = collect(store, "test-backend-ops")
     for suffix in ("jsonl", "csv"):
         write(tmp_path / f"ops.{suffix}", [ops])
@@ -149,7 +137,7 @@ def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
     with (tmp_path / "ops.csv").open() as file:
         assert [row["op_params"] for row in csv.DictReader(file)] == [row["op_params"] for row in ops.rows]
     path = tmp_path / "all.sqlite"
-    write(path, [collect(store, tool) for tool in TABLES])
+    write(path, [collect(store, tool) for tool in EXPORTED])
     assert rows_of(path, "SELECT * FROM test_backend_ops") == list(ops.rows)
     typeof = "SELECT DISTINCT typeof(time_us) a, typeof(passed) b, typeof(build_commit) c FROM test_backend_ops"
     assert rows_of(path, typeof) == [{"a": "real", "b": "integer", "c": "text"}]
@@ -166,7 +154,6 @@ def test_three_encodings_of_the_same_rows(store: Store, tmp_path: Path) -> None:
     ],
 )
 def test_what_the_file_cannot_be(store: Store, tmp_path: Path, name: str, tools: list[str], reason: str) -> None:
-    """No format, there already, two tools in one table, no folder: an error, and nothing beside it."""
     there = tmp_path / "out" / "results.sqlite"
     there.parent.mkdir()
     there.write_text("mine")

@@ -1,7 +1,5 @@
 """What was read, in the record: once, whole, with the file itself."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator
@@ -21,13 +19,11 @@ LOG = GOLDEN / "h200" / "tbo-perf-gdn.txt"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty record."""
     with Store.open(tmp_path / "results.db") as opened:
         yield opened
 
 
 def test_everything_that_was_read_is_kept(store: Store) -> None:
-    """Rows in order, values with units, provenance, and the file byte for byte."""
     file = open_file(LOG)
     assert record(store, file)
     (kept,) = store.rows("SELECT * FROM imports")
@@ -42,7 +38,6 @@ def test_everything_that_was_read_is_kept(store: Store) -> None:
 
 
 def test_the_same_content_is_imported_once(store: Store, tmp_path: Path) -> None:
-    """Under another name, packed, again: nothing is added and nothing changes."""
     assert record(store, open_file(LOG))
     before = dump(store)
     packed = tmp_path / "another.gz"
@@ -52,7 +47,6 @@ def test_the_same_content_is_imported_once(store: Store, tmp_path: Path) -> None
 
 
 def test_the_same_content_is_of_one_tool(store: Store, tmp_path: Path) -> None:
-    """What was adopted as one tool's output is not another's too."""
     both = tmp_path / "both"
     parts = [(GOLDEN / "h200" / f"llama-bench-q4_k.{suffix}").read_text() for suffix in ("sql", "md")]
     both.write_text("".join(parts))
@@ -64,7 +58,6 @@ def test_the_same_content_is_of_one_tool(store: Store, tmp_path: Path) -> None:
 
 
 def test_all_captures_make_a_sound_record(store: Store) -> None:
-    """Each tool and format, side by side, is read from its copy as it was read from the file."""
     names = [f"llama-bench-q4_k.{suffix}" for suffix in ("json", "jsonl", "sql", "csv", "md")]
     names += ["tbo-perf-mul_mat.sql", "tbo-test-mul_mat.txt", "batched-bench-q4_k.txt", "batched-bench-q4_k.jsonl"]
     for name in names:
@@ -75,7 +68,6 @@ def test_all_captures_make_a_sound_record(store: Store) -> None:
 
 
 def test_a_copy_that_cannot_be_read_any_more_is_named(store: Store) -> None:
-    """An older dgxlab could read it."""
     row = an_import(b'{"kernel": 1\n', name="old.log")
     store.put("imports", row)
     with pytest.raises(SpecError, match=r"old\.log in .* cannot be read any more: "):

@@ -90,7 +90,6 @@ def told(store: Store, journal: Journal) -> list[str]:
     ],
 )
 def test_what_no_h200_reaches_is_flagged(store: Store, metrics: dict[str, float], reason: str) -> None:
-    """FLOPS beyond its fastest path; operands that come ten times too fast, of 512 MiB all but 60 from memory."""
     measured = dict(metrics)
     raw = {"memory_kb": str(measured.pop("memory_kb"))} if "memory_kb" in metrics else {}
     assert told(store, run_of(begun(H200), op(measured, **raw))) == [f"MUL_MAT n=1: {reason}"]
@@ -98,13 +97,11 @@ def test_what_no_h200_reaches_is_flagged(store: Store, metrics: dict[str, float]
 
 @pytest.mark.parametrize("raw", [{"op_name": "GET_ROWS"}, {"op_params": "type=f32,v=1"}, {"memory_kb": "?"}])
 def test_bytes_that_an_operation_does_not_touch_say_nothing(store: Store, raw: dict[str, str]) -> None:
-    """A table of which it takes some rows, a view with gaps, a size that cannot be read."""
     metrics = {"bandwidth_gb_s": 4000.0} if raw.get("memory_kb") else {"bandwidth_gb_s": 40000.0}
     assert told(store, run_of(begun(H200), op(metrics, **raw))) == []
 
 
 def test_prompts_and_tokens_of_a_recipe(store: Store) -> None:
-    """By the weights of its layers; several such values of one run are one flag."""
     journal = run_of(begun(H200), speeds(700e3), speeds(6000.0, 0, 32))
     (reason,) = told(store, journal)
     assert reason == (
@@ -114,7 +111,6 @@ def test_prompts_and_tokens_of_a_recipe(store: Store) -> None:
 
 
 def test_tokens_of_a_file_by_its_name(store: Store) -> None:
-    """32B at 4 bits, one token at a time: 400 t/s would be 6.4 TB/s, 200 could be."""
     file = {"recipe": None, "path": "/models/Qwen3-32B-Q4_K_M.gguf", "model_id": f"file-{digest('a file', 16)}"}
     journal = begun(H200, **file)
     for speed in (200.0, 400.0):
@@ -125,14 +121,12 @@ def test_tokens_of_a_file_by_its_name(store: Store) -> None:
 
 
 def test_a_small_model_may_stay_in_the_cache(store: Store) -> None:
-    """44 MB of weights at 150,000 passes a second come from an L2 of 60 MiB."""
     small = SyntheticModel(n_layer=4, n_embd=1024, n_ff=4096, n_head=16, n_head_kv=8, n_vocab=8000)
     journal = begun(H200, recipe=small, model_id=model_id(small))
     assert told(store, run_of(journal, speeds(300e3, 0, 32), model_id=model_id(small))) == []
 
 
 def test_several_gpus_reach_more_together(store: Store) -> None:
-    """A model may have been spread over all of them, an operation has one."""
     journal = run_of(begun(H200, H200), speeds(900e3), op({"flops": 3.0e15}), tool="llama-bench")
     assert told(store, run_of(journal, op({"flops": 3.0e15}))) == [
         "MUL_MAT n=1: 3000 TFLOPS are 1.5 times the 1979 TFLOPS of H200 in int8"
@@ -155,5 +149,4 @@ COLD = dataclasses.replace(result(cell(), [9.0]).measurements[0], discarded=(1e9
     ],
 )
 def test_what_has_no_known_peak_is_believed(store: Store, journal: Journal, measured: tuple[Cell, CellResult]) -> None:
-    """An unknown GPU, different ones, none, a build without it, the processor; and a sample that does not count."""
     assert told(store, run_of(journal, measured)) == []

@@ -58,7 +58,6 @@ def begun(*arms: Any) -> Journal:
 
 
 def test_a_whole_job(store: Store) -> None:
-    """Every event arrives, once, and the database is sound."""
     journal = whole(JOB, runs=2, samples=3)
     assert measured(store, journal) == [events.read(event) for event in journal.events]
     before = dump(store)
@@ -78,12 +77,11 @@ def test_a_whole_job(store: Store) -> None:
 
 
 def test_a_gate_on_a_model_is_kept_as_it_was_judged(store: Store) -> None:
-    """What it asked, what each command showed, and its identity, in which its limits are and its time is not."""
     measured(store, begun().check(0.003).check(limit_s=1.0).check(gate=replace(CHECK, kld_ratio_at_most=0.75)))
     failed, again, looser = store.rows("SELECT * FROM checks ORDER BY at")
     assert (failed["status"], failed["step"], failed["kind"]) == ("failed", "gate:1", "perplexity")
     assert json.loads(failed["readings"])["arm"]["kld"] == 0.003
-    assert "is 0.75 times that in the environment of against" in json.loads(failed["reasons"])[0]
+    assert "is 0.75 times" in json.loads(failed["reasons"])[0]
     assert (again["status"], again["reasons"]) == ("passed", "[]")
     assert failed["gate_digest"] == again["gate_digest"] != looser["gate_digest"]
     assert store.check_passed(failed["build_id"], device(), failed["gate_digest"], {"tiny": model_id(TINY)})
@@ -92,7 +90,6 @@ def test_a_gate_on_a_model_is_kept_as_it_was_judged(store: Store) -> None:
 
 
 def test_a_run_keeps_everything(store: Store) -> None:
-    """Argv, environment, state of the host, raw row, and each value in the order measured, the cold one with why."""
     # a byte that was no UTF-8 travels as half a surrogate pair, and becomes a question mark
     measured(store, begun().run([8.0, 9.0], argv=["llama-bench", "a\udc80b", "\U0001f600"]))
     (run,) = store.rows("SELECT * FROM runs")
@@ -113,7 +110,6 @@ def test_a_run_keeps_everything(store: Store) -> None:
 
 
 def test_the_conditions_of_a_run(store: Store) -> None:
-    """Each quantity and each flag is a row of the run; a run that is flagged is as valid as it was."""
     measured(store, begun().run(telemetry=[CLOCK], flags=[CAPPED, THROTTLED]))
     assert store.rows("SELECT * FROM telemetry") == [{"run_id": f"{JOB}/3", **CLOCK}]
     assert store.rows("SELECT * FROM flags ORDER BY hard") == [
@@ -123,7 +119,6 @@ def test_the_conditions_of_a_run(store: Store) -> None:
 
 
 def test_a_run_has_its_place_in_a_chain(store: Store) -> None:
-    """Each run of a session has its role and cycle; what the agent tells besides is only counted."""
     journal = compared(JOB)
     assert measured(store, journal) == [events.read(event) for event in journal.events]
     runs = [event for event in journal.events if event["event"] == "run"]
@@ -133,50 +128,7 @@ def test_a_run_has_its_place_in_a_chain(store: Store) -> None:
     assert store.job(JOB).journal_seq == len(journal.events)
 
 
-@pytest.mark.parametrize(
-    ("place", "sentence"),
-    [
-        ({"chain": "chain:2"}, "the plan has no baseline 0 of chain:2 with arm toy"),
-        ({"role": "candidate", "cycle": 1}, "the plan has no candidate 1 of chain:1 with arm toy"),
-        ({"role": "bystander"}, "role: .bystander. is not of the form"),
-        ({"role": "burn-in"}, "its burn-in has no number"),
-        ({"cycle": -1}, "cycle: -1 is not within 0"),
-        ({"cycle": None}, "its place in the chain is not told"),
-        ({"cycle": "first"}, "cycle: .first. is not"),
-    ],
-)
-def test_a_place_that_cannot_be_is_refused(store: Store, place: dict[str, Any], sentence: str) -> None:
-    """A chain that the plan does not have, the other arm's place, a cycle before the first: nothing is kept."""
-    step = chain_step()
-    journal = Journal(session_plan(JOB, step)).built().place(step, "baseline", 0, 100.0)
-    journal.events[-1] |= place
-    with pytest.raises(RemoteError, match=sentence):
-        measured(store, journal)
-    assert dump(store)["runs"] == []
-
-
-@pytest.mark.parametrize(
-    "conditions",
-    [
-        {"telemetry": [{**CLOCK, "median": 2000.0}]},
-        {"telemetry": [{**CLOCK, "n": 0}]},
-        {"telemetry": [{**CLOCK, "median": None}]},
-        {"telemetry": [CLOCK, CLOCK]},
-        {"telemetry": [{"device": "host"}]},
-        {"flags": [{**CAPPED, "reason": ""}]},
-        {"flags": [{**CAPPED, "hard": 2}]},
-        {"flags": ["SW power cap"]},
-    ],
-)
-def test_conditions_that_cannot_be_are_refused(store: Store, conditions: dict[str, Any]) -> None:
-    """A median outside its range, of no samples, twice the same, a flag without words: nothing of the run is kept."""
-    with pytest.raises(RemoteError, match=r"line 4 of the journal .* cannot be used: run: "):
-        measured(store, begun().run(**conditions))
-    assert dump(store)["runs"] == []
-
-
 def test_an_arm_is_what_the_plan_says(store: Store) -> None:
-    """A reused build was stamped by another job: series and dirty flag are this job's own, digests the stamp's."""
     mine = source(["w4a16"], tree="f" * 40, dirty=True)
     stamped = source(["an older name"], tree="f" * 40)
     measured(store, Journal(plan(JOB, [arm(made_from=mine)])).job().build(source=stamped, reused=True, dirty=False))
@@ -188,7 +140,6 @@ def test_an_arm_is_what_the_plan_says(store: Store) -> None:
 
 
 def test_a_model_that_two_arms_share_is_kept_once(store: Store) -> None:
-    """Each arm's step tells of the model; an agent that does not say whether it was reused is believed."""
     journal = begun().model(name="again")
     del journal.events[2]["reused"]
     measured(store, journal)
@@ -206,13 +157,11 @@ def test_a_model_that_two_arms_share_is_kept_once(store: Store) -> None:
     ],
 )
 def test_which_gate_records_the_count(store: Store, journal: Journal, total: int | None) -> None:
-    """A clean one that had no count to reach, on a tree that is not a user's checkout."""
     measured(store, journal)
     assert [row["total"] for row in store.rows("SELECT total FROM expectations")] == ([total] if total else [])
 
 
 def test_a_recorded_count_stays(store: Store) -> None:
-    """The earliest job decides, whichever journal is read first."""
     for name, passed in (("job-2", 1103), ("job-3", 9), ("job-1", 1103)):
         journal = Journal(plan(name)).job().build().gate(passed, total=passed, status="passed", reasons=[], failed=[])
         measured(store, journal)
@@ -223,7 +172,6 @@ def test_a_recorded_count_stays(store: Store) -> None:
 
 @pytest.mark.parametrize(("status", "code"), [("done", 0), ("failed", 5), ("cancelled", 130)])
 def test_how_a_job_ends(store: Store, status: str, code: int) -> None:
-    """The end event decides, and the last error before it says why."""
     journal = begun().run(status="failed", reason="killed by signal 9", rc=None, signal=9)
     for message in ("the run failed", "the gate failed"):
         journal.add("error", exit_code=code, message=message, next="less raw/x", details="a\nb")
@@ -236,7 +184,6 @@ def test_how_a_job_ends(store: Store, status: str, code: int) -> None:
 
 
 def test_events_that_are_not_kept_are_counted(store: Store) -> None:
-    """Progress, locks, steps and events of a newer agent pass by, are returned, and do not stop what follows."""
     journal = Journal(plan(JOB)).add("lock", state="held", path="/var/lock/x", owner="").job()
     journal.add("telepathy", thoughts=[1, 2]).add("progress", id="x", done=1, total=2, note="").build()
     assert [event.event for event in measured(store, journal)] == ["lock", "job", "", "progress", "build"]
@@ -244,18 +191,7 @@ def test_events_that_are_not_kept_are_counted(store: Store) -> None:
     assert store.rows("SELECT count(*) AS n FROM arms") == [{"n": 1}]
 
 
-def test_a_torn_last_line_waits(store: Store) -> None:
-    """Half a line is left alone until the rest has arrived."""
-    journal = whole(JOB)
-    intend(store, journal)
-    lines = journal.lines()
-    assert len(ingest(store, JOB, [*lines[:4], lines[4][:-1]])) == 4
-    assert store.job(JOB).journal_bytes == sum(map(len, lines[:4]))
-    assert [event.seq for event in ingest(store, JOB, lines[4:])] == [4, 5, 6]
-
-
 def test_an_unknown_job_is_refused(store: Store) -> None:
-    """A journal without an intent has no plan to belong to."""
     with pytest.raises(UsageError, match="knows no job"):
         ingest(store, JOB, whole(JOB).lines())
 
@@ -280,7 +216,6 @@ def test_an_unknown_job_is_refused(store: Store) -> None:
     ],
 )
 def test_a_malformed_line_is_named(store: Store, line: bytes, sentence: str) -> None:
-    """The error says which line and why, and nothing of what was read with it is kept."""
     journal = whole(JOB)
     intend(store, journal)
     before = dump(store)
@@ -290,6 +225,10 @@ def test_a_malformed_line_is_named(store: Store, line: bytes, sentence: str) -> 
     assert dump(store) == before
 
 
+NO_CLOCK: tuple[dict[str, Any], ...] = ({"median": 2000.0}, {"n": 0}, {"median": None}, {"unit": ""})
+NO_FLAG = ({**CAPPED, "reason": ""}, {**CAPPED, "hard": 2}, "SW power cap")
+
+
 def changed(change: Callable[[dict[str, Any]], object], number: int = 4) -> Journal:
     """Return a whole journal with one of its events changed: 0 job, 1 build, 2 model, 3 gate, 4 and 5 runs, 6 end."""
     journal = whole(JOB)
@@ -297,9 +236,17 @@ def changed(change: Callable[[dict[str, Any]], object], number: int = 4) -> Jour
     return journal
 
 
-def sample(value: Any) -> Callable[[dict[str, Any]], object]:
-    """Return a change that makes a run's first sample `value`."""
-    return lambda event: event["results"][0]["measurements"][0].update(samples=[value])
+def sample(value: Any) -> Journal:
+    """Return a whole journal whose first sample is `value`."""
+    return changed(lambda event: event["results"][0]["measurements"][0].update(samples=[value]))
+
+
+def placed(**place: Any) -> Journal:
+    """Return a journal whose run has this place in a chain, in place of baseline 0 of chain:1."""
+    step = chain_step()
+    journal = Journal(session_plan(JOB, step)).built().place(step, "baseline", 0, 100.0)
+    journal.events[-1] |= place
+    return journal
 
 
 @pytest.mark.parametrize(
@@ -317,10 +264,12 @@ def sample(value: Any) -> Callable[[dict[str, Any]], object]:
         (changed(lambda e: e.update(cells={})), "line 5 .* results of cells that it does not name"),
         (changed(lambda e: e["cells"].update({"0" * 16: cell().__dict__})), "cell 0+ is not the digest"),
         (changed(lambda e: e["results"].append(e["results"][0])), "line 5 .* UNIQUE constraint failed"),
-        (changed(sample("9.5")), "samples: .9.5. is not number"),
-        (changed(sample(True)), "samples: True is not number"),
-        (changed(sample(None)), "samples: None is not number"),
-        (changed(sample(10**400)), "line 5 .* 1000.* is not integer"),
+        (sample("9.5"), "samples: .9.5. is not number"),
+        (sample(True), "samples: True is not number"),
+        (sample(None), "samples: None is not number"),
+        (sample(10**400), "line 5 .* 1000.* is not integer"),
+        (sample(0.0), "samples: 0 is not within"),
+        (sample(-0.5), "samples: -0.5 is not within"),
         (changed(lambda e: e.update(job_id="another"), 0), "line 1 .* it is of job another"),
         (changed(lambda e: e.update(plan_digest="0" * 64), 0), "line 1 .* with plan 0000"),
         (changed(lambda e: e.update(facts={}), 0), "first line .* facts: "),
@@ -329,10 +278,20 @@ def sample(value: Any) -> Callable[[dict[str, Any]], object]:
         (changed(lambda e: e.update(event="step", id="x", kind="x", state="x"), 1), "line 4 .* FOREIGN KEY"),
         (changed(lambda e: e.update(event="unheard of"), 0), "line 2 .* there is no 'host_id'"),
         (changed(lambda e: e.update(status="asleep"), 6), "line 7 .* status: .asleep. is not one of"),
+        (placed(chain="chain:2"), "the plan has no baseline 0 of chain:2 with arm toy"),
+        (placed(role="candidate", cycle=1), "the plan has no candidate 1 of chain:1 with arm toy"),
+        (placed(role="bystander"), "role: .bystander. is not of the form"),
+        (placed(role="burn-in"), "its burn-in has no number"),
+        (placed(cycle=-1), "cycle: -1 is not within 0"),
+        (placed(cycle=None), "its place in the chain is not told"),
+        (placed(cycle="first"), "cycle: .first. is not"),
+        *((begun().run(telemetry=[{**CLOCK, **wrong}]), "line 4 .* cannot be used: run: ") for wrong in NO_CLOCK),
+        (begun().run(telemetry=[CLOCK, CLOCK]), "line 4 .* cannot be used: run: "),
+        (begun().run(telemetry=[{"device": "host"}]), "line 4 .* cannot be used: run: "),
+        *((begun().run(flags=[wrong]), "line 4 .* cannot be used: run: ") for wrong in NO_FLAG),
     ],
 )
 def test_an_unusable_event_is_named(store: Store, journal: Journal, sentence: str) -> None:
-    """What lacks a field, has a wrong type or refers to nothing is refused with its line, and nothing is kept."""
     intend(store, journal)
     before = dump(store)
     with pytest.raises(RemoteError, match=sentence):

@@ -41,7 +41,6 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
     cuts=st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)), max_size=8),
 )
 def test_any_cut_and_overlap(fresh: Fresh, journal: Journal, cuts: list[tuple[int, int]]) -> None:
-    """Pieces of bytes that begin at or before what was read, and end anywhere, add up to the whole, each line once."""
     with (
         tempfile.TemporaryDirectory() as first,
         tempfile.TemporaryDirectory() as second,
@@ -61,7 +60,6 @@ def test_any_cut_and_overlap(fresh: Fresh, journal: Journal, cuts: list[tuple[in
 
 
 def test_the_database_can_be_rebuilt_from_journals(tmp_path: Path) -> None:
-    """Intents and journals are all there is to it: a new database from them, in another order, equals the old one."""
     journals = [whole(f"job-{n}", runs=n + 1) for n in range(3)]
     with Store.open(tmp_path / "a.db") as first, Store.open(tmp_path / "b.db") as second:
         for store, order in ((first, journals), (second, journals[::-1])):
@@ -73,7 +71,6 @@ def test_the_database_can_be_rebuilt_from_journals(tmp_path: Path) -> None:
 
 
 def test_a_slow_source_does_not_hold_the_database(fresh: Fresh, tmp_path: Path) -> None:
-    """Lines are read before the database is locked: another program writes while they still arrive."""
     with fresh(tmp_path) as store, Store.open(tmp_path / "results.db") as other:
 
         def arriving() -> "list[bytes]":

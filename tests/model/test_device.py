@@ -16,7 +16,6 @@ def facts(**details: Any) -> dict[str, Any]:
 
 
 def test_a_cuda_build_computes_on_the_cards() -> None:
-    """Their names and uuids in nvidia-smi's order, the driver, and each generation once."""
     device = Device.of(facts(gpus=[GPU, {**GPU, "uuid": "GPU-2"}]), CUDA)
     assert (device.names, device.uuids) == (("NVIDIA H200", "NVIDIA H200"), ("GPU-1a69cc14-368f", "GPU-2"))
     assert (device.driver, device.compute_cap, device.cpus) == ("580.159.04", "9.0", 0)
@@ -25,7 +24,6 @@ def test_a_cuda_build_computes_on_the_cards() -> None:
 
 
 def test_any_other_build_computes_on_the_processor() -> None:
-    """Cards that are there change nothing."""
     device = Device.of(facts(), {"GGML_CUDA": "OFF"})
     assert device == Device.of(facts(gpus=[]), {}) == Device("clone", ("Xeon",), cpus=16)
     assert device.label == "Xeon, 16 processors"
@@ -45,6 +43,5 @@ def test_any_other_build_computes_on_the_processor() -> None:
     ],
 )
 def test_a_clone_of_the_machine_is_another_device(details: dict[str, Any], cmake: dict[str, str]) -> None:
-    """Another card, driver or number of cards; another processor or number of processors."""
     known = {Device.of(facts(), CUDA).id, Device.of(facts(), {}).id}
     assert Device.of(facts(**details), cmake).id not in known

@@ -7,13 +7,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from dgxlab.model import WAIT_S, Plan, from_json, to_json
+from dgxlab.model import ARM, WAIT_S, CheckCommand, GateStep, ParityGate, Plan, from_json, to_json
 from dgxlab.store import Store
+from dgxlab.tools import GreedyGate
 from tests.conftest import PROJECT
 
 
 def test_recorded_plans_decode_and_keep_their_digest(tmp_path: Path) -> None:
-    """Those of the shipped record, from before a plan said how long to wait."""
     shutil.copyfile(PROJECT / "results.db", tmp_path / "results.db")
     with Store.open(tmp_path / "results.db") as store:
         rows = [row for row in store.rows("SELECT plan, plan_digest FROM jobs") if '"wait_s"' not in row["plan"]]
@@ -23,8 +23,20 @@ def test_recorded_plans_decode_and_keep_their_digest(tmp_path: Path) -> None:
         assert (plan.digest, plan.wait_s) == (row["plan_digest"], WAIT_S)
 
 
+def test_gates_have_the_shapes_in_plans_that_they_had() -> None:
+    """A parity gate has one command's argv and environment, any other its commands: digests of plans stay."""
+    commands = (CheckCommand(ARM, ("x",), {"A": "1"}, "m"),)
+    parity = GateStep("g", "a", ParityGate("MUL_MAT", "CPU"), (CheckCommand(ARM, ("x",), {"A": "1"}),), like="h")
+    greedy = GateStep("g", "a", GreedyGate("m"), commands)
+    plan = Plan("J", "n", "e", (), (parity, greedy))
+    assert from_json(Plan, to_json(plan)) == plan
+    one, other = to_json(plan)["steps"]
+    assert sorted(one) == ["argv", "arm", "env", "gate", "id", "kind", "like", "limit_s"]
+    assert sorted(other) == ["arm", "commands", "files", "gate", "id", "kind", "limit_s", "text"]
+    assert (one["kind"], one["env"], other["kind"]) == ("gate", {"A": "1"}, "check")
+
+
 def test_waiting_is_no_part_of_the_work() -> None:
-    """However long a job may wait, it is the same work; the time travels with the plan."""
     plan = Plan("J", "n", "e", (), (), wait_s=0)
     assert plan.digest == replace(plan, wait_s=60, job_id="K").digest != replace(plan, name="m").digest
     assert from_json(Plan, to_json(plan)) == plan

@@ -35,7 +35,6 @@ BENCH = "bench: [{batched-bench: {model: small, npp: 1, ntg: 1, npl: 1}}]\n"
 
 
 def write(text: str, name: str = "x.yaml") -> Path:
-    """Write a spec into the current folder."""
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -43,13 +42,12 @@ def write(text: str, name: str = "x.yaml") -> Path:
 
 
 def read(text: str, *overrides: str, host: str | None = None) -> Experiment:
-    """Read a spec that extends base.yaml."""
     write(BASE, "base.yaml")
     return load(write("extends: base.yaml\n" + text), overrides, host)
 
 
 def refusal(text: str, *overrides: str) -> SpecError:
-    """Return the error that a spec ends with; its lines count from 1 with the text's own first line."""
+    """Return the error of a spec; the text starts at line 1."""
     with pytest.raises(SpecError) as caught:
         load(write(text), overrides)
     return caught.value

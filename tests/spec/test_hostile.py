@@ -16,11 +16,8 @@ from dgxlab.model import Experiment
 from dgxlab.spec import json_schema, load, yaml_file
 from tests.spec.specs import BASE
 
-bounded = settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+HEALTH = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+bounded = settings(max_examples=100, deadline=None, suppress_health_check=HEALTH)
 
 LOADERS = [loader for name in ("CSafeLoader", "SafeLoader") if (loader := getattr(yaml, name, None))]
 
@@ -35,7 +32,6 @@ TOKENS = st.sampled_from(
 SCHEMA = json_schema()
 KNOWN = {key for part in (SCHEMA, *SCHEMA["$defs"].values()) for key in part["properties"]}
 KEYS = st.sampled_from(sorted(KNOWN)) | st.text(max_size=8)
-
 SCALARS = (
     st.none()
     | st.booleans()
@@ -44,7 +40,6 @@ SCALARS = (
     | st.sampled_from(["MUL_MAT", "CPU", "1103/1103", "q4k", "small", "hot", "auto", "a" * 40, "/x", "-m", "base.yaml"])
     | st.text(max_size=12)
 )
-
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
 )
@@ -65,39 +60,24 @@ def survives(content: bytes, *overrides: str) -> None:
             assert message.isprintable()
 
 
-@bounded
-@given(st.binary(max_size=200))
-def test_any_bytes(content: bytes) -> None:
-    """Random bytes."""
-    survives(content)
+FILES = {
+    "bytes": st.binary(max_size=200),
+    "tokens": st.lists(TOKENS | st.text(string.printable, max_size=5), max_size=30).map(
+        lambda tokens: "".join(tokens).encode("utf-8", "surrogatepass")
+    ),
+    "a spec with a part replaced": st.tuples(st.integers(0, len(BASE)), st.integers(0, 30), TOKENS).map(
+        lambda change: (BASE[: change[0]] + change[2] + BASE[change[0] + change[1] :]).encode()
+    ),
+    "values in known places": st.dictionaries(KEYS, VALUES, max_size=6).map(lambda tree: json.dumps(tree).encode()),
+    "a child with any value": st.tuples(KEYS, VALUES).map(
+        lambda entry: json.dumps({"extends": "base.yaml", entry[0]: entry[1]}).encode()
+    ),
+}
 
 
-@bounded
-@given(st.lists(TOKENS | st.text(string.printable, max_size=5), max_size=30))
-def test_any_tokens(tokens: list[str]) -> None:
-    """Random strings of what YAML gives a meaning to."""
-    survives("".join(tokens).encode("utf-8", "surrogatepass"))
-
-
-@bounded
-@given(st.integers(0, len(BASE)), st.integers(0, 30), TOKENS)
-def test_a_spec_with_a_part_replaced(start: int, length: int, token: str) -> None:
-    """A real spec with something hostile in some place."""
-    survives((BASE[:start] + token + BASE[start + length :]).encode())
-
-
-@bounded
-@given(st.dictionaries(KEYS, VALUES, max_size=6))
-def test_any_values_in_known_places(tree: dict[str, object]) -> None:
-    """Well-formed files whose keys are right and whose values are anything; JSON is YAML."""
-    survives(json.dumps(tree).encode())
-
-
-@bounded
-@given(KEYS, VALUES)
-def test_a_child_with_any_value(key: str, value: object) -> None:
-    """Merging and validating stand any value in place of the parent's."""
-    survives(json.dumps({"extends": "base.yaml", key: value}).encode())
+@pytest.mark.parametrize("kind", FILES)
+def test_any_file(kind: str) -> None:
+    bounded(given(content=FILES[kind])(survives))()
 
 
 @bounded
@@ -106,5 +86,4 @@ def test_a_child_with_any_value(key: str, value: object) -> None:
     SCALARS.map(json.dumps) | TOKENS | VALUES.map(json.dumps),
 )
 def test_any_set(path: list[str], value: str) -> None:
-    """--set takes any path and any value."""
     survives(BASE.encode(), f"{'.'.join(path)}={value}")

@@ -12,13 +12,11 @@ from dgxlab.spec.hosts import add_host, consent, find_host, load_hosts, look_up
 
 
 def write(path: Path, text: str) -> Path:
-    """Write a hosts.yaml."""
     path.write_text(text)
     return path
 
 
 def test_entries_and_defaults(tmp_path: Path) -> None:
-    """An ssh name is enough; local needs no entry; this machine may have another name; one folder needs no list."""
     path = write(
         tmp_path / "hosts.yaml",
         "dgx: {ssh: dgx}\nbox: {local: true, root: ~/lab, python: python3.12}\n"
@@ -33,8 +31,7 @@ def test_entries_and_defaults(tmp_path: Path) -> None:
     }
 
 
-def test_the_users_entry_comes_before_the_projects(tmp_path: Path) -> None:
-    """A whole entry is taken from the first file that has it, and may say anything if that is the user's own."""
+def test_the_users_whole_entry_comes_before_the_projects(tmp_path: Path) -> None:
     ours = write(tmp_path / "a.yaml", "dgx: {ssh: ours}\n")
     theirs = write(tmp_path / "b.yaml", "dgx: {ssh: theirs, root: ~/other}\nspark: {ssh: spark}\n")
     hosts = load_hosts([ours, theirs, tmp_path / "missing.yaml"])
@@ -77,6 +74,9 @@ def test_what_a_project_may_say_with_consent(entry: str, keys: str, tmp_path: Pa
         ("'../x': {ssh: dgx}\n", "a name of letters"),
         ("dgx: {ssh: a}\ndgx: {ssh: b}\n", "duplicate key"),
         ("- dgx\n", "map"),
+        ("dgx: [\n", "is not YAML"),
+        ("local: {ssh: dgx}\n", "local: is this machine"),
+        ("dgx: {ssh: a}\n---\nb: {}\n", "a second document"),
         ("dgx: {ssh: dgx, env: {PATH: /x}}\n", "dgx.env.PATH: cannot be set: it is the host's own"),
         ("dgx: {ssh: dgx, env: {LD_LIBRARY_PATH: /x}}\n", "changes which libraries load"),
         ("dgx: {ssh: dgx, path_prepend: [bin]}\n", "a path on the host"),
@@ -84,44 +84,30 @@ def test_what_a_project_may_say_with_consent(entry: str, keys: str, tmp_path: Pa
         ('dgx: {ssh: dgx, env: {CFLAGS: "-O2; id", X: "-O2; id"}}\n', "dgx.env: CFLAGS holds ';'"),
     ],
 )
-def test_what_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
-    """Each with the file, and a sentence."""
-    path = write(tmp_path / "hosts.yaml", text)
+def test_what_is_refused_names_the_file_to_edit(tmp_path: Path, text: str, sentence: str) -> None:
+    path = write(tmp_path / "my hosts.yaml", text)
     with pytest.raises(SpecError) as caught:
         load_hosts([path])
     assert sentence in caught.value.message
     assert str(path) in caught.value.message
+    assert caught.value.next == f"${{EDITOR:-vi}} '{path}'"
 
 
-def test_the_nearest_name(tmp_path: Path) -> None:
-    """A host that no file names."""
+def test_an_unknown_host_gets_the_nearest_name(tmp_path: Path) -> None:
     path = write(tmp_path / "hosts.yaml", "spark: {ssh: spark}\n")
     with pytest.raises(SpecError, match=r"host sprak is not known.*; did you mean spark\?"):
         find_host("sprak", [path])
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# my hosts\n", "  # dgx: {ssh: dgx}"])
-def test_no_entries_are_no_hosts(tmp_path: Path, text: str) -> None:
-    """An empty file, and one of comments alone."""
+def test_a_file_without_entries_names_no_hosts(tmp_path: Path, text: str) -> None:
     assert list(load_hosts([write(tmp_path / "hosts.yaml", text)])) == ["local"]
-
-
-@pytest.mark.parametrize(
-    "text", ["dgx: [", "dgx: {rot: /x, ssh: a}\n", "local: {ssh: dgx}\n", "dgx: {ssh: a}\n---\nb: {}\n"]
-)
-def test_every_fault_names_the_file_to_edit(tmp_path: Path, text: str) -> None:
-    """Whether YAML or a key is wrong."""
-    path = write(tmp_path / "my hosts.yaml", text)
-    with pytest.raises(SpecError) as caught:
-        load_hosts([path])
-    assert caught.value.next == f"${{EDITOR:-vi}} '{path}'"
 
 
 @pytest.mark.parametrize(
     "text", ["", "# mine", "a: {ssh: x}", "a: {ssh: x}\n", "a:\n  ssh: x\n  root: /r", "a: {ssh: x}\r\n# end"]
 )
-def test_an_entry_is_added_to_whatever_is_there(tmp_path: Path, text: str) -> None:
-    """What is there stays byte for byte, with or without a newline at its end; a link stays one."""
+def test_an_entry_is_added_below_the_bytes_of_a_file(tmp_path: Path, text: str) -> None:
     path, link = tmp_path / "hosts.yaml", tmp_path / "link"
     path.write_bytes(text.encode())
     path.chmod(0o640)
@@ -134,8 +120,7 @@ def test_an_entry_is_added_to_whatever_is_there(tmp_path: Path, text: str) -> No
     assert link.is_symlink()
 
 
-def test_a_file_is_made(tmp_path: Path) -> None:
-    """Folders too."""
+def test_a_file_is_made_with_its_folders(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "hosts.yaml"
     add_host(path, "dgx", "dgx")
     assert list(load_hosts([path])) == ["dgx", "local"]
@@ -144,11 +129,10 @@ def test_a_file_is_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["{a: {ssh: x}}\n", "  a: {ssh: x}\n", "a: {ssh: x}\n...\n", "dgx: {ssh: x}\n", "a: [\n"]
 )
-def test_what_cannot_take_a_line_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    """It is read before it takes the file's place; the sentence has the line to add by hand."""
+def test_a_file_that_cannot_take_a_line_is_not_changed(tmp_path: Path, text: str) -> None:
     path = write(tmp_path / "hosts.yaml", text)
     with pytest.raises(SpecError) as caught:
         add_host(path, "dgx", "me@dgx")
-    assert caught.value.message == f'{path} cannot take another line at its end; add by hand "dgx": {{ssh: "me@dgx"}}'
+    assert caught.value.message.endswith('add by hand "dgx": {ssh: "me@dgx"}')
     assert caught.value.next == f"${{EDITOR:-vi}} {path}"
     assert (path.read_text(), list(tmp_path.glob("*hosts*"))) == (text, [path])

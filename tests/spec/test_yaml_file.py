@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,26 +54,10 @@ def test_a_surprising_scalar_is_refused(word: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("true", True),
-        ("false", False),
-        ("null", None),
-        ("~", None),
-        ("", None),
-        ("0", 0),
-        ("-12", -12),
-        ("+5", 5),
-        (str(2**63 - 1), 2**63 - 1),
-        ("1e3", 1000.0),
-        ("1.5", 1.5),
-        (".5", 0.5),
-        ("2.", 2.0),
-        ("6.02E-23", 6.02e-23),
-        ("q4_0", "q4_0"),
-        ("1103/1103", "1103/1103"),
-        ("12:99", "12:99"),
-        ("nan", "nan"),
-        ("~/models/a b.gguf", "~/models/a b.gguf"),
-        ("a1e5", "a1e5"),
+        *(("true", True), ("false", False), ("null", None), ("~", None), ("", None)),
+        *(("0", 0), ("-12", -12), ("+5", 5), (str(2**63 - 1), 2**63 - 1)),
+        *(("1e3", 1000.0), ("1.5", 1.5), (".5", 0.5), ("2.", 2.0), ("6.02E-23", 6.02e-23)),
+        *((text, text) for text in ("q4_0", "1103/1103", "12:99", "nan", "~/models/a b.gguf", "a1e5")),
         ("[1, [2, {b: c}], {}]", [1, [2, {"b": "c"}], {}]),
         ('"a\\tb\\u00e9"', "a\tbé"),
         ("|\n  two\n  lines", "two\nlines\n"),
@@ -81,7 +66,6 @@ def test_a_surprising_scalar_is_refused(word: str, why: str) -> None:
     ],
 )
 def test_plain_values(text: str, value: object) -> None:
-    """Numbers are decimal, booleans true and false, and everything else is text."""
     result = value_of(text)
     assert result == value
     assert type(result) is type(value)
@@ -127,12 +111,10 @@ def test_plain_values(text: str, value: object) -> None:
     ],
 )
 def test_what_yaml_may_not_hold(text: str, message: str) -> None:
-    """Aliases, duplicates, tags, odd keys and broken YAML are errors with the exact line."""
     assert message in refusal(text).message
 
 
 def test_all_surprises_of_a_file_are_listed() -> None:
-    """One reading shows every scalar to quote; the message is the first."""
     error = refusal("a: on\nb:\n  - 012\n  - x\n  - no\na: 2\n")
     assert error.message == f"x.yaml:1: a: on {BOOLEAN}"
     assert error.details.splitlines() == [
@@ -151,10 +133,7 @@ def test_a_column_may_be_called_n() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (
-            "alias bomb",
-            "a: &a [x,x]\n" + "".join(f"{c}: &{c} [*{p},*{p}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True)),
-        ),
+        ("alias bomb", "a: &a [x,x]\n" + "".join(f"{c}: &{c} [*{p},*{p}]\n" for p, c in pairwise("abcdefghi"))),
         ("brackets", "[" * 3000),
         ("brackets, closed", "[" * 3000 + "]" * 3000),
         ("maps", "{a: " * 3000),
@@ -164,28 +143,18 @@ def test_a_column_may_be_called_n() -> None:
         ("a megabyte of brackets", "[" * 999_000),
     ],
 )
-def test_a_bomb_is_refused_before_it_goes_off(name: str, text: str) -> None:
-    """What would cost time, memory or the recursion limit is refused while it is read."""
+def test_a_bomb_is_refused_while_it_is_read(name: str, text: str) -> None:
     start = time.perf_counter()
     assert "x.yaml:" in refusal(text).message
     assert time.perf_counter() - start < 5
 
 
-def test_nesting_of_32_is_read_and_33_is_not() -> None:
-    """The depth limit is exact."""
+def test_the_limits_of_depth_count_and_size_are_exact() -> None:
     assert value_of("[" * 31 + "]" * 31)
     with pytest.raises(SpecError, match=r"x\.yaml:1: is nested more than 32 deep"):
         value_of("[" * 32 + "]" * 32)
-
-
-def test_too_many_values_are_refused() -> None:
-    """A file that is all small values is cut off by their number."""
     with pytest.raises(SpecError, match=r"x\.yaml:1: holds more than 50,000 keys and values"):
         value_of("[" + "1," * 50_000 + "1]")
-
-
-def test_a_megabyte_is_read_and_more_is_not() -> None:
-    """The size limit is exact, in bytes."""
     head = "a: b\n#"
     assert plain(read_file(write(head + "x" * (MAX_BYTES - len(head))), "x.yaml")) == {"a": "b"}
     with pytest.raises(SpecError, match=r"x\.yaml: is larger than 1 MB"):
@@ -225,8 +194,7 @@ def test_what_is_not_a_readable_file(folder: Path) -> None:
         (b"\xef\xbb\xbfa: 1\r\nb: no\r\n", f"x.yaml:2: b: no {BOOLEAN}"),
     ],
 )
-def test_bytes(content: bytes, message: str) -> None:
-    """Other encodings than UTF-8 are errors at a line; a byte order mark and CRLF change neither values nor lines."""
+def test_other_encodings_than_utf_8_are_refused(content: bytes, message: str) -> None:
     Path("x.yaml").write_bytes(content)
     with pytest.raises(SpecError) as caught:
         load(Path("x.yaml"))

@@ -15,7 +15,6 @@ ROWS = [line for line in capture(H200).split("\n") if "n=1," in line and "q4_" i
 
 
 def values(text: str, *cells: Cell) -> dict[tuple[str, str], tuple[str, float]]:
-    """Return {(label, metric): (unit, value)} of a text without problems."""
     parsed = parse(text, cells)
     assert parsed.problems == ()
     assert [result.cell for result in parsed.results] == [cell.key for cell in cells]
@@ -24,7 +23,6 @@ def values(text: str, *cells: Cell) -> dict[tuple[str, str], tuple[str, float]]:
 
 
 def test_h200_values_are_exactly_the_printed_ones() -> None:
-    """time_us and flops come as printed; bandwidth, printed as 0, is no measurement of this op."""
     assert values(capture(H200), ONE, kernel_cell("nvfp4", 2)) == {
         ("MUL_MAT q4_0 n=1", "time_us"): ("us", 14.388455),
         ("MUL_MAT q4_0 n=1", "flops"): ("FLOPS", 8162135152842.867188),
@@ -38,7 +36,6 @@ def test_h200_values_are_exactly_the_printed_ones() -> None:
 
 @pytest.mark.parametrize("column", ["time_us", "flops"])
 def test_a_value_that_is_no_number_is_refused(column: str) -> None:
-    """A flops of 0 means that there is none; a case may have a bandwidth instead."""
     printed = {"time_us": "14.388455", "flops": "8162135152842.867188"}[column]
     parsed = parse(capture(H200).replace(f"'{printed}'", "'-nan'"), [ONE])
     assert (len(parsed.results), len(parsed.problems)) == (0, 1)
@@ -54,11 +51,7 @@ def test_a_value_that_is_no_number_is_refused(column: str) -> None:
         (capture("cpu/tbo-perf-mul_mat.sql"), ONE, "it has no row"),
         (2 * capture(H200), ONE, "2 rows belong to it"),
         (capture(H200), Cell("backend-ops", "x", {"op_name": "MUL_MAT", "type_a": "q4_0"}), "7 rows belong to it"),
-        (
-            FAILING,
-            kernel_cell("q4_0", 1, backend="CPU", type_b="f16", m=16, k=256),
-            "CPU does not support it",
-        ),
+        (FAILING, kernel_cell("q4_0", 1, backend="CPU", type_b="f16", m=16, k=256), "CPU does not support it"),
         # rows of a real failing test run
         (FAILED, kernel_cell("q4_0", 1, backend="CPU", type_b="f32", m=16, k=256), "it did not pass (test failed)"),
         (FAILING, kernel_cell("q4_0", 2, backend="CPU", type_b="f32", m=16, k=256), "time_us is '0.000000', not above"),
@@ -68,14 +61,12 @@ def test_a_value_that_is_no_number_is_refused(column: str) -> None:
     ids=["no backend", "another backend", "twice", "vague", "unsupported", "failed", "untimed", "torn"],
 )
 def test_no_result_without_the_one_row(text: str, cell: Cell, why: str) -> None:
-    """A cell gets a result of exactly one row, of its backend."""
     parsed = parse(text, [cell])
     assert parsed.results == ()
     assert parsed.problems[-1].startswith(f"{cell.label}: {why}")
 
 
 def test_quotes_in_values() -> None:
-    """They are not escaped: one is a character of a value, but `', '` makes one value too many, and a broken row."""
     text = capture(H200)
     attack = text.replace("'', '');", "'Bob's GPU'); DROP TABLE x; --', '');", 1)
     assert values(attack, ONE)["MUL_MAT q4_0 n=1", "time_us"] == ("us", 14.388455)
@@ -87,7 +78,6 @@ def test_quotes_in_values() -> None:
 @pytest.mark.parametrize(("at", "before"), [("14.388455", 3), ("');\n", 3), ("MUL_MAT", 0)])
 @pytest.mark.parametrize("noise", ["CUDA graph warmup complete\n", "CUDA graph warmup complete"])
 def test_a_diagnostic_inside_a_row_breaks_it(at: str, before: int, noise: str) -> None:
-    """A row cut by another stream's line, or with anything behind its end, costs only itself, as a torn one does."""
     assert len(parse(ROWS[0][:300] + ROWS[1], [kernel_cell("q4_K", 1)]).results) == 1
     text = capture(H200)
     place = text.index(at) + before
@@ -97,7 +87,6 @@ def test_a_diagnostic_inside_a_row_breaks_it(at: str, before: int, noise: str) -
 
 
 def test_columns_are_read_by_name() -> None:
-    """Another pin's order of columns, or one more of them, changes nothing."""
     line = f"{INSERT}flops, new, op_params, op_name, time_us) VALUES ('5.0', '', 'm=1', 'ADD', '2.5');"
     cell = Cell("backend-ops", "ADD", {"op_name": "ADD", "m": 1})
     assert values(line, cell) == {("ADD", "time_us"): ("us", 2.5), ("ADD", "flops"): ("FLOPS", 5.0)}
@@ -105,7 +94,6 @@ def test_columns_are_read_by_name() -> None:
 
 
 def test_case_params_are_split_outside_brackets() -> None:
-    """Lists stay whole, and a bare word has no value; all 1,409 cases of the real suite have their ten parameters."""
     assert case_params("split,type_a=q4_0,bs=[1,1],mode=bilinear|antialias,v=") == {
         "type_a": "q4_0",
         "bs": "[1,1]",

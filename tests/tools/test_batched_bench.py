@@ -15,7 +15,6 @@ LINES = capture(TWICE).strip().split("\n")
 
 
 def test_speeds_are_recomputed_from_the_times() -> None:
-    """Three speeds each, of the second call; the first, which is slower, is kept as discarded."""
     parsed = parse(capture(TWICE), CELLS)
     assert parsed.problems == ()
     assert [r.cell for r in parsed.results] == [c.key for c in CELLS]
@@ -31,7 +30,6 @@ def test_speeds_are_recomputed_from_the_times() -> None:
 
 
 def test_a_shared_prompt_is_counted_once() -> None:
-    """With -pps the prompt is computed once for all sequences, and its speed says so."""
     text = capture("cpu/batched-bench-shared.jsonl").partition("\n")[2]
     parsed = parse(2 * text, [batched_cell(16, 4, 2), batched_cell(16, 4, 4)])
     assert parsed.problems == ()
@@ -57,7 +55,6 @@ def test_a_shared_prompt_is_counted_once() -> None:
     ids=["lost at exit", "left out", "aborted", "once", "too many", "no spare"],
 )
 def test_a_wrong_number_of_rows_gives_nothing(text: str, cells: list[Cell], printed: int) -> None:
-    """The first two with exit status 0; a row more must be of the last size."""
     parsed = parse(text, cells)
     assert parsed.results == ()
     assert [problem.split(",")[0] for problem in parsed.problems] == [f"llama-batched-bench printed {printed} rows"]
@@ -65,7 +62,6 @@ def test_a_wrong_number_of_rows_gives_nothing(text: str, cells: list[Cell], prin
 
 @pytest.mark.parametrize("spare", ["", '{"n_kv_max": 32768, "n_ba', LINES[2]], ids=["lost", "half", "there"])
 def test_the_spare_row_is_never_counted(spare: str) -> None:
-    """The last size is asked for twice: whatever the exit left of the second, the first one is the cell's."""
     parsed = parse("\n".join([*LINES, spare]), CELLS)
     assert parsed == parse(capture(TWICE), CELLS)
     assert len(parsed.results) == 3
@@ -73,7 +69,6 @@ def test_the_spare_row_is_never_counted(spare: str) -> None:
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_broken_row_costs_its_cell(half: int) -> None:
-    """It keeps its place, so that no row moves from one half into the other; so does a cell that is printed twice."""
     lines = list(LINES)
     lines[3 * half] = lines[3 * half].replace('"t_pp": ', '"t_pp": , ')
     parsed = parse("\n".join(lines), CELLS)
@@ -95,7 +90,6 @@ def test_a_broken_row_costs_its_cell(half: int) -> None:
     ],
 )
 def test_a_row_that_contradicts_itself_is_refused(old: str, new: str, why: str) -> None:
-    """A time and a speed that do not belong together are no measurement, nor are a first call's; others are kept."""
     assert old in capture(TWICE)
     parsed = parse(capture(TWICE).replace(old, new, 1), CELLS)
     assert [r.cell for r in parsed.results] == [CELLS[0].key, CELLS[2].key]

@@ -1,7 +1,5 @@
 """Damaged output: what is still read was printed so, else it is refused. `faults.kinds.fuzz` damages it at random."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 
@@ -32,13 +30,11 @@ CAPTURES = (
 
 @cache
 def truth(name: str) -> tuple[bytes, frozenset[tuple[Values, ...]]]:
-    """Return a capture and the values of each of its rows."""
     imported = open_file(GOLDEN / name)
     return imported.content, frozenset(row.values for row in imported.reading.rows)
 
 
 def invented(path: Path, content: bytes, rows: frozenset[tuple[Values, ...]]) -> list[tuple[Values, ...]]:
-    """Return what is read of a content and was not printed of one of the rows; of what is refused, nothing is read."""
     path.write_bytes(content)
     try:
         read = open_file(path).reading.rows
@@ -49,13 +45,11 @@ def invented(path: Path, content: bytes, rows: frozenset[tuple[Values, ...]]) ->
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file to write damaged output to."""
     return tmp_path_factory.mktemp("damaged") / "output"
 
 
 @pytest.mark.parametrize("name", CAPTURES)
 def test_cut_off_anywhere(file: Path, name: str) -> None:
-    """At any byte: every row that is read is one of the whole file."""
     content, rows = truth(name)
     for end in range(0, len(content), max(1, len(content) // 400)):
         assert invented(file, content[:end], rows) == [], end
@@ -84,7 +78,6 @@ def test_cut_off_anywhere(file: Path, name: str) -> None:
     ],
 )
 def test_what_is_no_number_is_refused(file: Path, name: str, number: bytes, word: bytes) -> None:
-    """With its line; never 0, never left out."""
     content, _ = truth(name)
     file.write_bytes(content.replace(number, word, 1))
     line = content[: content.index(number)].count(b"\n") + 1
@@ -112,7 +105,6 @@ def test_what_is_no_number_is_refused(file: Path, name: str, number: bytes, word
 def test_a_row_that_contradicts_itself_is_refused(
     file: Path, name: str, number: bytes, another: bytes, sentence: str
 ) -> None:
-    """Where a row says a thing twice, both must agree."""
     content, _ = truth(name)
     assert number in content
     file.write_bytes(content.replace(number, another, 1))
@@ -121,7 +113,6 @@ def test_a_row_that_contradicts_itself_is_refused(
 
 
 def test_a_crash_in_a_case_is_refused_where_more_follows(file: Path) -> None:
-    """A case without a result in the middle: the next one's would be taken for its own."""
     content, _ = truth("h200/tbo-perf-mmid.txt")
     lines = [line for line in content.split(b"\n") if b"6.98 us/run" not in line]
     file.write_bytes(b"\n".join(lines))

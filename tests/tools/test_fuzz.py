@@ -27,7 +27,6 @@ quick = settings(max_examples=200, deadline=None, database=None, derandomize=Tru
 @quick
 @given(rnd=st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(parse: Parse, name: str, cells: list[Cell], rnd: random.Random) -> None:
-    """Shuffled rows and cells give the same results; llama-batched-bench's cold rows stay the first."""
     cold = len(cells) if parse is batched_bench.parse else 0
     lines = capture(name).split("\n")
     tail = lines[cold:]
@@ -43,7 +42,6 @@ def test_the_order_of_rows_does_not_matter(parse: Parse, name: str, cells: list[
 @settings(quick, max_examples=100)
 @given(text=st.text())
 def test_any_text_is_read_without_an_exception(parse: Parse, name: str, cells: list[Cell], text: str) -> None:
-    """Text from anywhere, alone and behind the start of a row, gives no result and a problem."""
     start = capture(name).split("VALUES")[0] if parse is backend_ops.parse else '{"n_prompt": 512, '
     for whole in (text, start + text):
         parsed = parse(whole, cells)
@@ -54,6 +52,5 @@ def test_any_text_is_read_without_an_exception(parse: Parse, name: str, cells: l
 @quick
 @given(text=st.text())
 def test_any_text_fails_a_gate(text: str) -> None:
-    """Nothing passes by chance."""
     for whole in (text, "Backend 1/1: CPU\n" + text):
         assert judge_gate(read_gate(whole, "CPU"), 0, ParityGate("MUL_MAT", "CPU"))

@@ -1,7 +1,5 @@
 """From bench entries to launches."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -15,18 +13,15 @@ from tests.toy import backend_ops, batched_bench, llama_bench
 
 
 def launches(*bench: Bench, **options: Any) -> list[Launch]:
-    """Expand bench entries of an experiment with nothing else."""
     experiment = Experiment("x", "0" * 40, (), "/x.yaml", "/", env={"A": "1"}, bench=bench)
     return list(tools.launches(experiment, **options))
 
 
 def after(launch: Launch, *flags: str) -> tuple[str, ...]:
-    """Return the words after some flags."""
     return tuple(launch.argv[launch.argv.index(flag) + 1] for flag in flags)
 
 
 def test_llama_bench_is_one_launch_with_a_repetition_to_throw_away() -> None:
-    """All sizes share a process; the entry's environment wins over the experiment's."""
     (launch,) = launches(llama_bench(repetitions=5, env={"A": "2", "B": "3"}))
     assert [cell.label for cell in launch.cells] == ["pp16", "pp32", "tg4"]
     assert after(launch, "-p", "-n", "-r") == ("16,32", "4", "6")
@@ -38,7 +33,6 @@ def test_llama_bench_is_one_launch_with_a_repetition_to_throw_away() -> None:
 
 
 def test_axes_multiply_into_launches() -> None:
-    """Each setting is a process of its own, and its cells say which; the depth as llama-bench prints it."""
     axes = {"n_depth": (4096,), "n_ubatch": (512, 2048), "flash_attn": ("on", "off")}
     first, *_, last = expanded = launches(llama_bench(axes=axes))
     settings = [("512", "on"), ("512", "off"), ("2048", "on"), ("2048", "off")]
@@ -48,7 +42,6 @@ def test_axes_multiply_into_launches() -> None:
 
 
 def test_exclude_removes_cells_and_whole_launches() -> None:
-    """A rule removes what has all of its values; an entry of which nothing is left is a mistake."""
     rules = ({"n_ubatch": 2048, "n_prompt": 16}, {"n_ubatch": 512})
     (launch,) = launches(llama_bench(axes={"n_ubatch": (512, 2048)}, exclude=rules))
     assert [cell.label for cell in launch.cells] == ["pp32 n_ubatch=2048", "tg4 n_ubatch=2048"]
@@ -58,10 +51,6 @@ def test_exclude_removes_cells_and_whole_launches() -> None:
 
 
 def test_batched_bench_asks_for_every_row_twice() -> None:
-    """And for the last once more; the context holds the largest row as llama.cpp rounds it.
-
-    Each prompt and generation size is a launch of its own, so that what one warms up for is measured in it.
-    """
     first, *others = launches(batched_bench(npp=(128, 32), ntg=(64, 8), npl=(1, 8, 32)))
     assert after(first, "-npl", "-c") == ("1,8,32,1,8,32,32", str(32 * 256))
     assert [cell.params for cell in first.cells] == [{"pp": 128, "tg": 64, "pl": pl} for pl in (1, 8, 32)]
@@ -69,7 +58,6 @@ def test_batched_bench_asks_for_every_row_twice() -> None:
 
 
 def test_batched_bench_refuses_a_context_that_would_drop_rows() -> None:
-    """llama-batched-bench skips rows that do not fit and exits 0."""
     with pytest.raises(SpecError) as caught:
         launches(batched_bench(npp=(128,), ntg=(64,), npl=(1, 32), axes={"n_ctx": (6144,)}))
     assert "8192" in caught.value.next
@@ -99,15 +87,12 @@ WHERE = {"type_a": ("q4_0", "q4_K"), "m": (4096,), "n": (1, 512)}
     ids=["full", "with holes", "brackets"],
 )
 def test_backend_ops_selects_its_cells_and_no_other(entry: Bench, pattern: str) -> None:
-    """n=1 does not select n=14, nor m=4096 m=14096; a list-valued parameter is no character class."""
     (launch,) = launches(entry)
     (regex,) = after(launch, "-p")
     assert [text for text in OPS if re.search(regex, text)] == [text for text in OPS if re.match(pattern, text)]
 
 
 def test_only_what_is_wanted_is_launched() -> None:
-    """Cells with a number already leave the launch; a launch without cells is not started."""
-
     def wanted(model: str, env: object, cell: Cell) -> bool:
         return cell.label == "pp32"
 
@@ -117,8 +102,6 @@ def test_only_what_is_wanted_is_launched() -> None:
 
 
 def test_cell_identity() -> None:
-    """What shapes the number is in the key; what else is measured beside it is not."""
-
     def key(**changes: Any) -> str:
         return launches(llama_bench(**changes))[0].cells[0].key
 
@@ -128,7 +111,6 @@ def test_cell_identity() -> None:
 
 
 def test_ten_thousand_cells() -> None:
-    """A large matrix expands whole, each cell once."""
     entry = llama_bench(n_prompt=tuple(range(1, 101)), n_gen=(0,), axes={"n_ubatch": tuple(range(1, 101))})
     assert len({cell.key for launch in launches(entry) for cell in launch.cells}) == 10_000
 
@@ -149,5 +131,4 @@ def test_ten_thousand_cells() -> None:
     ],
 )
 def test_refused_arguments(tool: str, args: list[str], places: list[int]) -> None:
-    """Flags that have a key, that dgxlab sets, or that measure nothing are found in every spelling."""
     assert list(BENCHES[tool].refused(args)) == places

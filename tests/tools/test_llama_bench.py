@@ -13,7 +13,6 @@ CPU = "cpu/llama-bench-q4_0.jsonl"
 
 
 def test_samples_come_from_nanoseconds_and_the_cold_one_is_apart() -> None:
-    """Five repetitions of pp512, the first 15 % slower; the rest count, unrounded, as without samples_ts."""
     rows = [json.loads(line) for line in capture(H200).splitlines()]
     without = "\n".join(json.dumps({k: v for k, v in row.items() if k != "samples_ts"}) for row in rows)
     for text in (capture(H200), without):
@@ -24,7 +23,6 @@ def test_samples_come_from_nanoseconds_and_the_cold_one_is_apart() -> None:
 
 
 def test_all_three_tests_of_a_run_are_read() -> None:
-    """Prompt, long prompt and generation find their own rows, in the order of the cells."""
     cells = [llama_cell(0, 32), llama_cell(2048, 0), llama_cell(512, 0, type_k="f16", no_kv_offload=False)]
     parsed = parse(capture(H200), cells)
     assert parsed.problems == ()
@@ -35,7 +33,6 @@ def test_all_three_tests_of_a_run_are_read() -> None:
 
 @pytest.mark.parametrize("flash_attn", ["on", 1, True])
 def test_flash_attn_and_cache_type_tell_rows_apart(flash_attn: str | int) -> None:
-    """Eight rows of a real matrix: -fa 0,1 and -ctk f16,q8_0; only the one asked for is read."""
     cell = llama_cell(32, 0, repetitions=3, flash_attn=flash_attn, type_k="q8_0")
     (result,) = parse(capture(CPU), [cell]).results
     assert (result.raw["flash_attn"], result.raw["type_k"], result.raw["n_prompt"]) == (1, "q8_0", 32)
@@ -52,7 +49,6 @@ def test_flash_attn_and_cache_type_tell_rows_apart(flash_attn: str | int) -> Non
     ],
 )
 def test_no_result_without_the_one_row(name: str, cell: Cell, why: str) -> None:
-    """An axis left open, a test that did not run, another number of samples."""
     parsed = parse(capture(name), [cell])
     assert (parsed.results, parsed.problems) == ((), (f"{cell.label}: {why}",))
 
@@ -68,7 +64,6 @@ def test_no_result_without_the_one_row(name: str, cell: Cell, why: str) -> None:
     ],
 )
 def test_bad_samples_cost_the_cell_its_result(old: str, new: str, why: str) -> None:
-    """A value that is no time, or that the row itself contradicts; the other cells are kept."""
     parsed = parse(capture(H200).replace(old, new, 1), [llama_cell(512, 0), llama_cell(0, 32)])
     assert len(parsed.results) == 1
     (problem,) = parsed.problems

@@ -1,6 +1,8 @@
 """The parity gate's console output, from real runs that passed, failed, crashed, and only looked green."""
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,18 +21,15 @@ PINS_OWN = "886b1ca8db5f34c5"
 def judge(
     reading: GateReading, rc: int | None, expect: Expectation | None, unsupported: int | None, **asked: str
 ) -> tuple[str, ...]:
-    """Return why a gate of these counts did not pass; of the operation of its own cases unless `op` says another."""
     op = next((case.partition("(")[0] for case in reading.cases), "MUL_MAT")
-    return judge_gate(
-        reading, rc, ParityGate(**{"op": op, **asked}, backend="", expect=expect, unsupported=unsupported)
-    )  # type: ignore[arg-type]
+    gate = ParityGate(**{"op": op, **asked}, backend="", expect=expect, unsupported=unsupported)  # type: ignore[arg-type]
+    return tuple(map(str, judge_gate(reading, rc, gate)))
 
 
 @pytest.mark.parametrize(
     ("name", "backend"), [("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-mul_mat.txt.gz", "CPU")]
 )
 def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
-    """On both backends, on CUDA0 with debug lines inside 200 result lines; 28 of the cases are listed twice."""
     reading = read_gate(capture(name), backend)
     assert (reading.passed, reading.total, reading.unsupported) == (1103, 1103, 306)
     assert (reading.summaries, reading.failed, reading.backend_ok, reading.contradictions) == (1, (), True, ())
@@ -53,12 +52,10 @@ def test_a_green_mul_mat_gate_passes(name: str, backend: str) -> None:
 )
 @pytest.mark.parametrize("expect", [None, ALL])
 def test_false_greens_are_refused(name: str, backend: str, reason: str, expect: Expectation | None) -> None:
-    """The program said OK and exited 0 (but for the usage text); whatever is expected, it is no evidence."""
     assert judge(read_gate(capture(name), backend), 0, expect, None) == (reason,)
 
 
 def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
-    """The diagnostic precedes the case on its line; a case that is in the suite twice fails twice."""
     text = capture("cpu/tbo-test-failing.txt")
     assert f"[MUL_MAT] ERR = 0.002267569 > 0.000500000   {Q4}: \x1b[1;31mFAIL" in text
     reading = read_gate(text, "CPU")
@@ -88,7 +85,6 @@ def test_failing_cases_are_given_as_the_program_takes_them_back() -> None:
 def test_counts_and_failures_of_a_backend(
     name: str, backend: str, counts: tuple[int, int, int], failed: tuple[str, ...], rc: int
 ) -> None:
-    """Of the named one alone; a gate passes where nothing failed and the exit status is 0."""
     reading = read_gate(capture(name), backend)
     assert ((reading.passed, reading.total, reading.unsupported), reading.failed) == (counts, failed)
     passed = f"{counts[0]} of {counts[1]} cases passed"
@@ -100,7 +96,6 @@ def test_counts_and_failures_of_a_backend(
 
 
 def test_a_crash_leaves_no_summary() -> None:
-    """The last case printed is the one before the crash: its verdict was still in the buffer."""
     text = capture("cpu/tbo-test-abort.txt")
     assert text.endswith(f"  {Q4}: ")
     reading = read_gate(text, "CPU")
@@ -151,7 +146,6 @@ NO_VERDICT = ("the output does not say 'Backend CUDA0: OK'",)
     ids=["twice", "announced", "damaged", "other", "late", "missing", "stray", "printf", "debug", "empty", "nameless"],
 )
 def test_a_summary_that_the_output_does_not_bear_out_is_refused(text: str, reasons: tuple[str, ...]) -> None:
-    """One section, one summary that agrees with its cases, and the backend's own verdict at its end."""
     assert judge(read_gate(text, "CUDA0"), 0, Expectation(45, 45), None) == reasons
 
 
@@ -159,14 +153,12 @@ def test_a_summary_that_the_output_does_not_bear_out_is_refused(text: str, reaso
     ("name", "backend"), [("h200/tbo-test-mul_mat.txt", "CUDA0"), ("cpu/tbo-test-failing.txt", "CPU")]
 )
 def test_text_without_colours_reads_the_same(name: str, backend: str) -> None:
-    """A log that lost its colours in a copy."""
     text = capture(name)
     bare = text.replace("\x1b[1;32m", "").replace("\x1b[1;31m", "").replace("\x1b[0m", "")
     assert read_gate(bare, backend) == read_gate(text, backend)
 
 
 def test_an_allocation_failure_is_in_the_list_only() -> None:
-    """The program prints no case line for it; the list at the end and the count name it."""
     text = capture("cpu/tbo-test-one-of-two.txt")
     line = next(line for line in text.split("\n") if "ERR" in line)
     reading = read_gate(text.replace(line + "\n", "failed to allocate tensors [CPU] "), "CPU")
@@ -178,12 +170,10 @@ def test_an_allocation_failure_is_in_the_list_only() -> None:
 
 
 def all_add(text: str) -> str:
-    """Make every case one of another operation."""
     return text.replace("MUL_MAT(", "ADD(")
 
 
 def one_case(text: str) -> str:
-    """Make every case that passes the first one."""
     first = "  MUL_MAT(type_a=f32,type_b=f32,m=16,n=1,k=256,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=1): "
     return "\n".join(
         f"{first}\x1b[1;32mOK\x1b[0m" if "OK\x1b" in line and "(" in line else line for line in text.split("\n")
@@ -191,7 +181,6 @@ def one_case(text: str) -> str:
 
 
 def no_q4(text: str) -> str:
-    """Put other cases of the suite in the place of 127 cases of q4_0 and q4_K."""
     lines = text.split("\n")
     passing = [place for place, line in enumerate(lines) if "OK\x1b" in line and "(type_a=" in line]
     q4 = [place for place in passing if "type_a=q4_" in lines[place]][:127]
@@ -211,7 +200,6 @@ def no_q4(text: str) -> str:
     ],
 )
 def test_as_many_cases_that_are_not_the_gates_are_refused(fooled: Callable[[str], str], reason: str) -> None:
-    """1103/1103, 306 unsupported, OK and exit status 0: the counts of the real gate, and not its cases."""
     reading = read_gate(fooled(capture("cpu/tbo-test-mul_mat.txt.gz")), "CPU")
     assert (reading.passed, reading.total, reading.unsupported, reading.contradictions) == (1103, 1103, 306, ())
     reasons = judge(reading, 0, ALL, 306, op="MUL_MAT", cases=PINS_OWN)
@@ -219,6 +207,46 @@ def test_as_many_cases_that_are_not_the_gates_are_refused(fooled: Callable[[str]
 
 
 def test_lists_of_cases_differ_in_words() -> None:
-    """What is missing, repeated and new, with the first of each."""
     assert unlike(["a", "b", "b"], ["b", "a", "b"]) == ""
     assert unlike(["b", "b", "d"], ["a", "b", "c"]) == ("missing: 2, as a; repeated more often: 1, as b; new: 1, as d")
+
+
+# -- against the real program ------------------------------------------------------------------------------------------
+
+ANY = ParityGate("MUL_MAT", "CPU")
+TYPES = "type_a=(q4_0|q4_K),type_b=f32,m=16,n=1,k=256,bs=.1,1.,nr=.2,1."
+
+
+def launch(llama_bin: Path, *args: str, backend: str = "CPU") -> tuple[GateReading, int]:
+    argv = [llama_bin / "test-backend-ops", "test", "-b", backend, *args]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    return read_gate(done.stdout, backend), done.returncode
+
+
+def cases(llama_bin: Path) -> list[str]:
+    argv = [llama_bin / "test-backend-ops", "test", "-b", "CPU", "-o", "MUL_MAT", "-p", TYPES]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
+    return sorted(
+        {line.strip().rpartition(": ")[0] for line in done.stdout.split("\n") if "OK\x1b" in line and "(" in line}
+    )
+
+
+@pytest.mark.llama
+def test_a_case_string_runs_just_that_case(llama_bin: Path) -> None:
+    first, second = cases(llama_bin)
+    for wanted, total in ((first, 1), (second, 1), (f"{first},{second}", 2)):
+        reading, rc = launch(llama_bin, "-o", wanted)
+        assert (reading.passed, reading.total, reading.unsupported) == (total, total, 0)
+        assert reading.last_case in wanted
+        assert judge_gate(reading, rc, ANY) == ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "args"),
+    [("CUDA9", ["-o", "MUL_MAT"]), ("CPU", ["-o", "NO_SUCH_OP"]), ("CPU", ["-o", "MUL_MAT", "-p", "m=123456"])],
+)
+@pytest.mark.llama
+def test_the_programs_false_greens_are_refused(llama_bin: Path, backend: str, args: list[str]) -> None:
+    reading, rc = launch(llama_bin, *args, backend=backend)
+    assert rc == 0
+    assert judge_gate(reading, rc, ANY) != ()

@@ -1,40 +1,34 @@
-"""Files of test-backend-ops: `perf` and `test` from the console, as SQL, or as dgxlab exports them."""
-
-from __future__ import annotations
+"""What test-backend-ops wrote elsewhere, to be imported: the console of `perf` and `test`, and rows of columns."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
+from dgxlab.tools import reading
 from dgxlab.tools.parity import CASE, SECTION, STATUS, read_gate
-from dgxlab.tools.reading import (
-    ORIGIN,
-    Format,
-    Line,
-    Reading,
-    Row,
-    Values,
-    csv_rows,
-    finite_at,
-    json_lines,
-    number_or_text,
-    shared,
-    span,
-    sql,
-    value,
-)
-from dgxlab.tools.rows import Refused, case_params, equal
-
-TABLE = "test_backend_ops"
+from dgxlab.tools.reading import Line, Reading, Row, Values
+from dgxlab.tools.rows import Refused, case_params, equal, number
 
 OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GiB/s"))
 """A case has one of the two; the other is printed as 0 and means that there is none."""
 
 
-# -- the console ------------------------------------------------------------------------------------------------------
+def measured(columns: Mapping[str, Any], optional: Sequence[tuple[str, str]]) -> list[Values]:
+    """Return the time of a row, and those of the optional metrics that it has."""
+    values = [reading.value("time_us", "us", columns)]
+    for metric, unit in optional:
+        amount = number(columns, metric) if metric in columns else 0.0
+        if amount < 0:
+            raise Refused(f"{metric} is {columns[metric]}, below 0")
+        values += [Values(metric, unit, (amount,))] if amount else []
+    return values
+
+
+# -- imported from the console ----------------------------------------------------------------------------------------
 
 SCALE = {"k": "e3", "M": "e6", "G": "e9", "T": "e12"}
 RUNS = r"(?<= {4})([0-9]{1,10}) runs - +([0-9]{1,12}\.[0-9]{2}) us/run - +"
@@ -50,24 +44,20 @@ HALF = 0.0050001
 
 @dataclass
 class _Section:
-    """The lines of one backend, with their numbers; of none where the file has no such lines."""
+    """The lines of one backend, with their numbers; of "" before the first backend is announced."""
 
     backend: str
-    lines: list[tuple[int, str]] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     description: str = ""
     ended: bool = False
 
     def holds(self, words: str) -> int | None:
         """Return the number of the first line that holds these words, None without one."""
-        return next((at for at, text in self.lines if words in text), None)
+        return next((line.number for line in self.lines if words in line.columns["text"]), None)
 
 
 def console(text: str) -> Reading:
-    """Read what `perf` or `test` print on the console, diagnostics in the middle of a result included.
-
-    Raises:
-        Refused: if a case has no result, a result no case, or a line looks like one and cannot be read.
-    """
+    """Read what `perf` or `test` print on the console, diagnostics in the middle of a result included."""
     rows: list[Row] = []
     notes: list[str] = []
     sections = [section for section in _sections(text) if section.lines]
@@ -79,9 +69,9 @@ def console(text: str) -> Reading:
         elif at := section.holds("SUPPORTED"):
             raise Refused("it says what is supported, and has no values", at)
         else:
-            for at, line in section.lines:
-                if case := CASE.search(line):
-                    raise Refused(f"the case {case[1]} has no result: the file was cut short", at)
+            for line in section.lines:
+                if case := CASE.search(line.columns["text"]):
+                    raise Refused(f"the case {case[1]} has no result: the file was cut short", line.number)
     described = "; ".join(dict.fromkeys(section.description for section in sections if section.description))
     return Reading(tuple(rows), {"device_description": described} if described else {}, tuple(notes))
 
@@ -100,53 +90,58 @@ def _sections(text: str) -> Iterator[_Section]:
         elif about and (described := DESCRIPTION.fullmatch(shown)):
             section.description = described[1]
         elif not section.ended:
-            section.lines.append((at, shown))
+            section.lines.append(Line(at, {"text": shown}))
     yield section
 
 
 def _perf(section: _Section, notes: list[str]) -> Iterator[Row]:
-    begun: tuple[int, str] | None = None
-    unsupported = 0
-    for at, text in section.lines:
+    begun = ""  # the case whose result is still to come
+    begun_at = unsupported = 0
+
+    def read(line: Line) -> Iterator[Row]:
+        nonlocal begun, begun_at, unsupported
+        text = line.columns["text"]
         for case in CASE.finditer(text):
             if begun:
-                raise Refused(f"the case {begun[1]} has no result", begun[0])
-            begun = at, case[1]
+                raise Refused(f"the case {begun} has no result", begun_at)
+            begun, begun_at = case[1], line.number
         looks = " runs - " in text or "us/run" in text
         result = (FLOPS.search(text) or BYTES.search(text)) if looks else None
         if result and result.end() == len(text):
             if not begun:
-                raise Refused("a result without its case", at)
-            op, _, op_params = begun[1][:-1].partition("(")
-            yield _row(op, section.backend, op_params, _result(result, at))
-            begun = None
+                raise Refused("a result without its case")
+            op, _, op_params = begun[:-1].partition("(")
+            yield _row(op, section.backend, op_params, _result(result))
+            begun = ""
         elif looks:
-            raise Refused("it looks like a result and cannot be read", at)
+            raise Refused("it looks like a result and cannot be read")
         elif begun and NO_SUPPORT.search(text):
             unsupported += 1
-            begun = None
+            begun = ""
+
+    yield from chain.from_iterable(reading.each_line(section.lines, lambda line: list(read(line))))
     if begun and section.ended:
-        raise Refused(f"the case {begun[1]} has no result", begun[0])
+        raise Refused(f"the case {begun} has no result", begun_at)
     if unsupported:
         notes.append(_unsupported(section.backend, unsupported))
     if not section.ended:
-        after = f" after {begun[1]}, which has no result" if begun else ""
+        after = f" after {begun}, which has no result" if begun else ""
         notes.append(f"it was cut short{after}: no line says that backend {section.backend or 'tested'} was through")
 
 
-def _result(result: re.Match[str], at: int) -> list[Values]:
+def _result(result: re.Match[str]) -> list[Values]:
     """Return the values of a case's line, refused where its rounded numbers cannot come from one measurement."""
-    runs, time = result[1], result[2]
-    values = [value("time_us", "us", time, at, above=0), value("n_runs", "runs", runs, at, above=0)]
+    printed = {"n_runs": result[1], "time_us": result[2]}
+    values = [reading.value("time_us", "us", printed), reading.value("n_runs", "runs", printed)]
     if result.re is BYTES:
         values.append(Values("memory_kb", "kB", (float(result[3]),)))
         rate = float(result[4])
         return [*values, Values("bandwidth_gb_s", "GiB/s", (rate,))] if rate else values
     (least, most), (low, high) = _bounds(result[3], result[4]), _bounds(result[5], result[6])
-    longest, shortest = float(time) + HALF, float(time) - HALF
+    longest, shortest = float(result[2]) + HALF, float(result[2]) - HALF
     if least / longest * 1e6 > high or (shortest > 0 and most / shortest * 1e6 < low):
-        raise Refused(f"{result[3]} {result[4]}FLOP in {time} us are not {result[5]} {result[6]}FLOPS", at)
-    return [*values, value("flops", "FLOPS", result[5] + SCALE[result[6]], at, above=0)]
+        raise Refused(f"{result[3]} {result[4]}FLOP in {result[2]} us are not {result[5]} {result[6]}FLOPS")
+    return [*values, reading.value("flops", "FLOPS", {"flops": result[5] + SCALE[result[6]]})]
 
 
 def _bounds(digits: str, scale: str) -> tuple[float, float]:
@@ -157,21 +152,20 @@ def _bounds(digits: str, scale: str) -> tuple[float, float]:
 
 def _test(text: str, section: _Section, notes: list[str]) -> Row:
     """Read a parity test as its gate does, which finds every contradiction."""
-    reading = read_gate(text, section.backend)
+    gate = read_gate(text, section.backend)
     line = section.holds("tests passed")
-    if reading.passed is None or reading.total is None:
+    if gate.passed is None or gate.total is None:
         raise Refused(f"backend {section.backend} has no one readable summary", line)
-    if reading.contradictions:
-        raise Refused(reading.contradictions[0], line)
-    if not reading.total:
+    if gate.contradictions:
+        raise Refused(gate.contradictions[0], line)
+    if not gate.total:
         raise Refused(f"backend {section.backend} ran 0 of 0 cases: nothing was tested", line)
-    ops = {case.partition("(")[0] for case in reading.cases}
-    notes += [f"failed: {case}" for case in reading.failed]
-    counts = {"passed": reading.passed, "total": reading.total, "unsupported": reading.unsupported}
-    return _counts(ops.pop() if len(ops) == 1 else "", section.backend, counts)
+    ops = {case.partition("(")[0] for case in gate.cases}
+    notes += [f"failed: {case}" for case in gate.failed]
+    return _counts(ops.pop() if len(ops) == 1 else "", section.backend, gate.passed, gate.total, gate.unsupported)
 
 
-# -- rows with columns ------------------------------------------------------------------------------------------------
+# -- imported rows with columns ---------------------------------------------------------------------------------------
 
 OF_THE_FILE = ("build_commit", "device_description", "backend_reg_name")
 EXACT = 5.0001e-7
@@ -181,75 +175,55 @@ FACTORS = {"MUL_MAT": ("m", "n", "k", "bs", "nr"), "MUL_MAT_ID": ("m", "n", "k",
 """By operation the parameters whose product, doubled, is its FLOPs; others have formulas that change with llama.cpp."""
 
 
-def statements(rows: Sequence[Line]) -> Reading:
-    """Read what `--output sql` prints: a row a case of `perf`; of `test` the counts of each op.
+def statements(lines: Sequence[Line], of_the_file: Sequence[str] = OF_THE_FILE) -> Reading:
+    """Read what `--output sql` prints: a row a case of `perf`; of `test` the counts of each op."""
+    same = reading.shared([line.columns for line in lines], of_the_file)
+    tested: dict[tuple[str, str], list[tuple[bool, bool]]] = {}
+    unsupported: Counter[str] = Counter()
 
-    Raises:
-        Refused: if a statement is broken or a value no finite number.
-    """
-    return _reading(rows, OF_THE_FILE)
+    def read(line: Line) -> list[Row]:
+        mode, supported = line.text("test_mode"), _is(line.columns, "supported")
+        if mode not in ("test", "perf"):
+            raise Refused(f"a row of mode {mode}, not of perf or test")
+        if mode == "test":
+            counted = tested.setdefault((line.text("backend_name"), line.text("op_name")), [])
+            counted.append((supported, _is(line.columns, "passed")))
+        elif supported:
+            return [_of_columns(line, [name for name in of_the_file if name not in same])]
+        else:
+            unsupported[line.text("backend_name")] += 1
+        return []
 
-
-def lines(text: str) -> Reading:
-    """Read the rows that `dgxlab export` writes as JSON lines: the same columns, and where each comes from."""
-    return _reading(list(json_lines(text)), (*OF_THE_FILE, *ORIGIN))
+    rows = list(_labelled(chain.from_iterable(reading.each_line(lines, read))))
+    for (backend, op), cases in tested.items():
+        passed = [ok for supported, ok in cases if supported]
+        rows.append(_counts(op, backend, sum(passed), len(passed), len(cases) - len(passed)))
+    provenance = {**{k: v for k, v in same.items() if v}, **reading.span(line.columns for line in lines)}
+    return Reading(tuple(rows), provenance, tuple(_unsupported(backend, n) for backend, n in unsupported.items()))
 
 
 def without_values(text: str) -> Reading:
     """Refuse `--output csv`, which has neither times nor whether a case passed."""
-    first = next(csv_rows(text, "backend_name"), None)
+    first = next(reading.csv_rows(text, "backend_name"), None)
     raise Refused(
         "the csv of test-backend-ops has neither times nor verdicts; `--output sql` has both",
         first.number if first else 1,
     )
 
 
-def _reading(lines: Sequence[Line], of_the_file: Sequence[str]) -> Reading:
-    if not lines:
-        return Reading((), {})
-    rows: list[Row] = []
-    unsupported: Counter[str] = Counter()
-    tested: dict[tuple[str, str], list[Line]] = {}
-    same = shared([line.columns for line in lines], of_the_file)
-    for line in lines:
-        mode = line.text("test_mode")
-        if mode == "test":
-            tested.setdefault((line.text("backend_name"), line.text("op_name")), []).append(line)
-        elif mode != "perf":
-            raise Refused(f"a row of mode {mode}, not of perf or test", line.number)
-        elif _is(line, "supported"):
-            rows.append(_of_columns(line, [name for name in of_the_file if name not in same]))
-        else:
-            unsupported[line.text("backend_name")] += 1
-    rows = [*_labelled(rows)]
-    for (backend, op), each in tested.items():
-        supported = [line for line in each if _is(line, "supported")]
-        passed = sum(_is(line, "passed") for line in supported)
-        counts = {"passed": passed, "total": len(supported), "unsupported": len(each) - len(supported)}
-        rows.append(_counts(op, backend, counts))
-    times = [str(line.columns["test_time"]) for line in lines if line.columns.get("test_time")]
-    provenance = {**{k: v for k, v in same.items() if v}, **({"test_time": span(times)} if times else {})}
-    return Reading(tuple(rows), provenance, tuple(_unsupported(backend, n) for backend, n in unsupported.items()))
-
-
 def _of_columns(line: Line, differing: Sequence[str]) -> Row:
-    columns, at = line.columns, line.number
-    values = [value("time_us", "us", columns.get("time_us"), at, above=0)]
-    for metric, unit in (*OPTIONAL, ("memory_kb", "kB"), ("n_runs", "runs")):
-        if metric in columns and (amount := finite_at(metric, columns[metric], at)):
-            if amount < 0:
-                raise Refused(f"{metric} is {columns[metric]}, below 0", at)
-            values.append(Values(metric, unit, (amount,)))
+    columns = line.columns
+    values = measured(columns, (*OPTIONAL, ("memory_kb", "kB"), ("n_runs", "runs")))
     op, op_params = line.text("op_name"), line.text("op_params")
-    _agree(op, case_params(op_params), {each.metric: each.values[0] for each in values}, at)
-    if not _is(line, "passed"):
+    _agree(op, case_params(op_params), {each.metric: each.values[0] for each in values})
+    if not _is(columns, "passed"):
         why = f"it did not pass ({columns.get('error_message') or 'no reason given'})"
         values = [replace(each, discarded=why) for each in values]
     more = {name: columns[name] for name in differing if columns.get(name)}
     return _row(op, line.text("backend_name"), op_params, values, **more)
 
 
-def _agree(op: str, params: Mapping[str, str], values: Mapping[str, float], at: int) -> None:
+def _agree(op: str, params: Mapping[str, str], values: Mapping[str, float]) -> None:
     """Refuse a row whose rate, times its time, is not what one run of its case computes or moves."""
     time = values["time_us"]
     if "flops" in values:
@@ -261,12 +235,12 @@ def _agree(op: str, params: Mapping[str, str], values: Mapping[str, float], at: 
         away = abs((flop + 0.5) % 1 - 0.5 if wanted is None else flop - wanted)
         if not away <= off:  # damaged sizes and rates can make inf and nan, which are no more than off either
             what = "no whole number" if wanted is None else f"not the {wanted:.15g} of its shape"
-            raise Refused(f"{values['flops']:.6g} FLOPS for {time:g} us are {flop:.10g} FLOP, {what}", at)
+            raise Refused(f"{values['flops']:.6g} FLOPS for {time:g} us are {flop:.10g} FLOP, {what}")
     if "bandwidth_gb_s" in values and "memory_kb" in values:
         gib, off = _product(values["bandwidth_gb_s"], time)
         if gib + off < values["memory_kb"] * 2.0**-20:  # it may be more: nodes before the operation's are counted
             rate = f"{values['bandwidth_gb_s']:g} GiB/s for {time:g} us"
-            raise Refused(f"{rate} are {gib * 2**20:.10g} KiB, less than the {values['memory_kb']:g} it says", at)
+            raise Refused(f"{rate} are {gib * 2**20:.10g} KiB, less than the {values['memory_kb']:g} it says")
 
 
 def _product(rate: float, time_us: float) -> tuple[float, float]:
@@ -275,25 +249,23 @@ def _product(rate: float, time_us: float) -> tuple[float, float]:
     return product, product * (EXACT / time_us + EXACT / rate + 1e-12)
 
 
-def _is(line: Line, column: str) -> bool:
-    """Return whether a column says 1, as one that is not there does.
-
-    Raises:
-        Refused: if it says neither 1 nor 0.
-    """
-    shown = line.columns.get(column, "1")
-    if not (equal(column, 1, shown) or equal(column, 0, shown)):
-        raise Refused(f"{column} is {shown}, neither 1 nor 0", line.number)
-    return equal(column, 1, shown)
-
-
 # -- rows of all formats ----------------------------------------------------------------------------------------------
+
+
+def _is(columns: Mapping[str, Any], name: str) -> bool:
+    """Return whether a column says 1, as one that is not there does; refuse any other word than 1 and 0."""
+    shown = columns.get(name, "1")
+    if not (equal(name, 1, shown) or equal(name, 0, shown)):
+        raise Refused(f"{name} is {shown}, neither 1 nor 0")
+    return equal(name, 1, shown)
 
 
 def _row(op: str, backend: str, op_params: str, values: Sequence[Values], **more: Any) -> Row:
     """Return a row; `_labelled` completes its label."""
     params = {"op_name": op, **({"backend_name": backend} if backend else {}), **more}
-    return Row(op, {**params, **{k: number_or_text(v) for k, v in case_params(op_params).items()}}, tuple(values))
+    return Row(
+        op, {**params, **{k: reading.number_or_text(v) for k, v in case_params(op_params).items()}}, tuple(values)
+    )
 
 
 def _labelled(rows: Iterable[Row]) -> Iterator[Row]:
@@ -312,7 +284,8 @@ def _labelled(rows: Iterable[Row]) -> Iterator[Row]:
         yield replace(row, label=" ".join([row.label, *(f"{k}={v}" for k, v in own.items() if k != "op_name")]))
 
 
-def _counts(op: str, backend: str, counts: Mapping[str, int]) -> Row:
+def _counts(op: str, backend: str, passed: int, total: int, unsupported: int) -> Row:
+    counts = {"passed": passed, "total": total, "unsupported": unsupported}
     values = tuple(Values(name, "cases", (float(count),)) for name, count in counts.items())
     params = {"op_name": op, "backend_name": backend, "test_mode": "test"}
     return Row(f"test {op or 'of all ops'}", {k: v for k, v in params.items() if v}, values)
@@ -320,20 +293,3 @@ def _counts(op: str, backend: str, counts: Mapping[str, int]) -> Row:
 
 def _unsupported(backend: str, count: int) -> str:
     return f"{count} {'case is' if count == 1 else 'cases are'} not supported by {backend or 'the backend'}"
-
-
-FORMATS = {
-    "console": Format(console, "", r"^Backend \d+/\d+: |us/run - | tests passed$"),
-    "sql": Format(
-        statements,
-        TABLE,
-        r"INSERT INTO test_backend_ops |CREATE TABLE .*test_backend_ops",
-        rows=lambda text: sql(text, TABLE),
-        texts=(
-            *("build_commit", "test_time", "backend_name", "op_name", "op_params", "test_mode", "error_message"),
-            *("device_description", "backend_reg_name"),
-        ),
-    ),
-    "csv": Format(without_values, '"op_name"', r'^"backend_name","op_name"'),
-    "jsonl": Format(lines, '"op_name"', r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)'),
-}
