@@ -1,16 +1,16 @@
 """llama.cpp's own tools load, quantise and measure what `synth` writes."""
 
-from __future__ import annotations
-
 import json
-import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
 
-from dgxlab import synth
+from dgxlab import gguf_header, synth
+from dgxlab.errors import RemoteError, SpecError
 from dgxlab.model import SyntheticModel
 
 pytestmark = pytest.mark.llama
@@ -23,7 +23,6 @@ RECIPES = {
 
 @pytest.fixture(scope="module", params=sorted(RECIPES))
 def quantized(request: pytest.FixtureRequest, llama_bin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A synthetic model after llama-quantize --pure."""
     recipe = RECIPES[request.param]
     folder = tmp_path_factory.mktemp("model")
     synth.write(recipe, folder / "f16.gguf")
@@ -34,18 +33,15 @@ def quantized(request: pytest.FixtureRequest, llama_bin: Path, tmp_path_factory:
 
 
 def run(*argv: object) -> str:
-    """Run a tool and return its stdout."""
     return subprocess.run([str(arg) for arg in argv], check=True, capture_output=True, text=True).stdout
 
 
 def test_every_weight_has_the_type_asked_for(quantized: Path) -> None:
-    """Pure: each matrix is in the type, so a kernel for that type meets every product."""
     types = {t.tensor_type.name for t in gguf.GGUFReader(quantized).tensors if "norm" not in t.name}
     assert types == {quantized.stem}
 
 
 def test_llama_bench_measures_it(quantized: Path, llama_bin: Path) -> None:
-    """Prompt and generation rows with the recipe's own number of weights."""
     out = run(llama_bin / "llama-bench", "-m", quantized, "-t", 1, "-p", 32, "-n", 4, "-r", 2, "-o", "jsonl")
     rows = [json.loads(line) for line in out.splitlines()]
     recipe = RECIPES[quantized.stem]
@@ -54,13 +50,32 @@ def test_llama_bench_measures_it(quantized: Path, llama_bin: Path) -> None:
     assert all(len(row["samples_ns"]) == 2 and min(row["samples_ns"]) > 0 for row in rows)
 
 
-def test_batched_bench_measures_it(quantized: Path, llama_bin: Path) -> None:
-    """Rows for one and two sequences, asked again as the agent does: the tool may exit before its rows are written."""
-    argv = [llama_bin / "llama-batched-bench", "-m", quantized, "-t", 1, "-c", 2048, "-npp", 16, "-ntg", 4]
-    for _ in range(10):
-        out = run(*argv, "-npl", "1,2,2,2,2", "--output-format", "jsonl")
-        rows = re.findall(r'"pl": (\d+),.*"speed_tg": ([0-9.]+)', out)
-        if len(rows) >= 2:
-            break
-    assert [int(pl) for pl, _ in rows[:2]] == [1, 2]
-    assert all(float(speed) > 0 for _, speed in rows)
+@pytest.mark.parametrize("quant", ["NVFP4", "MXFP4_MOE"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen35", "qwen35moe", "qwen3next"])
+def test_experts_and_delta_nets_are_quantised_and_run(arch: Any, quant: str, llama_bin: Path, tmp_path: Path) -> None:
+    """llama-quantize takes what is written, gives the types that were asked, and llama-bench measures the result."""
+    recipe = SyntheticModel(
+        arch=arch, n_layer=4, n_embd=256, n_ff=512, n_head_kv=2, n_vocab=300, quant=quant, scales=quant == "NVFP4"
+    )
+    if arch == "qwen35" and quant == "MXFP4_MOE":
+        with pytest.raises(SpecError):
+            synth.check(recipe)
+        return
+    synth.check(recipe)
+    synth.write(recipe, tmp_path / "f16.gguf")
+    files = {"bin": llama_bin, "in": tmp_path / "f16.gguf", "out": tmp_path / "quantised.gguf"}
+    run(*(arg.format(**files) for arg in synth.quantize_argv(quant, pure=True)))
+    header = gguf_header.read(files["out"])
+    synth.check_types(recipe, quant, header)
+    assert header.architecture == arch
+    assert header.parameters == sum(tensor.size for tensor in synth.tensors(recipe))
+    with pytest.raises(RemoteError, match="did not make Q4_0"):
+        synth.check_types(replace(recipe, quant="Q4_0"), "Q4_0", header)
+    (row,) = map(
+        json.loads,
+        run(
+            llama_bin / "llama-bench", "-m", files["out"], "-t", 2, "-p", 32, "-n", 0, "-r", 1, "-o", "jsonl"
+        ).splitlines(),
+    )
+    assert row["model_type"].startswith(arch)
+    assert row["model_n_params"] == sum(tensor.size for tensor in synth.tensors(recipe))

@@ -1,9 +1,6 @@
 """The GGUF that a recipe makes: its bytes, its tensors, its weights, and what is refused."""
 
-from __future__ import annotations
-
 import errno
-import hashlib
 import os
 import subprocess
 import sys
@@ -19,54 +16,46 @@ from dgxlab import synth
 from dgxlab.errors import RemoteError, SpecError
 from dgxlab.model import SyntheticModel
 
+Fields = dict[str, Any]
 SMALL = SyntheticModel(n_layer=2, n_embd=64, n_ff=96, n_head=4, n_head_kv=2, n_vocab=37)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return an empty folder."""
     models = tmp_path / "models"
     models.mkdir()
     return models
 
 
-def sha256(path: Path) -> str:
-    """Digest a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a GGUF file's metadata and its tensors as arrays."""
+def read(path: Path) -> tuple[Fields, Fields]:
     reader = gguf.GGUFReader(path)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    return fields, {tensor.name: tensor.data for tensor in reader.tensors}
+    return fields, {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+
+
+def made(folder: Path, recipe: SyntheticModel = SMALL, vocabulary: Path | None = None) -> tuple[Fields, Fields]:
+    synth.write(recipe, folder / "m.gguf", vocabulary)
+    return read(folder / "m.gguf")
 
 
 def test_the_same_recipe_gives_the_same_bytes_in_another_process(folder: Path) -> None:
-    """The recipe is the identity: neither hash seeds nor the length of a chunk change the file."""
     synth.write(SMALL, folder / "here.gguf")
     program = "import sys; from pathlib import Path; from dgxlab import synth; from dgxlab.model import SyntheticModel"
     program += f"\nsynth.CHUNK = 64\nsynth.write({SMALL!r}, Path(sys.argv[1]))"
     env = {**os.environ, "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", program, str(folder / "there.gguf")], check=True, env=env)
-    assert sha256(folder / "here.gguf") == sha256(folder / "there.gguf")
+    assert (folder / "here.gguf").read_bytes() == (folder / "there.gguf").read_bytes()
 
 
 def test_a_tensors_weights_depend_on_seed_and_name_alone(folder: Path) -> None:
-    """One layer more leaves the first layer's inputs as they were; another seed changes everything."""
-    synth.write(SMALL, folder / "a.gguf")
-    synth.write(replace(SMALL, n_layer=3), folder / "b.gguf")
-    synth.write(replace(SMALL, seed=1), folder / "c.gguf")
-    (_, a), (_, b), (_, c) = (read(folder / f"{name}.gguf") for name in "abc")
+    (_, a), (_, b), (_, c) = (made(folder, replace(SMALL, **change)) for change in ({}, {"n_layer": 3}, {"seed": 1}))
     assert np.array_equal(a["blk.0.attn_q.weight"], b["blk.0.attn_q.weight"])
     assert not np.array_equal(a["blk.0.attn_q.weight"], c["blk.0.attn_q.weight"])
     assert not np.array_equal(a["blk.0.attn_q.weight"], a["blk.1.attn_q.weight"])
 
 
 def test_tensors_and_metadata_are_the_recipes(folder: Path) -> None:
-    """Shapes, types and every key that llama.cpp reads, from an independent reader."""
-    synth.write(SMALL, folder / "m.gguf")
-    fields, tensors = read(folder / "m.gguf")
+    fields, tensors = made(folder)
     wanted = {
         "general.architecture": "llama",
         "general.file_type": 1,
@@ -101,9 +90,7 @@ def test_tensors_and_metadata_are_the_recipes(folder: Path) -> None:
 
 
 def test_weights_are_gaussian_at_trained_scale(folder: Path) -> None:
-    """Mean 0, sigma 0.02 or the residual's, normal quantiles, norms 1, nothing infinite."""
-    synth.write(replace(SMALL, n_embd=256, n_ff=1024), folder / "m.gguf")
-    _, tensors = read(folder / "m.gguf")
+    _, tensors = made(folder, replace(SMALL, n_embd=256, n_ff=1024))
     up = tensors["blk.0.ffn_up.weight"].astype(np.float64).ravel()
     assert abs(up.mean()) < 2e-4
     assert up.std() == pytest.approx(0.02, rel=0.01)
@@ -119,10 +106,19 @@ def test_weights_are_gaussian_at_trained_scale(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"arch": "qwen3"}, "'qwen3' cannot be made: supported is llama"),
+        ({"n_expert": 16}, "n_expert means nothing for architecture llama"),
+        ({"arch": "qwen3moe", "n_ff_shared": 64}, "n_ff_shared means nothing for architecture qwen3moe"),
+        ({"arch": "qwen3moe", "n_expert_used": 9}, "n_expert_used 9 is more than n_expert, which is 8"),
+        ({"arch": "qwen3moe", "n_ff_expert": 48}, "n_ff_expert 48 is no multiple of 32"),
+        ({"arch": "qwen35", "n_layer": 3}, "n_layer 3 is below full_attention_interval 4"),
+        ({"arch": "qwen35", "n_layer": 4, "ssm_k_heads": 3}, "ssm_v_heads 4 is no multiple of ssm_k_heads 3"),
+        ({"arch": "qwen35", "n_layer": 4, "decay_min": 1.0}, "decay_min 1 is more than decay_max"),
+        ({"arch": "qwen35", "n_layer": 4, "head_dim": 12}, "head_dim 12 is no multiple of 8"),
+        ({"quant": "MXFP4_MOE"}, "MXFP4_MOE is for experts, and llama has none"),
+        ({"plain_text": True}, "plain_text needs vocab"),
         ({"n_layer": 0}, "n_layer of a synthetic model must be at least 1, not 0"),
         ({"n_vocab": -5}, "n_vocab of a synthetic model must be at least 1, not -5"),
-        ({"seed": -1}, "seed of a synthetic model must not be negative"),
+        ({"seed": -1}, "seed of a synthetic model must be at least 0, not -1"),
         ({"n_head": 3}, "n_embd 64 does not give 3 heads"),
         ({"n_embd": 96, "n_head": 32}, "n_embd 96 does not give 32 heads (n_head) of an even width"),
         ({"n_head_kv": 3}, "n_head 4 is no multiple of n_head_kv 3"),
@@ -133,21 +129,18 @@ def test_weights_are_gaussian_at_trained_scale(folder: Path) -> None:
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused_before_writing(folder: Path, change: dict[str, Any], words: str) -> None:
-    """One sentence with the field and the value; no file appears."""
     with pytest.raises(SpecError) as caught:
         synth.write(replace(SMALL, **change), folder / "m.gguf")
     assert words in caught.value.message
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("quant", ["F16", "BF16", "IQ4_NL", "MXFP4_MOE", "Q8_0", "q5_1", "NVFP4", "SOMETHING_NEW"])
+@pytest.mark.parametrize("quant", ["F16", "BF16", "IQ4_NL", "Q8_0", "q5_1", "NVFP4", "SOMETHING_NEW"])
 def test_types_whose_blocks_fit_are_left_to_llama_quantize(quant: str) -> None:
-    """Rows of 64 are whole blocks of these; a type that is not known here is not refused here."""
     synth.check(replace(SMALL, n_ff=128, quant=quant))
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
-    """The temporary file is a link to /dev/full."""
     (folder / "m.gguf.tmp").symlink_to("/dev/full")
     with pytest.raises(RemoteError, match="could not write") as caught:
         synth.write(SMALL, folder / "m.gguf")
@@ -157,7 +150,6 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(folder: Path) -> None:
 
 
 def test_without_gguf_the_next_step_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host's Python may lack the package: say so, do not trace."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(RemoteError, match="gguf") as caught:
         synth.write(SMALL, folder / "m.gguf")
@@ -165,7 +157,6 @@ def test_without_gguf_the_next_step_is_named(folder: Path, monkeypatch: pytest.M
 
 
 def test_an_older_file_is_replaced_only_by_a_whole_one(folder: Path) -> None:
-    """The old file stays when writing fails, and goes when it succeeds."""
     out = folder / "m.gguf"
     out.write_bytes(b"old")
     with pytest.raises(SpecError):
@@ -181,7 +172,6 @@ def test_an_older_file_is_replaced_only_by_a_whole_one(folder: Path) -> None:
 
 @pytest.fixture
 def vocabulary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A vocabulary of 37 tokens, as llama.cpp keeps them: a GGUF file without tensors."""
     monkeypatch.setitem(synth.VOCABULARIES, "llama-spm", 37)
     path = folder / "vocabulary.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -189,7 +179,7 @@ def vocabulary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"▁{number}" for number in range(37)])
     writer.add_token_scores([-0.5 * number for number in range(37)])
-    writer.add_token_types([1] * 37)
+    writer.add_token_types([2, 3, 3, *[6] * 4, *[1] * 30])
     writer.add_bos_token_id(1)
     writer.add_add_bos_token(True)
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.close):
@@ -198,13 +188,8 @@ def vocabulary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_tokenizer_is_the_vocabularys_and_nothing_else_is(folder: Path, vocabulary: Path) -> None:
-    """Every key of the tokenizer with its type; the weights and the other keys are as without one."""
-    recipe = replace(SMALL, vocab="llama-spm", vocab_pin="a" * 40)
-    synth.write(recipe, folder / "text.gguf", vocabulary)
-    synth.write(SMALL, folder / "mute.gguf")
-    (of_text, weights), (of_mute, others), (wanted, _) = (
-        read(folder / f"{name}.gguf") for name in ("text", "mute", "vocabulary")
-    )
+    of_text, weights = made(folder, replace(SMALL, vocab="llama-spm", vocab_pin="a" * 40), vocabulary)
+    (of_mute, others), (wanted, _) = made(folder), read(vocabulary)
     tokenizer = {name: value for name, value in wanted.items() if name.startswith("tokenizer.")}
     assert len(tokenizer) == 6
     assert {name: value for name, value in of_text.items() if name.startswith("tokenizer.")} == tokenizer
@@ -213,8 +198,19 @@ def test_the_tokenizer_is_the_vocabularys_and_nothing_else_is(folder: Path, voca
     assert all(np.array_equal(weights[name], others[name]) for name in others)
 
 
+def test_plain_text_never_takes_a_token_without_text(folder: Path, vocabulary: Path) -> None:
+    """The output rows of unknown, control and byte tokens are zero; the others and the embeddings are as without."""
+    recipe = replace(SMALL, vocab="llama-spm", vocab_pin="a" * 40)
+    synth.write(recipe, folder / "any.gguf", vocabulary)
+    synth.write(replace(recipe, plain_text=True), folder / "plain.gguf", vocabulary)
+    (_, every), (_, plain) = (read(folder / f"{name}.gguf") for name in ("any", "plain"))
+    assert not plain["output.weight"][:7].any()
+    assert np.all(every["output.weight"][:7].any(axis=1))
+    assert np.array_equal(plain["output.weight"][7:], every["output.weight"][7:])
+    assert all(np.array_equal(plain[name], every[name]) for name in every if name != "output.weight")
+
+
 def test_another_number_of_tokens_is_refused(folder: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pin whose vocabulary is another one says so, before anything is written."""
     monkeypatch.setitem(synth.VOCABULARIES, "llama-spm", 38)
     recipe = replace(SMALL, vocab="llama-spm", n_vocab=38)
     with pytest.raises(SpecError, match="37 tokens, not 38"):
@@ -223,10 +219,7 @@ def test_another_number_of_tokens_is_refused(folder: Path, vocabulary: Path, mon
 
 
 def test_every_matrix_of_a_layer_has_a_scale(folder: Path) -> None:
-    """One F32 of 0.5 to 1 each, not all the same; the weights are as without them, norms and embeddings have none."""
-    synth.write(replace(SMALL, scales=True), folder / "scaled.gguf")
-    synth.write(SMALL, folder / "plain.gguf")
-    (_, scaled), (_, plain) = (read(folder / f"{name}.gguf") for name in ("scaled", "plain"))
+    (_, scaled), (_, plain) = made(folder, replace(SMALL, scales=True)), made(folder)
     scales = {name: value for name, value in scaled.items() if name.endswith(".scale")}
     assert len(scales) == 7 * SMALL.n_layer
     assert {(value.dtype.str, value.shape) for value in scales.values()} == {("<f4", (1,))}
@@ -236,10 +229,46 @@ def test_every_matrix_of_a_layer_has_a_scale(folder: Path) -> None:
     assert all(np.array_equal(scaled[name], plain[name]) for name in plain)
 
 
+def test_heads_decay_from_slow_to_fast(folder: Path) -> None:
+    """The log of a token's decay is ssm_a softplus(dt) where nothing is added: the range that the recipe names."""
+    recipe = replace(SMALL, arch="qwen35", n_layer=4, ssm_v_heads=8, decay_min=0.001, decay_max=0.128)
+    synth.write(recipe, folder / "m.gguf")
+    _, tensors = read(folder / "m.gguf")
+    decay = tensors["blk.0.ssm_a"] * np.log1p(np.exp(tensors["blk.0.ssm_dt.bias"]))
+    assert decay == pytest.approx([-0.001 * 2**head for head in range(8)], rel=1e-5)
+    assert "blk.3.ssm_a" not in tensors
+    assert "blk.3.attn_k.weight" in tensors
+
+
+def test_a_skewed_router_prefers_its_first_experts(folder: Path) -> None:
+    """Of random activations the first expert gets many more than the last; without skew about as many."""
+    activations = np.random.default_rng(1).standard_normal((4096, 64))
+    shares = {}
+    for skew in (0.0, 2.0):
+        recipe = replace(SMALL, arch="qwen3moe", n_expert=16, routing_skew=skew)
+        synth.write(recipe, folder / "m.gguf")
+        _, tensors = read(folder / "m.gguf")
+        best = np.argsort(activations @ tensors["blk.0.ffn_gate_inp.weight"].T, axis=1)[:, -2:]
+        counts = np.bincount(best.ravel(), minlength=16)
+        shares[skew] = counts[:4].sum() / counts[-4:].sum()
+    assert shares[0.0] == pytest.approx(1, abs=0.6)
+    assert shares[2.0] > 5
+
+
+def test_a_token_passes_the_experts_that_are_used() -> None:
+    """Two of eight experts, all of the attention, no embeddings, no router."""
+    recipe = replace(SMALL, arch="qwen3moe", n_layer=1, n_ff_expert=96, head_dim=16)
+    attention = 64 * 64 + 2 * 32 * 64 + 64 * 64
+    assert synth.active(recipe) == attention + 2 * 3 * 64 * 96
+
+
 def test_nvfp4_has_a_way_of_its_own() -> None:
-    """llama-quantize has no such file type: the layers' matrices are named, the others stay F16."""
     (program, *words, source, out, kind) = synth.quantize_argv("NVFP4", pure=True)
     assert (program, source, out, kind) == ("{bin}/llama-quantize", "{in}", "{out}", "Q8_0")
-    assert " ".join(words) == "--tensor-type blk=nvfp4 --output-tensor-type f16 --token-embedding-type f16"
+    assert " ".join(words) == (
+        "--tensor-type ssm_(alpha|beta|ba)=f16 --tensor-type blk=nvfp4 "
+        "--output-tensor-type f16 --token-embedding-type f16"
+    )
+    assert "--pure" not in synth.quantize_argv("MXFP4_MOE", pure=True)
     assert synth.quantize_argv("Q4_0", pure=True)[1] == "--pure"
     assert synth.quantize_argv("F16", pure=True) == ()

@@ -1,0 +1,243 @@
+"""The byte gate: the largest possible gain from rewriting a kernel, from its minimum traffic and its time.
+
+A kernel cannot be faster than its minimum bytes at the memory's peak bandwidth. If it is already close to that, a
+rewrite does not pay, and the gate says so before the work begins. Every input is observed (from a file, a
+trace, a measured copy) or inferred; an inferred one may be wrong, so the gate never says build on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Union
+
+from dgxlab.errors import UsageError
+from dgxlab.gguf_header import TYPES, Header
+
+BLOCKS = {name: (block, size) for name, block, size in TYPES.values()}
+GAIN = 1.2
+"""Default of the speedup that a rewrite must be able to reach."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A number or type that the gate is computed from.
+
+    Attributes:
+        observed: Whether it was read or measured; else it is an assumption.
+        origin: Where it comes from.
+    """
+
+    value: Union[float, str]
+    observed: bool
+    origin: str
+
+
+class Inputs:
+    """The inputs of one kernel, which remembers those that were used."""
+
+    def __init__(self, known: Mapping[str, Input]) -> None:
+        self._known = dict(known)
+        self.used: dict[str, Input] = {}
+
+    def number(self, name: str, default: float | None = None, origin: str = "") -> float:
+        """Return a positive number.
+
+        Raises:
+            UsageError: if it is missing, not a number, or not above 0.
+        """
+        if name not in self._known and default is not None:
+            self._known[name] = Input(f"{default:g}", False, origin)
+        value = self._take(name)
+        try:
+            number = float(value)
+        except ValueError:
+            raise UsageError(f"{name} must be a number, not {value!r}", next="dgxlab bytes --help") from None
+        if not 0 < number < float("inf"):
+            raise UsageError(f"{name} must be above 0, not {value}", next="dgxlab bytes --help")
+        return number
+
+    def width(self, name: str, default: str | None = None, origin: str = "") -> float:
+        """Return the bytes of a value of a type, scales counted: 4 of F32, 0.5625 of Q4_0.
+
+        Raises:
+            UsageError: if it is missing, or no type of ggml.
+        """
+        if name not in self._known and default is not None:
+            self._known[name] = Input(default, False, origin)
+        value = str(self._take(name)).upper()
+        if value not in BLOCKS:
+            raise UsageError(f"{name} {value} is no type of ggml: {', '.join(BLOCKS)}", next="dgxlab bytes --help")
+        block, size = BLOCKS[value]
+        return size / block
+
+    def _take(self, name: str) -> Union[float, str]:
+        if name not in self._known:
+            raise UsageError(f"{name} is not known", next=f"give --given {name}=VALUE, or --assume {name}=VALUE")
+        self.used[name] = self._known[name]
+        return self._known[name].value
+
+    def unused(self) -> list[str]:
+        """Return the names of inputs that this kernel does not have."""
+        return [name for name in self._known if name not in self.used]
+
+
+Parts = dict[str, float]
+"""Bytes by operand."""
+
+
+def _product(inputs: Inputs) -> Parts:
+    m, n, k = (inputs.number(name) for name in ("m", "n", "k"))
+    return {"weights": m * k * inputs.width("type"), "activations": n * k * 4, "result": n * m * 4}
+
+
+def _grouped_product(inputs: Inputs) -> Parts:
+    m, k, tokens = (inputs.number(name) for name in ("m", "k", "tokens"))
+    experts, used = inputs.number("experts"), inputs.number("used")
+    # what uniform routing touches on average; a skewed router touches fewer
+    touched = experts * (1 - (1 - used / experts) ** tokens)
+    touched = inputs.number("touched", touched, "uniform routing")
+    weights = touched * m * k * inputs.width("type")
+    return {"weights": weights, "activations": tokens * k * 4, "result": tokens * used * m * 4}
+
+
+def _delta_net(inputs: Inputs) -> Parts:
+    sequences, heads, state = (inputs.number(name) for name in ("sequences", "heads", "state"))
+    tokens = sequences * inputs.number("tokens", 1, "decoding")
+    k_heads = inputs.number("k_heads", heads, "as many as value heads")
+    return {
+        "state read": sequences * heads * state**2 * (width := inputs.width("type", "F32", "llama.cpp's default")),
+        "state written": sequences * heads * state**2 * width,
+        "q, k": 2 * tokens * k_heads * state * 4,
+        "v, result": 2 * tokens * heads * state * 4,
+        "gates": 2 * tokens * heads * 4,
+    }
+
+
+def _convolution(inputs: Inputs) -> Parts:
+    sequences, channels = inputs.number("sequences"), inputs.number("channels")
+    taps = inputs.number("taps", 4, "as in Qwen3.5")
+    tokens = sequences * inputs.number("tokens", 1, "decoding")
+    kept = sequences * channels * (taps - 1) * 4
+    return {
+        "state read": kept,
+        "state written": kept,
+        "input, result": 2 * tokens * channels * 4,
+        "weights": channels * taps * 4,
+    }
+
+
+def _attention(inputs: Inputs) -> Parts:
+    sequences, depth = inputs.number("sequences"), inputs.number("depth")
+    heads, kv_heads, dim = (inputs.number(name) for name in ("heads", "kv_heads", "dim"))
+    cache = sequences * depth * kv_heads * dim * inputs.width("type", "F16", "llama.cpp's default")
+    return {"keys": cache, "values": cache, "q, result": 2 * sequences * heads * dim * 4}
+
+
+def _rows(inputs: Inputs) -> Parts:
+    values = inputs.number("rows") * inputs.number("width")
+    return {"read": values * inputs.width("type", "F32", "llama.cpp's default"), "written": values * 4}
+
+
+def _copy(inputs: Inputs) -> Parts:
+    moved = inputs.number("values") * inputs.width("type", "F32", "llama.cpp's default")
+    return {"read": moved, "written": moved}
+
+
+KERNELS: Mapping[str, Callable[[Inputs], Parts]] = {
+    "mul_mat": _product,
+    "mul_mat_id": _grouped_product,
+    "gated_delta_net": _delta_net,
+    "ssm_conv": _convolution,
+    "attention": _attention,
+    "get_rows": _rows,
+    "copy": _copy,
+}
+"""By ggml's name of the operation: every operand read once, the result written once."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The result of the gate.
+
+    Attributes:
+        verdict: "build", "not worth it", or "unknown" where "build" would rest on an assumption.
+        parts: Bytes of a call by what they are; `bytes_min` is their sum.
+        floor_us: Least time at the peak.
+        gb_s: The kernel's current bandwidth; `share` of the peak.
+        cap: The largest possible speedup with the same bytes; `gain` is the wanted one.
+        inputs: The used inputs, including assumptions.
+    """
+
+    kernel: str
+    verdict: str
+    bytes_min: float
+    parts: Parts
+    floor_us: float
+    gb_s: float
+    share: float
+    cap: float
+    gain: float
+    inputs: Mapping[str, Input]
+
+    @property
+    def assumed(self) -> list[str]:
+        """Names of inputs that were not observed."""
+        return [name for name, each in self.inputs.items() if not each.observed]
+
+
+def decide(kernel: str, known: Mapping[str, Input], *, gain: float = GAIN) -> Decision:
+    """Compare a kernel's time with the minimum time for its bytes.
+
+    Args:
+        known: The kernel's geometry, `us` of a call, and `peak` in GB/s.
+        gain: The wanted speedup.
+
+    Raises:
+        UsageError: if the kernel or an input is unknown, missing or impossible: a kernel faster than its floor moves
+            fewer bytes than the geometry says, or the peak is too low.
+    """
+    if kernel not in KERNELS:
+        raise UsageError(f"no bytes are known for {kernel!r}: {', '.join(KERNELS)}", next="dgxlab bytes --help")
+    if not 1 < gain < float("inf"):
+        raise UsageError(f"the wanted gain must be above 1, not {gain:g}", next="dgxlab bytes --help")
+    inputs = Inputs(known)
+    parts = KERNELS[kernel](inputs)
+    us, peak = inputs.number("us"), inputs.number("peak")
+    if strange := inputs.unused():
+        raise UsageError(f"{kernel} has no {strange[0]!r}; it has {', '.join(inputs.used)}", next="dgxlab bytes --help")
+    moved = sum(parts.values())
+    floor_us = moved / peak / 1e3
+    if us < floor_us:
+        raise UsageError(
+            f"{us:g} us is below the floor of {floor_us:.4g} us: the geometry, the time or the peak is wrong",
+            next="measure the copy peak of this device, and check each input",
+        )
+    cap = us / floor_us
+    observed = all(each.observed for each in inputs.used.values())
+    verdict = "not worth it" if cap < gain else "build" if observed else "unknown"
+    return Decision(kernel, verdict, moved, parts, floor_us, moved / us / 1e3, floor_us / us, cap, gain, inputs.used)
+
+
+def of_model(header: Header) -> Iterator[tuple[str, str, float]]:
+    """Yield (kernel, name, value) for the kernels' geometry in a model's file."""
+    prefix = f"{header.architecture}."
+    keys = {
+        "gated_delta_net": {"heads": "ssm.time_step_rank", "k_heads": "ssm.group_count", "state": "ssm.state_size"},
+        "ssm_conv": {"taps": "ssm.conv_kernel"},
+        "attention": {
+            "heads": "attention.head_count",
+            "kv_heads": "attention.head_count_kv",
+            "dim": "attention.key_length",
+        },
+        "mul_mat_id": {"experts": "expert_count", "used": "expert_used_count"},
+    }
+    for kernel, names in keys.items():
+        for name, key in names.items():
+            value = header.metadata.get(prefix + key)
+            if isinstance(value, (int, float)):
+                yield kernel, name, float(value)
+    for tensor in header.tensors:
+        if tensor.name.endswith("ssm_conv1d.weight"):
+            yield "ssm_conv", "channels", float(tensor.shape[1])
+            return
