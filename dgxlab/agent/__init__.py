@@ -1,1 +1,1 @@
-"""What runs on the host: standard library only, Python 3.10 syntax, carried there as one zipapp."""
+"""The agent, which runs on the host: standard library only, Python 3.10 syntax, sent as one zipapp."""

@@ -1,20 +1,20 @@
-"""The agent's command line: what the client asks of a host, each a short program with JSON on stdout.
+"""The agent's command line: each request of the client is one short process that prints JSON on stdout.
 
-probe ROOT              facts, missing commits, which model files are there, what runs, and what hosts.yaml
-                        names that is not there; the commits and models are on stdin
+probe ROOT              facts, missing commits, model files that exist, running jobs, and paths in hosts.yaml
+                        that do not exist; stdin has the commits and models
 receive ROOT            objects on stdin
 tool ROOT NAME VERSION SHA256
                         a wheel on stdin: unpack the build tool in it
 model ROOT ID SHA256    a synthetic model's f16 file on stdin
-submit ROOT JOB SHA256  plan on stdin: stage it, start it, tell its state
+submit ROOT JOB SHA256  plan on stdin: stage and start the job, print its state
 status ROOT JOB         its state          jobs ROOT    every job's state, name, kind and age
 plan ROOT JOB           its plan           raw ROOT JOB LIMIT   its raw files, unless they are larger
 follow ROOT JOB OFFSET  its journal from a byte on, until it ends
 cancel ROOT JOB         end it
-inventory ROOT          what lies there, its size and last use
+inventory ROOT          everything under the root: size and last use
 clean ROOT              remove the things on stdin
-work FOLDER             carry it out (the detached part)
-sense                   what Linux says of the host, twice a second (beside what is measured)
+work FOLDER             run the job (the detached part)
+sense                   the host's condition twice a second, sampled during a measurement
 synth RECIPE OUT [VOCABULARY]
                         write a synthetic model
 """
@@ -78,10 +78,7 @@ def _job(root: str, job_id: str) -> Job:
 
 
 def probe(root: str) -> dict[str, Any]:
-    """Return facts, the missing ones of the commits, the identity of each model path, and the jobs that run.
-
-    With them goes what hosts.yaml names and this host does not have.
-    """
+    """Return facts, the running jobs, and which commits, models and paths of hosts.yaml are missing."""
     from dgxlab.model import to_json
 
     here, asked, models = _root(root), json.load(sys.stdin.buffer), _of("models")
@@ -96,11 +93,11 @@ def probe(root: str) -> dict[str, Any]:
 
 
 def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
-    """Stage the plan on stdin under this very agent, start it, and return its status; harmless to repeat.
+    """Stage the plan on stdin with a copy of this agent, start it, and return its status; safe to repeat.
 
     Raises:
-        RemoteError: if the plan is not whole; a cut connection looks like its end.
-        JobLost: if it was here, and was removed.
+        RemoteError: if the plan is incomplete: a cut connection looks like its end.
+        JobLost: if the job existed and was removed.
     """
     plan, jobs = sys.stdin.buffer.read(), _of("job")
     if hashlib.sha256(plan).hexdigest() != sha256:
@@ -112,14 +109,11 @@ def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
 
 
 def follow(root: str, job_id: str, offset: str) -> None:
-    """Copy the journal's whole lines to stdout from `offset` on, until the job no longer runs.
-
-    Nothing is copied of a journal that is not what the job wrote.
-    """
+    """Copy the journal's complete lines to stdout from `offset` on, until the job ends or is damaged."""
     job, at = _job(root, job_id), int(offset)
     while True:
         now = job.status()
-        running = now.state == "running"  # looked at first: what comes after its end is then read below
+        running = now.state == "running"  # read before the journal, so that no line is missed
         readable = job.journal.exists() and not now.cause
         lines = _of("journal").whole_lines(job.journal, at) if readable else b""
         at += len(lines)
@@ -143,7 +137,7 @@ def synth(recipe: str, out: str, vocabulary: str = "") -> None:
 VERBS: dict[str, Callable[..., Any]] = {
     "probe": probe,
     "receive": lambda root: _of("objects").Objects(_root(root).objects).receive(sys.stdin.buffer),
-    "tool": lambda root, *tool: _of("wheels").unpack(_root(root), *tool, sys.stdin.buffer),
+    "tool": lambda root, *tool: _of("files").unpack(_root(root), *tool, sys.stdin.buffer),
     "model": lambda root, *model: _of("models").receive(_root(root), *model, sys.stdin.buffer),
     "submit": submit,
     "status": lambda root, job_id: vars(_job(root, job_id).status()),

@@ -1,7 +1,7 @@
-"""The first program that a host's Python reads: see that the root is ours alone and the agent whole, then start it.
+"""The first program that a host's Python reads: check that only we can write the root and that the agent is undamaged.
 
-The client sends it as text with every call, because nothing that lies on the host is believed before. So it cannot
-import the agent, and what makes a file survive a power loss is here: it puts the agent there. The agent imports it too.
+The client sends this text with every call, because no file on the host is trusted before. So it cannot import the
+agent; the agent imports from here how a file survives a power loss, which installing needs.
 
     AGENT ROOT install      take the agent on stdin
     AGENT ROOT VERB ...     start it
@@ -17,13 +17,13 @@ import sys
 from pathlib import Path
 
 NO_AGENT, OPEN_ROOT = 97, 96
-"""Exit statuses: the agent is not there, or not whole; others may write where it would run, as stderr says."""
+"""Exit statuses: the agent is missing or damaged; another user may write in a folder of the root (see stderr)."""
 
 SEAL = 64
-"""The agent's last bytes: the sha256, in hex, of those before."""
+"""Length of the agent's last bytes: the sha256, in hex, of all bytes before them."""
 
 CODE = ("agent", "tools", "src", "work", "builds", "jobs")
-"""Folders of the root that hold what runs."""
+"""Folders of the root that hold programs."""
 
 
 def sync(path: Path) -> None:
@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Write a file, or a folder with all that is in it, to the disk itself; what vanishes meanwhile is passed over."""
+    """Write a file, or a folder with everything in it, to the disk itself; files that vanish meanwhile are skipped."""
     if path.is_file():
         sync(path)
     for folder, _, names in os.walk(path, topdown=False):
@@ -47,7 +47,7 @@ def flush(path: Path) -> None:
 
 
 def settle(part: Path, path: Path) -> None:
-    """Rename a finished file or folder to the name by which it is found: whole or not at all, after a power loss too.
+    """Rename a finished file or folder to its final name. Even after a power loss it is either complete or missing.
 
     Raises:
         OSError: if the disk is full, or a folder of that name is there.
@@ -58,22 +58,21 @@ def settle(part: Path, path: Path) -> None:
 
 
 def whole(content: bytes) -> bool:
-    """Tell whether an agent is as it was packed."""
+    """Return whether an agent's seal matches its bytes."""
     return content[-SEAL:] == hashlib.sha256(content[:-SEAL]).hexdigest().encode()
 
 
 def stranger(root: Path) -> tuple[int, Path] | None:
-    """Return the owner and the path of a folder in which others could put what would run as us, None for none.
+    """Return owner and path of a folder in which another user could plant a program that we would run; None if safe.
 
     The rule is that of sshd's StrictModes: the root, its folders of programs and all folders above belong to us or to
-    root, and no other may write in them. Above, the sticky bit will do: it keeps others from renaming what is ours.
+    root, and no other user may write in them. Above the root the sticky bit is enough: others cannot rename our files.
     """
-    inside = {
-        path for folder in (root, *(root / name for name in CODE)) for path in (folder.absolute(), folder.resolve())
-    }
+    folders = (root, *(root / name for name in CODE))
+    inside = {path for folder in folders for path in (folder.absolute(), folder.resolve())}
     owners = {0, os.getuid()}
     if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        # a namespace of users: the machine's root is seen as this user
+        # in a user namespace the machine's root appears as this user
         owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
     for path in sorted(inside.union(*(path.parents for path in inside))):
         try:
@@ -94,10 +93,10 @@ def main(agent: str, root: str, verb: str, *args: str) -> int:
     if verb == "install":
         return _install(Path(agent))
     try:
-        there = whole(Path(agent).read_bytes())
+        ready = whole(Path(agent).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        there = False
-    if not there:
+        ready = False
+    if not ready:
         return NO_AGENT
     sys.argv = [agent, verb, root, *args]
     sys.path.insert(0, agent)

@@ -1,8 +1,8 @@
 """Build an arm: one worktree and one cmake folder per (pin, cmake, toolchain), finished programs under builds/<id>.
 
-git moves the worktree, so ninja compiles only what differs. What is installed is stamped with the sha256 of every
-program and of every library that it really loads: a copy that still loads the other arm's library would measure the
-wrong arm. Each job compares what is installed with the stamp before it uses it.
+git moves the worktree, so ninja compiles only what differs. An installed build has a stamp with the sha256 of every
+program and of every library that the loader gives to them: a program that still loads the other arm's library would
+measure the wrong arm. Each job compares what is installed with the stamp before it uses it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from resource import RLIM_INFINITY
@@ -29,7 +29,6 @@ from dgxlab.agent.boot import flush, settle, sync
 from dgxlab.agent.environment import Root, base_env, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import full_disk, sha256
-from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.objects import Objects
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import Arm, BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
@@ -38,49 +37,36 @@ from dgxlab.model.reasons import left_running
 from dgxlab.tools.rows import plain
 
 STAMP = "stamp.json"
-LOOK_S = 0.25
-"""Pause between looks at how far ninja is."""
+LOOK_S, TAIL = 0.25, 1 << 16
+"""Seconds between looks at ninja's output, and bytes that are read of its end."""
 SETTLED_S = 1.0
-"""A file that was changed so lately is hashed again: a second change in the same tick of the clock leaves its times."""
+"""A file that was changed within this time is hashed again: two changes in one tick of the clock have equal times."""
 OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
 
 
+@dataclass
 class Builder:
-    """Builds arms for one job.
+    """Builds arms for one job."""
 
-    Args:
-        fill: Replaces a plan's placeholders in an argv, given extra ones.
-        log: File that receives the output of configure and compile, kept whatever happens.
-        on_progress: Called with (done, total, what) as ninja counts.
-        tell: Called with a note for the user.
-        keep: Lock descriptors that compilers inherit.
-    """
-
-    def __init__(
-        self,
-        root: Root,
-        toolchain: Toolchain,
-        *,
-        fill: Callable[..., list[str]],
-        log: Path,
-        on_progress: Callable[[int, int, str], None],
-        tell: Callable[[str], None],
-        keep: Sequence[int] = (),
-    ) -> None:
-        self.root = root
-        self.toolchain = toolchain
-        self.fill = fill
-        self.log = log
-        self.on_progress = on_progress
-        self.tell = tell
-        self.keep = keep
+    root: Root
+    toolchain: Toolchain
+    fill: Callable[..., list[str]]
+    """Replaces a plan's placeholders in an argv, with extra ones by keyword."""
+    log: Path
+    """Receives the output of configure and compile."""
+    on_progress: Callable[[int, int, str], None]
+    """Called with (done, total, what) as ninja counts."""
+    tell: Callable[[str], None]
+    """Called with a note for the user."""
+    keep: Sequence[int] = ()
+    """Lock descriptors that compilers inherit."""
 
     def build(self, arm: Arm, step: BuildStep) -> BuildEvent:
-        """Return what to tell of the arm's build, made first where it is not there, or is not what was installed.
+        """Build the arm unless it is installed and unchanged; return the event of its build.
 
         Raises:
             BuildFailed: with the first compiler error and the log's path.
-            RemoteError: if the sources are not here or not what the plan names.
+            RemoteError: if the sources are missing or differ from the plan's.
         """
         begin = time.monotonic()
         identity = build_id(arm.source, arm.cmake, self.toolchain)
@@ -88,28 +74,22 @@ class Builder:
         stamp = installed(folder, identity)
         if folder.exists() and not stamp:
             self.tell(f"build {identity} is not what was installed: it is built anew")
-        if stamp and set(arm.targets) <= set(stamp["binaries"]):
+        reused = bool(stamp and set(arm.targets) <= set(stamp["binaries"]))
+        if stamp and reused:
             os.utime(folder / STAMP)  # its last use, for `host clean`
-            return self._event(arm, stamp, begin, reused=True)
-        work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
-        others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
-        with _held(work) as lock:
-            # the others too: in the work folder they may be those of the arm that used it last
-            targets = sorted([*arm.targets, *others])
-            self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
-            stamp = self._install(arm, work / "cmake", folder, targets)
-        return self._event(arm, stamp, begin, reused=False)
-
-    def _event(self, arm: Arm, stamp: Mapping[str, Any], begin: float, *, reused: bool) -> BuildEvent:
+        else:
+            work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
+            # installed programs are built again too: in the work folder they may be those of another arm
+            others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
+            with _held(work) as lock:
+                targets = sorted([*arm.targets, *others])
+                self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
+                stamp = self._install(arm, work / "cmake", folder, targets)
         return BuildEvent(
             arm=arm.name,
-            build_id=stamp["build_id"],
             source=from_json(Source, stamp["source"]),
-            cmake=stamp["cmake"],
             toolchain=from_json(Toolchain, stamp["toolchain"]),
-            binaries=stamp["binaries"],
-            libraries=stamp["libraries"],
-            cmake_cache=stamp["cmake_cache"],
+            **{name: stamp[name] for name in ("build_id", "cmake", "binaries", "libraries", "cmake_cache")},
             log=self.log.name,
             seconds=time.monotonic() - begin,
             reused=reused,
@@ -118,17 +98,16 @@ class Builder:
     def _compile(self, arm: Arm, step: BuildStep, work: Path, targets: Sequence[str], lock: int) -> None:
         for path in (work / "cmake" / "bin").glob("*"):
             if path.name in targets or OWN_LIBRARY.fullmatch(path.name):
-                path.unlink()  # ninja sees when a program is older than its source, and not that it is another one
+                path.unlink()  # ninja would keep a program that is newer than its source, even if it was replaced
         objects = Objects(self.root.objects)
         objects.check_out(work / "src", work / "index", arm.source.commit, arm.source.tree)
         paths = {"src": str(work / "src"), "cmake": str(work / "cmake")}
         configure = self.fill(step.configure, arm.name, **paths)
-        search = base_env()["PATH"]
-        for tool in ("cmake", *(("ninja",) if "Ninja" in configure else ())):
-            if not shutil.which(tool, path=search):
-                raise BuildFailed(f"there is no {tool} on the host", next=f"dgxlab doctor {settings().name}")
-        if not self.toolchain.cxx:
-            raise BuildFailed("there is no C++ compiler on the host", next=f"dgxlab doctor {settings().name}")
+        programs = ("cmake", "ninja") if "Ninja" in configure else ("cmake",)
+        required = {program: shutil.which(program, path=base_env()["PATH"]) for program in programs}
+        for name, installed_at in {**required, "C++ compiler": self.toolchain.cxx}.items():
+            if not installed_at:
+                raise BuildFailed(f"there is no {name} on the host", next=f"dgxlab doctor {settings().name}")
         configured = work / "cmake" / "dgxlab-configured"
         wanted = digest([configure, objects.names(arm.source.commit)])
         if not configured.exists() or configured.read_text() != wanted:
@@ -139,7 +118,7 @@ class Builder:
     def _step(self, argv: list[str], limit_s: float, doing: str, lock: int) -> None:
         part, errors = self.log.with_suffix(".part"), self.log.with_suffix(".errors")
         self.on_progress(0, 0, doing)
-        # an enclosing repository must not lend its commit id to a tree that has no .git of its own
+        # the tree has no .git: cmake must not take the commit id of an enclosing repository
         env = {**base_env(), "GIT_CEILING_DIRECTORIES": str(self.root.work)}
         ended = child.run(
             argv,
@@ -148,15 +127,14 @@ class Builder:
             stderr=errors,
             limit_s=limit_s,
             keep=[*self.keep, lock],  # compilers that outlive the agent keep the folder
-            look=self._watch(part),
+            look=lambda pid: self._look(part),
             death_signal=SIGTERM,  # ninja then ends its compilers
             file_limit=RLIM_INFINITY,
         )
         if ended.left:
             self.tell(left_running(doing, ended.left))
-        text = (
-            "" if ended.ok or ended.too_long else part.read_text(errors="replace") + errors.read_text(errors="replace")
-        )
+        failed = not (ended.ok or ended.too_long)
+        text = "".join(path.read_text(errors="replace") for path in (part, errors) if failed)
         with self.log.open("ab") as log:
             log.write(f"$ {' '.join(argv)}\n".encode())
             for path in (part, errors):
@@ -170,24 +148,18 @@ class Builder:
                 next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
             )
 
-    def _watch(self, printed: Path) -> Callable[[int], float]:
-        """Return a look that tells how far ninja has counted; returns the seconds until the next one."""
-        offset = 0
-
-        def look(pid: int) -> float:
-            nonlocal offset
-            while chunk := whole_lines(printed, offset):
-                offset += len(chunk)
-                for line in chunk.decode(errors="replace").splitlines():
-                    if counted := progress(line):
-                        self.on_progress(*counted)
-            return LOOK_S
-
-        return look
+    def _look(self, printed: Path) -> float:
+        """Report ninja's last progress count; return the seconds until the next look."""
+        with printed.open("rb") as file:
+            file.seek(max(0, printed.stat().st_size - TAIL))
+            lines = file.read().decode(errors="replace").split("\n")[:-1]
+        if counted := next(filter(None, map(progress, reversed(lines))), None):
+            self.on_progress(*counted)
+        return LOOK_S
 
     def _install(self, arm: Arm, cmake: Path, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         """Copy the programs and their libraries, stamp them, and swap the folder into place."""
-        incoming = folder.with_name(f".in-{folder.name}-{os.getpid()}")
+        incoming, old = (folder.with_name(f".{kind}-{folder.name}-{os.getpid()}") for kind in ("in", "old"))
         shutil.rmtree(incoming, ignore_errors=True)
         bin_folder = incoming / "bin"
         bin_folder.mkdir(parents=True)
@@ -196,38 +168,35 @@ class Builder:
         for _, name, path in own_libraries([cmake / "bin" / target for target in targets]):
             if not (bin_folder / name).exists():
                 shutil.copyfile(path, bin_folder / name)
-        libraries: dict[str, str] = {}
-        for program, name, path in own_libraries([bin_folder / target for target in targets]):
+        loaded = own_libraries([bin_folder / target for target in targets])
+        for program, name, path in loaded:
             if path.parent != bin_folder.resolve():
                 raise BuildFailed(
                     f"{program.name} would load {name} from {path.parent}, not from its own build: something in the "
                     "spec's cmake section or the toolchain sets a run path",
                     next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
                 )
-            if name not in libraries:
-                libraries[name] = sha256(path)
         stamp = {
             "build_id": build_id(arm.source, arm.cmake, self.toolchain),
             "source": to_json(arm.source),
             "cmake": to_json(arm.cmake),
             "toolchain": to_json(self.toolchain),
             "binaries": {target: sha256(bin_folder / target) for target in targets},
-            "libraries": libraries,
+            "libraries": {name: sha256(bin_folder / name) for name in sorted({name for _, name, _ in loaded})},
             "cmake_cache": sha256(cmake / "CMakeCache.txt"),
-            "dirty": arm.source.dirty,
         }
         (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
         if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
-            folder.rename(folder.with_name(f".old-{folder.name}-{os.getpid()}"))
+            folder.rename(old)
         settle(incoming, folder)
-        shutil.rmtree(folder.with_name(f".old-{folder.name}-{os.getpid()}"), ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
         return stamp
 
 
 def installed(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the stamp of an installed build, None where its programs and libraries are not those that it names.
+    """Return the stamp of an installed build, None if its files differ from those in the stamp.
 
-    All of them are hashed, and nothing else may lie among them: the loader looks there first.
+    An extra file counts too: the loader looks for libraries in this folder first.
     """
     try:
         stamp: dict[str, Any] = json.loads((folder / STAMP).read_text())
@@ -239,9 +208,9 @@ def installed(folder: Path, identity: str) -> dict[str, Any] | None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of every file in a build's bin, "" of what is no file or, for a program, cannot be started.
+    """Return the sha256 of every file in a build's bin; "" for a non-file, or a program that is not executable.
 
-    A file whose inode, size and times are those of an earlier hash is not read again: CUDA's library has a gigabyte.
+    A file whose inode, size and times are unchanged is not read again: CUDA's library has a gigabyte.
     """
     cache = folder / "digests.json"
     try:
@@ -257,7 +226,7 @@ def _digests(folder: Path) -> dict[str, str]:
         if time.time() - stat.st_ctime > SETTLED_S:
             seen[key] = digests[path.name]
     if seen != known:
-        with suppress(OSError):  # a full disk: they are hashed again next time
+        with suppress(OSError):  # a full disk: the files are hashed again next time
             cache.write_text(json.dumps(seen))
     return digests
 
@@ -265,17 +234,16 @@ def _digests(folder: Path) -> dict[str, str]:
 def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
     """Return the llama.cpp libraries that the loader would give to programs: program, soname, resolved path.
 
-    All in one call, because ldd is a shell script that starts the loader three times.
-
     Raises:
         BuildFailed: if one of them is not found.
     """
+    # a single call, because ldd is a shell script that starts the loader three times
     env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}
     argv = ["ldd", *map(str, programs)]
     text = subprocess.run(argv, capture_output=True, text=True, env=env, check=False).stdout
     program, libraries = programs[0], []
     for line in text.splitlines():
-        if line.startswith("/"):  # of several programs ldd says the name first
+        if line.startswith("/"):  # for several programs ldd prints each program's name first
             program = Path(line.removesuffix(":"))
         match = re.match(r"\s*(\S+) => (not libraries|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
         if match and OWN_LIBRARY.fullmatch(match[1]):
@@ -288,10 +256,10 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
 
 @contextmanager
 def _held(work: Path) -> Iterator[int]:
-    """Hold a work folder, and give the lock's descriptor: two jobs that share it build one after the other.
+    """Lock a work folder and yield the lock's descriptor: two jobs that share it build one after the other.
 
-    The folder is emptied first if another boot cut a build short in it, and what is made is written to the disk. After
-    a power loss an object file may be there in name alone, and ninja would take it for made.
+    The folder is emptied if a build was cut short in it before the last boot: after a power loss an object file may be
+    empty, and ninja would not make it again.
     """
     work.mkdir(parents=True, exist_ok=True)
     fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -318,8 +286,8 @@ def _held(work: Path) -> Iterator[int]:
 
 PROGRESS = re.compile(r"\[([0-9]{1,7})/([0-9]{1,7})\] (.+)")
 
-# gcc, clang, nvcc, ptxas, ninja; the linker; cmake. Diagnostics start in the first column: what is indented is source
-# that they quote, and may say anything.
+# gcc, clang, nvcc, ptxas, ninja; the linker; cmake. Diagnostics start in the first column: indented text is quoted
+# source.
 ERRORS = re.compile(
     r"(?!.*?(?:warning|note)(?: #[\w-]+)?\s*:.*error)"
     r"\S.*?[:);] ?(?:fatal |internal compiler |catastrophic )?error(?: #[\w-]+)?\s*:"
@@ -329,34 +297,28 @@ ERRORS = re.compile(
 )
 LD_FUNCTION = re.compile(r"\S*ld: .*: in function ")
 FAILED = "FAILED: "
-ENDS = (FAILED, "ninja: ")
-"""How the line after the output of a step that failed begins, unless ninja counts on."""
-
-CONTEXT = 5
-"""Lines kept after an error."""
-WIDTH = 300
-"""Characters kept of a line: a template's name or a compiler's command can be thousands long."""
+STEP_END = re.compile(rf"{PROGRESS.pattern}|{FAILED}|ninja: ")
+CONTEXT, WIDTH = 5, 300
+"""Lines kept after an error, and characters of a line: a template's name can have thousands."""
 
 
 def progress(line: str) -> tuple[int, int, str] | None:
     """Read `[n/m] what` as (n, m, what); None for any other line."""
     match = PROGRESS.fullmatch(plain(line).strip())
-    if not match or int(match[1]) > int(match[2]):
-        return None
-    return int(match[1]), int(match[2]), match[3]
+    return (int(match[1]), int(match[2]), match[3]) if match and int(match[1]) <= int(match[2]) else None
 
 
 def first_error(log_text: str) -> str:
-    """Return the first error of a build log with the few lines that explain it, "" when there is none.
+    """Return the first error of a build log with a few lines of context, "" when there is none.
 
-    An error that no known compiler, linker, cmake or ninja printed (a tool that is missing, or was killed) is the first
-    FAILED step with the end of what it said.
+    Without an error of a known compiler, linker, cmake or ninja (a tool is missing, or was killed), it is the first
+    FAILED step with the end of its output.
     """
     lines = [line.rstrip() for line in plain(log_text).split("\n")]
     for number, line in enumerate(lines):
         if ERRORS.match(line) and not PROGRESS.match(line):
             after = lines[number + 1 :]
-            if line.startswith("CMake"):  # its own words, or what a compiler said inside them when it tried one
+            if line.startswith("CMake"):  # cmake's message, which may quote the error of a compiler that it tried
                 block = [each for each in takewhile(lambda each: not each or each[0].isspace(), after) if each]
                 tried = [each.strip() for each in block if ERRORS.match(each.strip())]
                 return _text([line, *(tried or block)[:CONTEXT]])
@@ -364,8 +326,8 @@ def first_error(log_text: str) -> str:
             return _text([*before, line, *takewhile(lambda each: each[:1].isspace(), after[:CONTEXT])])
     for number, line in enumerate(lines):
         if line.startswith(FAILED):
-            step = takewhile(lambda each: not (PROGRESS.match(each) or each.startswith(ENDS)), lines[number + 1 :])
-            return _text([line, *list(step)[-CONTEXT:]])
+            output = list(takewhile(lambda each: not STEP_END.match(each), lines[number + 1 :]))
+            return _text([line, *output[-CONTEXT:]])
     return ""
 
 

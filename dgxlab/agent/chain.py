@@ -1,7 +1,7 @@
-"""Holds one chain of an A/B session: burn-in, then baseline and candidate in turn, each a fresh process.
+"""Runs one chain of an A/B session: burn-in, then baseline and candidate in turn, each a fresh process.
 
-No value is shown while the chain runs. Whether a cycle counts, and whether another follows, is decided in `chains` and
-`stats`, as for the verdict afterwards.
+No value is shown while the chain runs. `chains` and `stats` decide whether a cycle counts and whether another follows;
+the verdict later uses the same functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dgxlab.agent.environment import settings
 from dgxlab.agent.measure import Attempt, Runs
 from dgxlab.chains import Slot, burn_in_of, burns_in, chain_of, comparisons, flaw, over, planned, wanted
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CellResult, ChainStep
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.model.events import ChainEvent, RunEvent, flag
 from dgxlab.model.reasons import Code
 from dgxlab.stats import (
@@ -32,37 +32,32 @@ from dgxlab.stats import (
 from dgxlab.units import duration, percent
 
 WAITED_S = 5.0
-"""A device that had to be waited for any longer has cooled meanwhile: the next run is no neighbour of the last."""
+"""After a longer wait the device has cooled: the next run does not count as a neighbour of the last."""
 
 ABOVE_C = 3.0
 """Max degrees C above the lowest temperature seen, when a run begins."""
 STILL_S = 30.0
-"""When no temperature has been a new lowest for so long, it falls no further."""
+"""Without a new lowest temperature for this long, the device has stopped cooling."""
 LIMIT_S = 900.0
-"""How long one wait may last."""
+"""Maximum length of one wait."""
 LOOK_S = 1.0
-"""Between two looks."""
+"""Pause between two looks."""
 KNOWN_S = 5.0
-"""How long a temperature may not be known before it counts as not there."""
+"""A temperature that is unknown for longer counts as not available."""
 
 Ranges = dict[str, tuple[float, float]]
 
 
 class ChainRunner:
-    """One chain that is held.
-
-    Args:
-        progress: Called before each run with the step's id, its number, how many are expected, and what it is.
-    """
+    """Runs one chain; `progress` is called before each run with the step's id, number, total and a note."""
 
     def __init__(self, step: ChainStep, runs: Runs, progress: Callable[[str, int, int, str], None]) -> None:
         limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
         self._step = replace(step, drift_limit=limit)
         self._comparisons = comparisons(step)
-        self._runs = runs
-        self._progress = progress
+        self._runs, self._progress = runs, progress
         self._slots: list[Slot] = []
-        """Of every run, in order; of those in one place the last counts."""
+        """One per run, in order; where a place was run again, the last one counts."""
         self._at = (BURN_IN, 1)
         self._around: Ranges = {}
         self._failed: RunEvent | None = None
@@ -70,11 +65,11 @@ class ChainRunner:
         self._took: list[float] = []
 
     def carry_out(self) -> DgxlabError | None:
-        """Hold the chain to its end; return why there can be no verdict, None if there can.
+        """Run the chain to its end; return why no verdict is possible, None if one is.
 
         Raises:
-            ConditionsError: if no chain of this job makes sense on a device in this state.
-            HostBusy: if others have the device for too long.
+            ConditionsError: if the device's state rules out every chain of this job.
+            HostBusy: if other jobs or users hold the device for too long.
         """
         try:
             return self._burn_in() or self._choose() or self._alternate()
@@ -82,10 +77,8 @@ class ChainRunner:
             self._tell("done", error.message)
             return error
 
-    # -- the schedule -------------------------------------------------------------------------------------------------
-
     def _burn_in(self) -> DgxlabError | None:
-        """Run the baseline until it has settled; return why it cannot be run, if so."""
+        """Run the baseline until it has settled; return an error if it cannot be run."""
         failures = 0
         while burns_in(self._step, self._burn_in_values()):
             number = self._number(BURN_IN) + 1
@@ -101,10 +94,7 @@ class ChainRunner:
         return None
 
     def _choose(self) -> DgxlabError | None:
-        """Fix the number of cycles by what the burn-in says; return why they would claim nothing, if so.
-
-        The candidate has not run yet: nothing that it does can make the chain longer or shorter.
-        """
+        """Fix the number of cycles from the burn-in, before the candidate runs; return an error if too few."""
         step = self._step
         if step.cycles:
             return None
@@ -122,7 +112,7 @@ class ChainRunner:
         return None
 
     def _alternate(self) -> DgxlabError | None:
-        """Run the chain itself; return why too little of it counts, if so."""
+        """Run the cycles; return an error if too few of them count."""
         self._run(BASELINE, 0)
         self._tell("running", self._last_flaw())
         while self._goes_on():
@@ -137,7 +127,7 @@ class ChainRunner:
         return over(self._step, self._chains(), self._slots) is None
 
     def _shortfall(self) -> DgxlabError | None:
-        """Return why a comparison cannot be judged: of those that cannot, the one of which the least counts."""
+        """Return why a comparison cannot be judged; of several, the one with the fewest valid cycles."""
         step, done = self._step, self._done
         needed = 1 if step.screen else max(cycles_needed(step.cycles), fewest_cycles(step.claims))
         pairs = zip(self._comparisons, self._flaws(), strict=True)
@@ -159,10 +149,7 @@ class ChainRunner:
     # -- one run ------------------------------------------------------------------------------------------------------
 
     def _run(self, role: str, cycle: int) -> Attempt:
-        """Fill one place of the chain: run again what lost rows, which is no fault of the conditions.
-
-        A place that is a block begins with runs that only warm the device; one of them that fails ends it.
-        """
+        """Fill one place; repeat a run that lost rows. A block begins with warm-up runs, unless one fails."""
         self._at = (role, cycle)
         step = self._step.candidate if role == CANDIDATE else self._step.baseline
         absent = () if role == CANDIDATE else self._step.absent
@@ -174,7 +161,7 @@ class ChainRunner:
             while self._cooling and self._cooling.wait():  # another job may have taken the device meanwhile
                 took += self._runs.hold()
             warm = warm or time.monotonic() + block_s
-            if self._slots and (number or not block_s):  # otherwise it has no neighbour to be away from
+            if self._slots and (number or not block_s):  # the first run has no neighbour
                 waited += took
             self._progress(self._step.id, self._places + 1, self._total, f"{step.tool}, {role} {cycle}")
             warms = time.monotonic() < warm
@@ -190,7 +177,7 @@ class ChainRunner:
             number += 1
 
     def _record(self, attempt: Attempt, waited: float, *, again: bool, warms: bool) -> None:
-        """Note what ran, with the flags that only the chain knows."""
+        """Record a run with the flags that only the chain knows."""
         (role, cycle), run = self._at, attempt.run
         flags = list(run.flags)
         if waited > WAITED_S:
@@ -199,7 +186,8 @@ class ChainRunner:
             flags.insert(0, flag(Code.WARMING, hard=True, block_s=self._step.block_s))
         run = replace(run, flags=tuple(flags), chain=self._step.id, role=role, cycle=cycle)
         wrong = flaw(run.status, run.reason, run.hard)
-        values = _values(run.results) if run.status == "valid" else {}
+        results = run.results if run.status == "valid" else ()
+        values = {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
         idle = any(reason.not_engaged for reason in run.reasons[:1])
         self._slots.append(Slot(role, cycle, values, wrong, run.seconds, idle))
         self._around = _ranges((row.name, row.median) for row in run.telemetry)
@@ -216,7 +204,7 @@ class ChainRunner:
 
     def _tell(self, state: str, note: str = "") -> None:
         (role, cycle), done, total = self._at, self._places, self._total
-        # by the baseline's runs alone: how long the candidate's take would tell the effect
+        # from the baseline's runs alone: the duration of the candidate's would reveal the effect
         left = sum(self._took) / len(self._took) * (total - done) if self._took and total else None
         self._runs.journal.emit(
             ChainEvent(
@@ -241,7 +229,7 @@ class ChainRunner:
         self._tell("cooling", note)
 
     def _last_flaw(self) -> str:
-        """Return what is wrong with what ran last, "" for nothing."""
+        """Return the flaw of the last run, "" for none."""
         role, cycle = self._at
         wrong = self._slots[-1].flaw
         if role == BASELINE and cycle and not wrong:
@@ -250,36 +238,34 @@ class ChainRunner:
         return f"{role} {cycle} {wrong}" if wrong else ""
 
     def _unsettled(self) -> bool:
-        """Tell whether the last run was the last that the burn-in may have, and it has not settled."""
+        """Return whether the burn-in has used all its runs and has not settled."""
         values = self._burn_in_values()
         return self._at[0] == BURN_IN and not burns_in(self._step, values) and not all(map(burn_in_settled, values))
 
     @property
     def _done(self) -> int:
-        """Cycles so far."""
         return max(0, self._number(BASELINE) - 1)
 
     @property
     def _cycles(self) -> int:
-        """Cycles that there will be, as far as that is decided; 0 before the burn-in has."""
+        """Number of cycles, 0 until the burn-in has decided it."""
         return self._step.cycles and max(self._step.cycles, self._done + self._goes_on())
 
     @property
     def _total(self) -> int:
-        """Places that there will be, burn-in included, as far as that is decided; 0 before."""
+        """Number of places, burn-in included; 0 until that is decided."""
         cycles = self._cycles
         return max(BURN_IN_RUNS[0], self._number(BURN_IN)) + 2 * cycles + 1 if cycles else 0
 
     @property
     def _places(self) -> int:
-        """Places that have a run."""
         return sum(map(self._number, (BURN_IN, BASELINE, CANDIDATE)))
 
     def _number(self, role: str) -> int:
         return len({slot.cycle for slot in self._slots if slot.role == role})
 
     def _flaws(self) -> list[dict[int, str]]:
-        """Return which cycles so far do not count, and why, for each comparison."""
+        """For each comparison, return the cycles so far that do not count, with the reason."""
         if not self._done:
             return [{} for _ in self._comparisons]
         invalid = (chain.invalid_cycles() for chain in self._chains())
@@ -289,7 +275,7 @@ class ChainRunner:
         return [chain_of(self._step, comparison, self._slots) for comparison in self._comparisons]
 
     def _drift(self) -> float | None:
-        """Return how far the last two runs of the baseline are apart, burn-in included, at most of all comparisons."""
+        """Return the distance of the last two baseline runs, burn-in included; the largest over all comparisons."""
         places = {(slot.role, slot.cycle): slot.values for slot in self._slots if slot.role != CANDIDATE}
         last = list(places.values())[-2:]
         keys = [(comparison.baseline, comparison.metric) for comparison in self._comparisons]
@@ -298,11 +284,6 @@ class ChainRunner:
 
     def _burn_in_values(self) -> list[list[float | None]]:
         return burn_in_of(self._step, self._slots)
-
-
-def _values(results: Iterable[CellResult]) -> dict[tuple[str, str], float]:
-    """Return one value a cell and metric of a run."""
-    return {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
 
 
 def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
@@ -318,24 +299,18 @@ def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
 
 
 class NotCool(ConditionsError):
-    """The device does not cool, or its temperature is not known: this chain ends, others may do better."""
+    """The device does not cool, or its temperature is unknown: this chain ends, the next one is still tried."""
 
 
 class Cooling:
-    """The temperature gate of one chain.
-
-    Args:
-        temperature: Returns that of the device in degrees Celsius, None where it is not known.
-        tell: Called with a sentence whenever a wait begins.
-    """
+    """The temperature gate of one chain, in degrees C; `tell` is called with a sentence whenever a wait begins."""
 
     def __init__(self, temperature: Callable[[], float | None], tell: Callable[[str], None]) -> None:
-        self._temperature = temperature
-        self._tell = tell
+        self._temperature, self._tell = temperature, tell
         self._gate: float | None = None
 
     def find_gate(self) -> None:
-        """Leave the device alone after a first run, until its temperature stops falling.
+        """After a first run, leave the device idle until its temperature stops falling.
 
         Raises:
             NotCool: if no temperature is known.
@@ -351,7 +326,7 @@ class Cooling:
         self._gate = lowest + ABOVE_C
 
     def wait(self) -> bool:
-        """Wait until a run may begin, which the first always may; return whether that took any time.
+        """Wait until a run may begin (the first run need not wait); return whether it had to wait.
 
         Raises:
             NotCool: if it does not become cool enough, or no temperature is known.

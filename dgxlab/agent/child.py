@@ -1,7 +1,7 @@
-"""Run one program: its own process group, limits of time and output, and an end of all that it started.
+"""Run one program in its own process group, with limits of time and output, and end everything that it started.
 
 A program may leave others running, in a session of their own and with closed descriptors. The kernel gives them to the
-agent, which is a subreaper: whatever child it has that it did not start was left, is ended and named.
+agent, which is a subreaper. A child that the agent did not start was left running; the agent ends and names it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from dgxlab.model.reasons import Code, Reason, reason
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
 GRACE_S = 5.0
-"""Between TERM and KILL, and after KILL."""
+"""Wait between TERM and KILL, and after KILL."""
 LEFT_S = 0.2
-"""A process that ends so soon after the program that started it was not left running."""
+"""A process that ends this soon after its parent does not count as left running."""
 NICE = 10
-"""What runs beside a measured program yields to it."""
+"""Niceness of samplers, so that they yield to the measured program."""
 OUTPUT_LIMIT = 64 << 20
 """Bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
 OUTPUT_LOOK_S = 0.5
 """Pause between looks at how much was printed."""
 FILE_LIMIT = 1 << 30
-"""Bytes of any file that a program may write which makes none but its output: CUDA's cache of kernels is one too."""
+"""Max bytes per file for a program that writes only its output; CUDA's kernel cache is such a file too."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _beside: set[int] = set()
@@ -43,26 +43,19 @@ _beside: set[int] = set()
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended.
-
-    Attributes:
-        rc: Exit status, None when a signal ended it.
-        signal: Number of that signal, None otherwise.
-        started: Unix seconds.
-        seconds: Wall time on the monotonic clock.
-        timed_out: It ran past its limit and was killed for it.
-        too_long: It printed more than OUTPUT_LIMIT, which is all that was kept.
-        left: What it left running and was ended: `pid 77 (sleep)`.
-        pid: Its process id, which is free again.
-    """
+    """How a program ended."""
 
     rc: int | None
+    """Exit status, None when a signal ended it."""
     signal: int | None
     started: float
+    """Unix seconds."""
     seconds: float
     timed_out: bool = False
     too_long: bool = False
+    """It printed more than OUTPUT_LIMIT; only that much was kept."""
     left: tuple[str, ...] = ()
+    """Processes that it left running and that were ended: `pid 77 (sleep)`."""
     pid: int = 0
 
     @property
@@ -72,11 +65,11 @@ class Ended:
 
     @property
     def stopped(self) -> bool:
-        """Whether it went beyond a limit."""
+        """Whether it exceeded a limit."""
         return self.timed_out or self.too_long
 
     def reason(self, program: str, limit_s: float, last: str = "") -> Reason:
-        """Return how it ended, for one that did not end well; `last` is what it said last."""
+        """Return why the program failed; `last` is the last line that it printed."""
         more = {"program": program, **({"last": last} if last else {})}
         if self.too_long:
             return reason(Code.TOO_LONG, mib=OUTPUT_LIMIT >> 20, **more)
@@ -99,23 +92,20 @@ def run(  # noqa: PLR0913 - all but argv by name
     stdout: Path,
     stderr: Path,
     limit_s: float,
-    cwd: Path | None = None,
     keep: Sequence[int] = (),
     look: Callable[[int], float] | None = None,
     death_signal: int = signal.SIGKILL,
     file_limit: int = FILE_LIMIT,
     processors: Sequence[int] = (),
 ) -> Ended:
-    """Run `argv` to its end with stdin closed and both streams in files.
-
-    The streams are files and no pipes: a pipe that is inherited stays open, and costs the agent's time.
+    """Run `argv` to its end with stdin closed and both streams in files: an inherited pipe would stay open.
 
     Args:
         keep: Lock descriptors that the program inherits, so that an orphan still holds them.
-        look: Called with its pid once it runs, whenever the seconds that it returned are over, and when it has ended.
+        look: Called with the pid at the start, then after each number of seconds that it returned, and at the end.
         death_signal: What the kernel sends the program when the agent dies.
-        file_limit: Bytes of any file that it may write; resource.RLIM_INFINITY for one that makes large ones.
-        processors: To which it is pinned; none for all that the agent may use.
+        file_limit: Bytes of any file that it may write.
+        processors: Processors to pin it to; empty means all that the agent may use.
 
     Raises:
         OSError: if the program cannot be started.
@@ -130,7 +120,6 @@ def run(  # noqa: PLR0913 - all but argv by name
             stdout=out,
             stderr=err,
             env=dict(env),
-            cwd=cwd,
             pass_fds=tuple(keep),
             preexec_fn=_prepare(death_signal, file_limit, processors),  # noqa: PLW1509 - the agent has no threads
         )
@@ -142,23 +131,14 @@ def run(  # noqa: PLR0913 - all but argv by name
         too_long = _too_long(streams)
         for fd in streams:
             os.ftruncate(fd, min(os.fstat(fd).st_size, OUTPUT_LIMIT))
-    code = child.returncode
-    return Ended(
-        rc=code if code >= 0 else None,
-        signal=-code if code < 0 else None,
-        started=started,
-        seconds=time.monotonic() - begin,
-        timed_out=not ended and not too_long,
-        too_long=too_long,
-        left=left,
-        pid=child.pid,
-    )
+    code, seconds = child.returncode, time.monotonic() - begin
+    rc, number = (code, None) if code >= 0 else (None, -code)
+    timed_out = not ended and not too_long
+    return Ended(rc, number, started, seconds, timed_out=timed_out, too_long=too_long, left=left, pid=child.pid)
 
 
 def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a small program that runs beside what is measured, what it prints appended to a file.
-
-    It dies with the agent, and inherits none of its descriptors.
+    """Start a small program beside what is measured; it dies with the agent and inherits none of its descriptors.
 
     Raises:
         OSError: if it cannot be started.
@@ -167,7 +147,7 @@ def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subp
 
     def prepare() -> None:
         begin()
-        if os.getppid() != agent:  # it was gone before the kernel was told
+        if os.getppid() != agent:  # the agent died before the death signal was set
             os._exit(1)
         os.nice(NICE)
 
@@ -185,7 +165,7 @@ def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subp
 
 
 def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, ...]:
-    """End what is left of a program and collect it; return what it left running, if it ended by itself.
+    """End a program and its children, and collect them; return what it left running, if it ended by itself.
 
     Raises:
         RemoteError: if something of it survives.
@@ -208,7 +188,7 @@ def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, .
             program = Path(str(child.args[0])).name  # type: ignore[index]
             names = " and ".join(map(_named, strays))
             raise RemoteError(f"{names}, which {program} left running, cannot be ended", next=AGAIN)
-        for pid in strays:  # with its group: one that forks on and on would be another process by then
+        for pid in strays:  # with its group: a process that keeps forking has a new pid by then
             group = os.getpgid(pid)
             if group == os.getpgrp():
                 os.kill(pid, signal.SIGKILL)
@@ -226,7 +206,7 @@ def _strays(but: int = 0) -> list[int]:
     while True:
         strays = [pid for pid in _children() if pid != but and os.getpgid(pid) not in _beside]
         living = [pid for pid in strays if os.waitpid(pid, os.WNOHANG) == (0, 0)]
-        if living == strays:  # otherwise the children of those that were just collected are adopted by now
+        if living == strays:  # otherwise repeat: children of the processes just collected are adopted now
             return living
 
 
@@ -277,11 +257,8 @@ def _wait(
     look: Callable[[int], float] | None = None,
     streams: Sequence[int] = (),
 ) -> bool:
-    """Wait for the end without collecting it, and return whether it came before the deadline and too much output.
-
-    Not by Popen.wait(timeout), which sleeps up to 50 ms past the end: a short run would feel that.
-    """
-    fd = os.pidfd_open(child.pid)
+    """Wait for the child's end without collecting it; return False if it exceeds the deadline or the output limit."""
+    fd = os.pidfd_open(child.pid)  # Popen.wait(timeout) sleeps up to 50 ms past the end
     try:
         poll = select.poll()
         poll.register(fd, select.POLLIN)

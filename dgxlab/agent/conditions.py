@@ -1,9 +1,9 @@
-"""Under which conditions a run took place: what was sampled meanwhile in a few numbers, and the flags that follow.
+"""The conditions of a run: a summary of the samples taken during it, and the flags derived from them.
 
-A run's `status` says whether it has values that count at all: one that failed, or shared the device, has none. A flag
-leaves the status as it is. A hard one (a throttle of the hardware, swapping, others on the processors) says that the
-machine was not what it was before: every report shows it beside the numbers, and a verdict leaves the run out. A soft
-one (a throttle of the software, missing samples) is only told: the runs around it cancel it.
+A run's `status` says whether its values count: a run that failed or shared the device has none. A flag does not change
+the status. A hard flag (hardware throttle, swapping, other programs on the processors) means that the machine had
+changed: every report shows it beside the numbers, and a verdict leaves the run out. A soft flag (software throttle,
+missing samples) is only reported: the neighbouring runs cancel its effect.
 """
 
 from __future__ import annotations
@@ -33,58 +33,7 @@ GAUGES = {
 """What is sampled, with its unit: nvidia-smi's names for a GPU, our own for the host."""
 
 ACTIVE = "clocks_event_reasons.active"
-"""Bits: why the clock is lowered at this instant."""
-
-COUNTERS = {
-    "clocks_event_reasons_counters.sw_power_cap": "us",
-    "clocks_event_reasons_counters.sw_thermal_slowdown": "us",
-    "clocks_event_reasons_counters.hw_thermal_slowdown": "us",
-    "clocks_event_reasons_counters.hw_power_brake_slowdown": "us",
-    "swap_in_mib": "MiB",
-    "oom_kills": "processes",
-}
-"""What only grows, read before and after a run: a sample can miss a throttle, a counter cannot."""
-
-CONTENTION = {
-    "run_queue_s_per_s": ("run_queue", "s/s", 1),
-    "others_cpu": ("others", "processors", 1),
-    "steal_percent": ("steal", "%", 100),
-    "psi_cpu_some": ("psi", "s/s", 1),
-}
-"""What is told of Contention, one number a run: its field, the unit, and how many of that make 1."""
-
-RUN_QUEUE = (0.05, 0.10)
-"""Of a run's threads, soft and hard, how many waited for a processor: of two, one that ran beside nothing else had up
-to 0.064 waiting, and one beside a busy loop 0.44 and more."""
-OTHERS = 0.25
-"""Processors that others may not use where how long the run waited is not known: so many more than its threads left."""
-STEAL = (0.01, 0.05)
-PSI = 0.10
-"""Shares of the time: of the processors given to other machines, soft and hard; with a task that waits."""
-
-SWAP_MIB = 1.0
-"""Pages of an idle daemon that come back are less, those of a model are more."""
-
-WATCHED_S = 2.0
-"""A run as long as this has samples, unless a sampler fails."""
-
-STUCK_MHZ, BUSY_PERCENT, BUSY_SAMPLES = 1500.0, 90.0, 4
-"""See `stuck_clock`; fewer busy samples than that may be the clock's way up."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One look at one device.
-
-    Attributes:
-        at: Unix seconds.
-        values: By name, without what is not known.
-    """
-
-    at: float
-    device: str
-    values: Mapping[str, float]
-
+"""Bit mask: why the clock is lowered at this instant."""
 
 _COUNTER = "clocks_event_reasons_counters"
 THROTTLES = (
@@ -96,31 +45,61 @@ THROTTLES = (
 )
 """Why a GPU lowers its clock: NVML's bit for it, the counter of its microseconds, and whether the flag is hard."""
 
+COUNTERS = {counter: "us" for _, _, counter, _ in THROTTLES if counter}
+COUNTERS |= {"swap_in_mib": "MiB", "oom_kills": "processes"}
+"""Counters, which only grow: a sample can miss a throttle, a counter cannot."""
+
+CONTENTION = {
+    "run_queue_s_per_s": ("run_queue", "s/s", 1),
+    "others_cpu": ("others", "processors", 1),
+    "steal_percent": ("steal", "%", 100),
+    "psi_cpu_some": ("psi", "s/s", 1),
+}
+"""Reported fields of Contention, one number per run: the field, the unit, and the factor to that unit."""
+
+RUN_QUEUE = (0.05, 0.10)
+"""Of a run's threads, soft and hard, how many waited for a processor: of two, one that ran beside nothing else had up
+to 0.064 waiting, and one beside a busy loop 0.44 and more."""
+OTHERS = 0.25
+"""Used where the waiting time is unknown: other programs may use this many processors beyond those left by the run."""
+STEAL = (0.01, 0.05)
+PSI = 0.10
+"""Shares of time: stolen by other virtual machines (soft, hard); with a task that waits."""
+
+SWAP_MIB = 1.0
+"""Pages swapped in for an idle daemon are less than this, those of a model more."""
+
+WATCHED_S = 2.0
+"""A run of at least this length has samples, unless a sampler fails."""
+
+STUCK_MHZ, BUSY_PERCENT, BUSY_SAMPLES = 1500.0, 90.0, 4
+"""See `stuck_clock`; with fewer busy samples the clock may still be rising."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at one device: known values by name; `at` is in unix seconds."""
+
+    at: float
+    device: str
+    values: Mapping[str, float]
+
 
 @dataclass(frozen=True)
 class Conditions:
-    """All that was seen around one run.
-
-    Attributes:
-        samples: Taken while it went on.
-        before: The host's state right before it.
-        after: And right after it.
-        gpus: Name of each GPU that the job measures on, by uuid.
-        seconds: How long the run was.
-        contention: What others took of the processors meanwhile.
-        threads: With how many threads the tool computed.
-    """
+    """Everything observed around one run: samples taken during it, the host's states right before and after it."""
 
     samples: Sequence[Sample]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     gpus: Mapping[str, str]
+    """Name of each GPU that the job measures on, by uuid."""
     seconds: float
     contention: Contention
     threads: int
 
     def telemetry(self) -> tuple[Summary, ...]:
-        """Return every quantity of every device that is known."""
+        """Return a summary of every known quantity of every device."""
         gauges = [
             Summary(device, name, unit, len(values), median(values), min(values), max(values))
             for device in (*self.gpus, HOST)
@@ -137,24 +116,20 @@ class Conditions:
         return (*gauges, *single)
 
     def flags(self, left_running: Flag | None = None) -> tuple[Flag, ...]:
-        """Return the flags of the run, the hard ones first.
-
-        Args:
-            left_running: Says which processes outlived the program; they were ended before the next run.
-        """
+        """Return the flags of the run, the hard ones first."""
         flags = [*self._throttled(), *self._stuck(), *self._changed(), *([left_running] if left_running else [])]
         return tuple(sorted([*flags, *self._shared(), *self._unwatched()], key=lambda each: not each.hard))
 
     @property
     def contended(self) -> bool:
-        """Whether others took so much of the processors that the run should be repeated."""
+        """Whether other programs used the processors so much that the run should be repeated."""
         return any(each.hard for each in self._shared())
 
     def _of(self, device: str) -> list[Sample]:
         return [sample for sample in self.samples if sample.device == device]
 
     def _grown(self) -> dict[tuple[str, str], float]:
-        """Return how far each counter moved; one that was set back by a driver that started anew is not known."""
+        """Return the growth of each counter, without those that a driver restart reset."""
         before, after = _readings(self.before), _readings(self.after)
         both = [(device, name) for device in (*self.gpus, HOST) for name in COUNTERS]
         moved = {key: after[key] - before[key] for key in both if key in before and key in after}
@@ -179,7 +154,7 @@ class Conditions:
                 yield flag(Code.STUCK_CLOCK, device, hard=True, mhz=clock, least=STUCK_MHZ, **self._on(device))
 
     def _changed(self) -> Iterator[Flag]:
-        """Yield what happened to the machine meanwhile: a boot, another driver, a lack of memory."""
+        """Yield changes of the machine during the run: a reboot, another driver, a lack of memory."""
         if self.before["boot_id"] != self.after["boot_id"]:
             yield flag(Code.BOOT, hard=True)
         before, after = (
@@ -194,8 +169,8 @@ class Conditions:
         if killed := grown.get((HOST, "oom_kills"), 0.0):
             yield flag(Code.OOM_KILL, hard=True, n=killed)
 
-    def _shared(self) -> Iterator[Flag]:
-        """Yield what others took of the processors; pressure on the host only where nothing else is known."""
+    def _shared(self) -> list[Flag]:
+        """Return flags for other programs' use of the processors; host pressure only where nothing else is known."""
         seen, threads = self.contention, self.threads
         waited, others, steal = seen.run_queue, seen.others, seen.steal
         ran: dict[str, Any] = {"threads": threads, "processors": seen.processors}
@@ -209,7 +184,7 @@ class Conditions:
             flags.append(flag(Code.STEAL, hard=steal >= STEAL[1], share=steal))
         if not flags and seen.psi is not None and seen.psi > PSI:
             flags.append(flag(Code.PSI, hard=False, share=seen.psi))
-        yield from flags
+        return flags
 
     def _unwatched(self) -> Iterator[Flag]:
         """Yield the devices that were sampled less than half as often as they should have been."""
@@ -226,7 +201,7 @@ class Conditions:
 
 
 def stuck_clock(gpu: str, samples: Sequence[Sample]) -> float:
-    """Return the median SM clock, in MHz, of a GPU in the state that some GB10 do not leave by themselves; else 0.
+    """Return the median SM clock, in MHz, of a GPU stuck at a low clock, as some GB10 are; else 0.
 
     Units in it run at 500 to 850 MHz under full load, in P0, and through a reboot (reference/rigor.md, A3).
     """
@@ -239,7 +214,7 @@ def stuck_clock(gpu: str, samples: Sequence[Sample]) -> float:
 
 
 def number(text: str | None) -> float | None:
-    """Return what nvidia-smi printed as a number, bits among it; None for every other word."""
+    """Return nvidia-smi's text as a number, bit masks included; None for any other text."""
     try:
         value = float(int(text, 16)) if text and text.startswith("0x") else float(text or "")
     except (ValueError, OverflowError):

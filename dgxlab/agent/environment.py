@@ -1,4 +1,4 @@
-"""The surroundings of the agent and its programs: this host's settings, the root's folders, PATH and variables.
+"""This host's settings, the folders under the root, and the environment, PATH and output of short programs.
 
 <root>/  agent/<digest>.pyz   tools/<name>/   src/llama.cpp.git   work/<key>/   builds/<id>/   models/   jobs/<id>/
 """
@@ -7,49 +7,53 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
-from collections.abc import Mapping
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
 JOB = "DGXLAB_JOB"
-"""The job that a process belongs to: set for the agent and inherited by all that it starts, so that it can be found."""
+"""The job that a process belongs to; everything that the agent starts inherits it, so that it can be found."""
 KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *COMPILERS, "XDG_CACHE_HOME", JOB)
 KEEP_PREFIX = ("CCACHE_",)
-"""What programs on the host inherit; everything else that could change a result comes from the plan, from hosts.yaml,
-or not at all."""
+"""What programs inherit from the login. Any other variable comes from the plan or from hosts.yaml."""
+
+PATIENCE_S = 20.0
+"""Max time for a program to print its version or its state."""
+ANSWER_LIMIT = 1 << 20
+"""Bytes of an answer; the longest known, nvidia-smi's list of fields, has 30 kB."""
+LAST_S = 0.05
+"""Minimum timeout, so that buffered output is still read."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the client's hosts.yaml says of this host.
-
-    Attributes:
-        name: What the client calls this host.
-        root: The agent's folder, None where it runs on its own.
-        path_prepend: Folders that come first on PATH.
-        env: Variables for every program here.
-        lock: The file in which people who share the machine say that they measure, None for none.
-        locks: Folders of the benchmark locks in place of the usual ones, for tests, and for machines that have neither.
-            Only the host sets it, never a spec or the client: a lock elsewhere excludes no other job.
-    """
+    """What the client's hosts.yaml says of this host."""
 
     name: str = "local"
     root: Path | None = None
+    """The agent's folder, None where it runs on its own."""
     path_prepend: tuple[Path, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     lock: Path | None = None
+    """The file in which people who share the machine sign while they measure."""
     locks: tuple[Path, ...] = ()
+    """Folders of the benchmark locks in place of the usual ones. Only the host itself sets them, never a spec or the
+    client: a lock in another place excludes no other job."""
 
     @property
     def measured(self) -> dict[str, str]:
-        """The variables that may change what is measured, and not only how it is built."""
+        """The variables that may change what is measured, not only how it is built."""
         return {name: value for name, value in self.env.items() if not _kept(name)}
 
 
 def settings() -> Settings:
-    """Return this host's settings: the client's DGXLAB_ROOT and DGXLAB_HOST, and DGXLAB_LOCKS, which is set there."""
+    """Return this host's settings: from the client's DGXLAB_ROOT and DGXLAB_HOST, and from the host's DGXLAB_LOCKS."""
     given = json.loads(os.environ.get("DGXLAB_HOST") or "{}")
     root, lock = os.environ.get("DGXLAB_ROOT", ""), given.get("lock", "")
     return Settings(
@@ -63,7 +67,7 @@ def settings() -> Settings:
 
 
 class Root:
-    """Paths under the root folder; created private on first use."""
+    """Paths under the root folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,24 +91,20 @@ class Root:
 
 
 def search_path() -> str:
-    """Return the PATH of every program here.
-
-    First what hosts.yaml puts there, then the login's own, then tools that the client sent, and the CUDA folder when
-    nvcc is installed but not on PATH, as on most DGX logins.
-    """
+    """Return the PATH of every program: folders of hosts.yaml, the login's PATH, tools that the client sent, CUDA's."""
     own = os.environ.get("PATH", "/usr/bin:/bin")
     here = settings()
-    # an empty program is what a power loss left of it: another of its name, or none, is better
+    # a power loss may leave an empty program: skip it
     sent = sorted({file.parent for file in here.root.glob("tools/*/bin/*") if file.stat().st_size}) if here.root else []
     path = ":".join([*map(str, here.path_prepend), own, *map(str, sent)])
     if shutil.which("nvcc", path=path):
         return path
-    nvcc = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
+    nvcc = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))  # most DGX logins do not have it on PATH
     return f"{path}:{nvcc[0].parent}" if nvcc else path
 
 
 def absent() -> list[tuple[str, str]]:
-    """Return what this host's settings name and is not here, each as its key in hosts.yaml and the path or program."""
+    """Return paths and programs in hosts.yaml that do not exist on this host, each with its key."""
     here, path = settings(), search_path()
     missing = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
     for name in COMPILERS:
@@ -123,12 +123,54 @@ def base_env() -> dict[str, str]:
 
 
 def measured_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a gate or a benchmark.
-
-    GGML_NO_BACKTRACE: an abort would otherwise run gdb and print its backtrace on stdout, in the middle of the results.
-    """
+    """Return the environment of a gate or a benchmark."""
+    # otherwise an abort runs gdb, which prints its backtrace on stdout in the middle of the results
     return {**base_env(), "GGML_NO_BACKTRACE": "1", **env}
 
 
 def _kept(name: str) -> bool:
     return name in KEEP_ENV or name.startswith(KEEP_PREFIX)
+
+
+class Answer(NamedTuple):
+    """What a short program printed on stdout, and its exit status."""
+
+    status: int
+    """127: it cannot be started; negative, and the text "": it was killed, or exceeded PATIENCE_S or ANSWER_LIMIT."""
+    text: str
+
+
+def ask(commands: Sequence[Sequence[str]]) -> list[Answer]:
+    """Run short programs side by side and return their answers."""
+    env, pipe, null = {**base_env(), "LC_ALL": "C"}, subprocess.PIPE, subprocess.DEVNULL
+    children: list[subprocess.Popen[bytes] | None] = []
+    for argv in commands:
+        try:
+            children.append(subprocess.Popen(argv, stdin=null, stdout=pipe, stderr=null, env=env))
+        except OSError:
+            children.append(None)
+    deadline = time.monotonic() + PATIENCE_S  # shared: two programs that hang take no longer than one
+    return [_answer(child, deadline) if child else Answer(127, "") for child in children]
+
+
+def _answer(child: subprocess.Popen[bytes], deadline: float) -> Answer:
+    """Read until the program has ended: a daemon that it started may hold the pipe for good."""
+    assert child.stdout
+    pipe, end, printed = child.stdout.fileno(), os.pidfd_open(child.pid), b""
+    sources = [pipe, end]
+    with child:
+        try:
+            while ready := select.select(sources, [], [], max(LAST_S, deadline - time.monotonic()))[0]:
+                if pipe not in ready:
+                    child.wait()
+                    break
+                chunk = os.read(pipe, 1 << 16)
+                printed += chunk
+                if not chunk:
+                    sources.remove(pipe)
+                if len(printed) > ANSWER_LIMIT:
+                    break
+        finally:
+            os.close(end)
+            child.kill()
+    return Answer(child.returncode, "" if child.returncode < 0 else printed.decode(errors="replace"))

@@ -1,27 +1,33 @@
-"""Files on a host: their digests, those that the client sends, and what the operating system refuses."""
+"""Files on a host: their digests, files that the client sends, and errors of the operating system.
+
+Build tools arrive as wheels, unpacked under tools/<name>-<version>/; `environment.search_path` has them last on PATH.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import shutil
+import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import IO
 
-from dgxlab.agent.environment import settings
+from dgxlab.agent.boot import settle
+from dgxlab.agent.environment import PATIENCE_S, Root, base_env, settings
 from dgxlab.errors import AGAIN, RemoteError, command
 
 PIECE = 1 << 20
-FULL = (errno.ENOSPC, errno.EDQUOT)
 NEARLY_FULL = 16 << 20
-"""Bytes free below which a program that failed most likely failed for that; its own message seldom names it."""
+"""Bytes free below which a full disk is the likely cause of a failure; the program's own message seldom names it."""
 
 
 def sha256(path: Path) -> str:
-    """Return a file's sha256 in hex, "" when it is not there."""
+    """Return a file's sha256 in hex, "" when the file is missing."""
     if not path.exists():
         return ""
     total = hashlib.sha256()
@@ -33,7 +39,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterator[Path]:
-    """Give what a stream holds as a file in a scratch folder on the disk of `beside`, to be moved from there.
+    """Write a stream to a file in a scratch folder under `beside`; the caller moves it from there.
 
     Raises:
         RemoteError: if its sha256 is not `digest` (a cut connection looks like its end), or the disk is full.
@@ -55,29 +61,86 @@ def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterato
 
 
 def refused(doing: str, error: OSError) -> RemoteError:
-    """Return what the operating system refused, with the command that mends it.
-
-    Args:
-        doing: What could not be done, as the beginning of a sentence.
-    """
+    """Return an error of the operating system as one of ours; `doing`, the verb that failed, begins its sentence."""
     host = settings().name
-    doctor = f"dgxlab doctor {host}"
-    if error.errno in FULL:
-        return RemoteError(f"{doing} failed: the disk of {host} is full", next=clean(), details=str(error))
-    if error.errno == errno.EIO:  # a write names no file
-        return RemoteError(f"{doing} failed: an I/O error on the disk of {host}", next=doctor, details=str(error))
     program = error.filename if isinstance(error.filename, str) else ""
-    if isinstance(error, FileNotFoundError) and program and os.sep not in program:
-        return RemoteError(f"{doing} failed: there is no {program} on {host}", next=doctor)
-    return RemoteError(f"{doing} failed: {error}", next=doctor)
+    cause, remedy, details = str(error), f"dgxlab doctor {host}", ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        cause, remedy, details = f"the disk of {host} is full", clean(), cause
+    elif error.errno == errno.EIO:  # a write names no file
+        cause, details = f"an I/O error on the disk of {host}", cause
+    elif isinstance(error, FileNotFoundError) and program and os.sep not in program:
+        cause = f"there is no {program} on {host}"
+    return RemoteError(f"{doing} failed: {cause}", next=remedy, details=details)
 
 
 def full_disk(folder: Path) -> str:
-    """Return `: the disk of HOST is full` if there is hardly any room left, "" else."""
-    stat = os.statvfs(folder)
-    return f": the disk of {settings().name} is full" if stat.f_bavail * stat.f_frsize < NEARLY_FULL else ""
+    """Return `: the disk of HOST is full` below NEARLY_FULL, "" otherwise."""
+    return f": the disk of {settings().name} is full" if shutil.disk_usage(folder).free < NEARLY_FULL else ""
 
 
 def clean() -> str:
-    """Return the command that shows what takes room here."""
+    """Return the command that shows what takes room on this host."""
     return f"dgxlab host clean {settings().name} --older-than 0 --dry-run"
+
+
+def unpack(root: Root, name: str, version: str, sha256: str, stream: IO[bytes]) -> None:
+    """Unpack a tool's wheel from a stream; an installed tool is kept if it runs.
+
+    The folder gets its name after the tool ran, so PATH never has an incomplete tool or one for another machine.
+
+    Raises:
+        RemoteError: if the wheel is incomplete or damaged, the tool does not run here, or the disk is full.
+    """
+    from zipfile import BadZipFile  # imported late: most verbs unpack nothing
+
+    folder = root.tools / f"{name}-{version}"
+    with incoming(stream, sha256, root.tools, f"{name} {version}") as wheel:
+        tool = wheel.with_name("tool")
+        try:
+            _extract(wheel, tool, name, version)
+        except (BadZipFile, ValueError) as error:
+            raise RemoteError(f"the wheel of {name} {version} is damaged: {error}") from error
+        _try(tool / "bin" / name)
+        with suppress(OSError, RemoteError):
+            _try(folder / "bin" / name)
+            return  # sent before, or by another client just now
+        with suppress(FileNotFoundError):
+            folder.rename(wheel.with_name("broken"))
+        try:
+            settle(tool, folder)
+        except OSError:
+            if not folder.exists():
+                raise
+
+
+def _extract(wheel: Path, tool: Path, name: str, version: str) -> None:
+    """Write a tool's files except the Python ones: all of `data` (cmake finds share from bin), `scripts` as bin."""
+    from zipfile import ZipFile
+
+    places = {f"{name}/data/": "", f"{name}-{version}.data/scripts/": "bin/"}
+    with ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            prefix = next((prefix for prefix in places if entry.filename.startswith(prefix)), None)
+            if prefix is None or entry.is_dir():
+                continue
+            inside = PurePosixPath(places[prefix] + entry.filename.removeprefix(prefix))
+            mode = entry.external_attr >> 16
+            if inside.is_absolute() or ".." in inside.parts or stat.S_ISLNK(mode):
+                raise ValueError(f"{entry.filename} would be written elsewhere")
+            target = tool / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(entry))
+            target.chmod(0o755 if mode & 0o111 else 0o644)
+
+
+def _try(program: Path) -> None:
+    try:
+        argv = [str(program), "--version"]
+        subprocess.run(argv, capture_output=True, text=True, env=base_env(), timeout=PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+        raise RemoteError(
+            f"the {program.name} that was sent does not run on the host: {reason}",
+            next="sudo apt-get install cmake ninja-build",
+        ) from error

@@ -1,199 +1,195 @@
-"""Gates: parity gates of test-backend-ops, and checks, whose commands are run in order and judged together."""
+"""Gates: the commands of a step are run in order and judged together; a parity gate that fails is run again."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from resource import RLIM_INFINITY
 from typing import Any
 
 from dgxlab.agent.files import full_disk
 from dgxlab.agent.measure import Bench, Launch, raw_file
-from dgxlab.model import CheckCommand, CheckStep, GateStep, case_digest
-from dgxlab.model.events import CheckEvent, File, GateEvent
-from dgxlab.model.reasons import Code, reason
+from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, case_digest
+from dgxlab.model.events import File, GateEvent
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools import judge_check, parity, read_check
 from dgxlab.tools.parity import GateReading
 
 RERUNS = 3
 """How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
 RERUN_AT_MOST = 20
-"""With more failing cases than this the kernel is wrong, and running it again would only take long."""
+"""With more failing cases than this the kernel is wrong: no rerun."""
 ATTEMPTS = 3
 """llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
 
-
-@dataclass(frozen=True)
-class Gated:
-    """A parity gate that was judged, and what the program printed."""
-
-    event: GateEvent
-    reading: GateReading
+Fill = Callable[[Sequence[str], Mapping[str, str]], list[str]]
+"""Replaces a command's placeholders, given those of its step."""
+Reasons = tuple[Reason, ...]
 
 
-def run_gate(bench: Bench, step: GateStep, argv: Sequence[str], build_id: str, baseline: Gated | None = None) -> Gated:
-    """Run a parity gate and judge it.
+@dataclass
+class _Judged:
+    """The results of a gate's commands: the fields of its event."""
+
+    commands: list[Any] = field(default_factory=list)
+    readings: dict[str, Any] = field(default_factory=dict)
+    raw: dict[str, File] = field(default_factory=dict)
+    reasons: Reasons = ()
+    flaky: tuple[str, ...] = ()
+    case_list: tuple[str, ...] | None = None
+
+    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], rc: int | None, launched: Launch) -> None:
+        seconds = launched.ended.seconds
+        self.commands.append({"role": role, "argv": list(argv), "env": dict(env), "rc": rc, "seconds": seconds})
+
+
+def run_gate(
+    bench: Bench,
+    step: GateStep,
+    build_id: str,
+    inputs: Mapping[str, str],
+    fill: Fill,
+    baseline: GateEvent | None = None,
+) -> GateEvent:
+    """Run a gate and judge it; return its event, with the list of cases for a parity gate.
 
     Args:
-        baseline: The baseline's gate of the same operation, where this one is a candidate's.
+        inputs: Ids of the gate's inputs, by name.
+        baseline: The baseline's parity gate of the same operation, where this one is a candidate's.
     """
-    launched, reading, rc = _launch_gate(bench, step.id, step, argv)
-    reasons = _gate_reasons(step, launched, reading, rc)
-    flaky = tuple(dict.fromkeys(reading.failed))
-    # what it would have printed had its failing cases passed
-    passed = None if reading.passed is None else reading.passed + len(reading.failed)
-    forgiven = replace(reading, passed=passed, failed=(), backend_ok=True)
-    alone = not _gate_reasons(step, launched, forgiven, 0 if rc == 1 else rc)  # nothing but these cases is wrong
-    if alone and 0 < len(flaky) <= RERUN_AT_MOST:
-        again: tuple[str, ...] = ()
-        for number in range(1, RERUNS + 1):
-            if again := _gate_reasons(step, *_launch_gate(bench, f"{step.id}-again{number}", step, argv)):
-                break
-        further = (f"run again: {'; '.join(again)}",) if again != reasons else ()
-        reasons = (*reasons, *further) if again else ()
-    if reasons:
-        flaky = ()
-    elif baseline and baseline.event.status != "failed":
-        reasons = _beside(step, reading, flaky, baseline)
-    event = GateEvent(
+    if isinstance(step.gate, ParityGate):
+        judged = _parity(bench, step, step.gate, fill, baseline)
+    else:
+        judged = _check(bench, step, step.gate, fill)
+    return GateEvent(
         id=step.id,
         arm=step.arm,
         build_id=build_id,
         gate=step.gate,
+        inputs=inputs,
         env=step.env,
-        argv=tuple(argv),
-        rc=rc,
-        passed=reading.passed,
-        total=reading.total,
-        unsupported=reading.unsupported,
-        cases=case_digest(reading.cases) if reading.total else None,
-        status="failed" if reasons else "flaky" if flaky else "passed",
-        reasons=reasons,
-        flaky=flaky,
-        failed=tuple(case for case in reading.failed if case not in flaky),
-        raw=launched.raw(),
-        seconds=launched.ended.seconds,
+        status="failed" if judged.reasons else "flaky" if judged.flaky else "passed",
+        seconds=sum(command["seconds"] for command in judged.commands),
+        **vars(judged),
     )
-    return Gated(event, reading)
 
 
-def _launch_gate(bench: Bench, name: str, step: GateStep, argv: Sequence[str]) -> tuple[Launch, GateReading, int]:
-    launched = bench.launch(name, argv, step.env, step.limit_s)
-    rc = -1 if launched.ended.rc is None else launched.ended.rc
-    return launched, parity.read_gate(launched.text(), step.gate.backend), rc
+# -- parity gates -----------------------------------------------------------------------------------------------------
 
 
-def _gate_reasons(step: GateStep, launched: Launch, reading: GateReading, rc: int) -> tuple[str, ...]:
+def _parity(bench: Bench, step: GateStep, gate: ParityGate, fill: Fill, baseline: GateEvent | None) -> _Judged:
+    argv = fill(step.commands[0].argv, {})
+
+    def launch(name: str) -> tuple[Launch, GateReading, int]:
+        launched = bench.launch(name, argv, step.env, step.limit_s)
+        rc = -1 if launched.ended.rc is None else launched.ended.rc
+        return launched, parity.read_gate(launched.text(), gate.backend), rc
+
+    launched, reading, rc = launch(step.id)
+    reasons = _reasons(gate, step.limit_s, launched, reading, rc)
+    flaky = tuple(dict.fromkeys(reading.failed))
+    # the count if the failing cases had passed
+    passed = None if reading.passed is None else reading.passed + len(reading.failed)
+    forgiven = replace(reading, passed=passed, failed=(), backend_ok=True)
+    others = _reasons(gate, step.limit_s, launched, forgiven, 0 if rc == 1 else rc)  # besides the cases that failed
+    if not others and 0 < len(flaky) <= RERUN_AT_MOST:
+        again: Reasons = ()
+        for number in range(1, RERUNS + 1):
+            if again := _reasons(gate, step.limit_s, *launch(f"{step.id}-again{number}")):
+                break
+        further = (reason(Code.AGAIN, reasons="; ".join(map(str, again))),) if again != reasons else ()
+        reasons = (*reasons, *further) if again else ()
+    if reasons:
+        flaky = ()
+    elif baseline and baseline.status != "failed":
+        reasons = _beside(gate, reading, flaky, baseline)
+    counted = {name: getattr(reading, name) for name in ("passed", "total", "unsupported")}
+    counted["failed"] = tuple(case for case in reading.failed if case not in flaky)
+    counted["cases"] = case_digest(reading.cases) if reading.total else None
+    judged = _Judged([], {ARM: counted}, launched.raw(), reasons, flaky, reading.cases if reading.total else None)
+    judged.add(ARM, argv, step.env, rc, launched)
+    return judged
+
+
+def _reasons(gate: ParityGate, limit_s: float, launched: Launch, reading: GateReading, rc: int) -> Reasons:
     """Return why one run of a gate did not pass, () when it did."""
     program = parity.PROGRAM
-    reasons = parity.judge_gate(reading, rc, step.gate)
-    if step.gate.engaged not in launched.errors():
-        reasons = (*reasons, str(reason(Code.NOT_ENGAGED, marker=step.gate.engaged, program=program)))
+    reasons = parity.judge_gate(reading, rc, gate)
+    if gate.engaged not in launched.errors():
+        reasons = (*reasons, reason(Code.NOT_ENGAGED, marker=gate.engaged, program=program))
     if (rc != 0 or launched.ended.stopped) and not reading.failed:
-        reasons = (str(launched.ended.reason(program, step.limit_s)), *reasons)
-    if reasons and not reading.failed:
-        reasons = (*reasons[:-1], f"{reasons[-1]}{full_disk(launched.stdout.parent)}")
+        reasons = (launched.ended.reason(program, limit_s), *reasons)
+    if reasons and not reading.failed and (disk := full_disk(launched.stdout.parent)):
+        reasons = (*reasons[:-1], reason(Code.DISK, reason=str(reasons[-1]), disk=disk))
     return reasons
 
 
-def _beside(step: GateStep, reading: GateReading, flaky: Sequence[str], baseline: Gated) -> tuple[str, ...]:
-    """Return why a candidate's gate that passed by itself fails beside its baseline's, () when it does not."""
+def _beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], baseline: GateEvent) -> Reasons:
+    """Return why a candidate's gate fails in comparison with its baseline's, () when it passes."""
     reasons = []
-    if new := [case for case in flaky if case not in baseline.event.flaky]:
-        reasons.append(f"flaky here and not in the baseline: {', '.join(new)}")
-    wanted, other = step.gate, baseline.event.gate
-    if any(mine and its and mine != its for mine, its in ((wanted.expect, other.expect), (wanted.cases, other.cases))):
-        return tuple(reasons)  # the specs declare that the arms have other cases
-    if reading.total != baseline.reading.total:
-        reasons.append(f"the candidate ran {reading.total} cases, the baseline {baseline.reading.total}")
-    if differs := parity.unlike(reading.cases, baseline.reading.cases):
-        reasons.append(f"not the baseline's cases: {differs}")
+    if new := [case for case in flaky if case not in baseline.flaky]:
+        reasons.append(reason(Code.FLAKY, cases=new))
+    other, there = baseline.gate, baseline.counts
+    declared = ((getattr(gate, "expect", None), getattr(gate, "cases", "")) for gate in (wanted, other))
+    if any(mine and its and mine != its for mine, its in zip(*declared, strict=True)):
+        return tuple(reasons)  # the specs declare that the arms have different cases
+    if reading.total != there["total"]:
+        reasons.append(reason(Code.BASELINE_COUNT, total=reading.total, baseline=there["total"]))
+    if differs := parity.unlike(reading.cases, baseline.case_list or ()):
+        reasons.append(reason(Code.BASELINE_CASES, differs=differs))
     return tuple(reasons)
 
 
-# -- checks -----------------------------------------------------------------------------------------------------------
+# -- gates on a model or a kernel -------------------------------------------------------------------------------------
 
 
-def run_check(
-    bench: Bench,
-    step: CheckStep,
-    build_id: str,
-    inputs: Mapping[str, str],
-    fill: Callable[[Sequence[str], Mapping[str, str]], list[str]],
-) -> CheckEvent:
-    """Run a step's commands, none after one that failed, and judge them.
-
-    Args:
-        inputs: What it reads, by name.
-        fill: Replaces a command's placeholders, given those of its step.
-    """
+def _check(bench: Bench, step: GateStep, gate: Check, fill: Fill) -> _Judged:
     stem = step.id.replace(":", "-")
     words, logits, files = bench.raw / f"{stem}.txt", bench.raw.parent / f"{stem}.logits", bench.raw.parent / stem
     paths = {"text": str(words), "logits": str(logits), "files": str(files)}
-    commands: list[Any] = []
-    readings: dict[str, Any] = {}
-    raw: dict[str, File] = {}
+    judged = _Judged()
     if step.text:
         words.write_text(text(step.text.words, step.text.seed), encoding="utf-8")
-        raw["text"] = raw_file(words)
+        judged.raw["text"] = raw_file(words)
     try:
         for name, content in step.files.items():
             path = files / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
         for command in step.commands:
-            argv, role = fill(command.argv, paths), command.role
-            for name, launched in _attempts(bench, step, command, argv):
-                rc, seconds = launched.ended.rc, launched.ended.seconds
-                commands.append({"role": role, "argv": argv, "env": dict(command.env), "rc": rc, "seconds": seconds})
-                raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
-                readings[role] = _read(step, command, launched)
-                if not readings[role].get("cut"):
-                    break
-            if "problem" in readings[role]:
+            _attempt(bench, step, gate, command, fill(command.argv, paths), judged)
+            if "problem" in judged.readings[command.role]:
                 break
     finally:
-        # gigabytes where the model is large; both are made again from what is kept
+        # gigabytes for a large model; both can be made again from the kept files
         logits.unlink(missing_ok=True)
         shutil.rmtree(files, ignore_errors=True)
-    reasons = judge_check(step.gate, readings)
-    return CheckEvent(
-        id=step.id,
-        arm=step.arm,
-        build_id=build_id,
-        kind=step.gate.name,
-        gate=step.gate,
-        inputs=inputs,
-        env=step.env,
-        commands=commands,
-        readings=readings,
-        status="failed" if reasons else "passed",
-        reasons=reasons,
-        raw=raw,
-        seconds=sum(command["seconds"] for command in commands),
-    )
+    judged.reasons = judge_check(gate, judged.readings)
+    return judged
 
 
-def _attempts(
-    bench: Bench, step: CheckStep, command: CheckCommand, argv: Sequence[str]
-) -> Iterator[tuple[str, Launch]]:
+def _attempt(
+    bench: Bench, step: GateStep, gate: Check, command: CheckCommand, argv: Sequence[str], judged: _Judged
+) -> None:
+    """Launch a command; repeat it if its output was cut off."""
     for name in (command.role, *(f"{command.role}-{number}" for number in range(1, ATTEMPTS))):
         # no limit of files: logits are written, and kernels compiled
-        yield name, bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
-
-
-def _read(step: CheckStep, command: CheckCommand, launched: Launch) -> dict[str, Any]:
-    """Return what one command of a check showed."""
-    errors = launched.errors()
-    stdout = b"" if launched.ended.too_long else launched.stdout.read_bytes()
-    reading = read_check(step.gate, command.role, stdout, errors)
-    if not launched.ended.ok and not reading.get("failed"):  # tests that failed say more than how make ended
-        reading = {"problem": str(launched.failure(Path(command.argv[0]).name, step.limit_s))}
-    marker = getattr(step.gate, "engaged", "")
-    return reading | ({"engaged": marker in errors} if marker else {})
+        launched = bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
+        judged.add(command.role, argv, command.env, launched.ended.rc, launched)
+        judged.raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
+        errors = launched.errors()
+        stdout = b"" if launched.ended.too_long else launched.stdout.read_bytes()
+        reading = read_check(gate, command.role, stdout, errors)
+        if not launched.ended.ok and not reading.get("failed"):  # failed tests say more than make's exit status
+            reading = {"problem": str(launched.failure(Path(command.argv[0]).name, step.limit_s))}
+        if marker := getattr(gate, "engaged", ""):
+            reading["engaged"] = marker in errors
+        judged.readings[command.role] = reading
+        if not reading.get("cut"):
+            return
 
 
 LIST = """
@@ -212,7 +208,7 @@ WORDS = LIST.split()
 
 
 def text(words: int, seed: int) -> str:
-    """Return so many words in one line, the same for a seed everywhere and for ever."""
-    # a digest for each place, because a random generator's choice may be another one in another Python
+    """Return this many words in one line; a seed gives the same text on every machine and Python."""
+    # a digest per place: a random generator's choice may differ between Python versions
     draws = (hashlib.sha256(f"{seed}/{place}".encode()).digest() for place in range(words))
     return " ".join(WORDS[int.from_bytes(draw[:4], "big") % len(WORDS)] for draw in draws)

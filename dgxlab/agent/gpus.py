@@ -1,4 +1,4 @@
-"""What nvidia-smi tells: the GPUs' fields, whose names differ between drivers, and who computes on them."""
+"""nvidia-smi's output: the GPUs' fields, whose names differ between drivers, and the compute processes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import csv
 import os
 import pwd
 import re
-import shutil
-import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgxlab.agent.environment import base_env
+from dgxlab.agent.environment import ask
 from dgxlab.errors import one_line
 
 NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
@@ -20,34 +18,29 @@ NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unk
 
 HELP = ("nvidia-smi", "--help-query-gpu")
 """Prints the fields that this driver knows; it needs no GPU and takes 18 ms on an H200."""
-
-BASIC = {
-    name: name
-    for name in ("uuid", "temperature.gpu", "clocks.sm", "clocks.mem", "power.draw", "utilization.gpu", "pstate")
-}
-"""Fields that every driver knows."""
-
-_COUNTERS = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-FIELDS: Mapping[str, tuple[str, ...]] = {
-    **{name: (name,) for name in (*BASIC, "driver_version")},
-    "clocks_event_reasons.active": ("clocks_event_reasons.active", "clocks_throttle_reasons.active"),
-    **{name: (name,) for name in (f"clocks_event_reasons_counters.{counter}" for counter in _COUNTERS)},
-}
-"""What we want to know, under the newest driver's name for it, and all that drivers have called it, newest first."""
-
-PATIENCE_S = 20.0
-"""How long nvidia-smi may take; one that hangs says nothing."""
 QUERY = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
+
+_EVERY = ("uuid", "temperature.gpu", "clocks.sm", "clocks.mem", "power.draw", "utilization.gpu", "pstate")
+BASIC = {name: name for name in _EVERY}
+"""Fields that every driver knows, as `choose` returns them."""
+_COUNTERS = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+FIELDS = (
+    *BASIC,
+    "driver_version",
+    "clocks_event_reasons.active",
+    *(f"clocks_event_reasons_counters.{counter}" for counter in _COUNTERS),
+)
+"""The fields that we query, under the newest driver's names; older ones have `throttle` for `event`."""
 
 
 def choose(printed: str) -> dict[str, str]:
-    """Return by our name how this driver calls each field that it knows, from what `HELP` printed.
+    """Return our name and this driver's name of each field that it knows, from the output of `HELP`.
 
-    One field that it does not know would fail a whole query.
+    A single field that the driver does not know would fail a whole query.
     """
     known = set(re.findall(r'"([\w.]+)"', printed))
-    fields = {name: next((word for word in words if word in known), "") for name, words in FIELDS.items()}
-    return {name: word for name, word in fields.items() if word} if fields["uuid"] else dict(BASIC)
+    words = {name: name if name in known else name.replace("event", "throttle") for name in FIELDS}
+    return {name: word for name, word in words.items() if word in known} if "uuid" in known else dict(BASIC)
 
 
 def query(fields: Sequence[str]) -> list[str]:
@@ -56,62 +49,38 @@ def query(fields: Sequence[str]) -> list[str]:
 
 
 def sampling(uuids: Sequence[str], fields: Sequence[str], period_s: float) -> list[str]:
-    """Return the command that prints the time and these fields of these GPUs again and again, after a header."""
+    """Return the command that prints a header, then every `period_s` the time and these fields of these GPUs."""
     asked = f"--query-gpu={','.join(('timestamp', *fields))}"
     return ["nvidia-smi", "-i", ",".join(uuids), asked, "--format=csv,nounits", "-lms", f"{period_s * 1000:.0f}"]
 
 
 def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
-    """Read nvidia-smi's csv without header and units; a value it does not know is None, a broken line is left out."""
-    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
-    return [
-        {field: None if cell in NULLS else cell for field, cell in zip(fields, row, strict=True)}
-        for row in rows
-        if len(row) == len(fields)
-    ]
+    """Read csv without header and units; an unknown value is None, a line with more or fewer cells is left out."""
+    rows = [[None if cell.strip() in NULLS else cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
 @dataclass(frozen=True)
 class ComputeProcess:
-    """A process with a CUDA context.
-
-    Attributes:
-        program: Its path, as far as nvidia-smi may tell.
-        user: Who owns it, "" where /proc does not know it, e.g. in another pid namespace.
-        used_mib: Device memory, None where the driver does not count it, as on unified memory.
-    """
+    """A process with a CUDA context."""
 
     gpu_uuid: str
     pid: int
     program: str
     user: str
+    """ "" where /proc does not know the process, e.g. in another pid namespace."""
     used_mib: int | None
+    """Device memory, None where the driver does not count it, as on unified memory."""
 
 
 def compute_processes() -> list[ComputeProcess] | None:
-    """Return every compute process on this host's GPUs, None where nvidia-smi is missing, fails or does not answer."""
-    env = base_env()
-    program = shutil.which(QUERY[0], path=env["PATH"])
-    if program is None:
-        return None
-    try:
-        asked = subprocess.run(
-            [program, *QUERY[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=env,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if asked.returncode else parse_processes(asked.stdout)
+    """Return every compute process on this host's GPUs; None if nvidia-smi is missing, fails or hangs."""
+    (answer,) = ask([QUERY])
+    return None if answer.status else parse_processes(answer.text)
 
 
 def parse_processes(text: str) -> list[ComputeProcess]:
-    """Read nvidia-smi's csv, in which nothing is quoted: a comma between pid and memory is the program's own."""
+    """Read nvidia-smi's csv, which quotes nothing: a comma between pid and memory belongs to the program's name."""
     processes = []
     for line in text.splitlines():
         uuid, _, rest = line.partition(", ")
@@ -124,14 +93,21 @@ def parse_processes(text: str) -> list[ComputeProcess]:
 
 
 def foreign(processes: Iterable[ComputeProcess], own: Collection[int]) -> list[ComputeProcess]:
-    """Return those that do not belong to this process's session, each once however many GPUs it uses.
+    """Return the processes outside this process's session, each once however many GPUs it uses.
 
-    Args:
-        own: Pids that this process started: one that has just ended may still be listed for an instant.
+    `own` are pids that this process started: nvidia-smi may list one for an instant after its end.
     """
-    session = os.getsid(0)
-    once = {process.pid: process for process in processes}
-    return [process for pid, process in once.items() if _session(pid, own, session) != session]
+    others = {}
+    for process in processes:
+        try:
+            mine = os.getsid(process.pid) == os.getsid(0)
+        except ProcessLookupError:
+            mine = process.pid in own
+        except OSError:
+            mine = False
+        if not mine:
+            others[process.pid] = process
+    return list(others.values())
 
 
 def phrase(processes: Sequence[ComputeProcess]) -> str:
@@ -143,22 +119,11 @@ def phrase(processes: Sequence[ComputeProcess]) -> str:
     return f"{words} and {more} more" if more else words
 
 
-def _session(pid: int, own: Collection[int], ended: int) -> int | None:
-    """Return a process's session, `ended` for one of our own that is gone, None for a pid that is not known here."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return ended if pid in own else None
-    except OSError:
-        return None
-
-
 def _user(pid: int) -> str:
     try:
         uid = Path(f"/proc/{pid}").stat().st_uid
+        return pwd.getpwuid(uid).pw_name
     except OSError:
         return ""
-    try:
-        return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)

@@ -1,8 +1,8 @@
-"""What lies under the root, when it was last used, and taking away what is asked for while nothing runs.
+"""Files and folders under the root: their last use and their removal.
 
-A job holds `in-use.lock` shared for its life, so what jobs share (builds, work folders, models, tools) goes only while
-no job runs. What goes is renamed into `trash/` first: an interrupted removal leaves no half of anything. The ids of
-removed jobs are in `jobs.removed`, so that a client that never heard of a job's end does not start it again.
+A job holds a shared lock on `in-use.lock` while it runs, so shared items (builds, work folders, models, tools) are
+removed only while no job runs. An item is renamed into `trash/` first: an interrupted removal leaves no partial item.
+`jobs.removed` lists the ids of removed jobs, so that a client that missed a job's end does not start it again.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from dgxlab.agent.lock import lock
 from dgxlab.errors import RemoteError
 from dgxlab.replies import SHARED, Item, Removal, Status
 
+IN_USE, REMOVED = "in-use.lock", "jobs.removed"
+
 LEFTOVER_S = 86400.0
-"""What an interrupted command left half done is left alone for a day: it may still be at work."""
+"""Age from which an unfinished folder is a leftover; a younger one may still be in use."""
 
 
 def was_removed(root: Root, job_id: str) -> bool:
-    """Tell whether a job was here and was removed: it ran, and runs at most once."""
-    return _removed(root).exists() and job_id in _removed(root).read_text().splitlines()
+    """Return whether a job ran here and was removed: a job runs at most once."""
+    removed = root.path / REMOVED
+    return removed.exists() and job_id in removed.read_text().splitlines()
 
 
 def hold(root: Root) -> int:
-    """Return a descriptor that keeps what jobs share from being removed until it, and every copy of it, is closed."""
-    fd = _open(root)
+    """Return a descriptor of the lock that protects shared items until the descriptor and all its copies are closed."""
+    fd = _open(root, IN_USE)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
 
 
 def unfit(root: Root) -> Iterator[tuple[str, str]]:
-    """Yield why no job can run under this root, each reason with `root` or the program that is missing."""
-    fd = _open(root)
-    try:
-        lock(fd, fcntl.LOCK_SH)
-    except RemoteError as error:
-        yield "root", error.message
-    finally:
-        os.close(fd)
+    """Yield each obstacle to running jobs under this root: `root` or the missing program, and the reason."""
+    with os.fdopen(_open(root, IN_USE), "ab") as file:
+        try:
+            lock(file.fileno(), fcntl.LOCK_SH)
+        except RemoteError as error:
+            yield "root", error.message
     if os.statvfs(root.path).f_flag & os.ST_NOEXEC:
         yield "root", f"{root.path} is mounted noexec: nothing that is built there could run"
     if not shutil.which("setsid"):
@@ -55,41 +56,49 @@ def unfit(root: Root) -> Iterator[tuple[str, str]]:
 
 
 def inventory(root: Root) -> list[Item]:
-    """Return everything under the root but what is in the trash, by kind, the longest unused first."""
-    return sorted((thing.item() for thing in _things(root)), key=lambda item: (item.kind, item.used))
+    """Return everything under the root except the trash, by kind, the longest unused first."""
+    items = []
+    for thing in _things(root):
+        used, size = thing.used, sum(map(_size, thing.paths))
+        status = Job(thing.paths[0]).status() if thing.kind == "jobs" else Status(thing.name, "")
+        age_s = time.time() - used
+        items.append(Item(thing.kind, thing.name, used, age_s, size, status.state, status.journal_bytes))
+    return sorted(items, key=lambda item: (item.kind, item.used))
 
 
 def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
-    """Remove things, each named by kind, name and the last use that was seen; one that was used since then stays.
+    """Remove items, each given as kind, name and last use seen; an item used since then is kept.
 
-    What the trash holds goes too, also when nothing else does.
+    Every call also empties the trash.
     """
     removed, kept, trash = [], [], root.path / "trash"
-    fd = _open(root)
-    try:  # no job begins while this is locked; one of an older version does not hold it, and is looked at as well
-        alone = lock(fd) and not any(Job(path).status().state == "running" for path in _children(root.jobs))
-        there = {(thing.kind, thing.name): thing for thing in _things(root)}
+    with os.fdopen(_open(root, IN_USE), "ab") as file:
+        # no job begins while this is locked; an older agent does not hold it, so job states are read as well
+        jobs = (Job(path).status().state for path in _children(root.jobs))
+        alone = lock(file.fileno()) and "running" not in jobs
+        present = {(thing.kind, thing.name): thing for thing in _things(root)}
         for kind, name, used in wanted:
-            thing = there.get((kind, name))
+            thing = present.get((kind, name))
             if thing is None:
                 continue  # another command removed it
             if reason := _objection(thing, used, alone=alone):
                 kept.append((kind, name, reason))
-            else:
-                if kind == "jobs":
-                    (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
-                    _note_removal(root, name)
-                trash.mkdir(mode=0o700, exist_ok=True)
-                for path in thing.paths:
-                    path.rename(trash / f"{time.time_ns()}-{path.name}")
-                removed.append((kind, name))
-    finally:
-        os.close(fd)
-    for path in _children(trash):  # the lock is free again: this may take long
+                continue
+            if kind == "jobs":
+                (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
+                with os.fdopen(_open(root, REMOVED), "ab") as note:
+                    note.write(f"{name}\n".encode())
+                    note.flush()
+                    os.fsync(note.fileno())
+            trash.mkdir(mode=0o700, exist_ok=True)
+            for path in thing.paths:
+                path.rename(trash / f"{time.time_ns()}-{path.name}")
+            removed.append((kind, name))
+    for path in _children(trash):  # after the lock is released: this may take long
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)  # another command may be at the same
+            path.unlink(missing_ok=True)  # another command may empty it too
     return Removal(tuple(removed), tuple(kept), busy=not alone)
 
 
@@ -99,32 +108,26 @@ class _Thing:
     name: str
     paths: tuple[Path, ...]
 
-    def item(self) -> Item:
-        used, size = self.used, sum(map(_size, self.paths))
-        status = Job(self.paths[0]).status() if self.kind == "jobs" else Status(self.name, "")
-        return Item(self.kind, self.name, used, time.time() - used, size, status.state, status.journal_bytes)
-
     @property
     def used(self) -> float:
-        """The newest time of the paths and of what lies directly in them: stamps and journals are touched there."""
+        """The newest mtime of the paths and of their direct children: jobs touch stamps and journals there."""
         inside = [child for path in self.paths if path.is_dir() for child in path.iterdir()]
         newest = 0.0
         for path in (*self.paths, *inside):
             try:
                 newest = max(newest, path.lstat().st_mtime)
-            except FileNotFoundError:  # it is being replaced this instant
+            except FileNotFoundError:  # it is being replaced
                 newest = time.time()
         return newest
 
 
 def _things(root: Root) -> Iterator[_Thing]:
-    """Yield everything that dgxlab made."""
+    """Yield every item that dgxlab made."""
     for kind, folder in (("builds", root.builds), ("work", root.work), ("tools", root.tools), ("jobs", root.jobs)):
         for path in filter(Path.is_dir, _children(folder)):
             torn = kind == "jobs" and Job(path).torn
             yield _Thing("leftovers", f"jobs/{path.name}", (path,)) if torn else _Thing(kind, path.name, (path,))
-    yield from (_Thing("agents", path.stem, (path,)) for path in _children(root.agents) if path.suffix == ".pyz")
-    # synthetic models, also one that was sent for a job that never came; any other file there is the user's own
+    # synthetic models, also those sent for a job that never started; any other file is the user's
     for path in _children(root.models):
         model = path.with_suffix(".gguf")
         if path.match("synthetic-*.json") and not model.is_symlink():
@@ -133,23 +136,19 @@ def _things(root: Root) -> Iterator[_Thing]:
             yield _Thing("models", path.stem, (path,))
     if root.objects.is_dir():
         yield _Thing("sources", root.objects.name, (root.objects,))
-    # what interrupted commands left half done, and at once what is broken
+    agents = _children(root.agents)
+    yield from (_Thing("agents", path.stem, (path,)) for path in agents if path.suffix == ".pyz")
+    partial = [path for path in agents if path.suffix != ".pyz"]
     for folder in (root.builds, root.work, root.tools, root.jobs, root.models, root.objects.parent):
-        for path in _children(folder, hidden=True):
-            thing = _Thing("leftovers", f"{folder.name}/{path.name}", (path,))
-            yield from [thing] if path.name.startswith(".broken-") else _old(thing)
-    for path in _children(root.agents):
-        if path.suffix != ".pyz":
-            yield from _old(_Thing("leftovers", f"{root.agents.name}/{path.name}", (path,)))
-
-
-def _old(thing: _Thing) -> Iterator[_Thing]:
-    if time.time() - thing.used > LEFTOVER_S:
-        yield thing
+        partial += _children(folder, hidden=True)
+    for path in partial:
+        thing = _Thing("leftovers", f"{path.parent.name}/{path.name}", (path,))
+        if path.name.startswith(".broken-") or time.time() - thing.used > LEFTOVER_S:
+            yield thing
 
 
 def _objection(thing: _Thing, used: float, *, alone: bool) -> str:
-    """Return why something stays, "" when it may go."""
+    """Return why an item must be kept, "" when it may be removed."""
     if thing.kind == "sources" or thing.paths[0] == Path(sys.argv[0]):
         return "it is always kept"
     if thing.kind in SHARED and not alone:
@@ -160,7 +159,7 @@ def _objection(thing: _Thing, used: float, *, alone: bool) -> str:
 
 
 def _children(folder: Path, *, hidden: bool = False) -> list[Path]:
-    """Return what lies in a folder of ours: no links, and nothing where the folder is one; they lead elsewhere."""
+    """Return a folder's entries without links; empty if the folder itself is a link."""
     if folder.is_symlink() or not folder.is_dir():
         return []
     paths = (path for path in folder.iterdir() if path.name.startswith(".") == hidden)
@@ -177,18 +176,6 @@ def _size(path: Path) -> int:
     return total
 
 
-def _removed(root: Root) -> Path:
-    return root.path / "jobs.removed"
-
-
-def _note_removal(root: Root, job_id: str) -> None:
-    fd = os.open(_removed(root), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(fd, f"{job_id}\n".encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _open(root: Root) -> int:
-    return os.open(root.path / "in-use.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _open(root: Root, name: str) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.open(root.path / name, flags, 0o600)

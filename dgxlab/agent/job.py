@@ -1,7 +1,7 @@
-"""A job's folder on the host: how it appears, whether it runs, how it ended, and what it leaves.
+"""A job's folder on the host: staging, state, final status, and raw files.
 
-Liveness is a lock, never a stored word or a pid: run.lock is held by the agent alone. What an agent leaves running when
-it is killed keeps the locks of devices and of the root's folders, and is found by the job's id in its environment.
+A job runs while the agent holds run.lock; no stored state or pid is trusted. Processes that outlive a killed agent keep
+the locks of devices and of the root's folders; the job's id in their environment identifies them.
 
     jobs/<id>/  plan.json  agent.pyz  MANIFEST    written whole, then renamed into place
                 run.lock   started   journal.jsonl   raw/   rc
@@ -34,16 +34,16 @@ from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
 from dgxlab.replies import Status, final_status, sealed
 
 STAGED = ("plan.json", "agent.pyz")
-"""What a job is, with its digests in MANIFEST."""
+"""Files of a staged job; MANIFEST has their digests."""
 
 RESERVE = 4096
-"""Bytes set aside for each word that a job must be able to say on a full disk: that it started, and how it ended."""
+"""Bytes reserved for each of `started` and `rc`, so that they can be written on a full disk."""
 SEAL = 128
-"""Bytes of that which the digest of a final status takes."""
+"""Bytes of RESERVE for the digest of a final status."""
 START_S = 20.0
-"""How long a start may take to show itself."""
+"""Max time until a started agent shows a sign of life."""
 LEVEL = 6
-"""Of gzip: text shrinks to a tenth, at a hundred megabytes a second."""
+"""gzip level: text shrinks to a tenth, at 100 MB/s."""
 
 
 class Job:
@@ -61,26 +61,29 @@ class Job:
 
     @classmethod
     def stage(cls, jobs: Path, job_id: str, plan: bytes, agent: Path) -> Job:
-        """Make the folder visible, whole or not at all; staging a job that is there already changes nothing.
-
-        One that was damaged before it began is replaced.
-        """
+        """Make the folder, completely or not at all; an existing one is kept unless damaged before the job began."""
         job = cls(jobs / job_id)
         if job.folder.exists() and not job.set_aside():
             return job
         incoming = jobs / f".in-{job_id}-{os.getpid()}"
         try:
-            _fill(incoming, plan, agent)
+            (incoming / "raw").mkdir(parents=True)
+            (incoming / "plan.json").write_bytes(plan)
+            shutil.copyfile(agent, incoming / "agent.pyz")
+            for word in ("started", "rc"):
+                (incoming / f"{word}.reserved").write_bytes(b" " * RESERVE)
+            (incoming / "run.lock").touch(mode=0o600)  # shows the first status call whether there are locks
+            (incoming / "MANIFEST").write_text(json.dumps({name: sha256(incoming / name) for name in STAGED}))
             settle(incoming, job.folder)
         except OSError:
-            # a full disk, of which nothing more shall be taken, or another client staged the same job first
+            # the disk is full, or another client staged the same job first
             shutil.rmtree(incoming, ignore_errors=True)
             if not job.plan.exists():
                 raise
         return job
 
     def start(self) -> Status:
-        """Start the agent detached, unless it was started before; return once it shows a sign of life.
+        """Start the agent detached, unless it was started before; return when it shows a sign of life.
 
         Raises:
             RemoteError: if the job is damaged, and another client is about to replace it.
@@ -89,7 +92,7 @@ class Job:
             if not self._whole():
                 raise RemoteError(f"job {self.job_id} is damaged on {settings().name}", next=AGAIN)
             with (self.folder / "agent.err").open("ab") as errors:
-                # setsid -f: the agent is no child of ours, which would have to be collected
+                # setsid -f: the agent is not our child, so we need not reap it
                 subprocess.run(
                     ["setsid", "-f", sys.executable, "-ES", str(self.folder / "agent.pyz"), "work", str(self.folder)],
                     stdin=subprocess.DEVNULL,
@@ -105,13 +108,13 @@ class Job:
         return self.status()
 
     def begin(self) -> int | None:
-        """Take run.lock for life, as the agent; None when the job was started before, so it runs at most once.
+        """As the agent, take run.lock until exit; None if the job was started before: it runs at most once.
 
         Raises:
-            RemoteError: if there are no locks where it lies.
+            RemoteError: if the file system has no locks.
         """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # a status call holds it for an instant, another agent that is about to start for good
+        # a status call holds the lock briefly, another starting agent until it exits
         while not self._started.exists() and not lock(fd):
             time.sleep(0.002)
         if self._started.exists():
@@ -121,20 +124,18 @@ class Job:
         return fd
 
     def finish(self, **fields: Any) -> None:
-        """Write the final status, last of all, into the space that was set aside for it."""
-        size = self.journal.stat().st_size if self.journal.exists() else 0
-        rc = {**fields, "t": time.time(), "journal_bytes": size, "journal_sha256": sha256(self.journal)}
+        """Write the final status into the space reserved for it; the last write of a job."""
+        rc = {**fields, "t": time.time(), "journal_bytes": self._size(), "journal_sha256": sha256(self.journal)}
         while len(json.dumps(rc)) > RESERVE - SEAL and rc.get("message"):  # the journal has all of it
             rc["message"] = rc["message"][: len(rc["message"]) // 2]
         _put(self.rc, {**rc, "sha256": sealed(rc)})
 
     def status(self) -> Status:
-        """Tell the job's state: started is looked for, the lock tried, then rc read; in that order there is no race."""
+        """Return the job's state. Checks `started`, then the lock, then rc: this order avoids races."""
         if not self.plan.exists():
             return Status(self.job_id, "absent")
-        begun = self._started.exists()  # one that began between the two looks would be taken for lost
-        running = self._held()
-        size = self.journal.stat().st_size if self.journal.exists() else 0
+        begun = self._started.exists()  # read before the lock: a job that began in between would look lost
+        running, size = self._held(), self._size()
         if running:
             return Status(self.job_id, "running", size)
         if not self.rc.exists():
@@ -146,13 +147,16 @@ class Job:
             return Status(self.job_id, "lost", size, cause="its journal is not what its agent wrote")
         return Status(self.job_id, "done", size, rc)
 
-    def cancel(self, patience_s: float = 15.0) -> Status:
-        """End all that a job started and nothing else: its agent by TERM, after which it writes its end, and by KILL.
+    def _size(self) -> int:
+        return self.journal.stat().st_size if self.journal.exists() else 0
 
-        One that has not begun never will.
+    def cancel(self, patience_s: float = 15.0) -> Status:
+        """End all processes of a job and no others: TERM lets the agent write its final status, KILL ends the rest.
+
+        A job that has not begun will never start.
 
         Raises:
-            RemoteError: if something of it goes on.
+            RemoteError: if one of its processes survives.
         """
         staged = self.status().state == "staged"
         if staged and not self.set_aside() and (fd := self.begin()) is not None:
@@ -171,7 +175,7 @@ class Job:
                     f"{names} of job {self.job_id} cannot be ended: the kernel keeps a process until its call returns",
                     next=f"dgxlab cancel {self.job_id}",
                 )
-            for _, group, _ in living:  # the group: one that forks on and on would be another process by then
+            for _, group, _ in living:  # the group: a process that keeps forking has a new pid by then
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
             time.sleep(0.02)
@@ -182,14 +186,11 @@ class Job:
         return int(json.loads(self._started.read_text())["sid"]) if self._started.exists() else 0
 
     def _processes(self) -> list[tuple[int, int, str]]:
-        """Return the pid, the process group and the name of what lives of a job.
-
-        That is its agent's session, and whatever has the job's id in its environment.
-        """
-        sid = self._sid() if self._held() else 0  # a free number may be another session
+        """Return pid, group and name of all processes in the agent's session or with the job's id as environment."""
+        sid = self._sid() if self._held() else 0  # the number may have been reused by another session
         ours, seen = f"{JOB}={self.job_id}".encode(), set[Path]()
         living: list[tuple[int, int, str]] = []
-        # one that forks on and on may end before it is looked at, and then it goes on in one that began meanwhile
+        # a process that keeps forking may end before it is read; its child is found in the next pass
         while not living and (new := set(Path("/proc").glob("[0-9]*")) - seen):
             seen |= new
             for entry in new:
@@ -207,24 +208,22 @@ class Job:
         except FileNotFoundError:
             return False
         try:
-            return not lock(fd, fcntl.LOCK_SH)  # shared, so that two status calls do not take each other for the agent
+            return not lock(fd, fcntl.LOCK_SH)  # shared, so that one status call does not mistake another for the agent
         finally:
             os.close(fd)
 
     def set_aside(self) -> bool:
-        """Move the folder out of the way if it was damaged before the job began; return whether it is gone.
+        """Rename the folder if it was damaged before the job began; return whether it is gone.
 
-        Whoever holds run.lock decides about its folder: neither an agent that begins nor another client's `set_aside`
-        comes in between. It must be the lock of the folder that is there now.
+        Requires run.lock of the folder now at this path, not of one that was replaced.
         """
         try:
             fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             return True
         try:
-            if self._started.exists() or not lock(fd, tries=TRIES) or not in_place(fd, self._lock):
-                return False
-            if self._started.exists() or self._whole():
+            taken = not self._started.exists() and lock(fd, tries=TRIES) and in_place(fd, self._lock)
+            if not taken or not self.torn:
                 return False
             self.folder.rename(self.folder.with_name(f".broken-{self.job_id}-{os.getpid()}"))
         finally:
@@ -232,7 +231,7 @@ class Job:
         return True
 
     def about(self) -> dict[str, Any]:
-        """Return name, kind, experiment and age; nothing of a folder that is being deleted, or is no job's."""
+        """Return name, kind, experiment and age; empty for a folder that is being deleted or is not a job's."""
         try:
             staged = json.loads(self.plan.read_text())
             age_s = max(0.0, time.time() - self.plan.stat().st_mtime)
@@ -241,16 +240,16 @@ class Job:
             return {}
 
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of every raw file by its path in the job's folder, but for those that still grow."""
+        """Return the sha256 of every raw file that no longer grows, by its path in the job's folder."""
         grow = (self.rc, self.journal, self.folder / "agent.err")
         return {str(path.relative_to(self.folder)): sha256(path) for path in self._files() if path not in grow}
 
     def send(self, limit: int, out: BinaryIO) -> None:
-        """Write a line of JSON that says how large the raw files are and, unless larger than `limit`, a gzipped tar.
+        """Write the raw files' size as a JSON line, then a gzipped tar of them unless they are larger than `limit`.
 
         Raises:
             JobLost: if there is no such job.
-            UsageError: if it has not ended: its files still grow.
+            UsageError: if it has not ended.
         """
         state = self.status().state
         if state == "absent":
@@ -273,18 +272,18 @@ class Job:
         out.flush()
 
     def _files(self) -> list[Path]:
-        """Return what a number may be checked against; rc comes first, because the journal is checked against it."""
+        """Return the files that are evidence of results; rc is first, because the journal is checked against it."""
         paths = [self.rc, self.plan, self.journal, self.folder / "agent.err"]
         paths += [*sorted(self.folder.glob("*.log")), *sorted(self.raw.glob("*"))]
         return [path for path in paths if path.exists() and stat.S_ISREG(path.lstat().st_mode)]
 
     @property
     def torn(self) -> bool:
-        """Whether it was damaged before it began: where files are not synced, a power loss leaves their names alone."""
+        """Whether the job was damaged before it began: a power loss may leave empty files."""
         return not self._started.exists() and not self._whole()
 
     def _whole(self) -> bool:
-        """Whether all is there that was staged."""
+        """Whether all staged files are present and match MANIFEST."""
         try:
             sums = json.loads((self.folder / "MANIFEST").read_text())
             return all(sums[name] == sha256(self.folder / name) for name in STAGED)
@@ -292,21 +291,8 @@ class Job:
             return False
 
 
-def _fill(folder: Path, plan: bytes, agent: Path) -> None:
-    """Make a job's folder as it is before its start."""
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_bytes(plan)
-    shutil.copyfile(agent, folder / "agent.pyz")
-    for word in ("started", "rc"):
-        (folder / f"{word}.reserved").write_bytes(b" " * RESERVE)
-    (folder / "raw").mkdir()
-    (folder / "run.lock").touch(mode=0o600)  # so that the first status call sees whether there are locks at all
-    sums = {name: sha256(folder / name) for name in STAGED}
-    (folder / "MANIFEST").write_text(json.dumps(sums))
-
-
 def _put(path: Path, value: dict[str, Any]) -> None:
-    """Write a word into the space that was set aside for it, whole or not at all."""
+    """Write a value into its reserved space, completely or not at all."""
     reserved = path.with_name(f"{path.name}.reserved")
     fd = os.open(reserved, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -325,10 +311,7 @@ def listed(folder: Path) -> list[dict[str, Any]]:
 
 
 def running(folder: Path) -> dict[str, str]:
-    """Return the subject of each job that runs, by job id.
-
-    Part of every probe, so a job that has ended costs a look for its rc and no more.
-    """
+    """Return the subject of each running job by job id. Part of every probe, so ended jobs are skipped cheaply."""
     from dgxlab.model import subject  # only here: most verbs need no vocabulary
 
     live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
@@ -337,11 +320,7 @@ def running(folder: Path) -> dict[str, str]:
 
 
 def plan(job: Job) -> Any:
-    """Return a job's plan.
-
-    Raises:
-        JobLost: if there is no such job.
-    """
+    """Return a job's plan; raises JobLost if there is no such job."""
     try:
         return json.loads(job.plan.read_text())
     except FileNotFoundError:
@@ -349,7 +328,7 @@ def plan(job: Job) -> Any:
 
 
 def gone(job_id: str) -> JobLost:
-    """Return what to say of a job whose folder is not there."""
+    """Return the error for a job whose folder is missing."""
     cause = "its folder was deleted, or was never there"
     return JobLost(f"the host has no job {job_id}: {cause}", next=f"dgxlab report {job_id}")
 

@@ -1,13 +1,12 @@
-"""The journal: what a job did, one JSON object a line, only ever appended to.
+"""The journal: an append-only log of a job's events, one JSON object per line.
 
-The client learns everything from it, so an event that a result depends on is on disk before the next step begins.
+It is the client's only source, so an event that a result depends on is on disk before the next step begins.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from dgxlab.agent.boot import sync
 if TYPE_CHECKING:  # following a journal needs no vocabulary, and should be quick
     from dgxlab.model.events import Event
 
-DURABLE = frozenset({"job", "build", "model", "gate", "check", "run", "error", "end"})
+DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
 """Events that are fsynced: losing one would lose or repeat work."""
 
 
@@ -33,8 +32,8 @@ class Journal:
         """Append one event.
 
         Raises:
-            OSError: if the disk is full; nothing of the event is there then, and a later one that fits comes whole.
-            ValueError: if the event is not as `model.events` declares it.
+            OSError: if the disk is full; the partial line is removed, and later events can still be written.
+            ValueError: if the event violates its declaration in `model.events`.
         """
         from dgxlab.model.events import written
 
@@ -51,29 +50,16 @@ class Journal:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file; the journal is complete."""
+        """Close the file."""
         os.fsync(self._fd)
         os.close(self._fd)
 
 
 def whole_lines(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
-    """Return the complete lines from `offset`, at most about `limit` bytes of them, b"" when there is none yet."""
+    """Return the complete lines from `offset`, about `limit` bytes at most; b"" if there is no complete line yet."""
     with path.open("rb") as file:
         file.seek(offset)
         chunk = file.read(limit)
-        end = chunk.rfind(b"\n") + 1
-        while chunk and not end:
-            more = file.read(limit)
-            if not more:
-                return b""
+        while b"\n" not in chunk and (more := file.read(limit)):
             chunk += more
-            end = chunk.rfind(b"\n") + 1
-    return chunk[:end]
-
-
-def read(path: Path) -> Iterator[Event]:
-    """Yield the events of a journal, leaving out a torn last line."""
-    from dgxlab.model import events
-
-    with path.open("rb") as file:
-        yield from (events.read(json.loads(line)) for line in file if line.endswith(b"\n"))
+    return chunk[: chunk.rfind(b"\n") + 1]

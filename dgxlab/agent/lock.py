@@ -1,7 +1,7 @@
-"""Who measures: a benchmark lock a device, and the file in which people who share a machine sign.
+"""Locks for measuring: one benchmark lock per device, and the owner file that people who share a machine sign.
 
-The lock holds across users, and the kernel releases it whatever ends the holder. The file is read before measuring and
-signed meanwhile: other people's scripts look into it and know nothing of flock.
+The lock works across users, and the kernel releases it when the holder dies. The owner file is read before measuring
+and signed during it, for scripts of other people that do not use flock.
 """
 
 from __future__ import annotations
@@ -22,32 +22,29 @@ FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is c
 TRIES, PAUSE_S = 5, 0.002
 """Retries: a probe or a job that backs off may hold the lock briefly."""
 SHORT = 120
-"""Characters that are shown of what others wrote."""
+"""Max characters shown of other people's text."""
 
 FREE = "FREE"
 OURS = "dgxlab job "
-"""How every signature of dgxlab begins. A job is alive as long as it holds a benchmark lock; for the one that is named
-here no job waits: it measures on other devices, or is dead."""
+"""Prefix of every signature of dgxlab. No job waits for a job named in the owner file: a live job on the same device
+would hold the benchmark lock, so the named job uses other devices or is dead."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a holder writes into its lock files.
-
-    Attributes:
-        since: Unix seconds.
-    """
+    """The text that a holder writes into its lock files."""
 
     job: str
     user: str
     since: float
+    """Unix seconds."""
 
     def __str__(self) -> str:
         return one_line(f"job {self.job} of {self.user}, since {moment(self.since)}", SHORT)
 
     @classmethod
     def read(cls, fd: int) -> Signature | None:
-        """Return a file's, None where there is none that can be read."""
+        """Return a file's signature, None if it has none that can be parsed."""
         try:
             signed = json.loads(os.pread(fd, 4096, 0))
             signature = cls(str(signed["job"]), str(signed["user"]), float(signed["since"]))
@@ -60,19 +57,16 @@ class Signature:
 class BenchLock:
     """An exclusive flock on dgxlab-<device> in every folder where that file is or can be made.
 
-    Some users cannot make a file in the first folder, so only the files of all folders together exclude every user.
-    Their content names the holder for those who wait. Measured programs inherit the descriptors: one that outlives the
-    agent keeps the device fenced.
-
-    Attributes:
-        path: The first file that is held, or the one that another holds.
-        since: When it was taken, None while it is not held.
+    Some users cannot create a file in the first folder, so the lock needs the files of all folders.
+    Measured programs inherit the descriptors: a program that outlives the agent keeps the device locked.
     """
 
     def __init__(self, device: str, folders: Sequence[Path] = ()) -> None:
         self.since: float | None = None
+        """When the lock was taken, None while it is not held."""
         self._paths = [folder / f"dgxlab-{device}" for folder in folders or _folders()]
         self.path = self._paths[0]
+        """The first file that is held, or the file that another job holds."""
         self._files: dict[Path, int] = {}
         self._holder: Signature | None = None
 
@@ -82,14 +76,13 @@ class BenchLock:
         return list(self._files.values())
 
     def take(self, owner: Mapping[str, object]) -> bool:
-        """Hold the lock, if no other does, and sign it; harmless to repeat.
+        """Take and sign the lock if it is free; safe to repeat.
 
-        A holder looks again: a cleaner of temporary files may have removed a file, whose lock then excludes no job any
-        more, and another user may have made one that could not be made here. A job that does not get every file keeps
-        none, so that no two wait for each other.
+        A holder checks again: a file may have been removed, or can now be created. A job that does not get every file
+        releases all, which prevents deadlock.
 
         Raises:
-            RemoteError: if something that is no lock lies in its place, or there is no place.
+            RemoteError: if the path is not a lock file, or no folder can hold one.
         """
         before = None
         while before != self._files:  # repeat until the set of lock files is stable
@@ -111,17 +104,17 @@ class BenchLock:
         return True
 
     def owner(self) -> str:
-        """Return who held it when it was last tried: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
+        """Return the holder at the last try: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
         return str(self._holder or "an unknown user")
 
     def release(self) -> None:
-        """Let go; a child that inherited the descriptors keeps the lock."""
+        """Release the lock; a child that inherited the descriptors still holds it."""
         for fd in self._files.values():
             os.close(fd)
         self._files, self.since = {}, None
 
     def _lock(self, path: Path) -> bool:
-        """Lock the file that is there now, in place of the one before; one that cannot be made is passed over."""
+        """Lock the file now at `path`, replacing an earlier one; skip a file that cannot be created."""
         mine = self._files.get(path)
         if mine is not None and in_place(mine, path):
             return True
@@ -140,8 +133,7 @@ class BenchLock:
 class OwnerFile:
     """A file such as ~/gpu_bench_lock/owner: empty, missing or beginning with the word FREE when no one measures.
 
-    Other people's scripts look into it and know nothing of flock. Jobs on different devices share it: it names one of
-    them until the last is done.
+    Jobs on different devices share the file: it names one of them until the last is done.
     """
 
     def __init__(self, path: Path, job_id: str, user: str) -> None:
@@ -150,38 +142,33 @@ class OwnerFile:
 
     @property
     def watched(self) -> bool:
-        """Whether its folder is there: without it the file is neither read nor signed."""
+        """Whether the file's folder exists; without it the file is neither read nor signed."""
         return self.path.parent.is_dir()
 
     def claim(self) -> str:
-        """Return what another person wrote there, cleaned and shortened, or why it cannot be read; "" for free."""
+        """Return another person's text, cleaned and shortened, or why the file cannot be read; "" if free."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo would wait for a writer
+            try:
+                text = _read(fd)
+            finally:
+                os.close(fd)
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as error:
             return f"an unknown user ({error.strerror})"
-        try:
-            text = _read(fd)
-        except OSError as error:
-            return f"an unknown user ({error.strerror})"
-        finally:
-            os.close(fd)
         free = text.startswith(FREE) and not text[len(FREE) :][:1].isalpha()  # FREEMAN is a name
         return f'another user: "{text}"' if text and not free and not text.startswith(OURS) else ""
 
     def sign(self) -> None:
-        """Say that this job measures, unless the file says it of another that still does.
-
-        Best effort: only other people's scripts read it.
-        """
+        """Write this job's signature, unless the file names another running job; best effort."""
         with contextlib.suppress(OSError), self._open(create=True) as fd:
             named = _named(_read(fd))
             if named == self._mine.job or named not in measuring(but=self._mine.job):
                 _write(fd, f"dgxlab {self._mine}")
 
     def free(self) -> None:
-        """Write FREE, or the job that still measures, if the file names this one."""
+        """If the file names this job, write another running job there, else FREE."""
         with contextlib.suppress(OSError), self._open() as fd:
             if _named(_read(fd)) == self._mine.job:
                 others = measuring(but=self._mine.job).values()
@@ -189,10 +176,7 @@ class OwnerFile:
 
     @contextlib.contextmanager
     def _open(self, *, create: bool = False) -> Iterator[int]:
-        """Open the file to change it, alone among jobs: between look and word no other shall begin or end.
-
-        It is waited for only as long as another job needs: a longer lock is not a job's.
-        """
+        """Open and lock the file to change it. A lock held longer than a job needs is ignored: it is not a job's."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             fd = os.open(self.path, flags)
@@ -209,7 +193,7 @@ class OwnerFile:
 
 
 def _named(text: str) -> str:
-    """Return the job that a signature of dgxlab names, "" for what is none."""
+    """Return the job named in a signature of dgxlab, "" for any other text."""
     return text[len(OURS) :].partition(" ")[0] if text.startswith(OURS) else ""
 
 
@@ -218,14 +202,14 @@ def _read(fd: int) -> str:
 
 
 def _write(fd: int, text: str) -> None:
-    """Write over what is there: a reader never finds it empty, and owner and mode stay."""
+    """Overwrite the file in place: it is never empty for a reader, and keeps owner and mode."""
     line = f"{text}\n".encode()
     os.pwrite(fd, line, 0)
     os.ftruncate(fd, len(line))
 
 
 def measuring(but: str) -> dict[str, Signature]:
-    """Return every job but one that holds a lock of any device here."""
+    """Return the other jobs that hold a device's lock on this host, without the job `but`."""
     jobs = {}
     for path in (path for folder in _folders() for path in folder.glob("dgxlab-*")):
         try:
@@ -242,10 +226,10 @@ def measuring(but: str) -> dict[str, Signature]:
 
 
 def lock(fd: int, kind: int = fcntl.LOCK_EX, tries: int = 1) -> bool:
-    """Lock an open file until it is closed; return whether that succeeded: another may hold it.
+    """Lock an open file until it is closed; return False if another process holds it.
 
     Raises:
-        RemoteError: if its file system has no locks, where waiting for one would never end.
+        RemoteError: if its file system has no locks.
     """
     for pause_s in (*[PAUSE_S] * (tries - 1), 0.0):
         try:
@@ -274,7 +258,7 @@ def _folders() -> Sequence[Path]:
 
 
 def in_place(fd: int, path: Path) -> bool:
-    """Return whether the file that is open is the one that others would open."""
+    """Return whether the open file is still the one at `path`."""
     mine = os.fstat(fd)
     try:
         there = path.lstat()
@@ -284,17 +268,15 @@ def in_place(fd: int, path: Path) -> bool:
 
 
 def _open(path: Path) -> int | None:
-    """Open a lock file that any user may share, None for one that is not there and cannot be made.
-
-    No link is followed, which may be planted in a public folder. fs.protected_regular refuses O_CREAT on another's file
-    in a sticky folder, so an existing one is opened without it.
+    """Open a lock file shared by all users; None if it does not exist and cannot be created.
 
     Raises:
-        RemoteError: if something lies there that cannot be opened.
+        RemoteError: if the path exists and cannot be opened.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    before = os.umask(0)  # 0666 from the first instant on: another job that cannot open it would not wait for it
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link may be planted in a public folder
+    before = os.umask(0)  # mode 0666 from the start: another job that could not open it would not wait for it
     try:
+        # first without O_CREAT, which fs.protected_regular refuses on another's file in a sticky folder
         for attempt in (flags, flags | os.O_CREAT | os.O_EXCL, flags):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 return os.open(path, attempt, 0o666)

@@ -1,12 +1,12 @@
-"""Programs that use the device: each a fresh process whose output is kept, and benchmark runs with what they gave."""
+"""Launch programs that use the device, each as a fresh process with its output kept, and run benchmarks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dgxlab.agent import child, facts
 from dgxlab.agent.boot import sync
@@ -24,7 +24,7 @@ from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
 
 LAST_WORDS = 4096
-"""Bytes of a stream's end among which a program's last line is looked for."""
+"""Bytes at a stream's end that are searched for a program's last line."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Launch:
     stderr: Path
 
     def text(self) -> str:
-        """Return stdout, "" of a program that printed too much; undecodable bytes are replaced: parsers see damage."""
+        """Return stdout, "" if the program printed too much; undecodable bytes are replaced."""
         return "" if self.ended.too_long else self.stdout.read_text(errors="replace")
 
     def errors(self) -> str:
-        """Return stderr, "" of a program that printed too much."""
+        """Return stderr, "" if the program printed too much."""
         return "" if self.ended.too_long else self.stderr.read_text(errors="replace")
 
     def raw(self) -> dict[str, File]:
@@ -58,56 +58,34 @@ class Launch:
         return "it printed nothing"
 
     def failure(self, program: str, limit_s: float) -> Reason:
-        """Return how it ended, for one that did not end well, with its last words and whether the disk is full."""
+        """Return why the program failed, with its last line and whether the disk is full."""
         return self.ended.reason(program, limit_s, self.last_words() + full_disk(self.stdout.parent))
 
 
 def raw_file(path: Path) -> File:
-    """Return a raw file as the journal names it, written to the disk itself: the record will have its digest."""
+    """Flush a raw file to disk, since the record will have its digest, and return its journal entry."""
     sync(path)
     return File(f"raw/{path.name}", sha256(path), path.stat().st_size)
 
 
+@dataclass
 class Bench:
-    """Launches programs, output under `raw`.
+    """Launches programs, output in `raw`; `tell` is called with notes for the user."""
 
-    Attributes:
-        pids: Of every program launched so far.
-        telemetry: What is sampled beside them.
-        tell: Called with a note for the user.
-    """
+    raw: Path
+    keep: Sequence[int]
+    """Descriptors that programs inherit."""
+    telemetry: Telemetry
+    tell: Callable[[str], None]
+    pids: set[int] = field(default_factory=set, init=False)
+    """Pids of all programs launched so far."""
 
-    def __init__(self, raw: Path, keep: Sequence[int], telemetry: Telemetry, tell: Callable[[str], None]) -> None:
-        self.raw = raw
-        self.keep = keep
-        self.telemetry = telemetry
-        self.tell = tell
-        self.pids: set[int] = set()
-
-    def launch(
-        self,
-        name: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        limit_s: float,
-        look: Callable[[int], float] | None = None,
-        file_limit: int = child.FILE_LIMIT,
-        processors: Sequence[int] = (),
-    ) -> Launch:
-        """Run one program to its end; `name` becomes its raw files' names, the rest is as in `child.run`."""
+    def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any) -> Launch:
+        """Run one program to its end; `name` becomes its raw files' names, the options are those of `child.run`."""
         stem = name.replace(":", "-")
         stdout, stderr = self.raw / f"{stem}.out", self.raw / f"{stem}.err"
-        ended = child.run(
-            argv,
-            env=measured_env(env),
-            stdout=stdout,
-            stderr=stderr,
-            limit_s=limit_s,
-            keep=self.keep,
-            look=look,
-            file_limit=file_limit,
-            processors=processors,
-        )
+        options |= {"stdout": stdout, "stderr": stderr, "limit_s": limit_s, "keep": self.keep}
+        ended = child.run(argv, env=measured_env(env), **options)
         self.pids.add(ended.pid)
         if ended.left:
             self.tell(left_running(name, ended.left))
@@ -116,88 +94,68 @@ class Bench:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One benchmark run.
-
-    Attributes:
-        run: Its event.
-        again: Why another attempt may do better: "rows" when it ended well but without all of them, "disturbed" when
-            others used the device or too much of the processors meanwhile, "" when there is nothing to hope for.
-    """
+    """One benchmark run, and whether to repeat it."""
 
     run: RunEvent
     again: str = ""
+    """"rows" if rows are missing, "disturbed" if others used the device or the processors, else ""."""
 
 
+@dataclass
 class Runs:
-    """The benchmark runs of one job: the devices are held before each, and it is in the journal after it.
+    """The benchmark runs of one job. Before each run the devices are held; after it the journal has its event."""
 
-    Args:
-        fill: Replaces the placeholders in an arm's argv.
-        identify: Says what a run measures: its build and its model.
-        keep: Descriptors that children inherit; those of the locks come and go in it.
+    job_id: str
+    journal: Journal
+    bench: Bench
+    lease: DeviceLease
+    fill: Callable[[Sequence[str], str], list[str]]
+    """Replaces the placeholders in an arm's argv."""
+    identify: Callable[[RunStep], tuple[str, str]]
+    """Returns the ids of a run's build and model."""
+    keep: list[int]
+    """Descriptors that children inherit; lock descriptors are added and removed."""
 
-    Attributes:
-        journal: Where everything is told.
-        telemetry: What is sampled beside them.
-    """
-
-    def __init__(
-        self,
-        job_id: str,
-        journal: Journal,
-        bench: Bench,
-        lease: DeviceLease,
-        fill: Callable[[Sequence[str], str], list[str]],
-        identify: Callable[[RunStep], tuple[str, str]],
-        keep: list[int],
-    ) -> None:
-        self.journal = journal
-        self.telemetry = bench.telemetry
-        self._job_id = job_id
-        self._bench = bench
-        self._lease = lease
-        self._fill = fill
-        self._identify = identify
-        self._keep = keep
-        self._lasting = tuple(keep)
+    def __post_init__(self) -> None:
+        self.telemetry = self.bench.telemetry
+        self._lasting = tuple(self.keep)
         self._position = 0
 
     def hold(self) -> float:
-        """Have the devices for the next launch, never before the builds are done; return the seconds that it took."""
-        waited = self._lease.hold()
+        """Wait for the devices before the next launch; return the seconds waited."""
+        waited = self.lease.hold()
         self.telemetry.start()
-        self._keep[:] = [*self._lasting, *self._lease.fds]
+        self.keep[:] = [*self._lasting, *self.lease.fds]
         return waited
 
     def launch(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
-        """Run one benchmark and read it; whatever the end, the values that could be read are kept.
+        """Run one benchmark and parse its output; values that could be parsed are kept even if it failed.
 
         Args:
-            name: Becomes its raw files' names.
-            absent: None of these may be on its stderr.
-            pin: Whether it gets processors of its own, as many as it has threads; `before` then names them.
+            absent: Texts that must not be on its stderr.
+            pin: Whether to pin it to as many processors as it has threads.
         """
-        argv = self._fill(step.argv, step.arm)
+        argv = self.fill(step.argv, step.arm)
         before = self.telemetry.state()
         processors = pinned(argv) if pin else ()
         if processors:
             before = {**before, "pinned": list(processors)}
         watch = Watch(processors)
-        launched = self._bench.launch(name, argv, step.env, step.limit_s, watch.look, processors=processors)
+        launched = self.bench.launch(name, argv, step.env, step.limit_s, look=watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
         ended = launched.ended
         parsed = BENCHES[step.tool].parse(launched.text(), step.cells)
-        conditions = self.telemetry.around(ended, before, after, contention, threads(parsed))
+        conditions = self.telemetry.around(ended, (before, after), contention, threads(parsed))
         status, reasons = verdict(step, launched, parsed, absent)
         again = "rows" if ended.ok and parsed.problems else ""
-        if status == "valid" and conditions.contended:  # its number is kept: the host may never be left alone
+        if status == "valid" and conditions.contended:  # its number is kept: the host may always be shared
             again = "disturbed"
-        if stranger := self._lease.disturbance((before["gpu_processes"], after["gpu_processes"])):
-            # whatever else went wrong may be the stranger's doing: device memory, mostly
+        if stranger := self.lease.disturbance((before["gpu_processes"], after["gpu_processes"])):
+            # the foreign process may be the cause of any other failure, mostly of lacking device memory
             status, reasons, again = "discarded", (stranger, *reasons), "disturbed"
         left = flag(Code.LEFT_RUNNING, hard=False, program=name, left=list(ended.left)) if ended.left else None
-        build_id, model_id = self._identify(step)
+        build_id, model_id = self.identify(step)
         run = RunEvent(
             id=step.id,
             arm=step.arm,
@@ -230,7 +188,7 @@ class Runs:
         self._position += 1
 
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
-        """Return why a run gave no number, as the error that the job ends with."""
+        """Return the error that the job ends with, for a run that gave no number."""
         words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
         if attempt.again == "disturbed":
             return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)
@@ -239,13 +197,13 @@ class Runs:
 
     def log(self, run: RunEvent) -> str:
         """Return the command that shows what a run printed on stderr."""
-        return f"dgxlab logs {self._job_id} {run.raw['stderr'].path}"
+        return f"dgxlab logs {self.job_id} {run.raw['stderr'].path}"
 
 
 def threads(parsed: Parsed) -> int:
-    """Return with how many threads a tool computed: the most that a row names, whether they were asked for or not.
+    """Return a tool's number of threads: the largest in its rows.
 
-    test-backend-ops names none and starts one a processor.
+    If no row has it, the tool starts one thread per processor.
     """
     named = (result.raw.get(name) for result in parsed.results for name in ("n_threads", "n_threads_batch"))
     return max((n for n in named if isinstance(n, int) and n > 0), default=facts.cpus())

@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -21,76 +23,68 @@ from dgxlab.agent.environment import base_env
 from dgxlab.errors import AGAIN, RemoteError
 
 CUT_PACK_S = 3600.0
-"""A pack that nothing was added to for so long is not on its way any more."""
+"""A partial pack that did not grow for this long belongs to a cut connection."""
 
 
+@dataclass(frozen=True)
 class Objects:
     """The bare repository of a host."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def missing(self, commits: Sequence[str]) -> list[str]:
-        """Return those of `commits` that are not here: all of them, where the repository is damaged."""
+        """Return the commits that are not here; all of them if the repository is damaged."""
         if not self.path.exists():
             return list(commits)
         ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
         if re.search("^(error|fatal):", ran.stderr, re.MULTILINE) and self._set_aside():
             return list(commits)
-        text = self._checked(ran)
-        return [commit for commit, line in zip(commits, text.splitlines(), strict=True) if line != commit]
+        if ran.returncode != 0:
+            raise RemoteError(f"git cat-file failed on the host: {ran.stderr.strip() or 'no reason given'}")
+        return [commit for commit, line in zip(commits, ran.stdout.splitlines(), strict=True) if line != commit]
 
     def receive(self, stream: IO[bytes]) -> None:
         """Take a pack: one JSON line {"commit", "shallow"}, then the pack's bytes.
 
-        The objects become reachable by a ref only after the commit's whole tree is seen to be here.
+        A ref makes the objects reachable only after the commit's tree is verified as complete.
 
         Raises:
             RemoteError: if the pack is damaged or incomplete.
         """
         header = json.loads(stream.readline())
         self._make()
-        for path in self.path.glob("objects/pack/tmp_*"):  # what index-pack left of a stream that was cut
+        for path in self.path.glob("objects/pack/tmp_*"):  # left by index-pack when a stream was cut
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > CUT_PACK_S:  # what another client sends now is younger
+                if time.time() - path.stat().st_mtime > CUT_PACK_S:  # another client may be sending a younger one
                     path.unlink()
         self._add_shallow(header["shallow"])
-        with subprocess.Popen(
-            self._argv("index-pack", "--stdin", "--fix-thin"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=_git_env(),
-        ) as git:
+        argv, pipe, null = self._argv("index-pack", "--stdin", "--fix-thin"), subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(argv, stdin=pipe, stdout=null, stderr=pipe, env=_git_env()) as git:
             assert git.stdin is not None
             assert git.stderr is not None
-            try:
-                while chunk := stream.read(1 << 20):
-                    git.stdin.write(chunk)
+            with contextlib.suppress(BrokenPipeError):
+                shutil.copyfileobj(stream, git.stdin, 1 << 20)
                 git.stdin.close()
-            except BrokenPipeError:
-                pass
             reason = git.stderr.read().decode(errors="replace").strip()
         if git.returncode != 0:
-            self._mend()
-            raise RemoteError(f"the sources did not arrive whole: {reason or 'the stream was cut'}", next=AGAIN)
+            raise self._failure(f"the sources did not arrive whole: {reason or 'the stream was cut'}", next=AGAIN)
         self._git("rev-list", "--quiet", "--objects", "-1", header["commit"])
         self._git("update-ref", f"refs/dgxlab/{header['commit']}", header["commit"])
         flush(self.path)
 
     def check_out(self, worktree: Path, index: Path, commit: str, tree: str) -> None:
-        """Move a worktree to a commit, touching only what differs.
+        """Move a worktree to a commit, touching only files that differ.
 
-        A private index per worktree and no .git inside: cmake would reconfigure whenever it changes.
+        The index is outside the worktree, which has no .git: cmake would reconfigure whenever it changes.
 
         Raises:
-            RemoteError: if the tree is not the one that the plan names.
+            RemoteError: if the tree differs from the plan's.
         """
         worktree.mkdir(parents=True, exist_ok=True)
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(worktree)}
         self._git("read-tree", "--reset", "-u", commit, env=env, at=worktree)
-        # what was changed by hand in between is put back, what was added is removed
-        self._git("update-index", "-q", "--really-refresh", env=env, at=worktree, check=False)
+        # files that were changed by hand are restored, added ones are removed
+        self._run("update-index", "-q", "--really-refresh", env=env, at=worktree)
         changed = self._git("diff-files", "--name-only", "-z", env=env, at=worktree)
         if changed:
             self._git("checkout-index", "-f", "-z", "--stdin", env=env, at=worktree, input=changed)
@@ -100,7 +94,7 @@ class Objects:
             raise RemoteError(f"the host checked out tree {written[:12]}, the plan names {tree[:12]}", next=AGAIN)
 
     def names(self, commit: str) -> str:
-        """Return every file name of a commit, a line each: cmake's globs must be run again when they change."""
+        """Return a commit's file names, one per line: when they change, cmake's globs must run again."""
         return self._git("ls-tree", "-r", "--name-only", commit)
 
     def copy(self, commit: str, name: str, out: Path) -> None:
@@ -117,7 +111,7 @@ class Objects:
             raise RemoteError(f"{name} of {commit[:12]} cannot be read on the host: {why or 'no reason given'}")
 
     def _make(self) -> None:
-        """Make the repository, whole or not at all: half of one would be taken for one ever after."""
+        """Create the repository, completely or not at all: later commands would accept a partial one."""
         if self.path.exists():
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,50 +121,39 @@ class Objects:
             try:
                 settle(repository, self.path)
             except OSError:
-                if not self.path.exists():  # otherwise another client was faster
+                if not self.path.exists():  # otherwise another client created it
                     raise
 
     def _add_shallow(self, commits: Sequence[str]) -> None:
         path = self.path / "shallow"
         known = set(path.read_text().split()) if path.exists() else set()
-        if set(commits) <= known:
-            return
-        part = path.with_name(f"shallow.{os.getpid()}")
-        part.write_text("".join(f"{commit}\n" for commit in sorted(known | set(commits))))
-        settle(part, path)
+        if not set(commits) <= known:
+            part = path.with_name(f"shallow.{os.getpid()}")
+            part.write_text("".join(f"{commit}\n" for commit in sorted(known | set(commits))))
+            settle(part, path)
 
     def _set_aside(self) -> bool:
-        """Move the repository out of the way if it is damaged, to be filled again; return whether it is gone."""
-        if self._run("fsck", "--no-dangling", "--no-progress").returncode == 0:
+        """Rename the repository if it is damaged, so that it is filled again; return whether it is gone."""
+        if not self.path.exists() or self._run("fsck", "--no-dangling", "--no-progress").returncode == 0:
             return False
         with contextlib.suppress(FileNotFoundError):  # another command was faster
             self.path.rename(self.path.with_name(f".broken-{time.time_ns()}"))
         return True
 
-    def _mend(self) -> None:
-        """See whether the repository is damaged, after something failed in it.
-
-        Raises:
-            RemoteError: if it was, and is gone.
-        """
+    def _failure(self, cause: str, next: str = "") -> RemoteError:
+        """Return the error for a failed git command: a damaged repository, else git's own cause."""
         if self._set_aside():
-            raise RemoteError("the sources on the host were damaged, and must be sent again", next=AGAIN)
+            return RemoteError("the sources on the host were damaged, and must be sent again", next=AGAIN)
+        return RemoteError(cause, next=next)
 
     def _argv(self, *args: str) -> list[str]:
         return ["git", "-c", "core.autocrlf=false", "-c", "gc.auto=0", f"--git-dir={self.path}", *args]
 
-    def _git(
-        self,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        at: Path | None = None,
-        input: str = "",
-        check: bool = True,
-    ) -> str:
+    def _git(self, *args: str, env: Mapping[str, str] | None = None, at: Path | None = None, input: str = "") -> str:
         ran = self._run(*args, env=env, at=at, input=input)
-        if ran.returncode != 0 and check and self.path.exists():
-            self._mend()
-        return self._checked(ran) if check else ran.stdout
+        if ran.returncode != 0:
+            raise self._failure(f"git {args[0]} failed on the host: {ran.stderr.strip() or 'no reason given'}")
+        return ran.stdout
 
     def _run(
         self, *args: str, env: Mapping[str, str] | None = None, at: Path | None = None, input: str = ""
@@ -184,12 +167,6 @@ class Objects:
             cwd=at or self.path,
             check=False,
         )
-
-    def _checked(self, ran: subprocess.CompletedProcess[str]) -> str:
-        if ran.returncode != 0:
-            doing = ran.args[len(self._argv())]
-            raise RemoteError(f"git {doing} failed on the host: {ran.stderr.strip() or 'no reason given'}")
-        return ran.stdout
 
 
 def _git_env() -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Samples the host's condition beside a job: a program of its own for each source, and its output in the raw files.
+"""Samples the host's condition during a job: one program per source, with its output in the raw files.
 
 The samplers write while a measured program runs, and are read when the run has ended. They are the agent's children and
-die with it, but hold none of its locks: one that the driver does not let go must not make a dead job look alive.
-Whatever one does (hang, die, print nonsense), the job goes on, and its runs say what they lack.
+die with it, but hold none of its locks: a sampler stuck in the driver must not make a dead job look alive.
+If a sampler hangs, dies or prints nonsense, the job goes on, and its runs are flagged.
 """
 
 from __future__ import annotations
@@ -23,68 +23,56 @@ from typing import Any
 
 from dgxlab.agent import child, facts
 from dgxlab.agent.conditions import Conditions, Sample, number
-from dgxlab.agent.environment import base_env
+from dgxlab.agent.environment import ask, base_env
 from dgxlab.agent.facts import PERIOD_S
 from dgxlab.agent.gpus import BASIC, HELP, choose, sampling
 from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.processors import Contention
 from dgxlab.model.events import HOST
 
-READY_S = 2.0
-"""How long the first run waits for the samplers' first lines, so that nothing starts up beside it."""
-STOP_S = 1.0
-"""How long the end of a job waits for them."""
-FRESH_S = 5.0
-"""A sample that is older says nothing of this instant: its sampler hangs, or is gone."""
+State = Mapping[str, Any]
 
-Parse = Callable[[str], "Sample | None"]
+READY_S = 2.0
+"""Max wait for the samplers' first lines, so that no sampler starts up during the first run."""
+STOP_S = 1.0
+"""Max wait for the samplers at the end of a job."""
+FRESH_S = 5.0
+"""Max age of a current sample: with older ones the sampler hangs or has died."""
 
 
 class Sampler:
-    """One program that prints a line for every look.
+    """One program that prints a line per sample; `parse` returns None for any other line."""
 
-    Args:
-        argv: What to start.
-        path: Where its output goes, its errors too.
-        parse: Makes a sample of a line; None for a line that is no sample.
-    """
-
-    def __init__(self, argv: Sequence[str], path: Path, parse: Parse) -> None:
-        self._argv = argv
-        self._path = path
-        self._parse = parse
+    def __init__(self, argv: Sequence[str], path: Path, parse: Callable[[str], Sample | None]) -> None:
+        self._argv, self._path, self._parse = argv, path, parse
         self._child: subprocess.Popen[bytes] | None = None
         self._offset = 0
-        self._newest: dict[str, Sample] = {}
+        self.newest: dict[str, Sample] = {}
+        """The last sample of each device that was read."""
 
     def start(self) -> None:
-        """Start it; one that cannot be started gives no samples."""
+        """Start the program; if it cannot be started there are no samples."""
         with contextlib.suppress(OSError):
             # nvidia-smi prints local time
             self._child = child.beside(self._argv, env={**base_env(), "TZ": "UTC"}, output=self._path)
 
     @property
     def settled(self) -> bool:
-        """Whether it has printed something, or never will."""
+        """Whether it has printed a line or has ended."""
         return self._child is None or self._path.stat().st_size > 0 or self._child.poll() is not None
 
     def read(self, begin: float, end: float) -> list[Sample]:
-        """Return the samples of a span of time; what came before it is not asked for again."""
+        """Return the samples between `begin` and `end`, and drop earlier ones."""
         within: list[Sample] = []
         while self._child and (chunk := whole_lines(self._path, self._offset)):
             self._offset += len(chunk)
             samples = list(filter(None, map(self._parse, chunk.decode(errors="replace").splitlines())))
-            self._newest.update((sample.device, sample) for sample in samples)
+            self.newest.update((sample.device, sample) for sample in samples)
             within += [sample for sample in samples if begin <= sample.at <= end]
         return within
 
-    def newest(self) -> list[Sample]:
-        """Return the last sample of each device; a run that begins after this call loses none by it."""
-        self.read(0.0, 0.0)
-        return list(self._newest.values())
-
     def stop(self, deadline: float) -> None:
-        """End it; one that cannot be ended is left to the kernel, which will."""
+        """End the program; if that fails, the kernel ends it with the agent."""
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -94,26 +82,20 @@ class Sampler:
 
 
 class Telemetry:
-    """What one job's samplers see.
-
-    Args:
-        raw: The job's raw folder.
-        agent: The agent's file.
-        gpus: Those that the job measures on, by uuid their name; the processor is watched in any case.
-    """
+    """One job's samplers of the host and its GPUs; `gpus` has the GPUs' names by uuid."""
 
     def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
         self._gpus = gpus
-        self._fields = choose(facts.outputs([HELP])[0]) if gpus else dict(BASIC)
+        self._fields = choose(ask([HELP])[0].text) if gpus else dict(BASIC)
         sense = [sys.executable, "-ES", str(agent), "sense"]
         self._samplers = [Sampler(sense, raw / "telemetry-host.jsonl", parse_host)]
         if gpus:
-            ask = sampling(tuple(gpus), tuple(self._fields.values()), PERIOD_S)
-            self._samplers.append(Sampler(ask, raw / "telemetry-gpu.csv", partial(parse_gpu, tuple(self._fields))))
+            argv = sampling(tuple(gpus), tuple(self._fields.values()), PERIOD_S)
+            self._samplers.append(Sampler(argv, raw / "telemetry-gpu.csv", partial(parse_gpu, tuple(self._fields))))
         self._started = False
 
     def start(self) -> None:
-        """Start sampling and wait until it goes on; harmless to repeat."""
+        """Start the samplers and wait for their first samples; safe to repeat."""
         if self._started:
             return
         self._started = True
@@ -127,30 +109,25 @@ class Telemetry:
         """Return the host's condition at this instant."""
         return facts.state(self._fields)
 
-    def around(
-        self,
-        run: child.Ended,
-        before: Mapping[str, Any],
-        after: Mapping[str, Any],
-        contention: Contention,
-        threads: int,
-    ) -> Conditions:
-        """Return the conditions of a run of so many threads that has ended, between two states."""
+    def around(self, run: child.Ended, states: tuple[State, State], contention: Contention, threads: int) -> Conditions:
+        """Return the conditions of a finished run with this many threads, between two states."""
         end = run.started + run.seconds
         samples = [sample for sampler in self._samplers for sample in sampler.read(run.started, end)]
-        return Conditions(samples, before, after, self._gpus, run.seconds, contention, threads)
+        return Conditions(samples, *states, self._gpus, run.seconds, contention, threads)
 
     def now(self) -> dict[str, Mapping[str, float]]:
-        """Return what was sampled last, by device; nothing of one that has not been heard of lately.
+        """Return the last sample by device, without devices whose sample is older than FRESH_S.
 
-        Between runs only: it passes over the samples of a run that goes on.
+        Call it between runs only: it skips the samples of a run in progress.
         """
-        due = time.time() - FRESH_S
-        newest = [sample for sampler in self._samplers for sample in sampler.newest()]
-        return {sample.device: sample.values for sample in newest if sample.at >= due}
+        due, newest = time.time() - FRESH_S, dict[str, Sample]()
+        for sampler in self._samplers:
+            sampler.read(0.0, 0.0)
+            newest |= sampler.newest
+        return {device: sample.values for device, sample in newest.items() if sample.at >= due}
 
     def temperature(self) -> float | None:
-        """Return how hot the job's devices are, the hottest of its GPUs or else the processor; None if not known."""
+        """Return the temperature of the hottest of the job's GPUs or else of the processor; None if not known."""
         now = self.now()
         seen = [now.get(gpu, {}).get("temperature.gpu") for gpu in self._gpus]
         known = [c for c in seen or [now.get(HOST, {}).get("cpu_temp_c")] if c is not None]
@@ -175,7 +152,7 @@ def parse_host(line: str) -> Sample | None:
 
 
 def parse_gpu(fields: Sequence[str], line: str) -> Sample | None:
-    """Read a line of nvidia-smi's that begins with the time, in UTC; its header is none, nor is half a line."""
+    """Parse a line of nvidia-smi that begins with the UTC time; None for the header or an incomplete line."""
     time_of_day, *words = (word.strip() for word in line.split(","))
     whole, _, fraction = time_of_day.partition(".")  # 2026/11/21 13:07:17.328
     try:

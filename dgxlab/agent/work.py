@@ -9,20 +9,20 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from resource import RLIM_INFINITY
-from typing import ClassVar, Literal
 
-from dgxlab import __version__, tools
+from dgxlab import __version__
 from dgxlab.agent import child, facts, models
 from dgxlab.agent.boot import flush
 from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import ChainRunner
 from dgxlab.agent.environment import Root
 from dgxlab.agent.files import clean, full_disk, refused
-from dgxlab.agent.gates import Gated, run_check, run_gate
+from dgxlab.agent.gates import run_gate
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
@@ -34,9 +34,9 @@ from dgxlab.model import (
     PROTOCOL,
     BuildStep,
     ChainStep,
-    CheckStep,
     GateStep,
     ModelStep,
+    ParityGate,
     Plan,
     ProbeStep,
     RunStep,
@@ -48,6 +48,7 @@ from dgxlab.model import (
 from dgxlab.model.events import (
     EndEvent,
     ErrorEvent,
+    GateEvent,
     JobEvent,
     LockEvent,
     ModelEvent,
@@ -55,11 +56,12 @@ from dgxlab.model.events import (
     ProgressEvent,
     StepEvent,
 )
+from dgxlab.model.parts import FinalStatus
 
 PROGRESS_S = 0.5
-"""At most this often a progress event of one step: ninja counts faster than one can read."""
+"""Minimum time between progress events of one step: ninja counts faster than one can read."""
 DISTURBED_AGAIN = 2
-"""How often a run is repeated because others used the device or the processors meanwhile."""
+"""Max repeats of a run because others used the device or the processors."""
 
 
 class Cancelled(BaseException):
@@ -70,35 +72,30 @@ class Worker:
     """One job being carried out."""
 
     def __init__(self, job: Job, root: Root, plan: Plan) -> None:
-        self.job = job
-        self.root = root
-        self.plan = plan
+        self.job, self.root, self.plan = job, root, plan
         self.keep = [hold(root)]
         self.journal = Journal(job.journal)
         self.facts = facts.gather()
         gpus = self.facts.details["gpus"]
         measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in devices(plan, gpus)}
         self.bench = Bench(job.raw, self.keep, Telemetry(job.raw, job.folder / "agent.pyz", measured), self._note)
-        self.lease = DeviceLease(
-            plan,
-            gpus,
-            self.bench.pids,
-            lambda state, path, owner: self.journal.emit(LockEvent(state=state, path=path, owner=owner)),
-        )
+        self.lease = DeviceLease(plan, gpus, self.bench.pids, self._lock)
         self.runs = Runs(job.job_id, self.journal, self.bench, self.lease, self.fill, self.identify, self.keep)
         self.builds: dict[str, str] = {}
         self.models: dict[tuple[str, str], ModelEvent] = {}
-        """By arm and name: two arms may mean different models by one name."""
-        self.gates: dict[str, Gated] = {}
+        """By arm and name: the same name may be a different model in another arm."""
+        self.gates: dict[str, GateEvent] = {}
         """By step id."""
-        self.lists = {step.gate.cases for step in plan.steps if isinstance(step, GateStep) and step.listed}
-        """Digests of the lists of cases that the record has."""
+        self.lists = {
+            getattr(step.gate, "cases", None) for step in plan.steps if isinstance(step, GateStep) and step.listed
+        }
+        """Digests of the case lists that the record already has."""
         self.failures: list[DgxlabError] = []
         self.closed_arms: set[str] = set()
         self._last_progress = ("", 0.0)
 
     def carry_out(self) -> DgxlabError | None:
-        """Run every step and return the worst failure; what was measured before it is in the journal."""
+        """Run every step and return the worst failure; earlier results are in the journal."""
         self.journal.emit(
             JobEvent(
                 job_id=self.job.job_id,
@@ -109,28 +106,28 @@ class Worker:
                 facts=self.facts,
             )
         )
+        chains: list[tuple[str, ...]] = []
         for step in self.plan.steps:
-            chains = [
-                arms_of(other) for other in self.plan.steps[: self.plan.steps.index(step)] if other.kind == "chain"
-            ]
-            # a gate after the chains of a session that held none of them has nothing to vouch for
-            idle = isinstance(step, (GateStep, CheckStep)) and bool(chains) and all(map(self._closed, chains))
+            # if no chain of the session ran, a gate after the chains has nothing to check
+            idle = isinstance(step, GateStep) and bool(chains) and all(map(self._closed, chains))
             skipped = self._closed(arms_of(step)) or idle
+            if isinstance(step, ChainStep):
+                chains.append(step.arms)
             self.journal.emit(StepEvent(id=step.id, kind=step.kind, state="skipped" if skipped else "started"))
             if not skipped:
-                self._STEPS[type(step)](self, step)
+                getattr(self, f"_{step.kind}")(step)
                 self.journal.emit(StepEvent(id=step.id, kind=step.kind, state="done"))
-        # a gate that failed matters more than a run that did
+        # a failed gate matters more than a failed run
         worst = max(self.failures, key=lambda error: error.exit_code == GateFailed.exit_code, default=None)
         if worst and worst is not self.failures[-1]:
-            self.report(worst)  # the last error told is why the job ended as it did
+            self.report(worst)  # the last error in the journal is the reason for the job's end
         return worst
 
     def _closed(self, arms: Iterable[str]) -> bool:
         return not self.closed_arms.isdisjoint(arms)
 
     def fail(self, error: DgxlabError) -> None:
-        """Record a failure that lets other steps go on."""
+        """Record a failure; the other steps go on."""
         self.failures.append(error)
         self.report(error)
 
@@ -139,11 +136,7 @@ class Worker:
         self.journal.emit(ErrorEvent(message=error.message, next=error.next, details=error.details))
 
     def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
-        """Replace the placeholders that only the host knows.
-
-        Raises:
-            RemoteError: if the plan names one that this agent does not know.
-        """
+        """Replace the placeholders that only the host knows; raises RemoteError if one has no value."""
         known = {
             "python": sys.executable,
             "agent": str(self.job.folder / "agent.pyz"),
@@ -163,7 +156,7 @@ class Worker:
         return [re.sub(r"\{([a-z]+(?::[\w.-]+)?)\}", replace, arg) for arg in argv]
 
     def identify(self, step: RunStep) -> tuple[str, str]:
-        """Return the ids of the build and the model that a run measures; the model's is "" where it reads none."""
+        """Return the ids of a run's build and model; "" if it reads no model."""
         return self.builds[step.arm], self.models[step.arm, step.model].model_id if step.model else ""
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -171,12 +164,13 @@ class Worker:
     def _build(self, step: BuildStep) -> None:
         arm = self.plan.arm(step.arm)
         log = self.job.folder / f"{step.id.replace(':', '-')}.log"
+        progress = partial(self._progress, step.id)
         builder = Builder(
             self.root,
             self.facts.toolchain,
             fill=self.fill,
             log=log,
-            on_progress=lambda done, total, note: self._progress(step.id, done, total, note),
+            on_progress=progress,
             tell=self._note,
             keep=self.keep,
         )
@@ -222,37 +216,33 @@ class Worker:
 
     def _gate(self, step: GateStep) -> None:
         self.runs.hold()
-        argv = self.fill(step.argv, step.arm)
-        gated = run_gate(self.bench, step, argv, self.builds[step.arm], self.gates.get(step.like))
-        self.gates[step.id], event = gated, gated.event
-        if event.cases and event.cases not in self.lists:  # 150 kB of MUL_MAT, told once
-            self.lists.add(event.cases)
-            event = replace(event, case_list=tuple(gated.reading.cases))
-        self.journal.emit(event)
-        if event.status == "failed":
-            about = f"{step.gate.op} on {step.gate.backend}"
-            self._close(step.arm, about, event.reasons, event.raw["stdout"].path, "\n".join(event.failed[:10]))
-
-    def _check(self, step: CheckStep) -> None:
-        self.runs.hold()
         self._progress(step.id, 0, 0, about(step.gate))
         read = {name: self.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
-        read |= tools.sources(step.gate, step.files)
-        event = run_check(
-            self.bench, step, self.builds[step.arm], read, lambda argv, files: self.fill(argv, step.arm, **files)
+        if not isinstance(step.gate, ParityGate):
+            read |= step.gate.sources(step.files)
+        event = run_gate(
+            self.bench,
+            step,
+            self.builds[step.arm],
+            read,
+            lambda argv, files: self.fill(argv, step.arm, **files),
+            self.gates.get(step.like),
         )
+        self.gates[step.id] = event
+        role, reading = [(role, dict(reading)) for role, reading in event.readings.items()][-1]
+        listed = reading.get("cases")
+        if listed in self.lists:  # 150 kB for MUL_MAT, sent once
+            event = replace(event, case_list=None)
+        self.lists.add(listed)
         self.journal.emit(event)
-        if event.status == "failed":
-            role, reading = list(event.readings.items())[-1]
-            stream = "stderr" if "problem" in reading else tools.CHECKS[type(step.gate)].told_on
-            look = [name for name in event.raw if name.startswith(role) and name.endswith(stream)][-1]
-            self._close(step.arm, about(step.gate), event.reasons, event.raw[look].path)
-
-    def _close(self, arm: str, gate: str, reasons: Sequence[str], raw: str, details: str = "") -> None:
-        """Leave out the other steps of an arm whose gate failed."""
-        self.closed_arms.add(arm)
-        message = f"gate {gate} failed for {arm}: {'; '.join(reasons)}"
-        self.fail(GateFailed(message, details=details, next=f"dgxlab logs {self.job.job_id} {raw}"))
+        if event.status == "failed":  # the other steps of its arm are left out
+            self.closed_arms.add(step.arm)
+            stream = "stderr" if "problem" in reading else getattr(step.gate, "told_on", "stdout")
+            last = [name for name in event.raw if name == stream or re.fullmatch(rf"{role}(-\d+)? {stream}", name)][-1]
+            message = f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(map(str, event.reasons))}"
+            look = f"dgxlab logs {self.job.job_id} {event.raw[last].path}"
+            details = "\n".join(event.counts["failed"][:10]) if isinstance(step.gate, ParityGate) else ""
+            self.fail(GateFailed(message, details=details, next=look))
 
     def _run(self, step: RunStep) -> None:
         left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
@@ -272,17 +262,10 @@ class Worker:
         if error := ChainRunner(step, self.runs, self._progress).carry_out():
             self.fail(error)
 
-    _STEPS: ClassVar[dict[type, Callable[..., None]]] = {
-        BuildStep: _build,
-        ModelStep: _model,
-        ProbeStep: _probe,
-        GateStep: _gate,
-        CheckStep: _check,
-        RunStep: _run,
-        ChainStep: _chain,
-    }
-
     # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _lock(self, state: str, path: str, owner: str) -> None:
+        self.journal.emit(LockEvent(state=state, path=path, owner=owner))
 
     def _note(self, note: str) -> None:
         self.journal.emit(NoteEvent(note=note))
@@ -292,16 +275,6 @@ class Worker:
         if step != last or now - at >= PROGRESS_S or done == total:
             self._last_progress = (step, now)
             self.journal.emit(ProgressEvent(id=step, done=done, total=total, note=note))
-
-
-@dataclass(frozen=True)
-class End:
-    """A job's last word, as `rc` holds it."""
-
-    exit_code: int
-    status: Literal["done", "failed", "cancelled"]
-    message: str = ""
-    next: str = ""
 
 
 def work(folder: Path) -> None:
@@ -318,36 +291,40 @@ def work(folder: Path) -> None:
     try:
         end = _carry_out(job, Root(folder.parent.parent))
     except Cancelled:
-        end = End(130, "cancelled")
+        end = CANCELLED
     except DgxlabError as error:
-        end = _failed(error)
-    except OSError as error:  # a full disk, mostly: the journal may not take it, the space set aside for rc does
-        end = _failed(refused("the job", error))
-    except Exception as error:  # a bug: it must be told, not look like an agent that was killed
+        end = _end_of(error)
+    except OSError as error:  # mostly a full disk: the journal may have no space, but rc has reserved space
+        end = _end_of(refused("the job", error))
+    except Exception as error:  # a bug: report it, or the agent would look killed
         traceback.print_exc()
-        end = End(1, "failed", f"the agent failed: {error!r}", f"dgxlab logs {job.job_id} agent.err")
-    job.finish(**vars(end))
+        end = _end_of(DgxlabError(f"the agent failed: {error!r}", next=f"dgxlab logs {job.job_id} agent.err"))
+    job.finish(**end)
 
 
-def _carry_out(job: Job, root: Root) -> End:
+def _carry_out(job: Job, root: Root) -> FinalStatus:
     worker = Worker(job, root, from_json(Plan, json.loads(job.plan.read_text())))
     try:
-        error = worker.carry_out()
-        end = _failed(error) if error else End(0, "done")
+        end = _end_of(worker.carry_out())
     except DgxlabError as error:
         worker.report(error)
-        end = _failed(error)
+        end = _end_of(error)
     except Cancelled:
-        end = End(130, "cancelled")
+        end = CANCELLED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
         worker.lease.release()
-    flush(job.folder)  # what the digests are of
-    worker.journal.emit(EndEvent(exit_code=end.exit_code, status=end.status, raw=job.digests()))
+    flush(job.folder)  # the files whose digests are recorded
+    worker.journal.emit(EndEvent(exit_code=end["exit_code"], status=end["status"], raw=job.digests()))
     worker.journal.close()
     return end
 
 
-def _failed(error: DgxlabError) -> End:
-    return End(error.exit_code, "failed", error.message, error.next)
+CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+
+
+def _end_of(error: DgxlabError | None) -> FinalStatus:
+    if error is None:
+        return {"exit_code": 0, "status": "done", "message": "", "next": ""}
+    return {"exit_code": error.exit_code, "status": "failed", "message": error.message, "next": error.next}

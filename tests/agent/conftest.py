@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from dgxlab.agent import child
+from dgxlab.agent.environment import Root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """An empty root."""
+    empty = Root(tmp_path / "root")
+    empty.create()
+    return empty
 
 
 @pytest.fixture

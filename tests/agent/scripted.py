@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dgxlab.agent.chain import ChainRunner
-from dgxlab.agent.journal import Journal, read
+from dgxlab.agent.journal import Journal
 from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.measure import Attempt, Bench, Runs
 from dgxlab.errors import DgxlabError
 from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest
 from dgxlab.model.events import Event, File, Flag, RunEvent, Summary
 from dgxlab.model.reasons import Reason
-from tests.journals import source
+from tests.journals import read, source
 
 E = TypeVar("E", bound=Event)
 
@@ -24,7 +24,7 @@ CELLS = tuple(Cell("llama-bench", label, {"n_prompt": n}, {}) for label, n in ((
 
 
 @dataclass(frozen=True)
-class Said:
+class Outcome:
     """What a run came to; one value for each cell."""
 
     values: tuple[float, ...] = (100.0, 200.0)
@@ -39,7 +39,7 @@ class World:
     """A job on the processor with one chain, whose runs come to what `says` says of their names."""
 
     folder: Path
-    says: Callable[[str], Said] = lambda name: Said()
+    says: Callable[[str], Outcome] = lambda name: Outcome()
     waits: Mapping[int, float] = field(default_factory=dict)
     warm: Callable[[], float | None] = lambda: None
     names: list[str] = field(default_factory=list)
@@ -152,9 +152,8 @@ class Thermometer:
         return {} if seen is None else {"GPU-1": {"temperature.gpu": seen}, "GPU-2": {"temperature.gpu": seen - 2}}
 
 
-def scripted(world: World, by_name: Mapping[str, Said]) -> World:
-    """Let the runs whose names match a pattern come to something else; the first that matches counts."""
+def scripted(world: World, by_name: Mapping[str, Outcome]) -> World:
     world.says = lambda name: next(
-        (outcome for pattern, outcome in by_name.items() if re.search(pattern, name)), Said()
+        (outcome for pattern, outcome in by_name.items() if re.search(pattern, name)), Outcome()
     )
     return world

@@ -1,9 +1,15 @@
-"""Whether an installed build is still what was installed, and what a power loss leaves in a work folder."""
+"""Whether an installed build is unchanged, what a power loss leaves in a work folder, and errors in build logs.
+
+The logs are those of cmake 3.25, ninja, gcc 12, GNU ld and nvcc 13.0.
+"""
+
+# ruff: noqa: RUF001 -- gcc quotes like this
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,28 +17,27 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import build
-from dgxlab.agent.build import _held, installed
+from dgxlab.agent.build import _held, first_error, installed, progress
 from dgxlab.agent.files import sha256
+from tests.tools.captures import capture
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An installed build, a day old by its times."""
-    build_folder = tmp_path / "build"
-    (build_folder / "bin").mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
     for name in (PROGRAM, LIBRARY):
-        (build_folder / "bin" / name).write_bytes(name.encode() * 100)
-        (build_folder / "bin" / name).chmod(0o755)
+        (tmp_path / "bin" / name).write_bytes(name.encode() * 100)
+        (tmp_path / "bin" / name).chmod(0o755)
     stamp = {
         "build_id": "B1",
         **dict.fromkeys(("source", "cmake", "toolchain", "cmake_cache"), ""),
-        "binaries": {PROGRAM: sha256(build_folder / "bin" / PROGRAM)},
-        "libraries": {LIBRARY: sha256(build_folder / "bin" / LIBRARY)},
+        "binaries": {PROGRAM: sha256(tmp_path / "bin" / PROGRAM)},
+        "libraries": {LIBRARY: sha256(tmp_path / "bin" / LIBRARY)},
     }
-    (build_folder / "stamp.json").write_text(json.dumps(stamp))
-    return build_folder
+    (tmp_path / "stamp.json").write_text(json.dumps(stamp))
+    return tmp_path
 
 
 def wrapped(folder: Path) -> None:
@@ -52,21 +57,16 @@ def edited(folder: Path) -> None:
 
 
 def linked(folder: Path) -> None:
-    """Put a link to the same bytes in a program's place: they load the libraries beside them."""
+    """Put a link to the same bytes in a program's place: it loads the libraries beside them."""
     shutil.move(folder / "bin" / PROGRAM, folder / "real")
     (folder / "bin" / PROGRAM).symlink_to(folder / "real")
-
-
-def garbled(folder: Path) -> None:
-    """Leave a stamp that is JSON and no stamp."""
-    (folder / "stamp.json").write_text("[]")
 
 
 CHANGES: list[Callable[[Path], object]] = [
     wrapped,
     edited,
     linked,
-    garbled,
+    lambda folder: (folder / "stamp.json").write_text("[]"),
     lambda folder: (folder / "stamp.json").write_text("{"),
     lambda folder: (folder / "stamp.json").write_text('{"build_id": "B1", "binaries": {}, "libraries": {}}'),
     lambda folder: (folder / "bin" / PROGRAM).chmod(0o644),
@@ -81,7 +81,6 @@ CHANGES: list[Callable[[Path], object]] = [
 def test_a_build_that_was_changed_is_not_reused(
     folder: Path, change: Callable[[Path], object], settled_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not its files were hashed before."""
     monkeypatch.setattr(build, "SETTLED_S", settled_s)
     stamp = installed(folder, "B1")
     assert stamp
@@ -92,16 +91,12 @@ def test_a_build_that_was_changed_is_not_reused(
 
 
 def test_a_file_is_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not again while its inode, size and times stay; damage of what was noted costs another hash."""
     hashed: list[str] = []
     monkeypatch.setattr(build, "sha256", lambda path: hashed.append(path.name) or sha256(path))
-    for _ in range(2):
-        installed(folder, "B1")
-    assert len(hashed) == 4  # changed just now
-    monkeypatch.setattr(build, "SETTLED_S", -1.0)
-    for _ in range(2):
-        assert installed(folder, "B1")
-    assert len(hashed) == 6
+    for settled_s, hashes in ((1.0, 4), (-1.0, 6)):  # first as if changed just now
+        monkeypatch.setattr(build, "SETTLED_S", settled_s)
+        assert installed(folder, "B1") == installed(folder, "B1") is not None
+        assert len(hashed) == hashes
     (folder / "digests.json").write_text("[1]")
     assert installed(folder, "B1")
     assert len(hashed) == 8
@@ -111,10 +106,9 @@ def test_a_file_is_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("mark", "kept"), [(None, True), ("this boot", True), ("another boot", False), ("", False)])
-def test_what_another_boot_left_half_done_is_made_anew(
+def test_only_a_build_that_another_boot_cut_short_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str | None, kept: bool
 ) -> None:
-    """A finished build stays, and so does one that this boot cut short: ninja goes on from it."""
     monkeypatch.setattr(build, "boot_id", lambda: "this boot")
     parts = (tmp_path / "cmake" / "x.o", tmp_path / "src" / "x.c", tmp_path / "index")
     for part in parts:
@@ -126,3 +120,93 @@ def test_what_another_boot_left_half_done_is_made_anew(
         assert {part.exists() for part in parts} == {kept}
         assert (tmp_path / "building").read_text() == "this boot"
     assert not (tmp_path / "building").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("[1/4] Building CXX object main.cpp.o", (1, 4, "Building CXX object main.cpp.o")),
+        ("\x1b[32m[204/204] Linking bin/llama-bench\x1b[0m\r\n", (204, 204, "Linking bin/llama-bench")),
+        ("[0/2] Re-checking globbed directories...", (0, 2, "Re-checking globbed directories...")),
+        *((line, None) for line in ("-- Configuring done", "ninja: no work to do.", "FAILED: main.cpp.o", "")),
+        *((line, None) for line in ("[4/1] nonsense", "[1/4]", "x [1/4] y", "[ 50%] Building C object (make)")),
+    ],
+)
+def test_progress(line: str, expected: tuple[int, int, str] | None) -> None:
+    assert progress(line) == expected
+
+
+def test_a_whole_build_counts_to_its_end() -> None:
+    log = capture("cpu/build/ok.log")
+    counted = [count for count in map(progress, log.split("\n")) if count]
+    assert [(n, m) for n, m, _ in counted] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert first_error(log) == ""
+
+
+FIRST_ERRORS = """
+== compile
+/src/demo/bad.cpp:3:40: error: ‘class std::vector<int>’ has no member named ‘no_such_member’
+    3 | int g() { std::vector<int> v; return v.no_such_member(); }
+      |                                        ^~~~~~~~~~~~~~
+== header
+/src/demo/header.cpp:1:10: fatal error: no_such_header.h: No such file or directory
+    1 | #include "no_such_header.h"
+      |          ^~~~~~~~~~~~~~~~~~
+== link
+/usr/bin/ld: CMakeFiles/app.dir/main.cpp.o: in function `main':
+main.cpp:(.text+0x16): undefined reference to `missing(int)'
+== cuda
+/src/demo/kernel.cu(1): error: identifier "undeclared" is undefined
+  __attribute__((global)) void w4a16(float * out, int unused) { int never; out[threadIdx.x] = undeclared * 2.0f; }
+                                                                                              ^
+== ptxas
+ptxas /tmp/tmpxft_00006387_00000000-6_ptx.ptx, line 27; error   : Unknown modifier '.such'
+== arch
+CMake Error at /usr/share/cmake-3.25/Modules/CMakeTestCUDACompiler.cmake:103 (message):
+nvcc fatal   : Unsupported gpu architecture 'compute_35'
+== missing
+CMake Error at CMakeLists.txt:10 (find_package):
+  By not providing "FindNoSuchPackage.cmake" in CMAKE_MODULE_PATH this
+  project has asked CMake to find a package configuration file provided by
+  "NoSuchPackage", but CMake did not find one.
+  Could not find a package configuration file provided by "NoSuchPackage"
+  with any of the following names:
+== colour
+bad.cpp:3:40: error: ‘class std::vector<int>’ has no member named ‘no_such_member’
+    3 | int g() { std::vector<int> v; return v.no_such_member(); }
+      |                                        ^~~~~~~~~~~~~~
+"""
+
+
+@pytest.mark.parametrize(("name", "error"), re.findall(r"^== (\w+)\n((?:(?!==).*\n)+)", FIRST_ERRORS, re.MULTILINE))
+def test_first_error_of_a_real_log(name: str, error: str) -> None:
+    assert first_error(capture(f"cpu/build/{name}.log")) + "\n" == error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ninja: error: unknown target 'no_such_target'",
+        "ninja: error: build.ninja:1: expected '=', got newline",
+        "nvlink error   : Undefined reference to '_Z1ff' in '/tmp/tmpxft_1.o'",
+        "nvcc fatal   : Unknown option '--bad-flag'",
+        "/usr/bin/ld: cannot find -lnosuchlib: No such file or directory",
+        "g2.cpp:(.text+0x0): multiple definition of `good()'; /tmp/x.o:good.cpp:(.text+0x0): first defined here",
+        "g++: error: unrecognized command-line option ‘-fnope’",
+        "c++: fatal error: Killed signal terminated program cc1plus",
+        'x.cu(12): error #20-D: identifier "x" is undefined',
+        "x.cpp:1:2: internal compiler error: Segmentation fault",
+        "a.cpp:3:1: error: unused variable ‘x’ [-Werror=unused-variable]",
+        "CMake Error: Could not create named generator Nonsense",
+    ],
+)
+def test_each_kind_of_error_is_known(line: str) -> None:
+    before = "[1/3] Checking that: error: is no error\nw.cpp:1:1: warning: unused 'x: error: y'\nnote: error: never"
+    assert first_error(f"{before}\n{line}\n[2/3] Building y\n") == line
+
+
+def test_a_failed_step_without_a_known_error_and_very_long_lines() -> None:
+    error = first_error("x.cpp:1:1: error: " + "T<" * 5000)
+    assert (len(error), error[-3:]) == (300, "...")
+    log = "[1/2] Building CUDA object k.cu.o\nFAILED: k.cu.o \nnvcc -c k.cu\n/bin/sh: 1: nvcc: not found\n[2/2] x\n"
+    assert first_error(log) == "FAILED: k.cu.o\nnvcc -c k.cu\n/bin/sh: 1: nvcc: not found"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,10 @@ ENV = {"PATH": os.environ["PATH"]}
 
 
 def launch(tmp_path: Path, *argv: str, limit_s: float = 20.0, **options: Any) -> child.Ended:
-    """Run argv with its streams under tmp_path."""
     return child.run(argv, env=ENV, stdout=tmp_path / "out", stderr=tmp_path / "err", limit_s=limit_s, **options)
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -32,16 +31,24 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_gone(pid: int, patience_s: float = 5.0) -> bool:
-    """Wait for a process to go."""
+def wait_until(seen: Callable[[], object], patience_s: float = 30.0) -> None:
     deadline = time.monotonic() + patience_s
-    while alive(pid) and time.monotonic() < deadline:
+    while not seen():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    return not alive(pid)
+
+
+def wait_for_text(path: Path) -> str:
+    """Wait until a file has some text, and return it."""
+    wait_until(lambda: path.exists() and path.read_text())
+    return path.read_text()
+
+
+def wait_gone(pid: int) -> None:
+    wait_until(lambda: not alive(pid), 5.0)
 
 
 def test_streams_and_status(tmp_path: Path) -> None:
-    """Stdout and stderr land in their own files; a status is the program's, a crash is named by its signal."""
     ended = launch(tmp_path, "sh", "-c", "echo one; echo two >&2; exit 3")
     assert (ended.rc, ended.signal, ended.ok) == (3, None, False)
     assert (tmp_path / "out").read_text() == "one\n"
@@ -52,7 +59,6 @@ def test_streams_and_status(tmp_path: Path) -> None:
 
 
 def test_it_is_looked_at_while_it_runs(tmp_path: Path) -> None:
-    """From its start on, as often as each look says, and once more when it has ended and still has its pid."""
     seen: list[tuple[int, bool]] = []
 
     def look(pid: int) -> float:
@@ -68,17 +74,17 @@ def test_it_is_looked_at_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_limit_ends_the_whole_group(tmp_path: Path) -> None:
-    """A program that hangs is killed with the children it started, even those that ignore TERM."""
     script = "sh -c \"trap '' TERM; echo \\$\\$; while :; do sleep 0.1; done\" & wait"
     ended = launch(tmp_path, "sh", "-c", script, limit_s=0.5)
     assert ended.timed_out
     assert "ran past its limit" in str(ended.reason("x", 0.5))
-    assert wait_gone(int((tmp_path / "out").read_text()))
+    wait_gone(int((tmp_path / "out").read_text()))
 
 
 DAEMON = """
 import os, sys, time
-how = sys.argv[1]
+how, folder = sys.argv[1:]
+os.chdir(folder)
 if os.fork():
     os._exit(0)
 if "own session" in how:
@@ -97,8 +103,7 @@ while True:
 
 @pytest.mark.parametrize("how", ["group", "own session", "own session, closed", "own session, closed, forks"])
 def test_what_a_program_leaves_running_is_ended_and_named(tmp_path: Path, adopts: None, how: str) -> None:
-    """Also in a session of its own, with closed descriptors, and when it is another process every 20 ms."""
-    ended = launch(tmp_path, sys.executable, "-c", DAEMON, how, cwd=tmp_path)
+    ended = launch(tmp_path, sys.executable, "-c", DAEMON, how, str(tmp_path))
     assert ended.ok
     assert len(ended.left) == 1
     assert "(python" in ended.left[0]
@@ -108,7 +113,6 @@ def test_what_a_program_leaves_running_is_ended_and_named(tmp_path: Path, adopts
 
 
 def test_what_ends_right_after_its_program_was_not_left(tmp_path: Path, adopts: None) -> None:
-    """And what `beside` started is no program's."""
     sampler = child.beside(["sh", "-c", "sleep 60 & wait"], env=ENV, output=tmp_path / "sampled")
     assert launch(tmp_path, "sh", "-c", "setsid sleep 0.05 &").left == ()
     assert sampler.poll() is None
@@ -121,7 +125,6 @@ def test_what_ends_right_after_its_program_was_not_left(tmp_path: Path, adopts: 
 def test_children_are_found_on_a_kernel_that_does_not_list_them(
     tmp_path: Path, adopts: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then every process is looked at."""
     listed = Path.read_text
     unlisted = lambda path, *args: listed(path.with_name("none") if path.name == "children" else path, *args)  # noqa: E731
     monkeypatch.setattr(Path, "read_text", unlisted)
@@ -129,7 +132,6 @@ def test_children_are_found_on_a_kernel_that_does_not_list_them(
 
 
 def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a program that goes beyond its limit: ended, with what was kept, and the reason; on stderr too."""
     monkeypatch.setattr(child, "OUTPUT_LIMIT", 1 << 20)
     monkeypatch.setattr(child, "OUTPUT_LOOK_S", 0.05)
     for words in ("yes", "yes >&2"):
@@ -145,7 +147,6 @@ def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_kept_descriptors_are_inherited(tmp_path: Path) -> None:
-    """A lock's descriptor reaches the program: an orphan would still hold it."""
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         launch(tmp_path, "sh", "-c", f"readlink /proc/self/fd/{fd}", keep=[fd])
@@ -155,17 +156,13 @@ def test_kept_descriptors_are_inherited(tmp_path: Path) -> None:
 
 
 def test_program_dies_with_the_agent(tmp_path: Path) -> None:
-    """SIGKILL of the agent takes the measured program along."""
     code = (
         "import sys; from pathlib import Path; from dgxlab.agent import child\n"
         f"child.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60'], env={ENV!r}, stdout=Path('{tmp_path}/o'),"
         f" stderr=Path('{tmp_path}/e'), limit_s=60)"
     )
     agent = subprocess.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 10
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    pid = int(wait_for_text(tmp_path / "pid"))
     agent.kill()
     agent.wait()
-    assert wait_gone(int((tmp_path / "pid").read_text()))
+    wait_gone(pid)

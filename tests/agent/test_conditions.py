@@ -23,7 +23,6 @@ ALONE = Contention(2)
 
 
 def state(gpu: Mapping[str, str | None] | None = None, uuid: str = GPU, **host: Any) -> dict[str, Any]:
-    """Return a host's state, with one GPU if there is one."""
     rows = [] if gpu is None else [{"uuid": uuid, **DRIVER, **gpu}]
     return {"boot_id": "b", "swap_in_mib": 12.5, "oom_kills": 0, "gpus": rows, **host}
 
@@ -37,24 +36,20 @@ def around(
     contention: Contention = ALONE,
     threads: int = 2,
 ) -> Conditions:
-    """Return the conditions of a run with these samples of its one GPU."""
     samples = [Sample(float(at), GPU, seen) for at, seen in enumerate(values)]
     gpus = {GPU: "NVIDIA H200"} if gpus is None else gpus
     return Conditions(samples, before or state({}), after or state({}), gpus, seconds, contention, threads)
 
 
 def told(conditions: Conditions) -> list[tuple[str, str, bool, str]]:
-    """Return the flags, each with its device, kind, whether it is hard, and its words."""
     return [(flag.device, flag.kind, flag.hard, flag.reason) for flag in conditions.flags()]
 
 
 def kinds(conditions: Conditions) -> dict[str, bool]:
-    """Return the flags, each with whether it is hard."""
     return {flag.kind: flag.hard for flag in conditions.flags()}
 
 
 def test_a_captured_series() -> None:
-    """Five minutes of an H200: what it says is summarised, what it says in words or not at all is left out."""
     text = gzip.decompress((GOLDEN / "h200" / "telemetry-long.csv.gz").read_bytes()).decode()
     header, *lines = text.splitlines()
     short = {"index": "uuid", "clocks.current.sm": "clocks.sm", "clocks.current.memory": "clocks.mem"}
@@ -87,7 +82,6 @@ def test_not_known_is_no_number() -> None:
 
 @pytest.mark.parametrize("text", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "", None, "nan", "inf", "0xg"])
 def test_words_are_no_numbers(text: str | None) -> None:
-    """In any spelling, and what is not finite; a mask of bits is one."""
     assert number(text) is None
     assert (number("0x0000000000000044"), number("79.38"), number("0")) == (68.0, 79.38, 0.0)
 
@@ -102,7 +96,6 @@ def test_words_are_no_numbers(text: str | None) -> None:
     ],
 )
 def test_throttling(counter: str, bit: int, kind: str, hard: bool, words: str) -> None:
-    """A counter that moved between two samples is seen, and a bit where there is no counter."""
     name = f"{COUNTER}.{counter}"
     moved = around(before=state({name: "1000"}), after=state({name: "413000"}))
     assert told(moved) == [(GPU, kind, hard, f"{words} for 412 ms")]
@@ -114,14 +107,12 @@ def test_throttling(counter: str, bit: int, kind: str, hard: bool, words: str) -
 
 
 def test_hw_slowdown_without_its_cause() -> None:
-    """The bit that says no more than slowdown is told only where nothing says why."""
     active = "clocks_event_reasons.active"
     assert kinds(around({active: float(0x8)})) == {"hw_slowdown": True}
     assert kinds(around({active: float(0x8 | 0x40)})) == {"hw_thermal": True}
 
 
 def test_a_counter_that_is_not_known_did_not_move() -> None:
-    """Nor one that a driver set back, nor another GPU's."""
     name = f"{COUNTER}.hw_thermal_slowdown"
     for before, after in (("5", None), (None, "5"), ("5", "3"), ("[N/A]", "7")):
         seen = around(before=state({name: before}), after=state({name: after}))
@@ -130,7 +121,6 @@ def test_a_counter_that_is_not_known_did_not_move() -> None:
 
 
 def test_several_gpus_are_told_apart() -> None:
-    """Each has its own flag, which says which."""
     both = {GPU: "NVIDIA H200", OTHER: "NVIDIA H200"}
     name = f"{COUNTER}.hw_thermal_slowdown"
     states = [{**state(), "gpus": [{"uuid": uuid, **DRIVER, name: us} for uuid in both]} for us in ("0", "2000")]
@@ -141,7 +131,6 @@ def test_several_gpus_are_told_apart() -> None:
 
 
 def test_what_happened_to_the_host() -> None:
-    """Another boot, another driver, swapping and lack of memory are hard; a page or two of an idle daemon is not."""
     after = state({"driver_version": "590.1"}, boot_id="c", swap_in_mib=20.5, oom_kills=2)
     assert {flag.kind: flag.reason for flag in around(after=after).flags() if flag.hard} == {
         "boot": "the machine was started again",
@@ -156,7 +145,6 @@ def test_what_happened_to_the_host() -> None:
 
 @pytest.mark.parametrize(("samples", "count"), [(0, "no"), (9, "9"), (10, "")])
 def test_missing_samples(samples: int, count: str) -> None:
-    """Fewer than half of what was due in 10 s, of which device; a short run may end between two."""
     gpu = (GPU, "no_telemetry", False, f"{count} samples from nvidia-smi where 20 were due")
     host = (HOST, "no_telemetry", False, "no samples of the host where 20 were due")
     assert told(around(*[{"clocks.sm": 1.0}] * samples, seconds=10.0)) == [*([gpu] * bool(count)), host]
@@ -176,7 +164,6 @@ def test_missing_samples(samples: int, count: str) -> None:
     ],
 )
 def test_the_stuck_clock_of_a_gb10(name: str, clock: float, busy: float, n: int, stuck: bool) -> None:
-    """Busy and slow, long enough, and a GB10; idle samples around it say nothing."""
     idle = {"clocks.sm": 208.0, "utilization.gpu": 0.0}
     samples = [idle, *[{"clocks.sm": clock, "utilization.gpu": busy}] * n, {"clocks.sm": 208.0}]
     assert stuck_clock(name, [Sample(0.0, GPU, values) for values in samples]) == clock * stuck
@@ -217,7 +204,6 @@ def test_others_on_the_processors(contention: Contention, threads: int, kind: st
 
 
 def test_what_is_told_of_the_processors() -> None:
-    """A number a run of what is known, whether it is a flag or not; and what waited says who ran meanwhile."""
     seen = around(contention=Contention(2, 0.5, 0.875, 0.0625, 0.25))
     assert [s for s in seen.telemetry() if s.name not in ("swap_in_mib", "oom_kills")] == [
         Summary(HOST, "run_queue_s_per_s", "s/s", 1, 0.5, 0.5, 0.5),

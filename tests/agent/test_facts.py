@@ -1,24 +1,43 @@
-"""One look at a host, read from real captures where this machine has no GPU."""
+"""Facts of a host and what nvidia-smi tells, read from real captures where this machine has no GPU."""
 
 from __future__ import annotations
 
 import os
 import platform
+import pwd
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from dgxlab.agent import facts, gpus
+from dgxlab.agent import environment, facts
+from dgxlab.agent.environment import Answer, ask
+from dgxlab.agent.gpus import (
+    BASIC,
+    FIELDS,
+    ComputeProcess,
+    choose,
+    compute_processes,
+    foreign,
+    parse_gpus,
+    parse_processes,
+    phrase,
+)
 from dgxlab.errors import RemoteError
 from dgxlab.model import Facts, from_json, to_json
 from tests import machines
 from tests.conftest import GOLDEN
+from tests.machines import UUID
+
+HELP = (GOLDEN / "h200" / "help-query-gpu.txt").read_text()
+BROKEN = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n"
+GONE = 2**22 + 1
+"""A pid that no Linux gives."""
 
 
 def test_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compiles here, what decides whether a program that is sent runs, the room that is left, where jobs lock."""
     root = tmp_path / "not" / "yet"
     monkeypatch.setenv("DGXLAB_ROOT", str(root))
     monkeypatch.setenv("DGXLAB_LOCKS", f"{tmp_path / 'closed'}:{tmp_path}")
@@ -43,31 +62,23 @@ def test_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "0, GPU-68b2, NVIDIA H200, 143771\n",
-            [{"index": "0", "uuid": "GPU-68b2", "name": "NVIDIA H200", "mem": "143771"}],
-        ),
-        ("0, GPU-1, NVIDIA GB10, [N/A]\n", [{"index": "0", "uuid": "GPU-1", "name": "NVIDIA GB10", "mem": None}]),
-        ("No devices were found\n", []),
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", []),
-        ("", []),
+        ("0, GPU-68b2, NVIDIA H200, 143771\n", [["0", "GPU-68b2", "NVIDIA H200", "143771"]]),
+        ("0, GPU-1, NVIDIA GB10, [N/A]\n", [["0", "GPU-1", "NVIDIA GB10", None]]),
+        *((text, []) for text in ("No devices were found\n", BROKEN, "")),
     ],
 )
-def test_gpu_query(text: str, expected: list[dict[str, str | None]]) -> None:
-    """N/A in any spelling is null, never 0; a message instead of rows is no GPU."""
-    assert gpus.parse_gpus(("index", "uuid", "name", "mem"), text) == expected
+def test_gpu_query(text: str, expected: list[list[str | None]]) -> None:
+    assert [list(gpu.values()) for gpu in parse_gpus(("index", "uuid", "name", "mem"), text)] == expected
 
 
 def test_state_has_no_invented_zero() -> None:
-    """What this machine cannot measure is null."""
-    state = facts.state(gpus.BASIC)
+    state = facts.state(BASIC)
     assert state["mem_available_mib"] > 0
     assert state["cpu_temp_c"] is None or state["cpu_temp_c"] > 0
 
 
 def test_facts_of_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPU, driver, the CUDA that it runs, who else computes, and where nvcc lies, as the tools there said it."""
-    machines.h200(machines.programs(tmp_path / "bin"), f"{machines.UUID}, {os.getpid()}, /opt/bin/python3, 1634")
+    machines.h200(machines.programs(tmp_path / "bin"), f"{UUID}, {os.getpid()}, /opt/bin/python3, 1634")
     machines.nvcc(tmp_path / "cuda", "13.0")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tmp_path / 'cuda'}")
     seen = facts.gather()
@@ -83,7 +94,6 @@ def test_facts_of_an_h200(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_driver_that_does_not_answer_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sentence is taken for no value."""
     machines.broken_driver(machines.programs(tmp_path / "bin"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     details = facts.gather().details
@@ -96,30 +106,23 @@ def test_a_driver_that_does_not_answer_is_no_gpu(tmp_path: Path, monkeypatch: py
     [
         ((GOLDEN / "h200" / "nvidia-smi-version.txt").read_text(), "13.0"),
         ("DRIVER version      : 610.43.02\nCUDA UMD Version    : 13.3\n", "13.3"),
-        ("CUDA Version        : Not Found\n", None),
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", None),
-        ("", None),
+        *((text, None) for text in ("CUDA Version        : Not Found\n", BROKEN, "")),
     ],
 )
 def test_cuda_of_the_driver(text: str, expected: str | None) -> None:
-    """Under the name that it has had since driver 610 as well; what is not known is null."""
     assert facts.parse_cuda(text) == expected
 
 
 def test_programs_that_hang_share_one_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers is told; what hangs is given up all at once, however many there are."""
-    monkeypatch.setattr(facts, "PATIENCE_S", 0.3)
-    assert facts.outputs([["sleep", "30"], ["echo", "hello"], *[["sleep", "30"]] * 9]) == ["", "hello\n", *[""] * 9]
+    monkeypatch.setattr(environment, "PATIENCE_S", 0.3)
+    hang = ["sleep", "30"]
+    assert ask([hang, ["echo", "hello"], *[hang] * 9]) == [Answer(-9, ""), Answer(0, "hello\n"), *[Answer(-9, "")] * 9]
 
 
-def test_an_answer_without_end_is_none() -> None:
-    """One that a program gave is heard although a daemon that it started holds the pipe."""
+def test_answers_without_end_and_of_a_program_whose_daemon_holds_the_pipe() -> None:
     begin = time.monotonic()
-    assert facts.outputs([["yes"], ["sh", "-c", "echo here; sleep 30 &"], ["echo", "hello"]]) == [
-        "",
-        "here\n",
-        "hello\n",
-    ]
+    endless, daemon, missing = ask([["yes"], ["sh", "-c", "echo here; sleep 30 &"], ["no-such-program"]])
+    assert (endless, daemon, missing) == (Answer(-9, ""), Answer(0, "here\n"), Answer(127, ""))
     assert time.monotonic() - begin < 15
 
 
@@ -140,8 +143,7 @@ def test_an_answer_without_end_is_none() -> None:
         ({"etc/logind.conf": "KillUserProcesses=yes\nKillOnlyUsers=alice"}, "etc/logind.conf"),
     ],
 )
-def test_who_ends_jobs_at_logout(tmp_path: Path, files: dict[str, str], killer: str) -> None:
-    """What systemd reads last counts, and whom it spares."""
+def test_jobs_that_systemd_ends_at_logout(tmp_path: Path, files: dict[str, str], killer: str) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -156,12 +158,82 @@ echo "cmake version 3.31.0"
 
 
 def test_a_compiler_that_is_killed_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its version is part of a build's identity: without it all would be built and measured as something else."""
     program = tmp_path / "cmake"
     program.write_text(KILLED_ONCE.format(mark=tmp_path / "mark"))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert facts.gather().toolchain.cmake == "cmake version 3.31.0"
     program.write_text(KILLED_ONCE.format(mark=tmp_path / "never" / "there"))
-    with pytest.raises(RemoteError, match="cmake on local does not say its version: it was killed"):
+    with pytest.raises(RemoteError, match=r"^cmake .* killed"):
         facts.gather()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{UUID}, {GONE}, /opt/torch/bin/python3, 518\n", [(UUID, GONE, "/opt/torch/bin/python3", "", 518)]),
+        (f"{UUID}, {GONE}, /a, b, c, [N/A]\n", [(UUID, GONE, "/a, b, c", "", None)]),
+        (f"{UUID}, {GONE}, [Not Found], 7\n", [(UUID, GONE, "[Not Found]", "", 7)]),
+        (f"{UUID}, {os.getpid()}, x, 1", [(UUID, os.getpid(), "x", pwd.getpwuid(os.getuid()).pw_name, 1)]),
+        *((text, []) for text in ("No devices were found\n", BROKEN, f"{UUID}, [N/A], x, 1\n", "")),
+    ],
+    ids=["gone", "commas", "unnamed", "mine", "none", "broken", "no pid", "empty"],
+)
+def test_compute_processes_in_csv_without_quotes(text: str, expected: list[tuple[object, ...]]) -> None:
+    assert [tuple(vars(process).values()) for process in parse_processes(text)] == expected
+
+
+def test_an_nvidia_smi_that_fails_hangs_or_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the processes are not known, which is not the same as none."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f'#!/bin/sh\necho "{UUID}, {GONE}, $1, 3"\n')
+    smi.chmod(0o755)
+    (process,) = compute_processes() or ()
+    assert process.program == "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
+    smi.write_text("#!/bin/sh\n")
+    assert compute_processes() == []
+    monkeypatch.setattr(environment, "PATIENCE_S", 0.5)
+    for script in ("/bin/sh\necho No devices were found\nexit 6\n", "/no/such/shell\n", "/bin/sh\nexec sleep 600\n"):
+        smi.write_text(f"#!{script}")
+        assert compute_processes() is None
+    smi.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compute_processes() is None
+
+
+def process(pid: int, uuid: str = UUID) -> ComputeProcess:
+    return ComputeProcess(uuid, pid, "/usr/bin/python3", "alice", 518)
+
+
+def test_foreign_processes() -> None:
+    """Not this session's, nor one of our own that has just ended; each once."""
+    child = subprocess.Popen(["sleep", "600"])
+    stranger = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        listed = [process(pid) for pid in (os.getpid(), child.pid, stranger.pid, GONE)] + [process(GONE, "GPU-2")]
+        assert [p.pid for p in foreign(listed, own=())] == [stranger.pid, GONE]
+        assert [p.pid for p in foreign(listed, own={GONE, stranger.pid})] == [stranger.pid]
+    finally:
+        for started in (child, stranger):
+            started.kill()
+            started.wait()
+
+
+def test_phrase() -> None:
+    assert phrase([process(430)]) == "pid 430 (python3 of alice, 518 MiB)"
+    unknown = ComputeProcess(UUID, 7, "/x/\x1b[2Jy", "", None)
+    assert phrase([unknown, process(8), process(9)]) == "pid 7 (\\u001b[2Jy of an unknown user) and 2 more"
+
+
+def test_an_old_driver_is_asked_under_its_own_names() -> None:
+    """It says throttle where newer ones say event, and has no counters; one unknown field would fail the query."""
+    assert choose(HELP) == {name: name for name in FIELDS}
+    lines = [line for line in HELP.splitlines() if "reasons_counters" not in line]
+    old = "\n".join(lines).replace('"clocks_event_reasons.active" or ', "")
+    fields = choose(old)
+    assert fields["clocks_event_reasons.active"] == "clocks_throttle_reasons.active"
+    assert not any("counters" in name for name in fields)
+    assert choose(old.replace('"pstate"', '"p-state"')).keys() == fields.keys() - {"pstate"}
+    for nothing in ("", BROKEN, 'unknown option "help"\n'):
+        assert choose(nothing) == BASIC

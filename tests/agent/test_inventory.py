@@ -1,4 +1,4 @@
-"""What lies under a root, and what a removal takes away and leaves alone."""
+"""The things under a root, and what a removal takes away and leaves alone."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ DAY = 86400.0
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Root:
-    """An empty root."""
-    empty = Root(tmp_path / "root")
-    empty.create()
-    return empty
-
-
-@pytest.fixture
 def full(root: Root) -> Root:
     """A root with one of everything, forty days old."""
     for folder in (root.build("b1"), root.work / "w1", root.tools / "cmake-1", root.jobs / "job1", root.objects):
@@ -48,16 +40,10 @@ def full(root: Root) -> Root:
     return root
 
 
-def names(root: Root) -> list[str]:
-    """Return kind and name of everything that is listed."""
-    return [f"{item.kind} {item.name}" for item in inventory(root)]
-
-
 def staged(folder: Path) -> None:
     """Give a job's folder its agent and the digests of what was staged."""
     (folder / "agent.pyz").write_bytes(b"PK")
-    sums = {name: sha256(folder / name) for name in ("plan.json", "agent.pyz")}
-    (folder / "MANIFEST").write_text(json.dumps(sums))
+    (folder / "MANIFEST").write_text(json.dumps({name: sha256(folder / name) for name in ("plan.json", "agent.pyz")}))
 
 
 def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
@@ -66,34 +52,36 @@ def named(root: Root, *wanted: str) -> list[tuple[str, str, float]]:
     return [(item.kind, item.name, item.used) for item in items]
 
 
+def leftovers(root: Root) -> list[str]:
+    return sorted(item.name for item in inventory(root) if item.kind == "leftovers")
+
+
 def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
-    """What is not named as dgxlab names a model is the user's own and not listed; one that was sent is."""
     listed = {item.name: item for item in inventory(full)}
     assert sorted(listed) == ["a1", "b1", "cmake-1", "job1", "llama.cpp.git", "synthetic-1", "synthetic-2-f16", "w1"]
-    assert listed["b1"].kind == "builds"
+    assert (listed["b1"].kind, listed["synthetic-1"].kind) == ("builds", "models")
     assert listed["b1"].bytes >= 9000
     assert listed["synthetic-1"].bytes >= 10000
-    assert listed["synthetic-1"].kind == "models"
     assert (listed["job1"].state, listed["job1"].journal_bytes) == ("done", 2)
     assert all(39 * DAY < time.time() - item.used < 41 * DAY for item in listed.values())
 
 
-def test_last_use_is_the_newest_touch(full: Root) -> None:
-    """A build whose stamp was touched, a model whose record was; used after the listing, a thing stays."""
+def test_what_was_used_after_the_listing_stays(full: Root) -> None:
+    """A build whose stamp was touched, a model whose record was."""
     wanted = named(full, "b1", "w1")
     for touched in (full.build("b1") / "stamp.json", full.models / "synthetic-1.json"):
         touched.touch()
-    fresh = {item.name for item in inventory(full) if time.time() - item.used < DAY}
-    assert fresh == {"b1", "synthetic-1"}
+    assert {item.name for item in inventory(full) if time.time() - item.used < DAY} == {"b1", "synthetic-1"}
     done = remove(full, wanted)
-    assert (done.removed, done.kept) == ((("work", "w1"),), (("builds", "b1", "it was used just now"),))
+    assert done.removed == (("work", "w1"),)
+    assert [kept[:2] for kept in done.kept] == [("builds", "b1")]
 
 
-def test_removal_takes_what_is_named_and_nothing_else(full: Root) -> None:
-    """Files and folders are gone, trash and all; a model goes with its record; sources are always kept."""
+def test_only_sources_and_the_users_own_files_survive_a_removal_of_all(full: Root) -> None:
     done = remove(full, named(full))
-    assert (done.busy, done.kept) == (False, (("sources", "llama.cpp.git", "it is always kept"),))
-    assert names(full) == ["sources llama.cpp.git"]
+    assert not done.busy
+    assert [kept[:2] for kept in done.kept] == [("sources", "llama.cpp.git")]
+    assert [item.name for item in inventory(full)] == ["llama.cpp.git"]
     assert [path.name for path in full.models.iterdir()] == ["mine.gguf", "old.gguf", "old.json"]
     assert list((full.path / "trash").iterdir()) == []
 
@@ -109,8 +97,7 @@ print(len(remove(root, jobs).removed), len(list(root.jobs.iterdir())))
 
 
 def test_a_full_disk_can_be_cleaned(full: Root, tmp_path: Path) -> None:
-    """What must be noted of a removed job finds room: the command is what a full disk asks for."""
-    (full.jobs / "job1" / "agent.pyz").write_bytes(bytes(5000))
+    (full.jobs / "job1" / "agent.pyz").write_bytes(bytes(5000))  # makes room for the note of the removed job
     with spaces.disk(tmp_path / "disk") as small:
         small.mount(1 << 20, full.path)
         small.fill()
@@ -119,8 +106,7 @@ def test_a_full_disk_can_be_cleaned(full: Root, tmp_path: Path) -> None:
     assert (ran.stdout, ran.stderr) == ("1 0\n", "")
 
 
-def test_what_jobs_share_stays_while_one_runs(full: Root) -> None:
-    """Its descriptor is enough, and a child that inherited it; finished jobs may go all the same."""
+def test_what_jobs_share_stays_while_a_descriptor_is_held(full: Root) -> None:
     fd = hold(full)
     child = os.dup(fd)
     os.close(fd)
@@ -130,10 +116,10 @@ def test_what_jobs_share_stays_while_one_runs(full: Root) -> None:
     assert {reason for kind, _, reason in done.kept if kind != "sources"} == {"a job runs"}
     os.close(child)
     assert not remove(full, named(full)).busy
-    assert names(full) == ["sources llama.cpp.git"]
+    assert [item.name for item in inventory(full)] == ["llama.cpp.git"]
 
 
-def test_a_job_of_an_older_agent_counts_as_well(full: Root) -> None:
+def test_what_jobs_share_stays_while_a_job_of_an_older_agent_runs(full: Root) -> None:
     """It holds its own lock and no other."""
     folder = full.jobs / "job2"
     folder.mkdir()
@@ -148,16 +134,11 @@ def test_a_job_of_an_older_agent_counts_as_well(full: Root) -> None:
     assert full.build("b1").exists()
 
 
-def test_a_staged_job_stays(full: Root) -> None:
-    """It may be started at any moment."""
-    (full.jobs / "job1" / "started").unlink()
-    (full.jobs / "job1" / "rc").unlink()
+def test_a_staged_job_and_names_that_are_not_listed_stay(full: Root, tmp_path: Path) -> None:
+    for name in ("started", "rc"):
+        (full.jobs / "job1" / name).unlink()
     staged(full.jobs / "job1")
     assert ("jobs", "job1", "it is staged") in remove(full, named(full, "job1")).kept
-
-
-def test_names_reach_nothing_outside(full: Root, tmp_path: Path) -> None:
-    """Only what the listing has can be removed."""
     outside = tmp_path / "precious"
     outside.mkdir()
     wanted = [("builds", "../../precious", time.time()), ("builds", str(outside), time.time()), ("x", "b1", 0.0)]
@@ -186,57 +167,50 @@ def test_links_are_not_followed(full: Root, tmp_path: Path) -> None:
 
 
 def test_leftovers_are_listed_after_a_day(full: Root) -> None:
-    """What an interrupted install, upload or staging left; a fresh one may still be at work."""
-    for old in (full.builds / ".in-b1-77", full.builds / ".old-b1-77", full.jobs / ".in-job9-77"):
-        old.mkdir()
-        age(old, 1.5)
-    (full.agents / "a1.pyz.4711").write_bytes(b"PK")
-    age(full.agents / "a1.pyz.4711", 1.5)
-    (full.builds / ".in-b1-78").mkdir()
     left = ["agent/a1.pyz.4711", "builds/.in-b1-77", "builds/.old-b1-77", "jobs/.in-job9-77"]
-    assert sorted(item.name for item in inventory(full) if item.kind == "leftovers") == left
+    for name in left:
+        (full.path / name).mkdir()
+        age(full.path / name, 1.5)
+    (full.builds / ".in-b1-78").mkdir()  # its command may still be at work
+    assert leftovers(full) == left
     assert len(remove(full, named(full, *left)).removed) == 4
     assert [path.name for path in full.builds.glob(".*")] == [".in-b1-78"]
 
 
 def test_an_interrupted_removal_is_finished_by_the_next(full: Root) -> None:
-    """What lies in the trash is half of nothing: it is not listed, and goes whatever is asked for."""
     (full.path / "trash").mkdir()
     full.build("b1").rename(full.path / "trash" / "123-b1")
-    assert "builds b1" not in names(full)
+    assert "b1" not in {item.name for item in inventory(full)}
     assert remove(full, []).removed == ()
     assert list((full.path / "trash").iterdir()) == []
 
 
-def test_what_is_broken_goes_at_once(full: Root) -> None:
-    """A job that a power loss damaged before it began, and what was set aside; no command is at work on either."""
+def test_broken_things_go_at_once(full: Root) -> None:
+    """A job that a power loss damaged before it began, and what was set aside: no command is at work on either."""
     job, aside = full.jobs / "job3", full.objects.parent / ".broken-1"
-    job.mkdir()
-    aside.mkdir()
+    for folder in (job, aside):
+        folder.mkdir()
     staged(job)
-    assert "jobs job3" in names(full)
+    assert named(full, "job3")[0][:2] == ("jobs", "job3")
     (job / "agent.pyz").write_bytes(b"")
-    broken = ["jobs/job3", "src/.broken-1"]
-    assert sorted(item.name for item in inventory(full) if item.kind == "leftovers") == broken
-    assert len(remove(full, named(full, *broken)).removed) == 2
+    assert leftovers(full) == ["jobs/job3", "src/.broken-1"]
+    assert len(remove(full, named(full, *leftovers(full))).removed) == 2
     assert not job.exists()
     assert not aside.exists()
 
 
-def test_a_root_without_locks(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said why, before a job finds out."""
+def test_why_no_job_can_run(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(unfit(root)) == []
 
     def refuse(fd: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    ((key, why),) = unfit(root)
-    assert (key, why.partition(";")[0]) == ("root", f"{root.path}/in-use.lock cannot be locked: No locks available")
-
-
-def test_a_root_that_nothing_runs_from(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mounted noexec, on a machine without setsid."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuse)
+        ((key, why),) = unfit(root)
+    assert key == "root"
+    assert why.startswith(f"{root.path}/in-use.lock")
+    assert "No locks available" in why
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [key for key, _ in unfit(root)] == ["root", "setsid"]

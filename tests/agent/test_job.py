@@ -21,7 +21,7 @@ import pytest
 from dgxlab.agent.job import Job, sha256
 from dgxlab.agent.lock import lock
 from dgxlab.errors import JobLost, RemoteError, UsageError
-from tests.agent.test_child import alive
+from tests.agent.test_child import alive, wait_for_text, wait_until
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -55,22 +55,16 @@ def agent(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, agent: Path) -> Job:
-    """A staged job whose agent waits for `hold` to go."""
     staged = Job.stage(tmp_path / "jobs", "20260101-000000-x-abc123", b'{"a": 1}', agent)
     (staged.folder / "hold").touch()
     return staged
 
 
 def wait_for(job: Job, state: str) -> None:
-    """Wait until the job is in a state."""
-    deadline = time.monotonic() + 15
-    while job.status().state != state:
-        assert time.monotonic() < deadline, job.status()
-        time.sleep(0.01)
+    wait_until(lambda: job.status().state == state)
 
 
 def test_absent_then_staged(tmp_path: Path, agent: Path) -> None:
-    """A folder appears whole, with digests; the second client's plan of the same id is not looked at."""
     assert Job(tmp_path / "jobs" / "none").status().state == "absent"
     job = Job.stage(tmp_path / "jobs", "one", b"plan", agent)
     assert job.status().state == "staged"
@@ -80,8 +74,11 @@ def test_absent_then_staged(tmp_path: Path, agent: Path) -> None:
     assert Job.stage(tmp_path / "jobs", "one", b"second", agent).plan.read_bytes() == b"plan"
 
 
+def pid_of(job: Job) -> int:
+    return int(json.loads((job.folder / "started").read_text())["pid"])
+
+
 def test_runs_at_most_once(job: Job) -> None:
-    """Starting again, while it runs or after, executes nothing."""
     assert job.start().state == "running"
     assert job.start().state == "running"
     subprocess.run([sys.executable, str(job.folder / "agent.pyz"), "work", str(job.folder)], check=True)
@@ -91,45 +88,34 @@ def test_runs_at_most_once(job: Job) -> None:
     assert (job.folder / "executed").read_text() == "x"
 
 
-def test_killed_agent_is_lost(job: Job) -> None:
-    """No rc and a free lock after a start: lost, at once and for good, and it is not started again."""
+def test_killed_agent_is_lost_and_not_started_again(job: Job) -> None:
     job.start()
-    executed = job.folder / "executed"
-    while not (executed.exists() and executed.read_text()):
-        time.sleep(0.01)
-    os.kill(json.loads((job.folder / "started").read_text())["pid"], 9)
+    assert wait_for_text(job.folder / "executed") == "x"
+    os.kill(pid_of(job), 9)
     wait_for(job, "lost")
     assert job.start().state == "lost"
-    assert executed.read_text() == "x"
+    assert (job.folder / "executed").read_text() == "x"
 
 
 def test_cancel_ends_a_deaf_agent(job: Job) -> None:
-    """An agent that ignores TERM is killed with its session, and the lock is free afterwards."""
     job.start()
-    status = job.cancel(patience_s=0.3)
-    assert status.state == "lost"
-    with (job.folder / "run.lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert job.cancel(patience_s=0.3).state == "lost"
+    with (job.folder / "run.lock").open() as file:
+        assert lock(file.fileno())
 
 
-def leave_running(job: Job, *options: str) -> int:
-    """Let a running job's agent have left a process in a session of its own; returns its pid."""
-    environ = Path(f"/proc/{json.loads((job.folder / 'started').read_text())['pid']}/environ").read_bytes()
+def leave_running(job: Job) -> int:
+    environ = Path(f"/proc/{pid_of(job)}/environ").read_bytes()
     env = dict(word.split("=", 1) for word in environ.decode().strip("\0").split("\0"))
-    subprocess.run(
-        ["setsid", "-f", "sh", "-c", f"echo $$ >{job.folder}/left; exec sleep 60", *options], env=env, check=True
-    )
-    while not (job.folder / "left").exists() or not (job.folder / "left").read_text():
-        time.sleep(0.01)
-    return int((job.folder / "left").read_text())
+    subprocess.run(["setsid", "-f", "sh", "-c", f"echo $$ >{job.folder}/left; exec sleep 60"], env=env, check=True)
+    return int(wait_for_text(job.folder / "left"))
 
 
 def test_cancel_ends_what_a_dead_agent_left_running(job: Job) -> None:
-    """The job is lost as soon as its agent is gone; what goes on is found all the same, and nothing else is ended."""
     job.start()
     left = leave_running(job)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
-        os.kill(json.loads((job.folder / "started").read_text())["pid"], 9)
+        os.kill(pid_of(job), 9)
         wait_for(job, "lost")
         assert Path(f"/proc/{left}/comm").read_text() == "sleep\n"
         assert job.cancel().state == "lost"
@@ -161,7 +147,6 @@ def test_cancel_ends_what_forks_on_and_on(job: Job, monkeypatch: pytest.MonkeyPa
 
 
 def test_cancel_names_what_it_cannot_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that the kernel keeps is told, and no end is claimed."""
     job.start()
     left = leave_running(job)
     (job.folder / "hold").unlink()
@@ -174,20 +159,13 @@ def test_cancel_names_what_it_cannot_end(job: Job, monkeypatch: pytest.MonkeyPat
 
 
 def test_asking_does_not_disturb_the_start(job: Job) -> None:
-    """A client that asks for the status at the wrong instant neither stops the agent nor is told a lie."""
-    askers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "import sys; from pathlib import Path; from dgxlab.agent.job import Job\n"
-                f"job = Job(Path({str(job.folder)!r}))\n"
-                "seen = {job.status().state for _ in range(3000)}\n"
-                "sys.exit(bool(seen - {'staged', 'running'}))",
-            ]
-        )
-        for _ in range(2)
-    ]
+    ask = (
+        "import sys; from pathlib import Path; from dgxlab.agent.job import Job\n"
+        f"job = Job(Path({str(job.folder)!r}))\n"
+        "seen = {job.status().state for _ in range(3000)}\n"
+        "sys.exit(bool(seen - {'staged', 'running'}))"
+    )
+    askers = [subprocess.Popen([sys.executable, "-c", ask]) for _ in range(2)]
     assert job.start().state == "running"
     assert [asker.wait() for asker in askers] == [0, 0]
     (job.folder / "hold").unlink()
@@ -196,7 +174,6 @@ def test_asking_does_not_disturb_the_start(job: Job) -> None:
 
 @pytest.mark.parametrize("length", [1, 1000])
 def test_the_words_of_a_full_disk_have_their_room(job: Job, length: int) -> None:
-    """That it started and how it ended is written into files that were there since staging; what is longer is cut."""
     before = {name: (job.folder / f"{name}.reserved").stat() for name in ("started", "rc")}
     lock = job.begin()
     assert lock is not None
@@ -213,42 +190,35 @@ def test_the_words_of_a_full_disk_have_their_room(job: Job, length: int) -> None
     assert (status.rc["message"] == message) == (length == 1)
 
 
-def finished(job: Job) -> dict[str, object]:
-    """Let a job end; returns its final status."""
+@pytest.fixture
+def finished(job: Job) -> Job:
     job.start()
     (job.folder / "hold").unlink()
     wait_for(job, "done")
-    rc = job.status().rc
-    assert rc is not None
-    return rc
+    return job
 
 
 @pytest.mark.parametrize(
     "change", [lambda text: text + "{}\n", lambda text: text[:-1], lambda text: "", lambda text: f"y{text}"]
 )
-def test_a_journal_that_was_changed_is_no_journal(job: Job, change: Callable[[str], str]) -> None:
-    """A job is lost whose final status tells of another journal, and it says so."""
-    finished(job)
-    job.journal.write_text(change(job.journal.read_text()))
-    status = job.status()
+def test_a_job_with_a_changed_journal_is_lost(finished: Job, change: Callable[[str], str]) -> None:
+    finished.journal.write_text(change(finished.journal.read_text()))
+    status = finished.status()
     assert (status.state, status.rc, status.cause) == ("lost", None, "its journal is not what its agent wrote")
 
 
 @pytest.mark.parametrize(
     "change", [("done", "gone"), ('"exit_code": 0', '"exit_code": 5'), ("{", ""), ('"sha256"', '"SHA256"')]
 )
-def test_a_final_status_that_was_changed_is_none(job: Job, change: tuple[str, str]) -> None:
-    """Neither read nor able to stop the list of jobs."""
-    rc = finished(job)
-    sealed = job.rc.read_text()
-    job.rc.write_text(json.dumps({name: value for name, value in rc.items() if name != "sha256"}))
-    assert job.status().state == "done"  # an older agent's has no digest of its own
-    job.rc.write_text(sealed.replace(*change, 1))
-    assert (job.status().state, job.status().cause) == ("lost", "its final status was damaged")
+def test_a_job_with_a_changed_final_status_is_lost(finished: Job, change: tuple[str, str]) -> None:
+    rc, sealed = finished.status().rc or {}, finished.rc.read_text()
+    finished.rc.write_text(json.dumps({name: value for name, value in rc.items() if name != "sha256"}))
+    assert finished.status().state == "done"  # an older agent's has no digest of its own
+    finished.rc.write_text(sealed.replace(*change, 1))
+    assert (finished.status().state, finished.status().cause) == ("lost", "its final status was damaged")
 
 
 def test_staging_without_room_leaves_nothing(tmp_path: Path, agent: Path) -> None:
-    """What was written before the disk was full goes again; the job is not there, and can be staged later."""
     code = (
         "import resource, signal, sys; from pathlib import Path; from dgxlab.agent.job import Job\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -275,7 +245,6 @@ def test_a_job_damaged_before_it_began_is_replaced(job: Job, agent: Path, name: 
 
 
 def test_a_job_that_began_is_never_replaced(job: Job, agent: Path) -> None:
-    """It runs at most once, whatever becomes of its files."""
     fd = job.begin()
     assert fd is not None
     job.plan.write_bytes(b"")
@@ -285,7 +254,6 @@ def test_a_job_that_began_is_never_replaced(job: Job, agent: Path) -> None:
 
 
 def test_a_staged_job_is_ended_by_cancel(job: Job) -> None:
-    """An agent that comes late finds it ended."""
     status = job.cancel()
     assert status.rc is not None
     assert (status.state, status.rc["status"], status.rc["exit_code"]) == ("done", "cancelled", 130)
@@ -295,7 +263,6 @@ def test_a_staged_job_is_ended_by_cancel(job: Job) -> None:
 
 
 def test_a_damaged_job_is_not_started_and_gone_after_cancel(job: Job) -> None:
-    """Another client has staged it meanwhile, or is about to; there is nothing in it to end."""
     (job.folder / "agent.pyz").write_bytes(b"")
     with pytest.raises(RemoteError, match="is damaged on local"):
         job.start()
@@ -303,8 +270,6 @@ def test_a_damaged_job_is_not_started_and_gone_after_cancel(job: Job) -> None:
 
 
 def test_where_there_are_no_locks_nothing_waits(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither who asks nor the agent: what is not held by another is an error."""
-
     def refuse(fd: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -316,7 +281,6 @@ def test_where_there_are_no_locks_nothing_waits(job: Job, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def ended(tmp_path: Path) -> Job:
-    """A job that has ended, with a few files and a few that are none of ours."""
     folder = tmp_path / "jobs" / "job-1"
     (folder / "raw" / "deeper").mkdir(parents=True)
     texts = {"plan.json": "{}", "journal.jsonl": '{"seq":0}\n', "rc": "{}", "agent.err": "", "build-toy.log": "cc\n"}
@@ -327,7 +291,6 @@ def ended(tmp_path: Path) -> Job:
 
 
 def test_sent_whole(ended: Job) -> None:
-    """The final status first; no link, no folder, nothing that is not output; the same files, the same bytes."""
     first, second = io.BytesIO(), io.BytesIO()
     ended.send(1 << 20, first)
     ended.send(1 << 20, second)
@@ -342,7 +305,6 @@ def test_sent_whole(ended: Job) -> None:
 
 
 def test_only_the_size_where_they_are_larger(ended: Job) -> None:
-    """At the limit they are sent, above it they are not."""
     size = 24
     for limit, alone in ((size, False), (size - 1, True)):
         out = io.BytesIO()
@@ -353,7 +315,6 @@ def test_only_the_size_where_they_are_larger(ended: Job) -> None:
 
 
 def test_neither_of_a_job_that_is_not_there_nor_of_one_that_has_not_ended(ended: Job) -> None:
-    """Both are errors with their own exit codes, before a byte is sent."""
     out = io.BytesIO()
     (ended.folder / "rc").unlink()
     with pytest.raises(UsageError, match="job job-1 has not ended"):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.journal import Journal, read, whole_lines
+from dgxlab.agent.journal import Journal, whole_lines
 from dgxlab.model.events import EndEvent, LockEvent, NoteEvent
+from tests.journals import read
 
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Let no file of this process grow beyond so many bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -25,7 +25,6 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_an_event_is_as_it_was_declared(tmp_path: Path) -> None:
-    """Whoever reads the journal would refuse another one: it is not written."""
     journal = Journal(tmp_path / "journal.jsonl")
     for wrong in (1, None):
         with pytest.raises(ValueError, match="note"):
@@ -34,7 +33,6 @@ def test_an_event_is_as_it_was_declared(tmp_path: Path) -> None:
 
 
 def test_an_event_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
-    """Half of it would run into the next one, and make a line of both that cannot be read."""
     journal = Journal(tmp_path / "journal.jsonl")
     journal.emit(NoteEvent(note="begun"))
     size = journal.path.stat().st_size

@@ -14,7 +14,7 @@ from dgxlab.agent.gpus import ComputeProcess
 from dgxlab.agent.lease import DeviceLease, devices
 from dgxlab.agent.lock import BenchLock
 from dgxlab.errors import HostBusy, RemoteError
-from dgxlab.model import Arm, ChainStep, GateStep, ParityGate, Plan, RunStep
+from dgxlab.model import ARM, Arm, ChainStep, CheckCommand, GateStep, ParityGate, Plan, RunStep
 from tests.journals import source
 
 H200 = [{"index": str(i), "uuid": f"GPU-{i}{i}-{9 - i}", "name": "NVIDIA H200"} for i in range(3)]
@@ -23,19 +23,16 @@ ALL = ("GPU-00-9", "GPU-11-8", "GPU-22-7")
 
 
 def plan(*envs: Mapping[str, str], cuda: str = "ON") -> Plan:
-    """Return a plan with a gate and a run for each environment."""
-    gates = [GateStep("g", "a", ParityGate("MUL_MAT", "CUDA0"), (), env) for env in envs]
+    gates = [GateStep("g", "a", ParityGate("MUL_MAT", "CUDA0"), (CheckCommand(ARM, (), env),)) for env in envs]
     runs = [RunStep("r", "a", "llama-bench", (), env, ()) for env in envs]
     return Plan("J", "n", "e", (Arm("a", source(), {"GGML_CUDA": cuda}),), (*gates, *runs))
 
 
 def visible(value: str, order: str = "") -> dict[str, str]:
-    """Return an environment."""
     return {"CUDA_VISIBLE_DEVICES": value, **({"CUDA_DEVICE_ORDER": order} if order else {})}
 
 
 def test_processor_unknown_gpus_and_the_order_of_locks() -> None:
-    """A CPU job takes the processor, a CUDA job nothing where no GPU has a uuid; all jobs lock in the same order."""
     assert devices(plan({}, cuda="OFF"), H200) == ("cpu",)
     assert devices(plan({}), []) == ()
     assert devices(plan({}), [{"index": "0", "uuid": None, "name": "NVIDIA GB10"}]) == ()
@@ -68,7 +65,6 @@ def test_named_gpus_where_that_is_certain(
 
 
 def test_union_over_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each gate and run has its own environment over the host's, in chains too; one without a word may use all."""
     assert devices(plan(visible("0"), visible("2")), H200) == (ALL[0], ALL[2])
     assert devices(plan(visible("0"), {}), H200) == ALL
     arms = [RunStep(gpu, "a", "llama-bench", (), visible(gpu), ()) for gpu in "12"]
@@ -83,13 +79,11 @@ BOB = {"job": "J2", "user": "bob"}
 
 @pytest.fixture
 def told() -> list[tuple[str, str]]:
-    """State and file of what was told."""
     return []
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the locks are, on a host whose GPUs are idle."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\n")
     smi.chmod(0o755)
@@ -99,14 +93,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lease(plan: Plan, told: list[tuple[str, str]], gpus: list[dict[str, str]] = H200) -> DeviceLease:
-    """Return the lease of a job that does not wait."""
     return DeviceLease(
         replace(plan, wait_s=0.0), gpus, (), lambda state, path, owner: told.append((state, Path(path).name))
     )
 
 
 def test_gpu_that_is_not_there_is_not_the_processor(here: Path, told: list[tuple[str, str]]) -> None:
-    """A plan for CUDA is refused where nvidia-smi lists no GPU; nothing is held."""
     with pytest.raises(RemoteError, match="nvidia-smi lists no GPU on this host") as refused:
         lease(plan({}), told, []).hold()
     assert refused.value.next == "dgxlab doctor local"
@@ -115,7 +107,6 @@ def test_gpu_that_is_not_there_is_not_the_processor(here: Path, told: list[tuple
 
 
 def test_what_is_taken_away_is_said(here: Path, told: list[tuple[str, str]]) -> None:
-    """A file that a cleaner removed is locked anew and told anew, and nothing else is told twice."""
     mine = lease(plan({}), told)
     mine.hold()
     mine.hold()
@@ -144,7 +135,6 @@ def test_who_waits_keeps_only_what_comes_before(here: Path, told: list[tuple[str
 
 
 def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first launch, not before each."""
     monkeypatch.setenv("DGXLAB_HOST", json.dumps({"lock": str(here / "gone" / "owner")}))
     mine = lease(plan({}, cuda="OFF"), told)
     mine.hold()
@@ -154,7 +144,6 @@ def test_missing_folder_is_said_once(here: Path, told: list[tuple[str, str]], mo
 
 
 def test_a_look_that_failed_is_not_an_idle_gpu(told: list[tuple[str, str]]) -> None:
-    """A look that failed may hide a stranger; on the processor there is no look."""
     stranger = ComputeProcess(ALL[0], 2**22 + 1, "/usr/bin/python3", "", 300)
     mine = lease(plan({}), told)
     assert mine.disturbance(([], [])) is None

@@ -28,7 +28,6 @@ BOB = {"job": "J2", "user": "bob"}
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter."""
     folder = Path(tempfile.mkdtemp(prefix="dgxlab-two-users-"))
     folder.chmod(0o755)
     yield folder
@@ -37,7 +36,6 @@ def open_folder() -> Iterator[Path]:
 
 @contextmanager
 def as_ordinary() -> Iterator[None]:
-    """Open files as a user without rights."""
     os.seteuid(ORDINARY_UID)
     try:
         yield
@@ -45,68 +43,61 @@ def as_ordinary() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_excludes_and_names_the_holder(tmp_path: Path) -> None:
-    """The second does not get it and is told who has it; it gets it when the first lets go, and signs."""
-    first, second = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[BenchLock, BenchLock]]:
+    locks = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
+    yield locks
+    for lock in locks:
+        lock.release()
+
+
+def test_excludes_and_names_the_holder(pair: tuple[BenchLock, BenchLock]) -> None:
+    first, second = pair
     assert first.take(ALICE)
     assert not second.take(BOB)
     assert second.owner().startswith("job J1 of alice, since 2")
     first.release()
     assert second.take(BOB)
-    assert json.loads((tmp_path / "dgxlab-cpu").read_text())["job"] == "J2"
-    second.release()
+    assert json.loads(second.path.read_text())["job"] == "J2"
 
 
-def test_removed_file_is_locked_anew(tmp_path: Path) -> None:
-    """A lock on a file that a cleaner has removed excludes no job: the holder moves to the new one."""
-    lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
+def test_removed_file_is_locked_anew(pair: tuple[BenchLock, BenchLock]) -> None:
+    lock, other = pair
     assert lock.take(ALICE)
     lock.path.unlink()
     assert lock.take(ALICE)
     assert json.loads(lock.path.read_text())["job"] == "J1"
     assert not other.take(BOB)
-    lock.release()
-
-
-def test_replaced_file_that_another_holds_is_waited_for(tmp_path: Path) -> None:
-    """Two can hold two files of one name; who looks again finds out."""
-    lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
-    assert lock.take(ALICE)
+    # two can hold two files of one name; the one that looks again finds out
     lock.path.unlink()
     assert other.take(BOB)
     assert not lock.take(ALICE)
     assert lock.owner().startswith("job J2 of bob, since ")
     other.release()
     assert lock.take(ALICE)
-    lock.release()
 
 
-def test_child_that_inherits_it_keeps_it(tmp_path: Path) -> None:
-    """An orphan of a measuring job keeps the device fenced."""
-    lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
+def test_child_that_inherits_it_keeps_it(pair: tuple[BenchLock, BenchLock]) -> None:
+    lock, other = pair
     assert lock.take(ALICE)
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=lock.fds)
     lock.release()
     assert not other.take(BOB)
     child.communicate()
     assert other.take(BOB)
-    other.release()
 
 
-def test_other_users_may_share_it(tmp_path: Path) -> None:
-    """The file is writable by all whatever the umask, or it would exclude no other user."""
-    lock, old = BenchLock("cpu", (tmp_path,)), os.umask(0o077)
+def test_file_is_writable_by_all_whatever_the_umask(pair: tuple[BenchLock, BenchLock]) -> None:
+    old = os.umask(0o077)
     try:
-        lock.take(ALICE)
+        pair[0].take(ALICE)
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(old)
-    assert stat.S_IMODE(lock.path.stat().st_mode) == 0o666
-    lock.release()
+    assert stat.S_IMODE(pair[0].path.stat().st_mode) == 0o666
 
 
 def test_nowhere_to_lock_is_an_error(tmp_path: Path) -> None:
-    """Without a file there is no lock to hold."""
     with pytest.raises(RemoteError, match=r"no benchmark lock can be made: .*/a or .*/b must be writable"):
         BenchLock("cpu", (tmp_path / "a", tmp_path / "b")).take(ALICE)
 
@@ -152,7 +143,6 @@ def test_folder_that_is_closed_to_a_user(open_folder: Path, first: str) -> None:
 
 
 def test_file_that_appears_in_a_better_folder_is_locked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A holder who looks again takes it, and is not stopped by one who fails to at that instant."""
     better = tmp_path / "var"
     mine, other = BenchLock("cpu", (better, tmp_path)), BenchLock("cpu", (better,))
     assert mine.take(ALICE)
@@ -170,7 +160,6 @@ def test_file_that_appears_in_a_better_folder_is_locked_too(tmp_path: Path, monk
 
 
 def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
-    """Processes that look into different folders, as often as they can."""
     (tmp_path / "var").mkdir()
     code = textwrap.dedent(
         """
@@ -198,7 +187,6 @@ def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_who_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every job whose lock is held, of any device, but for the one that asks; not what a dead one left."""
     monkeypatch.setenv("DGXLAB_LOCKS", f"{tmp_path / 'missing'}:{tmp_path}")
     mine, other, dead = (BenchLock(device) for device in ("cpu", "GPU-1", "GPU-2"))
     assert mine.take(ALICE)
@@ -233,24 +221,20 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, planted: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"job": 1}', '{"job": "J", "user": "u", "since": 1e999}', ""])
-def test_unreadable_signature_is_an_unknown_holder(tmp_path: Path, text: str) -> None:
-    """A lock held by a program that does not sign, or signs nonsense, is still named."""
-    lock, other = BenchLock("cpu", (tmp_path,)), BenchLock("cpu", (tmp_path,))
+def test_unreadable_signature_is_an_unknown_holder(pair: tuple[BenchLock, BenchLock], text: str) -> None:
+    lock, other = pair
     assert lock.take(ALICE)
     lock.path.write_text(text)
     assert not other.take(BOB)
     assert other.owner() == "an unknown user"
-    lock.release()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return where the file is."""
     return tmp_path / "owner"
 
 
 def owner(path: Path, job: str = "J1") -> OwnerFile:
-    """Return it as a job of alice sees it."""
     return OwnerFile(path, job, "alice")
 
 
@@ -264,7 +248,6 @@ def owner(path: Path, job: str = "J1") -> OwnerFile:
     ],
 )
 def test_claim_of_the_owner_file(path: Path, text: str, claim: str) -> None:
-    """FREE is a word, and a name that begins like it is a name; one cleaned and shortened line of the rest."""
     path.write_text(text)
     assert owner(path).claim() == claim
 
@@ -283,10 +266,7 @@ def test_owner_file_that_cannot_be_read(path: Path) -> None:
 
 
 def test_signed_and_set_free(path: Path) -> None:
-    """Others' scripts see the job while it measures and FREE after it; whose file it is does not change."""
-    path.write_text(
-        "FREE since a time that is a longer text than the signature, so that some of it could be left over\n"
-    )
+    path.write_text("FREE since a time whose text is longer than the signature, so that some could be left over" + "\n")
     path.chmod(0o640)
     file = owner(path)
     file.sign()
@@ -295,53 +275,44 @@ def test_signed_and_set_free(path: Path) -> None:
     file.free()
     assert path.read_text() == "FREE\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    for text in ("bob: mine now\n", "dgxlab job J2 of alice, since 2026-11-20 12:00:00\n"):
+        file.sign()
+        path.write_text(text)
+        file.free()
+        assert path.read_text() == text
 
 
 def test_file_is_made_but_not_its_folder(tmp_path: Path) -> None:
-    """Where people keep no such folder there is no person to tell."""
     here, nowhere = owner(tmp_path / "owner"), owner(tmp_path / "none" / "owner")
-    here.sign()
-    nowhere.sign()
+    for file in (here, nowhere):
+        file.sign()
     nowhere.free()
     assert here.path.read_text().startswith("dgxlab job J1 of alice, since 2")
-    assert here.watched
-    assert not nowhere.watched
-    assert not nowhere.path.parent.exists()
+    assert (here.watched, nowhere.watched, nowhere.path.parent.exists()) == (True, False, False)
 
 
-@pytest.mark.parametrize("text", ["bob: mine now\n", "dgxlab job J2 of alice, since 2026-11-20 12:00:00\n"])
-def test_anothers_word_is_left_alone(path: Path, text: str) -> None:
-    """At the end only the job's own signature is replaced."""
-    file = owner(path)
-    file.sign()
-    path.write_text(text)
-    file.free()
-    assert path.read_text() == text
+Start = Callable[[str], tuple[BenchLock, OwnerFile]]
 
 
 @pytest.fixture
-def signed(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], tuple[BenchLock, OwnerFile]]]:
+def signed(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start jobs of alice, each with a device of its own, that share the file."""
     monkeypatch.setenv("DGXLAB_LOCKS", str(tmp_path))
     held = []
 
     def start(name: str) -> tuple[BenchLock, OwnerFile]:
-        lock = BenchLock(f"GPU-{name}")
-        assert lock.take({"job": name, "user": "alice"})
-        held.append(lock)
+        held.append(BenchLock(f"GPU-{name}"))
+        assert held[-1].take({"job": name, "user": "alice"})
         file = owner(path, name)
         file.sign()
-        return lock, file
+        return held[-1], file
 
     yield start
     for lock in held:
         lock.release()
 
 
-def test_file_is_handed_on(path: Path, signed: Callable[[str], tuple[BenchLock, OwnerFile]]) -> None:
-    """It names a job that measures until none does, whichever ends first; FREE is only the last one's word."""
+def test_file_is_handed_on_to_a_job_that_measures(path: Path, signed: Start) -> None:
     jobs = {name: signed(name) for name in ("J1", "J2", "J3")}
     assert path.read_text().startswith("dgxlab job J1 of alice, since 2")
     for name, after in (("J2", "dgxlab job J1 "), ("J1", "dgxlab job J3 of alice, since 2"), ("J3", "FREE\n")):
@@ -352,8 +323,7 @@ def test_file_is_handed_on(path: Path, signed: Callable[[str], tuple[BenchLock, 
         assert path.read_text().startswith(after)
 
 
-def test_dead_jobs_word_is_replaced(path: Path, signed: Callable[[str], tuple[BenchLock, OwnerFile]]) -> None:
-    """As soon as a living one looks again."""
+def test_dead_jobs_word_is_replaced(path: Path, signed: Start) -> None:
     dead, _ = signed("J1")
     _, living = signed("J2")
     dead.release()
@@ -362,7 +332,6 @@ def test_dead_jobs_word_is_replaced(path: Path, signed: Callable[[str], tuple[Be
 
 
 def test_file_that_a_person_keeps_locked_is_signed(path: Path) -> None:
-    """Some hold it with flock(1) for as long as they work."""
     with path.open("w") as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         owner(path).sign()

@@ -18,20 +18,18 @@ from dgxlab.agent.measure import Attempt, Bench, Runs
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.agent.work import Worker
 from dgxlab.errors import DgxlabError, HostBusy
-from dgxlab.model import Expectation, GateStep, ParityGate, Plan, RunStep
+from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate, Plan, RunStep
 from dgxlab.model.events import RunEvent
 
-GATE = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), ("-o", "MUL_MAT"), {})
+GATE = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0), (CheckCommand(ARM, ("yes",), {}),))
 RUN = RunStep("run:0", "one", "llama-bench", ("{bin}/llama-bench",), {}, ())
 
 
 def bench(folder: Path, notes: list[str]) -> Bench:
-    """Return a bench whose notes are kept."""
     return Bench(folder, (), Telemetry(folder, folder / "agent.pyz", {}), notes.append)
 
 
 def run(bench: Bench, folder: Path, argv: list[str]) -> RunEvent:
-    """Run a program as a benchmark on the processor."""
     lease = DeviceLease(Plan("J", "n", "e", (), ()), [], (), lambda *told: None)
     journal = Journal(folder / "journal.jsonl")
     runs = Runs("J", journal, bench, lease, lambda step, arm: argv, lambda step: ("B", ""), [])
@@ -39,12 +37,11 @@ def run(bench: Bench, folder: Path, argv: list[str]) -> RunEvent:
 
 
 def test_output_without_end_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a gate and a run that failed; none of it is parsed, and its last line is told."""
     monkeypatch.setattr(child, "OUTPUT_LIMIT", 1 << 20)
     monkeypatch.setattr(child, "OUTPUT_LOOK_S", 0.05)
     here = bench(tmp_path, [])
-    gate = run_gate(here, GATE, ["yes"], "B").event
-    assert (gate.status, gate.reasons[0]) == ("failed", "test-backend-ops printed more than 1 MiB")
+    gate = run_gate(here, GATE, "B", {}, lambda argv, paths: list(argv))
+    assert (gate.status, str(gate.reasons[0])) == ("failed", "test-backend-ops printed more than 1 MiB")
     event = run(here, tmp_path, ["yes"])
     assert (event.status, event.reason) == ("failed", "llama-bench printed more than 1 MiB: y")
     assert event.raw["stdout"].size == 1 << 20
@@ -52,7 +49,6 @@ def test_output_without_end_is_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_left_running_is_told(tmp_path: Path, adopts: None) -> None:
-    """With the run, and by a note whatever left it."""
     notes: list[str] = []
     event = run(bench(tmp_path, notes), tmp_path, ["setsid", "-f", "sleep", "60"])
     (flag,) = [flag for flag in event.flags if flag.kind == "left_running"]

@@ -19,35 +19,25 @@ from dgxlab.tools.rows import Parsed
 from tests.conftest import GOLDEN
 from tests.machines import BUSY, busy_processor
 
-CAPTURES = GOLDEN / "cpu" / "contention"
 STATE = {"boot_id": "b", "gpus": []}
 
 
 def captured(name: str) -> str:
-    """Return a capture's text."""
-    return (CAPTURES / f"{name}.txt").read_text()
+    return (GOLDEN / "cpu" / "contention" / f"{name}.txt").read_text()
 
 
 def test_captured_counters() -> None:
-    """Hundredths of a second of the processors that are asked for, ns of a task, us of pressure."""
     assert parse_stat(captured("stat-before"), {0, 1}, 100) == pytest.approx({"others": 1025.69, "steal": 4.97})
     assert parse_stat(captured("stat-after"), {1}, 100) == pytest.approx({"others": 593.55, "steal": 2.38})
     assert parse_wait(captured("schedstat").encode()) == 1509978968
+    assert parse_wait(b"731871 0 1\n") == 0
     assert parse_pressure(captured("pressure-before")) == {"psi": 145.60248}
 
 
-@pytest.mark.parametrize("text", ["", "cpu  1 2 3 4 5 6 7 8 0 0\n", "cpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3\n"])
-def test_a_host_that_does_not_say(text: str) -> None:
-    """No file, no line of each processor, or too few times in it: not known, and never 0."""
-    assert parse_stat(text, {0, 1}, 100) == {}
-    assert parse_pressure(text) == {}
-
-
-@pytest.mark.parametrize("text", [b"", b"0 0 0\n", b"1 2", b"1 x 3", b"1 -2 3"])
-def test_a_task_of_which_nothing_is_counted(text: bytes) -> None:
-    """A kernel without the count prints three zeros; one that never waited has run."""
-    assert parse_wait(text) is None
-    assert parse_wait(b"731871 0 1\n") == 0
+def test_counters_that_a_host_does_not_have_are_unknown() -> None:
+    for text in ("", "cpu  1 2 3 4 5 6 7 8 0 0\n", "cpu0 1 2 3 4 5 6 7 8 0 0\ncpu1 1 2 3\n"):
+        assert parse_stat(text, {0, 1}, 100) == parse_pressure(text) == {}
+    assert [parse_wait(text) for text in (b"", b"0 0 0\n", b"1 2", b"1 x 3", b"1 -2 3")] == [None] * 5
 
 
 class Counters:
@@ -64,7 +54,6 @@ class Counters:
 
 
 def files(when: str) -> dict[str, str]:
-    """Return the captured files by path."""
     return {"/proc/stat": captured(f"stat-{when}"), "/proc/pressure/cpu": captured(f"pressure-{when}")}
 
 
@@ -74,30 +63,27 @@ def test_what_grew_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch()
     host.files, host.clock, host.children = files("after"), 104.23, 8.97
     seen = watch.ended()
-    assert (seen.processors, seen.run_queue) == (2, None)
+    assert (seen.processors, seen.run_queue, seen.steal) == (2, None, 0.0)
     assert seen.others == pytest.approx((8.46 - 1.97) / 4.23)
-    assert seen.steal == 0.0
     assert seen.psi == pytest.approx(4.038613 / 4.23)
     again = Watch()
     host.clock, host.children = 105.0, 8.99  # a run's own time is measured finer than the processors'
     assert again.ended() == Contention(2, None, 0.0, 0.0, 0.0)
-
-
-def test_what_a_host_hides_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither file, or one of them; and less than a fifth of a second says nothing at all."""
-    host = Counters(monkeypatch, {})
-    watch = Watch()
-    host.clock = 104.23
-    assert watch.ended() == Contention(2)
-    host.files = files("after")
-    assert watch.ended() == Contention(2)
     short = Watch()
     host.clock += processors.SHORTEST_S / 2
     assert short.ended() == Contention(2)
 
 
+def test_without_its_files_before_and_after_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Counters(monkeypatch, {})
+    watch = Watch()
+    host.clock = 104.23
+    for host.files in ({}, files("after")):
+        assert watch.ended() == Contention(2)
+
+
 def test_the_last_count_of_each_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Tasks come and go; what one waited before it went is kept, and with too few looks nothing is known."""
+    """What a task waited before it ended is kept; with too few looks nothing is known."""
     looks = [{"7": 1e8}, {"7": 2e8, "8": 5e8}, {"7": 3e8, "9": 1e8}, {"7": 4e8}, {"7": 4e8}]
     host = Counters(monkeypatch, {})
     watch = Watch()
@@ -161,18 +147,17 @@ def cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["x", "-t", "2"], (0, 1)),
-        (["x", "-t", "1,6"], (0, 1, 2, 3, 4, 5)),
-        (["x", "-t", "2", "--threads-batch", "4"], (0, 1, 2, 3)),
-        (["x", "-t", "99"], tuple(range(8))),
-        (["x", "-p", "512"], (0, 1, 2, 3)),
-        (["x", "-t"], (0, 1, 2, 3)),
+        ("-t 2", (0, 1)),
+        ("-t 1,6", (0, 1, 2, 3, 4, 5)),
+        ("-t 2 --threads-batch 4", (0, 1, 2, 3)),
+        ("-t 99", tuple(range(8))),
+        ("-p 512", (0, 1, 2, 3)),
+        ("-t", (0, 1, 2, 3)),
     ],
 )
 @pytest.mark.usefixtures("cores")
-def test_as_many_as_there_are_threads_and_cores_first(argv: list[str], expected: tuple[int, ...]) -> None:
-    """Two threads share a core only where there are more threads than cores."""
-    assert pinned(argv) == expected
+def test_as_many_as_there_are_threads_and_cores_first(argv: str, expected: tuple[int, ...]) -> None:
+    assert pinned(["x", *argv.split()]) == expected
 
 
 def test_which_processors_come_first(cores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,11 +175,8 @@ def test_which_processors_come_first(cores: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_program_runs_on_the_processors_that_it_is_pinned_to(tmp_path: Path) -> None:
-    """All of its threads inherit them, and the agent keeps its own."""
     own = os.sched_getaffinity(0)
-    last = max(own)
-    argv = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
-    out = tmp_path / "out"
-    ended = child.run(argv, env={}, stdout=out, stderr=tmp_path / "err", limit_s=30, processors=(last,))
-    assert (ended.rc, out.read_text()) == (0, f"{{{last}}}\n")
+    argv, out = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"], tmp_path / "out"
+    ended = child.run(argv, env={}, stdout=out, stderr=tmp_path / "err", limit_s=30, processors=(max(own),))
+    assert (ended.rc, out.read_text()) == (0, f"{{{max(own)}}}\n")
     assert os.sched_getaffinity(0) == own

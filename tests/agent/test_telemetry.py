@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from dgxlab.agent.telemetry import Sampler, Telemetry, parse_gpu, parse_host
 from dgxlab.model.events import HOST
 from dgxlab.transport.bundle import bundle
 from tests import machines
-from tests.agent.test_child import wait_gone
+from tests.agent.test_child import wait_gone, wait_until
 from tests.conftest import GOLDEN
 
 CAPTURE = (GOLDEN / "h200" / "telemetry-gpu.csv").read_text().splitlines()
@@ -30,24 +29,14 @@ LINE = '{"t": %s, "load_1min": 0.5}'
 NOTHING = {"boot_id": "b", "gpus": []}
 
 
-def sampler(folder: Path, script: str) -> Sampler:
-    """Return a sampler that is a shell script."""
-    return Sampler(["sh", "-c", script], folder / "samples", parse_host)
-
-
 def started(folder: Path, script: str) -> Sampler:
-    """Start it and wait until it has settled."""
-    running = sampler(folder, script)
+    running = Sampler(["sh", "-c", script], folder / "samples", parse_host)
     running.start()
-    deadline = time.monotonic() + 10
-    while not running.settled:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: running.settled)
     return running
 
 
 def stop(running: Sampler) -> None:
-    """End it within the time that a job's end gives it."""
     running.stop(time.monotonic() + telemetry.STOP_S)
 
 
@@ -59,7 +48,6 @@ def agent(folder: Path) -> Path:
 
 
 def test_a_line_of_nvidia_smi() -> None:
-    """Time in UTC, numbers without units; words are left out."""
     samples = [parse_gpu(tuple(FIELDS), line) for line in CAPTURE]
     assert samples[0] is None
     assert samples[1] is not None
@@ -82,7 +70,6 @@ def test_a_line_of_nvidia_smi() -> None:
     ],
 )
 def test_other_lines_are_no_samples(line: str) -> None:
-    """Half a line, one too long, a sentence, garbage."""
     assert parse_gpu(tuple(FIELDS), line) is None
 
 
@@ -91,22 +78,17 @@ def test_other_lines_are_no_samples(line: str) -> None:
     ["", "{", "[1]", '{"load_1min": 1}', '{"t": "x"}', '{"t": 1, "a": "b"}', '{"t": 1, "a": NaN}', "[" * 100_000, "7"],
 )
 def test_nonsense_of_the_host_is_no_sample(line: str) -> None:
-    """Whatever is in the file; what is null is left out."""
     assert parse_host(line) is None
     assert parse_host('{"t": 2.5, "cpu_mhz": 2600.0, "cpu_temp_c": null}') == Sample(2.5, HOST, {"cpu_mhz": 2600.0})
 
 
 def test_this_machine_is_sampled(tmp_path: Path) -> None:
-    """The real agent's own sampler, twice a second, until it is stopped; and what it says is this machine."""
     (tmp_path / "raw").mkdir()
     watching = Telemetry(tmp_path / "raw", agent(tmp_path), {})
     watching.start()
     watching.start()
     file = tmp_path / "raw" / "telemetry-host.jsonl"
-    deadline = time.monotonic() + 30
-    while len(file.read_text().splitlines()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: file.read_text().count("\n") >= 3)
     watching.stop()
     size = file.stat().st_size
     first, second, *_ = [json.loads(line) for line in file.read_text().splitlines()]
@@ -119,7 +101,6 @@ def test_this_machine_is_sampled(tmp_path: Path) -> None:
 
 
 def test_a_span_of_time(tmp_path: Path) -> None:
-    """Samples of the span alone; the next span goes on after it, and half a line waits for its end."""
     lines = "".join((LINE % at) + "\n" for at in (1, 2, 3, 4))
     running = started(tmp_path, f"printf '{lines}'; printf '{{\"t\": 5,'; sleep 600")
     assert [sample.at for sample in running.read(1.5, 3.0)] == [2.0, 3.0]
@@ -135,22 +116,20 @@ def test_a_span_of_time(tmp_path: Path) -> None:
     ["exit 3", "echo nonsense; echo; echo '{'", "kill -9 $$", "printf '\\377\\376\\n\\000'", "echo oops >&2; exit 1"],
 )
 def test_a_bad_program_gives_no_samples(tmp_path: Path, script: str) -> None:
-    """It ends, dies or prints what it likes: nothing is raised."""
     running = started(tmp_path, script)
     assert running.read(0.0, 1e12) == []
     stop(running)
 
 
 def test_one_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
-    """It ignores TERM and has a child; neither is left."""
     running = started(tmp_path, "trap '' TERM; sleep 600 & echo $$ $!; wait")
     pids = [int(pid) for pid in (tmp_path / "samples").read_text().split()]
     stop(running)
-    assert all(wait_gone(pid) for pid in pids)
+    for pid in pids:
+        wait_gone(pid)
 
 
 def test_a_silent_one_does_not_hold_up_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job goes on after a moment, and has no samples of it."""
     monkeypatch.setattr(telemetry, "READY_S", 0.1)
     machines.sampled(tmp_path / "smi", {"GPU-1": "NVIDIA H200"}, "1", loop="exec sleep 600")
     monkeypatch.setenv("PATH", f"{tmp_path / 'smi'}:{os.environ['PATH']}")
@@ -160,16 +139,7 @@ def test_a_silent_one_does_not_hold_up_the_first_run(tmp_path: Path, monkeypatch
     watching.stop()
 
 
-def wait_until(seen: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    deadline = time.monotonic() + 30
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hottest of the job's GPUs; what was heard too long ago says nothing, and asking loses no later sample."""
     folder = tmp_path / "smi"
     machines.sampled(folder, {"GPU-1": "NVIDIA H200", "GPU-2": "NVIDIA H200"}, "61, 1980")
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -185,7 +155,7 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     began = time.time()
     time.sleep(1.5)
     run = Ended(0, None, began, time.time() - began)
-    seen = {(s.device, s.name): s.n for s in watching.around(run, NOTHING, NOTHING, Contention(2), 2).telemetry()}
+    seen = {(s.device, s.name): s.n for s in watching.around(run, (NOTHING, NOTHING), Contention(2), 2).telemetry()}
     assert seen["GPU-1", "temperature.gpu"] >= 3
     assert ("GPU-2", "temperature.gpu") not in seen
     watching.stop()
@@ -195,7 +165,6 @@ def test_how_warm_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_floods_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that prints without end is ended by the kernel at a limit."""
     monkeypatch.setattr("dgxlab.agent.child.OUTPUT_LIMIT", 100_000)
     running = started(tmp_path, "exec yes")
     assert running._child is not None
@@ -205,7 +174,6 @@ def test_it_floods_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_it_dies_with_the_agent_and_holds_nothing_of_its(tmp_path: Path) -> None:
-    """An agent that is killed leaves no sampler; one that lives gives it no lock to hold."""
     held = tmp_path / "lock"
     held.touch()
     code = f"""
@@ -223,6 +191,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     pid, listing = (tmp_path / "samples").read_text().split("\n", 1)
-    assert wait_gone(int(pid))
+    wait_gone(int(pid))
     assert str(tmp_path / "samples") in listing
     assert str(held) not in listing
