@@ -33,7 +33,6 @@ def differences(cycles: int) -> list[list[float]]:
 
 @given(st.lists(st.booleans(), min_size=2, max_size=14).filter(lambda mask: sum(mask) >= 2))
 def test_standard_error_is_exact_for_any_gaps(valid: list[bool]) -> None:
-    """Var(mean d) / E(s_d^2), summed over every run's weight in every difference, is what the formula says."""
     m = sum(valid)
     rows = [row for row, counts in zip(differences(len(valid)), valid, strict=True) if counts]
     mean = [sum(column) / m for column in zip(*rows, strict=True)]
@@ -45,7 +44,6 @@ def test_standard_error_is_exact_for_any_gaps(valid: list[bool]) -> None:
 
 @pytest.mark.parametrize(("cycle", "pairs"), [(1, 6), (4, 5), (8, 6)])
 def test_protocol_2_takes_both_arms_for_equally_noisy(cycle: int, pairs: int) -> None:
-    """An invalid cycle in the middle takes two shared baselines away, one at the end takes one."""
     source = Random(1)  # noqa: S311 - not for secrets
     a, b = ([100 * math.exp(source.gauss(0, 0.006)) for _ in range(runs)] for runs in (9, 8))
     verdict = stats.judge(Chain(a, b, flaws={cycle: "x"}, protocol=2))
@@ -57,7 +55,6 @@ def test_protocol_2_takes_both_arms_for_equally_noisy(cycle: int, pairs: int) ->
 
 @pytest.mark.parametrize(("noise_a", "noise_b"), [(0.03, 0.003), (0.003, 0.03)])
 def test_a_noisy_baseline_is_known_from_itself(noise_a: float, noise_b: float) -> None:
-    """The variance of the mean is what the formula says, for arms of any noise."""
     source = Random(12)  # noqa: S311 - not for secrets
     means, errors = [], []
     for _ in range(2000):
@@ -94,7 +91,6 @@ def test_degrees_of_freedom_are_those_of_the_quadratic_form(cycles: int, ratio: 
 
 
 def test_runs_that_alternate_are_told() -> None:
-    """Low after high, in both arms; of chains of independent runs one in a hundred is told."""
     drifting = Chain([100, 98, 96, 94, 92, 90, 88, 86, 84], [99, 97, 95, 93, 91, 89, 87, 85])
     assert not alternates(drifting)
     assert not alternates(replace(drifting, b=[100] * 8))

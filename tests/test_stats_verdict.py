@@ -22,6 +22,7 @@ CLEAN = Chain(
     a=[100.1, 99.7, 100.4, 99.9, 100.2, 99.6, 100.3, 99.8, 100.0],
     b=[103.1, 102.7, 103.5, 103.0, 102.8, 103.3, 102.6, 103.2],
 )
+BRACKET = Chain([100, 100], [150])
 
 
 def noisy(source: random.Random, effect: float = 0.0, sigma: float = 0.006, k: int = 8) -> Chain:
@@ -36,7 +37,6 @@ def inverse(chain: Chain) -> Chain:
 
 
 def test_a_chain_worked_by_hand() -> None:
-    """Five cycles and the run before: every number by the printed formula and the printed table."""
     a, b = [100.0, 101.0, 100.0, 99.0, 100.0, 101.0], [101.0, 102.0, 103.0, 100.0, 101.0]
     verdict = stats.judge(Chain(a, b, before=101.5))
     d = [math.log(run) - (math.log(x) + math.log(y)) / 2 for run, (x, y) in zip(b, pairwise(a), strict=True)]
@@ -63,7 +63,6 @@ def test_a_chain_worked_by_hand() -> None:
 
 
 def test_faster_slower_and_the_direction_of_the_metric() -> None:
-    """More of a throughput is faster, more of a time is slower; the effect is the metric's own."""
     up = stats.judge(CLEAN)
     assert (up.verdict, up.codes) == ("faster", (VerdictCode.ABOVE,))
     assert up.reasons == ("the 99 % interval lies above 0",)
@@ -76,7 +75,6 @@ def test_faster_slower_and_the_direction_of_the_metric() -> None:
 
 
 def test_same_needs_a_narrow_interval_around_nothing() -> None:
-    """Never from an interval that merely holds 0."""
     source = random.Random(3)  # noqa: S311 - not for secrets
     quiet = stats.judge(noisy(source, sigma=0.002))
     assert (quiet.verdict, quiet.codes) == ("same", (VerdictCode.INSIDE,))
@@ -89,7 +87,6 @@ def test_same_needs_a_narrow_interval_around_nothing() -> None:
 
 
 def test_how_many_cycles_would_settle_an_inconclusive_chain() -> None:
-    """The smallest number: one cycle less would probably not. An effect on the margin of same is told by none."""
     source = random.Random(5)  # noqa: S311 - not for secrets
     verdicts = (stats.judge(replace(noisy(source, 0.008), protocol=2)) for _ in range(100))
     verdict = next(verdict for verdict in verdicts if verdict.verdict == "inconclusive")
@@ -109,7 +106,6 @@ def test_how_many_cycles_would_settle_an_inconclusive_chain() -> None:
 
 
 def test_invalid_cycles_are_named() -> None:
-    """The verdict uses the others and says which were left out."""
     chain = replace(CLEAN, a=[*CLEAN.a[:8], 80.0, 80.1, 80.0], b=[*CLEAN.b, 82.5, 82.4], cycles=10)
     verdict = stats.judge(chain)
     assert (verdict.verdict, verdict.valid_cycles, verdict.cycles) == ("faster", 9, 10)
@@ -118,7 +114,6 @@ def test_invalid_cycles_are_named() -> None:
 
 
 def test_too_few_valid_cycles() -> None:
-    """Four of eight are no verdict, five are one; many claims need more."""
     flaws = dict.fromkeys((1, 3, 5, 7), "a hardware slowdown")
     verdict = stats.judge(replace(CLEAN, flaws=flaws))
     assert (verdict.verdict, verdict.effect, verdict.ci, verdict.p) == ("invalid", None, None, None)
@@ -131,7 +126,6 @@ def test_too_few_valid_cycles() -> None:
 
 
 def test_a_failed_run_has_no_value() -> None:
-    """Which is allowed where its cycles are known not to count, and nowhere else."""
     a, b = [*CLEAN.a[:3], None, *CLEAN.a[4:]], [None, *CLEAN.b[1:]]
     assert stats.judge(replace(CLEAN, a=a, flaws={3: "the run failed", 4: "the run failed"})).verdict == "faster"
     assert stats.judge(replace(CLEAN, a=a, flaws={3: "the run failed"})).codes == (VerdictCode.NO_VALUE,)
@@ -142,7 +136,6 @@ def test_a_failed_run_has_no_value() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0, 0.0, -5.0, "7", True, [], {}, 10**400, None])
 @pytest.mark.parametrize("arm", ["a", "b"])
 def test_what_is_no_measurement_is_invalid(arm: str, bad: Any) -> None:
-    """A reason that names it, and no number."""
     values = [*getattr(CLEAN, arm)]
     values[2] = bad
     verdict = stats.judge(replace(CLEAN, **{arm: values}))
@@ -168,7 +161,6 @@ def test_what_is_no_measurement_is_invalid(arm: str, bad: Any) -> None:
     ],
 )
 def test_chains_that_cannot_be_judged(change: dict[str, Any], code: VerdictCode) -> None:
-    """Invalid with its reason, never an exception."""
     verdict = stats.judge(replace(CLEAN, **change))
     assert (verdict.verdict, verdict.codes) == ("invalid", (code,))
 
@@ -178,7 +170,6 @@ VALUE = st.one_of(st.floats(), st.integers(), st.none(), st.floats(min_value=90,
 
 @given(st.lists(VALUE, max_size=12), st.lists(VALUE, max_size=12), VALUE, st.sampled_from(["higher", "lower"]))
 def test_nothing_raises_and_nothing_is_not_a_number(a: list[Any], b: list[Any], before: Any, better: str) -> None:
-    """Whatever the values are; 1e308 against 1e-308 too."""
     whole = Chain(a[: len(b) + 1], b[: max(0, len(a) - 1)], better, drift_limit=1e9, before=before)
     for chain in (Chain(a, b, better), whole):
         verdict = stats.judge(chain)
@@ -190,7 +181,6 @@ def test_nothing_raises_and_nothing_is_not_a_number(a: list[Any], b: list[Any], 
 
 
 def test_values_without_any_spread_are_flagged() -> None:
-    """Rounded or copied: what their last digit hides is in the interval."""
     verdict = stats.judge(Chain([100] * 9, [103] * 8))
     assert (verdict.effect, verdict.codes) == (pytest.approx(0.03), (VerdictCode.ABOVE, VerdictCode.NO_SPREAD))
     assert verdict.ci == pytest.approx((0.0156, 0.0446), abs=1e-4)
@@ -201,14 +191,12 @@ def test_values_without_any_spread_are_flagged() -> None:
     ("a", "b", "word"), [(100, 101, "inconclusive"), (1000, 1010, "faster"), (12.0, 12.5, "faster")]
 )
 def test_a_last_digit_is_a_noise_of_its_own(a: float, b: float, word: str) -> None:
-    """However many cycles there are: all runs of an arm are rounded alike."""
     near = [b, b, b + (0.1 if b % 1 else 0)] * 6  # 12.5 and 12.6: printed with one decimal
     verdict = stats.judge(Chain([a] * 19, near))
     assert (verdict.verdict, verdict.k_to_settle) == (word, None)
 
 
 def test_false_claims_and_power_on_a_stationary_box() -> None:
-    """About one in a hundred of identical arms; nearly all of 2 %, never the wrong way round."""
     source = random.Random(11)  # noqa: S311 - not for secrets
     nothing = [stats.judge(noisy(source)).verdict for _ in range(3000)]
     claims = nothing.count("faster") + nothing.count("slower")
@@ -218,12 +206,8 @@ def test_false_claims_and_power_on_a_stationary_box() -> None:
     assert two.count("slower") == 0
 
 
-# -- several cells ----------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(min_value=0, max_value=0.03), max_size=12))
 def test_holm_claims_what_the_textbook_claims(p_values: list[float]) -> None:
-    """Sorted, each against alpha / (n - rank), until the first that fails; the rest keep its factor."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     factor, expected = len(p_values), {}
     for index in order:
@@ -236,7 +220,6 @@ def test_holm_claims_what_the_textbook_claims(p_values: list[float]) -> None:
 
 
 def test_cells_of_a_session_share_the_error() -> None:
-    """A weak claim among many cells is none, its interval says so, and an invalid cell is not counted."""
     source = random.Random(2)  # noqa: S311 - not for secrets
     weak = next(c for _ in range(500) if 0.004 < (stats.judge(c := noisy(source, 0.01)).p or 0) < 0.009)
     alone, *_ = stats.judge_session([weak, Chain([], [])])
@@ -252,7 +235,6 @@ def test_cells_of_a_session_share_the_error() -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 12))
 def test_an_interval_clears_0_exactly_for_a_claim(seed: int, cells: int) -> None:
-    """What is shown and what is said never contradict each other, whatever Holm did."""
     source = random.Random(seed)  # noqa: S311 - not for secrets
     for verdict in stats.judge_session([noisy(source, source.choice([0, 0.01, -0.01])) for _ in range(cells)]):
         assert verdict.ci is not None
@@ -262,11 +244,7 @@ def test_an_interval_clears_0_exactly_for_a_claim(seed: int, cells: int) -> None
         assert claimed == (verdict.p <= 1 - verdict.confidence)
 
 
-# -- promotion and screens --------------------------------------------------------------------------------------------
-
-
 def test_noise_floor_of_an_a_a_session() -> None:
-    """The sigma of a run, whatever the drift; None where there is no valid chain."""
     source = random.Random(4)  # noqa: S311 - not for secrets
     squares = [(stats.noise_floor(stats.judge(noisy(source))) or 0) ** 2 for _ in range(1000)]
     assert math.sqrt(sum(squares) / 1000) == pytest.approx(0.006, rel=0.04)
@@ -274,7 +252,6 @@ def test_noise_floor_of_an_a_a_session() -> None:
 
 
 def test_promotion_needs_two_per_cent_and_three_noise_floors() -> None:
-    """Of the whole interval, the same for a time; the floor is the chain's own if no other is given."""
     verdict = stats.judge(CLEAN)
     assert verdict.ci is not None
     assert 0.02 < verdict.ci[0] < 0.027
@@ -305,7 +282,6 @@ def test_promotion_needs_two_per_cent_and_three_noise_floors() -> None:
     ],
 )
 def test_a_screen_must_beat_both_baselines(a: list[float], b: float, better: str, word: str, code: VerdictCode) -> None:
-    """By 2.77 noise floors of 0.6 %, in a bracket that closes within 2 %."""
     verdict = stats.screen(Chain(a, [b], better), 0.006)
     assert (verdict.verdict, verdict.screen, verdict.ci, verdict.codes) == (word, True, None, (code,))
     assert (verdict.effect is None) == (word == "invalid")
@@ -314,25 +290,19 @@ def test_a_screen_must_beat_both_baselines(a: list[float], b: float, better: str
 @pytest.mark.parametrize(
     ("chain", "noise", "cycles", "code"),
     [
-        *(
-            (Chain([100, 100], [150]), noise, None, VerdictCode.NO_NOISE_FLOOR)
-            for noise in (None, 0.0, math.nan, -0.01, 6.0)
-        ),
-        (Chain([100, 100], [150]), 0.006, 1, VerdictCode.UNKNOWN_NOISE),
+        *((BRACKET, noise, None, VerdictCode.NO_NOISE_FLOOR) for noise in (None, 0.0, math.nan, -0.01, 6.0)),
+        (BRACKET, 0.006, 1, VerdictCode.UNKNOWN_NOISE),
         (CLEAN, 0.006, None, VerdictCode.NOT_ONE_BRACKET),
-        (Chain([100, 100], []), 0.006, None, VerdictCode.UNPAIRED),
+        (replace(BRACKET, b=[]), 0.006, None, VerdictCode.UNPAIRED),
     ],
 )
 def test_what_is_no_screen(chain: Chain, noise: float | None, cycles: int | None, code: VerdictCode) -> None:
-    """A chain, a bracket without a candidate, and whatever has no noise floor."""
     verdict = stats.screen(chain, noise, cycles)
     assert (verdict.verdict, verdict.screen, verdict.codes) == ("invalid", True, (code,))
 
 
 @pytest.mark.parametrize(
-    ("floors", "cycles", "word"),
-    [(3, None, "faster"), (3, 8, "inconclusive"), (3, 1000, "faster"), (3.4, 8, "faster")],
+    ("floors", "cycles", "word"), [(3, None, "faster"), (3, 8, "inconclusive"), (3, 1000, "faster"), (3.4, 8, "faster")]
 )
 def test_a_noise_floor_from_few_cycles_is_trusted_less(floors: float, cycles: int | None, word: str) -> None:
-    """2.365 sqrt(2) noise floors from 8 cycles, 1.96 sqrt(2) from very many."""
     assert stats.screen(Chain([100, 100], [100 * math.exp(floors * 0.006)]), 0.006, cycles).verdict == word

@@ -1,4 +1,4 @@
-"""The A/B chain a_0 b_1 a_1 ... b_k a_k: when it may begin, which of its cycles count, when it needs another.
+"""The A/B chain a_0 b_1 a_1 ... b_k a_k: when it may begin, which cycles count, when another cycle is needed.
 
 The agent that runs a chain and the client that judges it call the same functions. Distances between values are
 differences of their natural logarithms: 0.05 is 5 %, whichever of the two values is larger.
@@ -15,59 +15,29 @@ from itertools import pairwise
 from dgxlab.stats.distributions import MAD_SCALE
 from dgxlab.stats.reasons import VerdictCode, VerdictReason
 
-STEPS = 3
-"""The first protocol in which only a step discards a cycle; before, any distance between its baselines did."""
-
-CYCLES = (8, 40)
-"""Fewest and most candidate runs of a chain whose length is chosen from its burn-in."""
-
-EXTRA_CYCLES = 2
-"""Most cycles that may follow the planned ones, in place of those with a flaw."""
-
-DRIFT_LIMIT = 0.05
-"""Largest distance between two successive baselines that is never a step."""
-
-STEP_SIGMAS = 3.0
-"""The same in standard deviations of the distance between neighbours, where these are noisier."""
-
-SCREEN_DRIFT_LIMIT = 0.02
-"""Largest distance between the two baselines of a screen: a single bracket has no neighbours to tell a step from noise.
-"""
-
+STEPS = 3  # the first protocol in which only a step discards a cycle; earlier, any large distance of its baselines did
+CYCLES = (8, 40)  # fewest and most candidate runs of a chain whose length is chosen from its burn-in
+EXTRA_CYCLES = 2  # most cycles that may follow the planned ones, in place of those with a flaw
+DRIFT_LIMIT = 0.05  # largest distance between two successive baselines that is never a step
+STEP_SIGMAS = 3.0  # the same in standard deviations of neighbours' distances; the larger limit applies
+SCREEN_DRIFT_LIMIT = 0.02  # tighter, because a single bracket has no neighbours to tell a step from noise
 BURN_IN_AGREEMENT = 0.015
-BURN_IN_RUNS = (4, 16)
-"""Fewest and most runs of burn-in."""
-
-PLANNING_RUNS = 8
-"""Fewest runs of a burn-in from which the length of the chain is chosen."""
+BURN_IN_RUNS = (4, 16)  # fewest and most
+PLANNING_RUNS = 8  # fewest runs of a burn-in from which the length of the chain is chosen
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The values of one cell in one session, one a run, all of one metric and unit.
+    """The values of one cell in one session, one per run, in one metric and unit; None if a run gave no value."""
 
-    A value is None where a run gave none; the cycles that it belongs to are then in `flaws`.
-
-    Attributes:
-        a: Baselines, one more than candidates.
-        b: Candidates: b[i] ran between a[i] and a[i + 1], and is cycle i + 1.
-        better: "higher" or "lower".
-        drift_limit: Largest distance between two successive baselines that is never a step.
-        cycles: How many were planned; None for as many as there are.
-        flaws: Cycles that are invalid whatever their values, and why; cycles count from 1. Steps are not among them:
-            they are computed.
-        before: The last run of the burn-in, the neighbour of a[0]; None where there is none.
-        protocol: By which the chain was run and is judged; all since `STEPS` are judged alike.
-    """
-
-    a: Sequence[float | None]
-    b: Sequence[float | None]
-    better: str = "higher"
+    a: Sequence[float | None]  # baselines, one more than candidates
+    b: Sequence[float | None]  # candidates: b[i] ran between a[i] and a[i + 1], and is cycle i + 1
+    better: str = "higher"  # or "lower"
     drift_limit: float = DRIFT_LIMIT
-    cycles: int | None = None
-    flaws: Mapping[int, str] = field(default_factory=dict)
-    before: float | None = None
-    protocol: int = STEPS
+    cycles: int | None = None  # how many were planned; None for as many as there are
+    flaws: Mapping[int, str] = field(default_factory=dict)  # cycles invalid for reasons other than steps
+    before: float | None = None  # the last run of the burn-in, the neighbour of a[0]
+    protocol: int = STEPS  # used to run and judge the chain; all protocols since `STEPS` are judged alike
 
     @property
     def planned(self) -> int:
@@ -102,17 +72,16 @@ class Chain:
         return None
 
     def invalid_cycles(self) -> dict[int, str]:
-        """Return the cycles that do not count and why; there is one baseline more than candidates.
+        """Return the cycles that do not count, with reasons.
 
-        To discard a cycle for noise biases the effect: only baselines are looked at, so that a slow one goes and a slow
-        candidate stays. A step is a lasting change, larger than noise: each of its two baselines agrees with its other
-        neighbour.
+        Discarding cycles for noise would bias the effect. So only baselines are checked, and only a step discards: a
+        lasting change larger than noise, where each of the two baselines agrees with its other neighbour.
         """
         flaws, limit = dict(self.flaws), self.drift_limit
         # a screen is one bracket: its baselines have no other neighbours
         steps = self.protocol >= STEPS and self.planned != 1
         if steps and (distances := [abs(difference) for difference in successive(self.a)]):
-            limit = max(limit, STEP_SIGMAS * MAD_SCALE * statistics.median(distances))  # what noise does not explain
+            limit = max(limit, STEP_SIGMAS * MAD_SCALE * statistics.median(distances))  # more than noise explains
         for cycle in range(1, len(self.a)):
             before, after = self.a[cycle - 1 : cycle + 1]
             if cycle in flaws or (flaw := drift_flaw(before, after, limit)) is None:
@@ -127,11 +96,7 @@ class Chain:
         return dict(sorted(flaws.items()))
 
     def flawed(self) -> Mapping[int, str]:
-        """Return the cycles for which others may follow, and why.
-
-        Whether there is a step depends on the values, and values must not decide how long a chain is. (Before `STEPS`
-        they did.)
-        """
+        """Return the cycles that further ones may replace, with reasons; values must not decide a chain's length."""
         return self.invalid_cycles() if self.protocol < STEPS else self.flaws
 
     def differences(self) -> list[float | None]:
@@ -144,10 +109,7 @@ class Chain:
         ]
 
     def triples(self, counted: Collection[int]) -> list[list[float]]:
-        """Return the logarithms of each three baselines that follow one another and whose cycles all count.
-
-        The first triple begins with the last run of the burn-in, if there is one.
-        """
+        """Return the logarithms of every three successive baselines whose cycles count; `before` precedes a[0]."""
         runs = [self.before, *self.a]
         return [
             [math.log(value) for value in runs[cycle - 1 : cycle + 2] if value is not None]
@@ -157,23 +119,17 @@ class Chain:
 
 
 def burn_in_settled(values: Sequence[float | None]) -> bool:
-    """Return whether the last two runs of a burn-in agree: within 1.5 %, or within the noise of the runs before.
-
-    That noise is 2 standard deviations of the differences from run to run: a steady fall is none.
-    """
+    """Return whether the last two runs of a burn-in agree: within 1.5 %, or within the noise of the runs before."""
     if len(values) < BURN_IN_RUNS[0]:
         return False
     earlier = successive(values[:-1])
+    # two standard deviations of the run-to-run differences, which are 0 for a steady fall
     noise = 2 * statistics.stdev(earlier) if len(earlier) > 1 else 0.0
     return _distance(values[-2], values[-1]) <= max(BURN_IN_AGREEMENT, noise)
 
 
 def burn_in_needed(values: Sequence[float | None], fewest: int = BURN_IN_RUNS[0]) -> bool:
-    """Return whether a burn-in with these values, one a run, needs another run; it ends settled or with the last.
-
-    Args:
-        fewest: `PLANNING_RUNS` where the length of the chain is chosen from it.
-    """
+    """Return whether a burn-in with these values, one a run, needs another run."""
     return len(values) < fewest or (len(values) < BURN_IN_RUNS[1] and not burn_in_settled(values))
 
 
@@ -196,15 +152,13 @@ def another_cycle(planned: int, done: int, valid: int) -> bool:
     """Return whether a chain goes on: until the planned cycles are done, then for each flawed one, at most two.
 
     Args:
-        planned: Fixed before the first candidate run.
-        done: Cycles so far.
-        valid: How many of them are not `Chain.flawed`; with several cells, the fewest of any.
+        valid: How many of the `done` cycles are not `Chain.flawed`; with several cells, the fewest of any.
     """
     return done < planned or (valid < planned and done < planned + EXTRA_CYCLES)
 
 
 def hopeless(planned: int, done: int, valid: int) -> bool:
-    """Return whether so many cycles are invalid that even all the others could not make the chain a valid one."""
+    """Return whether too many cycles are invalid for the chain to become valid."""
     return done - valid > planned + EXTRA_CYCLES - cycles_needed(planned)
 
 
@@ -222,6 +176,4 @@ def _distance(left: float | None, right: float | None) -> float:
 
 def _is_value(value: object) -> bool:
     """Return whether it is a finite number above 0; it may be anything that JSON can hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return 0 < value <= 1.7e308
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1.7e308

@@ -1,7 +1,4 @@
-"""Medians, and Student's t and the chi-squared distribution without scipy, whose import takes half a second.
-
-A NaN or an infinity is a broken measurement, not a large one: `median` and `mad` refuse it.
-"""
+"""Medians, and Student's t and the chi-squared distribution without scipy, whose import takes half a second."""
 
 from __future__ import annotations
 
@@ -11,18 +8,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-MAD_SCALE = 1.4826
-"""Makes the MAD of normally distributed values estimate their standard deviation: 1 / quantile(0.75)."""
-
-TINY = 1e-300
-"""Replaces a 0 that Lentz's method would divide by."""
+MAD_SCALE = 1.4826  # 1 / quantile(0.75): the MAD of normally distributed values then estimates their deviation
+TINY = 1e-300  # replaces a 0 that Lentz's method would divide by
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two in the middle; the unit is the values'.
+    """Return the middle value, or the mean of the two in the middle.
 
     Raises:
-        ValueError: if there is no value, or one is NaN or infinite.
+        ValueError: if there is no value, or one is NaN or infinite: a broken measurement, not a large one.
     """
     if not values:
         raise ValueError("no values")
@@ -33,13 +27,10 @@ def median(values: Sequence[float]) -> float:
 
 
 def mad(values: Sequence[float]) -> float:
-    """Return the scaled median absolute deviation from the median; the unit is the values'.
-
-    It stays bounded while up to half of the values are wild; a standard deviation follows the wildest.
+    """Return the scaled median absolute deviation from the median, a spread that outliers do not move.
 
     Raises:
-        ValueError: if there are fewer than two values (one value has no spread, which is not a spread of 0), or one is
-            NaN or infinite.
+        ValueError: if there are fewer than two values (one value has no spread, not a spread of 0), or one is NaN.
     """
     if len(values) < 2:
         raise ValueError(f"a spread needs at least two values, not {len(values)}")
@@ -48,9 +39,7 @@ def mad(values: Sequence[float]) -> float:
 
 
 def t_tail(t: float, dof: float) -> float:
-    """Return P(T > t) for `dof` degrees of freedom, to about 1e-14 of itself, however small it is.
-
-    For t >= 0 it is I_x(dof/2, 1/2) / 2 with x = dof / (dof + t^2) (Abramowitz and Stegun, 26.5.27 and 26.7.1).
+    """Return P(T > t), to about 1e-14 of itself, however small it is (Abramowitz and Stegun, 26.5.27 and 26.7.1).
 
     Raises:
         ValueError: if t is NaN or `dof` is not above 0.
@@ -67,9 +56,6 @@ def t_tail(t: float, dof: float) -> float:
 def t_quantile(probability: float, dof: float) -> float:
     """Return the t with P(T <= t) = `probability`, to about 1e-13 of itself.
 
-    Newton's method from the normal quantile: that lies left of the root and the tail is convex there, so that every
-    step stays on that side.
-
     Raises:
         ValueError: if the probability is not inside (0, 1), or `dof` is below 1.
     """
@@ -78,6 +64,7 @@ def t_quantile(probability: float, dof: float) -> float:
     if probability < 0.5:
         return -t_quantile(1 - probability, dof)
     log_scale = math.lgamma((dof + 1) / 2) - math.lgamma(dof / 2) - 0.5 * math.log(dof * math.pi)
+    # Newton's method: the normal quantile is left of the root, where the tail is convex, so every step stays there
     t = NormalDist().inv_cdf(probability)
     for _ in range(200):
         density = math.exp(log_scale - (dof + 1) / 2 * math.log1p(t * t / dof))

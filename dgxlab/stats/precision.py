@@ -1,7 +1,7 @@
-"""How precisely a chain tells an effect: its noise, the standard error of the mean of d, and how many cycles it needs.
+"""Precision of a chain: its noise, the standard error of the mean of d, and the number of cycles needed.
 
-`chain` has d_i; m is the number of valid cycles and k that of all. The noise of runs is their relative standard
-deviation sigma.
+The formulas and their sources are in docs/statistics.md. m is the number of valid cycles, and the noise of runs is
+their relative standard deviation sigma.
 """
 
 from __future__ import annotations
@@ -16,22 +16,12 @@ from statistics import NormalDist
 from dgxlab.stats.chain import CYCLES, EXTRA_CYCLES, Chain, successive
 from dgxlab.stats.distributions import chi2_quantile, t_quantile
 
-ALPHA = 0.01
-"""Error that a claim of faster or slower may have; in a session of several cells, all of them together."""
-
-POWER = 0.80
-"""Chance with which an effect of the size of the MDE is found."""
-
-MOST_CYCLES = 100
-"""A longer chain is not proposed."""
-
+ALPHA = 0.01  # error rate of claims of faster or slower, for all cells of a session together
+POWER = 0.80  # probability of detecting an effect of the size of the MDE
+MOST_CYCLES = 100  # a longer chain is not proposed
 NO_SPREAD = 1e-12
-
-LARGEST_LOG = 700.0
-"""Beyond it exp overflows."""
-
-ALTERNATION_ALPHA = 0.01
-"""Error of the test for runs that alternate, which the standard error does not know of."""
+LARGEST_LOG = 700.0  # beyond it exp overflows
+ALTERNATION_ALPHA = 0.01  # error of the test for runs that alternate
 
 
 def share(log: float) -> float:
@@ -40,19 +30,10 @@ def share(log: float) -> float:
 
 
 def sigma_bound(values: Sequence[float | None]) -> float | None:
-    """Return the upper 95 % bound of the relative sigma of single runs; None for fewer than three values.
+    """Return the upper 95 % bound of sigma, given runs in their order; None for fewer than three values.
 
-    With n successive differences, of runs that vary independently with sigma,
-
-        s^2 = sum (difference - mean difference)^2 / (2 n - 2 / n)
-
-    has the mean sigma^2 (von Neumann, Kent, Bellinson and Hart, 1941, with the drift removed). Neighbouring differences
-    share a run, so that s^2 has fewer degrees of freedom than n - 1: nu = (tr M C)^2 / tr (M C)^2, where C is the
-    covariance of the differences (2 and -1) and M removes their mean (Satterthwaite). The bound is
-    s sqrt(nu / chi2_0.05(nu)), s times `bound_factor`.
-
-    Args:
-        values: In the order in which they ran; None where a run gave none.
+    The estimate is that of successive differences with the drift removed (von Neumann, Kent, Bellinson and Hart, 1941):
+    s^2 = sum (difference - mean difference)^2 / (2 n - 2 / n) has the mean sigma^2.
     """
     differences = successive(values)
     n = len(differences)
@@ -63,57 +44,38 @@ def sigma_bound(values: Sequence[float | None]) -> float | None:
 
 
 def bound_factor(n: int) -> float:
-    """Return how many times as large as s its bound is, of n successive differences, at least 2 (`sigma_bound`)."""
+    """Return the factor from s to its upper bound, for n >= 2 successive differences (`sigma_bound`).
+
+    Neighbouring differences share a run, so that s^2 has nu = (tr M C)^2 / tr (M C)^2 degrees of freedom, where C is
+    the covariance of the differences (2 and -1) and M removes their mean (Satterthwaite).
+    """
     dof = (2 * n - 2 / n) ** 2 / (6 * n - 2 - 4 / n + 4 / n**2)
     return math.sqrt(dof / chi2_quantile(0.05, dof))
 
 
 def standard_error(spread: float, valid: int, pairs: int) -> float:
-    """Return the standard error of the mean of d that is expected where both arms are equally noisy.
+    """Return the standard error of the mean of d, assuming that both arms are equally noisy.
 
-    Runs vary independently with sigma. d_i has variance 1.5 sigma^2, and two neighbours that share a baseline have
-    covariance sigma^2 / 4. With m valid cycles, `pairs` of which follow one another directly,
-
-        Var(mean d) = sigma^2 (1.5 + pairs / (2 m)) / m
-        E(s_d^2)    = sigma^2 (1.5 - pairs / (2 m (m - 1)))
-
-    and SE = s_d / sqrt(m) times the root of the brackets' quotient.
+    d_i has variance 1.5 sigma^2, and two neighbours, which share a baseline, have covariance sigma^2 / 4:
+    Var(mean d) = sigma^2 (1.5 + pairs / (2 m)) / m and E(s_d^2) = sigma^2 (1.5 - pairs / (2 m (m - 1))).
 
     Args:
         spread: s_d, sample standard deviation of the valid d.
         valid: m, at least 2.
-        pairs: From 0 to m - 1: an invalid cycle inside takes two away, one at an end takes one.
+        pairs: Number of pairs of successive valid cycles.
     """
     shared = pairs / (2 * valid)
     return spread * math.sqrt((1.5 + shared) / (1.5 - shared / (valid - 1)) / valid)
 
 
 def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the standard error of the mean of d, whatever the noise of either arm, and its degrees of freedom.
+    """Return the standard error of the mean of d and its degrees of freedom, for any noise of either arm.
 
-    Two neighbours d_i and d_{i+1} share the baseline a_i. Of m valid cycles, `pairs` of which follow one another
-    directly, where single runs have the variances A (baselines) and B (candidates):
-
-        Var(mean d) = (B + A / 2 + pairs A / (2 m)) / m
-        E(s_d^2)    =  B + A / 2 - pairs A / (2 m (m - 1))
-
-    so that Var(mean d) is (E(s_d^2) + h A) / m with h = pairs / (2 (m - 1)), which is 1/2 in a whole chain.
-
-    A comes from baselines x, y, z that follow one another: the square of the bend x - 2 y + z has the mean 6 A, and the
-    product of the steps (y - x)(z - y) has the mean -A. Surroundings that wander make the bends larger and leave the
-    product as it is, so that A is the smaller of the two. Drift makes the product smaller, so that A is at least a
-    quarter of what the bends say.
-
-    The degrees of freedom are those of Satterthwaite (1946), with the A of the n bends:
-
-        nu = (s_d^2 + h A)^2 / (s_d^4 / (m - 1) + 7 A^2 / (9 n))
-
-    where 7/9 is 35/72 as neighbouring bends share runs, 1/8 as neighbouring d do, and 1/6 as bends share runs with d.
-    That is up to 1.32 (m - 1) where the arms are equally noisy, and m - 1 where all noise is of one arm; never less.
-
-    Args:
-        spread: As for `standard_error`, and so are `valid` and `pairs`.
-        triples: Of `Chain.triples`.
+    Var(mean d) is (E(s_d^2) + h A) / m, where A is the variance of a single baseline and h = pairs / (2 (m - 1)).
+    A comes from `Chain.triples` x, y, z: the square of the bend x - 2 y + z has the mean 6 A, the product of the steps
+    (y - x)(z - y) the mean -A. Surroundings that wander make the bends larger, so that A is the smaller of the two;
+    drift makes the product smaller, so that A is at least a quarter of what the bends say. The degrees of freedom are
+    those of Satterthwaite (1946), with 7/9 for all runs that the terms share.
     """
     variance, n = spread**2, len(triples)
     if not triples or not pairs:
@@ -123,19 +85,18 @@ def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequen
     shared = pairs / (2 * (valid - 1)) * max(bends / 4, min(bends, steps))
     of_squares = variance**2 / (valid - 1) + 7 * bends**2 / (9 * n)
     dof = (variance + shared) ** 2 / of_squares if of_squares else 0.0
-    # rounded, as t quantiles are kept by their degrees of freedom
+    # rounded, because t quantiles are cached by degrees of freedom
     return math.sqrt((variance + shared) / valid), max(valid - 1, round(dof, 1))
 
 
 def rounding(chain: Chain) -> float:
     """Return the standard error that rounding adds to the mean of d.
 
-    A value rounded to a last digit of size u is uniform within u: sigma u / sqrt(12). Noise of more than half a digit
-    from run to run makes these errors independent, and the spread of d holds them. With less noise, all runs of an arm
-    are rounded alike, and no number of runs averages that away.
+    A value rounded to a last digit of size u has the standard deviation u / sqrt(12). Noise of more than half a digit
+    is in the spread of d; with less, all runs of an arm are rounded alike, and no number of runs averages that away.
     """
     arms = [[value for value in arm if value is not None] for arm in (chain.a, chain.b)]
-    # the decimal places that values were printed with, at least: of many values one ends in no 0
+    # lower bound of the printed decimal places: some of many values does not end in 0
     exponents = [int(Decimal(repr(value)).normalize().as_tuple().exponent) for arm in arms for value in arm]
     digit, variance = 10.0 ** min(0, *exponents), 0.0
     for values in arms:
@@ -145,10 +106,10 @@ def rounding(chain: Chain) -> float:
 
 
 def alternates(chain: Chain) -> bool:
-    """Return whether runs that follow one another lie on opposite sides of their arm's mean more than chance explains.
+    """Return whether successive runs alternate around their arm's mean more than chance explains.
 
-    The lag-1 autocorrelation of n residuals, each over its arm's own standard deviation, has for independent runs the
-    mean -1 / n and the variance 1 / n, about (Kendall and Stuart, 48.2). Drift makes it larger, and hides this.
+    For independent runs the lag-1 autocorrelation of n residuals, each over its arm's standard deviation, has about the
+    mean -1 / n and the variance 1 / n (Kendall and Stuart, 48.2). Drift makes it larger, and hides this.
     """
     residuals: list[list[float | None]] = []
     for arm in (chain.a, chain.b):
@@ -165,15 +126,11 @@ def alternates(chain: Chain) -> bool:
     return math.fsum(products) / n < -1 / n + z / math.sqrt(n)
 
 
-# -- before the session ------------------------------------------------------------------------------------------------
-
-
 def fewest_cycles(claims: int) -> int:
-    """Return with how many valid cycles at least a session may make that many claims.
+    """Return the minimum number of valid cycles for a session with this many claims.
 
-    The runs of a chain without an effect lie in any order: among them, with chance 2 / C(2k + 1, k), the one in which
-    all candidates beat all baselines, or lose to all. (That matters where launches fall into modes, within which they
-    hardly differ.) This chance over all claims must not exceed ALPHA.
+    Without an effect any order of the runs is equally likely. All candidates beat (or lose to) all baselines with
+    probability 2 / C(2k + 1, k); over all claims this must not exceed ALPHA.
     """
     cycles = 1
     while 2 * claims > ALPHA * math.comb(2 * cycles + 1, cycles):
@@ -182,15 +139,9 @@ def fewest_cycles(claims: int) -> int:
 
 
 def mde(noise: float, cycles: int, claims: int = 1) -> float:
-    """Return the smallest effect that a chain will find with a chance of 80 %, as a share of the baseline.
+    """Return the minimum effect, a share, that a chain of at least 2 cycles detects with a probability of 80 %.
 
-    The formula is that of a verdict's own MDE, with the expected spread of d, and with the fewest degrees of freedom
-    that `shared_error` may give.
-
-    Args:
-        noise: Relative sigma from run to run.
-        cycles: Of the chain, at least 2.
-        claims: How many the session makes; Holm's first step holds one to ALPHA over all of them.
+    `noise` is the relative sigma from run to run. Each claim is tested at ALPHA / claims, Holm's first step.
     """
     error = standard_error(noise * math.sqrt(1.5), cycles, cycles - 1)
     quantiles = t_quantile(1 - ALPHA / claims / 2, cycles - 1) + t_quantile(POWER, cycles - 1)
@@ -198,32 +149,26 @@ def mde(noise: float, cycles: int, claims: int = 1) -> float:
 
 
 def to_see(effect: float, noise: float, claims: int = 1) -> int | None:
-    """Return the fewest cycles with which a chain sees an effect, a share; None if 100 are too few."""
+    """Return the minimum cycles to detect an effect, a share; None if over 100."""
     return next((cycles for cycles in range(2, MOST_CYCLES + 1) if mde(noise, cycles, claims) <= effect), None)
 
 
 def cycles_for(burn_ins: Iterable[Sequence[float | None]], effect: float, claims: int = 1) -> int:
-    """Return how many cycles a chain is to have, from nothing but the runs of its burn-in.
+    """Return the cycles to detect an effect, a share, at the upper bound of the burn-in's noise.
 
-    It is the smallest number with which the effect is found at the upper bound of the noise, in the noisiest cell; the
-    most that there may be, where that is too few or nothing is known of the noise.
-
-    Args:
-        burn_ins: The values of each cell, one a run; None where a run gave none.
-        effect: A share of the baseline.
-        claims: Of the whole session.
+    `burn_ins` has the values of each cell; the noisiest decides. `claims` is the number in the whole session.
     """
     bounds = [sigma_bound(values) for values in burn_ins]
     return cycles_at(max((math.inf if bound is None else bound for bound in bounds), default=math.inf), effect, claims)
 
 
 def cycles_at(bound: float, effect: float, claims: int = 1) -> int:
-    """Return how many cycles a chain is to have whose noise is at most `bound`, a share; inf where it is not known."""
+    """Return the cycles of a chain whose noise is at most `bound`, a share (inf if unknown)."""
     least, most = cycle_range(claims)
     return min(max(least, to_see(effect, bound, claims) or most), most)
 
 
 def cycle_range(claims: int = 1) -> tuple[int, int]:
-    """Return the fewest and the most cycles that a chain may be given, in a session of so many claims."""
+    """Return the minimum and maximum planned cycles of a chain, in a session with this many claims."""
     least = max(CYCLES[0], fewest_cycles(claims) + EXTRA_CYCLES)  # some may not count
     return least, max(CYCLES[1], least)

@@ -1,4 +1,4 @@
-"""Why a verdict is what it is, why a chain cannot be judged, why a cycle does not count: codes and their words."""
+"""Reasons of verdicts, of chains that cannot be judged, and of cycles that do not count: codes and sentences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class VerdictCode(Enum):
-    """The reasons that the values give; each one's value is its words, with the parameters in braces."""
+    """Reasons that follow from the values; a code's value is its sentence, with parameters in braces."""
 
     # of a chain
     CUT = "cut after {done} of {planned} cycles: nothing is glued across a gap"
@@ -59,7 +59,7 @@ class VerdictCode(Enum):
 
 
 class VerdictReason(str):
-    """A reason in words, for people and the record, which knows its code and parameters."""
+    """A reason as a sentence, for people and the record, with its code and parameters."""
 
     code: VerdictCode
     parameters: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""What an A/B chain or a screen says: faster, slower, same, inconclusive or invalid, and why.
+"""Verdicts of A/B chains and screens: faster, slower, same, inconclusive or invalid, with reasons.
 
 The estimate is the mean of d_i = ln b_i - (ln a_{i-1} + ln a_i) / 2 over the valid cycles (`chain`): the log of
 candidate over baseline. Drift that is linear over a cycle cancels in d, whatever its size.
@@ -12,102 +12,57 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from dgxlab.stats import precision
 from dgxlab.stats.chain import SCREEN_DRIFT_LIMIT, STEPS, Chain, cycles_needed
 from dgxlab.stats.distributions import t_quantile, t_tail
-from dgxlab.stats.precision import (
-    ALPHA,
-    MOST_CYCLES,
-    NO_SPREAD,
-    POWER,
-    alternates,
-    fewest_cycles,
-    rounding,
-    share,
-    shared_error,
-    sigma_bound,
-    standard_error,
-)
+from dgxlab.stats.precision import ALPHA, MOST_CYCLES, NO_SPREAD, POWER, share
 from dgxlab.stats.reasons import VerdictCode, VerdictReason
 
 VERDICTS = ("faster", "slower", "same", "inconclusive", "invalid")
-
-SAME_ALPHA = 0.05
-"""Error of a claim of same, held over a session's cells too; two one-sided tests, for one cell a 90 % interval."""
-
+SAME_ALPHA = 0.05  # error of a claim of same: two one-sided tests, for one cell a 90 % interval
 SAME_MARGIN = math.log(1.01)
-
-PROMOTION = 0.02
-"""Smallest effect that is worth keeping a change for."""
-
-PROMOTION_NOISE = 3.0
-"""The same in noise floors."""
-
-SCREEN_NOISE = 2.77
-"""1.96 sqrt(2): by more noise floors than this, two runs of the same thing differ in one of twenty pairs."""
+PROMOTION = 0.02  # smallest effect that is worth keeping a change for
+PROMOTION_NOISE = 3.0  # the same in noise floors
+SCREEN_NOISE = 2.77  # 1.96 sqrt(2): two runs of the same build differ by more noise floors in one of twenty pairs
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Numbers are None where the verdict is invalid; a screen has only the effect.
+    """The result of one chain. Numbers are None if it is invalid; a screen has only the effect.
 
-    Effects are shares of the baseline, in the metric's own direction: 0.03 is 3 % more, of a time as of a throughput.
-
-    Attributes:
-        verdict: One of VERDICTS.
-        reasons: Why, in words; those of this package are a `VerdictReason`, which has a code too.
-        effect: exp(mean d) - 1.
-        ci: Its interval at `confidence`, which clears 0 if and only if the verdict is faster or slower.
-        same_ci: The interval that lies inside +-1 % if and only if an effect of 1 % either way is ruled out; at 90 %,
-            or more where Holm's procedure over a session's cells asks for it.
-        mde: Smallest effect that this chain would have found with a chance of 80 %.
-        valid_cycles: Cycles that count.
-        cycles: Cycles that were run.
-        p: Two-sided, of this chain alone; faster and slower need p <= 1 - confidence.
-        confidence: 0.99, or more where Holm's procedure over a session's cells asks for it.
-        spread: s_d, the standard deviation of d over the valid cycles.
-        noise: The chain's own noise floor: the `sigma_bound` of the noisier arm.
-        k_to_settle: Cycles of a new session that would probably settle an inconclusive one; None beyond 100.
-        flaws: The cycles that do not count, from 1, and why.
-        better: The metric's direction.
-        screen: Whether this is a screen: one bracket, which settles nothing.
+    Effects are shares of the baseline, in the metric's own direction: 0.03 is 3 % more time or 3 % more throughput.
     """
 
-    verdict: str
-    cycles: int
-    reasons: tuple[str, ...]
-    effect: float | None = None
-    ci: tuple[float, float] | None = None
-    same_ci: tuple[float, float] | None = None
-    mde: float | None = None
+    verdict: str  # one of VERDICTS
+    cycles: int  # number of cycles run; `valid_cycles` of them count
+    reasons: tuple[str, ...]  # reasons of this package are a `VerdictReason`, which also has a code
+    effect: float | None = None  # exp(mean d) - 1
+    ci: tuple[float, float] | None = None  # at `confidence`: excludes 0 if and only if faster or slower
+    same_ci: tuple[float, float] | None = None  # inside +-1 % if and only if an effect of 1 % is ruled out
+    mde: float | None = None  # minimum effect that this chain detects with a probability of 80 %
     valid_cycles: int = 0
-    p: float | None = None
-    confidence: float = 1 - ALPHA
-    spread: float | None = None
-    noise: float | None = None
-    k_to_settle: int | None = None
-    flaws: Mapping[int, str] = field(default_factory=dict)
-    better: str = "higher"
-    screen: bool = False
+    p: float | None = None  # two-sided, of this chain alone; faster and slower need p <= 1 - confidence
+    confidence: float = 1 - ALPHA  # or more, by Holm's procedure over a session's cells
+    spread: float | None = None  # s_d, the standard deviation of d over the valid cycles
+    noise: float | None = None  # the chain's own noise floor: the `sigma_bound` of the noisier arm
+    k_to_settle: int | None = None  # cycles of a new session that would probably settle it; None beyond 100
+    flaws: Mapping[int, str] = field(default_factory=dict)  # the cycles that do not count, from 1, and why
+    better: str = "higher"  # or "lower"
+    screen: bool = False  # one bracket: can reject, never accept
 
     @property
     def codes(self) -> tuple[VerdictCode, ...]:
-        """Those of its reasons that have one; reasons that are read from the record are words alone."""
+        """Codes of its reasons; reasons read from the record are only sentences."""
         return tuple(reason.code for reason in self.reasons if isinstance(reason, VerdictReason))
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval that decided: `same_ci` of `same`, `ci` of the others."""
+        """The deciding interval: `same_ci` for `same`, else `ci`."""
         return self.same_ci or self.ci if self.verdict == "same" else self.ci
 
 
 def invalid(cycles: int, *reasons: str, flaws: Mapping[int, str] | None = None) -> Verdict:
-    """Return the verdict of what cannot be judged.
-
-    Args:
-        cycles: Cycles that were run.
-        reasons: Why, in words.
-        flaws: The cycles that do not count, where it is known.
-    """
+    """Return an invalid verdict on a chain of `cycles`; `flaws` are the cycles that do not count, if known."""
     return Verdict("invalid", cycles, reasons, valid_cycles=cycles - len(flaws) if flaws else 0, flaws=flaws or {})
 
 
@@ -134,11 +89,10 @@ def judge_session(chains: Iterable[Chain]) -> list[Verdict]:
 
 
 def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[int]:
-    """Return for each p by what it is multiplied before it is compared with alpha (Holm, 1979).
+    """Return the factor of each p before the comparison with alpha (Holm, 1979).
 
-    The smallest of n is multiplied by n, the next by n - 1, until one does not pass; the rest keep the factor of that
-    one. So p times its factor is at most alpha exactly for what may be claimed, and an interval at 1 - alpha / factor
-    clears 0 exactly then.
+    The smallest of n is multiplied by n, the next by n - 1, until one does not pass; the rest keep its factor. So an
+    interval at 1 - alpha / factor excludes 0 exactly if p times its factor is at most alpha.
     """
     factors = [0] * len(p_values)
     factor, stopped = len(p_values), False
@@ -149,23 +103,15 @@ def holm(p_values: Sequence[float], alpha: float = ALPHA) -> list[int]:
     return factors
 
 
-# -- noise floors and promotion ---------------------------------------------------------------------------------------
-
-
 def noise_floor(verdict: Verdict) -> float | None:
-    """Return the relative sigma from run to run that an A/A chain found, s_d / sqrt(1.5); None if it was invalid."""
+    """Return the relative run-to-run sigma of an A/A chain, s_d / sqrt(1.5); None if it is invalid."""
     return None if verdict.spread is None else verdict.spread / math.sqrt(1.5)
 
 
 def promoted(verdict: Verdict, noise: float | None = None) -> bool:
-    """Return whether a change is worth keeping: it is faster by more than 2 % and by more than 3 noise floors.
+    """Return whether a change is worth keeping: its whole interval is above 2 % and above 3 noise floors, in speed.
 
-    The whole interval must be, taken as a change of speed, so that it is the same for a time and its throughput. A
-    screen promotes nothing.
-
-    Args:
-        noise: The noise floor, a share above 0, if not the chain's own: before `chain.STEPS` it was that of an A/A
-            session.
+    A screen promotes nothing. `noise` is given where it is not the chain's own, before `chain.STEPS`.
     """
     noise = verdict.noise if noise is None else noise
     if verdict.verdict != "faster" or verdict.ci is None or noise is None or not 0 < noise < 1:
@@ -174,39 +120,29 @@ def promoted(verdict: Verdict, noise: float | None = None) -> bool:
 
 
 def least_gain(ci: tuple[float, float], better: str) -> float:
-    """Return by what share a candidate is faster at least, given the interval of its effect."""
+    """Return the minimum speedup, a share, given the interval of the effect."""
     low, high = ci
     return low if better == "higher" else 1 / (1 + high) - 1
 
 
 def worth(noise: float) -> float:
-    """Return by what share a candidate must be faster to be promoted, given a noise floor."""
+    """Return the speedup, a share, required for promotion, given a noise floor."""
     return max(PROMOTION, PROMOTION_NOISE * noise)
-
-
-# -- a chain ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What a chain's valid cycles say, before it is known how many other cells there are.
-
-    Attributes:
-        sampling: Standard error by the noise from run to run.
-        dof: Its degrees of freedom.
-        rounded: Standard error by rounding, which more cycles do not make smaller.
-        fewest: Cycles that a session with this many claims needs at least.
-    """
+    """Estimate from a chain's valid cycles, before correction for the number of cells."""
 
     chain: Chain
     flaws: Mapping[int, str]
     valid: int
     mean: float
     spread: float
-    sampling: float
-    dof: float
-    rounded: float
-    fewest: int
+    sampling: float  # standard error from run-to-run noise
+    dof: float  # its degrees of freedom
+    rounded: float  # standard error from rounding, which more cycles do not reduce
+    fewest: int  # minimum cycles for a session with this many claims
 
     @property
     def error(self) -> float:
@@ -215,29 +151,27 @@ class _Estimate:
 
     @property
     def p(self) -> float:
-        """Two-sided."""
+        """Two-sided p value."""
         if self.error < NO_SPREAD:
             return float(abs(self.mean) < NO_SPREAD)
         return 2 * t_tail(abs(self.mean) / self.error, self.dof)
 
     @property
     def p_same(self) -> float:
-        """The larger of two one-sided ones."""
+        """The p value of `same`: the larger of two one-sided ones."""
         room = SAME_MARGIN - abs(self.mean)
-        if self.error < NO_SPREAD:
-            return float(room < 0)
-        return t_tail(room / self.error, self.dof)
+        return float(room < 0) if self.error < NO_SPREAD else t_tail(room / self.error, self.dof)
 
     def half(self, alpha: float) -> float:
         """Return half of the width of a 1 - alpha interval."""
         return t_quantile(1 - alpha / 2, self.dof) * self.error
 
     def seen(self, alpha: float) -> float:
-        """Return how far from 0 (from a margin, for same) an effect must be to be found with a chance of POWER."""
+        """Return the distance from 0 (for same, from a margin) that is detected with probability POWER."""
         return self.half(alpha) + t_quantile(POWER, self.dof) * self.error
 
     def judged(self, factor: int, same_factor: int) -> Verdict:
-        """Return the verdict where claims are held to ALPHA / factor, and those of same to SAME_ALPHA / same_factor."""
+        """Return the verdict with claims tested at ALPHA / factor, and those of same at SAME_ALPHA / same_factor."""
         chain, old = self.chain, self.chain.protocol < STEPS
         alpha, same_alpha = ALPHA / factor, SAME_ALPHA if old else SAME_ALPHA / same_factor
         low, high = self.mean - self.half(alpha), self.mean + self.half(alpha)
@@ -250,10 +184,10 @@ class _Estimate:
         else:
             code, word = VerdictCode.OPEN, "inconclusive"
         k_to_settle = self._k_to_settle(alpha, same_alpha) if code is VerdictCode.OPEN else None
-        # across a cycle that does not count there is no difference between runs of an arm
+        # take no difference between runs of an arm across a cycle that does not count
         gaps = [(value,) if cycle not in self.flaws else (None, value) for cycle, value in enumerate(chain.a)]
         b = [None if cycle in self.flaws else value for cycle, value in enumerate(chain.b, 1)]
-        bounds = map(sigma_bound, ([value for gap in gaps for value in gap], b))
+        bounds = map(precision.sigma_bound, ([value for gap in gaps for value in gap], b))
         return Verdict(
             word,
             len(chain.b),
@@ -273,15 +207,13 @@ class _Estimate:
         )
 
     def _k_to_settle(self, alpha: float, same_alpha: float) -> int | None:
-        """Return the fewest cycles of a chain that would probably tell a difference, or the same; None beyond 100.
-
-        Its spread and mean are those of this one, its degrees of freedom the fewest that it may have.
-        """
+        """Return the minimum cycles of a similar chain that would probably settle it; None if over 100."""
 
         def settles(cycles: int) -> bool:
             sampling = self.sampling * math.sqrt(self.valid / cycles)
             if self.chain.protocol < STEPS:
-                sampling = standard_error(self.spread, cycles, cycles - 1)
+                sampling = precision.standard_error(self.spread, cycles, cycles - 1)
+            # with the fewest degrees of freedom that it may have
             new, distance = replace(self, valid=cycles, sampling=sampling, dof=cycles - 1), abs(self.mean)
             return new.seen(alpha) <= distance or new.seen(2 * same_alpha) <= SAME_MARGIN - distance
 
@@ -302,19 +234,19 @@ class _Estimate:
             yield VerdictReason(VerdictCode.HOLM, percent=100 * held)
         if self.spread < NO_SPREAD:
             yield VerdictReason(VerdictCode.NO_SPREAD)
-        if self.chain.protocol >= STEPS and alternates(self.chain):
+        if self.chain.protocol >= STEPS and precision.alternates(self.chain):
             yield VerdictReason(VerdictCode.ALTERNATES)
         yield from _not_counted(self.flaws)
 
 
 def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
-    """Return what the valid cycles say, or the verdict that nothing can be said."""
+    """Return the estimate from the valid cycles, or an invalid verdict."""
     done, old = len(chain.b), chain.protocol < STEPS
     if defect := chain.defect():
         return invalid(done, defect)
     flaws = chain.invalid_cycles()
     counted = {cycle: d for cycle, d in enumerate(chain.differences(), 1) if d is not None and cycle not in flaws}
-    valid, fewest = len(counted), 2 if old else fewest_cycles(claims)
+    valid, fewest = len(counted), 2 if old else precision.fewest_cycles(claims)
     if valid < (needed := max(fewest, cycles_needed(chain.planned))):
         code = VerdictCode.TOO_FEW_FOR_CLAIMS if needed == fewest and claims > 1 else VerdictCode.TOO_FEW
         few = VerdictReason(code, valid=valid, done=done, needed=needed, claims=claims)
@@ -322,10 +254,10 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
     pairs = sum(cycle + 1 in counted for cycle in counted)
     spread, mean = statistics.stdev(counted.values()), statistics.fmean(counted.values())
     if old:
-        sampling, dof, rounded = standard_error(spread, valid, pairs), valid - 1.0, 0.0
+        sampling, dof, rounded = precision.standard_error(spread, valid, pairs), valid - 1.0, 0.0
     else:
-        sampling, dof = shared_error(spread, valid, pairs, chain.triples(counted))
-        rounded = rounding(chain)
+        sampling, dof = precision.shared_error(spread, valid, pairs, chain.triples(counted))
+        rounded = precision.rounding(chain)
     return _Estimate(chain, flaws, valid, mean, spread, sampling, dof, rounded, fewest)
 
 
@@ -333,23 +265,15 @@ def _not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
     return (VerdictReason(VerdictCode.NOT_COUNTED, cycle=cycle, flaw=flaw) for cycle, flaw in flaws.items())
 
 
-# -- a screen ---------------------------------------------------------------------------------------------------------
-
-
 def screen(chain: Chain, noise: float | None, noise_cycles: int | None = None) -> Verdict:
-    """Return what a single bracket a_0 b_1 a_1 says, enough to drop a bad idea early; it is never `same`.
+    """Return the verdict on a single bracket a_0 b_1 a_1, enough to drop a bad idea early; it is never `same`.
 
-    The bracket must close within 2 %, and the candidate beat both baselines, or lose to both, by 2.77 noise floors. A
-    noise floor from few cycles may be too low itself: then t takes the place of 1.96, which makes it 3.34 of them where
-    they come from 8 cycles. (With 2.77 of those, 3 % of screens of identical programs claim a difference.)
+    The bracket must close within 2 %, and the candidate beat both baselines, or lose to both, by 2.77 noise floors.
 
-    Args:
-        chain: Of one cycle; its own drift limit holds where it is tighter than 2 %.
-        noise: The host's noise floor, a share; without one there is no screen.
-        noise_cycles: How many valid cycles of A/A sessions it comes from; None for a floor that is well known.
+    `noise` is the host's noise floor, from `noise_cycles` valid cycles of A/A sessions; None for an exact floor.
     """
-    verdict = _bracket(replace(chain, drift_limit=min(chain.drift_limit, SCREEN_DRIFT_LIMIT)), noise, noise_cycles)
-    return replace(verdict, better=chain.better, screen=True)
+    chain = replace(chain, drift_limit=min(chain.drift_limit, SCREEN_DRIFT_LIMIT))
+    return replace(_bracket(chain, noise, noise_cycles), better=chain.better, screen=True)
 
 
 def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Verdict:
@@ -367,6 +291,7 @@ def _bracket(chain: Chain, noise: float | None, noise_cycles: int | None) -> Ver
     (effect,), (before, after) = chain.differences(), chain.a
     assert effect is not None and before is not None and after is not None  # noqa: PT018 - what defect() found
     half_open = abs(math.log(before) - math.log(after)) / 2  # of either baseline to their middle
+    # a floor from few cycles may be too low: t in place of 1.96 makes it 3.34 of them where they come from 8 cycles
     floors = SCREEN_NOISE if noise_cycles is None else t_quantile(0.975, noise_cycles - 1) * math.sqrt(2)
     code, word = VerdictCode.WITHIN, "inconclusive"
     if abs(effect) - half_open > floors * noise:

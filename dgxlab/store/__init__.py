@@ -1,8 +1,7 @@
-"""results.db: the lab's record, one SQLite file that is tracked like a notebook.
+"""results.db: the lab's record, one SQLite file tracked in git.
 
-`Store` opens it, records intents and answers what was measured; `ingest` fills it from journals. `check` tells what is
-wrong with a database by itself, `merging` adds another one to it. Only this package imports sqlite_utils, and only to
-migrate.
+`Store` opens it, records intents and answers queries; `ingest` fills it from journals. `check` finds problems within a
+database, `merging` adds another database. Only this package imports sqlite_utils, and only to migrate.
 """
 
 from dgxlab.store.check import check
@@ -11,22 +10,3 @@ from dgxlab.store.merge import merging, text
 from dgxlab.store.records import Job, alias, device_row, gate_digest, named, the_one
 from dgxlab.store.schema import ROOFLINE
 from dgxlab.store.store import REJECTED, UNCOUNTED, Store
-
-__all__ = [
-    "REJECTED",
-    "ROOFLINE",
-    "UNCOUNTED",
-    "Damaged",
-    "Job",
-    "Locked",
-    "Store",
-    "alias",
-    "check",
-    "copies",
-    "device_row",
-    "gate_digest",
-    "merging",
-    "named",
-    "text",
-    "the_one",
-]

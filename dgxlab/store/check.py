@@ -1,4 +1,4 @@
-"""A database by itself: the file, its schema, the references, the seals, and every identity computed again."""
+"""Check a database by itself: the file, schema, references, seals, and every identity, recomputed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgxlab.store.store import Store
 Row = dict[str, Any]
 
 
-def _file(row: Row) -> bool:
+def _same_file(row: Row) -> bool:
     content = row["content"].encode()
     return (len(content), hashlib.sha256(content).hexdigest()) == (row["size"], row["sha256"])
 
@@ -39,16 +39,16 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
         "the plan of job {job_id} is not what its digest says",
         lambda row: row["plan_digest"] == plan_digest(json.loads(row["plan"])),
     ),
-    "imports": ("the copy of imported file {import_id} is not the file that was imported", _file),
+    "imports": ("the copy of imported file {import_id} is not the file that was imported", _same_file),
 }
-"""By table, the sentence about a row that is not what its key or its digest says, and what tells such a row."""
+"""By table: the sentence for a row that does not match its key or digest, and the SQL test for a sound row."""
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each page, trigger, reference, seal and identity that is wrong; see `audit.check` too.
+    """Return a sentence for each wrong page, trigger, reference, seal or identity; see also `audit.check`.
 
     Raises:
-        Damaged: if the file is too damaged to be asked.
+        Damaged: if the file is too damaged to be read.
     """
     with named_errors(store.path):
         schema = schema_problems(store.connection)
@@ -60,7 +60,7 @@ def check(store: Store) -> list[str]:
             """SELECT "table", parent, count(*) AS n FROM pragma_foreign_key_check GROUP BY 1, 2 ORDER BY 1, 2"""
         )
         problems = [
-            *(f"{store.path}: {each}" for each in (*pages, *schema) if each != "ok"),
+            *(f"{store.path}: {problem}" for problem in (*pages, *schema) if problem != "ok"),
             *(f"{row['n']} rows of {row['table']} refer to {row['parent']} that are not there" for row in references),
             *broken(store.connection),
         ]

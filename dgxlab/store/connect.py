@@ -1,7 +1,4 @@
-"""Open results.db, or say in one sentence why not: not ours, too new, on a network disk, locked, full, damaged.
-
-A write begins here too: all of it or nothing, and never past a trigger that another program left.
-"""
+"""Open results.db, write to it and copy it; errors are one sentence: too new, locked, full, damaged."""
 
 from __future__ import annotations
 
@@ -20,32 +17,18 @@ from dgxlab.agent.boot import settle
 from dgxlab.errors import HostBusy, SpecError, command
 from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 
-BUSY_S = 10.0
-"""How long a writer waits for another one."""
-
-PATIENCE_S = 600.0
-"""How long it waits where it can say so."""
-
-Tell = Callable[[str], None]
-"""Is told in a sentence what is waited for."""
-
-OLDEST_SQLITE = (3, 37, 0)
-"""The first with STRICT tables."""
-
-NETWORK = frozenset({"nfs", "nfs4", "9p", "cifs", "smb3", "smbfs", "fuse.sshfs", "afs", "fuse.rclone", "fuse.davfs2"})
-"""Types in mountinfo where another machine, or a process in between, answers for the locks: neither SQLite's locks nor
-its WAL can be trusted there."""
-
+BUSY_S = 10.0  # max wait of a writer for another writer
+PATIENCE_S = 600.0  # max wait if it can show notes
+OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 MOUNTINFO = Path("/proc/self/mountinfo")
-
+# file systems with locks by another machine or process: neither SQLite's locks nor its WAL are safe there
+NETWORK = frozenset({"nfs", "nfs4", "9p", "cifs", "smb3", "smbfs", "fuse.sshfs", "afs", "fuse.rclone", "fuse.davfs2"})
 COPY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db")
-"""What a copy of the database is called."""
+KEEP = 7  # copies
+ABANDONED_S = 3600.0  # age of an incomplete copy whose process was killed
+INTERNAL = ("sqlite_", "_sqlite_migrations")  # name prefixes of tables made by SQLite and sqlite_utils
 
-KEEP = 7
-FRESH_S = 86400.0
-"""A copy that is younger than a day is recent enough."""
-ABANDONED_S = 3600.0
-"""A copy that is not whole after an hour was killed."""
+Tell = Callable[[str], None]  # takes a sentence on the reason for waiting
 
 FILE_ERRORS = {
     sqlite3.SQLITE_FULL: "the disk that holds {} is full",
@@ -54,14 +37,10 @@ FILE_ERRORS = {
     sqlite3.SQLITE_PERM: "{} cannot be opened",
     sqlite3.SQLITE_IOERR: "the disk that holds {} does not read or write",
 }
-"""By code of SQLite, what it means for a file."""
-
-INTERNAL = ("sqlite_", "_sqlite_migrations")
-"""Beginnings of names of tables that SQLite and sqlite_utils make for themselves."""
 
 
 class Damaged(SpecError):
-    """The file is no database any more, or pages of it are damaged."""
+    """The file is not a database any more, or has damaged pages."""
 
 
 class Locked(HostBusy):
@@ -71,23 +50,32 @@ class Locked(HostBusy):
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     """Return a connection to the database at `path`, at the current schema, in autocommit mode.
 
-    On a read-only file system it can only be read, and its log is not looked for.
-
     Raises:
         SpecError: if it cannot be used, with the cause.
-        Locked: if others kept it locked for `BUSY_S` seconds.
+        Locked: if another program kept it locked for `BUSY_S` seconds.
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise SpecError(f"this Python carries SQLite {sqlite3.sqlite_version}; results.db needs 3.37 or newer")
     if create:
-        _make(path)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            pass
+        except OSError as error:
+            look = command("ls", "-ld", path.parent)
+            raise SpecError(f"cannot make the database {path}: {error.strerror}", next=look) from error
     with named_errors(path):
         connection = plain(path)
         try:
             number = version(connection, path)
             if number == 0 and (not create or copies(path)):
                 raise damaged(path, "it is empty")
-            _tune(connection, wal=not on_read_only(path))
+            if not on_read_only(path):
+                _use_wal(connection)
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA cache_size = -65536")  # KiB; with 2 MiB a report reads the same pages again
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA recursive_triggers = ON")  # else REPLACE deletes past the append-only triggers
             if number < VERSION:
                 from dgxlab.store import migrations
 
@@ -98,26 +86,31 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     return connection
 
 
-def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """Open an existing file for SQLite as it is, without looking whether it is ours.
+def _use_wal(connection: sqlite3.Connection) -> None:
+    deadline = time.monotonic() + BUSY_S
+    while True:  # SQLite does not wait for others here
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
-    Args:
-        immutable: Read the file alone, and make nothing beside it.
+
+def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open an existing file without migrating it; `immutable` reads only the file, and creates no file beside it.
 
     Raises:
-        SpecError: if it is not there, or lies on a network file system.
+        SpecError: if it does not exist, or is on a network file system.
     """
     if not path.exists():
         raise SpecError(f"there is no database {path}: the first run makes it", next="dgxlab doctor")
     if mount := on_network(path):
-        raise SpecError(
-            f"{path} lies on a network file system ({mount}), where SQLite's locks cannot be trusted: move it to a "
-            "local disk",
-            next="df -hl",
-        )
-    # immutable: SQLite asks for no lock and no log, which cannot be made there
-    mode = "ro&immutable=1" if immutable or on_read_only(path) else "rw"
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
+        unsafe = f"network file system ({mount}), where SQLite's locks cannot be trusted"
+        raise SpecError(f"{path} is on a {unsafe}: move it to a local disk", next="df -hl")
+    uri = f"{path.absolute().as_uri()}?mode={'ro&immutable=1' if immutable or on_read_only(path) else 'rw'}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S)
     add_functions(connection)
     if _json_is_safe():
@@ -126,7 +119,7 @@ def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
 
 
 def on_network(path: Path) -> str | None:
-    """Return `type at mount point` when a path lies on a network file system; None where there is no mountinfo."""
+    """Return `type at mount point` if a path is on a network file system, else None; None also without mountinfo."""
     try:
         mounts, real = MOUNTINFO.read_text(errors="replace").splitlines(), str(path.resolve())
     except OSError:
@@ -147,7 +140,7 @@ def on_network(path: Path) -> str | None:
 
 @cache
 def _json_is_safe() -> bool:
-    """Tell whether this SQLite lets a CHECK call json_valid where the schema is not trusted; 3.40 does not."""
+    """Return whether this SQLite lets a CHECK of an untrusted schema call json_valid; 3.40 does not."""
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         connection.execute("PRAGMA trusted_schema = OFF")
         try:
@@ -158,7 +151,7 @@ def _json_is_safe() -> bool:
 
 
 def on_read_only(path: Path) -> bool:
-    """Tell whether a file lies on a read-only file system."""
+    """Return whether a file is on a read-only file system."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
@@ -168,7 +161,7 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
     Raises:
         SpecError: if it is not a dgxlab database, or of a newer dgxlab.
     """
-    # one statement, one snapshot: another process may be making the tables at this very moment
+    # one statement, one snapshot: another process may be creating the tables
     application, number, tables = connection.execute(
         "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"
         " FROM pragma_application_id, pragma_user_version"
@@ -180,10 +173,8 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
     if number < 1:
         raise damaged(path, f"its schema has the version {number}")
     if number > VERSION:
-        raise SpecError(
-            f"{path} was written by a newer dgxlab (schema {number}, this one knows {VERSION})",
-            next="install that newer dgxlab",
-        )
+        newer = f"{path} was written by a newer dgxlab (schema {number}, this one knows {VERSION})"
+        raise SpecError(newer, next="install that newer dgxlab")
     return int(number)
 
 
@@ -191,17 +182,23 @@ def version(connection: sqlite3.Connection, path: Path) -> int:
 def transaction(connection: sqlite3.Connection, path: Path, tell: Tell | None = None) -> Iterator[None]:
     """Write all of a block or nothing of it.
 
-    Args:
-        tell: Is told, every `BUSY_S` seconds, that another program holds the database; then this waits for
-            `PATIENCE_S` seconds, and without it for `BUSY_S`.
+    While another program holds the database, `tell` is called every `BUSY_S` seconds, for up to `PATIENCE_S` seconds.
 
     Raises:
         Locked: if another program holds the database for longer.
-        SpecError: if the disk is full, the file is damaged, or a trigger in it is none of dgxlab: it would change what
-            is written, or what was.
+        SpecError: if the disk is full, the file is damaged, or a trigger in it is not of dgxlab.
     """
+    deadline = time.monotonic() + PATIENCE_S
     with named_errors(path):
-        _begin(connection, path, tell)
+        while not connection.in_transaction:
+            try:
+                with named_errors(path):
+                    # a deferred transaction that becomes a writer is refused at once, whatever the timeout
+                    connection.execute("BEGIN IMMEDIATE")
+            except Locked as locked:
+                if tell is None or time.monotonic() >= deadline:
+                    raise
+                tell(locked.message)
         try:
             for problem in schema_problems(connection):
                 if problem.startswith("trigger") and not problem.endswith("missing"):
@@ -210,28 +207,14 @@ def transaction(connection: sqlite3.Connection, path: Path, tell: Tell | None = 
             yield
             connection.execute("COMMIT")
         except BaseException:
-            if connection.in_transaction:  # where a disk is full SQLite has rolled back by itself
-                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell; it is undone anyway
+            if connection.in_transaction:  # on a full disk SQLite has already rolled back
+                with contextlib.suppress(sqlite3.Error):  # raise the first error; the transaction is undone anyway
                     connection.execute("ROLLBACK")
             raise
 
 
-def _begin(connection: sqlite3.Connection, path: Path, tell: Tell | None) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            with named_errors(path):
-                # a deferred transaction that turns into a writer is refused at once, whatever the timeout
-                connection.execute("BEGIN IMMEDIATE")
-            return
-        except Locked as locked:
-            if tell is None or time.monotonic() >= deadline:
-                raise
-            tell(locked.message)
-
-
 def schema_problems(connection: sqlite3.Connection) -> list[str]:
-    """Return a sentence for each table, index, view and trigger that is not what dgxlab makes."""
+    """Return a sentence for each table, index, view and trigger that differs from dgxlab's schema."""
     actual = schema_of(connection)
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     if not actual or (number == VERSION and schema_digest(actual) == SCHEMA):
@@ -248,7 +231,7 @@ def schema_problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def schema_of(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """Return the SQL of whatever the database has, by kind and name; versions of SQLite quote names differently."""
+    """Return the SQL of each table, index, view and trigger by (kind, name), without SQLite's varying quotes."""
     return {
         (kind, name): sql.replace('"', "")
         for kind, name, of, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
@@ -263,16 +246,10 @@ def schema_digest(schema: dict[tuple[str, str], str]) -> str:
 
 @contextlib.contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Turn what SQLite says of the file or the disk into our errors; what it says of our SQL is a bug and passes.
-
-    Raises:
-        Locked: if the database stayed locked.
-        Damaged: if the file is damaged.
-        SpecError: if the disk is full, or the file cannot be written.
-    """
+    """Turn SQLite's errors about file or disk into Locked, Damaged, SpecError; errors in our SQL pass as bugs."""
     try:
         yield
-    except UnicodeDecodeError as error:  # what SQLite says of a damaged schema quotes it
+    except UnicodeDecodeError as error:  # SQLite's message on a damaged schema quotes it
         raise damaged(path, f"its schema is no text: {error}") from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
@@ -290,66 +267,29 @@ def named_errors(path: Path) -> Iterator[None]:
         raise SpecError(f"{FILE_ERRORS[code].format(path)}: {error}", next=look) from error
 
 
-def copies(path: Path) -> list[Path]:
-    """Return the copies of a database that `backups` keeps beside it, the oldest first."""
-    files = path.with_name(f"{path.name}.backups").glob("*.db")
-    return sorted(file for file in files if COPY.fullmatch(file.name))
-
-
 def damaged(path: Path, cause: str, what: str = "damaged") -> Damaged:
-    """Return the error of a damaged file, with the command that makes it again."""
+    """Return the error of a damaged file, with the command that rebuilds it."""
     return Damaged(f"{path} is {what}: {cause}", next=command("dgxlab", "db", "rebuild", path))
 
 
-def _make(path: Path) -> None:
-    """Make an empty file that only its owner can read; one that is there stays as it is."""
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise SpecError(
-            f"cannot make the database {path}: {error.strerror}", next=command("ls", "-ld", path.parent)
-        ) from error
-
-
-def _tune(connection: sqlite3.Connection, *, wal: bool) -> None:
-    deadline = time.monotonic() + BUSY_S
-    while wal:  # the file remembers it; SQLite does not wait for others here, so we do
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not busy or time.monotonic() > deadline:
-                raise
-        time.sleep(0.01)
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA cache_size = -65536")  # KiB; with the usual 2 MiB a report reads the same pages again
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA recursive_triggers = ON")  # else REPLACE deletes past the append-only triggers
-
-
-def is_fresh(path: Path) -> bool:
-    """Tell whether the newest copy of a database is younger than a day."""
-    return any(time.time() - copy.stat().st_mtime < FRESH_S for copy in copies(path)[-1:])
+def copies(path: Path) -> list[Path]:
+    """Return the copies of a database that `backup` keeps beside it, the oldest first."""
+    files = path.with_name(f"{path.name}.backups").glob("*.db")
+    return sorted(file for file in files if COPY.fullmatch(file.name))
 
 
 def backup(connection: sqlite3.Connection, path: Path) -> Path:
     """Copy the database, check that the copy is sound, and keep the newest seven.
 
-    A copy has its name once it is whole: one that was killed halfway would be taken for what there was.
-
     Raises:
-        Damaged: if the copy is damaged, as the database then is.
+        Damaged: if the copy, and therefore the database, is damaged.
         SpecError: if the copy cannot be written.
-        sqlite3.Error: see `connect.named_errors`.
     """
     folder = path.with_name(f"{path.name}.backups")
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     copy = folder / f"{stamp}-v{number}.db"
-    part = folder / f"{copy.stem}-{os.getpid()}.part"
+    part = folder / f"{copy.stem}-{os.getpid()}.part"  # until it is complete: an interrupted one is not a copy
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         part.touch(mode=0o600)  # VACUUM INTO takes an empty file as it is, and with it the mode

@@ -1,6 +1,6 @@
-"""Bring a database to the current schema, in order, all or nothing.
+"""Migrate a database to the current schema, in order, in one transaction.
 
-Imported only when there is something to migrate: importing sqlite_utils takes as long as all the rest of a command.
+Imported only when there is something to migrate: importing sqlite_utils takes as long as the rest of a command.
 A migration that was released is never edited; a later one changes what it made, and adds 1 to `schema.VERSION`.
 """
 
@@ -25,54 +25,20 @@ from dgxlab.store.schema import APPLICATION_ID, DEFLATED, VERSION, add_functions
 from dgxlab.store.seals import Seals, seal_all, sealed_anew
 
 MIGRATIONS = Migrations("dgxlab")
+SQL = Path(__file__).parent / "sql"
 
 
-@MIGRATIONS()
-def m001_jobs(db: Database) -> None:
-    """Hosts, experiments and jobs."""
-    _run(db, "m001")
+def _add(name: str, append_only: Iterable[str] = (), settled: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Add a migration that runs its file in sql/ and makes tables append-only, except the columns in `settled`."""
 
+    def migrate(db: Database) -> None:
+        if (SQL / f"{name[:4]}.sql").exists():
+            _run(db, name[:4])
+        _make_append_only(db, append_only)
+        for table, columns in (settled or {}).items():
+            _make_append_only(db, (table,), columns)
 
-@MIGRATIONS()
-def m002_evidence(db: Database) -> None:
-    """What jobs found: arms, inputs, cells, gates, expectations, runs, rows, samples."""
-    _run(db, "m002")
-
-
-@MIGRATIONS()
-def m003_append_only(db: Database) -> None:
-    """Refuse to change or delete evidence: a discard is a row with a reason, a correction a new row."""
-    _make_append_only(db, ("arms", "inputs", "gates", "runs", "rows", "samples"))
-
-
-@MIGRATIONS()
-def m004_telemetry(db: Database) -> None:
-    """The conditions of each run."""
-    _run(db, "m004")
-    _make_append_only(db, ("telemetry", "flags"))
-
-
-@MIGRATIONS()
-def m005_chains(db: Database) -> None:
-    """The places of runs in A/B chains, and what the chains say."""
-    _run(db, "m005")
-    _make_append_only(db, ("chain_runs",))
-
-
-@MIGRATIONS()
-def m006_from_elsewhere(db: Database) -> None:
-    """What documents publish, and the output of tools that dgxlab did not start."""
-    _run(db, "m006")
-    _make_append_only(db, ("imported_rows", "imported"))
-    _make_append_only(db, ("published", "published_gates"), settled=("line",))
-    _make_append_only(db, ("imports",), settled=("name", "at", "content"))
-
-
-@MIGRATIONS()
-def m007_checks(db: Database) -> None:
-    """Gates on a whole model."""
-    _run(db, "m007")
-    _make_append_only(db, ("checks",))
+    MIGRATIONS(name=name)(migrate)
 
 
 HOST = "host_id TEXT NOT NULL REFERENCES hosts (host_id) ON DELETE RESTRICT,"
@@ -97,6 +63,18 @@ gates.cases is the digest of what was printed and expected_cases of what was dem
 overridden: the command line changed what the gate demands.
 """
 
+_add("m001_jobs")
+_add("m002_evidence")  # arms, inputs, cells, gates, expectations, runs, rows, samples
+_add("m003_append_only", ("arms", "inputs", "gates", "runs", "rows", "samples"))
+_add("m004_telemetry", ("telemetry", "flags"))
+_add("m005_chains", ("chain_runs",))
+_add(
+    "m006_from_elsewhere",
+    ("imported_rows", "imported"),
+    {"published": ("line",), "published_gates": ("line",), "imports": ("name", "at", "content")},
+)
+_add("m007_checks", ("checks",))
+
 
 @MIGRATIONS()
 def m008_devices(db: Database) -> None:
@@ -119,15 +97,11 @@ def m008_devices(db: Database) -> None:
     for action in ("update", "delete"):
         db.execute(f"DROP TRIGGER flags_no_{action}")
     _make_append_only(db, ("arms", "gates", "checks", "runs", "devices", "case_lists"))
-    _make_append_only(db, ("flags",), settled=("reason",))  # which a merge settles
+    _make_append_only(db, ("flags",), settled=("reason",))  # a merge settles it
     seal_all(db.conn)
 
 
-@MIGRATIONS()
-def m009_rejections(db: Database) -> None:
-    """Jobs whose evidence is set aside; what a gate of one recorded is expected no more."""
-    _run(db, "m009")
-    _make_append_only(db, ("rejections",), settled=("reason", "at"))
+_add("m009_rejections", settled={"rejections": ("reason", "at")})
 
 
 @MIGRATIONS()
@@ -144,7 +118,7 @@ def m011_small(db: Database) -> None:
     """Long texts are deflated, those of telemetry stored once; what files say is read from the files."""
     with sealed_anew(db.conn):
         add_functions(db.conn)
-        db.execute("DROP INDEX rows_cell")  # which no query needs
+        db.execute("DROP INDEX rows_cell")  # not used by any query
         for table, columns in DEFLATED.items():
             _rebuild(db, table, {}, deflated=columns)
         _run(db, "m011")
@@ -152,19 +126,16 @@ def m011_small(db: Database) -> None:
         _make_append_only(db, ("readings",), name="telemetry")
 
 
-@MIGRATIONS()
-def m012_views(db: Database) -> None:
-    """The joins of reports, also for readers with other programs."""
-    _run(db, "m012")
+_add("m012_views")  # the joins of reports, also for readers with other programs
 
 
 def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:
-    """Make a table anew from its changed text, with the rows, indexes and constraints that it has.
+    """Recreate a table from its changed SQL, with its rows, indexes and constraints.
 
-    New columns get "" or 0 where they take no NULL. Triggers are gone afterwards, and indexes on columns that are gone.
+    New NOT NULL columns get "" or 0. Triggers are dropped, and indexes on dropped columns.
     """
     (text,) = db.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()
-    text = text.replace('"', "")  # as SQLite writes the name of a table that was renamed
+    text = text.replace('"', "")  # SQLite quotes the name of a renamed table
     for old, new in {f"TABLE {table} ": f"TABLE new_{table} ", **changes}.items():
         text = text.replace(old, new)
     for name in deflated:
@@ -184,52 +155,8 @@ def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: 
             db.execute(sql)
 
 
-def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
-    """Apply every migration that is missing, in one transaction, after a backup of what is there.
-
-    Args:
-        connection: With isolation_level None; foreign keys are off while it works and on afterwards.
-        path: Its file, beside which the backup goes.
-        stop_before: Name of a migration to stop at, which leaves the schema of an older version.
-
-    Raises:
-        SpecError: if the result breaks a foreign key; the database is then as it was.
-    """
-    if older := 0 < _version(connection) < VERSION:
-        backup(connection, path)
-    connection.execute("PRAGMA foreign_keys = OFF")  # has no effect inside a transaction
-    try:
-        with transaction(connection, path):
-            if _version(connection) < VERSION:  # else another process was faster
-                db = Database(connection)
-                MIGRATIONS.apply(db, stop_before=stop_before)
-                broken = connection.execute("PRAGMA foreign_key_check").fetchall()
-                if broken:
-                    first = f"the first in table {broken[0][0]}"
-                    raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, {first}")
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
-        if older:
-            with contextlib.suppress(sqlite3.OperationalError):  # it is whole without: others use it, or no room
-                connection.execute("VACUUM")
-    finally:
-        connection.execute("PRAGMA foreign_keys = ON")
-
-
-def schema(number: int) -> dict[tuple[str, str], str]:
-    """Return what a database of that version has, as `connect.schema_of`."""
-    stop_before = MIGRATIONS._migrations[number].name if number < VERSION else None
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        upgrade(connection, Path(":memory:"), stop_before=stop_before)
-        return schema_of(connection)
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
 def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str] = (), name: str = "") -> None:
-    """Refuse every change; of columns that `schema.UPSERT` settles, only the deletion."""
+    """Add triggers that refuse deletes and updates, except updates of columns that `schema.UPSERT` settles."""
     for table in tables:
         fixed = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] not in settled]
         for action in ("UPDATE", "DELETE"):
@@ -244,9 +171,47 @@ def _make_append_only(db: Database, tables: Iterable[str], settled: Sequence[str
 def _run(db: Database, name: str) -> None:
     """Execute the statements of a file, which all end a line; SQLite's executescript would commit."""
     statement = ""
-    for line in (Path(__file__).parent / "sql" / f"{name}.sql").read_text().splitlines(keepends=True):
+    for line in (SQL / f"{name}.sql").read_text().splitlines(keepends=True):
         if statement or not line.startswith("--"):
             statement += line
         if sqlite3.complete_statement(statement):
             db.execute(statement.strip().removesuffix(";"))
             statement = ""
+
+
+def upgrade(connection: sqlite3.Connection, path: Path, *, stop_before: str | None = None) -> None:
+    """Apply every missing migration up to `stop_before` in one transaction, after a backup beside `path`.
+
+    Raises:
+        SpecError: if the result breaks a foreign key; the database is then as it was.
+    """
+
+    def version() -> int:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+    if older := 0 < version() < VERSION:
+        backup(connection, path)
+    connection.execute("PRAGMA foreign_keys = OFF")  # has no effect inside a transaction
+    try:
+        with transaction(connection, path):
+            if version() < VERSION:  # else another process has migrated it
+                db = Database(connection)
+                MIGRATIONS.apply(db, stop_before=stop_before)
+                if broken := connection.execute("PRAGMA foreign_key_check").fetchall():
+                    first = f"the first in table {broken[0][0]}"
+                    raise SpecError(f"migrating {path} breaks {len(broken)} foreign keys, {first}")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {len(MIGRATIONS.applied(db))}")
+        if older:
+            with contextlib.suppress(sqlite3.OperationalError):  # optional: needs space, and no other user
+                connection.execute("VACUUM")
+    finally:
+        connection.execute("PRAGMA foreign_keys = ON")
+
+
+def schema(number: int) -> dict[tuple[str, str], str]:
+    """Return the schema of a database of that version, as `connect.schema_of`."""
+    stop_before = MIGRATIONS._migrations[number].name if number < VERSION else None
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        upgrade(connection, Path(":memory:"), stop_before=stop_before)
+        return schema_of(connection)

@@ -1,4 +1,4 @@
-"""What the store hands out and takes in: jobs, experiments, the identity of a gate."""
+"""Records and rows of the store: jobs, experiments, devices, the identity of a gate."""
 
 from __future__ import annotations
 
@@ -14,39 +14,24 @@ from dgxlab.errors import UsageError
 from dgxlab.model import Check, Device, ParityGate, Plan, canonical, digest, from_json, subject, to_json
 
 RANK = {"intended": 0, "running": 1, "lost": 2, "cancelled": 3, "failed": 3, "done": 3}
-"""How far a job has come. `lost` is below the ends: a journal that turns up later may still tell how it ended."""
+"""Rank of a job's states. `lost` is below the ends: a journal found later may still have the job's end."""
 
-ENDED = tuple(state for state, rank in RANK.items() if rank == RANK["done"])
+ALIAS = 6  # characters at the end of a job's id that name it in tables and on the command line
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job as the store knows it.
-
-    Attributes:
-        experiment: Digest of its experiment, None when another client started it and only the plan is known.
-        host: Name in hosts.yaml, or "local".
-        host_id: None until the agent has reported.
-        plan_json: The whole plan; `plan` decodes it.
-        intent_at: When it was recorded, before any network call; of one that was found on a host, when it was planned.
-            Unix seconds.
-        state: intended, running (or ended, unheard of as yet), done, failed, cancelled or lost.
-        journal_bytes: Where to go on reading the journal: everything before it is in the store.
-        journal_seq: Sequence number of the next line that is wanted.
-        facts: The host as the agent found it, None until it has reported.
-        finished_at: Unix seconds on the host's clock.
-        rejected: Why its evidence was set aside, "" where it was not.
-    """
+    """One job as the store knows it."""
 
     job_id: str
     kind: str
     name: str
-    experiment: str | None
-    host: str
-    host_id: str | None
+    experiment: str | None  # its digest, None if another client started the job and only the plan is known
+    host: str  # name in hosts.yaml, or "local"
+    host_id: str | None  # None until the agent has reported, and so are boot_id, agent_version and facts
     plan_json: str
     plan_digest: str
-    intent_at: float
+    intent_at: float  # when it was recorded, before any network call; of one found on a host, when it was planned
     state: str
     exit_code: int | None
     error: str
@@ -55,19 +40,19 @@ class Job:
     boot_id: str | None
     agent_version: str | None
     protocol: int
-    journal_bytes: int
-    journal_seq: int
+    journal_bytes: int  # offset to continue reading the journal: everything before it is in the store
+    journal_seq: int  # sequence number of the next line that is wanted
     dgxlab_version: str
     facts: Mapping[str, Any] | None
-    finished_at: float | None
-    rejected: str
+    finished_at: float | None  # by the host's clock
+    rejected: str  # why its evidence was set aside
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Job:
         """Make a job from a row of the jobs table."""
         facts = json.loads(row["facts"]) if row["facts"] else None
-        named = {**row, "plan_json": row["plan"], "facts": facts}
-        return cls(**{field.name: named[field.name] for field in fields(cls)})
+        values = {**row, "plan_json": row["plan"], "facts": facts}
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     @property
     def plan(self) -> Plan:
@@ -76,18 +61,14 @@ class Job:
 
     @property
     def subject(self) -> str:
-        """What it is about, also of a plan that cannot be decoded; see `model.subject`."""
+        """Its subject, also for a plan that cannot be decoded; see `model.subject`."""
         plan = json.loads(self.plan_json)
         return subject(plan["kind"], plan["experiment"], plan.get("baseline", ""))
 
     @property
     def ended(self) -> bool:
         """Whether it reported its end: done, failed or cancelled."""
-        return self.state in ENDED
-
-
-ALIAS = 6
-"""Characters at the end of a job's id that name it in tables and on the command line."""
+        return RANK[self.state] == RANK["done"]
 
 
 def alias(job_id: str) -> str:
@@ -96,13 +77,13 @@ def alias(job_id: str) -> str:
 
 
 def named(job_ids: Iterable[str], text: str) -> list[str]:
-    """Return the ids that a text may mean: the one that it is, or those that begin with it or have it as alias."""
+    """Return the ids that match a text: the equal one, or those with this prefix or alias."""
     fitting = [job_id for job_id in job_ids if job_id.startswith(text) or alias(job_id) == text]
     return [text] if text in fitting else fitting
 
 
 def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
-    """Return the only job id of those that `text` may mean; `otherwise` is said when there is none.
+    """Return the single id in `job_ids`, the matches of `text`; `otherwise` ends the error if there is none.
 
     Raises:
         UsageError: if there is none, or more than one.
@@ -115,17 +96,10 @@ def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str
 
 
 def gate_digest(gate: ParityGate | Check | Mapping[str, Any], env: Mapping[str, str]) -> str:
-    """Return the identity of what a gate checks, whatever count it must reach: 16 hex digits.
-
-    A gate on a model has its limits in it: what passed one was not asked about another. A parity gate that `--set`
-    changed is another gate, so that its passes count for no gate that says what the spec says.
-    `env` is all that the program gets, the gate's own variables among it.
-    """
-    if not isinstance(gate, ParityGate) and "op" not in (gate if isinstance(gate, Mapping) else ()):
-        return digest([{k: v for k, v in to_json(gate).items() if k not in ("limit_s", "env")}, env], 16)
-    reached = ("expect", "unsupported", "cases", "limit_s", "env")
-    asked = {k: v for k, v in to_json(gate).items() if k not in reached}
-    return digest([asked, env], 16)
+    """Return a gate's identity, given its whole environment; limits are part of it, expected counts are not."""
+    fields = to_json(gate)
+    reached = ("expect", "unsupported", "cases") if "op" in fields else ()
+    return digest([{k: v for k, v in fields.items() if k not in (*reached, "limit_s", "env")}, env], 16)
 
 
 def device_row(device: Device) -> dict[str, Any]:
@@ -142,17 +116,13 @@ def device_from(row: Mapping[str, Any]) -> Device:
 
 def experiment_row(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of an experiment, given its Experiment.spec."""
-    named = {name: spec[name] for name in ("name", "hypothesis")}
-    return {"digest": digest(spec), **named, "spec": canonical(spec)}
+    return {"digest": digest(spec), "name": spec["name"], "hypothesis": spec["hypothesis"], "spec": canonical(spec)}
 
 
 def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: str, *, found: str) -> dict[str, Any]:
-    """Return the row of a job that is about to be started, or whose plan was found as this text.
-
-    What was found was planned when its id says, by its maker's clock; now where it says nothing or a later time.
-    """
+    """Return the row of a job that is about to be started, or whose plan was found on a host as this text."""
     intent_at = time.time()
-    if found:
+    if found:  # the id has the time, from another clock: never in the future
         with contextlib.suppress(ValueError):
             stamp = "-".join(plan.job_id.split("-")[:2])
             intent_at = min(intent_at, calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S")))
@@ -162,7 +132,7 @@ def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: 
         "name": plan.name,
         "experiment": experiment,
         "host": host_name,
-        "plan": found or canonical(plan),  # an older dgxlab's has other fields, and the files are checked by this text
+        "plan": found or canonical(plan),  # an older dgxlab's plan has other fields, and files are checked by this text
         "plan_digest": plan.digest,
         "intent_at": intent_at,
         "state": "running" if found else "intended",

@@ -1,12 +1,12 @@
-"""Seals: what each unit of the record held when it was last written, each seal made from the one before it.
+"""Seals: a hash chain over the units of the record, with the content of each unit when it was last written.
 
 A unit is a job or an imported file with all its rows, or a table whose rows belong to neither. `content` is the sum,
-modulo 2^256, of the sha256 of its parts: a part is what one line of a job's journal gave, or all else of a unit.
-`seal` is the sha256 of the previous seal, the unit's name and its content, in the order of names. So a row that another
-program changed, added or deleted is found, and so is a deleted unit: the next seal no longer follows. The last units
-are tables, which are always there.
+modulo 2^256, of the sha256 of its parts: the rows of one line of a job's journal, or all other rows of a unit.
+`seal` is the sha256 of the previous seal, the unit's name and its content, in the order of names. So a row changed,
+added or deleted by another program is detected, and so is a deleted unit: the next seal no longer follows. The last
+units are tables, which always exist.
 
-Whoever computes all seals anew is not found: seals show mistakes and carelessness, they are no signature.
+Seals detect mistakes. They are not a signature: a program that recomputes all of them leaves no trace.
 """
 
 # ruff: noqa: S608 - names of tables and columns are the database's own, values are always bound
@@ -27,47 +27,32 @@ from typing import Any
 
 from dgxlab.store.schema import BEHIND_VIEWS, VIEWS
 
+# kinds of units, by the first column of a table's key
 OWNERS = {"job_id": "job", "run_id": "job", "gate_id": "job", "check_id": "job", "import_id": "import"}
-"""Kinds of units, by the first column of a table's key."""
-
-NUMBERED = ("run_id", "gate_id", "check_id")
-"""Keys that are a job's id and the number of a line of its journal, with a / between them."""
-
+NUMBERED = ("run_id", "gate_id", "check_id")  # keys that are a job's id, / and the number of a line of its journal
 NAMES = {"job": "job {}", "import": "imported file {}", "table": "table {}"}
-
-UNSEALED = ("seals", "_sqlite_migrations", *BEHIND_VIEWS)
 
 _encode = json.JSONEncoder(separators=(",", ":"), default=bytes.hex).encode
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that is sealed.
-
-    Attributes:
-        place: The number of its column that says what a row belongs to, the first of its key.
-        group: Which parts have rows in it: those of lines, those of jobs, those of imports, or it is one itself.
-        everything: SQL for its rows in the order of their keys.
-        some: SQL for the rows of one part.
-    """
-
     name: str
-    column: str
-    place: int
-    group: str
-    everything: str
-    some: str
+    column: str  # the first of its key, which says what a row belongs to
+    place: int  # its number among the columns
+    group: str  # which parts have rows in it, as `_group` gives
+    everything: str  # SQL for its rows in the order of their keys
+    some: str  # SQL for the rows of one part
 
     def part(self, key: str) -> str:
-        """Return the part that a row belongs to."""
         return f"{OWNERS[self.column]}/{key}" if self.column in OWNERS else f"table/{self.name}"
 
 
 class Seals:
     """Keeps the seals of a database while rows are written.
 
-    A write changes a content by what it wrote, and never computes it from all rows: what another program did to them
-    stays visible. A seal that did not follow from the one before it stays as it is, for the same reason.
+    A write updates a content by its own rows only, and never recomputes it from all rows: changes by other programs
+    stay detectable. A broken seal stays broken, for the same reason.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -75,13 +60,13 @@ class Seals:
         self._before: dict[str, int] = {}
 
     def writing(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Note that these rows are about to be written; of each, the first column of its key is enough."""
+        """Note that these rows are about to be written; each needs only the first column of its key."""
         place = columns.index(self._tables[table].column)
         for part in {self._tables[table].part(key) for key in {row[place] for row in rows}} - self._before.keys():
             self._before[part] = self._digest(part)
 
     def close(self) -> None:
-        """Seal what was written since the last time."""
+        """Seal the rows written since the last call."""
         grown: defaultdict[str, int] = defaultdict(int)
         for part, before in self._before.items():
             grown[_unit(part)] += self._digest(part) - before
@@ -92,7 +77,7 @@ class Seals:
         self.forget()
 
     def forget(self) -> None:
-        """Note that nothing was written after all."""
+        """Discard the noted rows, after a rollback."""
         self._before.clear()
 
     @cached_property
@@ -106,18 +91,18 @@ class Seals:
             if table.group == _group(part) and (rows := self._connection.execute(table.some, (owner,)).fetchall()):
                 hashed.update(_encode([table.name, *rows]).encode())
                 empty = False
-        return 0 if empty else _number(hashed)
+        return 0 if empty else int.from_bytes(hashed.digest(), "big")
 
 
 def seal_all(connection: sqlite3.Connection) -> None:
-    """Seal everything as it is; for a migration, and for rows that were looked at before."""
+    """Seal the current content of everything; for a migration, and for rows that were checked before."""
     connection.execute("DELETE FROM seals")
     _chain(connection, _contents(connection))
 
 
 @contextmanager
 def sealed_anew(connection: sqlite3.Connection) -> Iterator[None]:
-    """Seal what a block makes of the units, as a migration does; one that was not what was sealed stays so."""
+    """Seal the units again after a migration; a unit with a broken seal keeps it broken."""
     stored = connection.execute("SELECT unit, content, seal FROM seals ORDER BY unit").fetchall()
     contents = _contents(connection)
     yield
@@ -135,7 +120,7 @@ def sealed_anew(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def broken(connection: sqlite3.Connection) -> Iterator[str]:
-    """Yield a sentence for each unit that is not what was sealed, and for each seal that does not follow."""
+    """Yield a sentence for each unit that differs from its seal, and for each seal that does not follow."""
     sealed, contents = dict(connection.execute("SELECT unit, content FROM seals")), _contents(connection)
     for unit in sorted(sealed.keys() | contents.keys()):
         kind, _, owner = unit.partition("/")
@@ -171,7 +156,7 @@ def _link(before: str, unit: str, content: str) -> str:
 
 
 def _contents(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the content of every unit by name; a table's is there without a row."""
+    """Return the content of every unit by name; tables are included even without rows."""
     tables = _tables(connection)
     hashes: defaultdict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
     for table in tables:
@@ -182,7 +167,7 @@ def _contents(connection: sqlite3.Connection) -> dict[str, str]:
                 hashes[table.part(key)].update(_encode([table.name, *rows_of_part]).encode())
     sums = {f"table/{table.name}": 0 for table in tables if table.column not in OWNERS}
     for part, hashed in hashes.items():
-        sums[_unit(part)] = sums.get(_unit(part), 0) + _number(hashed)
+        sums[_unit(part)] = sums.get(_unit(part), 0) + int.from_bytes(hashed.digest(), "big")
     return {unit: _text(total) for unit, total in sums.items()}
 
 
@@ -192,13 +177,9 @@ def _unit(part: str) -> str:
 
 
 def _group(part: str) -> str:
-    """Return which tables may have rows of a part; see `_Table.group`."""
+    """Return which tables may have rows of a part: those of lines, of jobs, of imports, or the one that it is."""
     kind, _, owner = part.partition("/")
     return part if kind == "table" else f"{kind} line" if "/" in owner else kind
-
-
-def _number(hashed: hashlib._Hash) -> int:
-    return int.from_bytes(hashed.digest(), "big")
 
 
 def _text(total: int) -> str:
@@ -217,12 +198,12 @@ def _tables(connection: sqlite3.Connection) -> list[_Table]:
             key_of[view] = key
     tables = []
     for name, key in sorted(key_of.items()):
-        if name not in UNSEALED:
+        if name not in ("seals", "_sqlite_migrations", *BEHIND_VIEWS):
             column, keys = key[0], ",".join(key)
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({name})")]
-            kind = OWNERS.get(column, f"table/{name}") + " line" * (column in NUMBERED)
+            group = OWNERS.get(column, f"table/{name}") + " line" * (column in NUMBERED)
             where = f"{column} = ?" if column in OWNERS else "? IS NOT NULL"
-            select = f"SELECT * FROM {name}"
-            everything, some = f"{select} ORDER BY {keys}", f"{select} WHERE {where} ORDER BY {keys}"
-            tables.append(_Table(name, column, names.index(column), kind, everything, some))
+            everything = f"SELECT * FROM {name} ORDER BY {keys}"
+            some = f"SELECT * FROM {name} WHERE {where} ORDER BY {keys}"
+            tables.append(_Table(name, column, names.index(column), group, everything, some))
     return tables

@@ -1,4 +1,4 @@
-"""The store itself: transactions, intents, and the questions that a run asks before it measures."""
+"""The store: transactions, intents, and queries of a run before it measures."""
 
 # ruff: noqa: S608 - names of tables and columns are our own, values are always bound
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,29 +15,23 @@ from typing import Any
 
 from dgxlab.errors import UsageError
 from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, ParityGate, Plan, canonical
-from dgxlab.store.connect import Tell, backup, connect, damaged, is_fresh, named_errors, transaction
+from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, named
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
 from dgxlab.store.seals import Seals
 
-REJECTED = "SELECT job_id FROM rejections"
-"""The jobs whose evidence was set aside."""
+REJECTED = "SELECT job_id FROM rejections"  # the jobs whose evidence was set aside
 UNCOUNTED = f"""SELECT job_id FROM jobs WHERE kind IN {SESSIONS} AND state IN ('intended', 'running')
                 UNION ALL {REJECTED}"""
-"""Those of which no run counts: sessions whose chains go on, which are not shown either, and rejected ones."""
+"""Jobs whose runs do not count: rejected ones, and sessions whose chains still run, which are hidden."""
 JOBS = """SELECT jobs.*, coalesce(reason, '') AS rejected FROM jobs LEFT JOIN rejections USING (job_id)"""
+FRESH_S = 86400.0  # a younger copy is recent enough
 
-Wanted = tuple[str, str, str]
-"""What a cell is up to date for: Cell.key, model_id ("" for none), env_digest."""
+Wanted = tuple[str, str, str]  # what a cell is up to date for: Cell.key, model_id ("" for none), env_digest
 
 
 class Store:
-    """An open results.db. `with Store.open(path) as store:` closes it, which leaves the one file and nothing beside it.
-
-    Attributes:
-        path: The database file.
-        connection: SQLite's, for `check`, `merge` and tests; everybody else uses the methods.
-    """
+    """An open results.db; `with Store.open(path) as store:` closes it and leaves a single file."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.connection = connection
@@ -46,11 +41,11 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True) -> Store:
-        """Open the database, make it if it is not there, bring it to the current schema.
+        """Open the database, create it if missing, and migrate it to the current schema.
 
         Raises:
-            SpecError: if it is not ours, too new, damaged, or on a network file system; or not there without `create`.
-            Locked: if others keep it locked.
+            SpecError: if it is not ours, too new, damaged, or on a network file system; or missing without `create`.
+            Locked: if another program keeps it locked.
         """
         return cls(connect(path, create=create), path)
 
@@ -61,33 +56,22 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Fold the write-ahead log into the file, so that the file alone is the whole database, and close it."""
+        """Merge the write-ahead log into the file, so that the file is the whole database, and close it."""
         with contextlib.suppress(sqlite3.Error):
             self.connection.execute("PRAGMA busy_timeout = 0")  # while others use it: the last one to close does it
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.connection.close()
 
     def back_up(self) -> None:
-        """Copy the database beside itself, unless nothing is in it or a copy is younger than a day.
-
-        Raises:
-            Damaged: if it cannot be copied because pages of it are damaged.
-            SpecError: if the copy cannot be written.
-        """
-        if self.rows("SELECT 1 FROM jobs LIMIT 1") and not is_fresh(self.path):
+        """Copy the database beside itself as `backup` does, unless it has no job or a copy is younger than a day."""
+        fresh = any(time.time() - copy.stat().st_mtime < FRESH_S for copy in copies(self.path)[-1:])
+        if self.rows("SELECT 1 FROM jobs LIMIT 1") and not fresh:
             with named_errors(self.path):
                 backup(self.connection, self.path)
 
-    # -- reading and writing ------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all of a block or nothing of it; a block inside another belongs to the outer one.
-
-        Raises:
-            Locked: if another program writes for too long.
-            SpecError: if the disk is full, or the file is damaged or not written, as `connect.transaction` says.
-        """
+        """Write all of a block or nothing of it, as `connect.transaction`; an inner block belongs to the outer one."""
         if self.connection.in_transaction:
             yield
             return
@@ -100,7 +84,7 @@ class Store:
 
     @contextlib.contextmanager
     def waiting(self, tell: Tell) -> Iterator[None]:
-        """Wait for minutes in this block where another program holds the database, and tell of it meanwhile."""
+        """In this block, wait up to minutes while another program holds the database, with notes to `tell`."""
         before, self._tell = self._tell, tell
         try:
             yield
@@ -112,12 +96,11 @@ class Store:
         self._seals.close()
 
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
-        """Answer one SELECT; what the record holds deflated is given as text.
+        """Return the rows of one SELECT; deflated values are returned as text.
 
         Raises:
-            Damaged: if the file is damaged, or such a text.
+            Damaged: if the file or a deflated text is damaged.
             SpecError: if it writes.
-            sqlite3.OperationalError: if the SQL is wrong.
         """
         with named_errors(self.path):
             self.connection.execute("PRAGMA query_only = ON")
@@ -131,11 +114,7 @@ class Store:
                 self.connection.execute("PRAGMA query_only = OFF")
 
     def put(self, table: str, row: Mapping[str, Any]) -> None:
-        """Insert a row by column name; what happens to a key that is there already is in `schema.UPSERT`.
-
-        Raises:
-            sqlite3.IntegrityError: if the row breaks a constraint.
-        """
+        """Insert a row by column name; what happens to a key that is there already is in `schema.UPSERT`."""
         self.put_many(table, tuple(row), [tuple(row.values())])
 
     def put_many(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -143,15 +122,13 @@ class Store:
         marks = ",".join("?" * len(columns))
         sql = f"INSERT INTO {table} ({','.join(columns)}) VALUES ({marks}) {UPSERT.get(table, '')}"
         packed = [columns.index(name) for name in DEFLATED.get(table, ()) if name in columns]
-        rows = (
-            [[deflated(v) if i in packed else v for i, v in enumerate(row)] for row in rows] if packed else list(rows)
-        )
+        rows = [[deflated(v) if i in packed else v for i, v in enumerate(row)] if packed else row for row in rows]
         with self.transaction():
             self._seals.writing(table, columns, rows)
             self.connection.executemany(sql, rows)
 
     def update_job(self, job_id: str, **columns: Any) -> None:
-        """Set columns of a job, whatever they were; `set_state` is the careful way to change its state."""
+        """Set columns of a job without checks; use `set_state` to change its state safely."""
         columns |= {name: deflated(columns[name]) for name in DEFLATED["jobs"] if name in columns}
         names = ",".join(f"{name} = ?" for name in columns)
         with self.transaction():
@@ -159,22 +136,17 @@ class Store:
             self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
 
     def know(self, experiment: Experiment) -> None:
-        """Record what an experiment says, unless it is known."""
+        """Record an experiment, unless it is recorded."""
         self.put("experiments", experiment_row(experiment.spec))
-
-    # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def intend(
         self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: str = ""
     ) -> Job:
-        """Record that a job is about to be started; call it before the first network call.
-
-        Doing it again changes nothing.
+        """Record that a job is about to be started, before the first network call; doing it again changes nothing.
 
         Args:
-            experiment: None for the one that the plan names, where the plan or the record says what it is.
-            found: The plan as canonical text where the job was found, started by another client or forgotten by this
-                one: what it measured is as old as it is.
+            experiment: None for the plan's own experiment, if the plan or the record has it.
+            found: The plan as canonical text, for a job found on a host: another client started it, or this one forgot.
 
         Raises:
             UsageError: if the id belongs to another plan.
@@ -199,62 +171,56 @@ class Store:
             return self.job(plan.job_id)
 
     def job(self, job_id: str) -> Job:
-        """Return a job.
-
-        Raises:
-            UsageError: if there is none of that id.
-        """
+        """Return a job, or raise UsageError if none has that id."""
         if job := self.find_job(job_id):
             return job
         raise UsageError(f"{self.path} knows no job {job_id}", next="dgxlab jobs")
 
     def find_job(self, job_id: str) -> Job | None:
         """Return a job, None if there is none of that id."""
-        rows = self.rows(f"{JOBS} WHERE job_id = ?", (job_id,))
-        return Job.from_row(rows[0]) if rows else None
+        return next(iter(self._jobs("WHERE job_id = ?", (job_id,))), None)
 
     def job_ids(self, text: str) -> list[str]:
-        """Return the ids that a text may mean, in order: the whole id, its beginning or its alias; "" means all."""
+        """Return the ids that match a text, in order: the whole id, its prefix or its alias; "" matches all."""
         return named((str(row["job_id"]) for row in self.rows("SELECT job_id FROM jobs ORDER BY job_id")), text)
 
     def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
         """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""
-        rows = self.rows(
-            f"""{JOBS} WHERE state IN (SELECT value FROM json_each(:states))
+        return self._jobs(
+            """WHERE state IN (SELECT value FROM json_each(:states))
                AND (:host IS NULL OR host = :host) ORDER BY intent_at DESC, job_id DESC""",
             {"states": canonical(states), "host": host},
         )
-        return [Job.from_row(row) for row in rows]
 
     def unfinished(self, host: str) -> list[Job]:
-        """Return the jobs for a host whose end is not known, the latest first; never of a rejected one."""
+        """Return a host's jobs without a known end, the latest first, except rejected ones."""
         return [job for job in self.jobs(host=host, states=("intended", "running")) if not job.rejected]
 
     def latest_job(self) -> Job | None:
         """Return the latest job that left evidence: a gate or a run."""
-        rows = self.rows(
-            f"""{JOBS} WHERE rejections.job_id IS NULL
+        jobs = self._jobs(
+            """WHERE rejections.job_id IS NULL
                AND (EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
                     OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id)
                     OR EXISTS (SELECT 1 FROM checks WHERE checks.job_id = jobs.job_id))
                ORDER BY intent_at DESC, job_id DESC LIMIT 1"""
         )
-        return Job.from_row(rows[0]) if rows else None
+        return jobs[0] if jobs else None
+
+    def _jobs(self, where: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[Job]:
+        return [Job.from_row(row) for row in self.rows(f"{JOBS} {where}", params)]
 
     def devices(self, job_id: str) -> dict[str, Device]:
-        """Return what each arm of a job computed on, by the arm's name; an arm that was never built has none."""
+        """Return the device of each arm of a job, by the arm's name; an arm that was never built has none."""
         rows = self.rows("SELECT * FROM devices JOIN arms USING (device_id) WHERE job_id = ?", (job_id,))
         return {row["arm"]: device_from(row) for row in rows}
 
     def set_state(
         self, job_id: str, state: str, *, exit_code: int | None = None, error: str = "", next: str = ""
     ) -> Job:
-        """Move a job on, for what its journal cannot say (staging failed, lost); one that has come further stays.
+        """Set a job's state that its journal cannot contain (staging failed, lost), and return the updated job.
 
-        What is not given here stays as the journal told it.
-
-        Returns:
-            The job as it is now.
+        A job in a later state is unchanged, and columns not given here keep the journal's values.
         """
         told = {"exit_code": exit_code, "error": error or None, "next": next or None}
         with self.transaction():
@@ -262,14 +228,12 @@ class Store:
                 self.update_job(job_id, state=state, **{k: v for k, v in told.items() if v is not None})
             return self.job(job_id)
 
-    # -- verdicts -----------------------------------------------------------------------------------------------------
-
     def verdicts(self, job_id: str) -> list[dict[str, Any]]:
         """Return the rows of a job's verdicts, in the order of its plan."""
         return self.rows("SELECT * FROM verdicts WHERE job_id = ? ORDER BY position", (job_id,))
 
     def put_verdicts(self, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Make these the verdicts of a job; where they are so already nothing is written."""
+        """Replace the verdicts of a job; equal ones are not written."""
         with self.transaction():
             if self.verdicts(job_id) == list(rows):
                 return
@@ -277,8 +241,6 @@ class Store:
             self.connection.execute("DELETE FROM verdicts WHERE job_id = ?", (job_id,))
             for row in rows:
                 self.put("verdicts", row)
-
-    # -- what is known already ----------------------------------------------------------------------------------------
 
     def up_to_date(
         self, build_id: str, device_id: str, cells: Iterable[Wanted], protocol: int = PROTOCOL
@@ -299,21 +261,17 @@ class Store:
         )
         return {(row["cell"], row["model_id"], row["env_digest"]) for row in rows}.intersection(cells)
 
-    def gate_passed(
-        self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate, protocol: int = PROTOCOL
-    ) -> bool:
-        """Tell whether the latest verdict of a gate on this build and device is a pass, with the counts and cases."""
-        row = self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest, protocol))
+    def gate_passed(self, build_id: str, device_id: str, gate_digest: str, gate: ParityGate) -> bool:
+        """Return whether a gate's latest result on this build and device is a pass with the expected counts."""
+        row = self._latest("gates", "gate_id", "true", (build_id, device_id, gate_digest))
         if row is None or row["status"] == "failed":
             return False
         counted = gate.expect is None or gate.expect.total == row["total"]
         return counted and gate.cases in ("", row["cases"]) and gate.unsupported in (None, row["unsupported"])
 
-    def check_passed(
-        self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str], protocol: int = PROTOCOL
-    ) -> bool:
-        """Tell whether the latest verdict of a gate on these models, this build and device is a pass."""
-        asked = (build_id, device_id, gate_digest, protocol, canonical(inputs))
+    def check_passed(self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str]) -> bool:
+        """Return whether a gate's latest result on these models, this build and device is a pass."""
+        asked = (build_id, device_id, gate_digest, canonical(inputs))
         row = self._latest("checks", "check_id", "inputs = ?", asked)
         return row is not None and row["status"] == "passed"
 
@@ -321,7 +279,7 @@ class Store:
         rows = self.rows(
             f"""SELECT {table}.* FROM {table} JOIN jobs USING (job_id) JOIN arms USING (job_id, arm, build_id)
                WHERE job_id NOT IN ({REJECTED}) AND build_id = ? AND device_id = ? AND gate_digest = ?
-               AND jobs.protocol = ? AND {where} ORDER BY at DESC, {key} DESC LIMIT 1""",
+               AND jobs.protocol = {PROTOCOL} AND {where} ORDER BY at DESC, {key} DESC LIMIT 1""",
             asked,
         )
         return rows[0] if rows else None
@@ -329,23 +287,15 @@ class Store:
     def expectation(
         self, pin: str, tree: str, gate_digest: str, compute_cap: str
     ) -> tuple[Expectation, int | None, str] | None:
-        """Return what the first clean gate recorded.
-
-        Args:
-            compute_cap: Device.compute_cap: which cases are supported depends on it.
-
-        Returns:
-            Its count, how many cases were unsupported (None: unknown), the digest of all cases ("": unknown).
-        """
+        """Return the values of the first clean gate on such devices: count, unsupported cases, digest of cases."""
         rows = self.rows(
             """SELECT total, unsupported, cases FROM expectations
                WHERE pin = ? AND tree = ? AND gate_digest = ? AND compute_cap = ?""",
             (pin, tree, gate_digest, compute_cap),
         )
-        if not rows:
-            return None
-        (row,) = rows
-        return Expectation(row["total"], row["total"]), row["unsupported"], row["cases"] or ""
+        for row in rows:
+            return Expectation(row["total"], row["total"]), row["unsupported"], row["cases"] or ""
+        return None
 
     def case_list(self, cases: str) -> list[str] | None:
         """Return the sorted cases that a gate printed, given their digest; None where the record does not have them."""

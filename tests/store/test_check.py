@@ -44,21 +44,19 @@ def damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     ],
 )
 def test_damage_is_named(damaged: Store, sql: str, sentence: str) -> None:
-    """Each wrong row gives a sentence that says which and why."""
     damaged.connection.execute(sql)
     assert [problem for problem in check(damaged) if sentence in problem]
 
 
 @pytest.mark.parametrize("content", ["zeroblob(9)", "substr(plan, 1, 200)", "plan || x'00'"])
 def test_a_damaged_text_is_damage(damaged: Store, content: str) -> None:
-    """A deflated text that is none, cut short, or has something behind it."""
     damaged.connection.execute(f"UPDATE jobs SET plan = CAST({content} AS BLOB)")  # noqa: S608
     with pytest.raises(Damaged, match=r"results\.db is damaged: a deflated text"):
         check(damaged)
 
 
 def test_a_broken_page_is_found(folder: Path) -> None:
-    """Bytes that the disk lost are found, by a sentence or an error with the cause, never a traceback."""
+    """By a sentence or an error with the cause."""
     path = folder / "results.db"
     with Store.open(path) as store:
         measured(store, whole("job-1", runs=20, samples=50))
@@ -70,12 +68,10 @@ def test_a_broken_page_is_found(folder: Path) -> None:
             problems = check(store)
     except SpecError as error:
         problems = [error.message]
-    assert problems
     assert "results.db" in problems[0]
 
 
 def test_failed_and_discarded_runs_are_sound(store: Store) -> None:
-    """A run without values is only wrong if it says that it is valid."""
     journal = Journal(plan("job-1")).job().build().model().run({})
     journal.events[-1] |= {"status": "failed", "reason": "killed by signal 9", "rc": None, "signal": 9}
     measured(store, journal)

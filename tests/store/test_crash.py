@@ -12,7 +12,6 @@ KILLS = 20
 
 
 def test_sigkill_leaves_no_partial_run(folder: Path) -> None:
-    """Killed in the middle of writing, twenty times: what was acknowledged is there, and nothing is there in part."""
     path = folder / "results.db"
     after_s = [random.Random(n).uniform(0, 0.06) for n in range(KILLS)]  # noqa: S311
     acknowledged = {f"job-{n}": killed(path, f"job-{n}", n, after_s[n]) for n in range(KILLS)}
@@ -29,7 +28,6 @@ def test_sigkill_leaves_no_partial_run(folder: Path) -> None:
 
 
 def test_a_killed_ingest_is_finished_by_the_next(folder: Path) -> None:
-    """Going on after a kill gives what a database has that was never interrupted."""
     written = journal("job-1", ENDLESS)
     killed(folder / "cut.db", "job-1", seed=7, after_s=0.03)
     with Store.open(folder / "cut.db") as cut, Store.open(folder / "whole.db") as uncut:
@@ -42,7 +40,6 @@ def test_a_killed_ingest_is_finished_by_the_next(folder: Path) -> None:
 
 
 def test_four_writers_at_once(folder: Path) -> None:
-    """Four processes make and fill one database together: none is told that it is locked, nothing is lost."""
     names = [f"job-{n}" for n in range(4)]
     children = [start(folder / "results.db", name, 60, seed) for seed, name in enumerate(names)]
     for child in children:

@@ -20,7 +20,6 @@ from dgxlab.ingest import ingest
 from dgxlab.model import Device, canonical, to_json
 from dgxlab.store import Store, check, connect, migrations, seals
 from dgxlab.store.schema import SCHEMA, VERSION
-from tests.conftest import PROJECT
 from tests.journals import compared, dump, facts, intend, plan, whole
 from tests.store.conftest import measured
 
@@ -62,18 +61,18 @@ def older(path: Path, stop_before: str) -> Path:
 
 
 def test_new_database(folder: Path) -> None:
-    """A new file is private, durable, and alone once closed."""
     path = folder / "results.db"
     with Store.open(path) as store:
         assert path.stat().st_mode & 0o777 == 0o600
         pragmas = ("journal_mode", "synchronous", "foreign_keys", "recursive_triggers", "busy_timeout", "user_version")
-        rows = {name: store.rows(f"PRAGMA {name}")[0] for name in pragmas}
-        assert [value for row in rows.values() for value in row.values()] == ["wal", 2, 1, 1, 10_000, VERSION]
+        values = [store.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas]
+        assert values == ["wal", 2, 1, 1, 10_000, VERSION]
+        # a new migration needs a new digest, else each opening would compare the whole schema
+        assert connect.schema_digest(connect.schema_of(store.connection)) == SCHEMA
     assert list(folder.iterdir()) == [path]
 
 
 def test_the_file_alone_is_the_whole_database(folder: Path) -> None:
-    """What was committed is in the one file after closing: git tracks nothing else."""
     path = filled(folder / "results.db")
     assert sorted(folder.iterdir()) == [path]
     shutil.copyfile(path, folder / "copy.db")
@@ -85,7 +84,6 @@ def test_the_file_alone_is_the_whole_database(folder: Path) -> None:
 
 
 def test_the_fast_path_does_not_import_sqlite_utils(folder: Path) -> None:
-    """Opening a current database leaves out what only migrations need."""
     path = filled(folder / "results.db")
     code = (
         "import sys; from pathlib import Path; from dgxlab.store import Store\n"
@@ -98,7 +96,6 @@ def test_the_fast_path_does_not_import_sqlite_utils(folder: Path) -> None:
 
 @pytest.mark.parametrize("stop_before", [m.name for m in migrations.MIGRATIONS._migrations[1:]])
 def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
-    """An older database keeps its rows, becomes current, takes new jobs, and leaves a private, sound backup."""
     path = older(folder / "results.db", stop_before)
     with Store.open(path) as store:
         assert store.rows("PRAGMA user_version") == [{"user_version": VERSION}]
@@ -113,28 +110,13 @@ def test_migrates_from_every_version(folder: Path, stop_before: str) -> None:
     (backup,) = (folder / "results.db.backups").iterdir()
     assert backup.stat().st_mode & 0o777 == 0o600
     assert backup.parent.stat().st_mode & 0o777 == 0o700
-    old = sqlite3.connect(backup)
-    assert old.execute("SELECT user_version, host FROM pragma_user_version, jobs").fetchone() == (
-        int(stop_before[1:4]) - 1,
-        "dgx",
-    )
-    old.close()
-
-
-def test_the_record_of_this_repository_opens(folder: Path) -> None:
-    """A copy of what was measured here before there was telemetry: nothing is lost, and nothing was invented."""
-    path = Path(shutil.copy(PROJECT / "results.db", folder))
-    old = sqlite3.connect(f"file:{PROJECT / 'results.db'}?immutable=1", uri=True)
-    runs = old.execute("SELECT count(*) FROM runs").fetchone()
-    old.close()
-    with Store.open(path) as store:
-        assert tuple(store.rows("SELECT count(*) AS n FROM runs")[0].values()) == runs
-        assert check(store) == judgement.check(store) == []
+    with contextlib.closing(sqlite3.connect(backup)) as old:
+        saved = old.execute("SELECT user_version, host FROM pragma_user_version, jobs").fetchone()
+    assert saved == (int(stop_before[1:4]) - 1, "dgx")
 
 
 @pytest.mark.parametrize("stop_before", ["m010_own_noise", "m011_small"])
 def test_a_migration_hides_no_edit(folder: Path, stop_before: str) -> None:
-    """What is sealed anew is what was sound; a row that another program changed is still told."""
     path = older(folder / "results.db", stop_before)
     sql = """INSERT INTO verdicts (job_id, chain, cell, metric, position, baseline_arm, candidate_arm, candidate_cell,
                                    screen, better, verdict, promoted, confidence, cycles, valid_cycles, flaws, reasons)
@@ -146,7 +128,7 @@ def test_a_migration_hides_no_edit(folder: Path, stop_before: str) -> None:
     edited(changed, "UPDATE verdicts SET metric = 'other'")
     edited(cut, "DELETE FROM seals WHERE unit > 'k'")
     with Store.open(cut) as store:
-        assert "table cells has rows and no seal" in seals.broken(store.connection)
+        assert any("table cells" in problem for problem in seals.broken(store.connection))
     for file, problems in ((path, 0), (changed, 1)):
         with Store.open(file) as store:
             assert len(list(seals.broken(store.connection))) == problems
@@ -154,7 +136,6 @@ def test_a_migration_hides_no_edit(folder: Path, stop_before: str) -> None:
 
 
 def test_seven_backups_are_kept(folder: Path) -> None:
-    """The newest seven stay; files that are not ours are never touched."""
     path = filled(folder / "results.db")
     copies = folder / "results.db.backups"
     copies.mkdir()
@@ -165,7 +146,6 @@ def test_seven_backups_are_kept(folder: Path) -> None:
 
 
 def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All migrations that are due are one transaction: the second fails, the first is undone."""
     path = older(folder / "results.db", "m002_evidence")
 
     def broken(db: Any) -> None:
@@ -176,10 +156,9 @@ def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.M
         patch.setattr(migrations.MIGRATIONS._migrations[2], "fn", broken)
         with pytest.raises(RuntimeError, match="stop"):
             Store.open(path)
-    connection = sqlite3.connect(path)
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    connection.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     assert {"runs", "half"}.isdisjoint(names)
     Store.open(path).close()
 
@@ -187,17 +166,13 @@ def test_a_failing_migration_changes_nothing(folder: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (
-            lambda path: edited(filled(path), f"PRAGMA user_version = {VERSION + 1}"),
-            f"newer dgxlab .schema {VERSION + 1}, this one knows {VERSION}",
-        ),
+        (lambda path: edited(filled(path), f"PRAGMA user_version = {VERSION + 1}"), f"newer .* {VERSION + 1}, "),
         (lambda path: edited(path, "CREATE TABLE places (url)"), "not one of dgxlab"),
         (lambda path: path.write_bytes(b"name: toy\n" * 100), "is not an SQLite database"),
         (lambda path: path.write_bytes(b"SQLite format 3\x00" + b"\xff" * 4000), "is (damaged|not an SQLite database)"),
     ],
 )
 def test_what_is_not_ours_is_left_as_it_is(folder: Path, make: Callable[[Path], object], sentence: str) -> None:
-    """Neither migrated nor switched to WAL."""
     path = folder / "results.db"
     make(path)
     before = path.read_bytes()
@@ -207,28 +182,16 @@ def test_what_is_not_ours_is_left_as_it_is(folder: Path, make: Callable[[Path], 
 
 
 def test_missing_files(folder: Path) -> None:
-    """Without `create` nothing is made; a folder that is not there, and a path that is a folder, are named."""
-    with pytest.raises(SpecError, match="there is no database"):
+    with pytest.raises(SpecError, match="no database"):
         Store.open(folder / "results.db", create=False)
-    with pytest.raises(SpecError, match=r"cannot make the database .*nowhere.*No such file"):
+    with pytest.raises(SpecError, match=r"nowhere.*No such file"):
         Store.open(folder / "nowhere" / "results.db")
     assert list(folder.iterdir()) == []
     with pytest.raises(SpecError, match="cannot be opened"):
         Store.open(folder)
 
 
-def test_a_locked_database_is_busy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that does not let go ends the wait with who to look for, and nothing is written."""
-    path = filled(folder / "results.db")
-    monkeypatch.setattr(connect, "BUSY_S", 0.05)
-    with Store.open(path) as first, Store.open(path) as second, first.transaction():
-        with pytest.raises(HostBusy, match="is locked by another program"):
-            second.set_state("job-1", "lost")
-        assert second.job("job-1").state == "done"
-
-
 def test_a_full_disk_keeps_what_was_there(folder: Path) -> None:
-    """A write that does not fit is undone and named; the database is sound and goes on once there is room."""
     with Store.open(folder / "results.db") as store:
         journal = whole("job-1", runs=1, samples=2000)
         intend(store, journal)
@@ -246,7 +209,7 @@ def test_a_full_disk_keeps_what_was_there(folder: Path) -> None:
 
 
 def test_a_damaged_file_is_sent_to_where_it_is_mended(folder: Path) -> None:
-    """Cut in the middle, emptied, or with a header that says nothing: never to a command that refuses it again."""
+    """Cut in the middle, emptied, or with a header of no sense; an empty file with copies is not begun anew."""
     path = filled(folder / "results.db")
     for cut in (path.stat().st_size // 2, 0):
         with path.open("r+b") as file:
@@ -255,14 +218,10 @@ def test_a_damaged_file_is_sent_to_where_it_is_mended(folder: Path) -> None:
             check(store)
         assert caught.value.next == f"dgxlab db rebuild {path}"
     edited(filled(folder / "other.db"), "PRAGMA user_version = -1").rename(path)
-    with pytest.raises(connect.Damaged, match="its schema has the version -1"):
+    with pytest.raises(connect.Damaged, match="version -1"):
         Store.open(path)
-
-
-def test_an_emptied_record_with_copies_is_not_begun_anew(folder: Path) -> None:
-    """A run would measure everything again."""
-    path = filled(folder / "results.db")
-    with Store.open(path) as store:
+    path.unlink()
+    with Store.open(filled(path)) as store:
         store.back_up()
     path.write_bytes(b"")
     with pytest.raises(connect.Damaged, match="it is empty"):
@@ -271,7 +230,6 @@ def test_an_emptied_record_with_copies_is_not_begun_anew(folder: Path) -> None:
 
 @pytest.mark.parametrize("pages", [0, 3])
 def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
-    """SQLite rolls back by itself: the disk is named, and the database is as it was."""
     path, plain = older(folder / "results.db", "m003_append_only"), connect.plain
 
     def small(path: Path) -> sqlite3.Connection:
@@ -281,7 +239,7 @@ def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(connect, "plain", small)
-        with pytest.raises(SpecError, match=r"the disk that holds .* is full"):
+        with pytest.raises(SpecError, match="is full"):
             Store.open(path)
     with contextlib.closing(plain(path)) as connection:
         assert connect.version(connection, path) == 2
@@ -291,17 +249,15 @@ def test_a_full_disk_during_a_migration(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_migration_without_a_copy_is_none(folder: Path) -> None:
-    """Where no copy can be made the database stays as it is."""
     path = older(folder / "results.db", "m005_chains")
     (folder / "results.db.backups").write_text("a file")
-    with pytest.raises(SpecError, match=r"cannot be copied to .*\.backups: "):
+    with pytest.raises(SpecError, match=r"copied to .*\.backups: "):
         Store.open(path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connect.version(connection, path) == 4
 
 
 def test_a_record_is_copied_once_a_day(folder: Path) -> None:
-    """Not while it is empty; a copy holds all that the record does."""
     path = folder / "results.db"
     with Store.open(path) as store:
         store.back_up()
@@ -320,7 +276,6 @@ def test_a_record_is_copied_once_a_day(folder: Path) -> None:
 
 
 def test_a_read_only_medium_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is made beside the file, and a write is refused in a sentence."""
     path = filled(folder / "results.db")
     before = path.read_bytes()
     monkeypatch.setattr(connect, "on_read_only", lambda path: True)
@@ -333,7 +288,6 @@ def test_a_read_only_medium_is_read(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
-    """Also one in the place of our own, and before a migration: it would rewrite what was measured."""
     rewrite = "BEGIN UPDATE samples SET value = 2 * value; END"
     for place, drop in (("AFTER UPDATE ON jobs", ""), ("BEFORE UPDATE ON samples", "DROP TRIGGER samples_no_update")):
         name = "samples_no_update" if drop else "x"
@@ -346,7 +300,7 @@ def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
             assert any("trigger" in problem for problem in check(store))
     old = older(folder / "old.db", "m005_chains")
     edited(old, f"CREATE TRIGGER y AFTER INSERT ON _sqlite_migrations {rewrite}")
-    with pytest.raises(SpecError, match="is not written: its trigger y is none of dgxlab"):
+    with pytest.raises(SpecError, match="trigger y is none"):
         Store.open(old)
 
 
@@ -359,7 +313,6 @@ def test_a_trigger_of_another_program_is_refused(folder: Path) -> None:
     ],
 )
 def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None:
-    """And keeps nothing from being recorded: what is written is what was given."""
     path = edited(filled(folder / "results.db"), sql)
     with Store.open(path) as store:
         assert check(store) == [f"{path}: {sentence}"]
@@ -380,24 +333,21 @@ def test_a_changed_schema_is_told(folder: Path, sql: str, sentence: str) -> None
     ],
 )
 def test_a_schema_or_a_text_that_cannot_be_read_is_damage(folder: Path, sql: str, sentence: str) -> None:
-    """Never a traceback, whichever way SQLite or Python says it."""
     path = edited(filled(folder / "results.db"), "PRAGMA ignore_check_constraints = ON", sql)
     with pytest.raises(connect.Damaged, match=sentence), Store.open(path, create=False) as store:
         check(store)
 
 
-def test_the_schema_is_what_migrations_make(folder: Path) -> None:
-    """A new migration needs a new digest, else each opening would compare the whole schema."""
-    with Store.open(folder / "results.db") as store:
-        assert connect.schema_digest(connect.schema_of(store.connection)) == SCHEMA
-
-
-def test_a_writer_that_waits_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as it tries, and goes on once the other program is done."""
+def test_a_locked_database_is_busy_and_a_writer_that_waits_tells_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, told = filled(folder / "results.db"), []
     monkeypatch.setattr(connect, "BUSY_S", 0.02)
     with Store.open(path) as first, Store.open(path) as second:
         first.connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HostBusy, match="is locked"):
+            second.set_state("job-1", "lost")
+        assert second.job("job-1").state == "done"
 
         def tell(sentence: str) -> None:
             told.append(sentence)
@@ -406,12 +356,11 @@ def test_a_writer_that_waits_says_so(folder: Path, monkeypatch: pytest.MonkeyPat
 
         with second.waiting(tell):
             second.update_job("job-1", next="x")
-        assert told == [f"{path} is locked by another program"] * 2
+        assert [str(path) in sentence for sentence in told] == [True, True]
         assert second.job("job-1").next == "x"
 
 
 def test_a_backup_that_was_killed_is_none(folder: Path) -> None:
-    """What is not whole has another name, and goes once it is an hour old."""
     path = older(folder / "results.db", "m005_chains")
     copies = folder / "results.db.backups"
     copies.mkdir()

@@ -28,7 +28,6 @@ def known(store: Store, build: str) -> list[bool]:
 
 
 def test_nothing_of_it_is_up_to_date(store: Store) -> None:
-    """Neither its cells nor its gates, nor what a gate recorded; its rows stay, and the record is sound."""
     build = measured(store, whole("job-1")).build_id()
     kept = ("SELECT * FROM runs", "SELECT * FROM gates", "SELECT * FROM samples")
     before = [store.rows(sql) for sql in kept]
@@ -43,7 +42,6 @@ def test_nothing_of_it_is_up_to_date(store: Store) -> None:
 
 
 def test_reports_say_so(store: Store) -> None:
-    """Its own shows no number and the reason; that of its experiment leaves it out and names it."""
     measured(store, whole("job-1"))
     judgement.reject(store, "job-1", "the GPU was shared")
     line = "- **session job-1** rejected: the GPU was shared\n"
@@ -56,7 +54,6 @@ def test_reports_say_so(store: Store) -> None:
 
 
 def test_it_has_no_verdict(store: Store) -> None:
-    """And what judges its chains again finds none missing."""
     measured(store, compared("job-1"))
     assert store.verdicts("job-1")
     judgement.reject(store, "job-1", "the GPU was shared")
@@ -66,7 +63,6 @@ def test_it_has_no_verdict(store: Store) -> None:
 
 
 def test_one_that_cannot_be_read_is_asked_for_no_more(store: Store) -> None:
-    """Its journal would end every later run on its host."""
     intend(store, whole("job-1"))
     (job,) = store.unfinished(store.job("job-1").host)
     judgement.reject(store, job.job_id, "its journal cannot be used")
@@ -74,7 +70,6 @@ def test_one_that_cannot_be_read_is_asked_for_no_more(store: Store) -> None:
 
 
 def test_once_and_for_good(store: Store, tmp_path: Path) -> None:
-    """The first reason stays, also where two records that rejected it are merged."""
     intend(store, whole("job-1"))
     with Store.open(tmp_path / "other.db") as other:
         intend(other, whole("job-1"))
@@ -93,7 +88,6 @@ def test_once_and_for_good(store: Store, tmp_path: Path) -> None:
     [("facts", '{"host_id":"host-a"}'), ("facts", '{"boot_id":"b","details":{"gpus":3},"host_id":"h","hostname":"x"}')],
 )
 def test_a_field_that_no_report_could_show_is_found(store: Store, column: str, value: str) -> None:
-    """As an agent could not have told it."""
     measured(store, whole("job-1"))
     store.update_job("job-1", **{column: value})
     assert any(column in sentence for sentence in audit.check(store))

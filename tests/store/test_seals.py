@@ -1,7 +1,5 @@
 """Seals: what is written is sealed, and what another program did stays visible whatever is written afterwards."""
 
-from pathlib import Path
-
 import pytest
 
 from dgxlab.errors import RemoteError
@@ -18,13 +16,7 @@ def told(store: Store) -> list[str]:
     return list(broken(store.connection))
 
 
-def filled(store: Store, *jobs: str) -> None:
-    """Give a store these jobs."""
-    measured(store, *map(whole, jobs))
-
-
 def test_every_write_is_sealed(store: Store) -> None:
-    """Also of a job that goes on, from whatever piece its journal is read in."""
     from_elsewhere(store)
     journal = compared("job-1")
     intend(store, journal)
@@ -37,23 +29,8 @@ def test_every_write_is_sealed(store: Store) -> None:
     assert told(store) == []
 
 
-def test_pieces_make_no_difference(folder: Path) -> None:
-    """A record that was read line by line has the seals of one that was read at once."""
-    journal, seals = compared("job-1"), []
-    for name, size in (("a.db", 1), ("b.db", 1000)):
-        with Store.open(folder / name) as store:
-            intend(store, journal)
-            store.update_job("job-1", intent_at=5.0)
-            lines = journal.lines()
-            for start in range(0, len(lines), size):
-                ingest(store, "job-1", lines[start : start + size])
-            seals.append(dump(store)["seals"])
-    assert seals[0] == seals[1]
-
-
 def test_what_is_rolled_back_is_not_sealed(store: Store) -> None:
-    """And is not taken for written later."""
-    filled(store, "job-1")
+    measured(store, whole("job-1"))
     before = dump(store)
     journal = whole("job-2")
     intend(store, journal)
@@ -80,16 +57,13 @@ def test_what_is_rolled_back_is_not_sealed(store: Store) -> None:
     ],
 )
 def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> None:
-    """Neither to the edited unit, nor to one before it or after it; and what is put back is sound again."""
-    filled(store, "job-1", "job-2", "job-3")
-    chain = compared("job-4")
-    measured(store, chain)
+    measured(store, *map(whole, ("job-1", "job-2", "job-3")), compared("job-4"))
     store.connection.execute("SAVEPOINT edit")
     store.connection.execute(edit)
     for number in (1, 2, 3, 4):
         store.update_job(f"job-{number}", next=f"dgxlab jobs {number}")
         store.seal()
-    filled(store, "job-0", "job-22", "job-5")
+    measured(store, *map(whole, ("job-0", "job-22", "job-5")))
     store.seal()
     assert any(problem.startswith(sentence) for problem in told(store))
     store.connection.execute("ROLLBACK TO edit")
@@ -98,8 +72,7 @@ def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> No
 
 
 def test_what_is_put_back_is_sound_again(store: Store) -> None:
-    """A job that was deleted and is recorded anew gets its old place."""
-    filled(store, "job-1", "job-2", "job-3")
+    measured(store, *map(whole, ("job-1", "job-2", "job-3")))
     rows = store.rows("SELECT * FROM jobs WHERE job_id = 'job-2'")
     (seal,) = store.rows("SELECT * FROM seals WHERE unit = 'job/job-2'")
     store.connection.execute("UPDATE jobs SET host = 'other' WHERE job_id = 'job-2'")

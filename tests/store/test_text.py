@@ -22,7 +22,6 @@ def record(path: Path, *jobs: str) -> Path:
 
 
 def test_more_rows_are_more_lines(tmp_path: Path) -> None:
-    """The larger record has each line of the smaller, but jobs and seals, in the same order; long values are cut."""
     small = list(text(record(tmp_path / "one.db", "job-1")))
     large = list(text(record(tmp_path / "two.db", "job-1", "job-2")))
     kept = [line for line in small if not line.startswith(("jobs ", "seals ", "_sqlite", "sqlite"))]
@@ -33,7 +32,6 @@ def test_more_rows_are_more_lines(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written(tmp_path: Path) -> None:
-    """Neither the file nor anything beside it, of a read-only record either."""
     (tmp_path / "record").mkdir()
     path = record(tmp_path / "record" / "x.db", "job-1")
     before = (path.read_bytes(), sorted(path.parent.iterdir()))
@@ -42,8 +40,6 @@ def test_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_git_shows_rows(tmp_path: Path) -> None:
-    """With the textconv of the README, a diff of two versions is of lines."""
-
     def git(*words: str) -> str:
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
         return subprocess.run(
@@ -64,7 +60,6 @@ def test_git_shows_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
-    """One sentence, as everywhere."""
     (tmp_path / "x.db").write_text("no database\n")
     with pytest.raises(SpecError):
         list(text(tmp_path / "x.db"))
