@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -25,15 +24,13 @@ class Proxy:
     Attributes:
         target: Where the next connection goes.
         delay_s: Added to every byte, each way: half of the added round trip.
-        cut_after: Bytes that may still travel from the server to the client; then every connection is reset. None
-            for any number. Counted down as they travel.
-        cut_after_up: The same for bytes from the client to the server.
+        cut_after: Bytes that may still travel from the server to the client, counted down; then every connection is
+            reset. None for any number. cut_after_up: the same from the client to the server.
         silent_after: Bytes that may still travel from the server to the client before a blackhole; None for any number.
-        silent_since: Since when it is one, on the monotonic clock; None while it carries.
-        resets: How often connections that stood were reset.
+        silent_since: Since when nothing is carried, on the monotonic clock; None while it carries.
+        resets: How often open connections were reset.
         refuse: Reset new connections at once.
-        connections: How many were accepted so far.
-        down_bytes: Bytes carried to clients so far.
+        connections, down_bytes: How many were accepted, and carried to clients, so far.
         turns: How often a client spoke after the server had spoken: the round trips, where one waits for the other.
     """
 
@@ -58,16 +55,13 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def cut(self) -> None:
-        """Reset every connection."""
         self._call(self._reset_all)
 
     def wait_until_closed(self) -> None:
@@ -83,7 +77,6 @@ class Proxy:
             time.sleep(0.01)
 
     def blackhole(self) -> None:
-        """Carry nothing more, silently."""
         self._call(self._be_silent)
 
     def heal(self) -> None:
@@ -175,12 +168,11 @@ class Proxy:
             name = "cut_after" if down else "cut_after_up"
             left: int | None = getattr(self, name)
             writer.write(chunk[:left])
-            if left is not None and left <= len(chunk):
-                setattr(self, name, None)
-                self._reset_all()
-                return
             if left is not None:
-                setattr(self, name, left - len(chunk))
+                setattr(self, name, left - len(chunk) if left > len(chunk) else None)
+                if left <= len(chunk):
+                    self._reset_all()
+                    return
             await writer.drain()
 
     def _reset_all(self) -> None:

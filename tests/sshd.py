@@ -47,12 +47,7 @@ SetEnv HOME={folder}/home DGXLAB_LOCKS={folder}/locks PATH={path}
 
 @dataclass(frozen=True)
 class Sshd:
-    """A running server.
-
-    Attributes:
-        home: What is $HOME for the commands run on it; empty at first.
-        log: What it says.
-    """
+    """A running server; `home` is $HOME for the commands run on it, empty at first."""
 
     folder: Path
     port: int
@@ -60,7 +55,6 @@ class Sshd:
 
     @property
     def home(self) -> Path:
-        """The commands' home folder."""
         return self.folder / "home"
 
     @property
@@ -70,24 +64,19 @@ class Sshd:
 
     @property
     def log(self) -> str:
-        """What the server said so far."""
         return (self.folder / "log").read_text(errors="replace")
 
     def public_key(self, keytype: str = "ed25519") -> str:
-        """Return a host key as type and base64."""
         return " ".join((self.folder / f"host_{keytype}.pub").read_text().split()[:2])
 
     def known_hosts_line(self, keytype: str = "ed25519", name: str = "") -> str:
-        """Return the line that makes it known."""
         return f"{name or f'[127.0.0.1]:{self.port}'} {self.public_key(keytype)}"
 
 
 def make_key(path: Path, keytype: str = "ed25519", passphrase: str = "") -> str:
     """Make a key pair without asking; returns the public line."""
-    bits = ["-b", "2048"] if keytype == "rsa" else []
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", keytype, *bits, "-N", passphrase, "-C", path.name, "-f", str(path)], check=True
-    )
+    argv = ["ssh-keygen", "-q", "-t", keytype, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    subprocess.run([*argv, *(["-b", "2048"] if keytype == "rsa" else [])], check=True)
     return path.with_name(path.name + ".pub").read_text()
 
 
@@ -109,7 +98,7 @@ def sshd(
         authorized: The authorized_keys file.
         keytypes: Of its host keys.
         config: Lines that come first in its configuration, so that they win.
-        port: The one to listen on, where it must be a certain one.
+        port: 0 for any.
         ordinary: As root, run it as the user ORDINARY, who must be able to reach `folder`.
         within: The beginning of a command line that runs a program in namespaces of its own.
     """
@@ -146,16 +135,14 @@ def serving(folder: Path, port: int, within: Sequence[str] = ()) -> Iterator[Ssh
         _wait(folder, port, child)
         yield Sshd(folder, port, child.pid)
     finally:
-        for pid in descendants(child.pid):
-            _end(pid)
+        end_sessions(Sshd(folder, port, child.pid))
         child.terminate()
         child.wait()
 
 
 def occupy(server: Sshd) -> socket.socket:
     """Return a connection that never signs in: sshd counts it against its MaxStartups until it is closed."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
+    for _ in range(int(START_S / 0.01)):
         peer = socket.create_connection(("127.0.0.1", server.port))
         if peer.recv(4) == b"SSH-":
             return peer
@@ -167,7 +154,8 @@ def occupy(server: Sshd) -> socket.socket:
 def end_sessions(server: Sshd) -> None:
     """Kill the processes that serve connections, and what runs in them; the server itself stays."""
     for pid in descendants(server.pid):
-        _end(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -193,8 +181,7 @@ def agent(folder: Path, *keys: Path) -> Iterator[Path]:
 def _become_ordinary(folder: Path) -> list[str]:
     """Give the folder to the ordinary user and return what runs a program as that user."""
     passwd = folder / "passwd"
-    home = folder / "home"
-    line = f"{ORDINARY}:x:{ORDINARY_UID}:{ORDINARY_UID}::{home}:/bin/sh\n"
+    line = f"{ORDINARY}:x:{ORDINARY_UID}:{ORDINARY_UID}::{folder}/home:/bin/sh\n"
     passwd.write_text(Path("/etc/passwd").read_text() + line)
     for path in (folder, *folder.rglob("*")):
         os.chown(path, ORDINARY_UID, ORDINARY_UID)
@@ -225,12 +212,7 @@ def descendants(pid: int) -> list[int]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError):
             parents.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += parents.get(each, [])
-    return found[1:]
-
-
-def _end(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    pids = [pid]
+    for each in pids:
+        pids += parents.get(each, [])
+    return pids[1:]

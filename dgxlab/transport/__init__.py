@@ -1,1 +1,1 @@
-"""Hosts: how to reach them, and what to ask of the agent there."""
+"""Hosts: connections to them, and calls of the agent there."""

@@ -1,7 +1,4 @@
-"""What a transport is: a way to run one short command on a host, and nothing else.
-
-Staging, starting, following and cancelling are verbs of the agent, so local and ssh differ in this one method only.
-"""
+"""The interface of a transport: run one short command on a host. Everything else is a verb of the agent."""
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ class CommandFailed(Exception):
 
 
 class HostLost(HostError):
-    """The host could not be reached, or the connection was lost: the one host error that time may mend.
+    """The host could not be reached, or the connection was lost: the only host error that may be temporary.
 
-    What the command did on the host is unknown, never failed.
+    The effect of the command on the host is unknown; it must not be treated as failed.
     """
 
 
@@ -32,26 +29,23 @@ class HostDropped(HostLost):
 
 
 class HostSilent(HostLost):
-    """The host did not answer for as long as is waited: more time has gone by than with any other loss."""
+    """The host did not answer before the deadline: more time has passed than with any other loss."""
 
 
 class Transport(Protocol):
-    """A way to a host."""
+    """A way to a host: its name, the interpreter that runs the agent there, and the agent's folder (~/ is the home)."""
 
     name: str
-    """The host's name, as in specs and reports."""
     python: str
-    """The interpreter that runs the agent there."""
     root: str
-    """The agent's folder there; may begin with ~/."""
 
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Run `argv` on the host, feed it `stdin`, yield its stdout as it comes.
+        """Run `argv` on the host, feed it `stdin`, yield its stdout while it runs.
 
         Args:
-            patience_s: Give up after so long without a byte; None is never, as long as the host itself answers.
+            patience_s: Timeout without a byte of output; None means none, as long as the host itself answers.
 
         Raises:
             CommandFailed: if it ends with another status than 0, after all of stdout was yielded.

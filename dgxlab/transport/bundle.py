@@ -1,7 +1,7 @@
 """The agent as one file: the modules that run on a host, zipped, named by the digest of their sources.
 
 Each module is in it twice, as source and compiled by this Python: compiling takes as long as all the rest of a short
-verb. A host with another version of Python passes the compiled ones over.
+verb. A host with another version of Python ignores the compiled ones.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import dgxlab
 from dgxlab.agent import boot
 
 MODULES = (
-    "__init__.py",
-    "errors.py",
-    "units.py",
-    "replies.py",
+    "__init__",
+    "errors",
+    "units",
+    "replies",
+    "gguf_header",
+    "synth",
+    "chains",
     "model",
     "stats",
-    "synth.py",
     "tools",
-    "chains.py",
     "agent",
 )
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 OLD_PYTHON = 98
 """Exit status by which the agent says that the host's Python is too old; its version is the last word on stderr."""
-
 NEW_ENOUGH = f"""import sys
 if sys.version_info < (3, 10):  # in words that any Python reads
     sys.stderr.write("%d.%d\\n" % sys.version_info[:2])
@@ -44,7 +44,7 @@ if sys.version_info < (3, 10):  # in words that any Python reads
 MAIN = f"""{NEW_ENOUGH}from dgxlab.agent.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """.encode()
-# one line, which every login shell passes on; the folder that it starts in is none of those it imports from
+# one line, which every login shell passes on; nothing is imported from the folder that it starts in
 BOOT = f"exec({NEW_ENOUGH!r}); sys.path.remove(''); exec({Path(boot.__file__).read_text()!r})"
 """What starts the agent, for `python -c`."""
 
@@ -57,7 +57,7 @@ class Bundle:
     digest: str
 
     def packed(self) -> bytes:
-        """Return the zip; its comment, at the end, is the digest of all before, by which the host knows it whole."""
+        """Return the zip; its comment, at the end, is the digest of all bytes before it, which the host checks."""
         files = dict(self.sources)
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder, "module.py"), Path(folder, "module.pyc")
@@ -68,7 +68,7 @@ class Bundle:
                 py_compile.compile(str(source), str(target), dfile=name, doraise=True, invalidation_mode=mode)
                 files[f"{name}c"] = target.read_bytes()
         buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(buffer, "w") as archive:
             for name in sorted(files):
                 archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
             archive.comment = bytes(boot.SEAL)
@@ -82,8 +82,7 @@ def bundle() -> Bundle:
     package = Path(dgxlab.__file__).parent
     sources = {"__main__.py": MAIN}
     for name in MODULES:
-        path = package / name
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        files = (package / name).rglob("*.py") if (package / name).is_dir() else [package / f"{name}.py"]
         sources.update({f"dgxlab/{file.relative_to(package)}": file.read_bytes() for file in files})
     total = hashlib.sha256()
     for name in sorted(sources):

@@ -18,38 +18,33 @@ class LocalTransport:
     """Runs commands as children of this process; jobs detach themselves in the agent."""
 
     def __init__(self, root: str = "~/.dgxlab", name: str = "local", python: str = "") -> None:
-        self.name = name
-        self.python = python or sys.executable
-        self.root = root
+        self.root, self.name, self.python = root, name, python or sys.executable
 
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
         """Run `argv` here; see Transport."""
+        # the interpreter's own folder is last on PATH: cmake and ninja from PyPI are installed there
+        path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{Path(sys.executable).parent}"
         with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as given:
-            for chunk in stdin:
-                given.write(chunk)
+            given.writelines(stdin)
             given.seek(0)
-            # the interpreter's own folder is last on PATH: cmake and ninja from PyPI live there
-            path = f"{os.environ.get('PATH', '/usr/bin:/bin')}:{Path(sys.executable).parent}"
             env = {**os.environ, "PATH": path}
             child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=errors, env=env)
             assert child.stdout is not None
-            whole = False
+            chunk = b"-"
             try:
-                while True:
+                while chunk:
                     if not select.select([child.stdout], [], [], patience_s)[0]:
                         raise HostError(
                             f"a command on host {self.name} was silent for {patience_s:g} s, and was ended; "
                             "does a dead network disk keep it?",
                             next=AGAIN,
                         )
-                    if not (chunk := os.read(child.stdout.fileno(), 1 << 16)):
-                        break
-                    yield chunk
-                whole = True
+                    if chunk := os.read(child.stdout.fileno(), 1 << 16):
+                        yield chunk
             finally:
-                if not whole:  # the reader left early
+                if chunk:  # the reader left early
                     child.terminate()
                 child.stdout.close()
                 rc = child.wait()

@@ -1,6 +1,6 @@
-"""Proving who we are with keys, in ssh's order: agent keys that the configuration names, other agent keys, key files.
+"""Signing in with keys, in ssh's order: agent keys that the configuration names, other agent keys, key files.
 
-No passwords and no prompts: what cannot be done silently is named in the error. The agent is never forwarded.
+No passwords and no prompts: the error names keys that need a person. The agent is never forwarded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import paramiko
 
@@ -22,41 +22,42 @@ from dgxlab.transport.base import HostLost, HostSilent
 from dgxlab.transport.ssh_config import Hop
 from dgxlab.transport.ssh_trust import fingerprint_of
 
+E = TypeVar("E", bound=HostError)
+
 AGENT_S = 5.0
 """How long the agent may take to list its keys."""
 TIMED_OUT = "Authentication timeout."
-"""What paramiko says where the host did not answer; it has one type of error for that and for a refusal."""
+"""paramiko's message for a host that did not answer; its error type is the same as for a refusal."""
 
 
-def by_hand(destination: str) -> str:
-    """Return the command that shows whether ssh itself gets in there without a prompt."""
-    return f"ssh -o BatchMode=yes {shlex.quote(destination)} true"
+def failure(destination: str, sentence: str, kind: type[E] = HostError) -> E:  # type: ignore[assignment]
+    """Return an error whose next command shows whether ssh itself gets in there without a prompt."""
+    return kind(sentence, next=f"ssh -o BatchMode=yes {shlex.quote(destination)} true")
 
 
 class KeysOnly:
-    """Signs in on one hop; what fabric and paramiko call an authentication strategy."""
+    """Signs in on one hop: an authentication strategy of fabric and paramiko."""
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
         self._tried: list[str] = []
-        """What was tried and why it did not work, in words."""
+        """Failed attempts with reasons, in words."""
 
     def authenticate(self, transport: Any) -> None:
         """Sign in with the first key that the host takes.
 
         Raises:
-            HostError: if it takes none; it names what was tried.
+            HostError: if it accepts no key; the error lists the attempts.
             HostSilent: if it does not answer for as long as the transport's auth_timeout.
             HostLost: if the connection ended meanwhile.
         """
         with closing(socket.socket(socket.AF_UNIX)) as agent:
-            for label, key in self._keys(agent):
-                if self._accepted(transport, label, key):
-                    return
+            if any(self._accepted(transport, label, key) for label, key in self._keys(agent)):
+                return
         try:  # with nothing: some networks grant it, else the host says what it would take
             transport.auth_none(self._hop.user)
         except paramiko.BadAuthenticationType as error:
-            raise self._error(f"it takes {', '.join(error.allowed_types)}") from error
+            raise self._error(f": it takes {', '.join(error.allowed_types)}") from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             self._check_alive(transport, error)
             raise self._error("") from error
@@ -70,33 +71,30 @@ class KeysOnly:
             self._tried.append(f"{label}: {'refused' if refused else error}")
             return False
         if more:
-            raise self._error(f"it takes {label} but wants {' or '.join(sorted(more))} as well")
+            raise self._error(f": it takes {label} but wants {' or '.join(sorted(more))} as well")
         return True
 
     def _check_alive(self, transport: Any, error: Exception, asked: str = "") -> None:
         host = self._hop.destination
         if str(error) == TIMED_OUT:
             silence = f"{host} did not answer{asked} for {transport.auth_timeout:g} s"
-            raise HostSilent(silence, next=by_hand(host)) from error
+            raise failure(host, silence, HostSilent) from error
         # what could not be sent says so before the transport's own thread has noticed
         if transport.is_active() and not isinstance(error, EOFError):
             return
         cause = str(error) or "end of file"
         if self._tried:  # most likely: too many keys in the agent
-            raise self._error(f"it ended the connection ({cause})") from error
-        raise HostLost(f"{host} ended the connection during authentication: {cause}", next=by_hand(host)) from error
+            raise self._error(f": it ended the connection ({cause})") from error
+        raise failure(host, f"{host} ended the connection during authentication: {cause}", HostLost) from error
 
     def _error(self, why: str) -> HostError:
         hop = self._hop
         files = ", ".join(str(path) for path in hop.identities)
         tried = "; ".join(self._tried) or f"nothing: there is no agent key, and no key file of {files or 'none'}"
-        return HostError(
-            f"{hop.destination} does not let {hop.user} in{f': {why}' if why else ''} (tried {tried})",
-            next=by_hand(hop.destination),
-        )
+        return failure(hop.destination, f"{hop.destination} does not let {hop.user} in{why} (tried {tried})")
 
     def _keys(self, agent: socket.socket) -> Iterator[tuple[str, Any]]:
-        """Yield keys with a label; what cannot be used is noted on the way."""
+        """Yield keys with a label; unusable keys are noted."""
         held = {bytes(key.blob): key for key in self._agent_keys(agent)}
         public = {path: _public_blob(path) for path in self._hop.identities}
         named = [blob for blob in public.values() if blob in held]
@@ -117,12 +115,11 @@ class KeysOnly:
             agent.connect(self._hop.agent)
             client: Any = paramiko.agent.AgentSSH()
             client._connect(agent)  # the public class takes its socket from the environment alone
-            keys: tuple[Any, ...] = client.get_keys()
             agent.settimeout(None)  # signing may wait for a touch
+            return tuple(client.get_keys())
         except (paramiko.SSHException, OSError) as error:
             self._tried.append(f"the agent at {self._hop.agent}: {error}")
             return ()
-        return keys
 
     def _load(self, path: Path) -> Any:
         """Return a key file's key, None with a note where that needs a person."""
@@ -139,7 +136,7 @@ class KeysOnly:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return the public half that lies beside a key file, or is the file, b"" when there is none."""
+    """Return the public half in or beside a key file, b"" when there is none."""
     beside = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
     try:
         return base64.b64decode(beside.read_text().split()[1], validate=True)

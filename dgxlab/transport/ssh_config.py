@@ -1,9 +1,8 @@
 """How ssh would reach a destination, in ssh's own words: `ssh -G` applies Host, Match, Include and the defaults.
 
 What is taken from it: HostName, User, Port, IdentityFile, IdentitiesOnly, IdentityAgent, ProxyJump, ProxyCommand,
-HostKeyAlias, UserKnownHostsFile, GlobalKnownHostsFile, Ciphers, MACs, KexAlgorithms. StrictHostKeyChecking is not:
-unknown keys are always refused.
-Neither are ForwardAgent, SendEnv, forwardings and password prompts. RevokedHostKeys is refused rather than ignored.
+HostKeyAlias, UserKnownHostsFile, GlobalKnownHostsFile, Ciphers, MACs, KexAlgorithms. Not StrictHostKeyChecking: unknown
+keys are always refused. Not ForwardAgent, SendEnv, forwardings and password prompts. RevokedHostKeys is an error.
 """
 
 from __future__ import annotations
@@ -23,26 +22,23 @@ from dgxlab.errors import HostError, edit
 
 MAX_HOPS = 8
 UNSAFE = re.compile(r"^-|[\s'\"`$;&<>|(){}]")
-"""What no name in a ProxyCommand may hold."""
+"""Characters forbidden in names in a ProxyCommand."""
 ASK_S = 30.0
 """How long ssh may take to read its configuration; a Match may run a program."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Deadlines, in seconds.
-
-    Attributes:
-        connect_s: For each of connecting, the banner, the key exchange and opening a channel.
-        auth_s: For the host's answer to one key: it may ask a directory first, an agent may ask a person.
-        ask_s: Pause between questions whether the host is still there.
-        silent_s: Once signed in, without a byte from the host for so long, it is gone.
-    """
+    """Deadlines, in seconds."""
 
     connect_s: float = 15.0
+    """For each of connecting, the banner, the key exchange and opening a channel."""
     auth_s: float = 60.0
+    """For the host's answer to one key: it may ask a directory first, an agent may ask a person."""
     ask_s: float = 4.0
+    """Pause between questions whether the host is still there."""
     silent_s: float = 15.0
+    """Once signed in, a host that sends nothing for this long is lost."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +47,12 @@ class Hop:
 
     Attributes:
         destination: What ssh itself would be given: an alias, user@host or a URL.
-        hostname: What to connect to, from the hop before it where there is one.
         key_names: What known_hosts files call it; a new line is written under the first.
-        known_hosts: Those files.
         identities: Private key files in the order to try; not all need exist.
         identities_only: Whether the agent may offer only these.
         agent: Path of the agent's socket, "" for none.
         proxy_command: A shell command whose streams are the connection, "" for none.
-        ciphers, macs, kex: Algorithms that may be offered, the preferred ones first.
+        algorithms: Those that may be offered, by ssh's keyword, the preferred ones first.
     """
 
     destination: str
@@ -71,9 +65,7 @@ class Hop:
     identities_only: bool
     agent: str
     proxy_command: str
-    ciphers: tuple[str, ...]
-    macs: tuple[str, ...]
-    kex: tuple[str, ...]
+    algorithms: Mapping[str, tuple[str, ...]]
 
 
 def route(destination: str) -> tuple[Hop, ...]:
@@ -82,7 +74,7 @@ def route(destination: str) -> tuple[Hop, ...]:
     As with ssh, the first jump host's own ProxyJump applies, that of the later ones does not.
 
     Raises:
-        HostError: if ssh cannot make sense of it, or the jumps lead in a circle.
+        HostError: if ssh rejects it, or the jumps are circular.
     """
     hops: list[Hop] = []
     first: str | None = destination
@@ -95,40 +87,37 @@ def route(destination: str) -> tuple[Hop, ...]:
         if len(hops) > MAX_HOPS:
             raise HostError(
                 f"the way to {destination} has more than {MAX_HOPS} jump hosts; does ProxyJump lead in a circle?",
-                next=f"ssh -G {shlex.quote(destination)}",
+                next=_asked_by_hand(destination),
             )
         first = jumps[0] if jumps else None
     return tuple(hops)
 
 
 def _ask(destination: str) -> dict[str, list[str]]:
+    """Return what `ssh -G` answers: the values of each keyword."""
     file = []
     if Path.home() != _account_home():  # else ssh would read the account's file, whatever $HOME says
         path = Path.home() / ".ssh" / "config"
         file = ["-F", str(path) if path.exists() else "none"]
+    argv = ["ssh", *file, "-G", "--", destination]
     try:
-        ran = subprocess.run(
-            ["ssh", *file, "-G", "--", destination],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ASK_S,
-        )
+        ran = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S)
     except FileNotFoundError:
         raise HostError("ssh is not installed on this machine", next="sudo apt-get install openssh-client") from None
     except subprocess.TimeoutExpired:
         raise HostError(f"ssh took more than {ASK_S:.0f} s to read its configuration for {destination}") from None
     if ran.returncode != 0:
-        raise HostError(
-            f"ssh does not understand {destination!r}: {ran.stderr.strip()}", next=f"ssh -G {shlex.quote(destination)}"
-        )
+        why = ran.stderr.decode(errors="replace").strip()
+        raise HostError(f"ssh does not understand {destination!r}: {why}", next=_asked_by_hand(destination))
     answer: dict[str, list[str]] = {}
-    for line in ran.stdout.splitlines():
+    for line in ran.stdout.decode(errors="replace").splitlines():
         key, _, value = line.partition(" ")
         answer.setdefault(key, []).append(value.strip())
     return answer
+
+
+def _asked_by_hand(destination: str) -> str:
+    return f"ssh -G {shlex.quote(destination)}"
 
 
 def _account_home() -> Path:
@@ -148,17 +137,21 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         )
     hostname, port, alias = value("hostname").lower(), int(value("port", "22")), value("hostkeyalias")
     names = (alias,) if alias else (hostname,) if port == 22 else (f"[{hostname}]:{port}", hostname)
-    tokens = _tokens(destination, hostname, port, value("user"), names[0])
+    # ssh's percent tokens, which `ssh -G` leaves as written in IdentityFile and ProxyCommand
+    local = socket.gethostname()
+    tokens = {"%": "%", "d": str(Path.home()), "h": hostname, "i": str(os.getuid()), "k": names[0]}
+    tokens |= {"L": local.partition(".")[0], "l": local, "n": destination, "p": str(port)}
+    tokens |= {"r": value("user"), "u": getpass.getuser()}
     proxy = value("proxycommand")
     # a shell reads a ProxyCommand with the host's names in it; a newer ssh refuses such names itself
     if proxy and any(UNSAFE.search(tokens[token]) for token in "hknr" if f"%{token}" in proxy):
         raise HostError(
             f"{destination!r} holds characters that a shell would read in the ProxyCommand",
-            next=f"ssh -G {shlex.quote(destination)}",
+            next=_asked_by_hand(destination),
         )
-    # ssh names the account's home, which $HOME may differ from
-    home = _account_home()
+    home = _account_home()  # which ssh names, and $HOME may differ from
     files = [Path(path) for path in f"{value('userknownhostsfile')} {value('globalknownhostsfile')}".split()]
+    files = [Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path for path in files]
     identities = [path for path in answer.get("identityfile", []) if path != "none"]
     return Hop(
         destination=destination,
@@ -166,45 +159,21 @@ def _hop(destination: str, answer: Mapping[str, list[str]]) -> Hop:
         port=port,
         user=value("user"),
         key_names=names,
-        known_hosts=tuple(
-            Path.home() / path.relative_to(home) if path.is_relative_to(home / ".ssh") else path for path in files
-        ),
+        known_hosts=tuple(files),
         identities=tuple(Path(_expand(path, tokens)).expanduser() for path in identities),
         identities_only=value("identitiesonly", "no") == "yes",
         agent=_agent(answer.get("identityagent", ["SSH_AUTH_SOCK"])[0], tokens),
         proxy_command=_expand(proxy, tokens),
-        ciphers=tuple(value("ciphers").split(",")),
-        macs=tuple(value("macs").split(",")),
-        kex=tuple(value("kexalgorithms").split(",")),
+        algorithms={key: tuple(value(key.lower()).split(",")) for key in ("Ciphers", "MACs", "KexAlgorithms")},
     )
 
 
 def _agent(value: str, tokens: Mapping[str, str]) -> str:
     if value == "none":
         return ""
-    if value == "SSH_AUTH_SOCK":
-        return os.environ.get("SSH_AUTH_SOCK", "")
-    if value.startswith("$"):
+    if value == "SSH_AUTH_SOCK" or value.startswith("$"):
         return os.environ.get(value.strip("${}"), "")
     return str(Path(_expand(value, tokens)).expanduser())
-
-
-def _tokens(destination: str, hostname: str, port: int, user: str, key_name: str) -> dict[str, str]:
-    """Return ssh's percent tokens: `ssh -G` leaves them as written in IdentityFile and ProxyCommand."""
-    local = socket.gethostname()
-    return {
-        "%": "%",
-        "d": str(Path.home()),
-        "h": hostname,
-        "i": str(os.getuid()),
-        "k": key_name,
-        "L": local.partition(".")[0],
-        "l": local,
-        "n": destination,
-        "p": str(port),
-        "r": user,
-        "u": getpass.getuser(),
-    }
 
 
 def _expand(text: str, tokens: Mapping[str, str]) -> str:

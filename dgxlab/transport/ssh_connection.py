@@ -15,16 +15,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import fabric
 import paramiko
 
 from dgxlab.errors import HostError, edit
 from dgxlab.transport.base import HostDropped, HostLost, HostSilent
-from dgxlab.transport.ssh_auth import KeysOnly, by_hand
+from dgxlab.transport.ssh_auth import KeysOnly, failure
 from dgxlab.transport.ssh_config import Hop, Limits
 from dgxlab.transport.ssh_trust import TRUSTED, HostKey, KnownHosts, NotTrusted, private_known_hosts
 
@@ -36,33 +37,22 @@ REFUSED_PAUSE_S = 0.05
 WEAK = re.compile("cbc|md5")
 """Algorithms that are never offered, whatever the ssh configuration says."""
 SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
-"""ssh's names for what paramiko knows under another one."""
-
+"""ssh's names of algorithms with another name in paramiko."""
 CUT: tuple[type[Exception], ...] = (paramiko.SSHException, EOFError, OSError)
-"""What paramiko raises when a connection goes, in all its ways."""
+"""All exceptions of paramiko for an ended connection."""
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its errors reach the terminal beside ours
 
 
+@dataclass(eq=False)
 class Seen(Exception):
     """Ends a peek; `key` is the destination's."""
 
-    def __init__(self, key: HostKey) -> None:
-        super().__init__(key.name)
-        self.key = key
-
-
-def show(destination: str, hops: Sequence[Hop], limits: Limits) -> HostKey:
-    """Return the key of the first hop that is not trusted, else the destination's, without signing in there."""
-    try:
-        meet(destination, hops, limits, peek=True)
-    except (NotTrusted, Seen) as end:
-        return end.key
-    raise AssertionError("a peek ends at a key")
+    key: HostKey
 
 
 def meet(host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> Connection:
-    """Return a first Connection to a host; where sshd hangs up on it, it is tried again."""
+    """Return a first Connection to a host, with retries if sshd hangs up."""
     for pause_s in DROPPED_PAUSES_S:
         with contextlib.suppress(HostDropped):
             return Connection(host, hops, limits, peek=peek)
@@ -74,8 +64,6 @@ class Connection:
     """An open way to a host. A new one is made after a loss; this one is never opened again.
 
     Args:
-        host: Its name, for messages.
-        hops: The way to it.
         peek: End with Seen at the last hop's key instead of signing in there.
 
     Raises:
@@ -85,15 +73,14 @@ class Connection:
     """
 
     CUT: ClassVar = CUT
-    """For what uses its channels without importing paramiko."""
+    """For users of its channels that do not import paramiko."""
 
     def __init__(self, host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> None:
-        self.host = host
-        self.destination = hops[-1].destination
+        self.host, self.destination = host, hops[-1].destination
         self._add = shlex.join([self.destination, *([] if host == self.destination else ["--name", host])])
         self._limits = limits
         self._used = False
-        self._pulses: list[_Pulse] = []
+        self._watches: list[_Watch] = []
         self._opened: list[Any] = []
         self._program: _ProxyProgram | None = None
         try:
@@ -105,13 +92,13 @@ class Connection:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be used, as far as is known."""
+        """Whether it can be used; a loss may not be noticed yet."""
         return all(opened.is_connected for opened in self._opened)
 
     def session(self) -> Any:
         """Open a paramiko channel for one command.
 
-        One that is refused is asked for again: sshd counts the command before it against its MaxSessions until that
+        A refused channel is asked for again: sshd counts the command before it against its MaxSessions until that
         has ended and both sides have closed its channel.
 
         Raises:
@@ -125,15 +112,12 @@ class Connection:
                 channel = self._opened[-1].transport.open_session(timeout=most_s)
             except paramiko.ChannelException as error:
                 if not self._used or time.monotonic() - began >= most_s:
-                    raise HostError(
-                        f"host {self.host} refuses another session, see its sshd's MaxSessions: {error.text}",
-                        next=by_hand(self.destination),
-                    ) from error
+                    why = f"host {self.host} refuses another session, see its sshd's MaxSessions: {error.text}"
+                    raise failure(self.destination, why) from error
                 time.sleep(REFUSED_PAUSE_S)
             except CUT as error:
                 if self.alive and time.monotonic() - began >= most_s:
-                    silence = f"host {self.host} did not answer for {most_s:g} s"
-                    raise HostSilent(silence, next=by_hand(self.destination)) from error
+                    raise self._silent(most_s) from error
                 raise self.lost(error) from error
             else:
                 self._used = True
@@ -141,52 +125,26 @@ class Connection:
 
     def lost(self, error: object = "") -> HostLost:
         """Return the error that says how the connection ended."""
-        silent = next((pulse.lost for pulse in self._pulses if pulse.lost), "")
-        if silent:
-            return HostSilent(f"host {self.host} {silent}", next=by_hand(self.destination))
+        if any(watch.silent for watch in self._watches):
+            return self._silent(self._limits.silent_s)
         why = f": {error}" if str(error) else ""
-        return HostLost(f"the connection to host {self.host} was cut{why}", next=by_hand(self.destination))
+        return failure(self.destination, f"the connection to host {self.host} was cut{why}", HostLost)
+
+    def _silent(self, limit_s: float) -> HostSilent:
+        return failure(self.destination, f"host {self.host} did not answer for {limit_s:g} s", HostSilent)
 
     def close(self) -> None:
         """Close every hop, the last one first."""
-        for pulse in self._pulses:
-            pulse.over.set()
+        for watch in self._watches:
+            watch.over.set()
         for opened in reversed(self._opened):
             opened.client.close()
         if self._program is not None:
             self._program.close()
 
     def _open(self, hop: Hop, *, peek: bool) -> None:
-        pulse = _Pulse(self._limits)
-        opened = self._prepare(hop, _Policy(hop, self._add, peek=peek), pulse)
-        self._opened.append(opened)
-        self._pulses.append(pulse)
-        try:
-            opened.open()
-        except (HostError, Seen):
-            raise
-        except paramiko.ssh_exception.IncompatiblePeer as error:
-            raise HostError(
-                f"{hop.destination} and this machine share no way to talk: {error}", next=by_hand(hop.destination)
-            ) from error
-        except paramiko.ChannelException as error:  # from the jump host; only a network beyond it may mend itself
-            if error.code == paramiko.common.OPEN_FAILED_CONNECT_FAILED:
-                raise self._unreachable(hop, error.text) from error
-            raise HostError(
-                f"jump host {self._opened[-2].host} does not forward to {hop.hostname}:{hop.port}: {error.text}; "
-                "its sshd must allow TCP forwarding",
-                next=by_hand(hop.destination),
-            ) from error
-        except CUT as error:
-            transport = opened.client.get_transport()  # None: no way through a jump host
-            unnamed = transport is not None and not transport.remote_version
-            if not self._program and unnamed and isinstance(error.__context__ or error, EOFError | ConnectionError):
-                raise self._unreachable(hop, HUNG_UP, HostDropped) from error
-            raise self._unreachable(hop, error) from error
-        pulse.begin(opened.transport)
-
-    def _prepare(self, hop: Hop, policy: _Policy, pulse: _Pulse) -> Any:
-        """Return an unopened fabric connection that is given everything and looks nothing up itself."""
+        """Open a fabric connection with all settings given, so that it reads no configuration itself."""
+        policy = _Policy(hop, self._add, peek)
         opened = fabric.Connection(
             hop.hostname,
             user=hop.user,
@@ -202,11 +160,33 @@ class Connection:
                 "auth_timeout": self._limits.auth_s,
                 "channel_timeout": self._limits.connect_s,
                 "auth_strategy": KeysOnly(hop),
-                "transport_factory": partial(_transport, hop=hop, policy=policy, pulse=pulse, limits=self._limits),
+                "transport_factory": partial(_transport, hop=hop, known=policy.known, limits=self._limits),
             },
         )
         opened.client.set_missing_host_key_policy(policy)
-        return opened
+        self._opened.append(opened)
+        try:
+            opened.open()
+        except CUT as error:
+            raise self._unopened(hop, opened, error) from error
+        watch: _Watch = opened.transport.sock
+        self._watches.append(watch)
+        watch.begin(opened.transport)
+
+    def _unopened(self, hop: Hop, opened: Any, error: Exception) -> HostError:
+        """Return the error that says why a hop could not be opened."""
+        if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+            return failure(hop.destination, f"{hop.destination} and this machine share no way to talk: {error}")
+        if isinstance(error, paramiko.ChannelException):  # from the jump host
+            if error.code == paramiko.common.OPEN_FAILED_CONNECT_FAILED:
+                return self._unreachable(hop, error.text)  # a network beyond it may mend itself
+            why = f"does not forward to {hop.hostname}:{hop.port}: {error.text}; its sshd must allow TCP forwarding"
+            return failure(hop.destination, f"jump host {self._opened[-2].host} {why}")
+        transport = opened.client.get_transport()  # None: no way through a jump host
+        unnamed = transport is not None and not transport.remote_version
+        if not self._program and unnamed and isinstance(error.__context__ or error, EOFError | ConnectionError):
+            return self._unreachable(hop, HUNG_UP, HostDropped)
+        return self._unreachable(hop, error)
 
     def _socket(self, hop: Hop) -> Any:
         if hop.proxy_command:
@@ -225,21 +205,19 @@ class Connection:
             way, why = " through its ProxyCommand", self._program.stderr_end() or why
         elif len(self._opened) > 1:
             way = f" through {self._opened[-2].host}"
-        return kind(
-            f"{hop.destination} ({hop.hostname}:{hop.port}) cannot be reached{way}: {why or 'no answer'}",
-            next=by_hand(hop.destination),
-        )
+        place = f"{hop.destination} ({hop.hostname}:{hop.port})"
+        return failure(hop.destination, f"{place} cannot be reached{way}: {why or 'no answer'}", kind)
 
 
 class _Policy:
-    """Looks at the key of one hop: the one gate between the key exchange and signing in."""
+    """Checks the key of one hop, between the key exchange and signing in."""
 
-    def __init__(self, hop: Hop, add: str, *, peek: bool) -> None:
+    def __init__(self, hop: Hop, add: str, peek: bool) -> None:
         self.known = KnownHosts([*hop.known_hosts, private_known_hosts()])
         self._hop, self._add, self._peek = hop, add, peek
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
-        """Refuse what is not trusted. The client holds no keys of its own, so that every key comes by here."""
+        """Refuse an untrusted key; paramiko asks about every key, because the client has no known keys."""
         judged = self.known.judge(self._hop.destination, self._hop.key_names, key.get_name(), key.asbytes())
         if self._peek:
             raise Seen(judged)
@@ -247,41 +225,28 @@ class _Policy:
             raise NotTrusted(judged, self._add)
 
 
-def _transport(sock: Any, *, hop: Hop, policy: _Policy, pulse: _Pulse, limits: Limits, **options: Any) -> Any:
-    """Make a transport that offers what the ssh configuration allows.
+def _transport(sock: Any, *, hop: Hop, known: KnownHosts, limits: Limits, **options: Any) -> Any:
+    """Make a transport that offers the algorithms allowed by the ssh configuration.
 
     It asks for a key of a known type first: one of another type would look like a changed key.
     """
-    heard: Any = _Heard(sock, pulse)
-    transport = paramiko.Transport(heard, **options)
+    watch: Any = _Watch(sock, limits)
+    transport = paramiko.Transport(watch, **options)
     transport.handshake_timeout = limits.connect_s
     security = transport.get_security_options()
-    try:
-        security.ciphers = _offered(hop, "Ciphers", hop.ciphers, security.ciphers)
-        security.digests = _offered(hop, "MACs", hop.macs, security.digests)
-        security.kex = _offered(hop, "KexAlgorithms", hop.kex, security.kex)
-    except HostError:
-        heard.close()
-        raise
-    keytypes = policy.known.keytypes(hop.key_names)
-    known = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in keytypes)
-    security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(known))
+    for keyword, allowed in hop.algorithms.items():
+        option = {"Ciphers": "ciphers", "MACs": "digests", "KexAlgorithms": "kex"}[keyword]
+        names = dict.fromkeys(SAME.get(name, name) for name in allowed if not WEAK.search(name))
+        offered = [name for name in names if name in getattr(security, option)]
+        if not offered:
+            watch.close()
+            why = f"allows no {keyword} for {hop.destination} that dgxlab knows: {','.join(allowed)}"
+            raise HostError(f"the ssh configuration {why}", next=edit(Path.home() / ".ssh" / "config"))
+        setattr(security, option, offered)
+    keytypes = known.keytypes(hop.key_names)
+    first = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in keytypes)
+    security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(first))
     return transport
-
-
-def _offered(hop: Hop, keyword: str, allowed: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the allowed algorithms that paramiko knows, in the order of the ssh configuration.
-
-    Raises:
-        HostError: if there are none.
-    """
-    names = dict.fromkeys(SAME.get(name, name) for name in allowed if not WEAK.search(name))
-    if offered := [name for name in names if name in known]:
-        return offered
-    raise HostError(
-        f"the ssh configuration allows no {keyword} for {hop.destination} that dgxlab knows: {','.join(allowed)}",
-        next=edit(Path.home() / ".ssh" / "config"),
-    )
 
 
 # -- below ssh --------------------------------------------------------------------------------------------------------
@@ -307,17 +272,15 @@ class _ProxyProgram:
     """A ProxyCommand, run by sh as ssh runs it; its stdin and stdout are the connection."""
 
     def __init__(self, command: str) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        self._stderr: Any = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
         self.socket, theirs = socket.socketpair()
-        end = theirs.fileno()
         with theirs:
-            self._child = subprocess.Popen(
-                ["sh", "-c", f"exec {command}"], stdin=end, stdout=end, stderr=self._stderr, start_new_session=True
-            )
+            argv, end = ["sh", "-c", f"exec {command}"], theirs.fileno()
+            self._child = subprocess.Popen(argv, stdin=end, stdout=end, stderr=self._stderr, start_new_session=True)
 
     def stderr_end(self) -> str:
         self._stderr.seek(0)
-        return self._stderr.read()[-500:].decode(errors="replace").strip()
+        return str(self._stderr.read()[-500:].decode(errors="replace").strip())
 
     def close(self) -> None:
         self.socket.close()
@@ -326,57 +289,46 @@ class _ProxyProgram:
         self._stderr.close()
 
 
-class _Pulse:
-    """Asks the host whether it is there, and ends the connection when nothing at all came back for too long.
+class _Watch:
+    """A socket whose host is asked whether it is there; it ends the connection after a long time without any byte.
 
-    paramiko's own keepalive wants no reply, so it finds nothing out. Any byte received counts here: an answer stuck
-    behind much output is no silence. Time is counted in the ticks of a waiting thread, so that a client that was
-    stopped or asleep does not take its own absence for the host's.
+    paramiko's own keepalive wants no reply, so it finds nothing out. Any byte received counts here: an answer may be
+    delayed behind much output. Time is counted in the ticks of a waiting thread, so that a client that was stopped or
+    asleep does not take its own absence for the host's.
     """
 
     TICKS = 20
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.silent_ticks = 0
+    def __init__(self, wrapped: Any, limits: Limits) -> None:
+        self._wrapped, self._limits = wrapped, limits
+        self._silent_ticks = 0
         self.over = threading.Event()
-        self.lost = ""
-        """Why the connection was ended here, "" while it was not."""
+        self.silent = False
+        """Whether the connection was ended here."""
 
     def begin(self, transport: Any) -> None:
-        """Ask and watch until the transport closes: from signing in on, as a host answers no questions before.
-
-        In a thread each: under a full send buffer even the question would wait.
-        """
+        """Ask and watch until the transport closes: from signing in on, as a host answers no questions before."""
+        # in a thread each: under a full send buffer even the question would wait
         for work in (self._watch, self._ask):
             threading.Thread(target=work, args=(transport,), daemon=True).start()
 
     def _ask(self, transport: Any) -> None:
-        while transport.is_active():
-            try:
+        with contextlib.suppress(*CUT):
+            while transport.is_active():
                 transport.global_request("keepalive@openssh.com", wait=True)
-            except CUT:
-                return
-            if self.over.wait(self._limits.ask_s):
-                return
+                if self.over.wait(self._limits.ask_s):
+                    return
 
     def _watch(self, transport: Any) -> None:
         while transport.is_active() and not self.over.wait(self._limits.silent_s / self.TICKS):
-            self.silent_ticks += 1
-            if self.silent_ticks > self.TICKS:
-                self.lost = f"did not answer for {self._limits.silent_s:g} s"
+            self._silent_ticks += 1
+            if self._silent_ticks > self.TICKS:
+                self.silent = True
                 transport.close()
-
-
-class _Heard:
-    """A socket that tells a pulse of every byte received."""
-
-    def __init__(self, wrapped: Any, pulse: _Pulse) -> None:
-        self._wrapped, self._pulse = wrapped, pulse
 
     def recv(self, size: int) -> bytes:
         chunk: bytes = self._wrapped.recv(size)
-        self._pulse.silent_ticks = 0
+        self._silent_ticks = 0
         return chunk
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Host keys: what known_hosts files say of one, and how to trust one.
+"""Host keys: look up a key in known_hosts files, and trust a new one.
 
 Understood as in OpenSSH: names in lists, with * ? and !, hashed, with a port, under an alias; @revoked. A key that is
 on none of a host's lines means that its key has changed, of whatever type the lines are. Not supported: @cert-authority
@@ -27,14 +27,7 @@ TRUSTED, UNKNOWN, CHANGED, REVOKED = "trusted", "unknown", "changed", "revoked"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a known_hosts file.
-
-    Attributes:
-        number: Counted from 1.
-        marker: "", "@revoked" or "@cert-authority".
-        names: Its first field as written.
-        blob: The key as it travels, which begins with its type.
-    """
+    """A line of a known_hosts file; `blob` is the key as it travels, `marker` may be @revoked or @cert-authority."""
 
     path: Path
     number: int
@@ -51,23 +44,20 @@ class Line:
 
 @dataclass(frozen=True)
 class HostKey:
-    """The key that a host showed, and what is known of it.
-
-    Attributes:
-        destination: How the host was asked for.
-        name: What known_hosts calls it.
-        state: trusted, unknown, changed or revoked.
-        line: The line that decided the state, None for an unknown key.
-        certified: Whether an @cert-authority line names the host.
-    """
+    """The key that a host presented, and its state."""
 
     destination: str
+    """The requested destination."""
     name: str
+    """Its name in known_hosts."""
     keytype: str
     blob: bytes
     state: str
+    """Trusted, unknown, changed or revoked."""
     line: Line | None = None
+    """The line that decided the state, None for an unknown key."""
     certified: bool = False
+    """Whether an @cert-authority line names the host."""
 
     @property
     def fingerprint(self) -> str:
@@ -84,36 +74,32 @@ class NotTrusted(HostError):
     """A host's key is unknown, changed or revoked; nothing was sent to it.
 
     Args:
-        key: The key that it showed.
         add: The arguments that `dgxlab host add` would be given, quoted.
     """
 
     def __init__(self, key: HostKey, add: str) -> None:
-        shown = f"it showed {key.keytype} {key.fingerprint}"
         self.key = key
+        host, shown = f"the host key of {key.destination}", f"it showed {key.keytype} {key.fingerprint}"
         if key.line is None:
             hint = "; it is named by an @cert-authority line, but host certificates are not supported"
-            super().__init__(
-                f"the host key of {key.destination} ({key.name}) is not known: {shown}{hint if key.certified else ''}",
-                next=f"dgxlab host add {add}",
-            )
-        elif key.state == REVOKED:
-            super().__init__(
-                f"the host key of {key.destination} is revoked by {key.line.place}: {shown}; do not connect, "
-                "ask its administrator for the new key",
-                next=f"ssh-keygen -F {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
-            )
-        else:
-            super().__init__(
-                f"the host key of {key.destination} ({key.name}) has changed: {shown}, but {key.line.place} has "
-                f"{key.line.keytype} {fingerprint_of(key.line.blob)}: a new installation, or an attacker in between; "
-                f"only if you know why, take that line out, then: dgxlab host add {add}",
-                next=f"ssh-keygen -R {shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}",
-            )
+            why = f"is not known: {shown}{hint if key.certified else ''}"
+            super().__init__(f"{host} ({key.name}) {why}", next=f"dgxlab host add {add}")
+            return
+        place, line = key.line.place, f"{shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}"
+        if key.state == REVOKED:
+            why = f"is revoked by {place}: {shown}; do not connect, ask its administrator for the new key"
+            super().__init__(f"{host} {why}", next=f"ssh-keygen -F {line}")
+            return
+        super().__init__(
+            f"{host} ({key.name}) has changed: {shown}, but {place} has {key.line.keytype} "
+            f"{fingerprint_of(key.line.blob)}: a new installation, or an attacker in between; "
+            f"only if you know why, take that line out, then: dgxlab host add {add}",
+            next=f"ssh-keygen -R {line}",
+        )
 
 
 class KnownHosts:
-    """The lines of some known_hosts files; files that are not there or cannot be read hold none."""
+    """The lines of some known_hosts files; files that do not exist or cannot be read hold none."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.lines = [line for path in dict.fromkeys(paths) for line in _read(path)]
@@ -122,13 +108,12 @@ class KnownHosts:
         """Return a key with its state.
 
         Args:
-            destination: How the host was asked for.
             names: Its name in known_hosts; a second one, without the port, can vouch for the key but not against it.
         """
-        named = self._named(names[0])
+        named = self._named(names[:1])
         certified = any(line.marker == "@cert-authority" for line in named)
         plain = [line for line in named if not line.marker]
-        spare = [line for name in names[1:] for line in self._named(name)]
+        spare = self._named(names[1:])
         revoked = [line for line in [*named, *spare] if line.marker == "@revoked" and line.blob == blob]
         trusted = [line for line in plain or spare if not line.marker and line.blob == blob]
         state = REVOKED if revoked else TRUSTED if trusted else CHANGED if plain else UNKNOWN
@@ -137,11 +122,10 @@ class KnownHosts:
 
     def keytypes(self, names: Sequence[str]) -> list[str]:
         """Return the types of the keys known for a host: the ones to ask it for first."""
-        lines = [line for name in names for line in self._named(name) if not line.marker]
-        return list(dict.fromkeys(line.keytype for line in lines))
+        return list(dict.fromkeys(line.keytype for line in self._named(names) if not line.marker))
 
-    def _named(self, name: str) -> list[Line]:
-        return [line for line in self.lines if _matches(line.names, name.lower())]
+    def _named(self, names: Sequence[str]) -> list[Line]:
+        return [line for name in names for line in self.lines if _matches(line.names, name.lower())]
 
 
 def private_known_hosts() -> Path:
@@ -182,7 +166,7 @@ def _read(path: Path) -> list[Line]:
     for number, words in enumerate(map(str.split, text.splitlines()), 1):
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) >= 3 and not words[0].startswith("#"):
-            with suppress(binascii.Error):  # what is no key is no line
+            with suppress(binascii.Error):  # skip a line without a valid key
                 blob = base64.b64decode(words[2], validate=True)
                 lines.append(Line(path, number, marker, words[0], words[1], blob))
     return lines

@@ -37,7 +37,6 @@ class Keys:
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
-    """Make the clients' key."""
     folder = tmp_path_factory.mktemp("keys")
     (folder / "authorized_keys").write_text(make_key(folder / "id_ed25519"))
     return Keys(folder / "id_ed25519", folder / "authorized_keys")
@@ -45,14 +44,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[Sshd]:
-    """Run the server that most tests share."""
     with sshd(tmp_path_factory.mktemp("sshd") / "box", keys.authorized) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def jump_server(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[Sshd]:
-    """Run a second one to jump through."""
     with sshd(tmp_path_factory.mktemp("sshd") / "jump", keys.authorized) as running:
         yield running
 
@@ -65,15 +62,18 @@ class Client:
 
     @property
     def known_hosts(self) -> Path:
-        """The user's known_hosts."""
         return self.home / ".ssh" / "known_hosts"
 
     def knows(self, *lines: str) -> None:
-        """Replace known_hosts."""
         self.known_hosts.write_text("".join(f"{line}\n" for line in lines))
 
+    def add(self, name: str, server: Sshd, *lines: str) -> None:
+        """Configure a server under a name, and make its key known."""
+        self.host(name, server.port, *lines)
+        with self.known_hosts.open("a") as file:
+            file.write(f"{server.known_hosts_line()}\n")
+
     def host(self, name: str, port: int, *lines: str) -> None:
-        """Add a Host to the configuration."""
         with (self.home / ".ssh" / "config").open("a") as config:
             config.write(f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n")
             config.writelines(f"  {line}\n" for line in lines)
@@ -107,8 +107,7 @@ def reach(tmp_path: Path) -> Iterator[Reach]:
 @pytest.fixture
 def box(client: Client, server: Sshd, reach: Reach) -> SshTransport:
     """Reach the shared server, which is known, under the name `box`."""
-    client.host("box", server.port)
-    client.knows(server.known_hosts_line())
+    client.add("box", server)
     return reach()
 
 
@@ -128,8 +127,7 @@ def serve(client: Client, keys: Keys, tmp_path: Path) -> Iterator[Callable[..., 
 
         def run(config: str = "", authorized: Path = keys.authorized, lines: tuple[str, ...] = ()) -> Sshd:
             server = stack.enter_context(sshd(tmp_path / "sshd", authorized, config=config))
-            client.host("box", server.port, *lines)
-            client.knows(server.known_hosts_line())
+            client.add("box", server, *lines)
             return server
 
         yield run

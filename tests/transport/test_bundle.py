@@ -13,22 +13,22 @@ from dgxlab.transport.bundle import bundle
 ASK = "import sys; sys.path.insert(0, sys.argv[1]); from dgxlab.agent import work; print(work.__file__)"
 
 
+def printed(*argv: str) -> str:
+    return subprocess.run([sys.executable, *argv], cwd="/", capture_output=True, text=True, check=True).stdout.strip()
+
+
 def loaded_from(agent: Path) -> str:
     """Return the file in the zip that a module of the agent comes from."""
-    argv = [sys.executable, "-ES", "-c", ASK, str(agent)]
-    ran = subprocess.run(argv, cwd="/", capture_output=True, text=True, check=True)
-    return str(Path(ran.stdout.strip()).relative_to(agent))
+    return str(Path(printed("-ES", "-c", ASK, str(agent))).relative_to(agent))
 
 
-def test_it_starts_without_compiling(tmp_path: Path) -> None:
-    """The same Python takes the compiled modules, with nothing installed beside."""
+def test_the_same_python_takes_the_compiled_modules(tmp_path: Path) -> None:
     agent = tmp_path / "agent.pyz"
     agent.write_bytes(bundle().packed())
     assert loaded_from(agent) == "dgxlab/agent/work.pyc"
 
 
 def test_another_python_compiles_the_sources(tmp_path: Path) -> None:
-    """Byte code of a version that is not the host's is passed over."""
     agent = tmp_path / "agent.pyz"
     with zipfile.ZipFile(io.BytesIO(bundle().packed())) as ours, zipfile.ZipFile(agent, "w") as other:
         for name in ours.namelist():
@@ -40,5 +40,4 @@ def test_another_python_compiles_the_sources(tmp_path: Path) -> None:
 def test_its_digest_is_of_the_sources_alone() -> None:
     """Another process, with other modules loaded, gives it the same name: the host has it already."""
     code = "from dgxlab.transport.bundle import bundle; print(bundle().digest)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == bundle().digest
+    assert printed("-c", code) == bundle().digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,10 @@ from tests import toy
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A host that has never heard of the agent."""
     return Host(LocalTransport(str(tmp_path / "root")))
 
 
-def test_the_first_verb_brings_the_agent(host: Host) -> None:
-    """Three calls the first time, one from then on."""
+def test_the_first_verb_takes_three_calls_and_the_next_one(host: Host) -> None:
     host.probe()
     assert host.calls == 3
     host.probe()
@@ -34,7 +32,6 @@ def test_the_first_verb_brings_the_agent(host: Host) -> None:
 
 
 def test_what_a_verb_reads_is_sent_whole_though_the_agent_was_missing(host: Host, tmp_path: Path) -> None:
-    """The first attempt may have eaten some of it before it was known that no agent listens."""
     pin = toy.make_repository(tmp_path / "repository")
     cache = PinCache(tmp_path / "pins.git")
     cache.ensure(pin, [str(tmp_path / "repository")], lambda note: None)
@@ -52,7 +49,6 @@ def test_what_a_verb_reads_is_sent_whole_though_the_agent_was_missing(host: Host
 
 
 def script(path: Path, text: str) -> str:
-    """Write a program in shell and return its path."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
@@ -79,49 +75,38 @@ ITEM = {"kind": "jobs", "name": "job-1", "used": 1.5, "bytes": 1, "state": "done
         ("status", "hello"),
         ("status", "[" * 100_000),
         *(("status", wrong) for wrong in (None, [], 3, '"job-1"', {}, [JOB])),
-        ("status", {**JOB, "job_id": "job-2"}),
-        ("status", {**JOB, "state": "fine"}),
-        ("status", {**JOB, "state": ["done"]}),
+        *(("status", {**JOB, **wrong}) for wrong in ({"job_id": "job-2"}, {"state": "fine"}, {"state": ["done"]})),
         *(("status", {**JOB, "journal_bytes": wrong}) for wrong in ("7", True, 1.5, float("nan"))),
-        ("status", {**JOB, "rc": 3}),
-        ("status", {**JOB, "rc": {}}),
-        ("status", {**JOB, "rc": {**RC, "status": "running"}}),
-        ("status", {**JOB, "rc": {**RC, "exit_code": "0"}}),
-        ("status", {**JOB, "rc": {**RC, "exit_code": 1 << 70}}),
+        *(("status", {**JOB, "rc": wrong}) for wrong in (3, {}, {**RC, "status": "running"})),
+        *(("status", {**JOB, "rc": {**RC, "exit_code": wrong}}) for wrong in ("0", 1 << 70)),
         ("cancel", {**JOB, "job_id": "job-2"}),
         *(("jobs", wrong) for wrong in ({"a": 1}, [3], [[]], [{**JOB, "name": 3}], [{**JOB, "age_s": "old"}])),
         *(("probe", wrong) for wrong in (None, [], {}, {"facts": {}})),
         *(("inventory", wrong) for wrong in (3, [3], [{**ITEM, "used": "today"}], [{**ITEM, "name": None}])),
-        *(("remove", wrong) for wrong in (3, {}, {"removed": [["jobs"]], "kept": [], "busy": False})),
-        ("raw", {"size": "1", "files": 1}),
-        ("raw", {"size": 1e400, "files": 1}),
+        *(("clean", wrong) for wrong in (3, {}, {"removed": [["jobs"]], "kept": [], "busy": False})),
+        *(("raw", {"size": wrong, "files": 1}) for wrong in ("1", 1e400)),
     ],
 )
 def test_another_answer_than_the_agents_is_refused(tmp_path: Path, verb: str, reply: Any) -> None:
-    """Of another shape, or about another job: an error of the host's, in one sentence, and nothing is believed."""
     host = saying(tmp_path, reply if verb == "status" and isinstance(reply, str) else f"{json.dumps(reply)}\n")
     ask: dict[str, Callable[[], object]] = {
         "status": lambda: host.status("job-1"),
         "cancel": lambda: host.cancel("job-1"),
         "raw": lambda: host.raw("job-1", 10, lambda piece: None),
-        "remove": lambda: host.remove([]),
+        "clean": lambda: host.remove([]),
+        **{name: getattr(host, name) for name in ("jobs", "probe", "inventory")},
     }
-    with pytest.raises(
-        RemoteError, match=f"host local answered {'clean' if verb == 'remove' else verb} with something"
-    ):
-        ask.get(verb, getattr(host, verb))()
+    with pytest.raises(RemoteError, match=f"host local answered {verb} with something"):
+        ask[verb]()
 
 
 def test_status_is_read_as_the_agent_says_it(tmp_path: Path) -> None:
-    """The same answers, whole; an older agent's final word may have less."""
     assert saying(tmp_path, json.dumps(JOB)).status("job-1") == JobStatus("job-1", "running", 7)
     rc = {"status": "failed", "exit_code": 4}
-    told = saying(tmp_path, json.dumps({**JOB, "state": "done", "rc": rc})).status("job-1").rc
-    assert told == rc
+    assert saying(tmp_path, json.dumps({**JOB, "state": "done", "rc": rc})).status("job-1").rc == rc
 
 
-def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
-    """The list does not read what a final word says: it may be of any version."""
+def test_a_final_word_of_another_version_hides_no_job(tmp_path: Path) -> None:
     odd = {**JOB, "state": "done", "rc": {"status": "exploded"}}
     assert saying(tmp_path, json.dumps([odd])).jobs() == [HostJob("job-1", "done", 7)]
 
@@ -136,7 +121,6 @@ def test_one_odd_job_hides_no_other(tmp_path: Path) -> None:
     ],
 )
 def test_error_is_text_whatever_the_host_says(tmp_path: Path, answer: Any, message: str) -> None:
-    """It is printed, line by line."""
     host = saying(tmp_path, answer if isinstance(answer, str) else json.dumps(answer), rc=10)
     with pytest.raises(DgxlabError) as caught:
         host.status("job-1")
@@ -145,29 +129,27 @@ def test_error_is_text_whatever_the_host_says(tmp_path: Path, answer: Any, messa
     assert all(isinstance(text, str) for text in (caught.value.message, caught.value.next, caught.value.details))
 
 
+HERE = ("run the same command again", "dgxlab report 20261120-120301-toy-3f2a9c", "dgxlab logs job-1 raw/b0.1.stderr")
+HERE += ("dgxlab host clean dgx --older-than 0 --dry-run",)
+DROPPED = ("curl x | sh", "dgxlab report x; curl y | sh", "dgxlab report $(curl)", "dgxlab report x\ncurl y")
+DROPPED += ("dgxlab report x\n", "dgxlab report x --output=/home/me/.bashrc", "dgxlab host trust evil --yes")
+DROPPED += (
+    "dgxlab host clean dgx --yes",
+    "dgxlab run evil.yaml --trust-source",
+    "sudo sh -c id",
+    "ls -l '/a' 'b' ; id",
+)
+DROPPED += ("run the same command again with --trust-source", "python3 -c 'import evil'")
+
+
 @pytest.mark.parametrize(
     ("answer", "typed"),
     [
-        ("run the same command again", "run the same command again"),
-        ("dgxlab report 20261120-120301-toy-3f2a9c", "dgxlab report 20261120-120301-toy-3f2a9c"),
-        ("dgxlab logs job-1 raw/b0.1.stderr", "dgxlab logs job-1 raw/b0.1.stderr"),
-        ("dgxlab host clean dgx --older-than 0 --dry-run", "dgxlab host clean dgx --older-than 0 --dry-run"),
+        *((answer, answer) for answer in HERE),
         ("sudo chmod 1777 /tmp", "ssh -t me@dgx sudo chmod 1777 /tmp"),
         ("ls -l '/a b'", "ssh -t me@dgx 'ls -l '\"'\"'/a b'\"'\"''"),
         ("/usr/bin/cc --version", "ssh -t me@dgx /usr/bin/cc --version"),
-        ("curl x | sh", ""),
-        ("dgxlab report x; curl y | sh", ""),
-        ("dgxlab report $(curl)", ""),
-        ("dgxlab report x\ncurl y", ""),
-        ("dgxlab report x\n", ""),
-        ("dgxlab report x --output=/home/me/.bashrc", ""),
-        ("dgxlab host trust evil --yes", ""),
-        ("dgxlab host clean dgx --yes", ""),
-        ("dgxlab run evil.yaml --trust-source", ""),
-        ("run the same command again with --trust-source", ""),
-        ("sudo sh -c id", ""),
-        ("ls -l '/a' 'b' ; id", ""),
-        ("python3 -c 'import evil'", ""),
+        *((answer, "") for answer in DROPPED),
     ],
 )
 def test_what_a_host_may_have_typed(answer: str, typed: str) -> None:
@@ -175,21 +157,19 @@ def test_what_a_host_may_have_typed(answer: str, typed: str) -> None:
     assert HostEntry("dgx", "me@dgx").next_of_agent(answer) == typed
 
 
-def test_old_python_that_does_not_say_how_old(tmp_path: Path) -> None:
-    """Its exit status alone is enough for the sentence."""
+def test_an_old_python_is_known_by_its_exit_status(tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match="the agent needs Python"):
         saying(tmp_path, "", rc=OLD_PYTHON).jobs()
 
 
 class Watched(LocalTransport):
-    """A way to a machine where everybody sees what is started, as `ps` shows it."""
+    """A way to a machine that notes what is started, as `ps` shows it."""
 
-    def stream(
-        self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
-    ) -> Iterator[bytes]:
-        """Note what is started."""
-        self.seen = [*getattr(self, "seen", []), *argv]
-        return super().stream(argv, stdin, patience_s=patience_s)
+    seen: tuple[str, ...] = ()
+
+    def stream(self, argv: Sequence[str], *args: Any, **options: Any) -> Iterator[bytes]:
+        self.seen += tuple(argv)
+        return super().stream(argv, *args, **options)
 
 
 def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
@@ -207,12 +187,8 @@ def test_settings_are_for_the_agent_alone(tmp_path: Path) -> None:
 
 
 def test_settings_reach_the_agent(tmp_path: Path) -> None:
-    """What hosts.yaml says of PATH decides which tools are found."""
     for tool in ("cmake", "ninja"):
-        fake = tmp_path / "bin" / tool
-        fake.parent.mkdir(exist_ok=True)
-        fake.write_text("#!/bin/sh\necho 'cmake version 99'\n")
-        fake.chmod(0o755)
+        script(tmp_path / "bin" / tool, "echo 'cmake version 99'")
     entry = HostEntry("box", path_prepend=(str(tmp_path / "bin"),))
     facts = Host(LocalTransport(str(tmp_path / "root")), entry).probe().facts
     assert facts.toolchain.cmake == "cmake version 99"
@@ -220,18 +196,14 @@ def test_settings_reach_the_agent(tmp_path: Path) -> None:
 
 
 class Silent(LocalTransport):
-    """A way to a machine where nothing happens for longer than anybody waits."""
+    """A way to a machine where a sleep runs in place of the agent."""
 
-    def stream(
-        self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
-    ) -> Iterator[bytes]:
-        """Run a sleep in place of the agent, with a patience that suits tests."""
+    def stream(self, argv: Sequence[str], *args: Any, patience_s: float | None = None) -> Iterator[bytes]:
         assert patience_s is not None
-        return super().stream(["sleep", "60"], stdin, patience_s=0.2)
+        return super().stream(["sleep", "60"], *args, patience_s=0.2)
 
 
 def test_a_verb_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    """A dead network disk would otherwise hold the command for ever."""
     with pytest.raises(HostError, match=r"was silent for 0\.2 s"):
         Host(Silent(str(tmp_path / "root"))).jobs()
 
@@ -247,16 +219,14 @@ def test_a_damaged_agent_is_sent_again(host: Host, tmp_path: Path, left: bytes) 
     assert (host.calls, agent.read_bytes()) == (6, whole)
 
 
-def test_a_disk_that_keeps_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent that is not there though it was just sent is not sent for ever."""
+def test_an_agent_that_vanishes_is_not_sent_for_ever(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Host, "_install", lambda self: None)
     with pytest.raises(RemoteError, match="no whole agent") as caught:
         host.probe()
     assert caught.value.next == "df -h"
 
 
-def test_an_agent_that_cannot_be_put_there(tmp_path: Path) -> None:
-    """What the host's disk says of it is told."""
+def test_the_hosts_reason_for_refusing_the_agent_is_told(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file")
     with pytest.raises(RemoteError, match=r"(Not a directory|File exists)"):
         Host(LocalTransport(str(tmp_path / "root"))).probe()
@@ -286,8 +256,7 @@ def for_ever(piece: bytes) -> Iterator[bytes]:
         yield piece
 
 
-def test_what_a_host_says_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply, or a line of a journal, that has no end would fill the memory; there may be any number of lines."""
+def test_replies_and_lines_without_an_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     assert module.whole([b"x" * (1 << 19)] * 2, "box", "jobs") == b"x" * (1 << 20)
     with pytest.raises(RemoteError, match=r"box answered jobs .* 1 MiB"):
@@ -297,6 +266,5 @@ def test_what_a_host_says_is_read_to_a_limit(monkeypatch: pytest.MonkeyPatch) ->
         list(module.whole_lines(for_ever(b"x" * 1000), "box", "follow"))
 
 
-def test_lines_are_passed_on_whole() -> None:
-    """However they were cut on the way; a torn one at the end is not."""
+def test_lines_are_passed_on_whole_and_a_torn_last_one_is_not() -> None:
     assert list(module.whole_lines([b"a", b"b\nc\nd", b"", b"\ne"], "box", "follow")) == [b"ab\nc\n", b"d\n"]

@@ -18,7 +18,6 @@ from dgxlab.lab import Lab
 from dgxlab.lab.jobs import follow
 from dgxlab.lab.raw import kept, listing, path_of
 from dgxlab.lab.session import resolve
-from dgxlab.model import Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport import retry, ssh_connection
@@ -26,8 +25,7 @@ from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host
 from dgxlab.transport.ssh_trust import NotTrusted
 from tests import toy
-from tests.lab.conftest import ToyLab
-from tests.lab.test_detached import quiet, submit
+from tests.lab.conftest import ToyLab, quiet
 from tests.proxy import Proxy
 from tests.transport.conftest import Client, Reach
 
@@ -55,12 +53,10 @@ def far_lab(toys: tuple[Path, Path, str], proxy: Proxy, reach: Reach, tmp_path: 
 
 
 def journal(lab: ToyLab, job_id: str) -> bytes:
-    """Return a job's journal as the host has it."""
     return (lab.root / "jobs" / job_id / "journal.jsonl").read_bytes()
 
 
 def test_raw_files_come_whole_over_a_line_that_breaks(far_lab: ToyLab, proxy: Proxy) -> None:
-    """Kept when the job ended; fetched again with a cut in the middle they are the same, and nothing half is left."""
     outcome, _ = far_lab.run(again=True)
     path = path_of(far_lab.lab.raw, outcome.job_id)
     before = listing(path)
@@ -77,8 +73,7 @@ def test_raw_files_come_whole_over_a_line_that_breaks(far_lab: ToyLab, proxy: Pr
     assert len(notes) == 2
 
 
-def test_cuts_leave_no_gap_and_no_repeat(far_lab: ToyLab, proxy: Proxy) -> None:
-    """A journal read over a line that breaks again and again is byte for byte the journal."""
+def test_a_journal_read_over_many_cuts_is_byte_for_byte_the_journal(far_lab: ToyLab, proxy: Proxy) -> None:
     outcome, _ = far_lab.run(again=True)
     long = f"{outcome.job_id}-long"
     shutil.copytree(far_lab.root / "jobs" / outcome.job_id, far_lab.root / "jobs" / long)
@@ -106,7 +101,7 @@ def test_cuts_leave_no_gap_and_no_repeat(far_lab: ToyLab, proxy: Proxy) -> None:
 def test_running_job_outlives_the_line(far_lab: ToyLab, proxy: Proxy) -> None:
     """The line breaks, then falls silent; the job runs on, and its journal is read on from where it stood."""
     lab = far_lab
-    job = submit(lab, lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env=SLOW))))
+    job = lab.submit(lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env=SLOW))))
     notes: list[str] = []
 
     def note(sentence: str) -> None:
@@ -132,7 +127,8 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
     """Wherever the answer was lost, asking again starts no second run."""
     lab = far_lab
     lab.run(lab.experiment(bench=()))
-    job = staged(lab)
+    experiment = lab.experiment()
+    job = plan.make(experiment, resolve(lab.lab.cache, experiment, None, quiet), job_id=plan.new_job_id("toy"))
     notes: list[str] = []
 
     def note(sentence: str) -> None:
@@ -153,14 +149,7 @@ def test_submitting_over_a_breaking_line_runs_once(far_lab: ToyLab, proxy: Proxy
     assert (events.count("job"), events.count("end"), events.count("run")) == (1, 1, 3)
 
 
-def staged(lab: ToyLab) -> Plan:
-    """Return a plan whose sources are on the host already."""
-    experiment = lab.experiment()
-    return plan.make(experiment, resolve(lab.lab.cache, experiment, None, quiet), job_id=plan.new_job_id("toy"))
-
-
-def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last error names the cause and how often it was tried; each pause was announced."""
+def test_attempts_end_with_the_last_cause(far_lab: ToyLab, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_connection, "DROPPED_PAUSES_S", ())
     proxy.refuse = True
     notes: list[str] = []
@@ -168,17 +157,13 @@ def test_attempts_have_an_end(far_lab: ToyLab, proxy: Proxy, monkeypatch: pytest
     with pytest.raises(HostError, match=r"after 4 attempts; .*: box \(127.0.0.1:") as caught:
         retry.again(far_lab.host, far_lab.host.jobs, notes.append, (0.1, 0.2, 0.3))
     assert time.monotonic() - began > 0.6
-    assert [sentence.partition("; ")[2] for sentence in notes] == [
-        "trying again in 0.1 s (1 of 3)",
-        "trying again in 0.2 s (2 of 3)",
-        "trying again in 0.3 s (3 of 3)",
-    ]
+    endings = [f"trying again in 0.{n} s ({n} of 3)" for n in (1, 2, 3)]
+    assert [sentence.partition("; ")[2] for sentence in notes] == endings
     assert not isinstance(caught.value, HostLost)
     assert caught.value.next.startswith("ssh -o BatchMode=yes ")
 
 
 def test_host_that_is_not_trusted_is_not_asked_again(far_lab: ToyLab, client: Client) -> None:
-    """Time mends no host key."""
     client.knows()
     notes: list[str] = []
     with pytest.raises(NotTrusted):
@@ -189,6 +174,5 @@ def test_host_that_is_not_trusted_is_not_asked_again(far_lab: ToyLab, client: Cl
 
 
 def test_pauses_grow_to_ten_minutes_in_all() -> None:
-    """Long enough for a router to restart, and bounded."""
     assert list(retry.PAUSES_S) == sorted(retry.PAUSES_S)
     assert 500 < sum(retry.PAUSES_S) < 700

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -27,8 +28,7 @@ from tests.transport.test_ssh import run
 FOLLOW = """
 import sys
 from dgxlab.transport.ssh import SshTransport
-from dgxlab.transport.ssh_config import Limits, route
-from dgxlab.transport.ssh_connection import connect
+from dgxlab.transport.ssh_config import Limits
 box = SshTransport("box", "box", limits=Limits(ask_s=0.2, silent_s=1.0))
 try:
     for chunk in box.stream(["sh", "-c", f"echo one; sleep {sys.argv[1]}; echo two"]):
@@ -41,6 +41,13 @@ NOTICED_S = QUICK.silent_s + 1.0
 """A silence is noticed well within this."""
 
 
+def following(transport: SshTransport, script: str, stdin: Iterable[bytes] = ()) -> Iterator[bytes]:
+    """Begin to follow a command that prints `one`."""
+    stream = transport.stream(["sh", "-c", f"echo one; {script}"], stdin)
+    assert next(stream) == b"one\n"
+    return stream
+
+
 def lost_in(stream: Iterator[bytes]) -> tuple[float, HostLost]:
     """Read to the end, which is a loss; returns how long that took and the error."""
     began = time.monotonic()
@@ -50,11 +57,17 @@ def lost_in(stream: Iterator[bytes]) -> tuple[float, HostLost]:
     return time.monotonic() - began, caught.value
 
 
+def silenced(proxy: Proxy, stream: Iterator[bytes]) -> tuple[float, HostLost]:
+    """Carry nothing until the stream is lost."""
+    proxy.blackhole()
+    loss = lost_in(stream)
+    proxy.heal()
+    return loss
+
+
 def test_cut_in_the_middle(proxy: Proxy, reach: Reach) -> None:
-    """What came before it was yielded; the outcome is unknown; the next command connects again."""
     box = reach()
-    stream = box.stream(["sh", "-c", "echo one; sleep 20"])
-    assert next(stream) == b"one\n"
+    stream = following(box, "sleep 20")
     proxy.cut()
     took, error = lost_in(stream)
     assert took < 1
@@ -95,7 +108,6 @@ def outcome(box: SshTransport, script: str) -> bytes:
 
 
 def test_cut_while_connecting(proxy: Proxy, reach: Reach) -> None:
-    """At any point from the host's first line to the first command: a loss, never a stuck client or a traceback."""
     for allowed in (60, 400, 1100, 1500, 1700, 1900, 2100):
         proxy.cut_after = allowed
         box = reach()
@@ -122,8 +134,7 @@ def test_host_that_hangs_up(proxy: Proxy, reach: Reach, monkeypatch: pytest.Monk
     assert proxy.connections == 5
 
 
-def test_first_contact_above_max_startups(serve: Callable[..., Sshd], reach: Reach) -> None:
-    """It waits for those that are signing in."""
+def test_first_contact_waits_above_max_startups(serve: Callable[..., Sshd], reach: Reach) -> None:
     busy = serve("MaxStartups 1:100:1\n")
     with occupy(busy) as other:
         leaves = threading.Timer(0.3, other.shutdown, [socket.SHUT_RDWR])
@@ -133,12 +144,9 @@ def test_first_contact_above_max_startups(serve: Callable[..., Sshd], reach: Rea
     assert "drop connection" in busy.log
 
 
-def test_one_session_at_a_time(serve: Callable[..., Sshd], reach: Reach) -> None:
-    """A command waits until the one before it has ended on the host."""
+def test_a_command_waits_for_the_only_session(serve: Callable[..., Sshd], reach: Reach) -> None:
     server, box = serve("MaxSessions 1\n"), reach()
-    stream = box.stream(["sh", "-c", "echo one; sleep 0.5"])
-    assert next(stream) == b"one\n"
-    stream.close()  # type: ignore[attr-defined]
+    following(box, "sleep 0.5").close()  # type: ignore[attr-defined]
     assert run(box, "echo", "two") == b"two\n"
     assert server.log.count("Connection from") == 2  # the first one is the server's own test
 
@@ -147,22 +155,15 @@ def test_one_session_at_a_time(serve: Callable[..., Sshd], reach: Reach) -> None
 def test_silence_while_following(
     client: Client, server: Sshd, jump_server: Sshd, proxy: Proxy, reach: Reach, destination: str
 ) -> None:
-    """Packets vanish anywhere on the way while a command says nothing: noticed within the limit."""
-    client.host("jump", jump_server.port)
+    client.add("jump", jump_server)
     client.host("behind-a-jump", proxy.port, "HostKeyAlias box", "ProxyJump jump")
     client.host("behind-box", server.port, "HostKeyAlias box", "ProxyJump box")
-    client.knows(server.known_hosts_line(name="box"), jump_server.known_hosts_line())
-    stream = reach(destination).stream(["sh", "-c", "echo one; sleep 20"])
-    assert next(stream) == b"one\n"
-    proxy.blackhole()
-    took, error = lost_in(stream)
+    took, error = silenced(proxy, following(reach(destination), "sleep 20"))
     assert QUICK.silent_s * 0.8 < took < NOTICED_S
     assert error.message.endswith(" for 1.5 s")
-    proxy.heal()
 
 
 def test_default_limits_notice_a_silence_within_20_s() -> None:
-    """The figures of real life."""
     limits = Limits()
     assert limits.silent_s * 21 / 20 + 0.5 < 20
     assert limits.ask_s * 3 < limits.silent_s
@@ -170,33 +171,20 @@ def test_default_limits_notice_a_silence_within_20_s() -> None:
 
 def test_silence_while_sending(proxy: Proxy, reach: Reach) -> None:
     """All send buffers are full, so that even the question whether the host is there cannot leave."""
-
-    def endless() -> Iterator[bytes]:
-        while True:
-            yield bytes(1 << 16)
-
-    stream = reach().stream(["sh", "-c", "echo go; exec cat >/dev/null"], endless())
-    assert next(stream) == b"go\n"
-    proxy.blackhole()
-    took, _ = lost_in(stream)
+    took, _ = silenced(proxy, following(reach(), "exec cat >/dev/null", itertools.repeat(bytes(1 << 16))))
     assert took < NOTICED_S
-    proxy.heal()
 
 
 @pytest.mark.parametrize("where", ["connect", "session"])
 def test_silence_before_anything_runs(proxy: Proxy, reach: Reach, where: str) -> None:
-    """Connecting, and opening a channel on a connection that is there, have deadlines."""
     box = reach(limits=Limits(connect_s=1.0, auth_s=1.0, ask_s=0.3, silent_s=1.5))
     if where == "session":
         run(box, "true")
-    proxy.blackhole()
-    took, _ = lost_in(box.stream(["true"]))
+    took, _ = silenced(proxy, box.stream(["true"]))
     assert took < 4
-    proxy.heal()
 
 
 def test_silence_while_connecting_and_signing_in(proxy: Proxy, reach: Reach) -> None:
-    """Wherever it begins it is a loss, told in time: also where the host is to say whether it takes a key."""
     limits = Limits(connect_s=0.8, auth_s=0.8, ask_s=0.3, silent_s=60.0)
     printed = set()
     for allowed in range(1520, 2000, 40):
@@ -213,12 +201,10 @@ def test_silence_is_told_before_the_next_attempt(proxy: Proxy, reach: Reach) -> 
     """A command on a connection that has fallen silent does not try another one, which may be as silent, unheard."""
     box = reach(limits=Limits(connect_s=1.0, auth_s=1.0, ask_s=20.0, silent_s=15.0))
     run(box, "true")
-    proxy.blackhole()
-    took, error = lost_in(box.stream(["true"]))
+    took, error = silenced(proxy, box.stream(["true"]))
     assert took < 1.8
     assert error.message.endswith(" for 1 s")
     assert proxy.connections == 1
-    proxy.heal()
     assert run(box, "echo", "back") == b"back\n"
 
 
@@ -236,7 +222,6 @@ def test_dead_network_is_noticed_by_the_kernel(client: Client) -> None:
 
 
 def test_short_outage_is_survived(proxy: Proxy, reach: Reach) -> None:
-    """Below the limit nothing is lost, and nothing is said."""
     stream = reach().stream(["sh", "-c", "for i in 1 2 3 4 5 6; do echo $i; sleep 0.2; done"])
     printed = next(stream)
     proxy.blackhole()
@@ -246,12 +231,10 @@ def test_short_outage_is_survived(proxy: Proxy, reach: Reach) -> None:
 
 
 def test_quiet_command_is_no_silence(box: SshTransport) -> None:
-    """A job may say nothing for hours: the host answers in its stead."""
     assert run(box, "sh", "-c", f"sleep {QUICK.silent_s * 2}; echo done") == b"done\n"
 
 
 def test_stopped_client_does_not_blame_the_host(box: SshTransport) -> None:
-    """Ctrl-Z, or a laptop that slept: its own absence is no silence of the host's."""
     with subprocess.Popen([sys.executable, "-c", FOLLOW, "2.5"], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "one\n"
@@ -263,10 +246,8 @@ def test_stopped_client_does_not_blame_the_host(box: SshTransport) -> None:
 
 
 def test_ctrl_c_ends_the_client_at_once(box: SshTransport) -> None:
-    """A real SIGINT while following: no hang, no second one needed, and no noise of ours on stderr."""
-    with subprocess.Popen(
-        [sys.executable, "-c", FOLLOW, "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    argv, pipe = [sys.executable, "-c", FOLLOW, "5"], subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "one\n"
         time.sleep(0.2)  # until it waits: Python drops an interrupt that meets the callback of a weak reference
@@ -278,7 +259,6 @@ def test_ctrl_c_ends_the_client_at_once(box: SshTransport) -> None:
 
 
 def test_connection_that_died_unnoticed(server: Sshd, box: SshTransport) -> None:
-    """A command on it is not lost: nothing had run yet, so it runs on a new one."""
     run(box, "true")
     end_sessions(server)
     assert run(box, "echo", "two") == b"two\n"

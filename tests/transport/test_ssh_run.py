@@ -1,15 +1,25 @@
-"""`dgxlab run --host` over a real sshd: one line in hosts.yaml is all that changes."""
+"""The program over a real sshd: one line in hosts.yaml is all that changes, and what is wrong there is told."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import toy
-from tests.sshd import Sshd
-from tests.transport.conftest import Client, dgxlab
+from dgxlab.agent.lock import BenchLock
+from tests import machines, toy
+from tests.sshd import ORDINARY, ORDINARY_UID, Sshd, sshd
+from tests.transport.conftest import Client, Keys, dgxlab
 
 SPEC = """
 name: toy
@@ -39,7 +49,6 @@ def project(tmp_path: Path, client: Client, server: Sshd) -> Path:
 
 
 def test_run_and_again(project: Path, client: Client, server: Sshd) -> None:
-    """Built, gated, measured and recorded there; the second time nothing is measured; jobs asks the host."""
     client.knows(server.known_hosts_line())
     first = dgxlab(project, "run", "experiments/toy.yaml", "--host", "toybox")
     assert first.returncode == 0, first.stderr
@@ -53,7 +62,6 @@ def test_run_and_again(project: Path, client: Client, server: Sshd) -> None:
 
 
 def test_host_add_trusts_and_names(project: Path, server: Sshd) -> None:
-    """The fingerprint is shown; afterwards the host can be used under its name; a no writes nothing."""
     refused = dgxlab(project, "host", "add", "box", "--name", "mybox")
     assert refused.returncode == 2
     assert refused.stderr.endswith("\nnext: dgxlab host add box --name mybox\n")
@@ -85,7 +93,6 @@ def test_host_add_of_a_key_that_ssh_knows(project: Path, client: Client, server:
 
 
 def test_host_add_that_does_not_let_us_in(project: Path, client: Client) -> None:
-    """Exit code 3 and ssh's own sentence: the key stays trusted, no entry is written."""
     for path in (client.home / ".ssh").glob("id_*"):
         path.unlink()
     ran = dgxlab(project, "host", "add", "box", "--yes")
@@ -101,6 +108,154 @@ def test_host_add_that_does_not_let_us_in(project: Path, client: Client) -> None
     [("me@box", "me@box --name box"), ("ssh://me@box:22", "ssh://me@box:22 --name box"), ("a;b", "'a;b' --name box")],
 )
 def test_host_add_names_what_is_no_name(project: Path, destination: str, better: str) -> None:
-    """With a command that works as it is printed."""
     ran = dgxlab(project, "host", "add", destination)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (2, f"next: dgxlab host add {better}")
+
+
+# -- doctor and host check -----------------------------------------------------------------------------------------
+
+OLD = """#!/bin/sh
+# imitates an old Python: this one, with another idea of its version
+shift 2
+exec {python} -ESc 'import sys
+sys.version_info, code = (3, 8, 10), sys.argv.pop(1)
+exec(code)' "$@"
+"""
+
+
+@pytest.fixture
+def bare_project(tmp_path: Path, client: Client) -> Path:
+    """A project whose hosts.yaml names `box`."""
+    folder = tmp_path / "project"
+    (folder / "patches").mkdir(parents=True)
+    (folder / "hosts.yaml").write_text("box: {ssh: box}\n")
+    return folder
+
+
+@pytest.fixture
+def bare(tmp_path: Path, keys: Keys, client: Client) -> Iterator[Sshd]:
+    """A known server with git and a compiler for C, and neither Python nor anything else on its PATH."""
+    folder = machines.programs(tmp_path / "bin", "git", "cc", "uname")
+    config = f"SetEnv HOME={tmp_path}/there PATH={folder}\n"
+    (tmp_path / "there").mkdir()
+    with sshd(tmp_path / "sshd", keys.authorized, config=config) as running:
+        client.add("box", running)
+        yield running
+
+
+def of_box(bare_project: Path) -> dict[str, dict[str, Any]]:
+    """Return what doctor finds of the host, by name; it is never all well there."""
+    ran = dgxlab(bare_project, "doctor", "box", "--format", "json")
+    assert ran.returncode == 11, ran.stderr
+    assert "Traceback" not in ran.stderr
+    findings = json.loads(ran.stdout)
+    assert [each["state"] for each in findings if each["name"] == "record"] == ["ok"]  # the client is told all the same
+    return {each["name"]: each for each in findings if each["where"] == "box"}
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_host_that_cannot_be_used(bare_project: Path, client: Client, server: Sshd, listens: bool) -> None:
+    client.host("box", server.port if listens else 1)
+    (only,) = of_box(bare_project).values()
+    assert (only["name"], only["state"]) == ("reach", "missing")
+    assert ("is not known" if listens else "Connection refused") in only["text"]
+    assert only["next"] == "dgxlab host add box" if listens else only["next"]
+
+
+def test_host_without_python(bare_project: Path, bare: Sshd) -> None:
+    (only,) = of_box(bare_project).values()
+    sentence = "host box has no python3 that can be started, and the agent needs Python 3.10 or newer"
+    assert only["text"].startswith(sentence)
+    ran = dgxlab(bare_project, "host", "check", "box")
+    assert (ran.returncode, ran.stdout) == (4, "")
+    assert ran.stderr.startswith(f"error: {sentence}: ")
+    assert ran.stderr.endswith(f"\nnext: ${{EDITOR:-vi}} {bare_project}/hosts.yaml\n")
+
+
+def test_host_with_an_old_python(bare_project: Path, bare: Sshd, tmp_path: Path) -> None:
+    """Its version is named, not the first line of ours that it does not understand."""
+    old = tmp_path / "bin" / "python3"
+    old.write_text(OLD.format(python=sys.executable))
+    old.chmod(0o755)
+    (only,) = of_box(bare_project).values()
+    assert " python3 of version 3.8, " in only["text"]
+
+
+def test_what_a_bare_host_lacks(bare_project: Path, bare: Sshd) -> None:
+    (bare_project / "hosts.yaml").write_text(f"box: {{ssh: box, python: {sys.executable}}}\n")
+    assert dgxlab(bare_project, "host", "trust", "box", "--yes").returncode == 0
+    findings = of_box(bare_project)
+    assert [name for name, each in findings.items() if each["state"] == "missing"] == ["c++"]
+    assert findings["c++"]["next"] == "ssh -t box sudo apt-get install g++"
+    assert [findings[name]["state"] for name in ("cmake", "ninja", "ccache")] == ["note"] * 3
+    assert findings["git"]["text"].endswith("/bin/git")
+
+
+# -- an account without any rights, on a machine that others measure on too ----------------------------------------
+
+AS_ROOT = os.getuid() == 0
+UID = ORDINARY_UID if AS_ROOT else os.getuid()
+
+
+@pytest.fixture
+def ordinary(keys: Keys) -> Iterator[Sshd]:
+    """Run an sshd as an ordinary user, where that user can reach it."""
+    folder = Path(tempfile.mkdtemp(prefix="dgxlab-ordinary-"))
+    folder.chmod(0o755)
+    shutil.copy(keys.authorized, folder / "authorized_keys")
+    (folder / "authorized_keys").chmod(0o644)
+    try:
+        with sshd(folder / "box", folder / "authorized_keys", ordinary=True) as running:
+            yield running
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def plain(project: Path, client: Client, ordinary: Sshd) -> Path:
+    """The project of the ssh tests, its host reached as the ordinary user, whose Python is the system's."""
+    client.host("plain", ordinary.port, *([f"User {ORDINARY}"] if AS_ROOT else []))
+    client.knows(ordinary.known_hosts_line())
+    python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
+    assert python, "there is no python3 here that every user may run"
+    own = client.home / ".config" / "dgxlab" / "hosts.yaml"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text(f"plainbox: {{ssh: plain, python: {python}}}\n")
+    model = ordinary.home / "toy.gguf"
+    model.write_bytes(b"GGUF" + bytes(60))
+    spec = project / "experiments" / "toy.yaml"
+    spec.write_text(re.sub("(?m)^models:.*$", f"models: {{m: {{path: {model}}}}}", spec.read_text()))
+    return project
+
+
+@pytest.mark.network  # cmake and ninja are sent where that user finds none
+def test_everything_is_that_users_own(plain: Path, ordinary: Sshd) -> None:
+    ran = dgxlab(plain, "run", "experiments/toy.yaml", "--host", "plainbox")
+    assert ran.returncode == 0, ran.stderr
+    assert "| MUL_MAT | CPU | 4/4 | 1 | 4 | passed |" in ran.stdout
+    root = ordinary.home / ".dgxlab"
+    assert {path.stat().st_uid for path in (root, *root.rglob("*"))} == {UID}
+    assert root.stat().st_mode & 0o077 == 0
+    if AS_ROOT:
+        assert f"user {ORDINARY}" in dgxlab(plain, "host", "check", "plainbox").stdout
+
+
+@pytest.mark.network
+@pytest.mark.skipif(not AS_ROOT, reason="the other user is root")
+def test_another_users_lock_is_waited_for(plain: Path, ordinary: Sshd) -> None:
+    theirs = BenchLock("cpu", [ordinary.locks])
+    assert theirs.take({"job": "20260101-000000-theirs-abc123", "user": "root"})
+    argv = [sys.executable, "-m", "dgxlab", "run", "experiments/toy.yaml", "--host", "plainbox"]
+    with subprocess.Popen(argv, cwd=plain, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stderr is not None
+        printed = []
+        for line in client.stderr:
+            printed.append(line)
+            if line.startswith("waiting for the device"):
+                break
+        assert "is held by job 20260101-000000-theirs-abc123 of root, since" in printed[-1], "".join(printed)
+        threading.Timer(0.2, theirs.release).start()
+        printed += client.stderr.readlines()
+        page = client.stdout.read() if client.stdout else ""
+    assert client.returncode == 0, "".join(printed)
+    assert "4/4" in page
