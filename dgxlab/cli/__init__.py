@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Option
 
-from dgxlab.cli import host, jobs, patch, record, report, run, verdict
-from dgxlab.cli._app import App, DbOption, FormatOption, QuietOption
-from dgxlab.cli._out import Format, Out, show_error
+from dgxlab.cli import host, jobs, patch, record, report, run, traffic, verdict
+from dgxlab.cli._app import App, DbOption
+from dgxlab.cli._out import Format, FormatOption, Out, QuietOption, show_error
 from dgxlab.errors import AGAIN, DgxlabError, Interrupted, UsageError, command
 
 
-def schema(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of stdout.")] = None,
-) -> None:
+def schema(output: Path | None = Option(None, "--output", "-o", help="Write here instead of stdout.")) -> None:
     """Write the JSON Schema of experiment files, for editors.
 
     Example: dgxlab schema --output schema/experiment.schema.json
     """
-    import json
-
     from dgxlab.spec import json_schema
 
     text = json.dumps(json_schema(), indent=2) + "\n"
@@ -42,25 +39,13 @@ app = App(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.add("run")(run.run)
-app.add("ab")(run.ab)
-app.add("noise")(run.noise)
-app.add("gate")(run.gate)
-app.add("plan")(run.plan)
-app.add("report")(report.report)
-app.add("jobs")(jobs.jobs)
-app.add("attach")(jobs.attach)
-app.add("cancel")(jobs.cancel)
-app.add("logs")(jobs.logs)
-app.add_typer(jobs.app, name="session")
-app.add_typer(patch.app, name="patch")
-app.add_typer(host.app, name="host")
-app.add("import")(record.import_)
-app.add("export")(record.export)
-app.add_typer(record.app, name="db")
-app.add("verdict")(verdict.verdict)
-app.add("doctor")(host.doctor)
-app.add("schema")(schema)
+for _command in (
+    *(run.run, run.ab, run.noise, run.gate, run.plan, report.report, jobs.jobs, jobs.attach, jobs.cancel, jobs.logs),
+    *(record.import_, record.export, verdict.verdict, traffic.bytes_, host.doctor, schema),
+):
+    app.add(_command)
+for _name, _group in {"session": jobs.app, "patch": patch.app, "host": host.app, "db": record.app}.items():
+    app.add_typer(_group, name=_name)
 
 
 def _version(value: bool) -> None:
@@ -76,13 +61,13 @@ def _top(
     db: DbOption = None,
     format: FormatOption = Format.human,
     quiet: QuietOption = False,
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it."),
+    version: bool = Option(False, "--version", callback=_version, is_eager=True, help="Print it."),
 ) -> None:
     pass  # each command reads the three from its context: App.add
 
 
 def main() -> None:
-    """Run the program; every error on purpose becomes one sentence and its exit code."""
+    """Run the program; a DgxlabError becomes one sentence and its exit code."""
     try:
         app(prog_name="dgxlab")
     except DgxlabError as error:

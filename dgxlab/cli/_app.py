@@ -1,22 +1,21 @@
-"""What the commands share: options, and where the project, its record, its experiments and the hosts are."""
+"""Shared by all commands: options, and where the project, its record, its experiments and the hosts are."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer import Argument, Option
 
-from dgxlab.cli._out import Format, Out
 from dgxlab.errors import SpecError, UsageError, command
 from dgxlab.project import MARKER, is_marked, root, spec_at, specs
 
@@ -28,73 +27,33 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-
 Word = StrEnum("Word", ["faster", "slower", "same", "inconclusive", "invalid"])
-"""What a chain may say."""
-
-Same = StrEnum("Same", ["matrix", "models", "session", "host"])
-"""What both arms of a session must have alike."""
+"""Verdicts of a chain."""
 
 DbOption = Annotated[
-    Path | None,
-    typer.Option("--db", envvar="DGXLAB_DB", help="The database; results.db of this project by default."),
-]
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print the result on stdout.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr, only errors.")]
-HostOption = Annotated[str | None, typer.Option("--host", help="Run on this host instead of the spec's.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one value of the spec; may be given again."),
+    Path | None, Option("--db", envvar="DGXLAB_DB", help="The database; results.db of this project by default.")
 ]
 TrustSourceOption = Annotated[
-    bool, typer.Option("--trust-source", help="Fetch from a package that dgxlab does not know the digest of.")
+    bool, Option("--trust-source", help="Fetch from a package that dgxlab does not know the digest of.")
 ]
 FailOnOption = Annotated[
-    list[Word] | None,
-    typer.Option("--fail-on", help="Exit with 11 where this is a verdict; may be given again."),
+    list[Word] | None, Option("--fail-on", help="Exit with 11 where this is a verdict; may be given again.")
 ]
-AllowOption = Annotated[
-    list[Same] | None,
-    typer.Option("--allow", help="Compare arms that differ in this too; may be given again."),
-]
-WaitOption = Annotated[
-    int,
-    typer.Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
-]
-MaxMinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        "--max-minutes",
-        metavar="MINUTES",
-        help="Let the chains take so long at most, builds and gates left out: fewer cycles then, and a larger MDE.",
-        show_default=False,
-    ),
-]
-SpecArgument = Annotated[
-    str, typer.Argument(help="The experiment's YAML file, or its name in experiments/.", show_default=False)
-]
-WideOption = Annotated[bool, typer.Option("--wide", help="Show every column, and each run and cycle left out.")]
+WideOption = Annotated[bool, Option("--wide", help="Show every column, and each run and cycle left out.")]
 JOB = "its id, enough of its beginning, or its last six characters"
-JobArgument = Annotated[str, typer.Argument(help=f"A job: {JOB}.", show_default=False)]
-
-SHARED: dict[str, list[tuple[str, Any, Any]]] = {
-    "desk": [("db", DbOption, None)],
-    "out": [("format", FormatOption, Format.human), ("quiet", QuietOption, False)],
-}
-"""The options of every command, with their defaults, by the parameter that a command's function has for them. They may
-also be given before the command."""
+JobArgument = Annotated[str, Argument(help=f"A job: {JOB}.")]
 
 
 @dataclass(frozen=True)
 class Desk:
     """Where a command works."""
 
-    db: Path | None = None
+    db: DbOption = None
     """None for results.db of the project."""
     project: Path | None = None
     """Its folder; None for that of the current folder."""
     trust_source: bool = False
-    """Whether a pin may come from a package of which no digest is known."""
+    """Whether a pin may come from a package without a known digest."""
 
     @property
     def database(self) -> Path:
@@ -103,21 +62,16 @@ class Desk:
 
     @property
     def where(self) -> str:
-        """Which project and record a command is about; from a folder that is not marked it may be another one."""
+        """Names of the project and the record in use; from an unmarked folder they may be unexpected ones."""
         folder = self.project or root()
         guessed = "" if is_marked(folder) else f" (guessed; mark it with: {command('touch', folder / MARKER)})"
         return f"project {folder}{guessed}, record {self.database.absolute()}"
 
-    @contextmanager
-    def store(self, *, create: bool = False) -> Iterator[Store]:
-        """Open the record."""
+    def store(self, *, create: bool = False) -> Store:
+        """Open the record; the caller closes it."""
         from dgxlab.store import Store
 
-        opened = Store.open(self.database, create=create)
-        try:
-            yield opened
-        finally:
-            opened.close()
+        return Store.open(self.database, create=create)
 
     @contextmanager
     def lab(self, *, create: bool = False) -> Iterator[Lab]:
@@ -130,7 +84,7 @@ class Desk:
 
     @contextmanager
     def lab_if_any(self) -> Iterator[Lab | None]:
-        """Open everything, or nothing where no database was named and the project has none."""
+        """Open everything; None where no database was named and the project has none."""
         if self.db is None and not self.database.exists():
             yield None
             return
@@ -139,54 +93,46 @@ class Desk:
 
 
 class App(typer.Typer):
-    """Commands that all have --format and --quiet, and --db where they use the record."""
+    """Commands that may share options: a dataclass parameter is built from options, one per annotated field."""
 
     def __init__(self, help: str, **settings: Any) -> None:
         super().__init__(help=help, no_args_is_help=True, rich_markup_mode=None, **settings)
 
-    def add(self, name: str) -> Callable[[Command], Command]:
-        """Register a function as a command: its parameters `desk` and `out` are made from the options in SHARED."""
+    def add(self, function: Command) -> Command:
+        """Register a function as the command of its name; the program's own options may precede the command too."""
+        own: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[inspect.Parameter]]] = {}
+        for parameter in inspect.signature(function, eval_str=True).parameters.values():
+            if is_dataclass(parameter.annotation):
+                group: Any = parameter.annotation
+                fields = inspect.signature(group, eval_str=True).parameters.values()
+                groups[parameter.name] = (group, [each for each in fields if hasattr(each.annotation, "__metadata__")])
+            else:
+                own.append(parameter)
 
-        def register(function: Command) -> Command:
-            signature = inspect.signature(function, eval_str=True)
-            shared = [each for name, options in SHARED.items() if name in signature.parameters for each in options]
-            own = [parameter for name, parameter in signature.parameters.items() if name not in SHARED]
+        def command(context: typer.Context, **given: Any) -> None:
+            for option, value in context.find_root().params.items():
+                source = context.get_parameter_source(option)
+                if option in given and (source is None or source.name != "COMMANDLINE"):
+                    given[option] = value
+            for name, (group, options) in groups.items():
+                given[name] = group(**{option.name: given.pop(option.name) for option in options})
+            function(**given)
 
-            def command(context: typer.Context, **given: Any) -> None:
-                for option, *_ in shared:
-                    source = context.get_parameter_source(option)
-                    if source is None or source.name != "COMMANDLINE":  # then what precedes the command decides
-                        given[option] = context.find_root().params[option]
-                if "desk" in signature.parameters:
-                    given["desk"] = Desk(given.pop("db"))
-                if "out" in signature.parameters:
-                    given["out"] = Out(given.pop("format"), given.pop("quiet"))
-                function(**given)
-
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
-            parameters += [parameter.replace(kind=keyword) for parameter in own]
-            parameters += [inspect.Parameter(n, keyword, annotation=option, default=d) for n, option, d in shared]
-            command.__name__, command.__doc__ = function.__name__, function.__doc__
-            command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-            self.command(name)(command)
-            return function
-
-        return register
-
-
-def seconds(max_minutes: float | None) -> float:
-    """Return a limit of minutes in seconds, 0 for none; raises SpecError if it leaves no time at all."""
-    if max_minutes is not None and not 0 < max_minutes < math.inf:
-        raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next="dgxlab ab --help")
-    return 60 * (max_minutes or 0.0)
+        shown = [*own, *(option for _, options in groups.values() for option in options)]
+        first = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [first, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown)]
+        command.__doc__ = function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.command(function.__name__.rstrip("_"))(command)
+        return function
 
 
 def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> Experiment:
     """Read the spec of that path, or of that name anywhere below the project's experiments/.
 
     Raises:
-        SpecError: if anything is wrong with it; never without the command that looks at it again.
+        SpecError: if the spec is wrong; `next` is a command that checks it again.
     """
     from dgxlab.spec import load
 
@@ -210,25 +156,22 @@ def _spec_file(spec: str) -> Path:
         if len(named) > 1:
             raise SpecError(f"{' and '.join(named)} share a name", next=command("dgxlab", "plan", named[0]))
         return Path(named[0])
-    if path.exists():  # a folder, for one: the reader knows the words for it
+    if path.exists():  # a folder, for example: the reader refuses it
         return path
     folder = label(root() / "experiments")
-    near = difflib.get_close_matches(spec, known, n=1)
-    raise SpecError(
-        f"{folder} has no experiment {spec!r}" + (f"; there is {near[0]!r}" if near else ""),
-        next=command("ls", "-R", folder),
-    )
+    near = "".join(f"; there is {name!r}" for name in difflib.get_close_matches(spec, known, n=1))
+    raise SpecError(f"{folder} has no experiment {spec!r}{near}", next=command("ls", "-R", folder))
 
 
 def hosts_files() -> tuple[Path, Path]:
-    """Return where hosts.yaml is looked for: the user's own, then the project's."""
+    """Return the paths of hosts.yaml: the user's own, then the project's."""
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return config / "dgxlab" / "hosts.yaml", root() / "hosts.yaml"
 
 
 @contextmanager
 def naming_a_host(instead: str = "") -> Iterator[None]:
-    """For a job that is not in the record, give a host's list as `next` where it is `instead`: the first over ssh."""
+    """If a job is not in the record, replace the next command `instead` with the job list of the first ssh host."""
     try:
         yield
     except UsageError as error:

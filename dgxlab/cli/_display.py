@@ -1,6 +1,6 @@
-"""What a running job looks like: a line for everything that ends, and on a terminal a bar for what takes long.
+"""Display of a running job: a line for each finished step, and on a terminal a bar for long ones.
 
-No value of a chain is shown before the session has ended: who knows the effect so far stops when it pleases.
+No value of a chain is shown before the session has ended: a user who sees the effect early may stop when it looks good.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ from typing import Any
 
 from dgxlab.cli._out import Out
 from dgxlab.errors import one_line
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, about, events
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, CHANGED, ParityGate, about, events
 from dgxlab.stats import median
-from dgxlab.tools import shown
 from dgxlab.units import conditions, duration, metric, size, style
 
 
 class Lines:
-    """Says what happens. A run of a chain is told with the `chain` event that follows it, in one line."""
+    """Turns events into lines. A run of a chain shares one line with the `chain` event that follows it."""
 
     def __init__(self) -> None:
-        self._run: events.RunEvent | None = None
-        """The run of a chain that has ended and was not told of."""
+        self._run: events.RunEvent | None = None  # of a chain, ended and not shown yet
         self._arms: set[str] = set()
 
     def of(self, event: Any) -> list[str]:
-        """Return what to say about an event, [] for most."""
+        """Return the lines for an event, [] for most."""
         match event.event:
             case "note":
                 return [event.note]
@@ -42,9 +40,7 @@ class Lines:
             case "model":
                 return [f"model {event.name}: {event.path}, {size(event.size)}"]
             case "gate":
-                return [_gate(event, f" of {event.arm}" if len(self._arms) > 1 else "")]
-            case "check":
-                return [_check(event, f" for {event.arm}" if len(self._arms) > 1 else "")]
+                return [_gate(event, len(self._arms) > 1)]
             case "run" if event.chain:
                 self._run = event
             case "run":
@@ -55,29 +51,23 @@ class Lines:
         return []
 
 
-def _gate(event: events.GateEvent, of: str) -> str:
+def _gate(event: events.GateEvent, several: bool) -> str:
     gate = event.gate
-    counted = "nothing counted"
-    if event.total is not None:
-        counted = f"{event.passed}/{event.total}, {event.unsupported} unsupported"
     again = ", after the chains" if event.id.endswith(":after") else ""
-    about = f"gate {gate.op} on {gate.backend}{of}{again}"
-    changed = gate.overridden
-    words = f"{about}: {event.status}{CHANGED * changed}, {counted} ({duration(event.seconds)})"
-    recorded = gate.expect is None and event.status == "passed" and not changed
+    if not isinstance(gate, ParityGate):
+        read = "; ".join((*map(str, event.reasons), *gate.shown(event.readings))) or "nothing read"
+        words = f"gate {about(gate)}{f' for {event.arm}' * several}{again}: {event.status}"
+        return f"{words}, {read} ({duration(event.seconds)})"
+    counted, reading = "nothing counted", event.counts
+    if reading["total"] is not None:
+        counted = f"{reading['passed']}/{reading['total']}, {reading['unsupported']} unsupported"
+    status = f"{event.status}{CHANGED * gate.overridden}"
+    words = f"gate {about(gate)}{f' of {event.arm}' * several}{again}: {status}, {counted} ({duration(event.seconds)})"
+    recorded = gate.expect is None and event.status == "passed" and not gate.overridden
     return words + ("; recorded as what to expect from now on" if recorded else "")
 
 
-def _check(event: events.CheckEvent, of: str) -> str:
-    gate = event.gate
-    again = ", after the chains" if event.id.endswith(":after") else ""
-    read = "; ".join((*event.reasons, *shown(gate, event.readings))) or "nothing read"
-    words = f"gate {about(gate)}{of}{again}: {event.status}"
-    return f"{words}, {read} ({duration(event.seconds)})"
-
-
 def _run(event: events.RunEvent) -> list[str]:
-    cells = event.cells
     below = [f"  {'hard event' if flag.hard else 'flag'}: {flag.reason}" for flag in event.flags]
     if event.status != "valid":
         return [f"{event.id} {event.status}: {event.reason}", *below]
@@ -87,7 +77,7 @@ def _run(event: events.RunEvent) -> list[str]:
             quantity, value = metric(measurement.metric), median(measurement.samples)
             shown_as = style(quantity, [value])
             values.append(f"{quantity.label} {shown_as.value(value)} {shown_as.unit}".lstrip())
-        below.append(f"  {cells[result.cell].label}: {', '.join(values)}")
+        below.append(f"  {event.cells[result.cell].label}: {', '.join(values)}")
     ranges: dict[str, tuple[float, float]] = {}
     for seen in event.telemetry:  # of one GPU, or of several
         low, high = ranges.get(seen.name, (seen.median, seen.median))
@@ -97,11 +87,10 @@ def _run(event: events.RunEvent) -> list[str]:
 
 
 def _chain(event: events.ChainEvent, run: events.RunEvent | None) -> str:
-    """Say how far a chain is after a run, or while the device cools; the run is None where none has ended."""
+    """Return a chain's progress after a run, or while the device cools; `run` is None if none has ended."""
     if event.state == "cooling" or (event.state == "done" and not run):
-        about = [event.note or "done", conditions(event.conditions)]
-        return f"{event.id} {', '.join(filter(None, about))}"
-    # how long the arms take side by side is the effect in other words
+        return f"{event.id} {', '.join(filter(None, (event.note or 'done', conditions(event.conditions))))}"
+    # the arms' durations would reveal the effect
     took = duration(run.seconds) if run and event.role == BURN_IN else ""
     around = ", ".join(filter(None, (took, conditions(event.conditions))))
     what = " ".join(filter(None, (event.id, run.tool if run else "", place(event))))
@@ -128,11 +117,14 @@ def place(event: events.ChainEvent) -> str:
 
 @contextmanager
 def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
-    """Give a function that shows events; on a terminal a bar moves below the lines."""
+    """Yield a function that shows events; on a terminal a bar is below the lines."""
     if out.quiet:
         yield lambda event: None
     elif sys.stderr.isatty():
-        with _Bar() as bar:
+        from dgxlab.cli._terminal import Bar
+
+        bar = Bar()
+        with bar.progress:
             yield bar.show
     else:
         lines = Lines()
@@ -142,46 +134,3 @@ def display(out: Out) -> Iterator[Callable[[events.Event], None]]:
                 out.note(one_line(line))
 
         yield show
-
-
-class _Bar:
-    """Lines above, one bar below."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self.console = Console(stderr=True, highlight=False)
-        self.progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=True,
-        )
-        self.task = self.progress.add_task("starting", total=None)
-        self.lines = Lines()
-
-    def __enter__(self) -> _Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.progress.stop()
-
-    def show(self, event: Any) -> None:
-        for line in self.lines.of(event):
-            self.console.print(one_line(line), markup=False)
-        if event.event == "progress":
-            self._move(f"{event.id} {event.note}", event.done, event.total or None)
-        elif event.event == "chain":
-            self._move(f"{event.id} {place(event)}", event.done, event.total)
-            self.progress.refresh()  # runs may be shorter than the time between two pictures
-        elif event.event == "step" and event.state == "started":
-            self.progress.remove_task(self.task)  # to reset it would leave it the total of the step before
-            self.task = self.progress.add_task(str(event.id), total=None)
-
-    def _move(self, text: str, done: float, total: float | None) -> None:
-        self.progress.update(self.task, description=one_line(text), completed=done, total=total)

@@ -1,121 +1,104 @@
-"""A plan for people: every command, in order, as one could type it; and what an A/B session will see."""
+"""A plan as text: every command in order, ready to type; and the effects that an A/B session can detect."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from dgxlab import model, stats
 from dgxlab.cli._out import plural, table
 from dgxlab.lab.outlook import command
-from dgxlab.model import (
-    BASELINE,
-    BURN_IN,
-    CANDIDATE,
-    CHANGED,
-    BuildStep,
-    ChainStep,
-    CheckStep,
-    GateStep,
-    ModelStep,
-    Plan,
-    ProbeStep,
-    RunStep,
-    Step,
-    about,
-    limits,
-)
-from dgxlab.stats import BURN_IN_RUNS, EXTRA_CYCLES, PLANNING_RUNS, SCREEN_DRIFT_LIMIT, cycle_range
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, ParityGate, Plan, RunStep
+from dgxlab.stats import cycle_range
 from dgxlab.units import duration, metric, percent
 
 if TYPE_CHECKING:
     from dgxlab.lab.outlook import Outlook
-    from dgxlab.model import Experiment
 
 PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
-"""Words that a shell takes as they are, placeholders among them."""
+"""Words that need no shell quoting, placeholders included."""
+
+NEVER = "over 100"
+"""Shown when more cycles are needed than dgxlab proposes."""
 
 
 def describe(plan: Plan) -> str:
-    """Return the plan as text; what only the host knows stays a {placeholder}."""
+    """Return the plan as text; values that only the host knows stay {placeholders}."""
     lines = [f"experiment {plan.name}"]
     for arm in plan.arms:
         series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series) or "none"
         lines.append(f"arm {arm.name}: pin {arm.source.pin[:12]}, series {series}, tree {arm.source.tree[:12]}")
     for step in plan.steps:
-        lines += ["", *_step(step)]
+        lines += ["", *(_chain(step) if isinstance(step, ChainStep) else _step(step))]
     single = sum(len(step.cells) for step in plan.steps if isinstance(step, RunStep))
     cells = single + sum(len(chain.baseline.cells) for chain in plan.chains)
     return "\n".join([*lines, "", f"{plural(len(plan.steps), 'step')}, {plural(cells, 'cell')}"])
 
 
-def _step(step: Step) -> Iterator[str]:
-    if isinstance(step, ChainStep):
-        yield from _chain(step)
-        return
+def _step(step: model.Step) -> Iterator[str]:
+    assert not isinstance(step, ChainStep)
     yield f"[{step.id}] at most {duration(step.limit_s)}"
-    if isinstance(step, BuildStep):
+    if isinstance(step, model.BuildStep):
         yield "  check out the tree, then"
         yield _command(step.configure)
         yield _command(step.compile)
-    elif isinstance(step, ModelStep):
+    elif isinstance(step, model.ModelStep):
         yield f"  {step.path}"
         yield from (_command(argv) for argv in (step.make, step.quantize) if argv)
-    elif isinstance(step, ProbeStep):
+    elif isinstance(step, model.ProbeStep):
         yield f"{_command(step.argv)}    # must know {' '.join(step.flags)}"
-    elif isinstance(step, GateStep):
-        yield _command(step.argv, dict(step.env))
-        yield f"  must pass {step.gate.expect or 'every case; the count is recorded'}{CHANGED * step.gate.overridden}"
-    elif isinstance(step, CheckStep):
+    elif isinstance(step, model.GateStep):
+        if isinstance(gate := step.gate, ParityGate):
+            yield _command(step.commands[0].argv, step.env)
+            changed = model.CHANGED * gate.overridden
+            yield f"  must pass {gate.expect or 'every case; the count is recorded'}{changed}"
+            return
         text = f"{{text}} is {plural(step.text.words, 'word')} of seed {step.text.seed}" if step.text else ""
         files = f"{{files}} is a folder with {plural(len(step.files), 'file')}" if step.files else ""
-        yield f"  {'; '.join(filter(None, (about(step.gate), text, files)))}"
-        yield from (_command(command.argv, dict(command.env)) for command in step.commands)
-        yield f"  must hold: {'; '.join(limits(step.gate))}"
+        yield f"  {'; '.join(filter(None, (model.about(gate), text, files)))}"
+        yield from (_command(command.argv, command.env) for command in step.commands)
+        yield f"  must hold: {'; '.join(model.limits(gate))}"
     else:
-        yield _command(step.argv, dict(step.env))
+        yield _command(step.argv, step.env)
         yield _cells(step)
 
 
 def _chain(step: ChainStep) -> Iterator[str]:
-    extra = 0 if step.screen else EXTRA_CYCLES
+    extra = 0 if step.screen else stats.EXTRA_CYCLES
     least, most = (step.cycles, step.cycles) if step.cycles else cycle_range(step.claims)
-    first = BURN_IN_RUNS[0] if step.cycles else PLANNING_RUNS
-    fewest, most = first + 2 * least + 1, BURN_IN_RUNS[1] + 2 * (most + extra) + 1
-    longest = max(step.baseline.limit_s, step.candidate.limit_s)
-    yield f"[{step.id}] {fewest} to {most} runs of at most {duration(longest)} each"
+    first = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
+    runs = f"{first + 2 * least + 1} to {stats.BURN_IN_RUNS[1] + 2 * (most + extra) + 1} runs"
+    yield f"[{step.id}] {runs} of at most {duration(max(step.baseline.limit_s, step.candidate.limit_s))} each"
     if step.candidate == step.baseline:
         yield "  baseline and candidate"
-        yield _command(step.baseline.argv, dict(step.baseline.env))
+        yield _command(step.baseline.argv, step.baseline.env)
     else:
         for run, role in ((step.baseline, BASELINE), (step.candidate, CANDIDATE)):
             yield f"  {role} {run.arm}"
-            yield _command(run.argv, dict(run.env))
+            yield _command(run.argv, run.env)
     yield _cells(step.baseline)
+    if 0 < step.cycles <= 3:
+        order = f"A{' B A' * step.cycles}"
+    elif step.cycles:
+        order = f"A B A ... B A with {step.cycles} B"
+    else:
+        within = f", as many as {duration(step.max_s)} allow" if step.max_s else ""
+        order = f"A B A ... B A with {least} to {most} B, by its noise, to find {100 * step.effect:g} %{within}"
     one_more = f", and at most {extra} cycles more for those that do not count" if extra else ""
-    yield f"  order: {BURN_IN} of the {BASELINE}, then {_order(step)}{one_more}"
+    yield f"  order: {BURN_IN} of the {BASELINE}, then {order}{one_more}"
     if step.block_s:
         yield f"  each A and B is a block: its arm runs for {duration(step.block_s)}, and then the run that counts"
     if step.pin:
         yield "  each run is pinned to as many processors as it has threads, on cores of their own while there are some"
     warm = "each arm at its own temperature" if step.block_s else "the arms at their shared temperature"
     conditions = "each run waits until the device has cooled" if step.thermal == "cold" else warm
-    limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
-    step_of = f"a step of more than {100 * limit:g} % costs its cycle"
-    apart = f"baselines at most {100 * limit:g} % apart" if step.screen else step_of
+    limit = min(step.drift_limit, stats.SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
+    apart = f"a step of more than {100 * limit:g} % costs its cycle"
+    if step.screen:
+        apart = f"baselines at most {100 * limit:g} % apart"
     yield f"  thermal {step.thermal}: {conditions}; {apart}"
-
-
-def _order(step: ChainStep) -> str:
-    """Return the order of a chain, A for the baseline and B for the candidate: `A B A B A`, long ones shortened."""
-    if 0 < step.cycles <= 3:
-        return f"A{' B A' * step.cycles}"
-    if step.cycles:
-        return f"A B A ... B A with {step.cycles} B"
-    least, most = cycle_range(step.claims)
-    within = f", as many as {duration(step.max_s)} allow" if step.max_s else ""
-    return f"A B A ... B A with {least} to {most} B, by its noise, to find {100 * step.effect:g} %{within}"
 
 
 def _cells(step: RunStep) -> str:
@@ -124,19 +107,13 @@ def _cells(step: RunStep) -> str:
     return f"  {plural(len(step.cells), 'cell')}: {shown}{more}"
 
 
-def _command(argv: tuple[str, ...], env: dict[str, str] | None = None) -> str:
+def _command(argv: tuple[str, ...], env: Mapping[str, str] | None = None) -> str:
     assigned = [f"{key}={shlex.quote(value)}" for key, value in (env or {}).items()]
     return "  " + " ".join([*assigned, *(word if PLAIN.fullmatch(word) else shlex.quote(word) for word in argv)])
 
 
-# -- what a session will see -------------------------------------------------------------------------------------------
-
-NEVER = "over 100"
-"""Cycles that are needed where no session of a length that is proposed would do."""
-
-
-def describe_outlook(outlook: Outlook, experiment: Experiment) -> str:
-    """Return the outlook as text: a line a claim, then the session as it is planned and as it would have to be."""
+def describe_outlook(outlook: Outlook, experiment: model.Experiment) -> str:
+    """Return the outlook as text: one line per claim, then the planned session and the needed one."""
     effect = percent(outlook.effect)
     lines = [f"experiment {experiment.name} on host {experiment.host}, to see an effect of {effect}"]
     if outlook.claims:
@@ -162,7 +139,7 @@ def describe_outlook(outlook: Outlook, experiment: Experiment) -> str:
 
 
 def length(outlook: Outlook) -> str:
-    """Return how many cycles a session will have, and how long they take, as far as the record knows."""
+    """Return a session's number of cycles and their duration, where the record has the data."""
     if outlook.cycles is None:
         fewest, most = cycle_range(outlook.family)
         return f"planned: {fewest} to {most} cycles, as the burn-in of each chain decides"

@@ -1,17 +1,17 @@
-"""dgxlab host, doctor: machines by name, whether they are trusted, what they have and lack, what may go."""
+"""dgxlab host, doctor: machines by name, their trust, their tools and missing ones, and cleaning."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from dgxlab.cli._app import App, Desk, connect, hosts_files
 from dgxlab.cli._out import Out, agreed, as_typed, plural, table, typed
@@ -20,25 +20,21 @@ from dgxlab.units import size
 
 if TYPE_CHECKING:
     from dgxlab.lab.clean import Candidate
-    from dgxlab.lab.doctor import Finding
-    from dgxlab.model import HostEntry
-    from dgxlab.replies import Item
 
 app = App("Add, list, check and clean hosts.")
 
-NameArgument = Annotated[str, typer.Argument(help="The host's name.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Trust the key without asking: you have compared it.")]
-
+NameArgument = Annotated[str, Argument(help="The host's name.")]
 
 Kind = StrEnum("Kind", ["builds", "models", "work", "jobs", "tools", "agents", "leftovers"])
 """What can be removed from a host."""
+KINDS = f"Only {', '.join(Kind)}; may be given again."
 
 
-@app.add("add")
+@app.add
 def add(
-    destination: Annotated[str, typer.Argument(help="What ssh is given: an alias, user@host.", show_default=False)],
-    name: Annotated[str | None, typer.Option("--name", help="What specs call it; the alias by default.")] = None,
-    yes: YesOption = False,
+    destination: str = Argument(help="What ssh is given: an alias, user@host."),
+    name: str | None = Option(None, help="What specs call it; the alias by default."),
+    yes: bool = Option(False, "--yes", "-y", help="Trust the key without asking: you have compared it."),
     *,
     out: Out,
 ) -> None:
@@ -51,11 +47,10 @@ def add(
 
     named = name or destination
     if not DESTINATION.fullmatch(destination):
-        raise UsageError(
-            f"{destination!r} is nothing that ssh is given: an alias, user@host", next="dgxlab host add --help"
-        )
+        message = f"{destination!r} is nothing that ssh is given: an alias, user@host"
+        raise UsageError(message, next="dgxlab host add --help")
     if not NAME.fullmatch(named):
-        bare = re.sub(r"^(ssh://)?([^@]*@)?", "", destination).partition(":")[0]  # of user@host, ssh://user@host:port
+        bare = re.sub(r"^(ssh://)?([^@]*@)?", "", destination).partition(":")[0]  # user@host, ssh://user@host:port
         better = bare if NAME.fullmatch(bare) else "box"
         mend = shlex.join(["dgxlab", "host", "add", destination, "--name", better])
         raise UsageError(f"{named!r} is no name for a host", next=mend)
@@ -71,16 +66,16 @@ def add(
     out.result({"name": named, "ssh": destination, "file": path}, f"{named} lets us in and is in {path}")
 
 
-@app.add("trust")
+@app.add
 def trust(
-    name: Annotated[str, typer.Argument(help="The host's name.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Consent without asking.")] = False,
+    name: str = Argument(help="The host's name."),
+    yes: bool = Option(False, "--yes", "-y", help="Consent without asking."),
     *,
     out: Out,
 ) -> None:
     """Consent to what a project's hosts.yaml says of a host: which programs run, and with which settings.
 
-    The consent is for the entry as it is now. Your own hosts.yaml needs none, and its entries win.
+    The consent covers the current entry only. Your own hosts.yaml needs no consent, and its entries take precedence.
 
     Example: dgxlab host trust dgx
     """
@@ -90,8 +85,8 @@ def trust(
     entry = look_up(name, hosts_files())
     settings = to_consent(entry, own)
     if settings:
-        lines = [f"  {key}: {value}" for key, value in settings.items()]
-        Out().note("\n".join([f"{entry.file} says of {name}:", *lines]))
+        lines = [f"{entry.file} says of {name}:", *(f"  {key}: {value}" for key, value in settings.items())]
+        Out().note("\n".join(lines))
         if not yes and not agreed("Use it so?"):
             raise UsageError("not trusted, nothing was written", next=AGAIN)
         consent(entry, own)
@@ -99,7 +94,7 @@ def trust(
     out.result({"name": name, "file": entry.file, "consent": settings}, shown)
 
 
-@app.add("list")
+@app.add
 def list_(*, out: Out) -> None:
     """List the hosts that hosts.yaml names.
 
@@ -112,7 +107,7 @@ def list_(*, out: Out) -> None:
     out.result(list(hosts), lambda: table(rows))
 
 
-@app.add("check")
+@app.add
 def check(name: NameArgument = "local", *, out: Out) -> None:
     """Show what a host has: machine, GPUs, tools, compilers.
 
@@ -122,23 +117,18 @@ def check(name: NameArgument = "local", *, out: Out) -> None:
     out.result(facts, lambda: "\n".join(facts_lines(facts)))
 
 
-@app.add("clean")
+@app.add
 def clean(
     name: NameArgument = "local",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go and why the rest stays.")] = False,
-    older_than: Annotated[
-        float, typer.Option("--older-than", metavar="DAYS", min=0, help="Keep what was used in the last so many days.")
-    ] = 30,
-    kind: Annotated[
-        list[Kind] | None,
-        typer.Option("--kind", metavar="KIND", help=f"Only {', '.join(Kind)}; may be given again."),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    dry_run: bool = Option(False, "--dry-run", help="Only list what would go and why the rest stays."),
+    older_than: float = Option(30, metavar="DAYS", min=0, help="Keep what was used in the last so many days."),
+    kind: list[Kind] | None = Option(None, metavar="KIND", help=KINDS),
+    yes: bool = Option(False, "--yes", "-y", help="Remove without asking."),
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Remove what lies unused; nothing measured is lost.
+    """Remove unused builds, folders and jobs; no measurement is lost.
 
     Example: dgxlab host clean local --dry-run
     """
@@ -147,62 +137,50 @@ def clean(
     with desk.lab_if_any() as lab:
         host = connect(name)
         candidates = use_case.survey(lab, host, kind or list(Kind), older_than)
-        hint = _hint(candidates, name, kind or [], older_than)
         if dry_run:
             flat = [{**vars(each.item), "goes": not each.kept, "kept": each.kept} for each in candidates]
             out.result(flat, lambda: _listing(candidates))
-            out.note(hint)
             return
         asks = not yes and any(not candidate.kept for candidate in candidates)
-        (Out() if asks else out).note(_listing(candidates))  # a question shows what it is about
-        out.note(hint)
+        (Out() if asks else out).note(_listing(candidates))  # a question needs the list
         if asks and not agreed("Remove what goes?"):
             raise UsageError("nothing was removed", next=f"{typed()} --yes")
         cleaned = use_case.clean(lab, host, candidates, lambda event: out.note(getattr(event, "note", "")))
     lines = [one_line(f"{each.item.kind} {each.item.name} stays: {each.kept}") for each in cleaned.kept]
-    lines.append(f"removed {plural(len(cleaned.removed), 'thing')}, {_total(cleaned.removed)}")
-    out.result(cleaned, "\n".join(lines))
+    freed = size(sum(item.bytes for item in cleaned.removed))
+    out.result(cleaned, "\n".join([*lines, f"removed {plural(len(cleaned.removed), 'thing')}, {freed}"]))
 
 
-def doctor(
-    name: Annotated[str, typer.Argument(help="The host to look at as well.")] = "local",
-    *,
-    desk: Desk,
-    out: Out,
-) -> None:
-    """Say what is missing here and on a host, and what mends it.
+def doctor(name: str = Argument("local", help="The host to look at as well."), *, desk: Desk, out: Out) -> None:
+    """Show what is missing here and on a host, and how to fix it.
 
     Example: dgxlab doctor local
     """
     from dgxlab.lab.doctor import MISSING, Finding, look_at_client, look_at_host
     from dgxlab.source import default_path
-    from dgxlab.spec.hosts import load_hosts
 
-    hosts: Mapping[str, HostEntry] | DgxlabError
-    try:
-        hosts = load_hosts(hosts_files())
-    except SpecError as error:
-        hosts = error
-    findings = look_at_client(desk.database, default_path(), hosts)
-    if not isinstance(hosts, DgxlabError):
+    findings = [*look_at_client(desk.database, default_path(), hosts_files())]
+    if not any(each.name == "hosts" and each.state == MISSING for each in findings):
         try:
             findings += look_at_host(connect(name))
-        except DgxlabError as error:  # there is none of that name
-            findings.append(Finding(name, "reach", MISSING, error.message, error.next))
+        except DgxlabError as error:  # no host of that name
+            findings.append(Finding("reach", MISSING, error.message, error.next, where=name))
     findings = [replace(finding, next=as_typed(finding.next)) for finding in findings]
-    out.result(findings, lambda: _findings(findings))
+    lines = []
+    for where, group in groupby(findings, lambda finding: finding.where):
+        lines.append(where)
+        for finding in group:
+            lines.append(f"  {finding.state:9}{finding.name:8}{one_line(finding.text)}")
+            lines += [f"{'':19}next: {one_line(finding.next)}"] if finding.next else []
+    out.result(findings, "\n".join(lines))
     if missing := [finding for finding in findings if finding.state == MISSING]:
         raise CheckFailed(f"{plural(len(missing), 'thing')} missing", next=missing[0].next)
 
 
 def facts_lines(facts: Any) -> list[str]:
-    """Return what a host says of itself, for people."""
+    """Return a host's facts as lines for people."""
     details, toolchain = facts.details, facts.toolchain
     driver, disk, tools, versions = (details[key] for key in ("driver", "disk", "tools", "versions"))
-    processes = [
-        f"{process['program']} of {process['user'] or '?'}, pid {process['pid']}, {_mib(process['used_mib'])}"
-        for process in details["gpu_processes"]
-    ]
     gpus = [f"{gpu['name']}, {_mib(gpu.get('memory.total'))}" for gpu in details["gpus"]]
     rows = [
         ("host", f"{facts.hostname}, {details['os']}, kernel {details['kernel']}, user {details['user']}"),
@@ -212,13 +190,14 @@ def facts_lines(facts: Any) -> list[str]:
         ("disk", f"{_mib(disk['free_mib'])} free of {_mib(disk['total_mib'])} at {disk['path']}"),
         *(("gpu", gpu) for gpu in gpus or ["none"]),
         *([("driver", f"{driver['version']}, runs CUDA up to {driver['cuda'] or '?'}")] if gpus else []),
-        *(("in use", process) for process in processes),
-        ("cc", toolchain.cc or "missing"),
-        ("c++", toolchain.cxx or "missing"),
-        ("cmake", toolchain.cmake or "missing"),
-        ("nvcc", f"{toolchain.nvcc}, {tools['nvcc']}" if toolchain.nvcc else "missing"),
-        ("python", details["python"]),
     ]
+    for process in details["gpu_processes"]:
+        who = f"{process['program']} of {process['user'] or '?'}, pid {process['pid']}"
+        rows.append(("in use", f"{who}, {_mib(process['used_mib'])}"))
+    compilers = {"cc": toolchain.cc, "c++": toolchain.cxx, "cmake": toolchain.cmake}
+    rows += [(name, path or "missing") for name, path in compilers.items()]
+    rows.append(("nvcc", f"{toolchain.nvcc}, {tools['nvcc']}" if toolchain.nvcc else "missing"))
+    rows.append(("python", details["python"]))
     for name in ("git", "ninja", "ccache"):
         path = tools[name]
         rows.append((name, ", ".join(filter(None, (versions.get(name), path))) if path else "missing"))
@@ -226,7 +205,7 @@ def facts_lines(facts: Any) -> list[str]:
 
 
 def _trust_keys(destination: str, yes: bool, out: Out) -> None:
-    """Ask about every hop on the way that is not trusted yet, until none is left."""
+    """Ask about the key of every untrusted hop on the way to a host."""
     from dgxlab.transport.ssh import fingerprint
     from dgxlab.transport.ssh_trust import NotTrusted, trust
 
@@ -244,7 +223,7 @@ def _trust_keys(destination: str, yes: bool, out: Out) -> None:
 
 
 def _sign_in(name: str, destination: str) -> None:
-    """See that the host lets us in and runs a command: an entry is worth nothing before."""
+    """Check that we can log in and run a command, before an entry is written."""
     from dgxlab.transport.base import CommandFailed
     from dgxlab.transport.ssh import SshTransport
 
@@ -262,42 +241,16 @@ def _mib(number: int | str | None) -> str:
     return size(int(text) << 20) if (text := str(number or "")).isdecimal() and len(text) < 15 else "?"
 
 
-def _findings(findings: Sequence[Finding]) -> str:
-    lines = []
-    for where, group in groupby(findings, lambda finding: finding.where):
-        lines.append(where)
-        for finding in group:
-            lines.append(f"  {finding.state:9}{finding.name:8}{one_line(finding.text)}")
-            lines += [f"{'':19}next: {one_line(finding.next)}"] if finding.next else []
-    return "\n".join(lines)
-
-
 def _listing(candidates: Sequence[Candidate]) -> str:
     if not candidates:
         return "nothing lies there"
-    goes = [candidate.item for candidate in candidates if not candidate.kept]
-    stays = [candidate.item for candidate in candidates if candidate.kept]
-    rows = [
-        {
-            "kind": candidate.item.kind,
-            "name": candidate.item.name,
-            "last used": time.strftime("%Y-%m-%d", time.localtime(time.time() - candidate.item.age_s)),
-            "size": size(candidate.item.bytes),
-            "what becomes of it": f"stays: {candidate.kept}" if candidate.kept else "goes",
-        }
-        for candidate in candidates
-    ]
-    return f"{table(rows, right=('size',))}\n{len(goes)} of {len(rows)} go, {_total(goes)}; {_total(stays)} stay"
-
-
-def _hint(candidates: Sequence[Candidate], host: str, kinds: Sequence[str], days: float) -> str:
-    """Return what to say where nothing goes and things stay only because they were used lately, "" elsewhere."""
-    if any(not candidate.kept for candidate in candidates) or not any(candidate.recent for candidate in candidates):
-        return ""
-    words = ["dgxlab", "host", "clean", host, *(word for kind in kinds for word in ("--kind", kind))]
-    command = shlex.join([*words, "--older-than", "0", "--dry-run"])
-    return f"nothing goes, for all that may go was used in the last {days:g} days; to see it: {command}"
-
-
-def _total(items: Iterable[Item]) -> str:
-    return size(sum(item.bytes for item in items))
+    rows = []
+    for candidate in candidates:
+        item = candidate.item
+        used = time.strftime("%Y-%m-%d", time.localtime(time.time() - item.age_s))
+        becomes = f"stays: {candidate.kept}" if candidate.kept else "goes"
+        row = {"kind": item.kind, "name": item.name, "last used": used, "size": size(item.bytes)}
+        rows.append({**row, "what becomes of it": becomes})
+    goes = [candidate.item.bytes for candidate in candidates if not candidate.kept]
+    stays = sum(candidate.item.bytes for candidate in candidates if candidate.kept)
+    return f"{table(rows, right=('size',))}\n{len(goes)} of {len(rows)} go, {size(sum(goes))}; {size(stays)} stay"

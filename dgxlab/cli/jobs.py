@@ -1,15 +1,13 @@
-"""dgxlab jobs, attach, cancel, logs, session: detached work of any client, and what it printed."""
+"""dgxlab jobs, attach, cancel, logs, session: detached jobs of any client, and their output."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from dgxlab import project
 from dgxlab.cli._app import JOB, App, Desk, JobArgument, connect, naming_a_host
@@ -19,22 +17,22 @@ from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
 from dgxlab.units import duration, size
 
 if TYPE_CHECKING:
-    from dgxlab.lab import Lab
     from dgxlab.store import Job
-    from dgxlab.transport.host import Host, HostJob
 
 app = App("Judge whole sessions.")
 
-AskOption = Annotated[
-    str | None, typer.Option("--host", help="The host to ask, by its name in hosts.yaml; local by default.")
-]
 WhereOption = Annotated[
-    str | None, typer.Option("--host", help="Look for it on this host, as another laptop may have started it.")
+    str | None, Option("--host", help="Look for it on this host, as another laptop may have started it.")
 ]
 
 
-def jobs(host: AskOption = None, *, desk: Desk, out: Out) -> None:
-    """List the jobs of the host and the record; finish what was left.
+def jobs(
+    host: str | None = Option(None, help="The host to ask, by its name in hosts.yaml; local by default."),
+    *,
+    desk: Desk,
+    out: Out,
+) -> None:
+    """List the jobs of the host and the record; finish unfinished ones.
 
     Example: dgxlab jobs
     """
@@ -48,11 +46,24 @@ def jobs(host: AskOption = None, *, desk: Desk, out: Out) -> None:
             settle(lab, connected, None, lambda event: None)
             known = {job.job_id: job for job in lab.store.jobs()}
     there = {job.job_id: job for job in connected.jobs()}
-    ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have been called otherwise then
-    rows = [_row(name, there.get(job_id), known.get(job_id)) for job_id in sorted({*there, *ours})]
-    columns = ("job", "host", "kind", "age", "on_host", "recorded")  # the job's id says its name already
-    shown = [{**row, "age": duration(row["age_s"])} for row in rows]
-    texts = [{column: str(row[column]) for column in columns} for row in shown]
+    ours = {job_id for job_id, job in known.items() if job.host == name}  # the host may have had another name then
+    rows, texts = [], []
+    for job_id in sorted({*there, *ours}):
+        on_host, job = there.get(job_id), known.get(job_id)
+        either = job or there[job_id]
+        age_s = on_host.age_s if on_host else time.time() - known[job_id].intent_at
+        row = {
+            "job": job_id,
+            "host": name,
+            "name": either.name,
+            "kind": either.kind,
+            "age_s": age_s,
+            "on_host": on_host.state if on_host else "absent",
+            "recorded": ("rejected" if job.rejected else job.state) if job else "not here",
+        }
+        rows.append(row)
+        shown = {**row, "age": duration(age_s)}  # the job's id has its name already
+        texts.append({column: str(shown[column]) for column in ("job", "host", "kind", "age", "on_host", "recorded")})
     out.result(rows, lambda: clean(table(texts)) if texts else "no jobs")
 
 
@@ -63,9 +74,11 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     """
     from dgxlab import report
     from dgxlab.cli._display import display
-    from dgxlab.lab.jobs import adopt, follow
+    from dgxlab.lab.jobs import adopt, find, follow
 
-    with _job_of(desk, job, host) as (lab, connected, job_id):
+    with desk.lab(create=host is not None) as lab:
+        with naming_a_host():
+            connected, job_id = find(lab, job, host)
         error: DgxlabError | None
         try:
             with display(out) as watch:
@@ -87,16 +100,18 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
 
 
 def cancel(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) -> None:
-    """End a job, its own processes alone; what it measured is kept.
+    """End a job and only its processes; its measurements are kept.
 
     Example: dgxlab cancel 20261120-120301-quickstart-3f2a9c
     """
-    from dgxlab.lab.jobs import settle
+    from dgxlab.lab.jobs import find, settle
 
-    with _job_of(desk, job, host) as (lab, connected, job_id):
+    with desk.lab(create=host is not None) as lab:
+        with naming_a_host():
+            connected, job_id = find(lab, job, host)
         try:
             status = connected.cancel(job_id)
-        except RemoteError:  # something of it goes on; that it ended is recorded all the same
+        except RemoteError:  # some of its processes survive; record its end anyway
             settle(lab, connected, None, lambda event: None)
             raise
         settle(lab, connected, None, lambda event: None)
@@ -104,15 +119,15 @@ def cancel(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     out.result({"job": job_id, "state": status.state, "rc": status.rc}, f"job {job_id}: {state}")
 
 
-@app.add("reject")
+@app.add
 def reject(
     session: JobArgument,
-    because: Annotated[str, typer.Option("--because", help="Why, in words; every report of it says so.")],
+    because: str = Option(..., help="Why, in words; every report of it says so."),
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Set a session's evidence aside for good: it stays in the record, and nothing of it counts.
+    """Reject a session for good: it stays in the record, but none of its results count.
 
     Example: dgxlab session reject 20261120-120301-toy-3f2a9c --because hot
     """
@@ -128,17 +143,15 @@ def reject(
 
 
 def logs(
-    session: Annotated[str, typer.Argument(help=f"A session: {JOB}.", show_default=False)],
-    name: Annotated[str | None, typer.Argument(help="The file to print, as the list names it.")] = None,
-    unpack: Annotated[Path | None, typer.Option("--out", help="Unpack every file into this new folder.")] = None,
-    host: Annotated[
-        str | None, typer.Option("--host", help="Fetch from this host, where the record's name for it is not yours.")
-    ] = None,
+    session: str = Argument(help=f"A session: {JOB}."),
+    name: str | None = Argument(None, help="The file to print, as the list names it."),
+    unpack: Path | None = Option(None, "--out", help="Unpack every file into this new folder."),
+    host: str | None = Option(None, help="Fetch from this host, where the record's name for it is not yours."),
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """List what a session's programs printed, or print one file of it.
+    """List the output files of a session, or print one.
 
     Example: dgxlab logs 20261120-120301-quickstart-3f2a9c run-0.out
     """
@@ -171,19 +184,8 @@ def logs(
         out.result({**rows[paths[0]], "text": raw.content(archive, paths[0]).decode(errors="replace")}, "")
 
 
-@contextmanager
-def _job_of(desk: Desk, job: str, host: str | None) -> Iterator[tuple[Lab, Host, str]]:
-    """Open the record, and give it with a job's host and whole id."""
-    from dgxlab.lab.jobs import find
-
-    with desk.lab(create=host is not None) as lab:
-        with naming_a_host():
-            connected, job_id = find(lab, job, host)
-        yield lab, connected, job_id
-
-
 def _again(job: Job) -> str:
-    """Return the command that does a job's work again; without its spec in place, the one that shows what it did."""
+    """Return the command that repeats a job, or the one that reports it if its spec is missing."""
     from dgxlab.model import SESSIONS
     from dgxlab.spec.resolve import label
 
@@ -197,17 +199,3 @@ def _again(job: Job) -> str:
         return f"dgxlab report {job.job_id}"
     command, *screen = ("ab", "--screen") if job.kind == "screen" else (job.kind,)
     return shlex.join(["dgxlab", command, *(label(file) for (file,) in files), *screen, "--host", job.host])
-
-
-def _row(host: str, there: HostJob | None, known: Job | None) -> dict[str, Any]:
-    says = known or there
-    assert says is not None
-    return {
-        "job": says.job_id,
-        "host": host,
-        "name": says.name,
-        "kind": says.kind,
-        "age_s": there.age_s if there else time.time() - known.intent_at if known else None,
-        "on_host": there.state if there else "absent",
-        "recorded": "rejected" if known and known.rejected else known.state if known else "not here",
-    }

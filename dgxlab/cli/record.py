@@ -1,4 +1,4 @@
-"""dgxlab import, export, db: what goes into the record and out of it, its health, and two of them merged."""
+"""dgxlab import, export, db: import into the record, export from it, check, merge and rebuild it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from dgxlab import units
 from dgxlab.cli._app import JOB, App, Desk, connect
@@ -17,50 +17,36 @@ from dgxlab.errors import CheckFailed, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.imported import Imported
-    from dgxlab.tools.reading import Values
 
 app = App("Check, merge and rebuild the record.")
 
-PathArgument = Annotated[Path | None, typer.Argument(help="The database; --db by default.", show_default=False)]
+PathArgument = Annotated[Path | None, Argument(help="The database; --db by default.")]
 
-SHOWN = 20
-"""Rows of a file that people are shown."""
+SHOWN_ROWS = 20
 
-
-class Tool(StrEnum):
-    """Whose rows the record can hand on."""
-
-    llama_bench = "llama-bench"
-    test_backend_ops = "test-backend-ops"
-    llama_batched_bench = "llama-batched-bench"
+# written out, as --help is printed before any tool is imported
+Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench"])
+"""Whose rows the record can hand on."""
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="What the tool printed, plain or gzip.", show_default=False)],
-    tool: Annotated[
-        str,
-        typer.Option(
-            "--tool",
-            metavar="TOOL",
-            help="Who printed it: test-backend-ops, llama-bench, llama-batched-bench, llama-perplexity or harness; "
-            "by default what it looks like.",
-            show_default=False,
-        ),
-    ] = "",
-    format_of: Annotated[
-        str,
-        typer.Option(
-            "--format-of",
-            metavar="FORMAT",
-            help="In which format: console, sql, json, jsonl, csv or md; by default what it looks like.",
-            show_default=False,
-        ),
-    ] = "",
+    file: Path = Argument(help="What the tool printed, plain or gzip."),
+    tool: str = Option(
+        "",
+        metavar="TOOL",
+        help="Who printed it: test-backend-ops, llama-bench, llama-batched-bench, llama-perplexity or harness; "
+        "by default what it looks like.",
+    ),
+    format_of: str = Option(
+        "",
+        metavar="FORMAT",
+        help="In which format: console, sql, json, jsonl, csv or md; by default what it looks like.",
+    ),
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Adopt what a tool printed elsewhere, exactly or not at all.
+    """Import a tool's output from elsewhere, exactly or not at all.
 
     Example: dgxlab import --tool test-backend-ops perf.log.gz
     """
@@ -69,40 +55,25 @@ def import_(
     adopted = imported.open_file(file, tool, format_of)
     with desk.store(create=True) as store:
         new = imported.record(store, adopted)
-    for note in adopted.reading.notes if out.format is Format.human else ():
-        out.note(f"note: {note}")
     reading = adopted.reading
-    value = {
-        "import_id": adopted.import_id,
-        "sha256": adopted.sha256,
-        "file": adopted.name,
-        "tool": adopted.tool,
-        "format": adopted.format,
-        "new": new,
-        "provenance": reading.provenance,
-        "notes": reading.notes,
-        "rows": reading.rows,
-    }
-    out.result(value, lambda: _as_text(adopted, new))
+    for note in reading.notes if out.format is Format.human else ():
+        out.note(f"note: {note}")
+    about = {name: getattr(adopted, name) for name in ("import_id", "sha256", "tool", "format")}
+    read = {name: getattr(reading, name) for name in ("provenance", "notes", "rows")}
+    out.result({**about, "file": adopted.name, "new": new, **read}, lambda: _as_text(adopted, new))
 
 
 def export(
-    file: Annotated[
-        Path, typer.Argument(help="A new file; its suffix says how: .sqlite, .jsonl or .csv.", show_default=False)
-    ],
-    tool: Annotated[
-        Tool | None, typer.Option("--tool", help="Only this tool's rows; into .sqlite go all.", show_default=False)
-    ] = None,
-    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=f"Only this job's: {JOB}.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs of this experiment or session.")] = None,
-    imported: Annotated[
-        str | None, typer.Option("--imported", metavar="FILE", help="An imported file's rows, by name or id, alone.")
-    ] = None,
+    file: Path = Argument(help="A new file; its suffix says how: .sqlite, .jsonl or .csv."),
+    tool: Tool | None = Option(None, help="Only this tool's rows; into .sqlite go all."),
+    job: str | None = Option(None, metavar="JOB", help=f"Only this job's: {JOB}."),
+    name: str | None = Option(None, help="Only jobs of this experiment or session."),
+    imported: str | None = Option(None, metavar="FILE", help="An imported file's rows, by name or id, alone."),
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Hand on what was measured, for compare-llama-bench.py.
+    """Export measured rows, for compare-llama-bench.py.
 
     Example: dgxlab export runs.sqlite --tool llama-bench
     """
@@ -116,7 +87,7 @@ def export(
             tables = [exported.collect_imported(store, imported)]
         else:
             job_id = the_one(store.job_ids(job), job, next="dgxlab jobs") if job else None
-            tools = [tool.value] if tool else list(exported.TABLES)
+            tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
     tables = [each for each in tables if each.rows]
     if not tables:
@@ -130,19 +101,19 @@ def export(
     out.result({"file": str(file), "tools": written}, "\n".join(lines))
 
 
-@app.add("check")
+@app.add
 def check(path: PathArgument = None, *, desk: Desk, out: Out) -> None:
     """Check the record: integrity, seals, evidence, plans and verdicts.
 
     Example: dgxlab db check
     """
-    gc.disable()  # it would walk 100,000 rows again and again for cycles, and there are none
+    gc.disable()  # it would scan 100,000 rows repeatedly for cycles; there are none
 
     from dgxlab import audit, ingest
 
     with replace(desk, db=path or desk.db).store() as store:
         problems = audit.check(store)
-        beyond = [] if problems else list(ingest.beyond(store))  # sound evidence of what cannot be: no damage
+        beyond = [] if problems else list(ingest.beyond(store))  # impossible values, but the database is not damaged
         sessions, size = len(store.job_ids("")), store.path.stat().st_size
     lines = [*(problems or ["ok"]), *(f"note: {each}" for each in beyond)]
     out.result({"problems": problems, "beyond": beyond}, "\n".join(lines))
@@ -153,8 +124,8 @@ def check(path: PathArgument = None, *, desk: Desk, out: Out) -> None:
         raise CheckFailed(f"{store.path} has {plural(len(problems), 'problem')}", next=again)
 
 
-@app.add("text")
-def text(path: Annotated[Path, typer.Argument(help="The database.", show_default=False)], *, out: Out) -> None:
+@app.add
+def text(path: Path = Argument(help="The database."), *, out: Out) -> None:
     """Print every row as a line, for git diff.
 
     Example: dgxlab db text results.db
@@ -165,14 +136,14 @@ def text(path: Annotated[Path, typer.Argument(help="The database.", show_default
     out.lines(lines, lambda: "\n".join(lines))
 
 
-@app.add("merge")
+@app.add
 def merge(
-    current: Annotated[Path, typer.Argument(help="The database that receives.", show_default=False)],
-    other: Annotated[Path, typer.Argument(help="The one whose rows are added.", show_default=False)],
+    current: Path = Argument(help="The database that receives."),
+    other: Path = Argument(help="The one whose rows are added."),
     *,
     out: Out,
 ) -> None:
-    """Add what OTHER has and CURRENT lacks; git's merge driver too.
+    """Add the rows that CURRENT lacks from OTHER; also git's merge driver.
 
     Example: dgxlab db merge results.db ../laptop/results.db
     """
@@ -184,20 +155,18 @@ def merge(
     out.result(counts, f"{added} rows added" + "".join(f", {n} {t}" for t, n in counts.items() if n))
 
 
-@app.add("rebuild")
+@app.add
 def rebuild(
     path: PathArgument = None,
-    host: Annotated[
-        list[str] | None, typer.Option("--host", help="A host with jobs of the record; may be given again.")
-    ] = None,
+    host: list[str] | None = Option(None, help="A host with jobs of the record; may be given again."),
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Record anew what jobs left on hosts, and here.
+    """Rebuild the record from the jobs' files on hosts and here.
 
-    Their folders there and their raw files here hold all of it. A sound database keeps what it has. One that is damaged
-    or gone is set aside first, and its newest sound copy is where this begins: what was imported is in that alone.
+    Job folders on hosts and raw files here hold everything but imports. A sound database keeps its rows. A damaged or
+    missing one is set aside first, and replaced by its newest sound copy, the only source of imported rows.
 
     Example: dgxlab db rebuild new.db --host local
     """
@@ -208,29 +177,25 @@ def rebuild(
     with desk.lab(create=True) as lab:
         hosts = [connect(name) for name in host or ()]
         done = rebuild.rebuild(lab, hosts, lambda event: out.note(getattr(event, "note", "")))
-    reasons = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]
-    out.result(done, "\n".join([*reasons, f"{plural(len(done.added), 'job')} recorded"]))
+    lines = [f"{job_id} is left out: {reason}" for job_id, reason in done.left]
+    out.result(done, "\n".join([*lines, f"{plural(len(done.added), 'job')} recorded"]))
     if done.left:
         raise CheckFailed(f"{plural(len(done.left), 'job')} could not be recorded", next=command("ls", "-l", lab.raw))
 
 
 def _as_text(adopted: Imported, new: bool) -> str:
     rows = adopted.reading.rows
-    head = f"{adopted.import_id}  {adopted.tool} ({adopted.format}), {plural(len(rows), 'row')}"
-    lines = [head if new else f"{head}: in the record already"]
+    known = "" if new else ": in the record already"
+    lines = [f"{adopted.import_id}  {adopted.tool} ({adopted.format}), {plural(len(rows), 'row')}{known}"]
     lines += [f"  {name}: {text}" for name, text in adopted.reading.provenance.items() if not isinstance(text, dict)]
-    names = list(dict.fromkeys(each.metric for row in rows[:SHOWN] for each in row.values))
     shown = []
-    for row in rows[:SHOWN]:
-        values = {each.metric: each for each in row.values}
-        shown.append({"": row.label, **{name: _text(values.get(name)) for name in names}})
-    lines.append(table(shown, right=names))
-    return "\n".join([*lines, *([f"and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])])
-
-
-def _text(values: Values | None) -> str:
-    if values is None:
-        return ""
-    first = f"{values.values[0]:.10g}"
-    more = f" and {len(values.values) - 1} more" if len(values.values) > 1 else ""
-    return f"{first}{more} {values.unit}".rstrip() + (" (discarded)" if values.discarded else "")
+    for row in rows[:SHOWN_ROWS]:
+        texts = {"": row.label}
+        for each in row.values:
+            more = f" and {len(each.values) - 1} more" if len(each.values) > 1 else ""
+            discarded = " (discarded)" if each.discarded else ""
+            texts[each.metric] = f"{each.values[0]:.10g}{more} {each.unit}".rstrip() + discarded
+        shown.append(texts)
+    names = list(dict.fromkeys(name for texts in shown for name in texts if name))
+    lines.append(table([{name: texts.get(name, "") for name in ("", *names)} for texts in shown], right=names))
+    return "\n".join([*lines, *([f"and {len(rows) - SHOWN_ROWS} more"] if len(rows) > SHOWN_ROWS else [])])

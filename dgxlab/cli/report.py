@@ -1,111 +1,89 @@
-"""dgxlab report: tables of what the record holds, on the terminal and in living documents."""
+"""dgxlab report: tables from the record, on the terminal and in documents."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import typer
+from typer import Argument, Option
 
 from dgxlab.cli._app import JOB, Desk, WideOption, naming_a_host
 from dgxlab.cli._out import Out, plural
-from dgxlab.errors import CheckFailed, SpecError, UsageError, edit
+from dgxlab.errors import CheckFailed, SpecError, UsageError, command, edit
 
 if TYPE_CHECKING:
     from dgxlab.document import Block, Document
-    from dgxlab.report import Query, Report
+    from dgxlab.report import Query
     from dgxlab.store import Store
 
-
-class Form(StrEnum):
-    """What one table may be about."""
-
-    steps = "steps"
-    single_stream = "single-stream"
-    concurrency = "concurrency"
-    ops = "ops"
-    gates = "gates"
-    verdicts = "verdicts"
-    levers = "levers"
-    provenance = "provenance"
-    published = "published"
-    imported = "imported"
-
-
-TOOLS = {Form.ops: "backend-ops", Form.single_stream: "llama-bench", Form.concurrency: "batched-bench"}
-"""Whose numbers a form shows, where it is one tool's."""
+Form = StrEnum("Form", "steps single-stream concurrency ops gates verdicts levers provenance published imported")
+"""Forms of tables."""
 
 
 def report(  # noqa: PLR0913, PLR0917 - each is an option
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME",
-            help=f"An experiment's name, or a session: {JOB}; documents with --update and --check.",
-            show_default=False,
-        ),
-    ] = None,
-    form: Annotated[Form | None, typer.Option(help="Only tables of this form; several names side by side.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="What steps and verdicts are set against.")] = None,
-    host: Annotated[str | None, typer.Option(help="Only what was measured there, of a form.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only cells of this model, of a form.")] = None,
-    cells: Annotated[
-        str | None, typer.Option(help="Only cells with these words, of a form: 'q4_K n=512,pp512'.")
-    ] = None,
-    published: Annotated[
-        str | None,
-        typer.Option(help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."),
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Draw it too: PNG files in this folder, linked below it.")
-    ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Fill the marked blocks of documents.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with 11 where a block of documents is stale.")] = False,
+    names: list[str] | None = Argument(
+        None, metavar="NAME", help=f"An experiment's name, or a session: {JOB}; documents with --update and --check."
+    ),
+    form: Form | None = Option(None, help="Only tables of this form; several names side by side."),
+    baseline: str | None = Option(None, help="What steps and verdicts are set against."),
+    host: str | None = Option(None, help="Only what was measured there, of a form."),
+    model: str | None = Option(None, help="Only cells of this model, of a form."),
+    cells: str | None = Option(None, help="Only cells with these words, of a form: 'q4_K n=512,pp512'."),
+    published: str | None = Option(
+        None, help="Published figures with these words, beside a form or alone: 'seed000 MMQ,seed004 vLLM'."
+    ),
+    plots: Path | None = Option(None, metavar="DIR", help="Draw it too: PNG files in this folder, linked below it."),
+    sessions: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Write a page ALIAS.md, as --wide prints, of each session named, or of every A/B, noise and screen.",
+    ),
+    update: bool = Option(False, "--update", help="Fill the marked blocks of documents, write the pages they link to."),
+    check: bool = Option(False, "--check", help="Exit with 11 where a block or a page of documents is stale."),
     wide: WideOption = False,
     *,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Print tables of what the record holds; keep those in documents.
+    """Print tables from the record, or update those in documents.
 
-    Without a name the latest of everything, in one screen.
+    Without a name, an overview of the latest results.
 
     Example: dgxlab report quickstart
     """
     named = names or []
     words = {"baseline": baseline, "host": host, "model": model, "cells": cells}
-    words["source" if form is Form.published else "published"] = published
+    words["source" if form == "published" else "published"] = published
     given = {key: value for key, value in words.items() if value is not None}
     out.note(desk.where)
     with desk.store() as opened:
         if update or check:
-            word = "--update" if update else "--check"
-            if form or given or plots or wide or (update and check):
-                documents = shlex.join(["dgxlab", "report", word, *(named or ["plans/w4a16.md"])])
-                raise UsageError(f"{word} takes documents and nothing else; what they show is in them", next=documents)
-            if not named:
-                raise UsageError(f"{word} needs a document", next=f"dgxlab report {word} plans/w4a16.md")
-            _documents(opened, [Path(name) for name in named], out, update=update)
+            beside = bool(form or given or plots or sessions or wide or (update and check))
+            _documents(opened, named, out, update=update, beside=beside)
+        elif sessions and (form or given or plots):
+            raise UsageError("--sessions writes whole sessions", next="dgxlab report --sessions sessions")
+        elif sessions:
+            _pages(opened, named, sessions, out)
         elif plots and (form or not named):
             raise UsageError("--plots draws the whole report of an experiment or a session", next="dgxlab jobs")
         elif form:
-            _form(opened, form, named, given, out, wide=wide)
+            _form(opened, form.value, named, given, out, wide=wide)
         elif given:
             raise UsageError(f"--{next(iter(given))} narrows a form", next="dgxlab report --form ops")
         else:
             _whole(opened, named, out, plots, wide=wide)
 
 
-def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str], out: Out, *, wide: bool) -> None:
+def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str], out: Out, *, wide: bool) -> None:
     from dgxlab import report as reports
 
-    words = {"form": form.value, **_subject(opened, form, named, given), **given}
+    words = {"form": form, **_subject(opened, form, named, given), **given}
     try:
         wanted = reports.query(words)
     except UsageError as error:
@@ -116,25 +94,30 @@ def _form(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, s
     out.report(page, lambda: reports.render_page(page, wide=wide))
 
 
-def _subject(opened: Store, form: Form, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return what names on the command line are to a form; without any, what ran last."""
+def _subject(opened: Store, form: str, named: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the query keys for the names on the command line; without names, for the last session."""
     words: dict[str, Iterable[str]]
-    if form is Form.published:
+    if form == "published":
         from dgxlab.report import published
 
-        every = () if "source" in given else (make.__name__ for make in published.TABLES)
+        every = () if "source" in given else published.TABLES
         words = {"table": named or every}
-    elif form is Form.imported:
+    elif form == "imported":
         words = {"file": named}
-    elif not named and form is Form.verdicts:
-        words = {"session": [_newest_verdict(opened)]}
+    elif not named and form == "verdicts":
+        sql = "SELECT job_id FROM verdicts JOIN jobs USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT 1"
+        words = {"session": [row["job_id"] for row in opened.rows(sql)]}
+        if not words["session"]:
+            raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
     else:
-        if not named and form is not Form.levers:
-            named = _newest(opened, TOOLS.get(form))
-        sessions = [(name, _session(opened, name)) for name in named]
+        if not named and form != "levers":
+            from dgxlab.tools import BY_FORM
+
+            named = _newest(opened, BY_FORM.get(form))
+        sessions = {name: _session(opened, name) for name in dict.fromkeys(named)}
         words = {
-            "session": [session for _, session in sessions if session],
-            "experiment": [name for name, session in sessions if not session],
+            "session": [session for name in named if (session := sessions[name])],
+            "experiment": [name for name in named if not sessions[name]],
         }
     joined = {key: ",".join(values) for key, values in words.items()}
     return {key: text for key, text in joined.items() if text}
@@ -149,29 +132,24 @@ def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None, *,
         return
     if len(named) > 1:
         raise UsageError("several names are side by side in a form", next="dgxlab report --form single-stream")
-    name = named[0]
-    if session := _session(opened, name):
-        page = reports.collect(opened, job_id=session)
-    else:
-        with naming_a_host(instead="dgxlab jobs"):
-            page = reports.collect(opened, name)
-    pictures = _pictures(opened, page, session or name, plots) if plots else []
+    session = _session(opened, named[0])
+    with naming_a_host(instead="dgxlab jobs"):
+        page = reports.collect(opened, job_id=session) if session else reports.collect(opened, named[0])
+    pictures = []
+    if plots:
+        from dgxlab import plots as drawing
+        from dgxlab.plots import chains
+
+        stem = session or named[0]
+        pictures = drawing.draw(page, plots, stem)
+        if isinstance(page, reports.SessionReport) and page.ended:
+            pictures.append(chains.chain(opened, page.session, plots / f"{stem}.png"))
     links = "".join(f"\n![{path.stem}]({quote(str(path))})\n" for path in pictures)
     out.report(page, lambda: reports.render(page, wide=wide) + links)
 
 
-def _pictures(opened: Store, page: Report, stem: str, folder: Path) -> list[Path]:
-    from dgxlab import plots
-    from dgxlab.report import SessionReport
-
-    drawn = plots.draw(page, folder, stem)
-    if isinstance(page, SessionReport) and page.ended:
-        drawn.append(plots.chain(opened, page.session, folder / f"{stem}.png"))
-    return drawn
-
-
 def _session(opened: Store, name: str) -> str | None:
-    """Return the session that is meant, None when it is an experiment or nothing that is recorded."""
+    """Return the session of that name, None for an experiment's name or an unknown one."""
     from dgxlab.store import the_one
 
     job_ids = opened.job_ids(name)
@@ -183,7 +161,7 @@ def _session(opened: Store, name: str) -> str | None:
 
 
 def _newest(opened: Store, tool: str | None) -> list[str]:
-    """Return the names of the experiments that ran last, those with numbers of the tool first: one, or both arms."""
+    """Return the experiment, or both arms, of the newest session, preferring sessions with numbers of the tool."""
     measured = opened.rows(
         """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM runs WHERE tool = ? AND status = 'valid')
            AND job_id NOT IN (SELECT job_id FROM rejections) ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
@@ -196,88 +174,144 @@ def _newest(opened: Store, tool: str | None) -> list[str]:
     return [str(row["arm"]) for row in arms]
 
 
-def _newest_verdict(opened: Store) -> str:
-    """Return the newest session that has verdicts."""
-    rows = opened.rows(
-        "SELECT job_id FROM verdicts JOIN jobs USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT 1"
-    )
-    if not rows:
-        raise UsageError("no session has a verdict yet", next="dgxlab ab --help")
-    return str(rows[0]["job_id"])
+# -- pages of sessions -------------------------------------------------------------------------------------------------
 
 
-# -- living documents --------------------------------------------------------------------------------------------------
+def _pages(store: Store, names: Sequence[str], folder: Path, out: Out) -> None:
+    """Write the pages of these sessions; without any, of all of two arms that have ended and were not rejected."""
+    from dgxlab.model import SESSIONS
+
+    ended = [job.job_id for job in store.jobs() if job.kind in SESSIONS and job.ended and not job.rejected]
+    pages = {folder / f"{alias}.md": page for alias, page in (_page(store, name) for name in names or ended)}
+    lines = [f"{path}: {'written' if _write(path, page) else 'current'}" for path, page in pages.items()]
+    out.result({"pages": [str(path) for path in pages]}, "\n".join(lines) or "no A/B session has ended")
+
+
+def _page(store: Store, name: str) -> tuple[str, bytes]:
+    """Return the alias of a session, and its page.
+
+    Raises:
+        UsageError: if there is no such session, or it was rejected.
+    """
+    from dgxlab import report as reports
+    from dgxlab.store import alias, the_one
+
+    job = store.job(the_one(store.job_ids(name), name, next="dgxlab jobs"))
+    if job.rejected:
+        raise UsageError(f"session {job.job_id} was rejected: {job.rejected}", next="dgxlab jobs")
+    short = alias(job.job_id)
+    head = f"Generated by `dgxlab report --sessions DIR {short}`; changes by hand are lost.\n\n"
+    return short, (head + reports.render(reports.collect(store, job_id=job.job_id), wide=True)).encode()
+
+
+def _write(path: Path, page: bytes) -> bool:
+    """Write a page; returns whether that changed it."""
+    try:
+        if path.is_file() and path.read_bytes() == page:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(page)
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise SpecError(message, next=command("ls", "-ld", path.parent)) from error
+    return True
+
+
+# -- tables in documents -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class BlockState:
-    """One block of a document as the record sees it.
-
-    Attributes:
-        file: The document.
-        line: Of the block's marker.
-        form: What it shows.
-        state: current, stale, or missing where it names data that does not exist.
-        reason: What is missing.
-    """
+    """A block of a document, or the page of a session that it links to, and whether it matches the record."""
 
     file: str
     line: int
     form: str
+    """"" of a page."""
     state: str
+    """current, stale, or missing if it names data that does not exist."""
     reason: str = ""
+    page: str = ""
 
     def __str__(self) -> str:
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.file}:{self.line}: form={self.form} is {self.state}{why}"
+        return f"{self.file}:{self.line}: {self.page or f'form={self.form}'} is {self.state}{why}"
 
 
-def _documents(store: Store, paths: Sequence[Path], out: Out, *, update: bool) -> None:
-    """Fill every block of every document, or none of any; or say of each block that is not current what is wrong.
-
-    All documents are read before the record is asked, and it is asked the same only once.
+def _documents(store: Store, names: Sequence[str], out: Out, *, update: bool, beside: bool) -> None:
+    """Update all blocks and linked pages of all documents, or none; with `update` off, show what is not current.
 
     Raises:
-        SpecError: if a marker is not as it must be, or a block that is to be filled names data that does not exist.
-        CheckFailed: if a block that is only checked is not current.
+        UsageError: if other options are given, or no document.
+        SpecError: if a marker is malformed, or a block to update names data that does not exist.
+        CheckFailed: if a checked block is not current.
     """
     from dgxlab.document import Document
 
-    once = {path.resolve(): path for path in reversed(paths)}  # under the first of its names
-    documents = [Document(path) for path in reversed(once.values())]
-    queries = {document.path: [_query(document, block) for block in document.blocks] for document in documents}
-    texts = {query: _text(store, query) for query in dict.fromkeys(chain.from_iterable(queries.values()))}
-    states: dict[Path, list[BlockState]] = {}
-    for document in documents:
-        pairs = zip(document.blocks, queries[document.path], strict=True)
-        states[document.path] = [_state(document, block, texts[query]) for block, query in pairs]
-    every = [*chain.from_iterable(states.values())]
+    word = "--update" if update else "--check"
+    if beside or not names:
+        mend = shlex.join(["dgxlab", "report", word, *(names or ["plans/w4a16.md"])])
+        what = "takes documents and nothing else; what they show is in them" if beside else "needs a document"
+        raise UsageError(f"{word} {what}", next=mend)
+    once = {Path(name).resolve(): Path(name) for name in reversed(names)}  # by the first of its names
+    # read all documents before querying the record, and run equal queries only once
+    queries = {doc: [_query(doc, block) for block in doc.blocks] for doc in map(Document, reversed(once.values()))}
+    text_of = cache(lambda query: _text(store, query))
+    states, lines = [], []
+    pages: dict[Path, bytes] = {}
+    for document, asked in queries.items():
+        own = []
+        for block, text in zip(document.blocks, map(text_of, asked), strict=True):
+            where = (str(document.path), block.line, block.words["form"])
+            if isinstance(text, UsageError):
+                own.append(BlockState(*where, "missing", text.message))
+            else:
+                own.append(BlockState(*where, "stale" if document.is_stale(block, text) else "current"))
+        stale = sum(state.state == "stale" for state in own)
+        lines.append(f"{document.path}: {plural(len(own), 'block')}, {stale or 'none'} filled anew")
+        states += own
+        for state, page in _linked(store, document):
+            states.append(state)
+            pages[Path(state.page)] = page
     if not update:
-        _check(every, out)
+        _check(states, out)
         return
-    if missing := [state for state in every if state.state == "missing"]:
+    if missing := [state for state in states if state.state == "missing"]:
         first, *others = missing
         message = f"{first.file}:{first.line}: {first.reason}; nothing was written"
         raise SpecError(message, next=edit(first.file), details="\n".join(map(str, others)))
-    lines = []
-    for document in documents:
-        document.write(document.with_texts([str(texts[query]) for query in queries[document.path]]))
-        stale = sum(state.state == "stale" for state in states[document.path])
-        lines.append(f"{document.path}: {plural(len(document.blocks), 'block')}, {stale or 'none'} filled anew")
-    out.result({"blocks": every}, "\n".join(lines))
+    for document, asked in queries.items():
+        document.write(document.with_texts([str(text_of(query)) for query in asked]))
+    lines += [f"{path}: written" for path, page in pages.items() if _write(path, page)]
+    out.result({"blocks": states}, "\n".join(lines))
+
+
+def _linked(store: Store, document: Document) -> Iterator[tuple[BlockState, bytes]]:
+    """Yield each page of a session that a document links to: its state, and what it is to hold."""
+    for line, path, alias in document.session_pages():
+        where = (str(document.path), line, "")
+        try:
+            _, page = _page(store, alias)
+            reason = "" if path.is_file() else "there is no such file"
+            state = "stale" if reason or path.read_bytes() != page else "current"
+        except UsageError as error:
+            yield BlockState(*where, "missing", error.message, str(path)), b""
+            continue
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read: {error.strerror}", next=command("ls", "-l", path)) from error
+        yield BlockState(*where, state, reason, str(path)), page
 
 
 def _check(states: Sequence[BlockState], out: Out) -> None:
     wrong = [state for state in states if state.state != "current"]
-    out.result({"blocks": states}, "\n".join(map(str, wrong)) or f"{plural(len(states), 'block')}: current")
-    if not wrong:
-        return
-    missing = next((state.file for state in wrong if state.state == "missing"), None)
-    again = shlex.join(["dgxlab", "report", "--update", *dict.fromkeys(state.file for state in wrong)])
-    raise CheckFailed(
-        f"{len(wrong)} of {plural(len(states), 'block')} {'is' if len(wrong) == 1 else 'are'} not current",
-        next=edit(missing) if missing else again,
-    )
+    pages = sum(bool(state.page) for state in states)
+    blocks = plural(len(states) - pages, "block") + (f" and {plural(pages, 'page')}" if pages else "")
+    out.result({"blocks": states}, "\n".join(map(str, wrong)) or f"{blocks}: current")
+    if wrong:
+        missing = [edit(state.file) for state in wrong if state.state == "missing"]
+        again = shlex.join(["dgxlab", "report", "--update", *dict.fromkeys(state.file for state in wrong)])
+        are = "is" if len(wrong) == 1 else "are"
+        raise CheckFailed(f"{len(wrong)} of {blocks} {are} not current", next=[*missing, again][0])
 
 
 def _query(document: Document, block: Block) -> Query:
@@ -296,10 +330,3 @@ def _text(store: Store, query: Query) -> str | UsageError:
         return reports.render_page(reports.page(store, query), wide=query.wide, columns=query.columns)
     except UsageError as error:
         return error
-
-
-def _state(document: Document, block: Block, text: str | UsageError) -> BlockState:
-    where = (str(document.path), block.line, block.words["form"])
-    if isinstance(text, UsageError):
-        return BlockState(*where, "missing", text.message)
-    return BlockState(*where, "stale" if document.is_stale(block, text) else "current")

@@ -1,211 +1,184 @@
-"""dgxlab run, gate, ab, noise, plan: an experiment measured or compared, or the commands that would do it."""
+"""dgxlab run, gate, ab, noise, plan: measure or compare experiments, or show the commands for it."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from dgxlab.cli._app import (
-    AllowOption,
-    Desk,
-    FailOnOption,
-    HostOption,
-    MaxMinutesOption,
-    SetOption,
-    SpecArgument,
-    TrustSourceOption,
-    WaitOption,
-    WideOption,
-    experiment,
-    seconds,
-)
+from dgxlab.cli._app import Desk, FailOnOption, TrustSourceOption, WideOption, experiment
 from dgxlab.cli._out import Out, plural, show_error
 from dgxlab.errors import AGAIN, CheckFailed, ConditionsError, DgxlabError, SpecError, UsageError, command
 from dgxlab.units import share
 
 if TYPE_CHECKING:
     from dgxlab.lab.session import Request
-    from dgxlab.model import Experiment, Plan
     from dgxlab.report import SessionReport
 
-AgainOption = Annotated[bool, typer.Option("--again", help="Measure everything, up to date or not.")]
+Same = StrEnum("Same", ["matrix", "models", "session", "host"])
+"""Differences between the arms that --allow can permit."""
+
+SpecArgument = Annotated[str, Argument(help="The experiment's YAML file, or its name in experiments/.")]
+AllowOption = Annotated[
+    list[Same] | None, Option("--allow", help="Compare arms that differ in this too; may be given again.")
+]
 TreeOption = Annotated[
-    Path | None,
-    typer.Option("--tree", help="Build this llama.cpp checkout, dirty or not, instead of the spec's series."),
+    Path | None, Option("--tree", help="Build this llama.cpp checkout, dirty or not, instead of the spec's series.")
 ]
-BaselineArgument = Annotated[
-    str,
-    typer.Argument(help="What to compare with: a YAML file, or its name in experiments/.", show_default=False),
-]
-CandidateArgument = Annotated[
-    str, typer.Argument(help="What is to be judged: a YAML file, or its name in experiments/.", show_default=False)
-]
-ItselfArgument = Annotated[str, typer.Argument(help="A YAML file, or its name in experiments/.", show_default=False)]
-OtherArgument = Annotated[str | None, typer.Argument(help="What would be compared with it, as a file or a name.")]
-ScreenOption = Annotated[
-    bool, typer.Option("--screen", help="One bracket instead of a chain: drops a bad idea early, keeps no good one.")
-]
-EffectOption = Annotated[
-    str | None,
-    typer.Option("--effect", metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),
+MaxMinutesOption = Annotated[
+    float | None,
+    Option(
+        "--max-minutes",
+        metavar="MINUTES",
+        help="Let the chains take so long at most, builds and gates left out: fewer cycles then, and a larger MDE.",
+    ),
 ]
 
 
-def run(  # noqa: PLR0913 - each is an option
+@dataclass(frozen=True)
+class Chosen:
+    """Options of every command that reads specs."""
+
+    host: Annotated[str | None, Option("--host", help="Run on this host instead of the spec's.")] = None
+    set_: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="Override one value of the spec; may be given again."),
+    ] = None
+    trust_source: TrustSourceOption = False
+
+    def request(self, kind: str, spec: str, baseline: str = "", **options: Any) -> Request:
+        """Return the request of a command, its specs read; an A/B session's baseline is read first."""
+        from dgxlab.lab.session import Request
+
+        first = experiment(baseline, self.set_, self.host) if baseline else None
+        return Request(kind, experiment(spec, self.set_, self.host), first, **options)
+
+    def at(self, desk: Desk, request: Request) -> Desk:
+        """Return the desk for the project of the first spec."""
+        return replace(desk, project=Path(request.experiments[0].root), trust_source=self.trust_source)
+
+
+@dataclass(frozen=True)
+class Measuring(Chosen):
+    """Options of every command that measures."""
+
+    wait: Annotated[
+        int,
+        Option("--wait", metavar="MINUTES", min=0, help="Wait so long for a device that others use; 0: not at all."),
+    ] = 60
+
+
+def run(
     spec: SpecArgument,
-    host: HostOption = None,
-    set_: SetOption = None,
-    again: AgainOption = False,
+    again: bool = Option(False, "--again", help="Measure everything, up to date or not."),
     tree: TreeOption = None,
-    wait: WaitOption = 60,
-    trust_source: TrustSourceOption = False,
     wide: WideOption = False,
     *,
+    chosen: Measuring,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Build, gate and measure what is not up to date, and report.
+    """Build, gate and measure whatever is not up to date, and report.
 
     Example: dgxlab run experiments/cpu/quickstart.yaml
     """
-    from dgxlab.lab.session import Request
-
-    request = Request("run", experiment(spec, set_, host), again=again, tree=tree, wait_s=60 * wait)
-    _measure(request, replace(desk, trust_source=trust_source), out, wide=wide)
+    _measure(chosen.request("run", spec, again=again, tree=tree), chosen, desk, out, wide=wide)
 
 
-def gate(
-    spec: SpecArgument,
-    host: HostOption = None,
-    set_: SetOption = None,
-    tree: TreeOption = None,
-    wait: WaitOption = 60,
-    trust_source: TrustSourceOption = False,
-    *,
-    desk: Desk,
-    out: Out,
-) -> None:
+def gate(spec: SpecArgument, tree: TreeOption = None, *, chosen: Measuring, desk: Desk, out: Out) -> None:
     """Build and run the gates alone.
 
     Example: dgxlab gate experiments/cpu/quickstart.yaml
     """
-    from dgxlab.lab.session import Request
-
-    request = Request("gate", experiment(spec, set_, host), tree=tree, wait_s=60 * wait)
-    _measure(request, replace(desk, trust_source=trust_source), out)
+    _measure(chosen.request("gate", spec, tree=tree), chosen, desk, out)
 
 
-def ab(  # noqa: PLR0913, PLR0917 - each is an option
-    baseline: BaselineArgument,
-    candidate: CandidateArgument,
-    host: HostOption = None,
-    set_: SetOption = None,
+def ab(  # noqa: PLR0913 - each is an option
+    baseline: str = Argument(help="What to compare with: a YAML file, or its name in experiments/."),
+    candidate: str = Argument(help="What is to be judged: a YAML file, or its name in experiments/."),
     allow: AllowOption = None,
-    screen: ScreenOption = False,
+    screen: bool = Option(
+        False, "--screen", help="One bracket instead of a chain: drops a bad idea early, keeps no good one."
+    ),
     fail_on: FailOnOption = None,
     max_minutes: MaxMinutesOption = None,
-    wait: WaitOption = 60,
-    trust_source: TrustSourceOption = False,
     wide: WideOption = False,
     *,
+    chosen: Measuring,
     desk: Desk,
     out: Out,
 ) -> None:
     """Measure a candidate against its baseline, and judge it.
 
-    Both are built and gated on one host and then run by turns, A B A ... B A, each run a fresh process. Nothing that
-    was measured is shown before the end. --set and --host are for both.
+    Both are built and gated on one host, then run alternately, A B A ... B A, each run a fresh process. No
+    measured value is shown before the end. --set and --host apply to both.
 
     Example: dgxlab ab threads-2 threads-1
     """
-    from dgxlab.lab.session import Request
-
-    first, second = (experiment(name, set_, host) for name in (baseline, candidate))
-    kind, max_s = "screen" if screen else "ab", seconds(max_minutes)
-    request = Request(kind, second, first, allow=allow or (), wait_s=60 * wait, max_s=max_s)
-    _measure(request, replace(desk, trust_source=trust_source), out, fail_on or (), wide=wide)
+    kind = "screen" if screen else "ab"
+    request = chosen.request(kind, candidate, baseline, allow=allow or (), max_s=_seconds(max_minutes))
+    _measure(request, chosen, desk, out, fail_on or (), wide=wide)
 
 
 def noise(
-    spec: ItselfArgument,
-    host: HostOption = None,
-    set_: SetOption = None,
+    spec: SpecArgument,
     fail_on: FailOnOption = None,
-    wait: WaitOption = 60,
-    trust_source: TrustSourceOption = False,
     wide: WideOption = False,
     *,
+    chosen: Measuring,
     desk: Desk,
     out: Out,
 ) -> None:
     """Measure an experiment against itself: the host's noise floor.
 
-    The floor of each cell is what screens, promotion and `plan --effect` go by.
+    Screens, promotion and `plan --effect` use the noise floor of each cell.
 
     Example: dgxlab noise experiments/h200/h200.yaml
     """
-    from dgxlab.lab.session import Request
-
-    itself = experiment(spec, set_, host)
-    request = Request("noise", itself, itself, wait_s=60 * wait)
-    _measure(request, replace(desk, trust_source=trust_source), out, fail_on or (), wide=wide)
+    _measure(chosen.request("noise", spec, spec), chosen, desk, out, fail_on or (), wide=wide)
 
 
-def plan(  # noqa: PLR0913 - each is an option
+def plan(
     spec: SpecArgument,
-    candidate: OtherArgument = None,
-    host: HostOption = None,
-    set_: SetOption = None,
+    candidate: str | None = Argument(None, help="What would be compared with it, as a file or a name."),
     tree: TreeOption = None,
     allow: AllowOption = None,
-    effect: EffectOption = None,
+    effect: str | None = Option(None, metavar="SHARE", help="Say instead what an A/B session would see; 2% or 0.02."),
     max_minutes: MaxMinutesOption = None,
-    trust_source: TrustSourceOption = False,
     *,
+    chosen: Chosen,
     desk: Desk,
     out: Out,
 ) -> None:
-    """Print the exact commands of a run from nothing; no host is asked.
+    """Show every command that a full run would execute.
 
-    With a candidate, those of an A/B session. With --effect, what such a session would be able to see, by the noise
-    floors in the record, and how long it would take.
+    Earlier results are ignored, and no host is contacted.
+
+    With a candidate: the commands of an A/B session. With --effect: the effects that such a session can detect, given
+    the noise floors in the record, and its duration.
 
     Example: dgxlab plan experiments/h200/h200.yaml
     """
-    from dgxlab.cli._plan import describe
-    from dgxlab.lab.session import Request
-
     if candidate and (tree or effect):
         raise UsageError("--tree and --effect are about one experiment", next=command("dgxlab", "plan", spec))
-    first = experiment(spec, set_, host)
-    desk = replace(desk, project=Path(first.root), trust_source=trust_source)
-    if effect:
-        try:
-            wanted = share(effect)
-        except ValueError:
-            text = f"an effect is a share as in 2% or 0.02, not {effect!r}"
-            raise UsageError(text, next="dgxlab plan --help") from None
-        _show_outlook(Request("run", first, tree=tree), wanted, desk, out)
-    elif candidate:
-        second = experiment(candidate, set_, host)
-        session = _planned(Request("ab", second, first, allow=allow or (), max_s=seconds(max_minutes)), desk, out)
-        length = _length(session, first, desk)
-        out.result(session, lambda: "\n".join([describe(session), *length]))
+    if candidate:
+        request = chosen.request("ab", candidate, spec, allow=allow or (), max_s=_seconds(max_minutes))
     else:
-        single = _planned(Request("run", first, tree=tree), desk, out)
-        out.result(single, lambda: describe(single))
+        request = chosen.request("run", spec, tree=tree)
+    _show_plan(request, effect, chosen.at(desk, request), out)
 
 
 def leave(session: SessionReport, error: DgxlabError | None, fail_on: Collection[str] = ()) -> None:
-    """Leave with the code that a session's verdicts ask for; the user's question comes before the job's own error.
+    """Raise the error for a session's verdicts; --fail-on takes precedence over the job's own error.
 
     Raises:
-        CheckFailed: if a verdict is what the user fails on; the job's error is then shown only.
+        CheckFailed: if a verdict matches --fail-on; the job's error is then only shown.
         DgxlabError: the job's own error.
         ConditionsError: if a verdict is invalid.
     """
@@ -226,17 +199,26 @@ def leave(session: SessionReport, error: DgxlabError | None, fail_on: Collection
         raise ConditionsError(f"{counted(invalid)} invalid", next=AGAIN)
 
 
-def _measure(request: Request, desk: Desk, out: Out, fail_on: Collection[str] = (), *, wide: bool = False) -> None:
-    """Do what is asked for, print the report whatever came of it, and leave with its error or its verdicts' code."""
+def _seconds(max_minutes: float | None) -> float:
+    """Return a limit in seconds, 0 for none."""
+    if max_minutes is not None and not 0 < max_minutes < math.inf:
+        raise SpecError(f"{max_minutes:g} minutes are no time to measure in", next="dgxlab ab --help")
+    return 60 * (max_minutes or 0.0)
+
+
+def _measure(
+    request: Request, chosen: Measuring, desk: Desk, out: Out, fail_on: Collection[str] = (), *, wide: bool = False
+) -> None:
+    """Run the request, print the report in any case, then raise the error of the job or of its verdicts."""
     from dgxlab.cli._display import display
     from dgxlab.lab import session
 
-    desk = replace(desk, project=Path(request.experiments[0].root))
+    desk = chosen.at(desk, request)
     out.note(desk.where)
     with desk.lab(create=True) as lab:
         with display(out) as watch:
-            outcome = session.run(lab, request, watch)
-        from dgxlab import report  # only now: until here it would delay the measuring
+            outcome = session.run(lab, replace(request, wait_s=60 * chosen.wait), watch)
+        from dgxlab import report  # imported late: earlier it would delay the measuring
 
         page: Any
         if request.baseline:
@@ -259,34 +241,30 @@ def _measure(request: Request, desk: Desk, out: Out, fail_on: Collection[str] = 
         raise outcome.error
 
 
-def _planned(request: Request, desk: Desk, out: Out) -> Plan:
+def _show_plan(request: Request, effect: str | None, desk: Desk, out: Out) -> None:
     from dgxlab.cli._display import display
-    from dgxlab.lab.session import full_plan
+    from dgxlab.cli._plan import describe, describe_outlook, length
+    from dgxlab.lab import outlook, session
     from dgxlab.source import PinCache, default_path
 
+    first, recorded = request.experiments[0], desk.database.exists()
+    wanted = first.session.effect
+    if effect:
+        try:
+            wanted = share(effect)
+        except ValueError:
+            message = f"an effect is a share as in 2% or 0.02, not {effect!r}"
+            raise UsageError(message, next="dgxlab plan --help") from None
+        if not recorded:
+            mend = outlook.command("noise", first)
+            raise SpecError(f"there is no {desk.database} yet, so no noise floor is known", next=mend)
     with display(out) as watch:
-        return full_plan(PinCache(default_path(), trusted=desk.trust_source), request, watch)
-
-
-def _length(session: Plan, baseline: Experiment, desk: Desk) -> list[str]:
-    """Return how long a session will be, as far as there is a record that knows."""
-    from dgxlab.cli._plan import length
-    from dgxlab.lab.outlook import outlook
-
-    if not desk.database.exists():
-        return []
-    with desk.store() as store:
-        return [length(outlook(store, baseline, session.arms[0].source, baseline.session.effect))]
-
-
-def _show_outlook(request: Request, effect: float, desk: Desk, out: Out) -> None:
-    from dgxlab.cli._plan import describe_outlook
-    from dgxlab.lab import outlook
-
-    if not desk.database.exists():
-        mend = outlook.command("noise", request.experiment)
-        raise SpecError(f"there is no {desk.database} yet, so no noise floor is known", next=mend)
-    source = _planned(request, desk, out).arms[0].source
-    with desk.store() as store:
-        expected = outlook.outlook(store, request.experiment, source, effect)
-    out.result(expected, lambda: describe_outlook(expected, request.experiment))
+        planned = session.full_plan(PinCache(default_path(), trusted=desk.trust_source), request, watch)
+    expected = None
+    if recorded and (effect or request.baseline):
+        with desk.store() as store:
+            expected = outlook.outlook(store, first, planned.arms[0].source, wanted)
+    if effect and expected:
+        out.result(expected, describe_outlook(expected, first))
+    else:
+        out.result(planned, "\n".join([describe(planned), *([length(expected)] if expected else [])]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Argument, Option
 
 from dgxlab.cli._app import FailOnOption
 from dgxlab.cli._out import Out, plural
@@ -22,30 +23,25 @@ KEYS: dict[str, tuple[type, ...]] = {
     "b": (list,),
     "better": (str,),
     "name": (str,),
+    "model": (str,),
+    "flaws": (dict,),
     "drift_limit": (int, float),
     "noise": (int, float),
     "noise_cycles": (int,),
     "cycles": (int,),
-    "flaws": (dict,),
     "burn_in": (list,),
-    "model": (str,),
 }
-"""Keys of a line with their types; the first three are needed."""
+"""Keys of a line with their types; the first three are required."""
 
 
 def verdict(
-    file: Annotated[Path, typer.Argument(help="JSON lines, one chain each; - is stdin.", show_default=False)],
-    holm: Annotated[
-        bool, typer.Option("--holm", help="The lines are the cells of one session: Holm over them.")
-    ] = False,
-    screen: Annotated[bool, typer.Option("--screen", help="One bracket a line, against its noise floor.")] = False,
-    drift_limit: Annotated[
-        float | None,
-        typer.Option("--drift-limit", help="How far two baselines in a row may be apart without a step; else 0.05."),
-    ] = None,
-    noise: Annotated[
-        float | None, typer.Option("--noise", help="The noise floor, a share as in 0.006; else a chain's own.")
-    ] = None,
+    file: Path = Argument(help="JSON lines, one chain each; - is stdin."),
+    holm: bool = Option(False, "--holm", help="The lines are the cells of one session: Holm over them."),
+    screen: bool = Option(False, "--screen", help="One bracket a line, against its noise floor."),
+    drift_limit: float | None = Option(
+        None, help="How far two baselines in a row may be apart without a step; else 0.05."
+    ),
+    noise: float | None = Option(None, help="The noise floor, a share as in 0.006; else a chain's own."),
     fail_on: FailOnOption = None,
     *,
     out: Out,
@@ -54,8 +50,8 @@ def verdict(
 
     A line is {"a": [k + 1 baselines], "b": [k candidates], "better": "higher" or "lower"}, with "name", "drift_limit",
     "noise", "noise_cycles" (of the A/A sessions behind it), "cycles" (planned), "burn_in" (baselines before the first),
-    "model" and "flaws" ({"3": "why cycle 3 does not count"}) where there are any. Every line is judged alone: many
-    unrelated lines make false claims more likely, one of a hundred; --holm holds the lines together to that.
+    "model" and "flaws" ({"3": "why cycle 3 does not count"}) as optional keys. Each line is judged alone, with a 1 %
+    rate of false claims per line; --holm limits the rate to 1 % over all lines.
 
     Example: dgxlab verdict chains.jsonl --format json
     """
@@ -68,24 +64,26 @@ def verdict(
     judged = list(zip(lines, _judged(lines, holm=holm, screen=screen), strict=True))
     out.lines((_row(*each) for each in judged), lambda: "\n".join(_sentence(*each) for each in judged))
     if failed := [word for word in fail_on or () for _, result in judged if result.verdict == word]:
-        raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(judged)} {'is' if len(failed) == 1 else 'are'} "
-                          f"{' or '.join(dict.fromkeys(failed))}, on which to fail")  # fmt: skip
+        are = f"{'is' if len(failed) == 1 else 'are'} {' or '.join(dict.fromkeys(failed))}"
+        raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(judged)} {are}, on which to fail")
 
 
 @dataclass(frozen=True)
-class _Line:
-    """One line of the file: its keys, or why it cannot be read."""
+class Line:
+    """One line of the file: its keys, or why it cannot be parsed."""
 
     number: int
     keys: Mapping[str, Any]
-    broken: str | None = None
+    broken: str = ""
 
     @property
     def name(self) -> str:
+        """Its name in the result."""
         return _printable(self.keys.get("name", f"line {self.number}"))
 
     @property
     def chain(self) -> Chain:
+        """The chain to judge."""
         from dgxlab.stats import Chain
 
         names = ("a", "b", "better", "drift_limit", "cycles", "flaws")
@@ -94,25 +92,22 @@ class _Line:
 
 
 def _read(file: Path) -> list[str]:
-    """Return the file's lines; what is no UTF-8 in them is no JSON either."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}", next=command("ls", "-ld", file.parent)) from error
-    return data.decode("utf-8-sig", errors="replace").split("\n")
+    return data.decode("utf-8-sig", errors="replace").split("\n")  # a line that is not UTF-8 is not JSON either
 
 
-def _line(number: int, text: str, defaults: Mapping[str, Any]) -> _Line:
+def _line(number: int, text: str, defaults: Mapping[str, Any]) -> Line:
     try:
-        return _Line(number, {**defaults, **_keys(text)})
+        return Line(number, {**defaults, **_keys(text)})
     except (ValueError, RecursionError) as error:
-        return _Line(number, {}, f"line {number}: {error}")
+        return Line(number, {}, f"line {number}: {error}")
 
 
 def _keys(text: str) -> dict[str, Any]:
-    """Return the keys of a line; raises ValueError if it is no JSON, or they are not those of a chain."""
-    import json
-
+    """Return the keys of a line; raises ValueError if it is not JSON or not a chain."""
     try:
         keys = json.loads(text)
     except ValueError as error:
@@ -133,15 +128,15 @@ def _keys(text: str) -> dict[str, Any]:
 
 
 def _printable(text: object) -> str:
-    """Return text without the halves of characters that JSON can spell and no terminal can show."""
+    """Return text without unpaired surrogates: JSON can contain them, terminals cannot show them."""
     return str(text).encode(errors="replace").decode()
 
 
-def _judged(lines: Sequence[_Line], *, holm: bool, screen: bool) -> Iterator[Verdict]:
-    """Yield each line's verdict; broken ones are no cells of the session."""
+def _judged(lines: list[Line], *, holm: bool, screen: bool) -> Iterator[Verdict]:
+    """Yield each line's verdict; malformed lines do not count for Holm."""
     from dgxlab import stats
 
-    whole = [line for line in lines if line.broken is None]
+    whole = [line for line in lines if not line.broken]
     verdicts: Iterator[Verdict]
     if screen:
         verdicts = (stats.screen(line.chain, line.keys.get("noise"), line.keys.get("noise_cycles")) for line in whole)
@@ -150,41 +145,33 @@ def _judged(lines: Sequence[_Line], *, holm: bool, screen: bool) -> Iterator[Ver
     else:
         verdicts = (stats.judge(line.chain) for line in whole)
     for line in lines:
-        yield next(verdicts) if line.broken is None else stats.invalid(0, line.broken)
+        yield stats.invalid(0, line.broken) if line.broken else next(verdicts)
 
 
-def _row(line: _Line, result: Verdict) -> dict[str, Any]:
+def _row(line: Line, result: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON; effects are per cent of the baseline, noise floors shares as in the input."""
     from dgxlab.stats import promoted
 
-    return {
-        "line": line.number,
-        "name": line.name,
-        "verdict": result.verdict,
-        "effect_pct": _percent(result.effect),
-        "ci_pct": result.ci and [_percent(bound) for bound in result.ci],
-        "same_ci_pct": result.same_ci and [_percent(bound) for bound in result.same_ci],
-        "confidence": result.confidence,
-        "mde_pct": _percent(result.mde),
-        "valid_cycles": result.valid_cycles,
-        "cycles": result.cycles,
-        "p": result.p,
-        "k_to_settle": result.k_to_settle,
-        "noise_floor": result.noise,
-        "promoted": promoted(result, line.keys.get("noise")),
-        "screen": result.screen,
-        "flaws": result.flaws,
-        "reasons": result.reasons,
+    def percent(share: float | None) -> float | None:
+        return None if share is None else 100 * share
+
+    own = {"line": line.number, "name": line.name, "verdict": result.verdict}
+    in_percent = {
+        "effect_pct": percent(result.effect),
+        "ci_pct": result.ci and [percent(bound) for bound in result.ci],
+        "same_ci_pct": result.same_ci and [percent(bound) for bound in result.same_ci],
+        "mde_pct": percent(result.mde),
     }
+    decided = {"noise_floor": result.noise, "promoted": promoted(result, line.keys.get("noise"))}
+    names = ("confidence", "valid_cycles", "cycles", "p", "k_to_settle", "screen", "flaws", "reasons")
+    return {**own, **in_percent, **decided, **{name: getattr(result, name) for name in names}}
 
 
-def _sentence(line: _Line, result: Verdict) -> str:
-    word = f"screen: {result.verdict}" if result.screen else result.verdict
-    parts = [f"{line.name}: {word}"]
-
+def _sentence(line: Line, result: Verdict) -> str:
     def interval(bounds: tuple[float, float]) -> str:
         return " to ".join(f"{100 * bound:+.2f}" for bound in bounds) + " %"
 
+    parts = [f"{line.name}: {'screen: ' * result.screen}{result.verdict}"]
     if result.effect is not None:
         parts.append(f"{100 * result.effect:+.2f} %")
     if result.ci is not None and result.mde is not None:
@@ -193,7 +180,3 @@ def _sentence(line: _Line, result: Verdict) -> str:
             parts[-1] += f", interval of same {interval(result.same_ci)}"
         parts.append(f"{result.valid_cycles} of {plural(result.cycles, 'cycle')}, MDE {100 * result.mde:.2f} %")
     return f"{', '.join(parts)}; {'; '.join(result.reasons)}"
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share

@@ -1,13 +1,13 @@
-"""The use cases: run an experiment, follow what runs, settle what was left behind, keep hosts in order.
+"""The use cases: run an experiment, follow jobs, settle unfinished ones, keep hosts in order.
 
 session  one pipeline for run, gate, ab, noise and screen
-provision  what a host has, and what it lacks is sent: build tools, sources, synthetic models
-jobs     detached work: start, follow, settle, adopt what others started
-outlook  what an A/B session will see, and how long it takes
-raw      what the programs printed, fetched, checked and kept
-rebuild  a record made again from what jobs left
-clean    what may go from a host
-doctor   what is missing, here and on a host
+provision  check a host and send what it lacks: build tools, sources, synthetic models
+jobs     detached jobs: start, follow, settle, adopt those of other clients
+outlook  the effects that an A/B session can detect, and its duration
+raw      the programs' output: fetched, checked and kept
+rebuild  rebuild a record from the jobs' files
+clean    remove unused files from a host
+doctor   check what is missing, here and on a host
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Watch = Callable[[events.Event], None]
 
 
 def raw_folder() -> Path:
-    """Return where raw files are kept: with the user's data, for a cache may be emptied at any time."""
+    """Return the folder of raw files: with the user's data, because a cache may be emptied at any time."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "dgxlab" / "raw"
 
 
 @dataclass(frozen=True)
 class Lab:
-    """What a use case works with: the record, the pins at hand, a way to hosts by name, a folder for raw files."""
+    """Inputs of the use cases: the record, the pin cache, a function that connects to hosts, a folder for raw files."""
 
     store: Store
     cache: PinCache
@@ -43,12 +43,12 @@ class Lab:
 
 @dataclass(frozen=True)
 class Side:
-    """An experiment and the tree that it is about now: an arm as the client knows it."""
+    """An experiment and its current tree: an arm as the client knows it."""
 
     experiment: Experiment
     source: Source
 
 
 def noted(watch: Watch) -> Callable[[str], None]:
-    """Return what tells a sentence to those who watch."""
+    """Return a function that sends a sentence to `watch`."""
     return lambda sentence: watch(events.NoteEvent(note=sentence))

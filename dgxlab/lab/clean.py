@@ -1,4 +1,4 @@
-"""What is on a host and what of it may be removed: nothing that runs, nothing measured that is not safe here."""
+"""List and remove files on a host. Running jobs and measurements without a copy here are kept."""
 
 from __future__ import annotations
 
@@ -15,43 +15,30 @@ from dgxlab.transport.host import Host
 
 DAY_S = 86400.0
 
-RECENT = "used in the last"
-
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing on the host, and why it stays, "" when it goes."""
+    """One item on the host, and why it is kept; "" if it will be removed."""
 
     item: Item
     kept: str
 
-    @property
-    def recent(self) -> bool:
-        """Whether it stays for its age alone."""
-        return self.kept.startswith(RECENT)
-
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What a cleaning removed, and what was to go and stayed."""
+    """The items that were removed, and those that could not be."""
 
     removed: tuple[Item, ...]
     kept: tuple[Candidate, ...]
 
 
 def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days: float) -> list[Candidate]:
-    """Return everything on the host with what becomes of it.
-
-    Args:
-        lab: The record that knows the jobs; without one every job stays.
-        kinds: Kinds of things that may go.
-        older_than_days: Keep what was used since then.
-    """
+    """Return every item on the host and whether it will be removed, given the kinds to remove; no lab keeps jobs."""
     items = host.inventory()
     running = next((item.name for item in items if item.state == "running"), "")
 
     def objection(item: Item) -> str:
-        if item.kind == "sources":  # small, and what every build starts from
+        if item.kind == "sources":  # small, and needed by every build
             return "never removed"
         if item.kind not in kinds:
             return "not asked for"
@@ -62,7 +49,7 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
         if item.name == bundle().digest:
             return "this dgxlab's own agent"
         if item.kind != "leftovers" and item.age_s < older_than_days * DAY_S:
-            return f"{RECENT} {older_than_days:g} days"
+            return f"used in the last {older_than_days:g} days"
         if item.kind == "jobs" and (lab is None or lab.store.find_job(item.name) is None):
             return f"this record does not know it; first: dgxlab attach {item.name} --host {host.name}"
         return ""
@@ -71,38 +58,29 @@ def survey(lab: Lab | None, host: Host, kinds: Collection[str], older_than_days:
 
 
 def clean(lab: Lab | None, host: Host, candidates: Sequence[Candidate], watch: Watch) -> Cleaned:
-    """Remove what goes; a job only once this record has all that it wrote, and its raw files are here.
+    """Remove candidates; a job only after the record has its journal and its raw files are here.
 
     Raises:
-        HostError: if the host is lost on the way; what was removed is whole, and the same again removes the rest.
+        HostError: if the connection is lost; removed items are removed completely, and repeating removes the rest.
     """
-    chosen = [candidate.item for candidate in candidates if not candidate.kept]
+    chosen = {(each.item.kind, each.item.name): each.item for each in candidates if not each.kept}
     kept: dict[tuple[str, str], str] = {}
-    if lab is not None:
-        kept = {("jobs", item.name): _save(lab, host, item, watch) for item in chosen if item.kind == "jobs"}
-    removal = host.remove([item for item in chosen if not kept.get(_key(item))])
+    for key, item in chosen.items():
+        if lab is not None and item.kind == "jobs" and (reason := _save(lab, host, item, watch)):
+            kept[key] = reason
+    removal = host.remove([item for key, item in chosen.items() if key not in kept])
     kept |= {(kind, name): reason for kind, name, reason in removal.kept}
-    return Cleaned(
-        tuple(item for item in chosen if _key(item) in removal.removed),
-        tuple(Candidate(item, kept[_key(item)]) for item in chosen if kept.get(_key(item))),
-    )
-
-
-def _key(item: Item) -> tuple[str, str]:
-    return item.kind, item.name
+    stays = tuple(Candidate(item, kept[key]) for key, item in chosen.items() if kept.get(key))
+    return Cleaned(tuple(item for key, item in chosen.items() if key in removal.removed), stays)
 
 
 def _save(lab: Lab, host: Host, item: Item, watch: Watch) -> str:
-    """Bring all that a job wrote here; return why that cannot be done, "" when it is done.
-
-    Raises:
-        HostError: if the host is gone.
-    """
+    """Copy a job's journal and raw files here; return why that failed, "" on success."""
     job = lab.store.job(item.name)
     try:
         if job.journal_bytes < item.journal_bytes or not (job.ended or job.state == item.state == "lost"):
             noted(watch)(f"reading the rest of job {job.job_id}")
-            with suppress(JobLost):  # what it wrote before its agent died is in the record now
+            with suppress(JobLost):  # its journal up to the agent's death is in the record now
                 follow(lab, host, job.job_id, lambda event: None)
         raw.kept(lab, lab.store.job(job.job_id), host.name, watch)
     except (RemoteError, SpecError, UsageError, CheckFailed, JobLost) as error:

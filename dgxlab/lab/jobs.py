@@ -1,7 +1,7 @@
 """Jobs on a host: started, followed, settled.
 
-A job's intent is in the store before the host hears of it, and everything after that is reading a journal: whatever
-dies in between, the next command finds the job and goes on from where the store is.
+A job's intent is stored before the host is contacted; after that the client only reads a journal. If a client or
+connection dies, the next command finds the job and continues.
 """
 
 from __future__ import annotations
@@ -23,24 +23,20 @@ from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
 
 INTENT_S = 1800.0
-"""A job that was intended so lately and is not on its host may be on its way, submitted by another command: ten minutes
-of pauses on a line that breaks, and before each of them as long as connecting may take."""
+"""A job intended this recently that is not on its host may still be submitted by another command: on a bad connection,
+retries take ten minutes of pauses plus the connection timeouts."""
 STARTS = 3
-"""How often a job that stays staged is submitted: on a busy host its agent may need longer than one call waits."""
+"""Max submits of a job that stays staged: on a busy host the agent may start more slowly than one call waits."""
 
 
 def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]) -> JobStatus:
-    """Send what the host lacks, record the intent, and start the job detached.
-
-    Args:
-        of: The experiments of its arms, the candidate's last.
-    """
+    """Send what the host lacks, record the intent, and start the job detached; the last of `of` is the candidate."""
     send(lab.cache, host, job, probe, watch)
     try:
         lab.store.back_up()
-    except Damaged:
-        raise
-    except SpecError as error:  # a copy that does not fit on the disk keeps no job from being measured
+    except SpecError as error:  # a full disk must not prevent the measuring: only the copy is lost
+        if isinstance(error, Damaged):
+            raise
         noted(watch)(f"the record was not copied: {error.message}")
     with lab.store.transaction():
         for experiment in of:
@@ -54,10 +50,10 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Se
 def start_and_follow(
     lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]
 ) -> DgxlabError | None:
-    """Start a job, follow it to its end, and return what went wrong, its loss too: there may be results to report.
+    """Start a job and follow it to its end. Errors, even JobLost, are returned: there may be results to report.
 
     Raises:
-        Interrupted: on Ctrl-C once there is a job, which goes on.
+        Interrupted: on Ctrl-C after the start; the job goes on.
     """
     with interruptible(lab.store, job.job_id):
         status = start(lab, host, job, probe, watch, of=of)
@@ -70,11 +66,7 @@ def start_and_follow(
 
 
 def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
-    """Start a job and see that its agent has started; harmless to repeat.
-
-    Raises:
-        RemoteError: if it has not, in a minute; the job is still intended then.
-    """
+    """Start a job and check that its agent has started; safe to repeat."""
     for _ in range(STARTS):
         status = retry.again(host, lambda: host.submit(job), noted(watch))
         if status.state not in ("absent", "staged"):
@@ -83,14 +75,14 @@ def _submit(host: Host, job: Plan, watch: Watch) -> JobStatus:
 
 
 def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | None:
-    """Ingest a job's journal as it grows, from where the store is; return what went wrong in it.
+    """Ingest a job's journal as it grows, from the store's position on; return the job's error.
 
-    A job whose end is in the store is not asked for again: the host may have deleted it.
+    If the store has the job's end, the host is not contacted: it may have deleted the job.
 
     Raises:
         Interrupted: on Ctrl-C; the job goes on.
         Locked: if another program holds the record for minutes; the job goes on.
-        SpecError: if a dgxlab with other fields has planned it.
+        SpecError: if its plan was written by a dgxlab with other fields.
     """
     status = None
     with interruptible(lab.store, job_id), _waiting(lab.store, job_id, watch):
@@ -99,10 +91,10 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
             return _ending(host, job)
         _check_plan(job)
         if job.state == "lost" and retry.first(host, partial(host.status, job_id), noted(watch)).state == "running":
-            with lab.store.transaction():  # it was taken for lost and has come back: it has no verdicts yet
+            with lab.store.transaction():  # a job believed lost is running: delete its verdicts
                 lab.store.update_job(job_id, state="running")
                 judgement.record(lab.store, job_id)
-        while status is None or status.state == "running":  # as it is when it started after it was followed
+        while status is None or status.state == "running":  # as when it starts after following began
             for piece in retry.follow(host, job_id, lab.store.job(job_id).journal_bytes, noted(watch)):
                 for event in ingest(lab.store, job_id, piece.splitlines(keepends=True)):
                     watch(event)
@@ -111,63 +103,51 @@ def follow(lab: Lab, host: Host, job_id: str, watch: Watch) -> DgxlabError | Non
 
 
 def conclude(lab: Lab, host: Host, status: JobStatus, watch: Watch) -> DgxlabError | None:
-    """Record how a job ended, fetch its raw files, and return its error, None for a good end.
+    """Record how a job ended, fetch its raw files, and return its error, None on success.
 
     Raises:
-        JobLost: if the agent died without a final word; what it measured before is kept.
+        JobLost: if the agent died without a final status; earlier results are kept.
         RemoteError: if it has not started yet.
     """
     job_id, rc = status.job_id, status.rc
     if status.state == "staged" or (status.state == "absent" and _may_come(lab.store.job(job_id))):
         raise _not_yet(host, job_id)
-    if status.state != "done" or rc is None:
-        record_end(lab.store, job_id, None)
-        if status.state == "lost":
-            raw.keep(lab, host, job_id, watch)
-        if status.state == "absent":
-            cause = f"its folder on {host.name} was deleted before its end was recorded"
-        elif status.cause:
-            cause = f"on {host.name} {status.cause}"
-        else:
-            cause = f"its agent on {host.name} is gone and left no final status (killed, or a reboot)"
-        kept = "what was read of it before is kept, the rest is not believed"
-        if not status.cause:
-            kept = "what it measured is kept"
-        raise JobLost(f"job {job_id} was lost: {cause}; {kept}", next=AGAIN)
-    job = record_end(lab.store, job_id, rc)
-    raw.keep(lab, host, job_id, watch)
-    return _ending(host, job)
+    done = status.state == "done" and rc is not None
+    job = record_end(lab.store, job_id, rc if done else None)
+    if done or status.state == "lost":
+        raw.keep(lab, host, job_id, watch)
+    if done:
+        return _ending(host, job)
+    why = f"its agent on {host.name} is gone and left no final status (killed, or a reboot); what it measured is kept"
+    if status.state == "absent":
+        why = f"its folder on {host.name} was deleted before its end was recorded; what it measured is kept"
+    elif status.cause:
+        why = f"on {host.name} {status.cause}; what was read of it before is kept, the rest is not believed"
+    raise JobLost(f"job {job_id} was lost: {why}", next=AGAIN)
 
 
 def record_end(store: Store, job_id: str, rc: Mapping[str, Any] | None) -> Job:
-    """Record how a job ended by its final word, and its verdicts; a job without a final word was lost."""
-    told: dict[str, Any] = {}
+    """Record how a job ended, from its final status, and its verdicts; without a final status it was lost."""
+    ending: dict[str, Any] = {}
     if rc is not None:
-        told = {"exit_code": rc["exit_code"], "error": rc.get("message", ""), "next": rc.get("next", "")}
+        ending = {"exit_code": rc["exit_code"], "error": rc.get("message", ""), "next": rc.get("next", "")}
     with store.transaction():
-        job = store.set_state(job_id, rc["status"] if rc else "lost", **told)
+        job = store.set_state(job_id, rc["status"] if rc else "lost", **ending)
         judgement.record(store, job_id)
     return job
 
 
 def _check_plan(job: Job) -> None:
-    """See that a recorded plan can be read: without it the job cannot be judged, and is left to who can.
-
-    Raises:
-        SpecError: if a dgxlab with other fields has written it.
-    """
+    """Raise SpecError if a job's plan was written by a dgxlab with other fields: the job cannot be judged then."""
     try:
         job.plan  # noqa: B018 - decoded when it is asked for
     except ValueError as error:
-        raise SpecError(
-            f"the plan of job {job.job_id} was written by dgxlab {job.dgxlab_version} and cannot be read, follow it "
-            f"with that one: {error}",
-            next="dgxlab --version",
-        ) from error
+        message = f"the plan of job {job.job_id} was written by dgxlab {job.dgxlab_version} and cannot be read"
+        raise SpecError(f"{message}, follow it with that one: {error}", next="dgxlab --version") from error
 
 
 def _may_come(job: Job) -> bool:
-    """Whether a job that its host does not have may be about to be submitted."""
+    """Whether another command may still submit a job that is not on its host."""
     return job.state == "intended" and time.time() - job.intent_at < INTENT_S
 
 
@@ -185,12 +165,10 @@ def _ending(host: Host, job: Job) -> DgxlabError | None:
 
 
 def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
-    """Bring every unfinished job of a host to where the host has it; wait only for one of this subject.
+    """Update every unfinished job of a host in the record; wait only for a job of this subject.
 
-    A job whose client died is finished here: staged or started as it was intended, its journal ingested.
-
-    Returns:
-        The id of the job that was waited for, "" when there was none.
+    A job whose client died is staged or started as intended, and its journal is ingested. Returns the id of the job
+    that was waited for, "" if there was none.
     """
     resumed = ""
     for job in lab.store.unfinished(host.name):
@@ -206,7 +184,7 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
         if mine and status.state in ("absent", "staged"):
             try:
                 status = _submit(host, job.plan, watch)
-            except JobLost as lost:  # it ran, and was removed before this record heard of it
+            except JobLost as lost:  # it ran and was removed before this record saw its end
                 noted(watch)(lost.message)
                 record_end(lab.store, job.job_id, None)
                 continue
@@ -222,10 +200,9 @@ def settle(lab: Lab, host: Host, subject: str | None, watch: Watch) -> str:
 
 
 def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
-    """Return a job's host and id, given its id, enough of its beginning or its alias.
+    """Return a job's host and id, given its id, a unique prefix or its alias.
 
-    Args:
-        where: A host whose jobs are searched, those of other clients too; None for the jobs of the record.
+    `where` is a host whose jobs are searched, including other clients' jobs; None for the jobs of the record.
 
     Raises:
         UsageError: if there is no such job, or more than one.
@@ -240,31 +217,30 @@ def find(lab: Lab, text: str, where: str | None) -> tuple[Host, str]:
 
 
 def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
-    """Record a job that another client started, unless it is recorded: from here on it is one of ours.
+    """Record a job that another client started, unless it is recorded already.
 
     Raises:
         JobLost: if the host does not have it.
         RemoteError: if its plan cannot be used.
     """
     if lab.store.find_job(job_id) is None:
-        plan, text = _plan(host, job_id, watch)
+        plan, text = retry.again(host, lambda: host.plan(job_id), noted(watch))
         lab.store.intend(plan, None, host.name, __version__, found=text)
 
 
 def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe, watch: Watch) -> str:
-    """Follow a job of this subject and these trees that still runs: started by another client, or taken for lost.
+    """Follow a running job of this subject and these trees: one of another client, or one believed lost.
 
-    Args:
-        sides: One an arm, the candidate's last.
-
-    Returns:
-        Its id, "" when there is none.
+    Returns its id, "" if there is none. The candidate's side is the last one.
     """
     for job_id, asked in probe.running.items():
         known = lab.store.find_job(job_id)
         if asked != subject or (known and (known.ended or known.rejected)):
             continue
-        plan, text = (known.plan, known.plan_json) if known else _plan(host, job_id, watch)
+        if known:
+            plan, text = known.plan, known.plan_json
+        else:
+            plan, text = retry.again(host, partial(host.plan, job_id), noted(watch))
         if [arm.source for arm in plan.arms] == [side.source for side in sides]:
             for side in sides:
                 lab.store.know(side.experiment)
@@ -275,12 +251,8 @@ def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe
     return ""
 
 
-def _plan(host: Host, job_id: str, watch: Watch) -> tuple[Plan, str]:
-    return retry.again(host, lambda: host.plan(job_id), noted(watch))
-
-
 def _follow_quietly(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
-    """Follow an old job; how it ended is recorded, and what is left of it is measured now."""
+    """Follow an old job and record its end without raising its error: missing cells are measured next."""
     try:
         error = follow(lab, host, job_id, watch)
     except JobLost as lost:
@@ -291,21 +263,19 @@ def _follow_quietly(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
 
 @contextmanager
 def interruptible(store: Store, job_id: str) -> Iterator[None]:
-    """Turn Ctrl-C into how to go on, once there is a job."""
+    """Turn Ctrl-C into Interrupted with the command to continue, once the job exists."""
     try:
         yield
     except KeyboardInterrupt:
         if store.find_job(job_id) is None:
             raise
-        raise Interrupted(
-            f"stopped watching; job {job_id} goes on, and dgxlab cancel {job_id} ends it",
-            next=f"dgxlab attach {job_id}",
-        ) from None
+        message = f"stopped watching; job {job_id} goes on, and dgxlab cancel {job_id} ends it"
+        raise Interrupted(message, next=f"dgxlab attach {job_id}") from None
 
 
 @contextmanager
 def _waiting(store: Store, job_id: str, watch: Watch) -> Iterator[None]:
-    """Wait where another program holds the record, and say that the job goes on meanwhile."""
+    """Wait while another program holds the record; a timeout says that the job goes on."""
     goes_on = f"job {job_id} goes on"
     try:
         with store.waiting(lambda sentence: noted(watch)(f"{sentence}: waiting for it; {goes_on}")):

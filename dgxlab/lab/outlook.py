@@ -1,4 +1,4 @@
-"""What a session of an experiment will be able to see on a host, and how long it takes, by what was measured there."""
+"""Predict the effects that a session can detect on a host, and its duration, from earlier measurements there."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dgxlab import judgement, plan, stats
 from dgxlab.chains import comparisons
 from dgxlab.model import (
     ChainStep,
-    CheckStep,
     Experiment,
     FileModel,
     GateStep,
     NoiseFloor,
+    ParityGate,
     Plan,
     Session,
     Source,
@@ -27,63 +27,49 @@ from dgxlab.store import Store, gate_digest
 
 @dataclass(frozen=True)
 class Expected:
-    """One comparison of a session to come.
-
-    Attributes:
-        label: The cell's label.
-        model: The model's name, "" for none.
-        metric: Name in `units`.
-        sigma: Noise from run to run, a share.
-        session: The session that measured this noise.
-        mde: The smallest effect that is found with a chance of 80 %, a share.
-        needed: Cycles that find the wanted effect, None if 100 do not.
-        chosen: Cycles that a burn-in with this noise asks for, to find the effect that the spec names.
-    """
+    """One comparison of a planned session."""
 
     label: str
     model: str
     metric: str
     sigma: float
+    """Noise from run to run, a share."""
     session: str
+    """The session that measured this noise."""
     mde: float
+    """Minimum effect that is detected with a probability of 80 %, a share."""
     needed: int | None
+    """Cycles needed to detect the wanted effect, None if over 100."""
     chosen: int
+    """Cycles that a burn-in with this noise would choose for the spec's effect."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """A session to come.
-
-    Attributes:
-        effect: The wanted effect, a share.
-        family: How many claims the session makes.
-        cycles: As in the spec, or as many as the burn-ins will probably ask for; None where no noise is known.
-        fixed: Whether the spec sets the cycles.
-        needed: Cycles that find the effect in every cell whose noise is known, None if 100 do not.
-        seconds: How long a session of `cycles` takes, without builds; None where a part of it never ran there.
-        seconds_needed: The same for `needed` cycles.
-        claims: The claims whose noise floor is known.
-        unknown: Labels of the cells of the other claims.
-    """
+    """A planned session."""
 
     effect: float
+    """The wanted effect, a share."""
     family: int
+    """How many claims the session makes."""
     cycles: int | None
+    """From the spec, or as the burn-ins will probably choose; None if no noise is known."""
     fixed: bool
+    """Whether the spec sets the cycles."""
     needed: int | None
+    """Cycles needed to detect the effect in every cell with known noise, None if over 100."""
     seconds: float | None
+    """Duration of a session of `cycles`, without builds; None if a part of it never ran there."""
     seconds_needed: float | None
     claims: tuple[Expected, ...]
     unknown: tuple[str, ...]
+    """Labels of the cells whose noise floor is not known."""
 
 
 def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
-    """Return what an A/B session with an experiment as its baseline will see.
+    """Return the outlook for an A/B session with this baseline and a wanted effect, a share.
 
-    The device is the one that computed last on the host of that name; it is not asked.
-
-    Args:
-        effect: The effect to find, a share.
+    The device is the last one recorded for the host's name; the host is not contacted.
 
     Raises:
         SpecError: if the experiment measures nothing.
@@ -100,9 +86,8 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     for chain in session.chains:
         labels = {cell.key: cell.label for cell in chain.baseline.cells}
         model = _model(store, experiment, chain.baseline.model, device)
-        floors = {
-            (floor.cell, floor.metric): floor for floor in judgement.noise_floors(store, device, [*labels], model)
-        }
+        known = judgement.noise_floors(store, device, [*labels], model)
+        floors = {(floor.cell, floor.metric): floor for floor in known}
         for comparison in comparisons(chain):
             if floor := floors.get((comparison.baseline, comparison.metric)):
                 claims.append(_expected(labels[comparison.baseline], chain, floor, effect, experiment.session))
@@ -124,11 +109,11 @@ def outlook(store: Store, experiment: Experiment, source: Source, effect: float)
     )
 
 
-def command(name: str, experiment: Experiment, *words: str) -> str:
+def command(name: str, experiment: Experiment) -> str:
     """Return a command on an experiment's own host, as it is typed in this folder."""
-    from dgxlab.spec.resolve import label  # imported late: it is the slower half of a command that reads no spec
+    from dgxlab.spec.resolve import label  # imported late: half the time of a short command
 
-    return shlex.join(["dgxlab", name, label(Path(experiment.path)), "--host", experiment.host, *words])
+    return shlex.join(["dgxlab", name, label(Path(experiment.path)), "--host", experiment.host])
 
 
 def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, session: Session) -> Expected:
@@ -136,20 +121,13 @@ def _expected(label: str, chain: ChainStep, floor: NoiseFloor, effect: float, se
     bound = floor.sigma * stats.bound_factor(stats.PLANNING_RUNS - 1)
     chosen = session.cycles or stats.cycles_at(bound, session.effect, chain.claims)
     needed = stats.to_see(effect, floor.sigma, chain.claims)
-    return Expected(
-        label,
-        chain.baseline.model,
-        floor.metric,
-        floor.sigma,
-        floor.session,
-        stats.mde(floor.sigma, chosen, chain.claims),
-        needed and max(needed, stats.fewest_cycles(chain.claims)),
-        chosen,
-    )
+    needed = needed and max(needed, stats.fewest_cycles(chain.claims))
+    mde = stats.mde(floor.sigma, chosen, chain.claims)
+    return Expected(label, chain.baseline.model, floor.metric, floor.sigma, floor.session, mde, needed, chosen)
 
 
 def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
-    """Return a model's identity, "" for no model; of a file, as the host last said."""
+    """Return a model's id, "" for no model; for a file, the one last seen on the host."""
     if not name:
         return ""
     model = experiment.models[name]
@@ -166,13 +144,12 @@ def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
 
 
 def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | None:
-    """Return how long a session of that many cycles will take, by when its parts last ran; None if one never did."""
+    """Return the expected duration of a session, from the last runs of its parts; None if a part never ran."""
     total = 0.0
     for step in session.steps:
-        if isinstance(step, (GateStep, CheckStep)):
-            if isinstance(step, CheckStep):
-                table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
-            else:
+        if isinstance(step, GateStep):
+            table, which, asked = "checks", "gate_digest = ?", [gate_digest(step.gate, step.env)]
+            if isinstance(step.gate, ParityGate):
                 table, which, asked = "gates", "op = ? AND backend = ?", [step.gate.op, step.gate.backend]
             rows = store.rows(
                 f"""SELECT {table}.seconds FROM {table} JOIN arms USING (job_id, arm)
@@ -183,7 +160,7 @@ def _seconds(store: Store, session: Plan, device: str, cycles: int) -> float | N
         elif isinstance(step, ChainStep):
             keys = [cell.key for cell in step.baseline.cells]
             marks = ",".join("?" * len(keys))
-            # a launch with these cells: one with more cells takes too long rather than too short
+            # a launch with these cells or more: better an estimate that is too long
             rows = store.rows(
                 f"""SELECT runs.seconds FROM runs JOIN arms USING (job_id, arm) JOIN rows USING (run_id)
                     WHERE device_id = ? AND status = 'valid' AND rows.cell IN ({marks})

@@ -1,4 +1,4 @@
-"""What a host has, and what it lacks and the client can send: build tools, sources, models. It needs no internet."""
+"""Check what a host has, and send what it lacks: build tools, sources, models. The host needs no internet."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dgxlab import synth
 from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed, SpecError, edit
 from dgxlab.lab import Side, Watch, noted
-from dgxlab.model import Facts, FileModel, ModelStep, Plan, Source, SyntheticModel, events, model_id
+from dgxlab.model import Facts, FileModel, ModelStep, Plan, SyntheticModel, events, model_id
 from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
 from dgxlab.units import size
 
 TOOLS = ("cmake", "ninja")
-"""What a build needs and a wheel has. A compiler and git must be there."""
+"""Build tools that can be sent as wheels. A compiler and git must be installed."""
 
 PIECE = 1 << 20
 """Bytes of a file sent at a time."""
 
 NOTE_S = 10.0
-"""How often a long way is told in a sentence; a bar moves with every percent."""
+"""Period of progress notes during a long transfer; a bar moves with every percent."""
 
 
 def ask(host: Host, *sides: Side) -> Probe:
-    """Return what the host has of what the arms need, in one round trip.
+    """Return which of the arms' needs the host has, in one round trip.
 
     Raises:
         SpecError: if a model file is not there.
@@ -48,44 +48,46 @@ def ask(host: Host, *sides: Side) -> Probe:
 
 
 def prepare(host: Host, sides: Sequence[Side], watch: Watch) -> Probe:
-    """Return what the host has of what the arms need, once it has cmake and ninja.
+    """Send cmake and ninja if missing, then return which of the arms' needs the host has.
 
-    They are sent before anything is compared with the record: a build's identity has cmake's version in it.
+    They are sent before anything is compared with the record: a build's id depends on cmake's version.
 
     Raises:
         SpecError: if a model file is not there, or a build tool cannot be sent.
-        BuildFailed: if the host lacks what cannot be sent.
+        BuildFailed: if the host lacks a program that cannot be sent.
     """
     question = partial(ask, host, *sides)
     probe = retry.first(host, question, noted(watch))
     facts, tools = probe.facts, probe.facts.details["tools"]
-    for side in sides:  # what cannot be sent is looked for before gigabytes are
-        lacking = {"git": tools["git"], "C compiler": facts.toolchain.cc, "C++ compiler": facts.toolchain.cxx}
-        of_cuda = {"NVIDIA GPU": facts.details["gpus"], "nvcc": facts.toolchain.nvcc}
-        if side.experiment.cmake.get("GGML_CUDA") == "ON":
-            lacking |= of_cuda
-        for what, there in lacking.items():
-            if not there:
-                asks = ", which GGML_CUDA needs" if what in of_cuda else ""
-                raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
+    # check what cannot be sent before sending gigabytes
+    needed = {"git": tools["git"], "C compiler": facts.toolchain.cc, "C++ compiler": facts.toolchain.cxx}
+    of_cuda = {"NVIDIA GPU": facts.details["gpus"], "nvcc": facts.toolchain.nvcc}
+    if any(side.experiment.cmake.get("GGML_CUDA") == "ON" for side in sides):
+        needed |= of_cuda
+    for what, there in needed.items():
+        if not there:
+            asks = ", which GGML_CUDA needs" if what in of_cuda else ""
+            raise BuildFailed(f"there is no {what} on host {host.name}{asks}", next=f"dgxlab doctor {host.name}")
     missing = [name for name in TOOLS if not tools[name]]
     for name in missing:
         _send_tool(host, name, facts, watch)
-    if not missing:
-        return probe
-    return retry.first(host, question, noted(watch))
+    return retry.first(host, question, noted(watch)) if missing else probe
 
 
 def send(cache: PinCache, host: Host, job: Plan, probe: Probe, watch: Watch) -> None:
     """Send the sources and models that a job needs and the host neither has nor can make."""
+
+    def send_objects(commit: str, pin: str, there: Sequence[str]) -> None:
+        retry.again(host, lambda: host.send_objects(commit, [pin], partial(cache.pack, [commit], there)), noted(watch))
+
     missing = set(probe.missing)
     for source in (arm.source for arm in job.arms):
         if source.pin in missing:
             noted(watch)(f"sending pin {source.pin[:12]} to {host.name}")
-            _send_objects(cache, host, source, source.pin, [], watch)
+            send_objects(source.pin, source.pin, [])
         if source.commit != source.pin and source.commit in missing:  # a patched tree: its few changed objects
-            _send_objects(cache, host, source, source.commit, [source.pin], watch)
-        missing -= {source.pin, source.commit}  # the arms of a session have their pin in common
+            send_objects(source.commit, source.pin, [source.pin])
+        missing -= {source.pin, source.commit}  # the arms of a session share their pin
     models = {step.recipe: step.model for step in job.steps if isinstance(step, ModelStep)}
     for recipe, name in models.items():
         if isinstance(recipe, SyntheticModel) and model_id(recipe) in probe.to_send:
@@ -107,13 +109,8 @@ def _send_tool(host: Host, name: str, facts: Facts, watch: Watch) -> None:
     retry.again(host, lambda: host.send_tool(name, wheel.version, wheel.sha256, body), tell)
 
 
-def _send_objects(cache: PinCache, host: Host, source: Source, commit: str, there: Sequence[str], watch: Watch) -> None:
-    pack = partial(cache.pack, [commit], there)
-    retry.again(host, lambda: host.send_objects(commit, [source.pin], pack), noted(watch))
-
-
 def _send_model(cache: PinCache, host: Host, name: str, recipe: SyntheticModel, watch: Watch) -> None:
-    """Write a model's f16 file here and send it; the host quantises it as it would its own."""
+    """Write a model's f16 file here and send it; the host quantises it."""
     tell, large = noted(watch), size(synth.size(recipe))
     tell(f"making model {name} here and sending {large} to {host.name}, whose Python has no gguf package")
     with cache.scratch() as folder:
@@ -132,7 +129,7 @@ def vocabulary(cache: PinCache, recipe: SyntheticModel, folder: Path) -> Path:
 
 
 def _reading(file: Path, what: str, watch: Watch) -> Stdin:
-    """Return what yields a file in pieces, anew for each attempt, and shows how far it is."""
+    """Return a function that yields a file in pieces, from the start on each call, and reports progress."""
     total = file.stat().st_size
 
     def read() -> Iterator[bytes]:

@@ -1,8 +1,7 @@
-"""What a job's programs printed, byte for byte: fetched when the job has ended, checked against the record, kept.
+"""Raw output of a job's programs: fetched when the job has ended, checked against the record, kept.
 
-One gzipped tar a job, readable by its owner alone. What is in such a tar came from another machine, so nothing in it is
-believed: plain files with plain names, each once, or the whole of it is refused. Files are read as streams; `content`
-alone holds one in memory.
+One gzipped tar per job, readable only by its owner. It comes from another machine and is not trusted: unless it holds
+only plain files with plain names, each once, it is refused. Only `content` holds a whole file in memory.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from dgxlab.errors import CheckFailed, DgxlabError, UsageError, command
 from dgxlab.lab import Lab, Watch, noted
-from dgxlab.model import CheckStep, about, events, from_json
-from dgxlab.model.events import FinalStatus
+from dgxlab.model import GateStep, about, events, from_json
+from dgxlab.model.parts import FinalStatus
 from dgxlab.replies import final_status
 from dgxlab.store import Job, Store
 from dgxlab.transport import retry
@@ -35,15 +35,13 @@ PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")
 """What a raw file may be called; a tar without extensions has no room for more than 256 characters."""
 
 SUFFIX = ".tar.gz"
-"""Of a job's raw files; the job's id is before it."""
-
 CHUNK = 1 << 20
 
 AT_ONCE = 64 << 20
-"""Raw files of up to so many bytes come when their job ends; larger ones when they are asked for."""
+"""Raw files of up to this many bytes are fetched when their job ends; larger ones on request."""
 
 PAUSES_S = (1.0, 2.0, 4.0)
-"""Pauses between attempts: shorter than for a job, whose results would be missing."""
+"""Pauses between attempts: shorter than for a job, because no result depends on raw files."""
 
 WHOLE_JOB = {
     "plan.json": "the plan",
@@ -66,9 +64,9 @@ class RawFile:
 
 
 def keep(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
-    """Fetch what is not kept yet of a job that has ended, unless it is large.
+    """Fetch the raw files of a finished job if missing here and not large.
 
-    Whatever goes wrong is a note: the results are recorded. So is Ctrl-C, which must not say that the job goes on.
+    A failure is only a note: the results are recorded. So is Ctrl-C, since the job has already ended.
     """
     if path_of(lab.raw, job_id).exists():
         return
@@ -80,15 +78,14 @@ def keep(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
 
 
 def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dict[str, RawFile]]:
-    """Return a job's archive and the files in it by path, fetched first where they are not here; always checked.
+    """Return a job's archive and its files by path, fetched if missing and always checked.
 
-    Args:
-        where: The host, where it has another name here than in the record.
+    `where` is the host's name here, if it differs from the one in the record.
 
     Raises:
         UsageError: if the job has not ended, as far as the record knows.
-        JobLost: if the host has it no more.
-        CheckFailed: if a file is not what was recorded.
+        JobLost: if the host has removed it.
+        CheckFailed: if a file differs from the record.
     """
     path = path_of(lab.raw, job.job_id)
     if path.exists():
@@ -101,60 +98,51 @@ def kept(lab: Lab, job: Job, where: str | None, watch: Watch) -> tuple[Path, dic
 
 
 def describe(job: Job, path: str) -> str:
-    """Return what a raw file is: `run:3 llama-bench stdout`."""
+    """Return what a raw file is: `run:3 TOOL stdout`."""
     name = PurePosixPath(path)
     steps = {str(step["id"]).replace(":", "-"): step for step in json.loads(job.plan_json)["steps"]}
     stems = [stem for stem in steps if name.stem == stem or name.stem.startswith(f"{stem}-")]
     if not stems or name.suffix not in STREAMS:
         return WHOLE_JOB.get(path, "")
     step = steps[stem := max(stems, key=len)]
-    if step["kind"] == "gate":
-        of = f"{step['gate']['op']} {step['gate']['backend']}"
-    else:
-        of = about(from_json(CheckStep, step).gate) if step["kind"] == "check" else step.get("tool", "")
+    of = about(from_json(GateStep, step).gate) if step["kind"] in GateStep.kinds else step.get("tool", "")
     return " ".join(filter(None, (step["id"], of, name.stem[len(stem) + 1 :], STREAMS[name.suffix])))
 
 
 def _fetch(lab: Lab, host: Host, job: Job, watch: Watch, limit: int = sys.maxsize) -> dict[str, RawFile]:
-    """Fetch in one round trip, more where the connection is cut; nothing is kept that was not checked."""
+    """Fetch in one round trip, retried after a cut connection; only checked files are kept."""
 
     def attempt() -> dict[str, RawFile]:
         with incoming(path_of(lab.raw, job.job_id)) as part:
-            told = host.raw(job.job_id, limit, part.write)
-            if told.size > limit:
-                raise UsageError(f"they are {size(told.size)}")
+            announced = host.raw(job.job_id, limit, part.write)
+            if announced.size > limit:
+                raise UsageError(f"they are {size(announced.size)}")
             part.flush()
             why = host.entry.typed(command("ls", "-lR", f"{host.transport.root}/jobs/{job.job_id}"))
-            return _checked(lab.store, job, Path(part.name), why, told.at_most)
+            return _checked(lab.store, job, Path(part.name), why, announced.at_most)
 
     return retry.again(host, attempt, noted(watch), PAUSES_S)
 
 
 def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.maxsize) -> dict[str, RawFile]:
-    """Return the files of an archive.
-
-    Raises:
-        CheckFailed: if one is not what was recorded, or missing; names it.
-    """
+    """Return the files of an archive; raises CheckFailed if one is missing or differs from the record."""
     files = listing(path, at_most)
-    rows = store.rows(
-        "SELECT raw FROM runs WHERE job_id = :job UNION ALL SELECT raw FROM gates WHERE job_id = :job"
-        " UNION ALL SELECT raw FROM checks WHERE job_id = :job",
-        {"job": job.job_id},
-    )
+    compare = partial(_compare, job, files, next)
+    tables = (f"SELECT raw FROM {table} WHERE job_id = :job" for table in ("runs", "gates", "checks"))  # noqa: S608
+    rows = store.rows(" UNION ALL ".join(tables), {"job": job.job_id})
     streams = [stream for row in rows for stream in json.loads(row["raw"]).values()]
     plan = hashlib.sha256(job.plan_json.encode()).hexdigest()
-    _compare(job, files, {"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}}, next)
+    compare({"plan.json": plan, **{stream["path"]: stream["sha256"] for stream in streams}})
     if "rc" in files:
         try:
             if journal := final_word(content(path, "rc"))["journal_sha256"]:
-                _compare(job, files, {"journal.jsonl": journal}, next)
-            # the last line of the journal has the sha256 of each raw file; older agents wrote none, and a full disk
-            # tore their last line
+                compare({"journal.jsonl": journal})
+            # the last line of the journal has the sha256 of each raw file; older agents wrote none, and on a full
+            # disk the last line was incomplete
             whole, _, _ = content(path, "journal.jsonl").rpartition(b"\n")
             *_, last = whole.splitlines() or [b""]
             event = events.read(json.loads(last)) if last else None
-            _compare(job, files, event.raw if isinstance(event, events.EndEvent) else {}, next)
+            compare(event.raw if isinstance(event, events.EndEvent) else {})
         except (ValueError, RecursionError) as error:
             raise CheckFailed(f"rc of job {job.job_id} or its journal cannot be read: {error}", next=next) from error
     elif job.ended:
@@ -162,36 +150,26 @@ def _checked(store: Store, job: Job, path: Path, next: str, at_most: int = sys.m
     return files
 
 
-def _compare(job: Job, files: Mapping[str, RawFile], known: Mapping[str, str], next: str) -> None:
+def _compare(job: Job, files: Mapping[str, RawFile], next: str, known: Mapping[str, str]) -> None:
     for name, sha256 in known.items():
         actual = files[name].sha256 if name in files else "missing"
         if actual != sha256:
-            raise CheckFailed(
-                f"{name} of job {job.job_id} is not what was recorded: its sha256 is {actual[:16]}, not {sha256[:16]}",
-                next=next,
-            )
+            message = f"{name} of job {job.job_id} is not what was recorded: its sha256 is {actual[:16]}"
+            raise CheckFailed(f"{message}, not {sha256[:16]}", next=next)
 
 
 def final_word(content: bytes) -> FinalStatus:
-    """Return what a job's rc says.
-
-    Raises:
-        ValueError: if it is no final status, or was damaged.
-    """
-    if (told := final_status(content)) is None:
+    """Parse a job's rc; raises ValueError if it is not a final status or damaged."""
+    if (status := final_status(content)) is None:
         raise ValueError("it is no final status, or was damaged")
-    return from_json(FinalStatus, told)
+    return from_json(FinalStatus, status)
 
 
 # -- the archive -------------------------------------------------------------------------------------------------------
 
 
 def path_of(folder: Path, job_id: str) -> Path:
-    """Return where a job's raw files are kept; what is there is whole.
-
-    Raises:
-        UsageError: if the id cannot be the name of a file.
-    """
+    """Return the path of a job's raw files; raises UsageError if the id is not a valid file name."""
     if not JOB_ID.fullmatch(job_id):
         raise UsageError(f"{job_id!r} is no job's id", next="dgxlab jobs")
     return folder / f"{job_id}{SUFFIX}"
@@ -199,11 +177,7 @@ def path_of(folder: Path, job_id: str) -> Path:
 
 @contextlib.contextmanager
 def incoming(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to fill, which becomes `path` when the block ends well and is deleted when it does not.
-
-    Raises:
-        UsageError: if it cannot be written.
-    """
+    """Yield a file to write, which is renamed to `path` on success and deleted on an exception."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -221,10 +195,9 @@ def incoming(path: Path) -> Iterator[IO[bytes]]:
 
 
 def listing(path: Path, at_most: int = sys.maxsize) -> dict[str, RawFile]:
-    """Return the files of an archive by path, every byte of it read.
+    """Read all of an archive and return its files by path.
 
-    Args:
-        at_most: More bytes than this are refused: a few kilobytes of gzip can hold any number of zeros.
+    More bytes than `at_most` are refused: a few kilobytes of gzip can hold any number of zeros.
 
     Raises:
         CheckFailed: if it is damaged, too long, or holds anything but plain files.
@@ -256,13 +229,9 @@ def content(path: Path, name: str) -> bytes:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Write every file of an archive into a folder, which is made for it.
-
-    Raises:
-        UsageError: if something is in it already, or it cannot be written.
-    """
+    """Write every file of an archive into a new folder; raises UsageError if it is not empty or cannot be written."""
     try:
-        (folder / "raw").mkdir(parents=True)  # refuses one that is there: nothing is written through what others made
+        (folder / "raw").mkdir(parents=True)  # fails if it exists: never write through a folder or link made by others
         for name, chunks in _files(path):
             with (folder / name).open("xb") as file:
                 file.writelines(chunks)
@@ -271,14 +240,14 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def _files(path: Path, at_most: int = sys.maxsize) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield the files of an archive, each with what yields its content.
+    """Yield the files of an archive, each with an iterator over its content.
 
-    Headers are read one by one, not by tarfile: it follows extensions of the format before they can be looked at,
-    and they may be gigabytes long.
+    Headers are parsed one by one, not by tarfile, which reads format extensions of up to gigabytes before they can
+    be checked.
     """
     seen: set[str] = set()
     with _damage(path), gzip.open(path) as unpacked:
-        while any(block := b"".join(_exactly(unpacked, tarfile.BLOCKSIZE))):
+        while any(block := b"".join(_exactly(path, unpacked, tarfile.BLOCKSIZE))):
             entry = tarfile.TarInfo.frombuf(block, "ascii", "replace")
             if entry.type != tarfile.REGTYPE or not PLAIN.fullmatch(entry.name) or entry.name in seen:
                 raise CheckFailed(f"{entry.name!r} in {path.name} is no raw file of a job: nothing more is read")
@@ -286,32 +255,28 @@ def _files(path: Path, at_most: int = sys.maxsize) -> Iterator[tuple[str, Iterat
             if not 0 <= entry.size <= at_most - tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it holds more than was announced")
             at_most -= tarfile.BLOCKSIZE + entry.size
-            content = _content(path, unpacked, entry.size)
+            content = _exactly(path, unpacked, entry.size)
             yield entry.name, content
-            for _ in content:  # what was not looked at
+            for _ in content:  # skip the unread rest
                 pass
             unpacked.read(-entry.size % tarfile.BLOCKSIZE)
-        if len(unpacked.read(tarfile.RECORDSIZE + 1)) > tarfile.RECORDSIZE:  # to the end: there is gzip's checksum
+        if len(unpacked.read(tarfile.RECORDSIZE + 1)) > tarfile.RECORDSIZE:  # read to the end, where gzip's checksum is
             raise tarfile.ReadError("something follows its end")
 
 
-def _content(path: Path, stream: gzip.GzipFile, size: int) -> Iterator[bytes]:
-    with _damage(path):
-        yield from _exactly(stream, size)
-
-
-def _exactly(stream: gzip.GzipFile, size: int) -> Iterator[bytes]:
+def _exactly(path: Path, stream: gzip.GzipFile, size: int) -> Iterator[bytes]:
     while size:
-        chunk = stream.read(min(CHUNK, size))
-        if not chunk:
-            raise EOFError("it ends too early")
+        with _damage(path):
+            chunk = stream.read(min(CHUNK, size))
+            if not chunk:
+                raise EOFError("it ends too early")
         size -= len(chunk)
         yield chunk
 
 
 @contextlib.contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Turn what Python says of a broken archive into a sentence."""
+    """Turn Python's errors on a damaged archive into CheckFailed."""
     try:
         yield
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:

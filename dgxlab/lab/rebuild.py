@@ -1,7 +1,7 @@
-"""A record made again from what jobs left: their folders on hosts, and their raw files as they are kept here.
+"""Rebuild a record from jobs' folders on hosts and their raw files here.
 
-A job's folder holds all that its record holds (its plan, with the specs of its experiments, the journal, the final
-status), and the raw files that are kept here hold the same. Only when a job was intended is known to the record alone.
+Both hold everything in the record (the plan with its specs, the journal, the final status), except the time at which
+a job was intended.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from dgxlab.transport.host import Host, read_plan
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Ids of the jobs that a rebuild added, and of those that it left out, each with the reason."""
+    """Ids of the jobs that a rebuild added, and of skipped jobs with the reason."""
 
     added: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
 
 
 def mend(path: Path, note: Callable[[str], None]) -> None:
-    """Where something is wrong with a database, or it is gone: set it aside, and begin with its newest sound copy.
+    """If a database is damaged or missing, set it aside and replace it by its newest sound copy.
 
     Raises:
-        SpecError: if it cannot be opened for another reason than its content, or nothing can be written beside it.
+        SpecError: if it cannot be opened for a reason other than its content, or its folder is not writable.
     """
     wrong = _wrong(path) if path.exists() else ""
     if path.exists() and not wrong:
         return
     try:
         with TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
-            # copies of the copies: opening one brings it to the current schema
+            # copy the copies: opening one migrates it to the current schema
             candidates = (Path(shutil.copy(copy, folder)) for copy in reversed(copies(path)))
             sound = next((copy for copy in candidates if not _wrong(copy)), None)
             if wrong:
@@ -63,7 +63,6 @@ def mend(path: Path, note: Callable[[str], None]) -> None:
 
 
 def _wrong(path: Path) -> str:
-    """Return what is wrong with a database, "" for nothing."""
     try:
         with Store.open(path, create=False) as store:
             problems = audit.check(store)
@@ -73,9 +72,9 @@ def _wrong(path: Path) -> str:
 
 
 def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
-    """Record every job that the hosts have, or whose raw files are kept here, and whose end the record lacks.
+    """Record every job on the hosts or with raw files here whose end is not in the record.
 
-    What the record holds stays as it is, so a rebuild that was interrupted goes on when it is repeated.
+    Existing rows are unchanged, so an interrupted rebuild can be repeated to continue.
 
     Raises:
         HostError: if a host cannot be reached.
@@ -92,16 +91,16 @@ def rebuild(lab: Lab, hosts: Sequence[Host], watch: Watch) -> Rebuilt:
             left[job_id] = error.message
         else:
             added.append(job_id)
-    # hosts come last: what was checked when it was fetched is not lost to a copy there that was damaged since
+    # hosts come last: the files here were checked when fetched, the host's may have been damaged since
     for host in hosts:
         for there in retry.first(host, host.jobs, noted(watch)):
-            # nothing was measured, or all is known
+            # nothing was measured, or everything is recorded
             if there.state in ("absent", "staged") or _settled(lab, there.job_id):
                 continue
             try:
                 adopt(lab, host, there.job_id, watch)
-                if there.state != "running":  # one that runs is not waited for: jobs and attach know it from here on
-                    with suppress(JobLost):  # what it wrote before its agent died is in the record now
+                if there.state != "running":  # do not wait for a running job: `jobs` and `attach` know it now
+                    with suppress(JobLost):  # its journal up to the agent's death is in the record now
                         follow(lab, host, there.job_id, watch)
                 _credit(lab, there.job_id)
             except HostError:
@@ -120,19 +119,15 @@ def _settled(lab: Lab, job_id: str) -> bool:
 
 
 def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
-    """Record a job by its raw files; all of it or nothing.
-
-    Raises:
-        CheckFailed: if they are damaged, are not what the journal says, or hold no job.
-    """
+    """Record a job from its raw files, completely or not at all."""
     files = listing(path)
+    text, journal = content(path, "plan.json"), content(path, "journal.jsonl")
     try:
-        staged = json.loads(content(path, "plan.json"))
-        plan, rc = read_plan(staged), final_word(content(path, "rc")) if "rc" in files else None
+        plan, rc = read_plan(json.loads(text)), final_word(content(path, "rc")) if "rc" in files else None
         if plan.specs:
             host = str(plan.specs[0]["host"])
-        else:  # the plan does not say what the client called its host: what it calls itself
-            first = events.read(json.loads(content(path, "journal.jsonl").partition(b"\n")[0]))
+        else:  # the plan lacks the client's name of the host: use the host's own name
+            first = events.read(json.loads(journal.partition(b"\n")[0]))
             if not isinstance(first, events.JobEvent):
                 raise ValueError("its journal does not begin with the job")
             host = first.facts.hostname
@@ -141,14 +136,14 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     except (ValueError, LookupError, RecursionError) as error:
         raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
     with lab.store.transaction():
-        lab.store.intend(plan, None, host, __version__, found=content(path, "plan.json").decode())
-        ingest(lab.store, job_id, content(path, "journal.jsonl").splitlines(keepends=True))
+        lab.store.intend(plan, None, host, __version__, found=text.decode())
+        ingest(lab.store, job_id, journal.splitlines(keepends=True))
         record_end(lab.store, job_id, rc)
         _credit(lab, job_id)
         raw.kept(lab, lab.store.job(job_id), None, watch)
 
 
 def _credit(lab: Lab, job_id: str) -> None:
-    """Say which dgxlab started a job: the one that sent its agent."""
+    """Record which dgxlab started a job: the version that sent its agent."""
     if version := lab.store.job(job_id).agent_version:
         lab.store.update_job(job_id, dgxlab_version=version)

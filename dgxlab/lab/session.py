@@ -1,7 +1,7 @@
 """One pipeline for run, gate, ab, noise and screen.
 
-Resolve the trees, settle what was left on the host, look at the host, plan what is left to do, join a job that does it
-already or start one, follow it. The kinds differ in their plan alone; the record judges a job when it ends.
+Resolve the trees, settle unfinished jobs on the host, probe the host, plan the missing work, join a running job of the
+same work or start one, follow it. The kinds differ only in their plan; a job is judged when it ends.
 """
 
 from __future__ import annotations
@@ -10,33 +10,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dgxlab import compare, judgement, plan, series, tools
+from dgxlab import compare, judgement, model, plan, series, tools
 from dgxlab.chains import comparisons
 from dgxlab.errors import ConditionsError, DgxlabError, UsageError, edit
 from dgxlab.lab import Lab, Side, Watch, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
 from dgxlab.lab.outlook import command
 from dgxlab.lab.provision import prepare
-from dgxlab.model import (
-    PROTOCOL,
-    WAIT_S,
-    Cell,
-    ChainStep,
-    Check,
-    Device,
-    Experiment,
-    FileModel,
-    GateStep,
-    ParityGate,
-    Plan,
-    Source,
-    build_id,
-    digest,
-    events,
-    model_id,
-    subject,
-    to_json,
-)
+from dgxlab.model import Cell, ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, Source, digest, events
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Probe
@@ -44,78 +25,70 @@ from dgxlab.transport.host import Probe
 
 @dataclass(frozen=True)
 class Request:
-    """What a command asks for.
-
-    Attributes:
-        kind: "run", "gate" for the gates alone, which then always run; "ab", "noise" for an A/A session, "screen" for
-            one bracket.
-        baseline: What an A/B session compares the experiment with; the experiment itself for an A/A session.
-        again: Measure everything, up to date or not. A session always does.
-        tree: A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty.
-        allow: Kinds of `compare.MUST_AGREE` in which the arms may differ.
-        wait_s: How long the job may wait for its devices, 0 for not at all.
-        max_s: How long the chains of a session may take, 0 for as long as they need.
-    """
+    """The request of a command."""
 
     kind: str
+    """run, ab, noise for an A/A session, screen for one bracket, or gate for only the gates, which then always run."""
     experiment: Experiment
     baseline: Experiment | None = None
+    """The baseline of an A/B session; the experiment itself for an A/A session."""
     again: bool = False
+    """Measure everything, up to date or not. A session always does."""
     tree: Path | None = None
+    """A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty."""
     allow: Collection[str] = ()
-    wait_s: float = WAIT_S
+    """Kinds of `compare.MUST_AGREE` in which the arms may differ."""
+    wait_s: float = model.WAIT_S
+    """Max wait of the job for its devices, 0 for none."""
     max_s: float = 0.0
+    """Max time of a session's chains, 0 for no limit."""
 
     @property
     def experiments(self) -> list[Experiment]:
-        """The experiments, the baseline first; one where nothing differs."""
+        """The experiments, the baseline first; only one if both are equal."""
         both = [self.baseline] if self.baseline and self.baseline.digest != self.experiment.digest else []
         return [*both, self.experiment]
 
     @property
     def name(self) -> str:
-        """What its job is called."""
+        """The name of its job."""
         return plan.session_name(self.baseline, self.experiment) if self.baseline else self.experiment.name
 
     @property
     def subject(self) -> str:
-        """What its job is about, as in `Plan.subject`."""
-        return subject(self.kind, self.experiment.digest, self.baseline.digest if self.baseline else "")
+        """The subject of its job, as in `Plan.subject`."""
+        return model.subject(self.kind, self.experiment.digest, self.baseline.digest if self.baseline else "")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a request ended; what was measured before an error is in the record.
-
-    Attributes:
-        job_id: The last job that ran, "" when everything was up to date.
-        source: The tree of the experiment.
-        device: What it computes on.
-        planned: Cells that the experiment names.
-        reused: Those that needed no measuring.
-        measured: Those that have a valid run from this job.
-        gates: How each gate ended.
-        error: What went wrong, None when nothing did.
-    """
+    """How a request ended; results from before an error are in the record."""
 
     job_id: str
+    """The last job that ran, "" when everything was up to date."""
     source: Source
+    """The tree of the experiment."""
     device: Device
     planned: int = 0
+    """Cells that the experiment names."""
     reused: int = 0
+    """Cells that were up to date."""
     measured: int = 0
+    """Cells with a valid run from this job."""
     gates: Sequence[str] = ()
+    """How each gate ended."""
     error: DgxlabError | None = None
+    """The error, None on success."""
 
 
 def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
-    """Do what is not done yet of a request, and record it.
+    """Run the missing parts of a request, and record them.
 
-    A job of the same subject that still runs, left by a client that died or started by another, is followed first.
+    A running job of the same subject, from a dead or another client, is followed first.
 
     Raises:
         SpecError: if arms cannot be compared, or a session would have too few cycles for its claims.
-        DgxlabError: for whatever else ends it before a job runs; what a job itself reports is in the outcome.
+        DgxlabError: for any other error before a job runs; a job's own error is in the outcome.
         Interrupted: on Ctrl-C while a job runs; the job goes on.
     """
     for sentence in _compared(request):
@@ -128,7 +101,7 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     if job and not followed and request.kind != "gate":
         followed = join(lab, host, request.subject, sides, probe, watch)
         todo, job = planned(lab.store, request, sides, probe, followed) if followed else (todo, job)
-    outcome = Outcome(followed, sides[-1].source, device_of(sides[-1], probe), todo.planned, todo.reused)
+    outcome = Outcome(followed, sides[-1].source, _device(sides[-1], probe), todo.planned, todo.reused)
     if job is None:
         if request.baseline:
             noted(watch)(f"session {followed} of the same arms went on without this command: its result is kept")
@@ -139,7 +112,7 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
     def see(event: events.Event) -> None:
         if isinstance(event, events.RunEvent) and event.status == "valid":
             measured.update((event.id, result.cell) for result in event.results)
-        elif isinstance(event, events.JudgedEvent):
+        elif isinstance(event, events.GateEvent):
             gates.append(event.status)
         watch(event)
 
@@ -148,7 +121,7 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
 
 
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
-    """Return the plan of everything that a request asks for, whatever the record and the host have of it.
+    """Return the plan of everything in a request, whatever the record and the host already have.
 
     Raises:
         SpecError: as `run`.
@@ -159,7 +132,7 @@ def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
 
 
 def resolve(cache: PinCache, experiment: Experiment, tree: Path | None, watch: Watch) -> Source:
-    """Return the tree to build, made in the client's cache before any network call to the host.
+    """Make the tree to build in the client's cache, before any network call to the host, and return it.
 
     Raises:
         SpecError: if no source has the pin.
@@ -177,125 +150,102 @@ def resolve(cache: PinCache, experiment: Experiment, tree: Path | None, watch: W
     return series.apply(cache, experiment.pin, [series.read(root, name) for name in experiment.series])
 
 
-def device_of(side: Side, probe: Probe) -> Device:
-    """Return what an experiment computes on, on the host that was asked."""
-    return Device.of(to_json(probe.facts), plan.make_arm(side.experiment, side.source).cmake)
-
-
-# -- the plan ----------------------------------------------------------------------------------------------------------
+def _device(side: Side, probe: Probe) -> Device:
+    return Device.of(model.to_json(probe.facts), plan.make_arm(side.experiment, side.source).cmake)
 
 
 @dataclass(frozen=True)
 class Todo:
-    """What is left of a request on one host."""
+    """The remaining work of a request on one host."""
 
     planned: int = 0
-    """Cells that the experiment of a run names."""
+    """Number of cells in the experiment of a run."""
     cells: frozenset[tuple[str, str, str]] = frozenset()
-    """Those to measure, each as (model name, environment digest, cell key)."""
+    """Cells to measure, each as (model name, environment digest, cell key)."""
     gates: tuple[ParityGate | Check, ...] = ()
-    """Those to run."""
+    """Gates to run."""
 
     @property
     def reused(self) -> int:
-        """Cells that are up to date."""
+        """Number of cells that are up to date."""
         return self.planned - len(self.cells)
 
 
 def planned(
     store: Store, request: Request, sides: Sequence[Side], probe: Probe, followed: str = ""
 ) -> tuple[Todo, Plan | None]:
-    """Return what is left of a request, and the plan that does just that; None where nothing is left.
+    """Return the remaining work of a request, and the plan for exactly that; None if nothing remains.
 
     Args:
         followed: A job of the same subject that has just ended, "" for none; a session that ended well is not repeated.
 
     Raises:
         SpecError: if the arms have nothing in common to measure, or a session has too few cycles for its claims.
-        ConditionsError: if a screen has no noise floor to judge by.
+        ConditionsError: if a screen has no noise floor.
     """
     job_id = plan.new_job_id(request.name)
     if request.baseline is None:
-        todo = left_to_do(store, request, sides[0], probe, again=request.again and not followed)
+        todo = _left_to_do(store, request, sides[0], probe, again=request.again and not followed)
         if not todo.cells and not todo.gates:
             return todo, None
-        return todo, _with_expectations(store, _everything(request, sides, job_id, todo), probe)
-    job = _everything(request, sides, job_id)
-    device, baseline = device_of(sides[0], probe), sides[0].experiment
-
-    def with_noise(step: ChainStep) -> ChainStep:
-        model = _identity(baseline, step.baseline.model, probe)
-        cells = [cell.key for cell in step.baseline.cells]
-        return replace(step, noise=tuple(judgement.noise_floors(store, device.id, cells, model)))
-
-    steps = tuple(with_noise(step) if isinstance(step, ChainStep) else step for step in job.steps)
-    job = _with_expectations(store, replace(job, steps=steps), probe)
+        return todo, _from_record(store, _everything(request, sides, job_id, todo), sides[0], probe)
+    job = _from_record(store, _everything(request, sides, job_id), sides[0], probe)
     for chain in job.chains if request.kind == "screen" else ():
         known = {(floor.cell, floor.metric) for floor in chain.noise}
         for comparison in comparisons(chain):
             if (comparison.baseline, comparison.metric) not in known:
                 cell = next(cell.label for cell in chain.baseline.cells if cell.key == comparison.baseline)
-                raise ConditionsError(
-                    f"a screen needs the noise floor of host {baseline.host} for {cell}, and no A/A session has"
-                    " measured it",
-                    next=command("noise", baseline),
-                )
+                baseline = sides[0].experiment
+                message = f"a screen needs the noise floor of host {baseline.host} for {cell}"
+                raise ConditionsError(f"{message}, and no A/A session has measured it", next=command("noise", baseline))
     if followed and (done := store.job(followed)).state == "done" and done.plan.arms == job.arms:
         return Todo(), None
     return Todo(), job
 
 
-def left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool = False) -> Todo:
+def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, again: bool) -> Todo:
     """Return the open gates, and the cells without a valid run of this build, model, environment and device."""
     experiment, bench = side.experiment, request.kind != "gate"
-    build = build_id(side.source, plan.make_arm(experiment, side.source).cmake, probe.facts.toolchain)
-    device = device_of(side, probe)
+    build = model.build_id(side.source, plan.make_arm(experiment, side.source).cmake, probe.facts.toolchain)
+    device = _device(side, probe).id
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
 
-    def note(model: str, env: Mapping[str, str], cell: Cell) -> bool:
+    def note(name: str, env: Mapping[str, str], cell: Cell) -> bool:
         env_digest = digest(env, 16)
-        asked[model, env_digest, cell.key] = (cell.key, _identity(experiment, model, probe), env_digest)
+        asked[name, env_digest, cell.key] = (cell.key, _identity(experiment, name, probe), env_digest)
         return True
 
     for _ in tools.launches(experiment, note) if bench else ():
         pass
-    done = set() if again else store.up_to_date(build, device.id, list(asked.values()), PROTOCOL)
+    done = set() if again else store.up_to_date(build, device, list(asked.values()), model.PROTOCOL)
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
+
+    def passed(gate: ParityGate | Check) -> bool:
+        question = gate_digest(gate, plan.gate_env(experiment, gate))
+        if isinstance(gate, ParityGate):
+            return store.gate_passed(build, device, question, gate)
+        inputs = {name: _identity(experiment, name, probe) for name in tools.models_of(gate)}
+        inputs |= gate.sources(tools.files_of(gate, experiment.root))
+        return store.check_passed(build, device, question, inputs)
+
     gates = plan.own(experiment)
     if bench and not again:
-        gates = [gate for gate in gates if not _passed(store, experiment, gate, build, device, probe)]
+        gates = [gate for gate in gates if not passed(gate)]
     if not bench and not gates:
         raise UsageError(f"{experiment.name} has no gate that runs by itself under gates:", next=edit(experiment.path))
     return Todo(len(asked), cells, tuple(gates))
 
 
-def _passed(
-    store: Store, experiment: Experiment, gate: ParityGate | Check, build: str, device: Device, probe: Probe
-) -> bool:
-    asked = gate_digest(gate, plan.gate_env(experiment, gate))
-    if isinstance(gate, ParityGate):
-        return store.gate_passed(build, device.id, asked, gate)
-    inputs = {name: _identity(experiment, name, probe) for name in tools.models_of(gate)}
-    inputs |= tools.sources(gate, tools.files_of(gate, experiment.root))
-    return store.check_passed(build, device.id, asked, inputs)
-
-
 def _everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo | None = None) -> Plan:
     if request.baseline is not None:
-        return plan.make_ab(
-            request.baseline,
-            request.experiment,
-            (sides[0].source, sides[-1].source),
-            job_id=job_id,
-            kind=request.kind,
-            wait_s=request.wait_s,
-            max_s=request.max_s,
-        )
+        sources = (sides[0].source, sides[-1].source)
+        limits = {"wait_s": request.wait_s, "max_s": request.max_s}
+        return plan.make_ab(request.baseline, request.experiment, sources, job_id=job_id, kind=request.kind, **limits)
     return plan.make(
         request.experiment,
         sides[0].source,
         job_id=job_id,
-        wanted=lambda model, env, cell: todo is None or (model, digest(env, 16), cell.key) in todo.cells,
+        wanted=lambda name, env, cell: todo is None or (name, digest(env, 16), cell.key) in todo.cells,
         gates=todo.gates if todo else None,
         bench=request.kind != "gate",
         wait_s=request.wait_s,
@@ -303,27 +253,37 @@ def _everything(request: Request, sides: Sequence[Side], job_id: str, todo: Todo
 
 
 def _compared(request: Request) -> list[str]:
-    """Return what differs between the arms, a line each; refuses what may not differ."""
+    """Return the differences between the arms, a line each; refuses those that are not allowed."""
     baseline, candidate = request.baseline, request.experiment
     if baseline is None:
         return []
     differing = compare.differences(baseline, candidate)
     compare.refuse(differing, request.allow, candidate.path)
+    both = f"{candidate.name} against {baseline.name}"
     if differing:
-        return [f"{candidate.name} against {baseline.name}, which differ in", *(f"  {each}" for each in differing)]
+        return [f"{both}, which differ in", *(f"  {each}" for each in differing)]
     if candidate.digest == baseline.digest:
-        return [f"{candidate.name} against {baseline.name}: nothing differs, an A/A session"]
-    return [f"{candidate.name} against {baseline.name}: their specs differ in nothing but the name"]
+        return [f"{both}: nothing differs, an A/A session"]
+    return [f"{both}: their specs differ in nothing but the name"]
 
 
-def _with_expectations(store: Store, job: Plan, probe: Probe) -> Plan:
-    """Return the plan with what earlier clean baselines recorded filled into gates that expect nothing yet."""
+def _from_record(store: Store, job: Plan, side: Side, probe: Probe) -> Plan:
+    """Return the plan with data from the record: noise floors, and expected counts for gates without one."""
+    device = _device(side, probe)
 
-    def known(step: GateStep) -> GateStep:
+    def known(step: model.Step) -> model.Step:
+        if isinstance(step, ChainStep):
+            name, cells = step.baseline.model, [cell.key for cell in step.baseline.cells]
+            floors = judgement.noise_floors(store, device.id, cells, _identity(side.experiment, name, probe))
+            return replace(step, noise=tuple(floors))
+        if not isinstance(step, GateStep):
+            return step
         arm, gate = job.arm(step.arm), step.gate
-        compute_cap = Device.of(to_json(probe.facts), arm.cmake).compute_cap
+        if not isinstance(gate, ParityGate):
+            return step
+        compute_cap = Device.of(model.to_json(probe.facts), arm.cmake).compute_cap
         recorded = store.expectation(arm.source.pin, arm.source.tree, gate_digest(gate, step.env), compute_cap)
-        if recorded and not step.like:  # a candidate's gate is held against the baseline's in its own session
+        if recorded and not step.like:  # a candidate's gate is compared with the baseline's in the same session
             expect, unsupported, cases = recorded
             if gate.expect is None:
                 gate = replace(gate, expect=expect, unsupported=unsupported)
@@ -331,15 +291,15 @@ def _with_expectations(store: Store, job: Plan, probe: Probe) -> Plan:
                 gate = replace(gate, cases=cases)
         return replace(step, gate=gate, listed=store.case_list(gate.cases) is not None)
 
-    return replace(job, steps=tuple(known(step) if isinstance(step, GateStep) else step for step in job.steps))
+    return replace(job, steps=tuple(known(step) for step in job.steps))
 
 
 def _identity(experiment: Experiment, name: str, probe: Probe) -> str:
-    """Return what a model is stored as: the recipe's digest, or what the host says of the file; "" for no model."""
+    """Return a model's id in the record: the recipe's digest, or the file's as the host gives it; "" for no model."""
     if not name:
         return ""
-    model = experiment.models[name]
-    if not isinstance(model, FileModel):
-        return model_id(model)
-    file = probe.models[model.path]
+    recipe = experiment.models[name]
+    if not isinstance(recipe, model.FileModel):
+        return model.model_id(recipe)
+    file = probe.models[recipe.path]
     return str(file["model_id"]) if file else ""

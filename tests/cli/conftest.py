@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,13 +59,11 @@ class Ran:
 
     @property
     def error(self) -> str:
-        """The sentence."""
         (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
         return line.removeprefix("error: ")
 
     @property
     def next(self) -> str:
-        """The command to type; always the last line."""
         last = self.err.splitlines()[-1]
         assert last.startswith("next: "), self.err
         return last.removeprefix("next: ")
@@ -78,13 +78,21 @@ class Project:
     run: Callable[..., Ran]
     """Runs `dgxlab ARGS` in this process, through its real entry point."""
 
+    def ok(self, *args: object) -> Ran:
+        """Run a command that ends well."""
+        ran = self.run(*args)
+        assert ran.rc == 0, ran.err
+        return ran
+
+    def json(self, *args: object) -> Any:
+        """Return a command's result."""
+        return json.loads(self.run(*args, "--format", "json").out)
+
     @property
     def hosts(self) -> Path:
-        """The user's own hosts.yaml."""
         return self.folder.parent / "config" / "dgxlab" / "hosts.yaml"
 
     def spec(self, name: str, text: str) -> Path:
-        """Write experiments/NAME.yaml and return its path from the project."""
         path = Path("experiments") / f"{name}.yaml"
         (self.folder / path).write_text(text)
         return path
@@ -110,18 +118,15 @@ class Project:
 
     @property
     def where(self) -> str:
-        """What commands say first on stderr: whose record they are about."""
         return f"project {self.folder}, record {self.folder}/results.db\n"
 
     def checkout(self, folder: Path) -> Path:
-        """Return a clone of the toy at the pin."""
         toy.git(folder.parent, "clone", "-q", str(self.machine.repository), str(folder))
         toy.git(folder, "checkout", "-q", self.machine.pin)
         return folder
 
 
 def _listen_to_ctrl_c() -> None:
-    """A shell starts what it puts in the background deaf to SIGINT, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -178,20 +183,17 @@ def project(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
 
 @pytest.fixture(scope="session")
 def record(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of a project in which the toy's experiment was run once."""
     new = new_project(machine, tmp_path_factory.mktemp("measured") / "project", refuse)
     new.measure()
     return new.folder / "results.db"
 
 
 def refuse(*args: object) -> Ran:
-    """Run nothing."""
     raise AssertionError("only a test runs commands in this process")
 
 
 @pytest.fixture
 def measured(project: Project, record: Path) -> Project:
-    """A project whose toy experiment has been run."""
     shutil.copyfile(record, project.folder / "results.db")
     return project
 

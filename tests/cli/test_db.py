@@ -31,16 +31,10 @@ def sessions(database: Path) -> list[str]:
         store.close()
 
 
-def test_sound_record_checks_out(measured: Project) -> None:
-    """`ok`, by argument and as JSON."""
-    assert measured.run("db", "check", "results.db").out == "ok\n"
-    assert json.loads(measured.run("db", "check", "--format", "json").out) == {"problems": [], "beyond": []}
-
-
 def test_options_of_all_commands_are_taken_before_the_command_too(
     measured: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the command wins; the environment decides last."""
+    assert measured.json("db", "check", "results.db") == {"problems": [], "beyond": []}
     monkeypatch.setenv("DGXLAB_DB", "environment.db")
     ran = measured.run("--db", "results.db", "--format", "json", "--quiet", "db", "check")
     assert (json.loads(ran.out)["problems"], ran.err) == ([], "")
@@ -50,25 +44,21 @@ def test_options_of_all_commands_are_taken_before_the_command_too(
 
 
 def test_tampered_record_exits_with_11(measured: Project) -> None:
-    """What is wrong on stdout, how much on stderr."""
     connection = sqlite3.connect("results.db")
     connection.execute("UPDATE cells SET params = json_set(params, '$.n_prompt', 99) WHERE label = 'pp16'")
     connection.commit()
     connection.close()
     ran = measured.run("db", "check")
-    assert ran.rc == 11
-    assert "table cells " in ran.out
-    assert "digest of its" in ran.out
+    assert (ran.rc, "table cells " in ran.out, "digest of its" in ran.out) == (11, True, True)
     assert ran.error == f"{measured.folder}/results.db has 2 problems"
     assert ran.next
 
 
 def test_a_deleted_record_is_made_again(project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From the raw files here, or from a host; what cannot be used is named, exit code 11."""
     (tmp_path / "lone").mkdir()
     project.hosts.write_text(f"lone: {{local: true, root: {tmp_path / 'lone'}}}\n")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "kept"))
-    assert project.run("run", TOY, "--host", "lone", "-q").rc == 0
+    project.ok("run", TOY, "--host", "lone", "-q")
     Path("results.db").unlink()
     assert project.run("db", "rebuild", "-q").out == "1 job recorded\n"
     assert project.run("db", "rebuild", "new.db", "--host", "lone", "-q").out == "1 job recorded\n"
@@ -96,13 +86,12 @@ def notebook(measured: Project) -> Project:
 
 
 def test_git_merges_two_branches_that_both_measured(notebook: Project) -> None:
-    """The merged record is sound and has the sessions of both."""
     folder = notebook.folder
     (base,) = sessions(folder / "results.db")
     added = {}
     for branch in ("laptop", "main"):
         toy.git(folder, "checkout", "-q", "-B", branch, "main")
-        assert notebook.run("run", TOY, "-q", "--again").rc == 0
+        notebook.ok("run", TOY, "-q", "--again")
         (added[branch],) = set(sessions(folder / "results.db")) - {base}
         toy.git(folder, "commit", "-q", "-a", "-m", f"measured on {branch}")
     toy.git(folder, "merge", "-q", "laptop", "-m", "both")
@@ -111,7 +100,6 @@ def test_git_merges_two_branches_that_both_measured(notebook: Project) -> None:
 
 
 def test_git_leaves_a_conflict_where_records_contradict(notebook: Project) -> None:
-    """Two branches with different contents under one key: git stops, and our side is as it was."""
     folder = notebook.folder
     for branch, hypothesis in (("laptop", "one"), ("main", "two")):
         toy.git(folder, "checkout", "-q", "-B", branch, "main")

@@ -23,46 +23,39 @@ def told(ran: Ran) -> dict[str, str]:
         elif line.startswith(" " * 19 + "next: "):
             findings[key] += f"\n{line.strip()}"
         else:
-            state, name, text = line[2:11].strip(), line[11:19].strip(), line[19:]
-            key = f"{where} {name}"
-            findings[key] = f"{state} {text}"
+            key = f"{where} {line[11:19].strip()}"
+            findings[key] = f"{line[2:11].strip()} {line[19:]}"
     return findings
 
 
 def test_this_machine_lacks_nothing(project: Project) -> None:
-    """Exit code 0; client and host each under its name."""
     ran = project.run("doctor")
     assert (ran.rc, ran.err) == (0, "")
     findings = told(ran)
     assert findings["this client record"].endswith(f" {project.folder / 'results.db'}")
     assert findings["this client hosts"] == "ok local"
-    assert {f"this client {name}" for name in ("python", "git", "pip", "cache")} <= set(findings)
-    assert {f"local {name}" for name in ("reach", "python", "git", "cc", "c++", "cmake", "disk", "lock")} <= set(
-        findings
-    )
+    client = {f"this client {name}" for name in ("python", "git", "pip", "cache")}
+    host = {f"local {name}" for name in ("reach", "python", "git", "cc", "c++", "cmake", "disk", "lock")}
+    assert client | host <= set(findings)
     assert not (project.folder / "results.db").exists()
 
 
 def test_what_is_missing_is_said_with_its_mend(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A PATH without compilers: exit code 11, everything else is told as well, and JSON says the same."""
     monkeypatch.setenv("PATH", str(machines.programs(tmp_path / "bin", "git")))
     ran = project.run("doctor")
-    assert (ran.rc, ran.error) == (11, "2 things missing")
-    assert ran.next == "sudo apt-get install gcc"
+    assert (ran.rc, ran.error, ran.next) == (11, "2 things missing", "sudo apt-get install gcc")
     findings = told(ran)
     assert findings["local c++"].endswith("\nnext: sudo apt-get install g++")
     assert findings["local disk"].startswith("ok ")
     as_json = project.run("doctor", "--format", "json")
-    assert as_json.rc == 11
     listed = {f"{each['where']} {each['name']}": each for each in json.loads(as_json.out)}
-    assert set(listed) == set(findings)
+    assert (as_json.rc, set(listed)) == (11, set(findings))
     assert listed["local c++"]["next"] == "sudo apt-get install g++"
 
 
 def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose `git apply` cannot do what a series needs."""
     old = tmp_path / "bin" / "git"
     old.parent.mkdir()
     git = shutil.which("git")
@@ -70,17 +63,13 @@ def test_client_with_an_old_git(project: Project, tmp_path: Path, monkeypatch: p
     old.chmod(0o755)
     monkeypatch.setenv("PATH", f"{old.parent}:{os.environ['PATH']}")
     ran = project.run("doctor")
-    assert ran.rc == 11
-    assert told(ran)["this client git"] == (
-        "missing git version 2.25.1 is too old: 2.32 is needed, e.g. from backports\nnext: sudo apt-get install git"
-    )
+    finding = told(ran)["this client git"]
+    assert (ran.rc, finding.startswith("missing git version 2.25.1 ")) == (11, True)
+    assert finding.endswith("\nnext: sudo apt-get install git")
 
 
 def test_record_that_cannot_be_opened(project: Project) -> None:
-    """Its own sentence, and the host is looked at all the same."""
-    (project.folder / "results.db").write_text(
-        "this is no database, only text that is long enough to be looked at" * 20
-    )
+    (project.folder / "results.db").write_text("no database, only text that is long enough to be looked at" * 20)
     ran = project.run("doctor")
     assert ran.rc == 11
     assert told(ran)["this client record"].startswith("missing ")
@@ -89,7 +78,6 @@ def test_record_that_cannot_be_opened(project: Project) -> None:
 
 
 def test_merge_driver_of_a_tracked_record(measured: Project) -> None:
-    """A note with the command until it is configured; a record that git does not track needs none."""
     assert "this client merge" not in told(measured.run("doctor"))
     toy.git(measured.folder, "init", "-q")
     assert "this client merge" not in told(measured.run("doctor"))
@@ -102,25 +90,24 @@ def test_merge_driver_of_a_tracked_record(measured: Project) -> None:
     assert told(measured.run("doctor"))["this client merge"].startswith("ok ")
 
 
-def test_hosts_file_that_is_wrong(project: Project) -> None:
-    """File, line and key, once; no host can be looked up in it."""
-    (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx, rot: /x}\n")
+def test_hosts_file_that_is_wrong_or_has_no_such_host(project: Project) -> None:
+    hosts = project.folder / "hosts.yaml"
+    hosts.write_text("dgx: {ssh: dgx, rot: /x}\n")
     ran = project.run("doctor", "dgx")
     assert (ran.rc, ran.error) == (11, "1 thing missing")
     assert "hosts.yaml:1: dgx.rot: unknown key; " in told(ran)["this client hosts"]
     assert not [key for key in told(ran) if key.startswith("dgx ")]
-
-
-def test_host_that_is_not_in_hosts_yaml(project: Project) -> None:
-    """The client is told first."""
+    hosts.unlink()
     ran = project.run("doctor", "dgx")
-    assert ran.rc == 11
-    assert told(ran)["dgx reach"].startswith("missing ")
+    assert (ran.rc, told(ran)["dgx reach"].startswith("missing ")) == (11, True)
     assert "\nnext: dgxlab host add dgx" in told(ran)["dgx reach"]
+    hosts.write_text("dgx: {ssh: dgx}\nlocal: {local: true, root: /data/lab}\n")  # would be passed over
+    ran = project.run("host", "list")
+    assert (ran.rc, ran.out, ran.next) == (9, "", f"${{EDITOR:-vi}} {project.folder}/hosts.yaml")
+    assert "hosts.yaml:2: local: " in ran.error
 
 
 def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host over ssh and no known_hosts file: no host is trusted yet."""
     (tmp_path / "fresh" / ".ssh").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "fresh"))
     assert "this client ssh" not in told(project.run("doctor"))
@@ -128,24 +115,14 @@ def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, mon
     if not Path("/etc/ssh/ssh_known_hosts").exists():
         state = told(project.run("doctor"))["this client ssh"]
         assert state.endswith("\nnext: dgxlab host add me@dgx --name dgx")
-    (tmp_path / "fresh" / ".ssh" / "known_hosts").write_text("")
+    known = tmp_path / "fresh" / ".ssh" / "known_hosts"
+    known.write_text("")
     state = told(project.run("doctor"))["this client ssh"]
-    assert state.startswith("ok ")
-    assert str(tmp_path / "fresh" / ".ssh" / "known_hosts") in state
+    assert (state.startswith("ok "), str(known) in state) == (True, True)
 
 
 def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pin can be kept there."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     finding = told(project.run("doctor"))["this client cache"]
     assert finding.startswith("missing ")
     assert finding.endswith(("\nnext: ls -ld /proc", "\nnext: df -h /proc"))
-
-
-def test_local_cannot_be_changed(project: Project) -> None:
-    """An entry of that name would be passed over: it is refused, with the file to edit."""
-    (project.folder / "hosts.yaml").write_text("dgx: {ssh: dgx}\nlocal: {local: true, root: /data/lab}\n")
-    ran = project.run("host", "list")
-    assert (ran.rc, ran.out) == (9, "")
-    assert "hosts.yaml:2: local: " in ran.error
-    assert ran.next == f"${{EDITOR:-vi}} {project.folder}/hosts.yaml"

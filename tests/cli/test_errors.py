@@ -17,82 +17,64 @@ def refused(ran: Ran, rc: int, *words: str) -> None:
     """Check the form that every error has."""
     assert ran.rc == rc, ran.err
     assert "Traceback" not in ran.err
-    for word in words:
-        assert word in ran.error, ran.err
+    assert [word for word in words if word not in ran.error] == []
     assert ran.next
 
 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("bnech: []", ("bad.yaml:2: bnech: unknown key; did you mean bench?",)),
-        (
-            f"llama_cpp: {{pin: {NOWHERE}, sources: [/nosuch]}}",
-            (f"pin {NOWHERE} cannot be taken from",),
-        ),
-        ("models: {m: {path: /no/such.gguf}}", ("model m is not on host local: there is no file /no/such.gguf",)),
-        ("host: dgx", ("host dgx is not known",)),
-        ("series: [nope]", ("series nope",)),
+        ("bnech: []", "bad.yaml:2: bnech: unknown key; did you mean bench?"),
+        (f"llama_cpp: {{pin: {NOWHERE}, sources: [/nosuch]}}", f"pin {NOWHERE} cannot be taken from"),
+        ("models: {m: {path: /no/such.gguf}}", "model m is not on host local: there is no file /no/such.gguf"),
+        ("host: dgx", "host dgx is not known"),
+        ("series: [nope]", "series nope"),
     ],
-    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
 )
-def test_wrong_specs_are_refused(project: Project, spec: str, words: tuple[str, ...]) -> None:
-    """The file, the line and the key are named, and no job is started."""
-    path = project.spec("bad", spec if spec.startswith("extends") else f"extends: toy.yaml\n{spec}\n")
+def test_wrong_specs_are_refused(project: Project, spec: str, words: str) -> None:
+    path = project.spec("bad", f"extends: toy.yaml\n{spec}\n")
     jobs = project.machine.home / ".dgxlab" / "jobs"
     before = sorted(jobs.glob("*"))
     ran = project.run("run", path)
-    refused(ran, 9, *words)
-    assert ran.out == ""
-    assert sorted(jobs.glob("*")) == before
+    refused(ran, 9, words)
+    assert (ran.out, sorted(jobs.glob("*"))) == ("", before)
 
 
 @pytest.mark.parametrize(
-    ("args", "rc", "words"),
+    ("command", "rc", "words"),
     [
-        (("run", "experiments/toyy.yaml"), 9, "no such file; did you mean toy.yaml?"),
-        (("run", "experiments"), 9, "is not a regular file"),
-        (("run", TOY, "--host", "dgx"), 9, "host dgx is not known"),
-        (("run", TOY, "--set", "nonsense"), 9, "is not key=value"),
-        (("run", TOY, "--set", "gates=[]"), 9, "no gate can be removed"),
-        (("run", TOY, "--tree", "/nosuch"), 9, "is not a git checkout"),
-        (("run", TOY, "--db", "/no/such/results.db"), 9, "cannot make the database"),
-        (("plan", "nosuch.yaml"), 9, "no such file"),
-        (("report",), 9, "there is no database"),
-        (("jobs",), 9, "there is no database"),
-        (("db", "check", TOY), 9, "is not an SQLite database"),
-        (("db", "merge", "a.db", "b.db"), 9, "there is no database"),
-        (("patch", "check", "nope"), 2, "has no series 'nope'"),
-        (("patch", "check", "--pin", "main"), 9, "a pin is a full commit id"),
-        (("patch", "refresh", "nope"), 9, "series nope"),
-        (("patch", "export", "new", "--tree", "/nosuch"), 9, "/nosuch"),
-        (("schema", "--output", "/no/such/schema.json"), 2, "cannot be written"),
+        ("run experiments/toyy.yaml", 9, "no such file; did you mean toy.yaml?"),
+        ("run experiments", 9, "is not a regular file"),
+        (f"run {TOY} --host dgx", 9, "host dgx is not known"),
+        (f"run {TOY} --set nonsense", 9, "is not key=value"),
+        (f"run {TOY} --set gates=[]", 9, "no gate can be removed"),
+        (f"run {TOY} --tree /nosuch", 9, "is not a git checkout"),
+        (f"run {TOY} --db /no/such/results.db", 9, "cannot make the database"),
+        ("plan nosuch.yaml", 9, "no such file"),
+        ("report", 9, "there is no database"),
+        ("jobs", 9, "there is no database"),
+        (f"db check {TOY}", 9, "is not an SQLite database"),
+        ("db merge a.db b.db", 9, "there is no database"),
+        ("patch check nope", 2, "has no series 'nope'"),
+        ("patch check --pin main", 9, "a pin is a full commit id"),
+        ("patch refresh nope", 9, "series nope"),
+        ("patch export new --tree /nosuch", 9, "/nosuch"),
+        ("schema --output /no/such/schema.json", 2, "cannot be written"),
     ],
-    ids=lambda value: " ".join(value)[-40:] if isinstance(value, tuple) else "",
 )
-def test_wrong_commands_are_refused(project: Project, args: tuple[str, ...], rc: int, words: str) -> None:
-    """Whatever is named and not there, or not what it should be."""
-    ran = project.run(*args)
+def test_wrong_commands_are_refused(project: Project, command: str, rc: int, words: str) -> None:
+    ran = project.run(*command.split())
     refused(ran, rc, words)
     assert ran.out == ""
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("nosuch",),
-        ("run",),
-        ("run", TOY, "--nosuch"),
-        ("report", "--format", "xml"),
-        ("run", TOY, "--wait", "-1"),
-        ("patch", "export", "x"),
-    ],
-)
-def test_usage_errors_exit_with_2(project: Project, args: tuple[str, ...]) -> None:
-    """What the parser refuses names the command whose help to read."""
-    ran = project.run(*args)
-    assert (ran.rc, ran.out) == (2, "")
-    assert "--help' for help." in ran.err
+USAGE = ("nosuch", "run", f"run {TOY} --nosuch", "report --format xml", f"run {TOY} --wait -1", "patch export x")
+
+
+@pytest.mark.parametrize("command", USAGE)
+def test_usage_errors_exit_with_2(project: Project, command: str) -> None:
+    ran = project.run(*command.split())
+    assert (ran.rc, ran.out, "--help' for help." in ran.err) == (2, "", True)
 
 
 def test_an_unknown_package_needs_the_users_word(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,12 +91,12 @@ def test_an_unknown_package_needs_the_users_word(project: Project, monkeypatch: 
     refused(project.run("plan", path, "--trust-source"), 9, "pip finds no version of it at all")
 
 
-def test_unknown_jobs_are_refused(measured: Project) -> None:
+@pytest.mark.parametrize("command", ["attach nope", "cancel %toy%", "attach _", "cancel *", "logs %"])
+def test_unknown_jobs_are_refused(measured: Project, command: str) -> None:
     """No pattern, nothing ambiguous: cancel must never hit another job than the one that was meant."""
-    for args in (("attach", "nope"), ("cancel", "%toy%"), ("attach", "_"), ("cancel", "*"), ("logs", "%")):
-        ran = measured.run(*args)
-        refused(ran, 2, "no job begins with")
-        assert ran.next == "dgxlab jobs --host local"
+    ran = measured.run(*command.split())
+    refused(ran, 2, "no job begins with")
+    assert ran.next == "dgxlab jobs --host local"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +105,6 @@ def test_unknown_jobs_are_refused(measured: Project) -> None:
         ("{op: MUL_MAT, backend: CPU, expect: 4/4, env: {TOY: wrong}}", "failed, 3/4, 1 unsupported"),
         ("{op: MUL_MAT, backend: GPU7}", "failed, nothing counted"),
     ],
-    ids=["wrong", "unknown backend"],
 )
 def test_failed_gates_exit_with_5(project: Project, gate: str, words: str) -> None:
     """Nothing is measured behind a gate that failed."""
@@ -136,11 +117,10 @@ def test_failed_gates_exit_with_5(project: Project, gate: str, words: str) -> No
 
 
 def test_patch_that_does_not_apply_exits_with_6(project: Project, tmp_path: Path) -> None:
-    """Series, patch, file and line; nothing was sent anywhere."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     source = checkout / "ggml" / "ggml.c"
     source.write_text(source.read_text().replace("out of toys", "calm"))
-    assert project.run("patch", "export", "calm", "--tree", checkout, "-m", "toys : be calm").rc == 0
+    project.ok("patch", "export", "calm", "--tree", checkout, "-m", "toys : be calm")
     spec = project.spec("calm", "extends: toy.yaml\nseries: [calm]\n")
     moved = project.run("run", spec, "--set", f"llama_cpp.pin={project.machine.later}")
     refused(moved, 6, "series calm: toys-be-calm.patch does not apply", "ggml/ggml.c moved")
@@ -153,7 +133,6 @@ def test_patch_that_does_not_apply_exits_with_6(project: Project, tmp_path: Path
 
 
 def test_compiler_error_exits_with_7(project: Project, tmp_path: Path) -> None:
-    """The compiler's first error with its place, and the whole log."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     (checkout / "tools" / "llama-bench.c").write_text("int main(void) { return undeclared_thing; }\n")
     ran = project.run("run", TOY, "--tree", checkout)
@@ -164,26 +143,22 @@ def test_compiler_error_exits_with_7(project: Project, tmp_path: Path) -> None:
 
 
 def test_busy_host_exits_with_10(project: Project, tmp_path: Path) -> None:
-    """Without waiting: one sentence, the next command, and a report of what there is."""
     (tmp_path / "owner").write_text("carol tunes vllm\n")
     project.hosts.write_text(f"box: {{local: true, lock: {tmp_path / 'owner'}}}\n")
     ran = project.run("run", TOY, "--host", "box", "--wait", "0")
-    assert ran.rc == 10, ran.err
+    assert (ran.rc, ran.next) == (10, f"dgxlab run {TOY} --host box --wait 0"), ran.err
     assert " is held by " in ran.error
     assert ran.error.endswith("; --wait 60 waits longer")
-    assert ran.next == f"dgxlab run {TOY} --host box --wait 0"
     assert (tmp_path / "owner").read_text() == "carol tunes vllm\n"
 
 
 def test_damaged_database_is_said(measured: Project) -> None:
-    """A file cut short is no crash."""
     database = measured.folder / "results.db"
     os.truncate(database, database.stat().st_size // 2)
     for args in (("db", "check"), ("report",), ("run", TOY)):
         ran = measured.run(*args)
         assert ran.rc in (9, 11)
-        assert "Traceback" not in ran.err
-        assert ran.next
+        refused(ran, ran.rc)
 
 
 def test_series_is_named_where_experiments_disagree(project: Project) -> None:

@@ -17,14 +17,10 @@ LOG = GOLDEN / "tbo-perf-mmid.txt"
 
 
 def test_import_prints_what_it_read(project: Project) -> None:
-    """Into a database that it makes; as JSON with all values, for people as a table; notes on stderr."""
-    ran = project.run("import", "--tool", "test-backend-ops", LOG, "--db", "x.db", "--format", "json")
-    assert ran.rc == 0
+    ran = project.ok("import", "--tool", "test-backend-ops", LOG, "--db", "x.db", "--format", "json")
     read = json.loads(ran.out)
-    assert (read["tool"], read["format"], read["file"], read["new"]) == (
-        *("test-backend-ops", "console", "tbo-perf-mmid.txt"),
-        True,
-    )
+    assert (read["tool"], read["format"], read["file"]) == ("test-backend-ops", "console", "tbo-perf-mmid.txt")
+    assert read["new"] is True
     assert read["provenance"] == {"device_description": "NVIDIA H200"}
     assert read["rows"][0]["params"]["type_a"] == "q4_0"
     assert read["rows"][0]["values"][0] == {"metric": "time_us", "unit": "us", "values": [6.98], "discarded": ""}
@@ -36,7 +32,6 @@ def test_import_prints_what_it_read(project: Project) -> None:
 
 
 def test_import_refuses_with_line_reason_and_command(project: Project) -> None:
-    """Exit 9, no database, and what to type to look at the line."""
     broken = project.folder / "cut here.txt"
     broken.write_bytes(LOG.read_bytes()[:1200])
     ran = project.run("import", "cut here.txt", "--db", "x.db")
@@ -44,18 +39,12 @@ def test_import_refuses_with_line_reason_and_command(project: Project) -> None:
     assert ran.error.startswith("cut here.txt, line 17: ")
     assert ran.next == "sed -n 17p 'cut here.txt'"
     assert not (project.folder / "x.db").exists()
-
-
-def test_import_says_what_there_is(project: Project) -> None:
-    """An unknown tool or format is a usage error."""
     assert project.run("import", LOG, "--tool", "nvidia-smi").rc == 2
     assert "console, sql, csv" in project.run("import", LOG, "--tool=test-backend-ops", "--format-of=md").error
 
 
 def test_export_of_a_measured_project(measured: Project) -> None:
-    """All tools into SQLite, one into csv; the commit of each arm is printed."""
-    ran = measured.run("export", "runs.sqlite")
-    assert ran.rc == 0
+    ran = measured.ok("export", "runs.sqlite")
     assert ran.out.splitlines()[0] == "3 rows of llama-bench in runs.sqlite"
     assert ran.out.splitlines()[1] == f"  {measured.machine.pin[:8]}  toy"
     connection = sqlite3.connect(measured.folder / "runs.sqlite")
@@ -63,15 +52,12 @@ def test_export_of_a_measured_project(measured: Project) -> None:
     counts = connection.execute(sql).fetchone()
     connection.close()
     assert counts == (3, 2)
-    told = json.loads(measured.run("export", "ops.csv", "--tool", "test-backend-ops", "--format", "json").out)
-    assert told == {
-        "file": "ops.csv",
-        "tools": [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}],
-    }
+    told = measured.json("export", "ops.csv", "--tool", "test-backend-ops")
+    tools = [{"tool": "test-backend-ops", "rows": 2, "builds": {measured.machine.pin[:8]: ["toy"]}}]
+    assert told == {"file": "ops.csv", "tools": tools}
 
 
 def test_export_of_nothing(measured: Project) -> None:
-    """A name that no job has, a job that there is not, a file of many tools: said, and nothing written."""
     assert measured.run("export", "x.sqlite", "--name", "other").next == "dgxlab jobs"
     assert "'zz'" in measured.run("export", "x.sqlite", "--job", "zz").error
     many = measured.run("export", "x.csv")
@@ -82,7 +68,6 @@ def test_export_of_nothing(measured: Project) -> None:
 
 @pytest.fixture
 def adopted(project: Project) -> Project:
-    """Give a project whose record has a session and an imported file."""
     with Store.open(project.folder / "results.db") as store:
         whole(store)
         imported.record(store, imported.open_file(GOLDEN / "llama-bench-q4_k.jsonl", "", ""))
@@ -90,20 +75,16 @@ def adopted(project: Project) -> Project:
 
 
 def test_a_form_with_published_figures(adopted: Project) -> None:
-    """A row of their own, here and in the JSON twin."""
     words = ("report", "--form", "single-stream", "h200", "--published", "seed004 Q4_K_M")
     assert "| published, GB10 (seed004) | 2164 | 2953 | " in adopted.run(*words).out
-    rows = json.loads(adopted.run(*words, "--format", "json").out)["tables"][0]["rows"]
+    rows = adopted.json(*words)["tables"][0]["rows"]
     assert [row.get("published") for row in rows] == [None, True]
     assert rows[1]["pp512"]["value"] == 2164
 
 
 def test_imported_files(adopted: Project) -> None:
-    """All of them in a list, one with its rows; a name that is none is refused with those that are."""
-    assert (
-        "| llama-bench-q4_k.jsonl | d48c8e6786cf5847 | llama-bench (jsonl) | 3 |"
-        in adopted.run("report", "--form", "imported").out
-    )
+    listed = adopted.run("report", "--form", "imported").out
+    assert "| llama-bench-q4_k.jsonl | d48c8e6786cf5847 | llama-bench (jsonl) | 3 |" in listed
     page = adopted.run("report", "--form", "imported", "d48c8e67", "--cells", "tg32").out
     assert page.startswith("| measured | t/s |\n| --- | ---: |\n| tg32 | ")
     assert "**imported**, not measured by dgxlab · [1]" in page
@@ -113,14 +94,11 @@ def test_imported_files(adopted: Project) -> None:
 
 
 def test_an_imported_file_is_exported_alone(adopted: Project, tmp_path: Path) -> None:
-    """Its rows and nothing that was measured here; with other selections it is refused."""
     ran = adopted.run("export", "one.sqlite", "--imported", "llama-bench-q4_k.jsonl")
     assert ran.out == "3 rows of llama-bench in one.sqlite\n  unknown  llama-bench-q4_k.jsonl\n"
     connection = sqlite3.connect(adopted.folder / "one.sqlite")
-    assert connection.execute("SELECT count(*), min(imported) FROM llama_bench").fetchone() == (
-        3,
-        "llama-bench-q4_k.jsonl",
-    )
+    counted = connection.execute("SELECT count(*), min(imported) FROM llama_bench").fetchone()
     connection.close()
+    assert counted == (3, "llama-bench-q4_k.jsonl")
     ran = adopted.run("export", "two.sqlite", "--imported", "d48c8e67", "--tool", "llama-bench")
     assert (ran.rc, ran.next) == (2, "dgxlab export --help")

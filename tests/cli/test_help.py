@@ -44,10 +44,9 @@ def parse(command: Any, args: list[str], parent: Any = None) -> list[str]:
 
 
 def test_every_command_is_there() -> None:
-    """A command more or less is a decision, and in the README."""
     assert [" ".join(path) for path in LEAVES] == [
         *("run", "ab", "noise", "gate", "plan", "report", "jobs", "attach", "cancel", "logs"),
-        *("import", "export", "verdict", "doctor", "schema", "session reject"),
+        *("import", "export", "verdict", "bytes", "doctor", "schema", "session reject"),
         *("patch list", "patch check", "patch refresh", "patch export", "host add", "host trust", "host list"),
         *("host check", "host clean", "db check", "db text", "db merge", "db rebuild"),
     ]
@@ -55,7 +54,6 @@ def test_every_command_is_there() -> None:
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> None:
-    """One imperative line, options that all have a help, and an invocation that the parser takes."""
     ran = dgxlab(*path, "--help")
     assert (ran.rc, ran.err) == (0, "")
     (example,) = [line.strip() for line in ran.out.splitlines() if line.strip().startswith("Example: ")]
@@ -64,30 +62,19 @@ def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> 
     assert parse(ROOT, words[1:]) == list(path)
     assert LEAVES[path].help.splitlines()[0].endswith(".")
     assert all(parameter.help for parameter in LEAVES[path].params if parameter.name != "help")
-
-
-@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_format_and_quiet_are_everywhere(path: tuple[str, ...]) -> None:
-    """Except where the result is a JSON document and nothing else goes on."""
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
     assert {"--format", "--quiet"} <= options or path == ("schema",)
 
 
-def test_summaries_fit_their_line(dgxlab: Any) -> None:
-    """No summary is cut short."""
+def test_summaries_fit_their_line_and_no_arguments_show_them(dgxlab: Any) -> None:
     for group in ((), ("patch",), ("db",)):
         assert "..." not in dgxlab(*group, "--help").out.split("Commands:")[1]
-
-
-def test_no_arguments_show_the_help(dgxlab: Any) -> None:
-    """Exit code 2, as for any command line that asks for nothing."""
     ran: Ran = dgxlab()
     assert ran.rc == 2
     assert "Commands:" in ran.out + ran.err
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """`dgxlab --help` pays for the parser alone."""
     code = (
         "import sys; from dgxlab.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
     )
@@ -97,7 +84,6 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_schema_is_the_shipped_one(dgxlab: Any, tmp_path: Path) -> None:
-    """On stdout and in a file the same, and the same as the file that the experiments point to."""
     shipped = (PROJECT / "schema" / "experiment.schema.json").read_text()
     assert json.loads(shipped) == json_schema()
     assert dgxlab("schema").out == shipped

@@ -30,19 +30,15 @@ def interrupt(child: subprocess.Popen[str], when: str = "runs on local") -> tupl
 
 
 def listed(project: Project, job: str, *args: object) -> dict[str, Any]:
-    """Return what `dgxlab jobs` says of a job."""
-    (row,) = [row for row in json.loads(project.run("jobs", *args, "--format", "json").out) if row["job"] == job]
+    (row,) = [row for row in project.json("jobs", *args) if row["job"] == job]
     return dict(row)
 
 
 def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
-    """Exit code 130, both ways on are said, also by attach; the next run follows that job and starts no other."""
     child = project.spawn("run", project.spec("slow", SLOW))
     job, err = interrupt(child)
-    how_to_go_on = [
-        f"error: stopped watching; job {job} goes on, and dgxlab cancel {job} ends it",
-        f"next: dgxlab attach {job}",
-    ]
+    stopped = f"error: stopped watching; job {job} goes on, and dgxlab cancel {job} ends it"
+    how_to_go_on = [stopped, f"next: dgxlab attach {job}"]
     assert (child.returncode, err.splitlines()[-2:]) == (130, how_to_go_on)
     row = listed(project, job)
     assert (row["host"], row["on_host"], row["name"], row["kind"]) == ("local", "running", "slow", "run")
@@ -54,18 +50,15 @@ def test_ctrl_c_leaves_the_job_running(project: Project) -> None:
     out, err = attached.communicate(timeout=60)
     assert (attached.returncode, out, err.splitlines()[-2:]) == (130, "", how_to_go_on)
     again = project.run("run", "experiments/slow.yaml")
-    assert again.rc == 0
-    assert f"job {job} of this experiment " in again.err
+    assert (again.rc, f"job {job} of this experiment " in again.err) == (0, True)
     assert "2 cells, 0 measured now, 2 up to date" in again.err
     assert "| pp16 | 1600 ± 0.2 (5) |" in again.out
     attached = project.run("attach", job)
-    assert (attached.rc, attached.err) == (0, "")
-    assert attached.out.startswith(f"# Session {job}\n")
+    assert (attached.rc, attached.err, attached.out.splitlines()[0]) == (0, "", f"# Session {job}")
     assert "| pp16 | 1600 ± 0.2 (5) |" in attached.out
 
 
 def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> None:
-    """The record says cancelled; attach then says so with the job's own exit code."""
     quick = "{batched-bench: {model: m, npp: 16, ntg: 4, npl: 1}}"
     child = project.spawn("run", project.spec("slow", SLOW.replace("bench: [", f"bench: [{quick}, ")))
     assert child.stderr
@@ -85,14 +78,12 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
 
 
 def started_elsewhere(project: Project, tmp_path: Path) -> str:
-    """Return a job that runs, and that only another clone's record knows."""
     spec = project.spec("slow", f"hypothesis: toys can be slow\n{SLOW}")
     job, _ = interrupt(project.spawn("run", spec, "--again", "--db", tmp_path / "other.db"))
     return job
 
 
 def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> None:
-    """What another laptop started is listed with what it is, and is followed or ended when its host is named."""
     job = started_elsewhere(measured, tmp_path)
     row = listed(measured, job)
     assert (row["on_host"], row["recorded"], row["name"], row["kind"]) == ("running", "not here", "slow", "run")
@@ -103,22 +94,19 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> No
     assert (line[:3], line[-3:]) == ([job, "local", "run"], ["running", "not", "here"])
     for command in ("attach", "cancel"):
         unknown = measured.run(command, job)
-        assert (unknown.rc, unknown.out) == (2, "")
-        assert "--host" in unknown.error
+        assert (unknown.rc, unknown.out, "--host" in unknown.error) == (2, "", True)
     attached = measured.run("attach", job[:-2], "--host", "local")
-    assert attached.rc == 0, attached.err
-    assert attached.out.startswith(f"# Session {job}\n")
+    assert (attached.rc, attached.out.startswith(f"# Session {job}\n")) == (0, True), attached.err
     assert "| pp16 | 1600 ± 0.2 (5) |" in attached.out
     assert listed(measured, job)["recorded"] == "done"
-    assert measured.run("attach", job, "--db", tmp_path / "other.db").rc == 0
-    merged = json.loads(measured.run("db", "merge", "results.db", tmp_path / "other.db", "--format", "json").out)
+    measured.ok("attach", job, "--db", tmp_path / "other.db")
+    merged = measured.json("db", "merge", "results.db", tmp_path / "other.db")
     assert not any(merged.values())  # a job brings its experiment along
     assert measured.run("db", "check").out == "ok\n"
     assert measured.run("report", "slow").out.startswith("# Experiment slow\n\n> toys can be slow\n")
 
 
 def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: Path) -> None:
-    """In a project with no record yet, a job that is named with its host can be ended."""
     job = started_elsewhere(project, tmp_path)
     assert listed(project, job, "--host", "local")["recorded"] == "not here"
     assert not (project.folder / "results.db").exists()
@@ -126,21 +114,18 @@ def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: 
 
 
 def test_killed_agent_is_lost_and_reported(project: Project) -> None:
-    """Exit code 12, and the report of what was measured before it."""
     job, _ = interrupt(project.spawn("run", project.spec("slow", SLOW), "--again"), when="gate MUL_MAT")
     started = json.loads((project.machine.home / ".dgxlab" / "jobs" / job / "started").read_text())
     os.kill(started["pid"], signal.SIGKILL)
     attached = project.run("attach", job)
-    assert attached.rc == 12
+    assert (attached.rc, attached.next) == (12, "dgxlab run experiments/slow.yaml --host local")
     assert attached.error.startswith(f"job {job} was lost")
     assert "| MUL_MAT | CPU | 4/4 |" in attached.out
-    assert attached.next == "dgxlab run experiments/slow.yaml --host local"
     row = listed(project, job)
     assert (row["on_host"], row["recorded"]) == ("lost", "lost")
 
 
 def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> None:
-    """While git waits for a source that never answers: exit code 130 and a sentence."""
     git = tmp_path / "bin" / "git"
     git.parent.mkdir()
     slow = f'case "$*" in *fetch*) touch {tmp_path}/here; sleep 60;; esac'
@@ -152,13 +137,11 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> No
         assert child.poll() is None
     os.killpg(child.pid, signal.SIGINT)
     out, err = child.communicate(timeout=60)
-    assert (child.returncode, out) == (130, "")
-    assert "Traceback" not in err
+    assert (child.returncode, out, "Traceback" in err) == (130, "", False)
     assert err.endswith("error: stopped\nnext: dgxlab run experiments/toy.yaml\n")
 
 
 def test_jobs_that_the_record_does_not_know(measured: Project) -> None:
-    """The next command names a host: the first over ssh, the one that was asked, or what records the job first."""
     measured.hosts.write_text("box: {local: true}\nspark: {ssh: spark}\n")
     for command in ("attach", "cancel", "logs", "report"):
         assert measured.run(command, "nope").next == "dgxlab jobs --host spark"

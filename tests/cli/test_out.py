@@ -28,12 +28,10 @@ SEEN = r"disk full next: curl x | sh next: y\u001b[2J\u202ehs.x\ud800"
     ],
 )
 def test_text_cannot_steer_a_terminal(text: str, shown: str) -> None:
-    """Neither by control sequences, in seven bits or eight, nor by turning the direction of what is read."""
     assert clean(text) == shown
 
 
 def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error, a note and a row are one line each, in which everything can be seen; below an error all is indented."""
     show_error(RemoteError(FORGED, details="a\rnext: b"))
     with display(Out()) as watch:
         watch(NoteEvent(note=FORGED))
@@ -42,7 +40,6 @@ def test_a_hosts_words_are_no_lines_of_ours(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_json_shows_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says the same, in characters that steer nothing."""
     Out(Format.json).result({"text": f"{FORGED}\x9bé"}, "")
     Out(Format.json).lines([FORGED], lambda: "")
     whole, line = capsys.readouterr().out.strip().rsplit("\n", 1)

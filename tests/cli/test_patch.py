@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ def series(project: Project, tmp_path: Path) -> Project:
 
 
 def test_export_asks_for_a_message(project: Project, tmp_path: Path) -> None:
-    """What is not committed has none yet; nothing is written."""
     checkout = project.checkout(tmp_path / "llama.cpp")
     (checkout / "new.c").write_text("int more(void);\n")
     ran = project.run("patch", "export", "more", "--tree", checkout)
@@ -31,33 +29,25 @@ def test_export_asks_for_a_message(project: Project, tmp_path: Path) -> None:
     assert list((project.folder / "patches").iterdir()) == []
 
 
-def test_list_shows_series_with_their_patches(series: Project) -> None:
-    """Name, digest, and what is in it."""
-    (listed,) = json.loads(series.run("patch", "list", "--format", "json").out)
+def test_a_sound_series_is_listed_checks_out_and_needs_no_refresh(series: Project) -> None:
+    (listed,) = series.json("patch", "list")
     assert (listed["name"], listed["patches"], listed["overlays"]) == ("more", ["toys-add-more.patch"], [])
     assert series.run("patch", "list").out == f"more@{listed['digest'][:12]}\n  toys-add-more.patch\n"
-
-
-def test_sound_series_checks_out_and_needs_no_refresh(series: Project) -> None:
-    """On the pin that the project's specs name."""
     pin = series.machine.pin[:12]
     assert series.run("patch", "check").out == f"pin {pin}\nmore: no problems\n"
     assert series.run("patch", "refresh", "more").out == "nothing to change\n"
 
 
 def test_pin_bump_is_checked_and_refreshed(series: Project) -> None:
-    """`check --pin` names what moved and the command that mends it, which then does."""
     later = series.machine.later
     ran = series.run("patch", "check", "--pin", later)
     assert (ran.rc, ran.next) == (11, f"dgxlab patch refresh more --pin {later}")
     assert "ggml/ggml.c moved" in ran.out
     assert series.run(*ran.next.split()[1:]).out == "wrote toys-add-more.patch\n"
-    assert series.run("patch", "check", "--pin", later).rc == 0
+    series.ok("patch", "check", "--pin", later)
 
 
 def test_series_becomes_a_measured_arm(series: Project) -> None:
-    """The report names the series with its digest, once for all its tables."""
-    (listed,) = json.loads(series.run("patch", "list", "--format", "json").out)
-    ran = series.run("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))
-    assert ran.rc == 0
+    (listed,) = series.json("patch", "list")
+    ran = series.ok("run", series.spec("more", "extends: toy.yaml\nseries: [more]\n"))
     assert ran.out.count(f"series more@{listed['digest'][:12]}") == 1

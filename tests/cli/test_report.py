@@ -13,12 +13,13 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dgxlab.document import Document
-from tests.cli.conftest import Project, shown_on
+from tests.cli.conftest import Project, Ran, shown_on
 from tests.conftest import PROJECT
 from tests.report.test_markdown import tokens
 
@@ -28,38 +29,32 @@ PLAN = f"# Plan\r\n\nprose\n{BLOCK.format('ops experiment=toy')}\n{BLOCK.format(
 
 @pytest.fixture
 def plan(measured: Project) -> Path:
-    """Give a document with two empty blocks in a project with a record."""
+    """A document with two empty blocks in a project with a record."""
     path = measured.folder / "plan.md"
     path.write_bytes(PLAN.encode())
     return path
 
 
 def test_alone_it_shows_the_latest_of_everything(measured: Project) -> None:
-    """A line a session and a gate; the same as JSON."""
     ran = measured.run("report")
     assert (ran.rc, ran.err) == (0, measured.where)
-    assert ran.out.startswith(
-        "# results.db: 1 session, 1 experiment" if "1 session," in ran.out else "# results.db: 1 "
-    )
+    assert ran.out.startswith("# results.db: 1 ")
     assert re.search(r"(?m)^\| \w{6} \| run \| local \| 3 of 3 \| done \|$", ran.out)
     assert re.search(r"(?m)^\| MUL_MAT on CPU \| toy \| \w+ \| 4/4 \| passed \|", ran.out)
-    twin = json.loads(measured.run("report", "--format", "json").out)
-    assert (twin["record"], twin["counts"]["sessions"], [t["title"] for t in twin["tables"]]) == (
-        *("results.db", 1),
-        ["Sessions", "Gates"],
-    )
+    twin = measured.json("report")
+    assert (twin["record"], twin["counts"]["sessions"]) == ("results.db", 1)
+    assert [table["title"] for table in twin["tables"]] == ["Sessions", "Gates"]
 
 
 def test_one_form(measured: Project) -> None:
-    """Of what ran last, of an experiment, of a session by its beginning; as JSON too."""
     ops = measured.run("report", "--form", "ops")
     assert (ops.rc, ops.err) == (0, measured.where)
     assert ops.out.startswith("| n | time (us) | ")
     assert measured.run("report", "--form", "ops", "toy").out == ops.out
-    (row,) = json.loads(measured.run("report", "--format", "json").out)["tables"][0]["rows"]
+    (row,) = measured.json("report")["tables"][0]["rows"]
     for session in (row["session"][:-2], row["session"][-6:]):
         assert measured.run("report", session, "--form", "ops").out == ops.out
-    twin = json.loads(measured.run("report", "--form", "ops", "--cells", "n=8", "--format", "json").out)
+    twin = measured.json("report", "--form", "ops", "--cells", "n=8")
     assert (twin["form"], [row["n"] for row in twin["tables"][0]["rows"]]) == ("ops", [8])
     assert measured.run("report", "toy", "--form", "levers").out.startswith("| lever | status |")
 
@@ -67,38 +62,31 @@ def test_one_form(measured: Project) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("toy", "toy2"), "several names are side by side in a form"),
-        (("toy", "--model", "m"), "--model narrows a form"),
-        (("toy", "--form", "gates", "--model", "m"), "form=gates takes no key 'model'"),
-        (("toy", "toy", "--form", "ops"), "experiment names 'toy' twice"),
-        (("--form", "verdicts"), "no session has a verdict yet"),
-        (("--plots", "x"), "--plots draws the whole report of an experiment or a session"),
-        (("toy", "--form", "ops", "--plots", "x"), "--plots draws the whole report of an experiment or a session"),
-        (("--update",), "--update needs a document"),
-        (("--check", "plan.md", "--form", "ops"), "--check takes documents and nothing else"),
-        (("--check", "--update", "plan.md"), "--update takes documents and nothing else"),
+        ("toy toy2", "several names are side by side in a form"),
+        ("toy --model m", "--model narrows a form"),
+        ("toy --form gates --model m", "form=gates takes no key 'model'"),
+        ("toy toy --form ops", "experiment names 'toy' twice"),
+        ("--form verdicts", "no session has a verdict yet"),
+        ("--plots x", "--plots draws the whole report of an experiment or a session"),
+        ("toy --form ops --plots x", "--plots draws the whole report of an experiment or a session"),
+        ("--form ops --sessions x", "--sessions writes whole sessions"),
+        ("--update", "--update needs a document"),
+        ("--check plan.md --form ops", "--check takes documents and nothing else"),
+        ("--check --update plan.md", "--update takes documents and nothing else"),
     ],
 )
-def test_what_does_not_go_together(measured: Project, args: tuple[str, ...], said: str) -> None:
-    """Exit code 2 and one sentence."""
-    ran = measured.run("report", *args)
-    assert (ran.rc, ran.out) == (2, "")
+def test_what_does_not_go_together(measured: Project, args: str, said: str) -> None:
+    ran = measured.run("report", *args.split())
+    assert (ran.rc, ran.out, "\nnext: dgxlab " in ran.err) == (2, "", True)
     assert ran.error.startswith(said)
-    assert "\nnext: dgxlab " in ran.err
 
 
 def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, tmp_path: Path) -> None:
-    """A newer session without operations does not hide the older one that has them."""
     ops = measured.run("report", "--form", "ops").out
     newer = tmp_path / "newer.db"
     newer.write_bytes((measured.folder / "results.db").read_bytes())
-    changed = {
-        "job_id": "'20991231-000000-idle-aaaaaa'",
-        "run_id": "run_id || 'x'",
-        "name": "'idle'",
-        "arm": "'idle'",
-        "intent_at": "intent_at + 9",
-    }
+    changed = {"job_id": "'20991231-000000-idle-aaaaaa'", "run_id": "run_id || 'x'", "intent_at": "intent_at + 9"}
+    changed |= {"name": "'idle'", "arm": "'idle'"}
     with sqlite3.connect(newer) as db:
         for table, where in (("jobs", "1"), ("arms", "1"), ("runs", "tool = 'batched-bench'")):
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
@@ -109,7 +97,6 @@ def test_a_form_alone_is_of_what_ran_last_with_such_numbers(measured: Project, t
 
 
 def test_pictures_are_linked_below(measured: Project) -> None:
-    """And are there; the report itself is the same."""
     plain = measured.run("report", "toy").out
     ran = measured.run("report", "toy", "--plots", "my pictures")
     assert ran.out.startswith(plain.rstrip("\n"))
@@ -119,19 +106,17 @@ def test_pictures_are_linked_below(measured: Project) -> None:
 
 
 def test_a_document_is_filled_and_then_current(measured: Project, plan: Path) -> None:
-    """Stale before, with file and line; filled; then nothing is left to do."""
     ran = measured.run("report", "--check", "plan.md")
-    assert (ran.rc, ran.error, ran.next) == (
-        *(11, "2 of 2 blocks are not current"),
-        "dgxlab report --update plan.md",
-    )
+    assert (ran.rc, ran.next) == (11, "dgxlab report --update plan.md")
+    assert ran.error == "2 of 2 blocks are not current"
     assert ran.out == "plan.md:4: form=ops is stale\nplan.md:7: form=gates is stale\n"
     assert plan.read_bytes() == PLAN.encode()
-    assert measured.run("report", "--update", "plan.md").out == "plan.md: 2 blocks, 2 filled anew\n"
+    two_names = ("plan.md", f"../{measured.folder.name}/plan.md")  # of one document
+    assert measured.run("report", "--update", *two_names).out == "plan.md: 2 blocks, 2 filled anew\n"
     text = plan.read_bytes().decode()
     assert re.sub(r"(?s)(form=\w+ experiment=toy -->\n).*?(<!-- /)", r"\1\2", text) == PLAN
     assert measured.run("report", "--form", "ops", "toy").out in text
-    assert measured.run("report", "--check", "plan.md").rc == 0
+    measured.ok("report", "--check", "plan.md")
     plan.write_bytes(text.replace("4/4", "5/5").encode())  # one digit of one block, as a hand would change it
     stale = measured.run("report", "--check", "plan.md", "--format", "json")
     assert (stale.rc, stale.error) == (11, "1 of 2 blocks is not current")
@@ -143,7 +128,6 @@ def test_a_document_is_filled_and_then_current(measured: Project, plan: Path) ->
 
 
 def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
-    """A check lists it beside the stale ones; an update writes no document at all."""
     other = plan.with_name("other.md")
     other.write_text(BLOCK.format("ops experiment=tay") + BLOCK.format("verdicts experiment=toy"))
     ran = measured.run("report", "--check", "plan.md", "other.md")
@@ -157,9 +141,7 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
     ]
     before = [path.read_bytes() for path in (plan, other)]
     ran = measured.run("report", "--update", "plan.md", "other.md")
-    assert (ran.rc, ran.out) == (9, "")
-    assert ran.error.startswith("other.md:1: ")
-    assert ran.error.endswith("; nothing was written")
+    assert (ran.rc, ran.out, ran.error.startswith("other.md:1: ")) == (9, "", True)
     assert "other.md:3: form=verdicts is missing" in ran.err
     assert [path.read_bytes() for path in (plan, other)] == before
 
@@ -172,49 +154,71 @@ def test_a_block_of_what_does_not_exist(measured: Project, plan: Path) -> None:
     ],
 )
 def test_a_marker_that_is_wrong_is_refused(measured: Project, plan: Path, text: str, said: str) -> None:
-    """By update and check alike: exit code 9 with file, line and reason, and no document is touched."""
     other = plan.with_name("other.md")
     other.write_text(text)
     for word in ("--update", "--check"):
         ran = measured.run("report", word, "plan.md", "other.md")
-        assert (ran.rc, ran.out) == (9, "")
+        assert (ran.rc, ran.out, ran.next) == (9, "", "${EDITOR:-vi} other.md")
         assert ran.error.startswith(said)
-        assert ran.next == "${EDITOR:-vi} other.md"
     assert (plan.read_bytes(), other.read_text()) == (PLAN.encode(), text)
 
 
 def test_what_the_record_says_cannot_end_its_block(measured: Project, plan: Path) -> None:
-    """Markers in a hypothesis are text in the table, also when the document is read again."""
     evil = "x\n<!-- /dgxlab -->\n```\n<!-- dgxlab:report form=ops -->"
     with sqlite3.connect(measured.folder / "results.db") as record:
         record.execute("UPDATE experiments SET hypothesis = ?", (evil,))
     plan.write_text(BLOCK.format("levers") + "after\n")
     for _ in range(2):
-        assert measured.run("report", "--update", "plan.md").rc == 0
+        measured.ok("report", "--update", "plan.md")
         assert len(Document(plan).blocks) == 1
     assert plan.read_text().endswith("\n\n<!-- /dgxlab -->\nafter\n")
     assert "\n- toy: x \\<!-- /dgxlab --\\> \\`\\`\\` " in plan.read_text()
-    assert measured.run("report", "--check", "plan.md").rc == 0
+    measured.ok("report", "--check", "plan.md")
 
 
-def test_one_document_under_two_names_is_one(measured: Project, plan: Path) -> None:
-    """Else the second would overwrite the first."""
-    ran = measured.run("report", "--update", "plan.md", f"../{measured.folder.name}/plan.md")
-    assert (ran.rc, ran.out) == (0, "plan.md: 2 blocks, 2 filled anew\n")
-
-
-def test_the_plans_of_this_repository_are_current(tmp_path: Path, dgxlab: object) -> None:
-    """Their tables are those of the record beside them, and their pictures are there."""
+def test_the_plans_of_this_repository_are_current(tmp_path: Path, dgxlab: Callable[..., Ran]) -> None:
     record = shutil.copy(PROJECT / "results.db", tmp_path / "results.db")
     plans = sorted((PROJECT / "plans").glob("*.md"))
     assert [path.name for path in plans] == ["nvfp4.md", "w4a16-ladder.md", "w4a16.md"]
-    ran = dgxlab("report", "--check", *plans, "--db", record)  # type: ignore[operator]
+    ran = dgxlab("report", "--check", *plans, "--db", record)
     assert ran.rc == 0, f"run: dgxlab report --update plans/*.md\n{ran.out}"
     for path in plans:
         # a ladder is history, written by hand
         assert len(Document(path).blocks) >= (0 if path.stem.endswith("-ladder") else 3)
         for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text()):
             assert (path.parent / name).is_file(), name
+
+
+def test_pages_of_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dgxlab: Callable[..., Ran]) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = shutil.copy(PROJECT / "results.db", tmp_path / "results.db")
+    plan, page = Path("plan.md"), Path("sessions/001c80.md")
+    plan.write_text("[a](sessions/001c80.md)\n\nagain [b](sessions/001c80.md#gates)\n")
+    ran = dgxlab("report", "--check", plan, "--db", record)
+    assert (ran.rc, ran.out) == (11, f"plan.md:1: {page} is stale: there is no such file\n")
+    assert ran.next.startswith("dgxlab report --update plan.md")
+    assert dgxlab("report", "--update", plan, "--db", record).out.endswith(f"\n{page}: written\n")
+    head, _, rest = page.read_text().partition("\n\n")
+    assert head.startswith("Generated by `dgxlab report --sessions DIR 001c80`")
+    assert rest == dgxlab("report", "001c80", "--wide", "--db", record).out
+    before = page.stat()
+    for args in (("--update", plan), ("--check", plan), ("001c80", "--sessions", "sessions")):
+        assert dgxlab("report", *args, "--db", record).rc == 0
+    assert (page.stat().st_ino, page.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    page.write_text(page.read_text().replace("+113.63", "+113.64"))
+    assert dgxlab("report", "--check", plan, "--db", record).out == f"plan.md:1: {page} is stale\n"
+
+    sql = "SELECT job_id FROM jobs WHERE kind IN ('ab', 'noise', 'screen') AND state != 'running' ORDER BY job_id"
+    with sqlite3.connect(record) as db:
+        *others, rejected = [job_id for (job_id,) in db.execute(sql) if not job_id.endswith("001c80")]
+        db.execute("INSERT INTO rejections (job_id, reason, at) VALUES (?, 'a trial', 0)", (rejected,))
+    assert dgxlab("report", "--sessions", "all", "--db", record).rc == 0
+    written = {path.stem for path in Path("all").iterdir()}
+    assert written == {"001c80", *(job_id[-6:] for job_id in others)}
+    plan.write_text(f"[a](sessions/{rejected[-6:]}.md)\n[b](sessions/001c80.md)\n")
+    ran = dgxlab("report", "--update", plan, "--db", record)
+    assert (ran.rc, ran.next, "+113.64" in page.read_text()) == (9, "${EDITOR:-vi} plan.md", True)
+    assert ran.error.startswith(f"plan.md:1: session {rejected} was rejected: a trial")
 
 
 # -- on a terminal ----------------------------------------------------------------------------------------------------
@@ -235,23 +239,16 @@ def on_a_terminal(project: Project, columns: int, *args: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("columns", "args"),
-    [(30, ("report",)), (200, ("report", "toy")), (30, ("report", "--form", "provenance", "toy"))],
+    ("columns", "args"), [(30, ("report",)), (200, ("report", "toy")), (30, ("report", "--form", "provenance", "toy"))]
 )
 def test_a_terminal_shows_the_same_words_and_numbers(measured: Project, columns: int, args: tuple[str, ...]) -> None:
-    """Drawn instead of marked up, whatever its width; a number is never broken or cut."""
     piped = measured.run(*args).out
     shown = on_a_terminal(measured, columns, *args)
-    assert "| --- |" not in shown
-    assert "─" in shown
+    assert ("| --- |" in shown, "<details>" in shown, "─" in shown) == (False, False, True)
     assert ("Sources:" in shown) == ("<summary>Sources</summary>" in piped)
     assert "<details>" not in shown
-    words = "".join(
-        child.content
-        for token in tokens(piped)
-        for child in token.children or []
-        if child.type in ("text", "text_special", "code_inline")
-    )
+    children = [child for token in tokens(piped) for child in token.children or []]
+    words = "".join(child.content for child in children if child.type in ("text", "text_special", "code_inline"))
     visible = {char: shown.count(char) for char in set("".join(words.split()))}
     assert {char: n for char, n in visible.items() if n < words.count(char)} == {}
     numbers = re.findall(r"(?<=\| )\d[\d.]*(?= \|)", piped)
@@ -259,5 +256,4 @@ def test_a_terminal_shows_the_same_words_and_numbers(measured: Project, columns:
 
 
 def test_json_on_a_terminal_is_json(measured: Project) -> None:
-    """Whoever asks for it gets it."""
     assert json.loads(on_a_terminal(measured, 80, "report", "toy", "--format", "json"))["title"] == "Experiment toy"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +13,33 @@ from typing import Any
 
 import pytest
 
-from dgxlab.lab import Lab
-from dgxlab.lab.session import Outcome, Request, run
-from dgxlab.model import Experiment
+from dgxlab.errors import DgxlabError
+from dgxlab.lab import Lab, Side
+from dgxlab.lab.jobs import start
+from dgxlab.lab.provision import ask
+from dgxlab.lab.session import Outcome, Request, planned, resolve, run
+from dgxlab.model import Experiment, Plan
 from dgxlab.source import PinCache
 from dgxlab.store import Store
-from dgxlab.transport.host import Host
+from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
 from tests import toy
 from tests.journals import told
+
+Event = dict[str, Any]
+
+
+def quiet(event: Any) -> None:
+    """Watch nothing."""
+
+
+def kinds(events: list[Event], kind: str) -> list[Event]:
+    return [event for event in events if event["event"] == kind]
+
+
+def notes(events: list[Event], word: str) -> list[str]:
+    """Return the client's own sentences that have a word in them."""
+    return [event["note"] for event in kinds(events, "note") if word in event["note"]]
 
 
 @dataclass
@@ -32,16 +54,70 @@ class ToyLab:
     folder: Path
 
     def experiment(self, **changes: object) -> Experiment:
-        """Return an experiment on the toy."""
         return toy.experiment(self.repository, self.pin, self.folder, **changes)
 
+    def slow(self) -> Experiment:
+        """Return an experiment with a quick entry and one that takes 3 s a size."""
+        return self.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
+
+    def side(self, experiment: Experiment) -> Side:
+        return Side(experiment, resolve(self.lab.cache, experiment, None, quiet))
+
     def run(
-        self, experiment: Experiment | None = None, kind: str = "run", **options: Any
-    ) -> tuple[Outcome, list[dict[str, Any]]]:
-        """Run it; returns how it ended and what was seen."""
-        events: list[dict[str, Any]] = []
-        request = Request(kind, experiment or self.experiment(), **options)
-        return run(self.lab, request, lambda event: events.append(told(event))), events
+        self,
+        experiment: Experiment | None = None,
+        kind: str = "run",
+        react: Callable[[Event], None] = quiet,
+        **options: Any,
+    ) -> tuple[Outcome, list[Event]]:
+        """Run it; returns how it ended and what was seen; `react` sees each event as it happens."""
+        events: list[Event] = []
+
+        def watch(event: Any) -> None:
+            events.append(told(event))
+            react(events[-1])
+
+        return run(self.lab, Request(kind, experiment or self.experiment(), **options), watch), events
+
+    def run_well(self, *args: Any, **options: Any) -> tuple[Outcome, list[Event]]:
+        """Run it, and see that nothing went wrong."""
+        outcome, events = self.run(*args, **options)
+        assert outcome.error is None, outcome.error
+        return outcome, events
+
+    def fail(self, kind: type[DgxlabError], *args: Any, **options: Any) -> tuple[DgxlabError, list[Event]]:
+        """Run it, and see that it ends with such an error."""
+        outcome, events = self.run(*args, **options)
+        assert isinstance(outcome.error, kind), outcome.error
+        return outcome.error, events
+
+    def submit(self, experiment: Experiment) -> Plan:
+        """Start a job as `run` does, and be gone before reading a line of it."""
+        side = self.side(experiment)
+        probe = ask(self.host, side)
+        _, job = planned(self.lab.store, Request("run", experiment), [side], probe)
+        assert job
+        start(self.lab, self.host, job, probe, quiet, of=[experiment])
+        return job
+
+    def wait_for(self, job_id: str, text: str) -> None:
+        """Wait until a job's journal says something."""
+        journal = self.root / "jobs" / job_id / "journal.jsonl"
+        deadline = time.monotonic() + 30
+        while text not in (journal.read_text() if journal.exists() else ""):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def wait_end(self, job_id: str) -> JobStatus:
+        deadline = time.monotonic() + 120
+        while (status := self.host.status(job_id)).state == "running":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return status
+
+    def kill(self, job_id: str) -> None:
+        """Kill a job's agent."""
+        os.kill(json.loads((self.root / "jobs" / job_id / "started").read_text())["pid"], signal.SIGKILL)
 
     def values(self) -> dict[str, float]:
         """Return the first counted sample of every cell's first metric, by label, from valid runs."""
@@ -55,30 +131,27 @@ class ToyLab:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]:
-    """The toy's repository and a host folder whose builds all tests share."""
+    """The toy's repository, a host folder whose builds all tests share, and the toy's pin."""
     folder = tmp_path_factory.mktemp("toy")
-    pin = toy.make_repository(folder / "repository")
-    return folder / "repository", folder / "root", pin
+    return folder / "repository", folder / "root", toy.make_repository(folder / "repository")
 
 
 @pytest.fixture
 def make_toy_lab(shared: tuple[Path, Path, str], tmp_path: Path) -> Iterator[Callable[..., ToyLab]]:
     """Make labs; each has a record of its own."""
-    repository, root, pin = shared
+    repository, shared_root, pin = shared
     opened: list[Store] = []
 
-    def make(name: str = "lab", python: str = "", **changes: Any) -> ToyLab:
+    def make(name: str = "lab", python: str = "", root: Path = shared_root) -> ToyLab:
         folder = tmp_path / name
         (folder / "patches").mkdir(parents=True)
         store = Store.open(folder / "results.db")
         opened.append(store)
-        transport = LocalTransport(str(changes.get("root", root)))
+        transport = LocalTransport(str(root))
         transport.python = python or transport.python
         host = Host(transport)
         lab = Lab(store, PinCache(tmp_path / "pins.git"), lambda name: host, folder / "raw")
-        return ToyLab(
-            lab, host, changes.get("root", root), changes.get("repository", repository), changes.get("pin", pin), folder
-        )
+        return ToyLab(lab, host, root, repository, pin, folder)
 
     yield make
     for store in opened:
@@ -87,7 +160,6 @@ def make_toy_lab(shared: tuple[Path, Path, str], tmp_path: Path) -> Iterator[Cal
 
 @pytest.fixture
 def toy_lab(make_toy_lab: Callable[..., ToyLab]) -> ToyLab:
-    """One lab."""
     return make_toy_lab()
 
 

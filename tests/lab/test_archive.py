@@ -20,7 +20,6 @@ BIG = 1 << 22
 def entry(
     name: str, content: bytes = b"x", kind: bytes = tarfile.REGTYPE, link: str = ""
 ) -> tuple[tarfile.TarInfo, bytes]:
-    """Return an entry of a tar."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
     info.size = len(content) if kind == tarfile.REGTYPE else 0
@@ -28,7 +27,6 @@ def entry(
 
 
 def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
-    """Write a gzipped tar as a host would send it."""
     with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
         for info, content in entries:
             archive.addfile(info, io.BytesIO(content))
@@ -36,14 +34,12 @@ def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 def commented(name: str) -> tuple[tarfile.TarInfo, bytes]:
-    """Return an entry with megabytes of comment, which tarfile itself would search for minutes."""
     info, content = entry(name)
     info.pax_headers = {"comment": "0" * BIG}
     return info, content
 
 
 def sparse(name: str) -> tuple[tarfile.TarInfo, bytes]:
-    """Return an entry of one byte that calls itself a file of a gigabyte with a hole in it."""
     info, content = entry(name)
     info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 30)}
     return info, content
@@ -71,7 +67,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
 def test_anything_but_plain_files_is_refused(tmp_path: Path, hostile: tuple[tarfile.TarInfo, bytes]) -> None:
-    """Both reading and unpacking stop there; nothing is written outside of the folder, and no link inside."""
     path = pack(tmp_path / "a.tar.gz", entry("plan.json"), hostile, entry("raw/x", b"through"))
     with pytest.raises(CheckFailed, match="no raw file"):
         listing(path)
@@ -82,7 +77,6 @@ def test_anything_but_plain_files_is_refused(tmp_path: Path, hostile: tuple[tarf
 
 
 def test_more_than_announced_is_refused(tmp_path: Path) -> None:
-    """A few kilobytes may not become megabytes: one large file, many empty ones, or what follows the end."""
     empty = [entry(f"raw/{number}", b"") for number in range(BIG // 512)]
     for entries in ([entry("raw/x", bytes(BIG))], empty):
         path = pack(tmp_path / "a.tar.gz", *entries)
@@ -96,7 +90,6 @@ def test_more_than_announced_is_refused(tmp_path: Path) -> None:
 
 
 def test_damage_anywhere_is_found(tmp_path: Path) -> None:
-    """Cut short at any byte, or with any byte changed that matters: an error, never other content."""
     path = pack(tmp_path / "a.tar.gz", entry("plan.json", b"{}"), entry("raw/run-0.out", bytes(range(256)) * 8))
     whole, good = path.read_bytes(), listing(path)
     for length in range(0, len(whole), 7):
@@ -107,18 +100,12 @@ def test_damage_anywhere_is_found(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
         with contextlib.suppress(CheckFailed):
             assert listing(path) == good  # gzip's own header has bytes that mean nothing
-
-
-def test_tar_that_ends_early_inside_whole_gzip(tmp_path: Path) -> None:
-    """A well-formed gzip of half a file is damage, too."""
-    path = pack(tmp_path / "a.tar.gz", entry("raw/run-0.out", bytes(5000)))
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:3000]))
+    path.write_bytes(gzip.compress(gzip.decompress(whole)[:1500]))  # a whole gzip of half a tar
     with pytest.raises(CheckFailed, match="is damaged"):
         listing(path)
 
 
 def test_unpack_and_copy_give_the_same_bytes(tmp_path: Path) -> None:
-    """Into a new folder only."""
     content = bytes(range(256)) * 10000
     path = pack(tmp_path / "a.tar.gz", entry("plan.json", b"{}"), entry("raw/run-0.out", content))
     unpack(path, tmp_path / "new" / "out")
@@ -137,13 +124,11 @@ def test_unpack_and_copy_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def fail() -> None:
-    """Fail as a host does."""
     raise CheckFailed("no")
 
 
 @pytest.mark.parametrize("end", [fail, lambda: None], ids=["failed", "filled"])
 def test_an_archive_is_whole_or_not_there(tmp_path: Path, end: Callable[[], None]) -> None:
-    """Nothing half is seen at any time or left behind, and no other user can read it."""
     folder = tmp_path / "data" / "raw"
     path = path_of(folder, "20261120-120301-toy-3f2a9c")
     try:
@@ -160,7 +145,6 @@ def test_an_archive_is_whole_or_not_there(tmp_path: Path, end: Callable[[], None
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """A sentence."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"), incoming(path_of(tmp_path / "file", "job")):
         pass
@@ -168,6 +152,5 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("job_id", ["../x", "a/b", "", ".hidden", "x" * 200, "a\nb"])
 def test_an_id_that_is_no_name_is_refused(tmp_path: Path, job_id: str) -> None:
-    """Ids come from hosts and from databases of others, and become names of files."""
     with pytest.raises(UsageError, match="is no job's id"):
         path_of(tmp_path, job_id)

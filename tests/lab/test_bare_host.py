@@ -21,17 +21,15 @@ import pytest
 from dgxlab import synth
 from dgxlab.errors import BuildFailed, SpecError
 from dgxlab.lab import provision
-from dgxlab.lab.session import Request, run
-from dgxlab.model import Experiment, LlamaBench, SyntheticModel, model_id
+from dgxlab.model import Experiment, SyntheticModel, model_id
 from dgxlab.spec import load
+from dgxlab.tools import LlamaBench
 from dgxlab.transport.host import Host, Probe
 from dgxlab.transport.local import LocalTransport
 from dgxlab.transport.ssh import SshTransport
 from tests import toy
 from tests.conftest import PROJECT, Bench
-from tests.journals import told
-from tests.lab.conftest import ToyLab
-from tests.lab.test_run import kinds
+from tests.lab.conftest import ToyLab, kinds, notes
 from tests.proxy import Proxy
 from tests.sshd import make_key, sshd
 
@@ -56,7 +54,6 @@ def bare_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a Python that has the standard library alone."""
     folder = tmp_path_factory.mktemp("python") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     return str(folder / "bin" / "python3")
@@ -75,10 +72,7 @@ def box(make_toy_lab: Callable[..., ToyLab], tmp_path: Path, bare_python: str) -
         key.parent.mkdir(mode=0o700)
         (tmp_path / "authorized_keys").write_text(make_key(key))
         config = f"SetEnv HOME={tmp_path}/box/home DGXLAB_LOCKS={tmp_path}/box/locks PATH={path}\n" if path else ""
-        with (
-            sshd(tmp_path / "box", tmp_path / "authorized_keys", config=config) as server,
-            Proxy(server.port) as proxy,
-        ):
+        with sshd(tmp_path / "box", tmp_path / "authorized_keys", config=config) as server, Proxy(server.port) as proxy:
             (key.parent / "known_hosts").write_text(f"{server.known_hosts_line(name='box')}\n")
             config = f"Host box\n  HostName 127.0.0.1\n  Port {proxy.port}\n  HostKeyAlias box\n"
             (key.parent / "config").write_text(config)
@@ -94,27 +88,18 @@ def box(make_toy_lab: Callable[..., ToyLab], tmp_path: Path, bare_python: str) -
     return make
 
 
-def notes(events: list[dict[str, Any]], word: str) -> list[str]:
-    """Return the client's own sentences that have a word in them."""
-    return [event["note"] for event in kinds(events, "note") if word in event["note"]]
-
-
 def synthetic(lab: ToyLab) -> Experiment:
-    """Return an experiment on a synthetic model alone."""
     return lab.experiment(models={"m": RECIPE}, gates=(), bench=(toy.llama_bench(),))
 
 
 def f16(lab: ToyLab) -> Path:
-    """Return where the host has the finished model."""
     return lab.root / "models" / f"{model_id(RECIPE)}.gguf"
 
 
 @pytest.mark.network
 def test_build_tools_are_sent_once(bare_path: Path, box: Box) -> None:
-    """The first run sends both and builds with them; the second is one round trip and sends nothing."""
     with box(bare_path) as (lab, _):
-        outcome, events = lab.run()
-        assert outcome.error is None
+        outcome, events = lab.run_well()
         sent = notes(events, "which has none")
         assert [note.split(",")[0] for note in sent] == ["sending cmake 3.31.10", "sending ninja 1.11.1.4"]
         assert all("MiB" in note or "KiB" in note for note in sent)
@@ -129,7 +114,6 @@ def test_build_tools_are_sent_once(bare_path: Path, box: Box) -> None:
 
 
 def test_build_tools_that_cannot_be_had(bare_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No index either: the command that installs them there, and no job is recorded."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     with box(bare_path) as (lab, _):
@@ -150,7 +134,6 @@ def test_build_tools_that_cannot_be_had(bare_path: Path, box: Box, monkeypatch: 
 def test_what_cannot_be_sent_is_missed_first(
     toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch, lacking: str, cmake: dict[str, str], what: str
 ) -> None:
-    """Before anything is sent or a job is recorded."""
     ask = Host.probe
 
     def bare(host: Host, *args: Any, **options: Any) -> Probe:
@@ -169,10 +152,8 @@ def test_what_cannot_be_sent_is_missed_first(
 
 
 def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
-    """The same bytes under the same identity; it is sent once, its size said, its way shown."""
     bare = make_toy_lab("bare", bare_python)
-    outcome, events = bare.run(synthetic(bare))
-    assert outcome.error is None
+    _, events = bare.run_well(synthetic(bare))
     (note,) = notes(events, "making model m")
     assert "4.53 MiB" in note
     percents = [event["done"] for event in kinds(events, "progress") if event["id"] == "sending"]
@@ -199,7 +180,6 @@ def test_a_model_made_here_is_the_one_made_there(make_toy_lab: Callable[..., Toy
 
 
 def test_a_model_sent_before_its_client_died(make_toy_lab: Callable[..., ToyLab], bare_python: str) -> None:
-    """It waits on the host; the next run uses it."""
     lab = make_toy_lab(python=bare_python)
     synth.write(RECIPE, lab.folder / "f16.gguf")
     content = (lab.folder / "f16.gguf").read_bytes()
@@ -211,18 +191,16 @@ def test_a_model_sent_before_its_client_died(make_toy_lab: Callable[..., ToyLab]
 
 
 def test_a_cut_on_the_way_begins_anew(tmp_path: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection is lost at a third of the model: said, sent again, whole; a long way tells how far it is."""
     monkeypatch.setattr(provision, "NOTE_S", -1.0)
     with box() as (lab, proxy):
-        events: list[dict[str, Any]] = []
+        cuts = []
 
-        def watch(event: Any) -> None:
-            events.append(told(event))
-            if getattr(event, "id", "") == "sending" and event.done > 30 and not notes(events, "trying again"):
+        def react(event: dict[str, Any]) -> None:
+            if event.get("id") == "sending" and event["done"] > 30 and not cuts:
+                cuts.append(event)
                 proxy.cut()
 
-        outcome = run(lab.lab, Request("run", synthetic(lab)), watch)
-        assert outcome.error is None
+        _, events = lab.run_well(synthetic(lab), react=react)
         assert len(notes(events, "trying again in 1 s")) == 1
         assert [note for note in notes(events, "sent ") if note.startswith("sent 1.00 MiB of 4.54 MiB, ")]
         synth.write(RECIPE, tmp_path / "f16.gguf")
@@ -231,7 +209,6 @@ def test_a_cut_on_the_way_begins_anew(tmp_path: Path, box: Box, monkeypatch: pyt
 
 @pytest.mark.llama
 def test_the_real_quantiser_takes_what_was_sent(make_bench: Callable[[], Bench], bare_python: str) -> None:
-    """llama.cpp measures a model that came from the client, and its quantised bytes are those of one made there."""
     recipe = replace(RECIPE, quant="Q4_0", seed=7)
     shipped = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
     entry = next(entry for entry in shipped.bench if isinstance(entry, LlamaBench))

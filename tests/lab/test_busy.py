@@ -6,22 +6,19 @@ import json
 import os
 import secrets
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dgxlab.agent.lock import BenchLock
-from dgxlab.errors import AGAIN, HostBusy
-from dgxlab.lab.session import Outcome, Request, run
+from dgxlab.errors import AGAIN, GateFailed, HostBusy
 from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
 from dgxlab.transport.local import LocalTransport
 from tests import toy
-from tests.journals import told
-from tests.lab.conftest import ToyLab
+from tests.lab.conftest import Event, ToyLab, kinds
 
 SMI = """#!/bin/sh
 cd {folder}
@@ -31,8 +28,6 @@ case "$1" in
 esac
 """
 CUDA = {"GGML_CUDA": "ON"}
-
-Event = dict[str, Any]
 
 
 @dataclass
@@ -45,19 +40,16 @@ class Gpus:
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def occupy(self, *pids: object, gpu: int = 0) -> None:
-        """Say that these compute on a GPU, and nothing else on any."""
         lines = (f"{self.uuids[gpu]}, {pid}, /usr/bin/other, 300\n" for pid in pids)
         part = self.folder / "apps.part"
         part.write_text("".join(lines))
         part.rename(self.folder / "apps")
 
     def stranger(self) -> int:
-        """Start a process that belongs to no job and return its pid."""
         self.started.append(subprocess.Popen(["sleep", "600"]))
         return self.started[-1].pid
 
     def lock(self, gpu: int = 0, job: str = "J1") -> BenchLock:
-        """Take a GPU's lock as another job."""
         lock = BenchLock(self.uuids[gpu])
         assert lock.take({"job": job, "user": "alice"})
         return lock
@@ -95,13 +87,11 @@ def gpus(tmp_path: Path, locks: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Path:
-    """The file in which people here say who measures."""
     return tmp_path / "owner"
 
 
 @pytest.fixture
 def lab(make_toy_lab: Callable[..., ToyLab], gpus: Gpus, owner: Path) -> ToyLab:
-    """A lab on a host with those GPUs and that file."""
     new = make_toy_lab()
     new.host = Host(LocalTransport(str(new.root)), HostEntry("local", lock=str(owner)))
     new.lab = replace(new.lab, connect=lambda name: new.host)
@@ -109,40 +99,19 @@ def lab(make_toy_lab: Callable[..., ToyLab], gpus: Gpus, owner: Path) -> ToyLab:
 
 
 def cuda(lab: ToyLab, **changes: object) -> Experiment:
-    """Return an experiment for CUDA with a gate and one quick entry."""
     return lab.experiment(**{"cmake": CUDA, "bench": (toy.backend_ops(),), **changes})
 
 
-def carry_out(
-    lab: ToyLab,
-    experiment: Experiment,
-    react: Callable[[Event], None] = lambda event: None,
-    kind: str = "run",
-    **options: Any,
-) -> tuple[Outcome, list[Event]]:
-    """Run it; `react` sees each event as it happens."""
-    events: list[Event] = []
-
-    def watch(event: Mapping[str, Any]) -> None:
-        events.append(told(event))
-        react(events[-1])
-
-    return run(lab.lab, Request(kind, experiment, **options), watch), events
-
-
 def locks(events: list[Event], state: str) -> list[Event]:
-    """Return the lock events of a state."""
-    return [event for event in events if event["event"] == "lock" and event["state"] == state]
+    return [event for event in kinds(events, "lock") if event["state"] == state]
 
 
 def order(events: list[Event]) -> list[str]:
-    """Return what happened, in order."""
-    kinds = ("build", "gate", "run")
-    return [e["state"] if e["event"] == "lock" else e["event"] for e in events if e["event"] in (*kinds, "lock")]
+    shown = ("build", "gate", "run", "lock")
+    return [event.get("state", event["event"]) for event in events if event["event"] in shown]
 
 
 def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> None:
-    """The build waits for no lock; gate and run have both GPUs, and they are free at the end."""
     seen: dict[str, set[int]] = {}
     quick_then_slow = (toy.backend_ops(), toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"}))
 
@@ -151,13 +120,11 @@ def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> Non
             seen.setdefault(event["event"], gpus.locks())
 
     held = [gpus.lock(0), gpus.lock(1)]
-    outcome, events = carry_out(lab, cuda(lab), wait_s=0)
-    assert isinstance(outcome.error, HostBusy)
+    _, events = lab.fail(HostBusy, cuda(lab), wait_s=0)
     assert order(events) == ["build"]
     for lock in held:
         lock.release()
-    outcome, events = carry_out(lab, cuda(lab, bench=quick_then_slow), react)
-    assert outcome.error is None
+    _, events = lab.run_well(cuda(lab, bench=quick_then_slow), react=react)
     assert seen["run"] == {0, 1}
     assert order(events) == ["build", "held", "held", "gate", "run", "run", "released", "released"]
     assert [event["path"].rpartition("dgxlab-")[2] for event in locks(events, "held")] == list(gpus.uuids)
@@ -165,7 +132,6 @@ def test_every_gpu_is_locked_for_measuring_alone(lab: ToyLab, gpus: Gpus) -> Non
 
 
 def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
-    """A job, then another one, then a person's word, then a process: each is told, and then it is measured."""
     held, pid = gpus.lock(0), gpus.stranger()
 
     def react(event: Event) -> None:
@@ -182,8 +148,7 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
         else:
             gpus.occupy()
 
-    outcome, events = carry_out(lab, cuda(lab), react)
-    assert outcome.error is None
+    _, events = lab.run_well(cuda(lab), react=react)
     told = [(event["path"], event["owner"]) for event in locks(events, "waiting")]
     user = Path(f"/proc/{pid}").owner()
     since = told[0][1].removeprefix("job J1 of alice, since ")
@@ -198,26 +163,23 @@ def test_waiting_says_who_holds_what(lab: ToyLab, gpus: Gpus, owner: Path) -> No
 
 @pytest.mark.parametrize("by", ["job", "person", "process"])
 def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> None:
-    """Exit code 10, the holder's name, and what to do; nothing was measured, and no owner's note is lost."""
-    held, pid = gpus.lock(1) if by == "job" else None, gpus.stranger()
-    if by == "person":
-        owner.write_text("carol tunes vllm\n")
-    if by == "process":
+    held, pid, left = None, gpus.stranger(), ""
+    if by == "job":
+        held, holder = gpus.lock(1), f"{gpus.lock_files[1]} is held by job J1 of alice, since "
+    elif by == "person":
+        left = "carol tunes vllm\n"
+        owner.write_text(left)
+        holder = f'{owner} is held by another user: "carol tunes vllm"'
+    else:
+        left = "FREE\n"
         gpus.occupy(pid)
-    outcome, events = carry_out(lab, cuda(lab), wait_s=0.2, kind="gate")
+        holder = f"{gpus.uuids[0]} is held by pid {pid} (other of "
+    outcome, events = lab.run(cuda(lab), wait_s=0.2, kind="gate")
     assert isinstance(outcome.error, HostBusy)
-    assert outcome.error.exit_code == 10
-    holders = {
-        "job": f"{gpus.lock_files[1]} is held by job J1 of alice, since ",
-        "person": f'{owner} is held by another user: "carol tunes vllm"',
-        "process": f"{gpus.uuids[0]} is held by pid {pid} (other of ",
-    }
-    assert f" 200 ms: {holders[by]}" in outcome.error.message
+    assert (outcome.error.exit_code, outcome.error.next) == (10, AGAIN)
+    assert f" 200 ms: {holder}" in outcome.error.message
     assert outcome.error.message.endswith("; --wait 60 waits longer")
-    assert outcome.error.next == AGAIN
-    assert len(locks(events, "waiting")) == 1
-    assert [event for event in events if event["event"] in ("gate", "run")] == []
-    left = {"job": "", "person": "carol tunes vllm\n", "process": "FREE\n"}[by]
+    assert (len(locks(events, "waiting")), kinds(events, "gate"), kinds(events, "run")) == (1, [], [])
     assert (owner.read_text() if owner.exists() else "") == left
     assert lab.lab.store.job(outcome.job_id).exit_code == 10
     if held:
@@ -226,7 +188,6 @@ def test_patience_runs_out(lab: ToyLab, gpus: Gpus, owner: Path, by: str) -> Non
 
 
 def test_job_on_the_processor_honours_peoples_word(lab: ToyLab, gpus: Gpus, owner: Path) -> None:
-    """It waits for the word, not for what computes on GPUs."""
     owner.write_text("carol compiles\n")
     gpus.occupy(gpus.stranger())
 
@@ -234,14 +195,12 @@ def test_job_on_the_processor_honours_peoples_word(lab: ToyLab, gpus: Gpus, owne
         if event["event"] == "lock" and event["path"] == str(owner):
             owner.write_text("FREE\n")
 
-    outcome, events = carry_out(lab, lab.experiment(bench=(toy.backend_ops(),)), react)
-    assert outcome.error is None
+    _, events = lab.run_well(lab.experiment(bench=(toy.backend_ops(),)), react=react)
     assert locks(events, "waiting")[-1]["owner"] == 'another user: "carol compiles"'
     assert [event["path"] for event in locks(events, "held")] == [str(gpus.lock_files[0].with_name("dgxlab-cpu"))]
 
 
 def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> None:
-    """A process that came while a run went on costs that run alone: recorded, with the reason, and run again."""
     pid = gpus.stranger()
     disturbed: list[Event] = []
 
@@ -253,9 +212,8 @@ def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> Non
             gpus.occupy()
 
     entry = toy.llama_bench(n_prompt=(16,), n_gen=(0,), env={"TOY": "slow"})
-    outcome, events = carry_out(lab, cuda(lab, bench=(entry,)), react)
-    assert outcome.error is None
-    ran = [event for event in events if event["event"] == "run"]
+    _, events = lab.run_well(cuda(lab, bench=(entry,)), react=react)
+    ran = kinds(events, "run")
     assert [event["status"] for event in ran] == ["discarded", "valid"]
     assert f": pid {pid} (other of " in ran[0]["reason"]
     assert set(lab.values()) == {"pp16"}
@@ -264,10 +222,7 @@ def test_disturbed_run_is_discarded_and_repeated(lab: ToyLab, gpus: Gpus) -> Non
 
 
 def test_worst_failure_is_the_one_that_is_told(lab: ToyLab, gpus: Gpus) -> None:
-    """A gate that failed on content matters more than a later run that did; code and sentence belong together."""
     unseen = EngagedGate("no such marker", ("backend-ops",))
     crash = toy.llama_bench(n_gen=(0,), env={"TOY": "crash"})
-    outcome, _ = carry_out(lab, cuda(lab, gates=(toy.parity(), unseen), bench=(toy.backend_ops(), crash)))
-    assert outcome.error is not None
-    assert outcome.error.exit_code == 5
-    assert "no such marker" in outcome.error.message
+    error, _ = lab.fail(GateFailed, cuda(lab, gates=(toy.parity(), unseen), bench=(toy.backend_ops(), crash)))
+    assert "no such marker" in error.message

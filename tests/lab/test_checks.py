@@ -9,35 +9,32 @@ from typing import Any
 import pytest
 
 from dgxlab import audit, judgement, report
-from dgxlab.errors import SpecError
+from dgxlab.errors import GateFailed, SpecError
 from dgxlab.lab.raw import describe
-from dgxlab.model import Experiment, GreedyGate, HarnessGate, PerplexityGate, Session
+from dgxlab.model import Experiment, Session
+from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate
 from tests import toy
-from tests.lab.conftest import ToyLab
-from tests.lab.test_run import kinds
+from tests.lab.conftest import ToyLab, kinds
 
 GREEDY = GreedyGate("m", n_prompt=8, n_gen=4, against={"TOY": "same"})
 PERPLEXITY = PerplexityGate("m", "m", n_ctx=64, chunks=4, against={"TOY": "worse"}, kld_ratio_at_most=0.5)
 
 
 def gated(toy_lab: ToyLab, *gates: Any, **changes: Any) -> Experiment:
-    """Return an experiment with these gates and one quick bench entry."""
     return toy_lab.experiment(gates=gates, bench=(toy.llama_bench(),), **changes)
 
 
 def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
-    """They are recorded with commands, environments, what was read and what was kept; then they are up to date."""
     experiment = gated(toy_lab, GREEDY, PERPLEXITY)
-    outcome, events = toy_lab.run(experiment)
-    assert outcome.error is None
-    greedy, perplexity = kinds(events, "check")
+    outcome, events = toy_lab.run_well(experiment)
+    greedy, perplexity = kinds(events, "gate")
     assert greedy["readings"]["arm"] == greedy["readings"]["against"]
     assert (greedy["readings"]["arm"]["n_prompt"], greedy["readings"]["arm"]["n_gen"]) == (9, 4)
     assert [command["role"] for command in perplexity["commands"]] == ["reference", "arm", "against"]
     assert [command["env"] for command in perplexity["commands"]] == [{"TOY": "worse"}, {}, {"TOY": "worse"}]
     assert "--device" in perplexity["commands"][0]["argv"]
     assert [perplexity["readings"][role]["kld"] for role in ("arm", "against")] == [0.001, 0.004]
-    assert [event["event"] for event in events if event["event"] in ("check", "run")] == ["check", "check", "run"]
+    assert [event["event"] for event in events if event["event"] in ("gate", "run")] == ["gate", "gate", "run"]
     job = toy_lab.root / "jobs" / outcome.job_id
     assert not list(job.glob("*.logits"))
     described = describe(toy_lab.lab.store.job(outcome.job_id), "raw/gate-1-against.err")
@@ -66,11 +63,8 @@ def test_both_kinds_pass_before_anything_is_measured(toy_lab: ToyLab) -> None:
     ],
 )
 def test_what_fails_says_why_and_nothing_is_measured(toy_lab: ToyLab, gate: Any, reason: str) -> None:
-    """The reason is in the error, in the record and in the report; the programs themselves exited 0, but for one."""
-    outcome, events = toy_lab.run(gated(toy_lab, gate))
-    assert outcome.error is not None
-    assert outcome.error.exit_code == 5
-    assert reason in outcome.error.message
+    error, events = toy_lab.fail(GateFailed, gated(toy_lab, gate))
+    assert reason in error.message
     assert kinds(events, "run") == []
     (row,) = toy_lab.lab.store.rows("SELECT status, reasons FROM checks")
     assert row["status"] == "failed"
@@ -81,11 +75,9 @@ def test_what_fails_says_why_and_nothing_is_measured(toy_lab: ToyLab, gate: Any,
 
 @pytest.mark.parametrize("gate", [GREEDY, replace(PERPLEXITY, kld_ratio_at_most=1.5)])
 def test_a_last_line_that_was_lost_is_asked_for_again(toy_lab: ToyLab, gate: Any, tmp_path: Path) -> None:
-    """As llama.cpp's logger loses it, with status 0; every attempt is recorded and kept."""
     env = {"TOY": "first is cut", "TOY_COUNT": str(tmp_path / "calls")}
-    outcome, events = toy_lab.run(gated(toy_lab, replace(gate, env=env, against={"TOY": None})))
-    assert outcome.error is None
-    (asked,) = kinds(events, "check")
+    _, events = toy_lab.run_well(gated(toy_lab, replace(gate, env=env, against={"TOY": None})))
+    (asked,) = kinds(events, "gate")
     assert [command["role"] for command in asked["commands"]].count("arm") == 2
     assert {"arm stdout", "arm-1 stdout"} <= asked["raw"].keys()
     assert "problem" not in asked["readings"]["arm"]
@@ -97,15 +89,10 @@ def test_a_last_line_that_was_lost_is_asked_for_again(toy_lab: ToyLab, gate: Any
     [
         ({"TOY_PATH": "1"}, {"TOY_PATH": None}, ""),
         ({"TOY_PAHT": "1"}, {"TOY_PAHT": None}, "the path under test did not run: 'toy-path: on' is not on the stderr"),
-        (
-            {"TOY_PATH": "1"},
-            {"TOY_PAHT": "1"},
-            "the path under test ran on both sides: 'toy-path: on' is on the stderr",
-        ),
+        ({"TOY_PATH": "1"}, {"TOY_PAHT": "1"}, "the path under test ran on both sides: 'toy-path: on' is on the"),
     ],
 )
 def test_a_gate_on_a_path_fails_where_another_ran(toy_lab: ToyLab, env: Any, against: Any, reason: str) -> None:
-    """With a misspelt variable both environments are the same, and so is what they print."""
     asked = replace(GREEDY, env=env, against=against, engaged="toy-path: on")
     outcome, _ = toy_lab.run(gated(toy_lab, asked))
     assert (outcome.error is None) == (not reason)
@@ -114,24 +101,19 @@ def test_a_gate_on_a_path_fails_where_another_ran(toy_lab: ToyLab, env: Any, aga
 
 
 def test_a_gate_that_changed_is_asked_again(toy_lab: ToyLab) -> None:
-    """Another limit is another question; the same one is not put twice."""
     toy_lab.run(gated(toy_lab, PERPLEXITY))
     looser = PerplexityGate(**{**vars(PERPLEXITY), "kld_ratio_at_most": 0.75})
-    outcome, events = toy_lab.run(gated(toy_lab, PERPLEXITY, looser))
-    assert outcome.error is None
-    assert [event["gate"]["kld_ratio_at_most"] for event in kinds(events, "check")] == [0.75]
+    _, events = toy_lab.run_well(gated(toy_lab, PERPLEXITY, looser))
+    assert [event["gate"]["kld_ratio_at_most"] for event in kinds(events, "gate")] == [0.75]
 
 
 def test_a_session_asks_before_and_after_its_chains(toy_lab: ToyLab) -> None:
-    """For each arm its own; what only one of them fails makes the verdicts invalid, and says so."""
     baseline = gated(toy_lab, session=Session(cycles=8, drift_limit=0.5))
-    for name, gate, when in (
-        ("good", GREEDY, ["before", "after"]),
-        ("bad", GreedyGate("m", n_gen=4, expect="0" * 32), []),
-    ):
+    bad = GreedyGate("m", n_gen=4, expect="0" * 32)
+    for name, gate, when in (("good", GREEDY, ["before", "after"]), ("bad", bad, [])):
         candidate = gated(toy_lab, gate, name=name, env={"TOY": "half"}, session=baseline.session)
         session, events = toy_lab.run(candidate, "ab", baseline=baseline)
-        asked = [event["id"] for event in kinds(events, "check")]
+        asked = [event["id"] for event in kinds(events, "gate")]
         assert asked == ["gate:0", "gate:0:after"][: max(1, len(when))]
         claims = judgement.recorded(toy_lab.lab.store, session.job_id)
         page = report.render(report.collect_session(toy_lab.lab.store, session.job_id), wide=True)
@@ -177,13 +159,8 @@ static int said(int right, const char * what) {
 @pytest.fixture
 def kernel_lab(toy_lab: ToyLab) -> ToyLab:
     """A lab whose project has a kernel that compiles with the C compiler, and leftovers beside it."""
-    files = {
-        "toy/Makefile": MAKEFILE,
-        "toy/harness.c": HARNESS,
-        "common/check.cuh": CHECK_CUH,
-        "toy/README.md": "# toy",
-        "toy/ladder/first.h": "#define FIRST_RUNG 1\n",
-    }
+    files = {"toy/Makefile": MAKEFILE, "toy/harness.c": HARNESS, "common/check.cuh": CHECK_CUH}
+    files |= {"toy/README.md": "# toy", "toy/ladder/first.h": "#define FIRST_RUNG 1\n"}
     for name, text in files.items():
         path = toy_lab.folder / "kernels" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,11 +171,9 @@ def kernel_lab(toy_lab: ToyLab) -> ToyLab:
 
 
 def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab) -> None:
-    """Its sources travel with the job; unchanged it is up to date, changed it is asked again."""
     gate = HarnessGate("toy", "sm_90")
-    outcome, events = kernel_lab.run(gated(kernel_lab, gate))
-    assert outcome.error is None
-    (event,) = kinds(events, "check")
+    outcome, events = kernel_lab.run_well(gated(kernel_lab, gate))
+    (event,) = kinds(events, "gate")
     assert event["readings"]["arm"] == {"passed": 2, "failed": [], "verdict": "passed"}
     assert event["commands"][0]["argv"][-2] == "ARCH=sm_90"
     job = kernel_lab.root / "jobs" / outcome.job_id
@@ -209,7 +184,7 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
 
     assert kernel_lab.run(gated(kernel_lab, gate))[0].job_id == ""
     (kernel_lab.folder / "kernels" / "common" / "check.cuh").write_text(CHECK_CUH + "\n")
-    assert len(kinds(kernel_lab.run(gated(kernel_lab, gate))[1], "check")) == 1
+    assert len(kinds(kernel_lab.run(gated(kernel_lab, gate))[1], "gate")) == 1
 
 
 @pytest.mark.parametrize(
@@ -223,15 +198,13 @@ def test_a_kernels_own_tests_are_compiled_and_run_on_the_host(kernel_lab: ToyLab
     ],
 )
 def test_a_harness_must_say_that_it_tested(kernel_lab: ToyLab, how: str, reason: str) -> None:
-    """Exit status 0 alone is no evidence."""
-    outcome, _ = kernel_lab.run(gated(kernel_lab, HarnessGate("toy", env={"TOY": how}, tests=0 if how else 3)))
-    assert outcome.error is not None
-    assert outcome.error.exit_code == 5
-    assert reason in outcome.error.message
+    error, _ = kernel_lab.fail(
+        GateFailed, gated(kernel_lab, HarnessGate("toy", env={"TOY": how}, tests=0 if how else 3))
+    )
+    assert reason in error.message
     assert audit.check(kernel_lab.lab.store) == []
 
 
 def test_a_kernel_that_is_not_there_is_refused_before_anything_is_sent(kernel_lab: ToyLab) -> None:
-    """A typo costs no build."""
     with pytest.raises(SpecError, match=r"kernels/tiles has no Makefile"):
         kernel_lab.run(gated(kernel_lab, HarnessGate("tiles")))

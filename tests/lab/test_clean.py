@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
-import os
 import shutil
-import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -15,40 +12,35 @@ from typing import cast
 
 from dgxlab.audit import merge
 from dgxlab.lab import raw
-from dgxlab.lab.clean import RECENT, Candidate, Cleaned, clean, survey
+from dgxlab.lab.clean import Candidate, Cleaned, clean, survey
 from dgxlab.lab.jobs import adopt, follow
 from dgxlab.replies import Item
 from dgxlab.transport.host import Host
-from tests.lab.conftest import ToyLab
-from tests.lab.test_detached import quiet, slow, submit, wait_for
+from tests.lab.conftest import ToyLab, quiet
 from tests.machines import age
 
 EVERYTHING = ("builds", "models", "work", "jobs", "tools", "agents", "leftovers")
 
 
 def look(lab: ToyLab, kinds: Collection[str] = EVERYTHING, days: float = 30) -> dict[str, Candidate]:
-    """Return what becomes of each thing, by kind; of several jobs the last one."""
     listed = survey(lab.lab, lab.host, kinds, days)
     return {candidate.item.kind: candidate for candidate in listed}
 
 
 def clean_all(lab: ToyLab, days: float = 30) -> Cleaned:
-    """Remove all that may go."""
     return clean(lab.lab, lab.host, survey(lab.lab, lab.host, EVERYTHING, days), quiet)
 
 
 def kinds(done: Cleaned) -> set[str]:
-    """Return the kinds of what is gone."""
     return {item.kind for item in done.removed}
 
 
 def test_what_is_old_goes_and_is_made_again(own: ToyLab) -> None:
-    """Fresh things stay; old ones go, the results stay in the record, and the next measurement builds anew."""
     job, _ = own.run()
     fresh = look(own)
     assert {kind: each.kept for kind, each in fresh.items()} == {
         "agents": "this dgxlab's own agent",
-        **dict.fromkeys(("builds", "work", "jobs"), f"{RECENT} 30 days"),
+        **dict.fromkeys(("builds", "work", "jobs"), "used in the last 30 days"),
         "sources": "never removed",
     }
     assert clean_all(own).removed == ()
@@ -64,28 +56,26 @@ def test_what_is_old_goes_and_is_made_again(own: ToyLab) -> None:
     assert [event["reused"] for event in events if event["event"] == "build"] == [False]
     age(own.root, 31)
     own.run(again=True)  # reuse is use: a build from long ago that a job ran from today stays
-    assert (look(own)["builds"].kept, look(own)["work"].kept) == (f"{RECENT} 30 days", "")
+    assert (look(own)["builds"].kept, look(own)["work"].kept) == ("used in the last 30 days", "")
 
 
 def test_nothing_is_taken_from_a_running_job(own: ToyLab) -> None:
-    """Neither when it is seen to run, nor when it starts between the look and the removal."""
     own.run(own.experiment(bench=(), models={}))
     age(own.root, 31)
     before = survey(own.lab, own.host, EVERYTHING, 30)
-    job = submit(own, slow(own))
-    wait_for(own, job.job_id, '"event":"build"')
+    job = own.submit(own.slow())
+    own.wait_for(job.job_id, '"event":"build"')
     done = clean(own.lab, own.host, before, quiet)
     assert kinds(done) == {"jobs"}
     assert {candidate.kept for candidate in done.kept} == {"a job runs"}
     seen = look(own, days=0)
     assert seen["builds"].kept == seen["work"].kept == f"job {job.job_id} runs"
     assert seen["jobs"].kept == "it runs"
-    outcome, _ = own.run(slow(own))
+    outcome, _ = own.run(own.slow())
     assert (outcome.error, outcome.job_id) == (None, job.job_id)
 
 
 def test_a_job_that_only_another_record_knows_stays(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    """The sentence says how this record gets it; without any record the same."""
     theirs, mine = (make_toy_lab(name, root=tmp_path / "root") for name in ("theirs", "mine"))
     job, _ = theirs.run()
     age(theirs.root, 31)
@@ -99,11 +89,9 @@ def test_a_job_that_only_another_record_knows_stays(make_toy_lab: Callable[..., 
 
 
 def test_what_nobody_read_is_read_first(own: ToyLab) -> None:
-    """A job whose client died before its first line: its numbers are in the record before its folder goes."""
-    job = submit(own, own.experiment())
-    wait_for(own, job.job_id, '"event":"end"')
-    while own.host.status(job.job_id).state == "running":
-        time.sleep(0.02)
+    job = own.submit(own.experiment())
+    own.wait_for(job.job_id, '"event":"end"')
+    own.wait_end(job.job_id)
     age(own.root, 31)
     assert own.values() == {}
     assert "jobs" in kinds(clean_all(own))
@@ -113,12 +101,10 @@ def test_what_nobody_read_is_read_first(own: ToyLab) -> None:
 
 
 def test_a_lost_job_goes_once_what_it_left_is_here(own: ToyLab) -> None:
-    """Its agent was killed; what it measured before is kept."""
-    job = submit(own, slow(own))
-    wait_for(own, job.job_id, '"event":"run"')
-    os.kill(json.loads((own.root / "jobs" / job.job_id / "started").read_text())["pid"], signal.SIGKILL)
-    while own.host.status(job.job_id).state == "running":
-        time.sleep(0.02)
+    job = own.submit(own.slow())
+    own.wait_for(job.job_id, '"event":"run"')
+    own.kill(job.job_id)
+    own.wait_end(job.job_id)
     age(own.root, 31)
     done = clean_all(own)
     assert [item.name for item in done.removed if item.kind == "jobs"] == [job.job_id]
@@ -129,7 +115,6 @@ def test_a_lost_job_goes_once_what_it_left_is_here(own: ToyLab) -> None:
 
 
 def test_raw_files_that_are_not_what_was_recorded_stay(own: ToyLab) -> None:
-    """They are evidence: the folder is kept with the reason, and everything else goes."""
     job, _ = own.run()
     raw.path_of(own.lab.raw, job.job_id).unlink()
     (own.root / "jobs" / job.job_id / "raw" / "run-0.out").write_text("another number\n")
@@ -143,11 +128,10 @@ def test_raw_files_that_are_not_what_was_recorded_stay(own: ToyLab) -> None:
 
 
 def test_a_job_that_starts_while_something_is_removed_waits_for_it(own: ToyLab) -> None:
-    """What jobs share is removed under a lock; a job that begins then builds anew what is gone, and ends well."""
     own.run(own.experiment(bench=(), models={}))
     with (own.root / "in-use.lock").open() as removing:
         fcntl.flock(removing, fcntl.LOCK_EX)
-        job = submit(own, own.experiment())
+        job = own.submit(own.experiment())
         time.sleep(0.5)
         assert own.host.status(job.job_id).state == "running"
         assert not (own.root / "jobs" / job.job_id / "journal.jsonl").exists()
@@ -160,16 +144,14 @@ def test_a_job_that_starts_while_something_is_removed_waits_for_it(own: ToyLab) 
 def test_a_job_that_another_laptop_kept_and_removed_is_not_started_again(
     make_toy_lab: Callable[..., ToyLab], tmp_path: Path
 ) -> None:
-    """The laptop that started it died before it heard a word: it runs at most once, and the next run has a new job."""
     mine, theirs = (make_toy_lab(name, root=tmp_path / "root") for name in ("mine", "theirs"))
-    job = submit(mine, mine.experiment())
+    job = mine.submit(mine.experiment())
     adopt(theirs.lab, theirs.host, job.job_id, quiet)
     assert follow(theirs.lab, theirs.host, job.job_id, quiet) is None
     age(theirs.root, 31)
     assert job.job_id in {item.name for item in clean_all(theirs).removed}
     assert mine.lab.store.job(job.job_id).state == "intended"
-    outcome, events = mine.run()
-    assert outcome.error is None
+    outcome, events = mine.run_well()
     assert outcome.job_id != job.job_id
     assert [path.name for path in (mine.root / "jobs").iterdir()] == [outcome.job_id]
     assert mine.lab.store.job(job.job_id).state == "lost"
@@ -179,10 +161,9 @@ def test_a_job_that_another_laptop_kept_and_removed_is_not_started_again(
 
 
 def test_ages_are_by_the_clock_of_the_host() -> None:
-    """A client whose clock is a year ahead removes nothing that was used today."""
     today, long_ago = (
         Item("builds", name, time.time() - 365 * 86400, age_s) for name, age_s in (("a", 60.0), ("b", 1e8))
     )
     host = cast("Host", SimpleNamespace(inventory=lambda: [today, long_ago]))
     listed = survey(None, host, EVERYTHING, 30)
-    assert [each.kept for each in listed] == [f"{RECENT} 30 days", ""]
+    assert [each.kept for each in listed] == ["used in the last 30 days", ""]

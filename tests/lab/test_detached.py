@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,50 +13,18 @@ import pytest
 from dgxlab import plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
-from dgxlab.lab import Side
-from dgxlab.lab.jobs import INTENT_S, follow, settle, start
-from dgxlab.lab.provision import ask
-from dgxlab.lab.session import Request, planned, resolve, run
+from dgxlab.lab.jobs import INTENT_S, follow, settle
+from dgxlab.lab.session import Request, resolve, run
 from dgxlab.model import Experiment, Plan, canonical
 from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
-from tests import toy
-from tests.lab.conftest import ToyLab
-
-
-def quiet(event: Mapping[str, Any]) -> None:
-    """Watch nothing."""
-
-
-def slow(lab: ToyLab) -> Experiment:
-    """Return an experiment with a quick entry and one that takes 3 s a size."""
-    return lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
-
-
-def submit(lab: ToyLab, experiment: Experiment) -> Plan:
-    """Start a job as `run` does, and be gone before reading a line of it."""
-    side = Side(experiment, resolve(lab.lab.cache, experiment, None, quiet))
-    probe = ask(lab.host, side)
-    _, job = planned(lab.lab.store, Request("run", experiment), [side], probe)
-    assert job
-    start(lab.lab, lab.host, job, probe, quiet, of=[experiment])
-    return job
-
-
-def wait_for(lab: ToyLab, job_id: str, text: str) -> None:
-    """Wait until a job's journal says something."""
-    journal = lab.root / "jobs" / job_id / "journal.jsonl"
-    deadline = time.monotonic() + 30
-    while text not in (journal.read_text() if journal.exists() else ""):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.lab.conftest import ToyLab, quiet
 
 
 def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user who follows is told that the job goes on, however the wait ends."""
-    job, store, notes = submit(toy_lab, toy_lab.experiment()), toy_lab.lab.store, []
+    job, store, notes = toy_lab.submit(toy_lab.experiment()), toy_lab.lab.store, []
     monkeypatch.setattr(connect, "BUSY_S", 0.05)
     with Store.open(store.path) as waiting, Store.open(store.path) as other:
         lab = dataclasses.replace(toy_lab.lab, store=waiting)
@@ -79,7 +46,6 @@ def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.Monk
 
 
 def other(lab: ToyLab) -> Experiment:
-    """Return an experiment that no other test runs."""
     return lab.experiment(hypothesis="another")
 
 
@@ -93,7 +59,6 @@ def intend(lab: ToyLab, experiment: Experiment, *, age_s: float = 0.0) -> Plan:
 
 
 def test_intent_of_another_command_is_left_to_it(toy_lab: ToyLab) -> None:
-    """With the same record it may be about to submit that very job; after half an hour it is not."""
     job = intend(toy_lab, other(toy_lab))
     settle(toy_lab.lab, toy_lab.host, toy_lab.experiment().digest, quiet)
     with pytest.raises(RemoteError, match=f"job {job.job_id} has not started"):
@@ -105,7 +70,6 @@ def test_intent_of_another_command_is_left_to_it(toy_lab: ToyLab) -> None:
 
 
 def test_a_plan_of_another_dgxlab_is_left_to_it(toy_lab: ToyLab) -> None:
-    """One with other fields cannot be judged: a command of another experiment goes on, and its own is refused."""
     job, told = intend(toy_lab, toy_lab.experiment()), list[str]()
     newer = json.dumps({**json.loads(toy_lab.lab.store.job(job.job_id).plan_json), "urgency": 1})
     toy_lab.lab.store.update_job(job.job_id, plan=newer)
@@ -119,8 +83,7 @@ def test_a_plan_of_another_dgxlab_is_left_to_it(toy_lab: ToyLab) -> None:
 
 
 def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
-    """It runs on the host: it is followed, and no second one is started beside it."""
-    job = submit(toy_lab, slow(toy_lab))
+    job = toy_lab.submit(toy_lab.slow())
     toy_lab.lab.store.set_state(job.job_id, "lost")
 
     def impatient(event: Any) -> None:
@@ -128,15 +91,14 @@ def test_a_job_taken_for_lost_is_found_again(toy_lab: ToyLab) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        run(toy_lab.lab, Request("run", slow(toy_lab)), impatient)
+        run(toy_lab.lab, Request("run", toy_lab.slow()), impatient)
     assert toy_lab.lab.store.job(job.job_id).state == "running"
-    outcome, _ = toy_lab.run(slow(toy_lab))
+    outcome, _ = toy_lab.run(toy_lab.slow())
     assert (outcome.error, outcome.job_id, outcome.reused) == (None, job.job_id, 4)
     assert [each.job_id for each in toy_lab.lab.store.jobs()] == [job.job_id]
 
 
 def test_a_slow_start_is_no_end(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Staged is not lost: the job is submitted again, which starts it once, however often."""
     toy_lab.run(toy_lab.experiment(bench=(), models={}))
     late = [1, 2]
     on_time = Host.submit
@@ -155,7 +117,6 @@ def test_a_slow_start_is_no_end(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_start_that_never_comes_is_said(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The intent stays, and the next run starts that very job."""
     monkeypatch.setattr(Host, "submit", lambda host, job: JobStatus(job.job_id, "staged"))
     with pytest.raises(RemoteError, match="has not started") as caught:
         toy_lab.run()
@@ -167,7 +128,6 @@ def test_a_start_that_never_comes_is_said(toy_lab: ToyLab, monkeypatch: pytest.M
 
 
 def test_a_staged_job_is_not_lost(toy_lab: ToyLab) -> None:
-    """No start has got through yet; following it says so and changes nothing."""
     job = intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1)
     toy_lab.host.probe()
     Job.stage(toy_lab.root / "jobs", job.job_id, canonical(job).encode(), *(toy_lab.root / "agent").iterdir())
@@ -185,7 +145,6 @@ class Broken(LocalTransport):
     def stream(
         self, argv: Sequence[str], stdin: Iterable[bytes] = (), *, patience_s: float | None = None
     ) -> Iterator[bytes]:
-        """Run `argv`, or be cut."""
         if self.cuts:
             self.cuts -= 1
             raise HostLost("the connection was cut")
@@ -193,7 +152,6 @@ class Broken(LocalTransport):
 
 
 def test_a_host_that_answered_is_waited_for(toy_lab: ToyLab) -> None:
-    """One that never did is not: it may not be there at all. A break later on is no reason to give up."""
     jobs = [intend(toy_lab, other(toy_lab), age_s=INTENT_S + 1) for _ in range(2)]
     way = Broken(str(toy_lab.root))
     host, notes = Host(way), []
@@ -209,16 +167,13 @@ def test_a_host_that_answered_is_waited_for(toy_lab: ToyLab) -> None:
 
 
 def test_killed_agent_loses_nothing_that_was_measured(toy_lab: ToyLab) -> None:
-    """Lost is said; the run after it measures only what is missing."""
-    experiment = slow(toy_lab)
-    job = submit(toy_lab, experiment)
-    wait_for(toy_lab, job.job_id, '"event":"run"')
-    started = json.loads((toy_lab.root / "jobs" / job.job_id / "started").read_text())
-    os.kill(started["pid"], 9)
+    experiment = toy_lab.slow()
+    job = toy_lab.submit(experiment)
+    toy_lab.wait_for(job.job_id, '"event":"run"')
+    toy_lab.kill(job.job_id)
     with pytest.raises(JobLost, match="was lost"):
         follow(toy_lab.lab, toy_lab.host, job.job_id, quiet)
     assert len(toy_lab.values()) == 2
-    outcome, events = toy_lab.run(experiment)
-    assert outcome.error is None
+    _, events = toy_lab.run_well(experiment)
     assert [event["tool"] for event in events if event["event"] == "run"] == ["llama-bench"]
     assert toy_lab.lab.store.job(job.job_id).state == "lost"

@@ -1,10 +1,14 @@
-"""Raw files come along when a job ends, are what was recorded, and are kept."""
+"""Raw files come along when a job ends, are what was recorded, and are kept; no other user can read private data."""
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import hashlib
+import os
 import shutil
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,46 +18,34 @@ from dgxlab.errors import CheckFailed, JobLost
 from dgxlab.lab import raw
 from dgxlab.lab.jobs import conclude, follow
 from dgxlab.lab.raw import describe, kept, listing
-from dgxlab.lab.session import Request, run
+from dgxlab.model import HostEntry
 from dgxlab.store import Job
 from dgxlab.transport.host import Host
+from dgxlab.transport.local import LocalTransport
 from tests import toy
-from tests.journals import told
-from tests.lab.conftest import ToyLab
-from tests.lab.test_detached import quiet
+from tests.lab.conftest import ToyLab, notes, quiet
 
 
 def folder(lab: ToyLab, job_id: str) -> Path:
-    """Return a job's folder on the host."""
     return lab.root / "jobs" / job_id
 
 
 def archive(lab: ToyLab, job_id: str) -> Path:
-    """Return where its raw files are kept."""
     return lab.folder / "raw" / f"{job_id}.tar.gz"
 
 
 def measured(lab: ToyLab) -> Job:
-    """Return a job that ended well, with its raw files."""
-    outcome, _ = lab.run(lab.experiment(bench=(toy.llama_bench(n_prompt=(16,)),)))
-    assert outcome.error is None
+    outcome, _ = lab.run_well(lab.experiment(bench=(toy.llama_bench(n_prompt=(16,)),)))
     return lab.lab.store.job(outcome.job_id)
 
 
 def forgotten(lab: ToyLab) -> Job:
-    """Return a job whose raw files are only on the host."""
     job = measured(lab)
     archive(lab, job.job_id).unlink()
     return job
 
 
-def notes(events: list[dict[str, Any]]) -> list[str]:
-    """Return the client's sentences about raw files."""
-    return [event["note"] for event in events if event["event"] == "note" and "raw files" in event["note"]]
-
-
 def test_kept_as_the_host_has_them(toy_lab: ToyLab) -> None:
-    """After a run and without a word: each file of the job, byte for byte, and what it is."""
     outcome, events = toy_lab.run()
     there = folder(toy_lab, outcome.job_id)
     files = listing(archive(toy_lab, outcome.job_id))
@@ -68,11 +60,11 @@ def test_kept_as_the_host_has_them(toy_lab: ToyLab) -> None:
     for name, file in files.items():
         content = (there / name).read_bytes()
         assert (file.size, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert notes(events) == []
+    assert notes(events, "raw files") == []
     job = toy_lab.lab.store.job(outcome.job_id)
     assert {name: describe(job, name) for name in ("raw/run-1.err", "raw/gate-0.out", "raw/probe-llama-bench.out")} == {
         "raw/run-1.err": "run:1 llama-bench stderr",
-        "raw/gate-0.out": "gate:0 MUL_MAT CPU stdout",
+        "raw/gate-0.out": "gate:0 MUL_MAT on CPU stdout",
         "raw/probe-llama-bench.out": "probe:llama-bench stdout",
     }
     assert {name: describe(job, name) for name in ("rc", "build-toy.log", "raw/other.txt")} == {
@@ -82,17 +74,7 @@ def test_kept_as_the_host_has_them(toy_lab: ToyLab) -> None:
     }
 
 
-def test_attempts_are_told_apart(toy_lab: ToyLab) -> None:
-    """A run that was tried again has files of its own."""
-    outcome, _ = toy_lab.run(toy_lab.experiment(bench=(toy.batched_bench(env={"TOY": "short"}),)))
-    job = toy_lab.lab.store.job(outcome.job_id)
-    files = listing(archive(toy_lab, outcome.job_id))
-    assert describe(job, "raw/run-0-2.out") == "run:0 batched-bench 2 stdout"
-    assert {"raw/run-0.out", "raw/run-0-1.out", "raw/run-0-2.out"} <= set(files)
-
-
 def test_one_round_trip_and_none_once_kept(toy_lab: ToyLab) -> None:
-    """What is here is not asked for again, by whatever command."""
     job = forgotten(toy_lab)
     calls = toy_lab.host.calls
     path, files = kept(toy_lab.lab, job, None, quiet)
@@ -105,7 +87,6 @@ def test_one_round_trip_and_none_once_kept(toy_lab: ToyLab) -> None:
 
 
 def test_a_changed_file_is_named(toy_lab: ToyLab) -> None:
-    """Nothing is kept. The record, the journal's last line and the final status know the sha256 of every file."""
     job = forgotten(toy_lab)
     recorded = ("raw/run-0.out", "raw/gate-0.err", "plan.json")
     sealed = ("journal.jsonl", "raw/telemetry-host.jsonl", "raw/probe-llama-bench.out", "rc")
@@ -121,7 +102,6 @@ def test_a_changed_file_is_named(toy_lab: ToyLab) -> None:
 
 
 def test_a_missing_file_is_named(toy_lab: ToyLab) -> None:
-    """Deleted after it was recorded, or made a link: a link is never followed."""
     job = forgotten(toy_lab)
     output = folder(toy_lab, job.job_id) / "raw" / "run-0.out"
     output.rename(output.with_suffix(".away"))
@@ -131,7 +111,6 @@ def test_a_missing_file_is_named(toy_lab: ToyLab) -> None:
 
 
 def test_a_kept_file_that_was_changed_is_found(toy_lab: ToyLab) -> None:
-    """It is checked whenever it is looked at; the next command fetches it anew."""
     job, other = measured(toy_lab), measured_again(toy_lab)
     path = archive(toy_lab, job.job_id)
     shutil.copyfile(archive(toy_lab, other.job_id), path)
@@ -144,33 +123,28 @@ def test_a_kept_file_that_was_changed_is_found(toy_lab: ToyLab) -> None:
 
 
 def measured_again(lab: ToyLab) -> Job:
-    """Return another job with files of the same names."""
     outcome, _ = lab.run(lab.experiment(bench=(toy.llama_bench(n_prompt=(32,)),)), again=True)
     return lab.lab.store.job(outcome.job_id)
 
 
 def test_what_goes_wrong_is_a_note(toy_lab: ToyLab) -> None:
-    """A file that changes before it is fetched: the run is as good as ever, and one sentence says what to do."""
-    events: list[Mapping[str, Any]] = []
 
-    def tamper(event: Any) -> None:
-        events.append(event)
-        if event.event == "run":
+    def tamper(event: dict[str, Any]) -> None:
+        if event["event"] == "run":
             (job,) = toy_lab.lab.store.jobs()
             (folder(toy_lab, job.job_id) / "raw" / "run-0.out").write_text("better numbers")
 
-    outcome = run(toy_lab.lab, Request("run", toy_lab.experiment(bench=(toy.llama_bench(),))), tamper)
-    (note,) = notes([told(event) for event in events])
+    outcome, events = toy_lab.run(toy_lab.experiment(bench=(toy.llama_bench(),)), react=tamper)
+    (note,) = notes(events, "raw files")
     assert outcome.error is None
     assert f" {outcome.job_id} stay on local (raw/run-0.out " in note
     assert note.endswith(f"; to fetch them: dgxlab logs {outcome.job_id}")
 
 
 def test_large_ones_wait_until_they_are_asked_for(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One note with their size and the command; the host sends no byte of them."""
     monkeypatch.setattr(raw, "AT_ONCE", 2000)
     outcome, events = toy_lab.run()
-    (note,) = notes(events)
+    (note,) = notes(events, "raw files")
     assert "KiB); to fetch them: dgxlab logs " in note
     assert list((toy_lab.folder / "raw").iterdir()) == []
     sent: list[bytes] = []
@@ -181,22 +155,18 @@ def test_large_ones_wait_until_they_are_asked_for(toy_lab: ToyLab, monkeypatch: 
 
 
 def test_ctrl_c_while_fetching_leaves_them_there(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job has ended and is recorded: the report comes, nothing half stays."""
-
     def impatient(self: Host, job_id: str, limit: int, write: Callable[[bytes], object]) -> object:
         write(b"half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Host, "raw", impatient)
-    outcome, events = toy_lab.run()
-    assert outcome.error is None
-    (note,) = notes(events)
+    outcome, events = toy_lab.run_well()
+    (note,) = notes(events, "raw files")
     assert f" {outcome.job_id} stay on local (interrupted); " in note
     assert list((toy_lab.folder / "raw").iterdir()) == []
 
 
 def test_a_journal_that_was_changed_before_it_was_read(toy_lab: ToyLab, make_toy_lab: Callable[..., ToyLab]) -> None:
-    """Nothing of it is recorded; the job is lost, and the sentence says why."""
     job = measured(toy_lab)
     journal = folder(toy_lab, job.job_id) / "journal.jsonl"
     journal.write_bytes(journal.read_bytes().replace(b'"samples":[', b'"samples":[9'))
@@ -206,3 +176,37 @@ def test_a_journal_that_was_changed_before_it_was_read(toy_lab: ToyLab, make_toy
         follow(other.lab, other.host, job.job_id, quiet)
     assert other.lab.store.job(job.job_id).state == "lost"
     assert other.lab.store.rows("SELECT * FROM runs") == []
+
+
+SECRET = "hf_0f3c9a-never-to-be-seen"  # noqa: S105 - made up
+
+
+@pytest.fixture
+def secretive(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> ToyLab:
+    new = make_toy_lab(root=tmp_path / "root")
+    host = Host(LocalTransport(str(new.root)), HostEntry("local", env={"HF_TOKEN": SECRET}))
+    return dataclasses.replace(new, host=host, lab=dataclasses.replace(new.lab, connect=lambda name: host))
+
+
+def files(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def content(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+def test_a_token_of_a_host_is_recorded_nowhere_and_what_is_kept_is_closed_to_others(secretive: ToyLab) -> None:
+    before = os.umask(0)
+    try:
+        secretive.run_well()
+    finally:
+        os.umask(before)
+    present = list(files(secretive.root, secretive.folder))
+    assert {"journal.jsonl", "plan.json", "rc", "results.db", "CMakeCache.txt"} <= {path.name for path in present}
+    assert len([path for path in present if path.suffix == ".gz"]) == 1
+    assert [path for path in present if SECRET.encode() in content(path)] == []
+    folders, kept = (secretive.root, secretive.lab.raw), (secretive.lab.store.path, *secretive.lab.raw.iterdir())
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o700] * 2
+    assert [stat.S_IMODE(path.stat().st_mode) for path in kept] == [0o600] * 2

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,47 +27,37 @@ from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from tests import toy
 from tests.journals import dump
-from tests.lab.conftest import ToyLab
+from tests.lab.conftest import ToyLab, quiet
 from tests.lab.test_chain import arm
-from tests.lab.test_detached import quiet, slow, submit, wait_for
 
 
 def cut_short(lab: ToyLab, end: Callable[[str], object]) -> str:
     """Start a job that measures something new and then takes its time, and end it."""
     entry = toy.backend_ops(env={"TOY_NOTE": str(time.time())})
-    job = submit(lab, lab.experiment(bench=(entry, toy.llama_bench(n_gen=(0,), env={"TOY": "slow"}))))
-    wait_for(lab, job.job_id, '"event":"run"')
+    job = lab.submit(lab.experiment(bench=(entry, toy.llama_bench(n_gen=(0,), env={"TOY": "slow"}))))
+    lab.wait_for(job.job_id, '"event":"run"')
     end(job.job_id)
-    while lab.host.status(job.job_id).state == "running":
-        time.sleep(0.02)
+    lab.wait_end(job.job_id)
     settle(lab.lab, lab.host, None, quiet)
     return job.job_id
 
 
-def kill(lab: ToyLab, job_id: str) -> None:
-    """Kill a job's agent."""
-    os.kill(json.loads((lab.root / "jobs" / job_id / "started").read_text())["pid"], signal.SIGKILL)
-
-
 def everything(lab: Lab) -> dict[str, list[dict[str, Any]]]:
-    """Return all that a sound record holds, but for when its jobs were intended."""
     assert check(lab.store) == []
     return dump(lab.store, intent_times=False)
 
 
 def again(lab: ToyLab, folder: Path, hosts: list[Host], raw: Path) -> tuple[Rebuilt, Lab]:
-    """Rebuild into a new record beside the old one."""
     folder.mkdir()
     new = dataclasses.replace(lab.lab, store=Store.open(folder / "results.db"), raw=raw)
     return rebuild(new, hosts, quiet), new
 
 
 def test_a_rebuilt_record_equals_the_original(own: ToyLab, tmp_path: Path) -> None:
-    """Jobs that went well, failed at a gate, compared two arms, were cancelled or lost: by either way all of it."""
     own.run()
     own.run(own.experiment(name="wrong", gates=(toy.parity(env={"TOY": "wrong"}),)))
     own.run(arm(own, "second", {"TOY": "half"}), "ab", baseline=arm(own, "first"))
-    cancelled, lost = cut_short(own, own.host.cancel), cut_short(own, lambda job_id: kill(own, job_id))
+    cancelled, lost = cut_short(own, own.host.cancel), cut_short(own, own.kill)
     original = everything(own.lab)
     assert [own.lab.store.job(job_id).state for job_id in (cancelled, lost)] == ["cancelled", "lost"]
     ids = sorted(job["job_id"] for job in original["jobs"])
@@ -84,7 +73,6 @@ def test_a_rebuilt_record_equals_the_original(own: ToyLab, tmp_path: Path) -> No
 
 
 def test_what_is_damaged_is_left_out_and_named(own: ToyLab, tmp_path: Path) -> None:
-    """Half of an archive, a journal that another job wrote: nothing of it is recorded, and the rest is."""
     good, half = own.run()[0].job_id, own.run(again=True)[0].job_id
     path = path_of(own.lab.raw, half)
     path.write_bytes(path.read_bytes()[:-100])
@@ -100,7 +88,6 @@ def test_what_is_damaged_is_left_out_and_named(own: ToyLab, tmp_path: Path) -> N
 
 
 def test_what_was_kept_here_counts_before_what_a_host_has(own: ToyLab, tmp_path: Path) -> None:
-    """The raw files were checked when they were fetched; the journal that still lies there was damaged since."""
     own.run()
     original = everything(own.lab)
     (job,) = original["jobs"]
@@ -113,8 +100,7 @@ def test_what_was_kept_here_counts_before_what_a_host_has(own: ToyLab, tmp_path:
 
 
 def test_a_job_that_runs_is_known_and_not_waited_for(own: ToyLab, tmp_path: Path) -> None:
-    """From there on it is one of the record's own: the next command that settles finishes it."""
-    job = submit(own, slow(own))
+    job = own.submit(own.slow())
     done, new = again(own, tmp_path / "new", [own.host], tmp_path / "raw")
     assert (done.added, new.store.job(job.job_id).state) == ((job.job_id,), "running")
     own.host.cancel(job.job_id)
@@ -124,12 +110,10 @@ def test_a_job_that_runs_is_known_and_not_waited_for(own: ToyLab, tmp_path: Path
 
 
 def older(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan as a dgxlab staged it that knew neither sessions nor specs in plans."""
     return {name: value for name, value in plan.items() if name not in ("baseline", "specs")}
 
 
 def test_an_older_plan_is_kept_as_it_was_staged(own: ToyLab, tmp_path: Path) -> None:
-    """Its text is what the raw files are checked by; which experiment it was for is told by its digest alone."""
     own.run(own.experiment(bench=(), models={}))
     experiment = own.experiment()
     made_now = planning.make(
@@ -154,7 +138,6 @@ def test_an_older_plan_is_kept_as_it_was_staged(own: ToyLab, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("spec", [{"name": "another"}, None])
 def test_a_plan_with_a_spec_that_is_not_its_own_is_refused(own: ToyLab, tmp_path: Path, spec: Any) -> None:
-    """Of another experiment, of a newer dgxlab, or nonsense: a host does not tell this record what was asked for."""
     job = own.run()[0].job_id
     path = own.root / "jobs" / job / "plan.json"
     plan = json.loads(path.read_text())
@@ -167,7 +150,6 @@ def test_a_plan_with_a_spec_that_is_not_its_own_is_refused(own: ToyLab, tmp_path
 
 
 def test_a_damaged_record_is_set_aside_and_begins_with_a_sound_copy(own: ToyLab) -> None:
-    """A copy that is damaged too is passed over; a record without copies begins empty, and one that is sound stays."""
     own.run()
     original, path, notes = everything(own.lab), own.folder / "results.db", []
     own.lab.store.back_up()

@@ -7,28 +7,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dgxlab import report
 from dgxlab.cli._display import Lines
 from dgxlab.errors import BuildFailed, GateFailed, RemoteError, UsageError
+from dgxlab.lab import raw
 from dgxlab.model import EngagedGate, Expectation, ParityGate
 from dgxlab.model.events import read
 from tests import toy
-from tests.lab.conftest import ToyLab
-
-
-def kinds(events: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the events of one kind."""
-    return [event for event in events if event["event"] == kind]
+from tests.journals import words
+from tests.lab.conftest import ToyLab, kinds
 
 
 def test_everything_is_built_gated_measured_and_recorded(toy_lab: ToyLab) -> None:
-    """One command, and every cell has its number; the job ended well."""
-    outcome, events = toy_lab.run()
-    assert outcome.error is None
+    outcome, events = toy_lab.run_well()
     assert (outcome.planned, outcome.reused) == (8, 0)
     assert [gate["status"] for gate in kinds(events, "gate")] == ["passed"]
     assert set(toy_lab.values()) == {
@@ -46,7 +40,6 @@ def test_everything_is_built_gated_measured_and_recorded(toy_lab: ToyLab) -> Non
 
 
 def test_a_new_cell_is_measured_alone(toy_lab: ToyLab) -> None:
-    """Growing a matrix costs only what is new, and the gate of the same build stands."""
     toy_lab.run()
     grown = toy_lab.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_prompt=(16, 32, 64)), toy.batched_bench()))
     outcome, events = toy_lab.run(grown)
@@ -66,27 +59,26 @@ BROKEN = {
 
 
 def test_a_broken_benchmark_costs_its_own_cells_only(toy_lab: ToyLab) -> None:
-    """The rest is measured; mended, only the broken cells are measured."""
     broken = [toy.llama_bench(env={"TOY": how}, limit_s=1.0) for how in BROKEN]
-    outcome, events = toy_lab.run(toy_lab.experiment(bench=(toy.backend_ops(), *broken, toy.batched_bench())))
-    assert isinstance(outcome.error, RemoteError)
+    _, events = toy_lab.fail(RemoteError, toy_lab.experiment(bench=(toy.backend_ops(), *broken, toy.batched_bench())))
     failed = [run["reason"] for run in kinds(events, "run") if run["tool"] == "llama-bench"]
     assert [reason in run for reason, run in zip(BROKEN.values(), failed, strict=True)] == [True] * len(BROKEN)
     assert not {"pp16", "pp32", "tg4"} & set(toy_lab.values())
     assert len(toy_lab.values()) == 5
-    outcome, events = toy_lab.run()
-    assert outcome.error is None
+    _, events = toy_lab.run_well()
     assert [run["tool"] for run in kinds(events, "run")] == ["llama-bench"]
 
 
 def test_lost_rows_are_run_again(toy_lab: ToyLab) -> None:
-    """llama-batched-bench can exit 0 without its last rows: a few tries, each in the record, then an error."""
     entry = toy.batched_bench(env={"TOY": "short"})
     outcome, events = toy_lab.run(toy_lab.experiment(bench=(entry,)))
     assert isinstance(outcome.error, RemoteError)
     assert "3" in outcome.error.message
     assert [run["status"] for run in kinds(events, "run")] == ["failed"] * 3
     assert toy_lab.values() == {}
+    attempts = {"raw/run-0.out", "raw/run-0-1.out", "raw/run-0-2.out"}
+    assert attempts <= set(raw.listing(raw.path_of(toy_lab.lab.raw, outcome.job_id)))
+    assert raw.describe(toy_lab.lab.store.job(outcome.job_id), "raw/run-0-2.out") == "run:0 batched-bench 2 stdout"
 
 
 FAILING = "MUL_MAT(type_a=q4_0,n=9)"
@@ -94,12 +86,12 @@ FAILING = "MUL_MAT(type_a=q4_0,n=9)"
 
 
 def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) -> None:
-    """A failure that no rerun of the whole gate repeats is noted, not fatal."""
     env = {"TOY": "flaky", "TOY_COUNT": str(tmp_path / "calls")}
     outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env=env),)))
     (gate,) = kinds(events, "gate")
     assert outcome.error is None
-    assert (gate["status"], gate["flaky"], gate["failed"], gate["passed"]) == ("flaky", [FAILING], [], 3)
+    cases = gate["readings"]["arm"]
+    assert (gate["status"], gate["flaky"], cases["failed"], cases["passed"]) == ("flaky", [FAILING], [], 3)
     raw = toy_lab.root / "jobs" / outcome.job_id / "raw"
     assert len(list(raw.glob("gate-0*.out"))) == 4
     assert (tmp_path / "calls").read_text() == "xxxx"
@@ -115,78 +107,75 @@ def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) ->
 def test_a_case_that_fails_must_pass_with_those_before_it(
     toy_lab: ToyLab, tmp_path: Path, how: str, reasons: list[str]
 ) -> None:
-    """The whole gate is run again, not the case alone, and every rerun must pass like a first run."""
     env = {"TOY": how, "TOY_COUNT": str(tmp_path / "calls")}
     outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env=env),)))
     (gate,) = kinds(events, "gate")
     assert isinstance(outcome.error, GateFailed)
-    assert (gate["status"], gate["flaky"], gate["failed"], gate["reasons"]) == ("failed", [], [FAILING], reasons)
+    cases = gate["readings"]["arm"]
+    assert (gate["status"], gate["flaky"], cases["failed"], words(gate)) == ("failed", [], [FAILING], reasons)
 
 
 def test_as_many_cases_of_another_list_do_not_pass(toy_lab: ToyLab) -> None:
-    """The first clean gate records the list of its cases; one case in the place of three is another list."""
     gate = ParityGate("MUL_MAT", "CPU")
     _, events = toy_lab.run(toy_lab.experiment(gates=(gate,)))
     (first,) = kinds(events, "gate")
     store = toy_lab.lab.store
-    assert store.case_list(first["cases"]) == first["case_list"]
+    assert store.case_list(first["readings"]["arm"]["cases"]) == first["case_list"]
     assert len(first["case_list"]) == 5
 
     again, events = toy_lab.run(toy_lab.experiment(gates=(gate,)), again=True)
     (second,) = kinds(events, "gate")
     assert again.error is None
-    assert second["gate"]["cases"] == first["cases"]
+    assert second["gate"]["cases"] == first["readings"]["arm"]["cases"]
     assert (second["gate"]["expect"], second["gate"]["unsupported"]) == ({"passed": 4, "total": 4}, 1)
     assert "case_list" not in second  # the record has it
 
-    fooled = replace(gate, env={"TOY": "one case"}, expect=Expectation(4, 4), cases=first["cases"])
+    fooled = replace(gate, env={"TOY": "one case"}, expect=Expectation(4, 4), cases=first["readings"]["arm"]["cases"])
     outcome, events = toy_lab.run(toy_lab.experiment(name="fooled", gates=(fooled,)))
     (third,) = kinds(events, "gate")
     assert isinstance(outcome.error, GateFailed)
-    (reason,) = third["reasons"]
-    assert f"{first['cases']}, got {third['cases']}: 5 cases, 2 of them repeated" in reason
+    (reason,) = words(third)
+    assert (
+        f"{first['readings']['arm']['cases']}, got {third['readings']['arm']['cases']}: 5 cases, 2 of them repeated"
+        in reason
+    )
     differs = "missing: 2, as MUL_MAT(type_a=f32,n=2); repeated more often: 2, as MUL_MAT(type_a=f32,n=1)"
     assert differs in report.render(report.collect(store, "fooled"), wide=True)
 
 
 @pytest.mark.parametrize(("variable", "status"), [("TOY_PATH", "passed"), ("TOY_PAHT", "failed")])
 def test_a_gate_that_claims_a_path_fails_where_it_did_not_run(toy_lab: ToyLab, variable: str, status: str) -> None:
-    """A misspelt variable leaves the old path on, which passes every case."""
     gate = toy.parity(env={variable: "1"}, engaged="toy-path: on")
     _, events = toy_lab.run(toy_lab.experiment(gates=(gate,)))
     (event,) = kinds(events, "gate")
     reason = "the path under test did not run: 'toy-path: on' is not on test-backend-ops's stderr"
-    assert (event["status"], event["reasons"]) == (status, [] if status == "passed" else [reason])
+    assert (event["status"], words(event)) == (status, [] if status == "passed" else [reason])
 
 
 def test_a_gate_that_the_command_line_changed_sets_nothing(toy_lab: ToyLab) -> None:
-    """Its smaller count is for this run alone: it is marked where it is shown, and the spec's own gate runs again."""
     weak = toy_lab.experiment(gates=(replace(toy.parity(env={"TOY": "fewer"}), expect=None, overridden=True),))
     outcome, events = toy_lab.run(weak)
     (gate,) = kinds(events, "gate")
-    assert (outcome.error, gate["status"], gate["total"]) == (None, "passed", 3)
+    assert (outcome.error, gate["status"], gate["readings"]["arm"]["total"]) == (None, "passed", 3)
     store = toy_lab.lab.store
     assert store.rows("SELECT * FROM expectations") == []
     assert [line for line in Lines().of(read(gate)) if "recorded" in line] == []
     assert "passed (changed by --set), 3/3" in "".join(Lines().of(read(gate)))
     assert "| passed (changed by --set) |" in report.render(report.collect(store, "toy"))
 
-    outcome, events = toy_lab.run(toy_lab.experiment(gates=(toy.parity(env={"TOY": "fewer"}),)))
-    assert isinstance(outcome.error, GateFailed)
+    toy_lab.fail(GateFailed, toy_lab.experiment(gates=(toy.parity(env={"TOY": "fewer"}),)))
 
 
 def test_engaged_marker_decides_whether_a_run_counts(toy_lab: ToyLab) -> None:
-    """A run whose path did not say it ran is kept and not counted."""
     here = EngagedGate("toy-marker:", ("backend-ops", "llama-bench"))
     bench = (toy.backend_ops(), toy.llama_bench())
-    outcome, _ = toy_lab.run(toy_lab.experiment(gates=(toy.parity(), here), bench=bench))
-    assert outcome.error is None
-    outcome, events = toy_lab.run(
+    toy_lab.run_well(toy_lab.experiment(gates=(toy.parity(), here), bench=bench))
+    _, events = toy_lab.fail(
+        GateFailed,
         toy_lab.experiment(
             gates=(toy.parity(), EngagedGate("no such marker")), bench=(toy.llama_bench(n_prompt=(64,)),)
-        )
+        ),
     )
-    assert isinstance(outcome.error, GateFailed)
     (run,) = kinds(events, "run")
     assert run["status"] == "discarded"
     assert "no such marker" in run["reason"]
@@ -194,16 +183,13 @@ def test_engaged_marker_decides_whether_a_run_counts(toy_lab: ToyLab) -> None:
 
 
 def test_unknown_flag_is_refused_before_anything_is_measured(toy_lab: ToyLab) -> None:
-    """The build's own --help decides."""
     bench = (toy.backend_ops(), toy.llama_bench(args=("--no-such-flag", "1")))
-    outcome, events = toy_lab.run(toy_lab.experiment(bench=bench))
-    assert isinstance(outcome.error, UsageError)
-    assert "--no-such-flag" in outcome.error.message
+    error, events = toy_lab.fail(UsageError, toy_lab.experiment(bench=bench))
+    assert "--no-such-flag" in error.message
     assert (kinds(events, "run"), kinds(events, "gate")) == ([], [])
 
 
 def test_one_edit_compiles_one_file(toy_lab: ToyLab) -> None:
-    """A kernel's first appearance runs cmake's globs again; each later edit compiles that file alone and links."""
     toy_lab.run()
     series = toy_lab.folder / "patches" / "edit"
     series.mkdir()
@@ -212,8 +198,7 @@ def test_one_edit_compiles_one_file(toy_lab: ToyLab) -> None:
     (series / "series").write_text("overlay kernels/kernel.c ggml/kernel.c\n")
     for number in range(2):
         kernel.write_text(f"int kernel(void) {{ return {number}; }}\n")
-        outcome, _ = toy_lab.run(toy_lab.experiment(series=("edit",)))
-        assert outcome.error is None
+        outcome, _ = toy_lab.run_well(toy_lab.experiment(series=("edit",)))
         log = (toy_lab.root / "jobs" / outcome.job_id / "build-toy.log").read_text()
         assert [line.split("/")[-1] for line in log.splitlines() if "Building C object" in line] == ["kernel.c.o"]
         assert ("cmake -S" in log) == (number == 0)
@@ -221,57 +206,42 @@ def test_one_edit_compiles_one_file(toy_lab: ToyLab) -> None:
 
 
 def test_a_root_with_a_space_and_an_umlaut(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    """Built, stamped and measured like anywhere else."""
     lab = make_toy_lab(root=tmp_path / "my höst")
-    outcome, _ = lab.run()
-    assert outcome.error is None
+    lab.run_well()
     assert len(lab.values()) == 8
 
 
 def test_the_build_loads_its_own_libraries(toy_lab: ToyLab) -> None:
-    """Every program and every library that it loads is stamped, and lies in the build's folder."""
     _, events = toy_lab.run()
     (build,) = kinds(events, "build")
     folder = toy_lab.root / "builds" / build["build_id"] / "bin"
     asked = {"test-backend-ops", "llama-bench", "llama-batched-bench"}
-    of_gates = {
-        "llama-completion",
-        "llama-perplexity",
-        "llama-quantize",
-    }  # where another test had this tree built for one
+    of_gates = {f"llama-{name}" for name in ("completion", "perplexity", "quantize")}  # built for other tests
     assert asked <= set(build["binaries"]) <= asked | of_gates
     assert set(build["libraries"]) == {"libggml.so.0"}
     assert {path.name for path in folder.iterdir()} == {*build["binaries"], *build["libraries"]}
 
 
 def test_a_program_that_would_load_another_arms_library_is_refused(toy_lab: ToyLab) -> None:
-    """An absolute run path leads back into the shared cmake folder, which the next arm overwrites."""
-    outcome, _ = toy_lab.run(toy_lab.experiment(cmake={"CMAKE_BUILD_RPATH_USE_ORIGIN": "OFF"}))
-    assert isinstance(outcome.error, BuildFailed)
-    assert "would load libggml.so.0 from" in outcome.error.message
+    error, _ = toy_lab.fail(BuildFailed, toy_lab.experiment(cmake={"CMAKE_BUILD_RPATH_USE_ORIGIN": "OFF"}))
+    assert "would load libggml.so.0 from" in error.message
     assert toy_lab.values() == {}
 
 
 def test_full_disk_is_said_and_what_was_measured_is_kept(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    """A journal that can grow no further ends the job with a reason, written into space set aside for it.
-
-    A limit on file size imitates the full disk: the write fails in the middle of a line just the same.
-    """
-    limited = tmp_path / "python"
+    limited = tmp_path / "python"  # a limit on file size imitates the full disk
     limited.write_text(f'#!/bin/bash\nulimit -f 700\nexec {sys.executable} "$@"\n')
     limited.chmod(0o755)
     make_toy_lab("warm").run()
     lab = make_toy_lab("full", python=str(limited))
     many = toy.llama_bench(n_prompt=tuple(range(1, 1300)))
-    outcome, _ = lab.run(lab.experiment(bench=(toy.backend_ops(), many)))
-    assert isinstance(outcome.error, RemoteError)
-    assert os.strerror(27) in outcome.error.message
-    assert outcome.error.next == "dgxlab doctor local"
+    error, _ = lab.fail(RemoteError, lab.experiment(bench=(toy.backend_ops(), many)))
+    assert os.strerror(27) in error.message
+    assert error.next == "dgxlab doctor local"
     assert len(lab.values()) == 2
 
 
 def test_a_build_that_grows_keeps_its_own_programs(make_toy_lab: Callable[..., ToyLab], tmp_path: Path) -> None:
-    """Another tree was compiled in the same folder meanwhile: what an earlier install had is not taken from there."""
     lab = make_toy_lab(root=tmp_path / "root")
     _, first = lab.run(lab.experiment(bench=(toy.llama_bench(),), gates=()))
     checkout = tmp_path / "checkout"
@@ -283,8 +253,5 @@ def test_a_build_that_grows_keeps_its_own_programs(make_toy_lab: Callable[..., T
     first_build, other_build, third_build = (kinds(events, "build")[0] for events in (first, other, grown))
     assert (first_build["build_id"], third_build["reused"]) == (third_build["build_id"], False)
     assert third_build["binaries"].keys() == {"llama-bench", "llama-batched-bench"}
-    assert (
-        first_build["binaries"]["llama-bench"]
-        == third_build["binaries"]["llama-bench"]
-        != other_build["binaries"]["llama-bench"]
-    )
+    bench = [build["binaries"]["llama-bench"] for build in (first_build, third_build, other_build)]
+    assert bench[0] == bench[1] != bench[2]

@@ -13,72 +13,57 @@ import pytest
 
 from dgxlab import audit
 from dgxlab.errors import Interrupted, JobLost, RemoteError
-from dgxlab.lab import Side
 from dgxlab.lab.jobs import adopt, follow, join
 from dgxlab.lab.provision import ask
-from dgxlab.lab.session import resolve
 from dgxlab.model import Experiment, Plan
 from dgxlab.transport.host import HostJob
-from tests import toy
-from tests.lab.conftest import ToyLab
-from tests.lab.test_detached import quiet, submit
+from tests.lab.conftest import ToyLab, notes, quiet
 
 EVIDENCE = ("jobs", "devices", "arms", "inputs", "cells", "gates", "expectations", "runs", "rows", "samples")
-OWN = ("intent_at",)
-"""What each client writes of a job itself."""
 
 
 @pytest.fixture
 def mine(make_toy_lab: Callable[..., ToyLab]) -> ToyLab:
-    """The laptop that starts a job."""
     return make_toy_lab("mine")
 
 
 @pytest.fixture
 def theirs(make_toy_lab: Callable[..., ToyLab]) -> ToyLab:
-    """Another one, with a record of its own."""
     return make_toy_lab("theirs")
 
 
 @pytest.fixture
 def slow(mine: ToyLab) -> Experiment:
-    """Both laptops' experiment: a quick entry, and one that takes 3 s a size."""
-    return mine.experiment(bench=(toy.backend_ops(), toy.llama_bench(n_gen=(0,), env={"TOY": "slow"})))
+    return mine.slow()
 
 
 @pytest.fixture
 def running(mine: ToyLab, slow: Experiment) -> Iterator[Plan]:
-    """A job that runs, and that no client follows; ended with the test."""
-    job = submit(mine, slow)
+    job = mine.submit(slow)
     yield job
     mine.host.cancel(job.job_id)
 
 
 def rows(lab: ToyLab) -> dict[str, list[dict[str, Any]]]:
-    """Return all that a record holds but for what is its own."""
+    """Return all that a record holds but for when its client intended a job."""
     everything = {table: lab.lab.store.rows(f"SELECT * FROM {table}") for table in EVIDENCE}  # noqa: S608 - from above
     for row in everything["jobs"]:
-        for name in OWN:
-            del row[name]
+        del row["intent_at"]
     return everything
 
 
 def attach(lab: ToyLab, job_id: str, watch: Callable[[Mapping[str, Any]], None] = quiet) -> object:
-    """Do what `dgxlab attach` does."""
     adopt(lab.lab, lab.host, job_id, watch)
     return follow(lab.lab, lab.host, job_id, watch)
 
 
-def at_the_first_run(event: Any) -> None:
-    """Press Ctrl-C there."""
-    if event.event == "run":
-        raise KeyboardInterrupt
-
-
 def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
-    """One stops in the middle and goes on there; each row is in each record once, and after a merge too."""
+    def impatient(event: Any) -> None:
+        if event.event == "run":
+            raise KeyboardInterrupt
+
     with pytest.raises(Interrupted):
-        attach(theirs, running.job_id, at_the_first_run)
+        attach(theirs, running.job_id, impatient)
     partly = theirs.lab.store.job(running.job_id)
     assert partly.journal_seq > 0
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
@@ -96,7 +81,6 @@ def test_both_hold_the_same_rows_and_merge_to_one(mine: ToyLab, theirs: ToyLab, 
 
 
 def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
-    """Each job of the host, by whomever; an empty or foreign folder among them is no reason to fail."""
     odd = [theirs.root / "jobs" / name for name in ("odd name", "empty")]
     for folder in odd:
         folder.mkdir()
@@ -108,16 +92,14 @@ def test_listed_with_what_it_is_and_how_old(mine: ToyLab, theirs: ToyLab, runnin
         for folder in odd:
             folder.rmdir()
     assert (listed.state, listed.name, listed.kind) == ("running", "toy", "run")
-    assert listed.age_s is not None
-    assert 0 <= listed.age_s < 60
+    assert 0 <= (listed.age_s or 0) < 60
     assert empty == HostJob("empty", "absent")
 
 
 def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    """The same experiment on the same tree is measured once, and recorded as if it had been started here."""
     outcome, events = theirs.run(slow)
     assert (outcome.error, outcome.job_id, outcome.planned, outcome.reused) == (None, running.job_id, 4, 4)
-    (note,) = [event["note"] for event in events if event["event"] == "note" and "elsewhere" in event["note"]]
+    (note,) = notes(events, "elsewhere")
     assert running.job_id in note
     assert theirs.lab.store.job(running.job_id).experiment == slow.digest
     assert [job.job_id for job in theirs.lab.store.jobs()] == [running.job_id]
@@ -125,9 +107,8 @@ def test_run_follows_what_another_laptop_started(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    """A job elsewhere is of no interest then; the host is asked once, as ever."""
     attach(theirs, running.job_id)
-    again = submit(mine, slow)  # its record never heard of the first one's end
+    again = mine.submit(slow)  # its record never heard of the first one's end
     try:
         calls = theirs.host.calls
         outcome, events = theirs.run(slow)
@@ -139,8 +120,7 @@ def test_run_with_nothing_to_do_waits_for_nobody(mine: ToyLab, theirs: ToyLab, r
 
 
 def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan, slow: Experiment) -> None:
-    """The experiment's digest names its series, not what is in them: a job on other sources is another one."""
-    side = Side(slow, resolve(theirs.lab.cache, slow, None, quiet))
+    side = theirs.side(slow)
     probe = ask(theirs.host, side)
     assert probe.running == {running.job_id: slow.digest}
     elsewhere = replace(side, source=replace(side.source, tree="0" * 40))
@@ -156,7 +136,6 @@ def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan,
 def test_an_adopted_job_is_as_old_as_its_id(
     theirs: ToyLab, running: Plan, slow: Experiment, stamp: str, at: float | None
 ) -> None:
-    """Attached to today, what an old job measured is not the newest; an id without a time that was is of now."""
     theirs.lab.store.intend(replace(running, job_id="20260601-000000-toy-000000"), slow, "local", "0")
     theirs.lab.store.update_job("20260601-000000-toy-000000", intent_at=1780272000.0)
     folder = theirs.root / "jobs" / f"{stamp}-toy-abcdef"
@@ -174,13 +153,6 @@ def test_an_adopted_job_is_as_old_as_its_id(
     assert (newest.job_id == folder.name) == (at is None)
 
 
-def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
-    """Exit code 12, and nothing to clean up."""
-    with pytest.raises(JobLost, match="no job 20260101-000000-toy-abcdef"):
-        adopt(theirs.lab, theirs.host, "20260101-000000-toy-abcdef", quiet)
-    assert theirs.lab.store.jobs() == []
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -191,8 +163,9 @@ def test_a_job_that_is_not_there_is_not_recorded(theirs: ToyLab) -> None:
 def test_a_plan_that_is_not_this_jobs_is_refused(
     theirs: ToyLab, running: Plan, change: dict[str, Any], words: str
 ) -> None:
-    """Of another job, of another dgxlab, or nonsense: nothing is recorded."""
     folder = theirs.root / "jobs" / "20260101-000000-toy-abcdef"
+    with pytest.raises(JobLost, match=f"no job {folder.name}"):
+        adopt(theirs.lab, theirs.host, folder.name, quiet)
     shutil.copytree(theirs.root / "jobs" / running.job_id, folder)
     try:
         plan = json.loads((folder / "plan.json").read_text())
@@ -205,7 +178,6 @@ def test_a_plan_that_is_not_this_jobs_is_refused(
 
 
 def test_a_deleted_folder_is_a_lost_job_until_its_end_is_recorded(mine: ToyLab, theirs: ToyLab, running: Plan) -> None:
-    """Exit code 12 and what became of it; a record that has its end does not ask the host."""
     adopt(theirs.lab, theirs.host, running.job_id, quiet)
     assert follow(mine.lab, mine.host, running.job_id, quiet) is None
     shutil.rmtree(mine.root / "jobs" / running.job_id)

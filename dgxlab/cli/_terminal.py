@@ -1,0 +1,112 @@
+"""Terminal output: reports drawn with rich, and a progress bar below the lines."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Heading, Markdown, MarkdownContext, TableElement, TextElement
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text, TextType
+
+from dgxlab.cli._display import Lines, place
+from dgxlab.errors import one_line
+
+WORD = 40
+"""Max length of a word in a drawn table that is not broken into lines."""
+
+
+def draw(markdown: str) -> None:
+    """Draw a report on stdout."""
+    Console(highlight=False).print(Page(markdown, hyperlinks=False), crop=False)
+
+
+class Title(Heading):
+    """A heading at the left, whatever its level."""
+
+    LEVEL_ALIGN = {}  # noqa: RUF012 - its parent's
+
+
+class Summary(TextElement):
+    """The heading of a folded part, which is shown unfolded; its end prints nothing."""
+
+    def on_text(self, context: MarkdownContext, text: TextType) -> None:
+        """Keep the words of the heading."""
+        self.heading = re.sub(r"<[^>]*>", "", str(text)).strip()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.heading:
+            yield Text(f"{self.heading}:", style="bold")
+
+
+class Rows(TableElement):
+    """A table that breaks texts but never numbers: a number cut short is a wrong number."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table, boundless = self.table(), options.update(max_width=10_000)
+        if Measurement.get(console, boundless, table).maximum > options.max_width:
+            table = self.table(tight=True)
+        needed = Measurement.get(console, boundless, table).minimum
+        # wider than the terminal if necessary; the terminal then wraps the lines
+        yield from console.render(table, options.update(max_width=max(options.max_width, needed)))
+
+    def table(self, *, tight: bool = False) -> Table:
+        """Return the drawn table; if `tight`, headers of number columns break at blanks."""
+        drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
+        header = self.header.row.cells if self.header and self.header.row else []
+        body = [[cell.content for cell in row.cells] for row in (self.body.rows if self.body else [])]
+        for cell, *values in zip(header, *body, strict=True):
+            number = cell.justify == "right"
+            parts = [part for value in values for part in ([value.plain] if number else value.plain.split())]
+            least = max(map(cell_len, [*cell.content.plain.split(), *parts]), default=1)
+            for value in values:
+                value.no_wrap = number
+            drawn.add_column(
+                cell.content,
+                justify=cell.justify,
+                overflow="fold",
+                width=least if number and tight else None,
+                min_width=least if number else min(least, WORD),
+            )
+        for row in body:
+            drawn.add_row(*row)
+        return drawn
+
+
+class Page(Markdown):
+    """Everything in a report."""
+
+    elements = {**Markdown.elements, "heading_open": Title, "table_open": Rows, "html_block": Summary}  # noqa: RUF012
+
+
+class Bar:
+    """Lines above, one bar below."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        text = TextColumn("{task.description}", markup=False)
+        columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True)
+        self.task = self.progress.add_task("starting", total=None)
+        self.lines = Lines()
+
+    def show(self, event: Any) -> None:
+        """Print the lines of an event, and move the bar."""
+        for line in self.lines.of(event):
+            self.console.print(one_line(line), markup=False)
+        if event.event == "progress":
+            self._move(f"{event.id} {event.note}", event.done, event.total or None)
+        elif event.event == "chain":
+            self._move(f"{event.id} {place(event)}", event.done, event.total)
+            self.progress.refresh()  # runs may be shorter than the refresh interval
+        elif event.event == "step" and event.state == "started":
+            self.progress.remove_task(self.task)  # a reset task would keep the total of the previous step
+            self.task = self.progress.add_task(str(event.id), total=None)
+
+    def _move(self, text: str, done: float, total: float | None) -> None:
+        self.progress.update(self.task, description=one_line(text), completed=done, total=total)
