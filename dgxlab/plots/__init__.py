@@ -1,11 +1,340 @@
-"""PNG pictures for plan documents: the only place that draws, with matplotlib.
+"""PNG pictures for documents: the only module that draws, with matplotlib.
 
-`draw` takes a report: concurrency curves, and the throughput of operations against n. `chain` takes a session of two
-arms: the value of every run over time, with temperature and clock under it. The same record gives the same bytes.
+`draw` takes a report: concurrency curves, and the throughput of operations against n. `chains.chain` takes a session of
+two arms: the value of every run over time, with temperature and clock under it. The same record gives the same bytes.
 matplotlib is an extra, `dgxlab[plots]`, and imported inside the functions that draw.
 """
 
-from dgxlab.plots.chains import chain
-from dgxlab.plots.curves import draw
+from __future__ import annotations
 
-__all__ = ["chain", "draw"]
+import io
+import itertools
+import math
+import shlex
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dgxlab import units
+from dgxlab.errors import UsageError
+from dgxlab.report import Number, Provenance, Report, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, DPI = 9.0, 120
+"""Width in inches; the height depends on the content."""
+WRAP = 128
+"""Characters of small text that fit into one line."""
+TITLE = 80
+"""Characters of a title that fit; a longer title gets a smaller font."""
+HANDLE = 12
+"""Width of a legend's line sample and the space beside it, in characters."""
+
+PAPER, INK, FAINT, RULE = "#f4f4f1", "#24292f", "#8c8c88", "#d9d9d4"
+"""A background of its own, so that a picture reads the same on a light and on a dark page."""
+COLOURS = ("#0b62a4", "#c2500a", "#1a7f5a", "#8a3d8f", "#6b5b00", "#333333")
+MARKERS = ("o", "^", "s", "D", "v", "P")
+DASHES = ("-", "--", "-.", ":")
+"""Lines differ in colour, dash and marker, so that colour alone is never needed."""
+
+LOOK = {
+    "font.family": ["DejaVu Sans"],
+    "text.parse_math": False,  # a $ in a name is printed as $
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("font.size", "axes.titlesize"), 9.0),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 8.0),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.formatter.useoffset", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    "axes.edgecolor": FAINT,
+    "axes.facecolor": PAPER,
+    "axes.titlelocation": "left",
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 2.6,
+    **dict.fromkeys(("legend.borderpad", "legend.borderaxespad"), 0.0),
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.1,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 5.5,
+}
+
+FLOOR = "matplotlib>=3.9"
+
+
+# -- common to all pictures ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def new(height: float) -> Iterator[Figure]:
+    """Yield a figure with panels `height` inches high; raises UsageError if matplotlib does not load."""
+    install = f"{sys.executable} -m pip install '{FLOOR}'"
+    try:
+        from matplotlib import style
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        message = f"pictures are drawn with matplotlib, and there is no module {error.name}"
+        raise UsageError(message, next=install) from None
+    except ImportError as error:
+        message = f"matplotlib is installed and does not load: {error}"
+        raise UsageError(message, next=f"{install} --force-reinstall") from error
+    with style.context(["default", LOOK]):
+        yield Figure(figsize=(WIDTH, height), dpi=DPI, facecolor=PAPER, layout="constrained")
+
+
+def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequence[Provenance]) -> None:
+    """Write the title and a common legend above the panels, and the provenance under them."""
+    # lines of small text break between parts: no-break spaces hold each together
+    parts = [
+        [plain(part).replace(" ", "\N{NO-BREAK SPACE}") for part in some] for some in (about, _origins(provenances))
+    ]
+    lines = [
+        line.removesuffix(" ·")
+        for some in parts
+        for line in textwrap.wrap(" · ".join(dict.fromkeys(some)), WRAP, break_on_hyphens=False)
+    ]
+    drawn = [axes.get_legend_handles_labels() for axes in figure.axes if axes.get_legend() is None]
+    entries = {name: handle for handles, names in drawn for handle, name in zip(handles, names, strict=True)}
+    columns = max(1, WRAP // (HANDLE + max(map(len, entries)))) if entries else 1
+    figure.set_figheight(figure.get_figheight() + 0.5 + 0.2 * math.ceil(len(entries) / columns) + 0.19 * len(lines))
+    title = plain(title)
+    figure.legend(
+        list(entries.values()),
+        list(entries),
+        loc="outside upper left",
+        ncols=columns,
+        title=title,
+        title_fontproperties={"size": 12.0 * min(1.0, TITLE / len(title)), "weight": "bold"},
+        alignment="left",
+        borderaxespad=0.8,
+    )
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", size=8.0, linespacing=1.5)
+
+
+def _origins(provenances: Sequence[Provenance]) -> list[str]:
+    """Return the origins of numbers; experiments are named if they were built from different trees."""
+    unique = list(dict.fromkeys(provenances))
+    sessions = dict.fromkeys(session for origin in unique for session in origin.sessions)
+    builds = {}
+    for origin in unique:
+        series = ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"
+        builds[origin.experiment] = f"pin {origin.pin[:12]} · series {series}" + " · dirty tree" * origin.dirty
+    synthetic = sorted({model for origin in unique for model in origin.synthetic})
+    return [
+        f"session {' · '.join(sessions)}" if sessions else "no session",
+        f"host {', '.join(dict.fromkeys(origin.host for origin in unique))}",
+        f"backend {', '.join(dict.fromkeys(origin.backend for origin in unique))}",
+        *([f"{name}: {build}" for name, build in builds.items()] if len(set(builds.values())) > 1 else builds.values()),
+        *([f"synthetic model {', '.join(synthetic)}"] if synthetic else []),
+    ]
+
+
+def plain(text: str) -> str:
+    """Return a text as one line."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def write(figure: Figure, path: Path) -> Path:
+    """Write the picture atomically; create the folder if needed.
+
+    The file contains neither a date nor matplotlib's version.
+
+    Raises:
+        UsageError: if it cannot be written there.
+    """
+    from matplotlib import style
+
+    buffer = io.BytesIO()
+    with style.context(["default", LOOK]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn for it instead
+        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_bytes(buffer.getvalue())
+        part.replace(path)
+    except OSError as error:
+        folder = shlex.quote(str(path.parent))
+        raise UsageError(f"the picture {path} cannot be written: {error.strerror}", next=f"ls -ld {folder}") from error
+    return path
+
+
+# -- the pictures of a report: tables to charts -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The x axis of a form's pictures: a column, its label, and the metrics with their panel titles."""
+
+    key: str
+    label: str
+    metrics: Mapping[str, str]
+
+
+AXES = {
+    "concurrency": Axis("B", "B, sequences at once", {"speed_pp": "Prompt, S_PP", "speed_tg": "Generation, S_TG"}),
+    "ops": Axis("n", "n, columns", {"flops": "Throughput", "bandwidth_gb_s": "Bandwidth"}),
+}
+
+MOST = 8
+"""Max lines in one picture."""
+WIDE = 8.0
+"""A vertical axis is logarithmic if its largest value exceeds the smallest by this factor."""
+HEIGHT = 3.4
+"""Height of a panel in inches, with its title and labels."""
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """One number in a picture; its spread is 0 if unknown."""
+
+    x: float
+    y: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture."""
+
+    form: str
+    """A key of AXES."""
+    title: str
+    curves: Mapping[str, Mapping[str, Sequence[Mark]]]
+    """Marks by line name ("" for a single line), then by metric, then by x."""
+    shared: tuple[str, ...]
+    """Settings common to all lines."""
+    origins: tuple[Provenance, ...]
+
+
+def draw(report: Report, folder: Path, stem: str) -> list[Path]:
+    """Write the pictures of a report's tables: STEM-concurrency.png, STEM-ops.png, a second of a kind STEM-ops-2.png.
+
+    Concurrency needs two widths and operations need two n; tables with fewer, and single stream, get no picture.
+
+    Raises:
+        UsageError: if there is no matplotlib, or the files cannot be written.
+    """
+    written: list[Path] = []
+    counts = dict.fromkeys(AXES, 0)
+    for chart in charts(report):
+        counts[chart.form] += 1
+        number = f"-{counts[chart.form]}" if counts[chart.form] > 1 else ""
+        written.append(write(figure(chart), folder / f"{stem}-{chart.form}{number}.png"))
+    return written
+
+
+def charts(report: Report) -> list[Chart]:
+    """Return every picture with at least two points, in the order of the report's tables."""
+    groups: dict[tuple[str, str], list[Table]] = {}
+    for table in report.tables:
+        form = table.form
+        if form == "verdicts" and {row.get("metric") for row in table.rows} <= AXES["concurrency"].metrics.keys():
+            form = "concurrency"  # of two arms
+        if form in AXES:
+            groups.setdefault((form, table.title), []).append(table)
+    return [chart for (form, title), tables in groups.items() for chart in _charts(form, title, tables)]
+
+
+def _charts(form: str, title: str, tables: Sequence[Table]) -> Iterator[Chart]:
+    curves: dict[tuple[tuple[str, str], ...], dict[str, list[Mark]]] = {}
+    for table in tables:
+        for identity, metric, mark in _marks(AXES[form], table):
+            curves.setdefault(tuple(identity.items()), {}).setdefault(metric, []).append(mark)
+    if len({mark.x for curve in curves.values() for marks in curve.values() for mark in marks}) < 2:
+        return
+    names = dict.fromkeys(name for identity in curves for name, _ in identity)
+    values = {name: {dict(identity).get(name) for identity in curves} for name in names}
+    shared = tuple(f"{name} {next(iter(values[name]))}" for name in names if len(values[name]) == 1)
+    labelled = []
+    for told, curve in curves.items():
+        own = " ".join(v if k == "experiment" else f"{k} {v}" for k, v in told if len(values[k]) > 1)
+        labelled.append((own, {metric: sorted(marks) for metric, marks in curve.items()}))
+    origins = tuple(origin for table in tables for origin in _arms(table).values())
+    for start in range(0, len(labelled), MOST):
+        yield Chart(form, title, dict(labelled[start : start + MOST]), shared, origins)
+
+
+def _arms(table: Table) -> dict[str, Provenance]:
+    return {"baseline": table.provenance, **({"candidate": table.candidate} if table.candidate else {})}
+
+
+def _marks(axis: Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]]:
+    arms = _arms(table) if table.kind == "session" else {}
+    telling = []  # columns before the first number, without x
+    for column in table.columns:
+        if column.key in ("label", "baseline", "candidate"):
+            break
+        if not column.metric and column.key != axis.key:
+            telling.append(column.key)
+    for row in table.rows:
+        x = row.get(axis.key)
+        if isinstance(x, bool) or not isinstance(x, (int, float)) or x <= 0:
+            continue
+        identity = {key: str(row[key]) for key in telling if row.get(key) not in (None, "")}
+        for name in arms or axis.metrics:
+            value = row.get(name)
+            if isinstance(value, Number):
+                experiment = f"{name} {arms[name].experiment}" if arms else table.provenance.experiment
+                spread = value.spread if value.mean is None else None
+                yield {"experiment": experiment, **identity}, value.metric, Mark(float(x), value.middle, spread or 0.0)
+
+
+def figure(chart: Chart) -> Figure:
+    """Draw a picture, a panel for each metric."""
+    with new(HEIGHT) as figure:
+        metrics = [name for name in AXES[chart.form].metrics if any(name in curve for curve in chart.curves.values())]
+        for i, metric in enumerate(metrics):
+            _panel(figure.add_subplot(1, len(metrics), i + 1), chart, metric)
+        spread = any(mark.spread for curve in chart.curves.values() for marks in curve.values() for mark in marks)
+        bars = ["median of a run's samples or of a chain's runs, bars: their scaled MAD"] if spread else []
+        label(figure, chart.title, [*chart.shared, *bars], chart.origins)
+    return figure
+
+
+def _panel(axes: Axes, chart: Chart, metric: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    every = [mark for curve in chart.curves.values() for mark in curve.get(metric, ())]
+    style = units.style(units.metric(metric), [mark.y for mark in every])
+    looks = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
+    for (name, curve), (colour, marker, dashes) in zip(chart.curves.items(), looks, strict=False):
+        marks = curve.get(metric, ())
+        xs, ys = [mark.x for mark in marks], [mark.y / style.factor for mark in marks]
+        bars = [mark.spread / style.factor for mark in marks] if any(mark.spread for mark in marks) else None
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "linestyle": dashes,
+            "elinewidth": 1.0,
+            "capsize": 2.5,
+        }
+        axes.errorbar(xs, ys, yerr=bars, label=name, **look)
+    axes.set_title(AXES[chart.form].metrics[metric], weight="bold", pad=5.0)
+    axes.set_ylabel(style.unit)
+    axes.set_xlabel(AXES[chart.form].label)
+    # log 2 axis, ticks only at measured values, numbers written out
+    axes.set_xscale("log", base=2)
+    ticks: list[float] = []  # without those whose labels would overlap
+    xs = sorted({mark.x for mark in every})
+    for x in xs:
+        if not ticks or math.log2(x / ticks[-1]) > math.log2(xs[-1] / xs[0]) / 16:
+            ticks.append(x)
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    low, high = min(mark.y for mark in every) / style.factor, max(mark.y for mark in every) / style.factor
+    if low > 0 and high > WIDE * low:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=min(0.0, low))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))

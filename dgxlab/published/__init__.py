@@ -1,7 +1,7 @@
-"""Figures that documents state, each with its source, host, pin and unit; they come with dgxlab in two files.
+"""Published figures from documents, each with source, host, pin and unit; two files of the package hold them.
 
-None of them was measured here, most have neither n nor spread, and some cannot be true: `Figure.excess` says why. Only
-`report` sets them beside what was measured, and says which is which.
+None was measured by dgxlab, most have neither n nor spread, and some are impossible: `Figure.excess` says why. Only
+`report` shows them beside measured numbers, and labels them.
 """
 
 from __future__ import annotations
@@ -21,61 +21,40 @@ FLOPS = {"GFLOPS": 1e9, "TFLOPS": 1e12, "TOPS": 1e12}
 TOKENS = ("t/s", "t/s/seq")
 
 GENERATED = re.compile(r"S_TG|decode|tg\d")
-"""Metrics of tokens that come one by one; a rate of anything else is only compared with what can be multiplied."""
+"""Metrics of generated tokens; other token rates are only checked against the compute peak."""
 
 STREAMS = re.compile(r"(?:^|\s)(?:B|N|n|npl)=?(\d+)(?!\S)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Where something was published, and what it is about; as the document has it, "" where it says nothing.
+    """Source and subject of a published entry, as in the document; "" where it is silent."""
 
-    Attributes:
-        source_doc: The document, with its commit where that is known.
-        host: The machine, in the document's words.
-        engine: llama.cpp, vLLM 0.23.0, ...
-        pin: Its version.
-        model: The model, or what else was looked at.
-        quant: Type of its weights.
-        tool: What measured it.
-        test: How.
-        metric: The document's name for it.
-        unit: "" for a gate.
-        stddev: None where none is stated.
-        notes: Everything else that matters, e.g. that a later document takes it back.
-        line: Of the file.
-    """
-
-    source_doc: str
+    source_doc: str  # with its commit where that is known
     host: str
-    engine: str
-    pin: str
-    model: str
+    engine: str  # llama.cpp, vLLM 0.23.0, ...
+    pin: str  # its version
+    model: str  # or another subject
     quant: str
     tool: str
     test: str
     metric: str
-    unit: str
+    unit: str  # "" for a gate
     stddev: float | None
-    notes: str
-    line: int
+    notes: str  # further remarks, e.g. that a later document retracts it
+    line: int  # of the file
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure(Published):
-    """A published number.
+    """A published number."""
 
-    Attributes:
-        value: In `unit`.
-        excess: Why it cannot be true on the GPU that its host names; "" where that is not known.
-    """
-
-    value: float
-    excess: str = ""
+    value: float  # in `unit`
+    excess: str = ""  # why it is impossible on the GPU in its host name
 
     @property
     def text(self) -> str:
-        """The number with every digit that was published: `718`, `~2`, `2215 ± 15`."""
+        """The number with all published digits: `718`, `~2`, `2215 ± 15`."""
         about = "~" if re.search(r"\bapprox\b", self.notes) else ""
         spread = "" if self.stddev is None else f" ± {_digits(self.stddev)}"
         return f"{about}{_digits(self.value)}{spread}"
@@ -83,11 +62,7 @@ class Figure(Published):
 
 @dataclasses.dataclass(frozen=True)
 class GateResult(Published):
-    """A published verdict of a gate.
-
-    Attributes:
-        value: `1103/1103`, or the md5 of greedy tokens.
-    """
+    """A published verdict of a gate: `1103/1103`, or the md5 of greedy tokens."""
 
     value: str
 
@@ -106,14 +81,14 @@ def gates() -> tuple[GateResult, ...]:
 
 
 def _rows(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file, whose texts tests/published holds against what they may be."""
+    """Yield the rows of a file; tests/published checks their texts."""
     text = resources.files("dgxlab.published").joinpath(name).read_text(encoding="utf-8")
     for line, row in enumerate(csv.DictReader(text.splitlines(), strict=True), 2):
         yield {**row, "stddev": float(row["stddev"]) if row["stddev"] else None, "line": line}
 
 
 def implausible(figure: Figure) -> str:
-    """Say why a figure cannot be true on the GPU that its host names; "" where it could be."""
+    """Return why a figure is impossible on the GPU in its host name; "" if possible."""
     peaks = peaks_of(figure.host)
     if peaks is None:
         return ""
@@ -134,7 +109,7 @@ def implausible(figure: Figure) -> str:
 
 
 def peaks_of(host: str) -> Peaks | None:
-    """Return the peaks of the one GPU that a document's name of a host ends in, `dgx.casa GB10 sm_121`."""
+    """Return the peaks of the single GPU named in a document's host name, `dgx.casa GB10 sm_121`."""
     named = re.fullmatch(r"(?:[\w. ]+ )?(?!sm_)(\w+)(?: sm_\d+)?", host)
     return roofline.peaks(named[1]) if named else None
 

@@ -1,4 +1,4 @@
-"""What is asked: by a user, as a query; of the record, as the cells, gates and models that each arm should have."""
+"""Questions to the record: the user's query, and the cells, gates and models that each arm should have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from dgxlab import plan, tools
 from dgxlab.errors import DgxlabError, UsageError
@@ -16,7 +16,6 @@ from dgxlab.model import (
     Arm,
     Cell,
     Check,
-    CheckStep,
     Device,
     Experiment,
     FileModel,
@@ -36,10 +35,7 @@ from dgxlab.store import REJECTED, UNCOUNTED, gate_digest
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-# -- questions --------------------------------------------------------------------------------------------------------
-
 ARMS = ("experiment", "session", "host")
-"""Keys of the forms that show what was measured for experiments, or in one session."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "steps": ("experiment", "baseline", "host", "model", "cells", "published"),
@@ -53,58 +49,41 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "published": ("table", "source"),
     "imported": ("file", "cells"),
 }
-"""By form, what it may be asked about."""
+"""Query keys by form."""
 
 VIEW = ("columns", "wide")
-"""Keys of every form: how it is shown."""
+"""Keys of every form: presentation."""
 
 LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys that take several values with commas between them."""
 
 SWITCH = {"yes": True, "no": False}
-"""What `wide` may be."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to show.
-
-    Attributes:
-        form: One of KEYS.
-        experiment: Names; the newest session of each is shown.
-        session: Ids of sessions; each shows only what it measured itself.
-        baseline: What steps are compared with, or the baseline of a verdict.
-        host: Only what was measured there; "" for any.
-        model: Only cells that read it.
-        cells: Only cells that have all words of one of these, such as `q4_K n=512` or `pp512`.
-        published: Published figures to add: those that have all words of one of these, such as `seed000 MMQ`.
-        table: Names of published tables.
-        source: Published figures, by words as in `published`.
-        file: Imported files, by their name or the beginning of their id; () lists all of them.
-        columns: Columns by their labels, in this order; () for the usual ones.
-        wide: Show every column, and what does not count one by one.
-    """
+    """What to show; `cells`, `published` and `source` are patterns, which match entries with all their words."""
 
     form: str
-    experiment: tuple[str, ...] = ()
-    session: tuple[str, ...] = ()
-    baseline: str = ""
+    experiment: tuple[str, ...] = ()  # the newest session of each is shown
+    session: tuple[str, ...] = ()  # job ids; each shows only its own results
+    baseline: str = ""  # the baseline of steps and verdicts
     host: str = ""
     model: str = ""
-    cells: tuple[str, ...] = ()
-    published: tuple[str, ...] = ()
-    table: tuple[str, ...] = ()
-    source: tuple[str, ...] = ()
-    file: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()  # such as `q4_K n=512` or `pp512`
+    published: tuple[str, ...] = ()  # published figures to add, such as `seed000 MMQ`
+    table: tuple[str, ...] = ()  # names of published tables
+    source: tuple[str, ...] = ()  # published figures alone
+    file: tuple[str, ...] = ()  # imported files, by name or the beginning of their id; () lists all
+    columns: tuple[str, ...] = ()  # by their labels, in this order; () for the usual ones
     wide: bool = False
 
 
 def query(words: Mapping[str, str]) -> Query:
-    """Read what a block of a document or a command line asks.
+    """Parse the query of a document's block or a command line.
 
     Raises:
-        UsageError: if there is no such form, or it does not take such a key, or a value is missing or given twice.
+        UsageError: if the form is unknown, it does not take a key, or a value is missing or given twice.
     """
     form = words.get("form", "")
     if form not in KEYS:
@@ -156,10 +135,6 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     return f"{what} {name!r}; " + (f"there is {near[0]!r}" if near else f"there are {', '.join(known)}")
 
 
-# -- what an arm should have ------------------------------------------------------------------------------------------
-
-Gate = TypeVar("Gate", ParityGate, Check)
-
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
 
 
@@ -173,103 +148,85 @@ class CellAsk:
     env: Mapping[str, str]
     env_digest: str
 
+    @classmethod
+    def of(cls, cell: Cell, model: str, env: Mapping[str, str]) -> CellAsk:
+        """Compute the identities of a cell."""
+        return cls(cell, cell.key, model, env, digest(env, 16))
+
     @property
     def place(self) -> tuple[str, str, str]:
-        """What tells one cell of an arm from another: Cell.key, model name, env_digest."""
+        """Identity of a cell within an arm: Cell.key, model name, env_digest."""
         return self.key, self.model, self.env_digest
 
 
 @dataclass(frozen=True)
-class GateAsk(Generic[Gate]):
+class GateAsk:
     """A gate that should have been run."""
 
-    gate: Gate
+    gate: ParityGate | Check
     env: Mapping[str, str]
     digest: str
 
 
 @dataclass(frozen=True)
-class ArmAsk:
-    """All that one arm should have: `parity` gates compare operations, `checks` are about models and kernels."""
+class Ask:
+    """Everything that one arm should have, and where."""
 
     arm: Arm
     cells: tuple[CellAsk, ...]
-    parity: tuple[GateAsk[ParityGate], ...]
-    checks: tuple[GateAsk[Check], ...]
+    gates: tuple[GateAsk, ...]
     models: Mapping[str, Model]
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What a report is about.
-
-    Attributes:
-        host: Name of the host as the user says it.
-        device_id: What computes there; None for any device.
-        protocol: Results of another one are ignored.
-        job: The newest session, or the one that was named; None when nothing was started yet.
-        session: Only what this job measured; None for the newest of any.
-    """
-
-    title: str
-    hypothesis: str
-    host: str
-    device_id: str | None
-    arms: tuple[ArmAsk, ...]
+    host: str = ""  # the user's name of it
+    device_id: str | None = None  # None for any device
     protocol: int = PROTOCOL
-    job: Job | None = None
-    session: str | None = None
+    session: str | None = None  # only this job's results; None for the newest of any job
+    hypothesis: str = ""
 
 
-def of_session(store: Store, job: Job) -> Ask:
-    """Return what one session's plan asked for."""
+def of_session(store: Store, job: Job) -> list[Ask]:
+    """Return the cells and gates of each arm in a session's plan."""
     whole = plan_of(job)
-    arms = tuple(_arm_of_plan(whole, arm) for arm in whole.arms)
-    title = f"Session {job.job_id}"
-    return Ask(title, hypothesis(store, job), job.host, None, arms, job.protocol, job, job.job_id)
+    about = {"protocol": job.protocol, "session": job.job_id, "hypothesis": hypothesis(store, job)}
+    return [_of_plan(whole, arm, host=job.host, **about) for arm in whole.arms]
 
 
 def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
-    """Return what the experiment of its newest session asks for, on this session's tree; `arm_name` is one of two."""
+    """Return the ask of a session's experiment, on the session's tree; `arm_name` selects one of two arms."""
     name = arm_name or job.name
     whole = plan_of(job)
     experiment = _experiment(store, job)
     arm = next((arm for arm in whole.arms if arm.name == name), whole.arms[0])
-    why = ""
-    if experiment is not None:
-        why, asked = experiment.hypothesis, _arm_of_experiment(experiment, arm)
-    else:
-        asked = _arm_of_plan(whole, arm)
-        if arm_name:
-            rows = store.rows(
-                """SELECT hypothesis FROM experiments JOIN jobs ON jobs.experiment = digest
-                   WHERE experiments.name = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
-                (name,),
-            )
-            why = str(rows[0]["hypothesis"]) if rows else ""
     device = store.devices(job.job_id).get(arm.name)
-    return Ask(f"Experiment {name}", why, job.host, device.id if device else None, (asked,), job.protocol, job)
+    about = {"host": job.host, "device_id": device.id if device else None, "protocol": job.protocol}
+    if experiment is not None:
+        return _of_experiment(experiment, arm, **about)
+    rows = store.rows(
+        """SELECT hypothesis FROM experiments JOIN jobs ON jobs.experiment = digest
+           WHERE experiments.name = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+        (arm_name,),
+    )
+    return _of_plan(whole, arm, hypothesis=str(rows[0]["hypothesis"]) if rows else "", **about)
 
 
-def of_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Ask:
-    """Return what an experiment asks for on a tree and device, also when other experiments measured all of it."""
-    arm = _arm_of_experiment(experiment, plan.make_arm(experiment, source))
+def of_experiment(experiment: Experiment, source: Source, device: Device) -> Ask:
+    """Return the ask of an experiment on a tree and device, even if other experiments measured all of it."""
+    arm = plan.make_arm(experiment, source)
+    return _of_experiment(experiment, arm, host=experiment.host, device_id=device.id)
+
+
+def newest_on(store: Store, experiment: Experiment, device: Device) -> Job | None:
+    """Return the newest session of an experiment on a device, even if it never reached the device."""
     rows = store.rows(
         f"""SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? AND kind IN ('run', 'gate')
            AND coalesce((SELECT max(device_id = ?) FROM arms WHERE arms.job_id = jobs.job_id), true)
            ORDER BY job_id IN ({REJECTED}), intent_at DESC, job_id DESC LIMIT 1""",  # noqa: S608 - our own
         (experiment.digest, device.host_id, device.id),
     )
-    job = store.job(rows[0]["job_id"]) if rows else None
-    return Ask(f"Experiment {experiment.name}", experiment.hypothesis, experiment.host, device.id, (arm,), job=job)
+    return store.job(rows[0]["job_id"]) if rows else None
 
 
-def of_arm(store: Store, name: str, host: str = "") -> Ask:
-    """Return what an experiment's newest session asks for, alone or beside another; one that measured it, if any did.
-
-    Raises:
-        UsageError: if there is none, or none on `host` where that is given.
-    """
+def job_of_arm(store: Store, name: str, host: str = "") -> Job:
+    """Return an experiment's newest session, alone or as an arm; preferably one with results."""
     own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
     without_numbers = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name
                                       AND status = 'valid') OR job_id IN ({UNCOUNTED})"""  # noqa: S608 - our own
@@ -280,28 +237,17 @@ def of_arm(store: Store, name: str, host: str = "") -> Ask:
         raise _no_session(store, name)
     if job.kind in SESSIONS and job.name == name:
         raise UsageError(f"{name!r} compares two experiments; its numbers are in form=verdicts", next="dgxlab jobs")
-    return of_newest(store, job, name)
+    return job
 
 
 def newest_job(store: Store, name: str) -> Job:
-    """Return the newest session of an experiment.
-
-    Raises:
-        UsageError: if there is none; with the newest session of two arms that it is one of, or the nearest name.
-    """
-    # gates alone, perhaps of another tree, do not hide what was measured
+    """Return the newest session of an experiment."""
+    # a session of gates only, perhaps of another tree, must not hide measured results
     if job := _first(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name):
         return job
-    compared = store.rows(
-        "SELECT name FROM arms JOIN jobs USING (job_id) WHERE arm = ? ORDER BY intent_at DESC, job_id DESC LIMIT 1",
-        (name,),
-    )
-    if compared:
-        session = compared[0]["name"]
-        raise UsageError(
-            f"{store.path} has no session of {name!r} alone; it is an arm of {session!r}",
-            next=f"dgxlab report {session}",
-        )
+    if job := _first(store, "job_id IN (SELECT job_id FROM arms WHERE arm = :name)", "NULL", name):
+        message = f"{store.path} has no session of {name!r} alone; it is an arm of {job.name!r}"
+        raise UsageError(message, next=f"dgxlab report {job.name}")
     raise _no_session(store, name)
 
 
@@ -317,36 +263,33 @@ def _first(store: Store, where: str, rank: str, name: str, host: str = "") -> Jo
 def _no_session(store: Store, name: str) -> UsageError:
     names = [row["name"] for row in store.rows("SELECT name FROM jobs UNION SELECT arm FROM arms ORDER BY 1")]
     near = difflib.get_close_matches(name, names, n=1)
-    return UsageError(
-        f"{store.path} has no session of an experiment {name!r}" + (f"; there is {near[0]!r}" if near else ""),
-        next=f"dgxlab report {near[0]}" if near else "dgxlab jobs",
-    )
-
-
-# -- experiments and plans --------------------------------------------------------------------------------------------
+    message = f"{store.path} has no session of an experiment {name!r}"
+    if near:
+        return UsageError(f"{message}; there is {near[0]!r}", next=f"dgxlab report {near[0]}")
+    return UsageError(message, next="dgxlab jobs")
 
 
 def op_params(cell: Cell) -> dict[str, Param]:
-    """Return the parameters that tell an operation's cells apart, those of a GEMM first and in its order."""
+    """Return the parameters that distinguish an operation's cells, those of a GEMM first and in its order."""
     params = {name: value for name, value in cell.params.items() if name not in ("op_name", "backend_name")}
     return {**{name: params[name] for name in OP_ORDER if name in params}, **params}
 
 
 def label(cell: Cell) -> str:
-    """Name a cell. An operation's own label follows its spec, whose order is lost where it was kept as JSON."""
-    if cell.tool != "backend-ops":
+    """Return a cell's name. An operation's own label depends on the spec's order of keys, which JSON loses."""
+    if not tools.BENCHES[cell.tool].one_device:
         return cell.label
     return " ".join([str(cell.params.get("op_name")), *(f"{name}={value}" for name, value in op_params(cell).items())])
 
 
 def hypothesis(store: Store, job: Job) -> str:
-    """Return the hypothesis of a job's experiment, "" where it is not known."""
+    """Return the hypothesis of a job's experiment, "" if unknown."""
     rows = store.rows("SELECT hypothesis FROM experiments WHERE digest = ?", (job.experiment,))
     return str(rows[0]["hypothesis"]) if rows else ""
 
 
 def plan_of(job: Job) -> Plan:
-    """Return what a job carries out.
+    """Return a job's plan.
 
     Raises:
         UsageError: if a dgxlab with other fields wrote it.
@@ -354,19 +297,13 @@ def plan_of(job: Job) -> Plan:
     try:
         return job.plan
     except ValueError as error:
-        raise UsageError(
-            f"the plan of session {job.job_id} was written by dgxlab {job.dgxlab_version} and cannot be read: {error}",
-            next="install that dgxlab to report on it",
-        ) from error
-
-
-def cell_ask(cell: Cell, model: str, env: Mapping[str, str]) -> CellAsk:
-    """Return what is asked of a cell, its identities computed."""
-    return CellAsk(cell, cell.key, model, env, digest(env, 16))
+        wrote = f"was written by dgxlab {job.dgxlab_version} and cannot be read: {error}"
+        message = f"the plan of session {job.job_id} {wrote}"
+        raise UsageError(message, next="install that dgxlab to report on it") from error
 
 
 def _experiment(store: Store, job: Job) -> Experiment | None:
-    """Return a job's experiment; None when it is not known, or was written by a dgxlab with other fields."""
+    """Return a job's experiment; None if unknown, or written by a dgxlab with other fields."""
     rows = store.rows("SELECT spec FROM experiments WHERE digest = ?", (job.experiment,))
     if not rows or job.kind != "run":
         return None
@@ -376,38 +313,27 @@ def _experiment(store: Store, job: Job) -> Experiment | None:
         return None
 
 
-def _arm_of_experiment(experiment: Experiment, arm: Arm) -> ArmAsk:
+def _of_experiment(experiment: Experiment, arm: Arm, **about: Any) -> Ask:
     """Expand the matrix again: a plan holds only the cells that were not up to date when it was made."""
     try:
         launches = list(tools.launches(experiment))
-    except DgxlabError:  # a rule that came later refuses it; then it has no cells to look for
+    except DgxlabError:  # refused by a newer rule: no cells to look for
         launches = []
-    cells = [cell_ask(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
+    cells = [CellAsk.of(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
     gates = [(gate, plan.gate_env(experiment, gate)) for gate in plan.own(experiment)]
-    return _arm_ask(arm, cells, gates, experiment.models)
+    return _ask(arm, cells, gates, experiment.models, hypothesis=experiment.hypothesis, **about)
 
 
-def _arm_of_plan(whole: Plan, arm: Arm) -> ArmAsk:
-    runs = [run for run in whole.runs if run.arm == arm.name]
-    cells = [cell_ask(cell, run.model, run.env) for run in runs for cell in run.cells]
+def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:
+    cells = [CellAsk.of(cell, run.model, run.env) for run in whole.runs if run.arm == arm.name for cell in run.cells]
     steps = [step for step in whole.steps if arm.name in arms_of(step)]
-    gates = [(step.gate, step.env) for step in steps if isinstance(step, (GateStep, CheckStep))]
+    gates = [(step.gate, step.env) for step in steps if isinstance(step, GateStep)]
     models = {step.model: step.recipe or FileModel(step.path) for step in whole.steps if isinstance(step, ModelStep)}
-    return _arm_ask(arm, cells, gates, models)
+    return _ask(arm, cells, gates, models, **about)
 
 
-def _arm_ask(
-    arm: Arm,
-    cells: Iterable[CellAsk],
-    gates: Iterable[tuple[ParityGate | Check, Mapping[str, str]]],
-    models: Mapping[str, Model],
-) -> ArmAsk:
-    """Each cell and gate once: a session with many runs has a cell many times, and gates before and after."""
-    once = {gate_digest(gate, env): (gate, env) for gate, env in gates}
-    return ArmAsk(
-        arm,
-        tuple({ask.place: ask for ask in cells}.values()),
-        tuple(GateAsk(gate, env, key) for key, (gate, env) in once.items() if isinstance(gate, ParityGate)),
-        tuple(GateAsk(gate, env, key) for key, (gate, env) in once.items() if not isinstance(gate, ParityGate)),
-        models,
-    )
+def _ask(arm: Arm, cells: Iterable[CellAsk], gates: Iterable[Any], models: Mapping[str, Model], **about: Any) -> Ask:
+    # without repetitions: a session has a cell in many runs, and gates before and after its chains
+    once = {ask.place: ask for ask in cells}
+    asked = {digest: GateAsk(gate, env, digest) for gate, env in gates if (digest := gate_digest(gate, env))}
+    return Ask(arm, tuple(once.values()), tuple(asked.values()), models, **about)

@@ -1,4 +1,4 @@
-"""Published figures beside what was measured: in rows or columns of their own, which say what they are.
+"""Published figures beside measured numbers, in labelled rows or columns of their own.
 
 Nothing is computed from both: no ratio, no mean, no share of a roofline.
 """
@@ -9,115 +9,89 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
-from typing import TypeVar, Union
+from typing import NamedTuple, TypeVar, Union
 
 from dgxlab import published, units
 from dgxlab.errors import UsageError
 from dgxlab.model import Param
 from dgxlab.published import Figure, GateResult, peaks_of
 from dgxlab.report.ask import OP_ORDER, Query
-from dgxlab.report.records import Beside, Column, Remark, Source, Table, Value, some
+from dgxlab.report.records import Beside, Column, Remark, Row, Source, Table, Value, some
 
 Entry = TypeVar("Entry", Figure, GateResult)
-Shown = TypeVar("Shown", bound=Table)
 
 SEARCHED = ("source_doc", "host", "engine", "pin", "model", "quant", "tool", "test", "metric", "notes")
-"""Where in a figure a pattern's words are looked for."""
+"""Fields of a figure in which a pattern's words are searched."""
 
 UNREMARKABLE = ("", "approx")
-"""Notes that are not repeated beneath a table: the second is in the number."""
+"""Notes that are not shown beneath a table: "approx" is already visible in the number."""
 
 LONG = 40
-"""Characters of a label in a table; a longer one has a letter there, and is beneath the table."""
+"""Max length of a label in a table; a longer label is replaced by a letter and explained beneath."""
 
 LEFT = 3
-"""Figures named that have no place in a table; the rest are counted."""
-
-
-# -- figures and where they come from ---------------------------------------------------------------------------------
+"""Max number of figures without a place in the table that are named; the rest are counted."""
 
 
 def fitting(known: Sequence[Entry], pattern: str, what: str) -> list[Entry]:
-    """Return the figures that have all words of a pattern, whatever their case.
+    """Return the figures that have all words of a pattern, ignoring case.
 
-    A word that names a document is looked for in figures' own document only.
-
-    Args:
-        known: Those of the kind that is asked for.
-        what: That kind, in words.
-
-    Raises:
-        UsageError: if there is none, with the sources that have some.
+    A word that names a document is searched only in the figures' document field.
     """
-    documents = {short(entry).casefold() for entry in known}
+    documents = {short(entry) for entry in known}
+    folded = {name.casefold() for name in documents}
 
     def has(entry: Entry, word: str) -> bool:
-        if word in documents:
+        if word in folded:
             return word == short(entry).casefold()
         return word in " ".join(getattr(entry, name) for name in SEARCHED).casefold()
 
     words = pattern.casefold().split()
-    entries = [entry for entry in known if all(has(entry, word) for word in words)]
-    if not entries:
-        documents = {short(entry) for entry in known}
-        raise UsageError(
-            f"no published {what} has all of {pattern!r}; there are {', '.join(sorted(documents))}",
-            next="dgxlab report --help",
-        )
-    return entries
+    if entries := [entry for entry in known if all(has(entry, word) for word in words)]:
+        return entries
+    message = f"no published {what} has all of {pattern!r}; there are {', '.join(sorted(documents))}"
+    raise UsageError(message, next="dgxlab report --help")
 
 
 def short(entry: Figure | GateResult) -> str:
-    """Name a figure's document: `seed000`, `docs/BENCHMARK.md`."""
-    name = re.split(r"@| \(", entry.source_doc)[0]
+    """Return the short name of a figure's document: `seed000`, `docs/BENCHMARK.md`."""
+    name = entry.source_doc.partition("@")[0].partition(" (")[0]
     seed, colon, _ = name.partition(":")
     return seed if colon else name
 
 
 def label(entry: Figure | GateResult) -> str:
-    """Say that something was published, about which machine and where: `published, GB10 (seed000)`."""
+    """Return the label of a published entry, with machine and source: `published, GB10 (seed000)`."""
     peaks = peaks_of(entry.host)
     return f"published, {peaks.gpu if peaks else entry.host} ({short(entry)})"
 
 
-def by_notes(placed: Iterable[tuple[str, Figure | GateResult]]) -> Mapping[str, tuple[str, ...]]:
-    """Return which places have the same notes, by these."""
-    places: dict[str, tuple[str, ...]] = {}
-    for place, entry in placed:
-        if entry.notes not in UNREMARKABLE:
-            places[entry.notes] = (*places.get(entry.notes, ()), place)
-    return places
-
-
 def sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
-    """Return where entries come from, those of one document, machine and engine together."""
+    """Return the sources of entries, grouped by document, machine and engine."""
     groups: dict[tuple[str, str, str], list[Figure | GateResult]] = {}
     for entry in sorted(entries, key=lambda entry: entry.line):
         engine = f"{entry.engine}, pin {entry.pin}" if entry.pin else entry.engine
         groups.setdefault((entry.source_doc, entry.host, engine), []).append(entry)
-    made = []
+    results = []
     for origin, group in groups.items():
         file = "published_gates.csv" if isinstance(group[0], GateResult) else "published.csv"
         tools = tuple(dict.fromkeys(entry.tool for entry in group))
-        made.append(Source(*origin, tools, file, tuple(entry.line for entry in group)))
-    return tuple(made)
+        results.append(Source(*origin, tools, file, tuple(entry.line for entry in group)))
+    return tuple(results)
 
-
-# -- which cell a figure is about -------------------------------------------------------------------------------------
 
 Cell = tuple[Union[str, int, None], ...]
-"""What a figure is about, in the words of a form: its test, its sizes, its operation."""
+"""A figure's cell in the terms of a form: its test, its sizes, its operation."""
 
 STREAM = re.compile(r"(?:pp\d+(?:\+tg\d+)?|tg\d+)(?: @ d\d+)?(?!\S)")
 SIZE = re.compile(r"(npp|pp|PP=|ntg|tg|TG=|npl|B=)(\d+)")
 SPEEDS = {"S_PP": "speed_pp", "S_TG": "speed_tg"}
 NO_VARIANT = re.compile(r"approx|suspect|[-+]?\d+(\.\d+)? ?%")
-"""How notes begin that describe the number, and not what was measured."""
+"""Prefix of notes that describe the number and not the measured thing."""
 
 
-@dataclass(frozen=True)
-class About:
-    """What a figure is of: a cell as the form names it, a metric of `units`, and what else it says of the test."""
+class About(NamedTuple):
+    """A figure's cell in the form's terms, its metric of `units`, and further words on the test."""
 
     cell: Cell
     metric: str
@@ -137,30 +111,23 @@ def op(figure: Figure) -> About | None:
 
 
 def stream(figure: Figure) -> About | None:
-    """Return the test of llama-bench, whose name is in the metric or in the test."""
-    if figure.tool != "llama-bench" or figure.unit != "t/s":
-        return None
+    """Return the test of llama-bench, named in the metric or in the test."""
     match = STREAM.match(figure.metric) or STREAM.match(figure.test)
-    if match is None:
+    if figure.tool != "llama-bench" or figure.unit != "t/s" or match is None:
         return None
     return About((match[0],), "avg_ts", figure.test.removeprefix(match[0]).strip())
 
 
 def batch(figure: Figure) -> About | None:
-    """Return prompt, generation and number of sequences of a speed; None for those that it does not say."""
-    if figure.metric not in SPEEDS or figure.unit != "t/s":
-        return None
-    sizes: dict[str, int] = {}
-    rest = []
-    for word in figure.test.split():
-        if match := SIZE.fullmatch(word):
-            sizes[match[1].strip("n=").lower()] = int(match[2])
-        else:
-            rest.append(word)
+    """Return a speed's prompt length, generation length and number of sequences; None for missing ones."""
+    words = figure.test.split()
+    matches = [match for word in words if (match := SIZE.fullmatch(word))]
+    sizes = {match[1].strip("n=").lower(): int(match[2]) for match in matches}
     many = sizes.get("pl", sizes.get("b"))
-    if many is None:
+    if figure.metric not in SPEEDS or figure.unit != "t/s" or many is None:
         return None
-    return About((sizes.get("pp"), sizes.get("tg"), many), SPEEDS[figure.metric], " ".join(rest))
+    rest = " ".join(word for word in words if not SIZE.fullmatch(word))
+    return About((sizes.get("pp"), sizes.get("tg"), many), SPEEDS[figure.metric], rest)
 
 
 READERS: Mapping[str, tuple[Callable[[Figure], About | None], ...]] = {
@@ -169,84 +136,64 @@ READERS: Mapping[str, tuple[Callable[[Figure], About | None], ...]] = {
     "steps": (op, stream),
     "concurrency": (batch,),
 }
-"""By form, what its cells are."""
-
-# -- series -----------------------------------------------------------------------------------------------------------
+"""Parser of a figure's cell, by form."""
 
 WORDS = ("source_doc", "host", "engine", "pin", "model", "quant", "more", "variant", "again")
-"""What tells a series from others: where it was published, what was measured, and how often for the same cell."""
+"""Fields that distinguish series: source, measured thing, and repetition for the same cell."""
 
 VARIANT = WORDS.index("variant")
+
+Words = tuple[str, ...]
+Place = tuple[Cell, str]
+"""A cell and a metric."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Figures that one document states of one engine, model and variant: no two are of the same cell.
+    """Figures of one document, engine, model and variant, at most one per cell."""
 
-    Attributes:
-        label: Says that it was published, and what tells it from the others.
-        name: What it is called in a table: the label, or a letter where that is long.
-        shared: What it has in common with them.
-        variant: What was measured, as the notes begin; label or `shared` say it.
-        figures: By cell and metric.
-    """
-
-    label: str
-    name: str
-    shared: tuple[str, ...]
-    variant: str
-    figures: Mapping[tuple[Cell, str], Figure]
-
-
-Groups = dict[tuple[str, ...], dict[tuple[Cell, str], Figure]]
+    label: str  # says that it is published, and what distinguishes it
+    name: str  # its name in tables: the label, or a letter if that is long
+    shared: tuple[str, ...]  # shared with the other series
+    variant: str  # the measured thing, from the beginning of the notes
+    figures: Mapping[Place, Figure]
 
 
 def selected(form: str, patterns: Sequence[str]) -> list[Series]:
-    """Return the series of all figures of a form's kind that have all words of a pattern, in the record's order.
-
-    Raises:
-        UsageError: if a pattern has none.
-    """
+    """Return the series of a form's figures that match a pattern, in the record's order."""
     if not patterns:
         return []
-    abouts: dict[int, About] = {}
-    known = []
-    for figure in published.figures():
-        if about := next((about for reader in READERS[form] if (about := reader(figure))), None):
-            abouts[figure.line] = about
-            known.append(figure)
-    chosen: dict[int, Figure] = {}
-    for pattern in patterns:
-        chosen.update({entry.line: entry for entry in fitting(known, pattern, f"figure of form={form}")})
-    groups: Groups = {}
-    # operations last: one joins the series of its prompts
-    for figure in sorted(chosen.values(), key=lambda figure: (abouts[figure.line].metric == "flops", figure.line)):
-        about = abouts[figure.line]
-        place = (about.cell, about.metric)
-        groups.setdefault(_group(groups, _words(figure, about), place), {})[place] = figure
+    readings = {figure: [reader(figure) for reader in READERS[form]] for figure in published.figures()}
+    abouts = {figure: about for figure, told in readings.items() if (about := next(filter(None, told), None))}
+    chosen = {figure for pattern in patterns for figure in fitting(list(abouts), pattern, f"figure of form={form}")}
+    groups: dict[Words, dict[Place, Figure]] = {}
+    # operations last: they join the series of their prompts
+    for figure in sorted(chosen, key=lambda figure: (abouts[figure].metric == "flops", figure.line)):
+        place = abouts[figure][:2]
+        groups.setdefault(_group(groups, _words(figure, abouts[figure]), place), {})[place] = figure
+    first = next(iter(groups))
     alike = [len({words[at] for words in groups}) == 1 for at in range(len(WORDS))]
-    shared = tuple(word for word, same in zip(next(iter(groups)), alike, strict=True) if same and word)[2:]
+    shared = tuple(word for word, same in zip(first, alike, strict=True) if same and word)[2:]
     names = [_name(words, figures, alike, ("source_doc", "host", "pin")) for words, figures in groups.items()]
-    made = []
+    results = []
     for name, (words, figures) in zip(names, groups.items(), strict=True):
-        # an engine's version is beneath the table, and in a name where nothing else tells two series apart
+        # an engine's version is beneath the table, and in a name only if needed to distinguish two series
         full = name if names.count(name) == 1 else _name(words, figures, alike, ("source_doc", "host"))
-        made.append(Series(full, full, shared, words[VARIANT], figures))
-    made.sort(key=lambda series: min(figure.line for figure in series.figures.values()))
-    letters = (f"published {letter}" for letter in (*ascii_uppercase, *range(len(made))))
-    return [replace(series, name=next(letters)) if len(series.label) > LONG else series for series in made]
+        results.append(Series(full, full, shared, words[VARIANT], figures))
+    results.sort(key=lambda series: min(figure.line for figure in series.figures.values()))
+    letters = (f"published {letter}" for letter in (*ascii_uppercase, *range(len(results))))
+    return [replace(series, name=next(letters)) if len(series.label) > LONG else series for series in results]
 
 
-def _words(figure: Figure, about: About) -> tuple[str, ...]:
-    """Return WORDS of a figure."""
+def _words(figure: Figure, about: About) -> Words:
     variant = figure.notes.partition(";")[0].strip()
     model, quant = ("", "") if about.metric == "flops" else (figure.model, figure.quant)
     variant = "" if NO_VARIANT.match(variant) else variant
     return figure.source_doc, figure.host, figure.engine, figure.pin, model, quant, about.more, variant, ""
 
 
-def _group(groups: Groups, words: tuple[str, ...], place: tuple[Cell, str]) -> tuple[str, ...]:
-    """Return the words of the first series that a figure fits into: an operation's also into that of its prompts."""
+def _group(groups: Mapping[Words, Mapping[Place, Figure]], words: Words, place: Place) -> Words:
+    """Return the words of the first series that a figure fits into; operations may join their prompts' series."""
     if words[VARIANT]:
         for other, figures in groups.items():
             if place not in figures and all(mine in ("", theirs) for mine, theirs in zip(words, other, strict=True)):
@@ -258,35 +205,27 @@ def _group(groups: Groups, words: tuple[str, ...], place: tuple[Cell, str]) -> t
     return words
 
 
-def _name(
-    words: tuple[str, ...], figures: Mapping[tuple[Cell, str], Figure], alike: Sequence[bool], without: Collection[str]
-) -> str:
-    own = [
-        word for kind, word, same in zip(WORDS, words, alike, strict=True) if word and not same and kind not in without
-    ]
+def _name(words: Words, figures: Mapping[Place, Figure], alike: Sequence[bool], without: Collection[str]) -> str:
+    of_words = zip(WORDS, words, alike, strict=True)
+    own = [word for kind, word, same in of_words if word and not same and kind not in without]
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
-
-# -- tables with published figures ------------------------------------------------------------------------------------
 
 Placed = list[tuple[Series, str, Figure]]
 """Each figure in a table with its series and its place in words."""
 
 
-def rows_beside(wanted: Query, table: Shown, column_of: Callable[[Cell], str | None]) -> Shown:
-    """Return a table with a row for each series whose figures are of its columns.
+def rows_beside(wanted: Query, table: Table, column_of: Callable[[Cell], str | None]) -> Table:
+    """Return a table with a row for each series that has figures of its columns.
 
     Args:
-        column_of: Key of the column that a cell belongs into; None for a cell that has none.
-
-    Raises:
-        UsageError: if something is asked for that was not published.
+        column_of: Returns the key of a cell's column; None if it has none.
     """
     if not wanted.published:
         return table
     placed: Placed = []
     left: list[Figure] = []
-    rows: list[Mapping[str, Value]] = []
+    rows: list[Row] = []
     labels = {column.key: column.label for column in table.columns}
     every = selected(wanted.form, wanted.published)
     for series in every:
@@ -299,18 +238,15 @@ def rows_beside(wanted: Query, table: Shown, column_of: Callable[[Cell], str | N
                 left.append(figure)
         if row:
             rows.append({table.columns[0].key: series.name, **row, "published": True})
-    notes = _notes(every, placed, left, "columns")
-    return replace(table, rows=(*table.rows, *rows), beside=notes)
+    return replace(table, rows=(*table.rows, *rows), beside=_notes(every, placed, left, "columns"))
 
 
-def columns_beside(
-    every: Sequence[Series], table: Shown, lead_of: Callable[[Cell], Mapping[str, Value] | None]
-) -> Shown:
-    """Return a table with columns for each series, and a row for each of its cells that was not measured.
+def columns_beside(every: Sequence[Series], table: Table, lead_of: Callable[[Cell], Row | None]) -> Table:
+    """Return a table with columns for each series, and additional rows for cells that were not measured.
 
     Args:
-        every: What is asked for; nothing changes without any.
-        lead_of: What the leading columns of a cell's row hold; None for a cell that is not of this table.
+        every: The selected series; without any the table is unchanged.
+        lead_of: Returns the leading columns of a cell's row; None if the cell is not of this table.
     """
     if not every:
         return table
@@ -330,12 +266,11 @@ def columns_beside(
                 _row(rows, lead)[key] = of_metric[cell]
                 where = " ".join(f"{name}={value}" for name, value in lead.items() if value is not None)
                 placed.append((series, where, of_metric[cell]))
-    notes = _notes(every, placed, left, "rows")
-    return replace(table, columns=tuple(columns), rows=tuple(rows), beside=notes)
+    return replace(table, columns=tuple(columns), rows=tuple(rows), beside=_notes(every, placed, left, "rows"))
 
 
-def op_lead(name: object, cell: Cell) -> Mapping[str, Value] | None:
-    """Return what a published operation says of its row; None where it is another operation than `name`."""
+def op_lead(name: object, cell: Cell) -> Row | None:
+    """Return the leading columns for a published operation; None if it is not the operation `name`."""
     if cell[0] != name:
         return None
     params = {key: value for key, _, value in (str(word).partition("=") for word in cell[1:])}
@@ -344,17 +279,17 @@ def op_lead(name: object, cell: Cell) -> Mapping[str, Value] | None:
 
 
 def is_of_op(cell: Cell, name: object, params: Mapping[str, Param]) -> bool:
-    """Tell whether a published operation is this one, in all that it says."""
+    """Return whether a published operation agrees with this one in all its stated parameters."""
     lead = op_lead(name, cell)
     return lead is not None and _fits(lead, params)
 
 
-def _fits(lead: Mapping[str, Value], known: Mapping[str, object]) -> bool:
+def _fits(lead: Row, known: Mapping[str, object]) -> bool:
     return all(str(known.get(key)) == str(value) for key, value in lead.items())
 
 
-def _row(rows: list[dict[str, Value]], lead: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the measured row that has all of these, or a published one where there is none or more than one."""
+def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
+    """Return the measured row that has all values of `lead`; if none or several, a row for published figures."""
     measured = [row for row in rows if "published" not in row and _fits(lead, row)]
     if len(measured) == 1:
         return measured[0]
@@ -366,12 +301,7 @@ def _row(rows: list[dict[str, Value]], lead: Mapping[str, Value]) -> dict[str, V
 
 
 def _notes(every: Sequence[Series], placed: Placed, left: Sequence[Figure], where: str) -> Beside:
-    """Return the notes beneath a table.
-
-    Args:
-        left: Figures that have no place in it.
-        where: What they belong to none of, rows or columns.
-    """
+    """Return the notes beneath a table; `left` are figures without a row or column."""
     sentences = []
     if left:
         names = list(dict.fromkeys(f"{figure.test} {figure.metric}" for figure in left))

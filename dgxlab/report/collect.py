@@ -1,9 +1,9 @@
-"""Put a report together: what was asked for, what the record has of it, and what it has not."""
+"""Assemble a report: the requested cells and gates, those in the record, and the missing ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dgxlab import judgement
@@ -11,30 +11,26 @@ from dgxlab.errors import UsageError
 from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
-from dgxlab.report.ask import ArmAsk, Ask
+from dgxlab.report.ask import Ask
 from dgxlab.report.evidence import Evidence, Key, find
-from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, SessionReport, Value, columns, some
+from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, SessionReport, columns, some
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
 from dgxlab.report.tables import status_of, tables
 from dgxlab.report.verdicts import summary, verdicts
 from dgxlab.store import alias
 
 if TYPE_CHECKING:
-    from dgxlab.store import Store
+    from dgxlab.store import Job, Store
 
 LABELS = 3
-"""Cells named in a failure; the rest are counted. What was not measured at all is listed in full."""
+"""Max cells named in a failure; the rest are counted. Cells that were not measured are listed in full."""
 
 
 def collect(store: Store, experiment: str | None = None, *, job_id: str | None = None) -> Report:
     """Return the report of an experiment's newest state, or of one session alone.
 
-    Where the session is of two arms, the report is about its verdicts and nothing else.
-
-    Args:
-        experiment: Name; the newest session decides spec, tree and host, and each cell has its newest valid run on
-            exactly that build, whichever session measured it.
-        job_id: A session; only what it measured itself.
+    For an experiment, the newest session decides spec, tree and host. Each cell has its newest valid run on exactly
+    that build, from any session. A session of two arms has a report of its verdicts only.
 
     Raises:
         UsageError: if neither or both are given, or there is no such session.
@@ -44,7 +40,9 @@ def collect(store: Store, experiment: str | None = None, *, job_id: str | None =
     job = store.job(job_id) if job_id is not None else asking.newest_job(store, str(experiment))
     if job.kind in SESSIONS:
         return verdicts(store, job)
-    return _collect(store, asking.of_newest(store, job) if job_id is None else asking.of_session(store, job))
+    if job_id is None:
+        return _collect(store, f"Experiment {job.name}", [asking.of_newest(store, job)], job)
+    return _collect(store, f"Session {job.job_id}", asking.of_session(store, job), job)
 
 
 def collect_session(store: Store, job_id: str) -> SessionReport:
@@ -57,78 +55,72 @@ def collect_session(store: Store, job_id: str) -> SessionReport:
 
 
 def collect_experiment(store: Store, experiment: Experiment, source: Source, device: Device) -> Report:
-    """Return the report of an experiment at hand on a tree and device, also when it never needed a session."""
-    return _collect(store, asking.of_experiment(store, experiment, source, device))
+    """Return the report of a given experiment on a tree and device, even if it never needed a session."""
+    asks = [asking.of_experiment(experiment, source, device)]
+    return _collect(store, f"Experiment {experiment.name}", asks, asking.newest_on(store, experiment, device))
 
 
-def _collect(store: Store, ask: Ask) -> Report:
-    arms = [(arm, find(store, ask, arm)) for arm in ask.arms]
-    failures = [failure for arm, evidence in arms for failure in _failures(arm, evidence)]
-    job_id = ask.job and ask.job.job_id
-    gate_listed = any(row["job_id"] == job_id for _, evidence in arms for row in evidence.failed)
+def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> Report:
+    arms = [find(store, ask) for ask in asks]
+    failures = [failure for arm in arms for failure in _failures(arm)]
+    gate_listed = any(job and row["job_id"] == job.job_id for arm in arms for row in arm.failed)
+    unfinished = job is not None and not job.ended and job.state != "lost"
+    default = "the session has not ended" if unfinished else "not measured"
     return Report(
-        ask.title,
-        ask.hypothesis,
-        tuple(table for arm, evidence in arms for table in tables(arm.arm.name, arm, evidence)),
-        tuple(missing for arm, evidence in arms for missing in _missing(arm, evidence, ask)),
-        (*failed_session(ask.job, failures, gate_listed=gate_listed), *_rejected(store, ask), *failures),
+        title,
+        asks[0].hypothesis,
+        tuple(table for arm in arms for table in tables(arm)),
+        tuple(missing for arm in arms for missing in _missing(arm, default)),
+        (
+            *failed_session(job, failures, gate_listed=gate_listed),
+            *(_rejected(store, asks, job) if asks[0].session is None else ()),
+            *failures,
+        ),
     )
 
 
-def _rejected(store: Store, ask: Ask) -> Iterator[Failure]:
-    """Yield the other sessions that built these trees and were rejected: what they measured is left out."""
-    trees = canonical([[arm.arm.source.pin, arm.arm.source.tree] for arm in ask.arms])
+def _rejected(store: Store, asks: Sequence[Ask], job: Job | None) -> Iterator[Failure]:
+    """Yield the other, rejected sessions that built these trees: their results are left out."""
+    trees = canonical([[ask.arm.source.pin, ask.arm.source.tree] for ask in asks])
     rows = store.rows(
         """SELECT DISTINCT job_id, reason FROM rejections JOIN arms USING (job_id)
-           WHERE json_array(pin, tree) IN (SELECT value FROM json_each(?)) ORDER BY job_id""",
-        (trees,),
+           WHERE json_array(pin, tree) IN (SELECT value FROM json_each(?)) AND job_id IS NOT ? ORDER BY job_id""",
+        (trees, job and job.job_id),
     )
     for row in rows:
-        if ask.session is None and not (ask.job and ask.job.job_id == row["job_id"]):
-            yield Failure(row["job_id"], "session", "rejected", row["reason"], kind="session")
+        yield Failure(row["job_id"], "session", "rejected", row["reason"], kind="session")
 
 
-def _absent(arm: ArmAsk, evidence: Evidence) -> dict[Key, asking.CellAsk]:
-    """Return the cells without a valid run."""
-    measured = {cell.ask.place for cell in evidence.measured}
-    return {ask.place: ask for ask in arm.cells if ask.place not in measured}
-
-
-def _missing(arm: ArmAsk, evidence: Evidence, ask: Ask) -> list[Missing]:
-    """List the cells without a valid run, those with the same reason together, in the order planned."""
+def _missing(arm: Evidence, default: str) -> list[Missing]:
+    """Return the cells without a valid run, grouped by reason, in the planned order."""
     reasons: dict[Key, str] = {}
-    for lost in reversed(evidence.lost):
+    for lost in reversed(arm.lost):
         reasons.update(dict.fromkeys(lost.keys, f"{lost.run['status']} in {alias(lost.run['job_id'])}"))
-    unfinished = ask.job is not None and not ask.job.ended and ask.job.state != "lost"
-    default = "the session has not ended" if unfinished else "not measured"
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for key, cell in _absent(arm, evidence).items():
+    for key, cell in arm.absent.items():
         group = groups.setdefault((cell.cell.tool, cell.model, reasons.get(key, default)), [])
         group.append(asking.label(cell.cell))
     return [
-        Missing(arm.arm.name, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()
+        Missing(arm.experiment, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()
     ]
 
 
-def _failures(arm: ArmAsk, evidence: Evidence) -> Iterator[Failure]:
-    """Yield gates that failed, runs that should have given a cell of this arm, and runs whose cells are not known."""
-    for row in evidence.failed:
-        yield failed_gate(row, again=evidence.gates[row["gate_digest"]]["status"] != "failed")
-    asked = {ask.place for ask in arm.cells}
-    absent = _absent(arm, evidence)
-    for lost in evidence.lost:
+def _failures(arm: Evidence) -> Iterator[Failure]:
+    """Yield failed gates, failed runs of this arm's cells, and failed runs whose cells are unknown."""
+    for row in arm.failed:
+        yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
+    asked = {ask.place for ask in arm.ask.cells}
+    for lost in arm.lost:
         if lost.keys and asked.isdisjoint(lost.keys):
             continue
         what = " ".join(filter(None, (lost.run["tool"], lost.model)))
         what += f": {', '.join(some(lost.labels, LABELS))}" if lost.labels else ""
-        again = bool(lost.keys) and absent.keys().isdisjoint(lost.keys)
+        again = bool(lost.keys) and arm.absent.keys().isdisjoint(lost.keys)
         yield Failure(lost.run["job_id"], what, lost.run["status"], lost.run["reason"], again)
 
 
-# -- the newest of everything -----------------------------------------------------------------------------------------
-
 SESSIONS_SHOWN, GATES_SHOWN, VERDICTS_SHOWN = 6, 3, 3
-"""Lines: the whole overview is a screen of 30 lines."""
+"""Lines per table: the overview fits on a screen of 30 lines."""
 
 COUNTS: Mapping[str, str] = {
     "sessions": "SELECT count(*) AS n FROM jobs",
@@ -139,7 +131,7 @@ COUNTS: Mapping[str, str] = {
     "imported files": "SELECT count(*) AS n FROM imports",
 }
 ELSEWHERE = ("imported files",)
-"""What was not measured here; left out where there is none."""
+"""Rows for results from elsewhere; left out if there are none."""
 
 
 def overview(store: Store) -> Overview:
@@ -154,30 +146,30 @@ def overview(store: Store) -> Overview:
 
 
 def _sessions(store: Store, every: int) -> Glance:
-    rows: list[dict[str, Value]] = []
-    for row in store.rows(
-        """SELECT job_id, kind, host, iif(reason IS NULL, state, 'rejected') AS state, coalesce(reason, error) AS error,
-                  (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id AND status = 'valid') AS valid,
-                  (SELECT count(*) FROM runs WHERE runs.job_id = jobs.job_id) AS runs
-           FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?""",
-        (SESSIONS_SHOWN,),
-    ):
-        rows.append(
-            {
-                "session": row["job_id"],
-                "kind": WORDS.get(row["kind"], row["kind"]),
-                "host": row["host"],
-                "runs": f"{row['valid']} of {row['runs']}" if row["runs"] else None,
-                "state": row["state"] + (f": {row['error']}" if row["error"] else ""),
-            }
+    rows: list[Row] = [
+        {
+            "session": row["job_id"],
+            "kind": WORDS.get(row["kind"], row["kind"]),
+            "host": row["host"],
+            "runs": row["runs"],
+            "state": ": ".join(filter(None, (row["state"], row["error"]))),
+        }
+        for row in store.rows(
+            """SELECT job_id, kind, host, iif(reason IS NULL, state, 'rejected') AS state,
+                      coalesce(reason, error) AS error,
+                      (SELECT sum(status = 'valid') || ' of ' || count(*) FROM runs WHERE runs.job_id = jobs.job_id)
+                      AS runs
+               FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?""",
+            (SESSIONS_SHOWN,),
         )
+    ]
     shown = columns("session kind host runs state", "runs", runs="runs that count")
     return Glance("Sessions", shown, tuple(rows), every - len(rows))
 
 
 def _gates(store: Store) -> Glance:
     newest = store.rows("SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC")
-    rows: list[dict[str, Value]] = [
+    rows: list[Row] = [
         {
             "gate": gate_name(row),
             "arm": row["arm"],
@@ -193,13 +185,14 @@ def _gates(store: Store) -> Glance:
 
 
 def _verdicts(store: Store) -> Glance:
-    """Return a line for each session that has ended; nothing is shown of the others."""
+    """Return a line for each session that has ended; results of the others are hidden."""
     sessions = store.rows(
-        "SELECT DISTINCT job_id, kind, protocol FROM verdict_list ORDER BY intent_at DESC, job_id DESC"
+        """SELECT job_id, kind, protocol, json_group_array(verdict) AS words FROM verdict_list
+           GROUP BY job_id ORDER BY intent_at DESC, job_id DESC"""
     )
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     for row in sessions[:VERDICTS_SHOWN]:
-        words = [verdict["verdict"] for verdict in store.verdicts(row["job_id"])]
+        words = json.loads(row["words"])
         word = summary(row["kind"], judgement.whole(words), words) + older(row["protocol"])
         rows.append({"session": row["job_id"], "verdict": word})
     return Glance("Verdicts", columns("session verdict"), tuple(rows), len(sessions) - len(rows))

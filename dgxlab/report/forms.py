@@ -1,4 +1,4 @@
-"""Tables by the names of their forms, as documents and `dgxlab report --form` ask for them."""
+"""The table forms that documents and `dgxlab report --form` can request, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dgxlab import published as figures
 from dgxlab import roofline, units
 from dgxlab.errors import UsageError
-from dgxlab.model import SESSIONS, Param
+from dgxlab.model import SESSIONS, Arm, Param
 from dgxlab.report import ask as asking
 from dgxlab.report import published
 from dgxlab.report.arms import concurrency, find_arms, of_tools, single_stream
@@ -19,89 +19,85 @@ from dgxlab.report.ask import Query
 from dgxlab.report.beside import columns_beside, fitting, label, op_lead, rows_beside, selected, sources
 from dgxlab.report.evidence import Measured, machine
 from dgxlab.report.imports import imports
-from dgxlab.report.ledger import experiments, origin_of_job, steps
-from dgxlab.report.records import ArmsTable, Beside, Column, Number, Origin, Page, Table, Value
+from dgxlab.report.ledger import experiments, steps
+from dgxlab.report.records import Beside, Column, Number, Origin, Page, Row, Table, Value
 from dgxlab.report.session import WORDS, ChainSession
-from dgxlab.report.tables import OPS, gate_tables, in_rank, tables
+from dgxlab.report.tables import OPS, gate_tables, in_rank, origin_of_job, tables
 from dgxlab.report.verdicts import verdicts
 from dgxlab.roofline import Peaks
 from dgxlab.store import alias, the_one
+from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 
 def page(store: Store, wanted: Query) -> Page:
-    """Return what is asked for.
+    """Return the tables of a query.
 
     Raises:
-        UsageError: if the record has nothing of it, or a session's name means none or several.
+        UsageError: if the record has no matching data, or a session's name is unknown or ambiguous.
     """
     sessions = tuple(the_one(store.job_ids(text), text, next="dgxlab jobs") for text in wanted.session)
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
 
 
 def _single_stream(store: Store, wanted: Query) -> Page:
-    table = single_stream(of_tools(find_arms(store, wanted), ("llama-bench",), wanted))
+    table = single_stream(of_tools(find_arms(store, wanted), (BY_FORM["single-stream"],), wanted))
     tests = {column.key for column in table.columns if column.metric}
     beside = rows_beside(wanted, table, lambda cell: test if (test := str(cell[0])) in tests else None)
     return Page(wanted.form, (beside,))
 
 
 def _concurrency(store: Store, wanted: Query) -> Page:
-    table = concurrency(of_tools(find_arms(store, wanted), ("batched-bench",), wanted))
+    table = concurrency(of_tools(find_arms(store, wanted), (BY_FORM["concurrency"],), wanted))
     series = selected(wanted.form, wanted.published)
     beside = columns_beside(series, table, lambda cell: dict(zip(("PP", "TG", "B"), cell, strict=True)))
     return Page(wanted.form, (beside,))
 
 
 def _ops(store: Store, wanted: Query) -> Page:
-    arms = of_tools(find_arms(store, wanted), ("backend-ops",), wanted)
+    arms = of_tools(find_arms(store, wanted), (BY_FORM["ops"],), wanted)
     series = selected(wanted.form, wanted.published)
-    made: list[Table] = []
+    results: list[Table] = []
     for arm in arms:
-        for table in tables(arm.experiment, arm.arm, replace(arm.evidence, measured=arm.cells)):
-            if table.form != "ops":
-                continue
-            cells = [cell for cell in arm.cells if OPS.title(cell.ask) == table.title]
-            lead_of = partial(op_lead, cells[0].ask.cell.params.get("op_name"))
-            beside = columns_beside(series, _with_roof(table, cells), lead_of)
-            made.append(replace(beside, title=f"{arm.name}: {table.title}") if len(arms) > 1 else beside)
-    return Page(wanted.form, tuple(made))
+        for table in tables(arm):
+            if table.form == "ops":
+                cells = [cell for cell in arm.measured if OPS.title(cell.ask) == table.title]
+                lead_of = partial(op_lead, cells[0].ask.cell.params.get("op_name"))
+                beside = columns_beside(series, _with_roof(table, cells), lead_of)
+                results.append(replace(beside, title=f"{arm.name}: {table.title}") if len(arms) > 1 else beside)
+    return Page(wanted.form, tuple(results))
 
 
 def _gates(store: Store, wanted: Query) -> Page:
-    made: list[Table] = []
+    results: list[Table] = []
     for session in wanted.session:
         job = store.job(session)
         if job.kind in SESSIONS:
             compared = ChainSession(store, job, asking.plan_of(job))
-            made += [replace(table, title=compared.what) for table in compared.gate_tables()]
+            results += [replace(table, title=compared.what) for table in compared.gate_tables()]
         else:
-            made += _gates_alone(store, replace(wanted, session=(session,)))
+            results += _gates_alone(store, replace(wanted, session=(session,)))
     if wanted.experiment:
-        made += _gates_alone(store, wanted)
-    if not made:
+        results += _gates_alone(store, wanted)
+    if not results:
         raise UsageError("no gate was asked for there", next="dgxlab report")
-    return Page(wanted.form, (_gates_beside(wanted, made[0]), *made[1:]))
+    return Page(wanted.form, (_gates_beside(wanted, results[0]), *results[1:]))
 
 
 def _gates_alone(store: Store, wanted: Query) -> list[Table]:
-    return [
-        replace(table, title=f"{arm.name}: {table.title}")
-        for arm in find_arms(store, wanted)
-        for table in gate_tables(arm.experiment, arm.arm, arm.evidence)
-    ]
+    arms = find_arms(store, wanted)
+    return [replace(table, title=f"{arm.name}: {table.title}") for arm in arms for table in gate_tables(arm)]
 
 
 def _gates_beside(wanted: Query, table: Table) -> Table:
-    """Return a table of gates with a row for each that a document reports."""
+    """Return a table of gates with additional rows for gates in documents."""
     if not wanted.published:
         return table
-    known = figures.gates()
-    every = {entry.line: entry for pattern in wanted.published for entry in fitting(known, pattern, "gate")}
+    every = {entry.line: entry for pattern in wanted.published for entry in fitting(figures.gates(), pattern, "gate")}
     tests = [entry for entry in every.values() if entry.metric == "tests_passed"]
-    rows: list[Mapping[str, Value]] = [
+    rows: list[Row] = [
         {"op": entry.test, "count": entry.value, "status": f"{label(entry)}, pin {entry.pin}", "published": True}
         for entry in tests
     ]
@@ -114,7 +110,7 @@ def _gates_beside(wanted: Query, table: Table) -> Table:
 def _verdicts(store: Store, wanted: Query) -> Page:
     jobs = [store.job(session) for session in wanted.session]
     jobs += [_newest_of_two(store, name, wanted) for name in wanted.experiment]
-    made: list[Table] = []
+    results: list[Table] = []
     summaries: list[str] = []
     for job in jobs:
         if job.kind not in SESSIONS:
@@ -124,14 +120,14 @@ def _verdicts(store: Store, wanted: Query) -> Page:
             raise UsageError(f"session {job.job_id} has not ended and shows nothing before", next="dgxlab jobs")
         what = f"{ChainSession(store, job, asking.plan_of(job)).what}: " if len(jobs) > 1 else ""
         summaries.append(what + report.summary)
-        made += [table for table in report.tables if table.form == "verdicts"]
-    if not made:
+        results += [table for table in report.tables if table.form == "verdicts"]
+    if not results:
         raise UsageError(f"session {jobs[0].job_id} has no verdict", next=f"dgxlab report {jobs[0].job_id}")
-    return Page(wanted.form, tuple(made), " · ".join(summaries))
+    return Page(wanted.form, tuple(results), " · ".join(summaries))
 
 
 def _newest_of_two(store: Store, name: str, wanted: Query) -> Job:
-    """Return the newest session that has a verdict on an experiment: its own name's, or one that it is candidate in."""
+    """Return the newest session of that name, or the newest with that experiment as its candidate."""
     rows = store.rows(
         """SELECT DISTINCT job_id FROM verdict_list
            WHERE (session = :name OR candidate_arm = :name) AND (:baseline = '' OR baseline_arm = :baseline)
@@ -147,49 +143,25 @@ def _newest_of_two(store: Store, name: str, wanted: Query) -> Job:
 
 
 def _published(_: Store, wanted: Query) -> Page:
-    by_name = {make.__name__: make for make in published.TABLES}
     for name in wanted.table:
-        if name not in by_name:
-            raise UsageError(
-                f"there is no published table {name!r}; there are {', '.join(by_name)}",
-                next="dgxlab report --form published",
-            )
-    made = [by_name[name]() for name in wanted.table]
-    return Page(wanted.form, (*made, *(published.series(pattern) for pattern in wanted.source)))
+        if name not in published.TABLES:
+            known = ", ".join(published.TABLES)
+            message = f"there is no published table {name!r}; there are {known}"
+            raise UsageError(message, next="dgxlab report --form published")
+    results = [published.TABLES[name]() for name in wanted.table]
+    return Page(wanted.form, (*results, *(published.series(pattern) for pattern in wanted.source)))
 
-
-FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
-    "steps": lambda store, wanted: Page(wanted.form, (steps(store, wanted),)),
-    "single-stream": _single_stream,
-    "concurrency": _concurrency,
-    "ops": _ops,
-    "gates": _gates,
-    "verdicts": _verdicts,
-    "levers": lambda store, wanted: Page(wanted.form, (experiments(store, wanted),)),
-    "provenance": lambda store, wanted: Page(wanted.form, (_lineage(store, wanted),)),
-    "published": _published,
-    "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),
-}
-"""By name, each of `ask.KEYS`."""
-
-
-# -- provenance in full -----------------------------------------------------------------------------------------------
 
 TOOLS = ("cc", "cxx", "cmake", "nvcc", "machine")
-"""What of a toolchain is shown, in this order."""
+"""Fields of a toolchain to show, in this order."""
 
 
-def _lineage(store: Store, wanted: Query) -> ArmsTable:
-    """Return a column for each experiment, of its newest session or of the sessions that are named.
-
-    Raises:
-        UsageError: if one of them built nothing.
-    """
-    jobs = [(asking.of_arm(store, name, wanted.host).job, name) for name in wanted.experiment]
+def _provenance(store: Store, wanted: Query) -> Page:
+    """Return a column for each experiment, from its newest session or the named sessions."""
+    jobs = [(asking.job_of_arm(store, name, wanted.host), name) for name in wanted.experiment]
     jobs += [(store.job(session), "") for session in wanted.session]
     arms: list[tuple[Job, Mapping[str, Any]]] = []
     for job, name in jobs:
-        assert job is not None  # of an arm its newest session
         built = store.rows(
             "SELECT * FROM arms WHERE job_id = ? AND (? = '' OR arm = ?) ORDER BY arm", (job.job_id, name, name)
         )
@@ -198,42 +170,39 @@ def _lineage(store: Store, wanted: Query) -> ArmsTable:
         arms += [(job, row) for row in built]
     names = [row["arm"] for _, row in arms]
     origins, columns = [], [Column("what", "what")]
+    rows: dict[str, dict[str, Value]] = {}
     for number, (job, row) in enumerate(arms):
         name = row["arm"] if names.count(row["arm"]) == 1 else f"{row['arm']} in {alias(job.job_id)}"
-        origins.append(Origin(name, origin_of_job(store, job, row["arm"])))
+        arm = asking.plan_of(job).arm(row["arm"])
+        origins.append(Origin(name, origin_of_job(store, job, arm)))
         columns.append(Column(f"arm.{number}", name))
-    facts = [dict(_facts(store, job, row)) for job, row in arms]
-    rows: list[dict[str, Value]] = []
-    for what in dict.fromkeys(what for each in facts for what in each):
-        values = {f"arm.{number}": each.get(what) for number, each in enumerate(facts)}
-        if any(values.values()):
-            rows.append({"what": what, **values})
+        for what, value in _facts(store, job, arm, row):
+            rows.setdefault(what, {"what": what})[f"arm.{number}"] = value
+    shown = tuple(row for row in rows.values() if any(value for key, value in row.items() if key != "what"))
     first = origins[0].provenance
-    return ArmsTable("provenance", "Provenance", tuple(columns), tuple(rows), first, origins=tuple(origins))
+    table = Table("provenance", "Provenance", tuple(columns), shown, first, kind="arms", origins=tuple(origins))
+    return Page(wanted.form, (table,))
 
 
-def _facts(store: Store, job: Job, row: Mapping[str, Any]) -> Iterable[tuple[str, Value]]:
-    """Yield everything that is known, an empty value for what is not."""
-    source = asking.plan_of(job).arm(row["arm"]).source
+def _facts(store: Store, job: Job, arm: Arm, row: Mapping[str, Any]) -> Iterable[tuple[str, Value]]:
+    """Yield the facts with their values, an empty value for unknown ones."""
     cmake, tools = json.loads(row["cmake"]), json.loads(row["toolchain"])
+    details: Mapping[str, Any] = (job.facts or {}).get("details", {})
+    driver, memory = details.get("driver", {}), details.get("memory_mib")
+    gpus = [f"{gpu['name']} (sm {gpu.get('compute_cap')})" for gpu in details.get("gpus", []) if gpu.get("name")]
     yield "session", job.job_id
     yield "kind", WORDS[job.kind] if job.kind in SESSIONS else job.kind
     yield "ended", job.state
     yield "pin", row["pin"]
     yield "tree", row["tree"]
     yield "commit", row["commit_id"]
-    yield "series", ", ".join(f"{ref.name}@{ref.digest}" for ref in source.series) or "none"
+    yield "series", ", ".join(f"{ref.name}@{ref.digest}" for ref in arm.source.series) or "none"
     yield "dirty", "yes, a checkout with changes" if row["dirty"] else "no"
     yield "build", row["build_id"]
     yield "cmake definitions", " ".join(f"{name}={value}" for name, value in sorted(cmake.items()))
-    for tool in TOOLS:
-        yield tool, tools.get(tool, "")
-    for program, digest in sorted(json.loads(row["binaries"]).items()):
-        yield f"sha256 of {program}", digest
+    yield from ((tool, tools.get(tool, "")) for tool in TOOLS)
+    yield from ((f"sha256 of {program}", digest) for program, digest in sorted(json.loads(row["binaries"]).items()))
     yield "host", machine(job, store.devices(job.job_id).get(row["arm"]))
-    details: Mapping[str, Any] = (job.facts or {}).get("details", {})
-    driver, memory = details.get("driver", {}), details.get("memory_mib")
-    gpus = [f"{gpu['name']} (sm {gpu.get('compute_cap')})" for gpu in details.get("gpus", []) if gpu.get("name")]
     yield "os", ", ".join(filter(None, (details.get("os"), details.get("kernel"))))
     yield "processor", details.get("cpu")
     yield "memory", None if memory is None else units.size(memory << 20)
@@ -247,18 +216,10 @@ def _facts(store: Store, job: Job, row: Mapping[str, Any]) -> Iterable[tuple[str
     yield "protocol", job.protocol
 
 
-# -- how near operations come to what their GPU can do ----------------------------------------------------------------
-#
-# Which of a GPU's paths a kernel multiplies on is the kernel's choice and not the weights' type: of 4 bits a W4A16
-# kernel makes bf16, as cuBLAS after a dequantisation does, MMQ makes int8, a Blackwell GPU takes fp4 as it is, and a
-# matrix times a vector waits for memory whatever it multiplies with. No row says which it was. A share of "the"
-# roofline would therefore guess, and guess differently for two rivals on one shape, so that the slower could have the
-# larger share. Every row is set against the same peak instead, bf16's, which every rival could use: shares then compare
-# as times do. A kernel on a faster path may exceed 100 %, and that is what it gains.
-#
-# Where the operands once at memory's bandwidth take longer than the FLOPS at that peak, memory is the nearer bound, and
-# the row has its share of the bandwidth too. In a warm loop that may exceed 100 % as well, of operands that stay in the
-# cache.
+# The kernel, not the weights' type, decides the compute path: a W4A16 kernel converts 4-bit weights to bf16, MMQ uses
+# int8. No row has the path, so every row is compared with the bf16 peak, which all kernels could use. Shares of two
+# kernels then compare like their times, and more than 100 % is the gain of a faster path. If reading the operands once
+# takes longer than the FLOPS at that peak, the row also has its share of the bandwidth (above 100 % from a cache).
 
 _TYPES = {
     32: "f32",
@@ -274,13 +235,13 @@ _TYPES = {
     2.625: "q2_K",
 }
 BITS: Mapping[str, float] = {name: bits for bits, names in _TYPES.items() for name in names.split()}
-"""What a weight takes in ggml's blocks, their scales among it."""
+"""Bits per weight in ggml's blocks, scales included."""
 
 PLAIN: Mapping[str, Param] = {"bs": "[1,1]", "nr": "[1,1]"}
 """Parameters of a matrix multiplication without batches, and their defaults."""
 
 PATH = "bf16"
-"""The path whose peak rows are set against."""
+"""The compute path whose peak is the reference of all rows."""
 
 ROOF_COLUMNS = (
     Column("rate", "", "rate"),
@@ -290,12 +251,12 @@ ROOF_COLUMNS = (
 
 
 def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
-    """Return a table of operations with what they moved a second and their shares of the GPU's peaks.
+    """Return a table of operations with their bandwidth and their shares of the GPU's peaks.
 
-    Columns that nothing is known for are left out.
+    Columns without any value are left out.
 
     Args:
-        cells: Of the table.
+        cells: The cells of the table.
     """
     device = table.provenance.device
     peaks = roofline.together(device.names, alone=True) if device else None
@@ -313,7 +274,7 @@ def _with_roof(table: Table, cells: Sequence[Measured]) -> Table:
 
 
 def _roof_row(cell: Measured, peaks: Peaks | None) -> dict[str, Value]:
-    """Return a row's rate, and its shares as text and as numbers."""
+    """Return a row's bandwidth, and its shares as text and as numbers."""
     time, shape = cell.quantities.get("time_us"), _shape(cell.ask.cell.params)
     if time is None or shape is None:
         return {}
@@ -339,3 +300,18 @@ def _shape(params: Mapping[str, Param]) -> tuple[float, float] | None:
         return None
     m, n, k = sizes
     return 2.0 * m * n * k, (m * k * weights + n * k * other + m * n * BITS["f32"]) / 8
+
+
+FORMS: Mapping[str, Callable[[Store, Query], Page]] = {
+    "steps": lambda store, wanted: Page(wanted.form, (steps(store, wanted),)),
+    "single-stream": _single_stream,
+    "concurrency": _concurrency,
+    "ops": _ops,
+    "gates": _gates,
+    "verdicts": _verdicts,
+    "levers": lambda store, wanted: Page(wanted.form, (experiments(store, wanted),)),
+    "provenance": _provenance,
+    "published": _published,
+    "imported": lambda store, wanted: Page(wanted.form, imports(store, wanted)),
+}
+"""Functions that make each form of `ask.KEYS`, by name."""

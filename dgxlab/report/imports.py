@@ -1,79 +1,52 @@
-"""Imported files: what a tool printed elsewhere, never mixed with what dgxlab measured."""
+"""Tables of imported files: a tool's output from elsewhere, never mixed with dgxlab's measurements."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import stats, units
 from dgxlab.errors import UsageError
 from dgxlab.imported import rows_of
 from dgxlab.report.ask import Query
-from dgxlab.report.evidence import Row
-from dgxlab.report.records import Column, Number, Provenance, Table, Value
+from dgxlab.report.records import Column, Number, Provenance, Table, Value, columns
 from dgxlab.tools.reading import Row as FileRow
 from dgxlab.tools.reading import Values
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
 
-FILES = """SELECT import_id, sha256, size, tool, format, provenance, notes, name, at FROM imports
-           ORDER BY at, import_id"""
-
 SPREADS = {"avg_ts": "stddev_ts"}
-"""Which metric is the spread of which, besides those named `X error`."""
+"""The metric that holds each metric's spread, besides those named `X error`."""
 
 REPETITIONS = {"avg_ts": "samples_ns"}
-"""Which metric has the values behind which, where the file holds them."""
+"""The metric that holds each metric's single values, if the file has them."""
 
 MOST = 8
-"""Metrics that have columns where a file has one row; more have rows."""
+"""Max metrics shown as columns for a file with one row; more are shown as rows."""
 
 COUNTS = ("cases", "runs", "kB")
-"""Units of what is counted or given, not measured."""
+"""Units of counts and settings, which are not measured."""
+
+NOWHERE = Provenance("imported", (), "", (), "", None, "")
 
 
-@dataclass(frozen=True)
-class ImportedTable(Table):
-    """A table of what one file says, or of all files.
-
-    Attributes:
-        provenance: Says that it was imported; what the file itself says of that is in `told`.
-        file: What it was called.
-        sha256: Of the file; "" for the table of all.
-        tool: Who printed it, and in which format.
-        told: What the file says that holds for all of its rows, by name.
-        notes: What is there and is no value, and what does not count, in sentences.
-    """
-
-    file: str = ""
-    sha256: str = ""
-    tool: str = ""
-    told: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def imports(store: Store, wanted: Query) -> tuple[ImportedTable, ...]:
-    """Return a table for each file that is asked for, or one of all files.
-
-    Raises:
-        UsageError: if there is none, or not the one that is asked for.
-    """
+def imports(store: Store, wanted: Query) -> tuple[Table, ...]:
+    """Return a table for each requested file, or one table that lists all files."""
     if not wanted.file:
         return (_every(store),)
     return tuple(_of_file(store, find_import(store, name), wanted.cells) for name in wanted.file)
 
 
-def find_import(store: Store, name: str) -> Row:
-    """Return the imported file of a name, whose blanks are alike in `Query`, or of an id that begins so.
+def find_import(store: Store, name: str) -> Mapping[str, Any]:
+    """Return the imported file of this name (blanks as in `Query`) or id prefix.
 
     Raises:
         UsageError: if there is none, or more than one.
     """
-    known = store.rows(FILES)
+    known = _files(store)
     files = [row for row in known if row["name"].split() == name.split() or row["import_id"].startswith(name)]
     if len(files) == 1:
         return files[0]
@@ -85,10 +58,11 @@ def find_import(store: Store, name: str) -> Row:
     raise UsageError(f"{store.path} has no imported file {name!r}{others}", next="dgxlab report --form imported")
 
 
-def _every(store: Store) -> ImportedTable:
-    files = store.rows(FILES)
-    if not files:
-        raise UsageError(f"{store.path} has no imported file", next="dgxlab import --help")
+def _files(store: Store) -> list[dict[str, Any]]:
+    return store.rows("SELECT * FROM imports ORDER BY at, import_id")
+
+
+def _every(store: Store) -> Table:
     rows: list[dict[str, Value]] = [
         {
             "file": row["name"],
@@ -97,29 +71,18 @@ def _every(store: Store) -> ImportedTable:
             "rows": len(rows_of(store, row["import_id"])),
             "size": units.size(row["size"]),
             "imported": _day(row["at"]),
-            "told": "; ".join(f"{name} {said}" for name, said in _told(row) if name != "settings"),
+            "told": "; ".join(f"{name} {value}" for name, value in _told(row) if name != "settings"),
         }
-        for row in files
+        for row in _files(store)
     ]
-    columns = [
-        Column(key, label, numeric=key in ("rows", "size"))
-        for key, label in {
-            "file": "file",
-            "id": "sha256 begins",
-            "tool": "printed by",
-            "rows": "rows",
-            "size": "size",
-            "imported": "imported",
-            "told": "what it says of itself",
-        }.items()
-    ]
-    return ImportedTable("imported", "Imported files", tuple(columns), tuple(rows), NOWHERE)
+    if not rows:
+        raise UsageError(f"{store.path} has no imported file", next="dgxlab import --help")
+    labels = {"id": "sha256 begins", "tool": "printed by", "told": "what it says of itself"}
+    shown = columns("file id tool rows size imported told", "rows size", **labels)
+    return Table("imported", "Imported files", shown, tuple(rows), NOWHERE, kind="imported")
 
 
-NOWHERE = Provenance("imported", (), "", (), "", None, "")
-
-
-def _of_file(store: Store, file: Row, patterns: Sequence[str]) -> ImportedTable:
+def _of_file(store: Store, file: Mapping[str, Any], patterns: Sequence[str]) -> Table:
     known = rows_of(store, file["import_id"])
     for pattern in patterns:
         if not any(_fits(pattern, row) for row in known):
@@ -138,17 +101,18 @@ def _of_file(store: Store, file: Row, patterns: Sequence[str]) -> ImportedTable:
         rows = [{"row": name, "value": rows[0][name], "unit": unit.strip("1")} for name, unit in metrics.items()]
         columns = [Column("row", shown[0].label), Column("value", "value", numeric=True), Column("unit", "unit")]
     notes = [f"does not count: {', '.join(labels)}: {reason}" for reason, labels in discarded.items()]
-    return ImportedTable(
+    return Table(
         "imported",
         f"{file['name']}: {file['tool']}",
         tuple(columns),
         tuple(rows),
         NOWHERE,
+        kind="imported",
+        notes=(*json.loads(file["notes"]), *notes),
         file=file["name"],
         sha256=file["sha256"],
         tool=f"{file['tool']} ({file['format']}), imported {_day(file['at'])}",
         told=tuple(_told(file)),
-        notes=(*json.loads(file["notes"]), *notes),
     )
 
 
@@ -157,23 +121,19 @@ def _by_metric(row: FileRow) -> list[Values]:
 
 
 def _numbers(row: FileRow) -> Iterator[tuple[str, Value]]:
-    """Yield the numbers of a row that count, each with the spread and the repetitions that the file has of it."""
+    """Yield the valid numbers of a row, each with its spread and repetitions if the file has them."""
     counted = {each.metric: each for each in _by_metric(row) if not each.discarded}
     for name, each in counted.items():
         if name in (*SPREADS.values(), *REPETITIONS.values()) or name.endswith(" error"):
             continue
-        values = [value + 0.0 for value in each.values]  # -0.0, which llama-perplexity prints, becomes 0.0
+        values = [value + 0.0 for value in each.values]  # -0.0, which some tools print, becomes 0.0
         first = values[0]
         error = counted.get(SPREADS.get(name, f"{name} error"))
         if each.unit in COUNTS:
             yield name, int(first) if first.is_integer() else first
-        elif len(values) > 1:
-            yield (
-                name,
-                Number(name, each.unit, len(values), stats.mad(values), median=stats.median(values), of="values"),
-            )
-        elif error is None:
-            yield name, Number(name, each.unit, 1, median=first, of="values")
+        elif error is None or len(values) > 1:
+            spread = stats.mad(values) if len(values) > 1 else None
+            yield name, Number(name, each.unit, len(values), spread, median=stats.median(values), of="values")
         else:
             repetitions = counted.get(REPETITIONS.get(name, ""))
             count = len(repetitions.values) if repetitions else None
@@ -182,7 +142,7 @@ def _numbers(row: FileRow) -> Iterator[tuple[str, Value]]:
 
 def _column(name: str, unit: str) -> Column:
     if unit in COUNTS:
-        # test-backend-ops divides by 1024 and prints kB
+        # llama.cpp divides by 1024 and prints kB
         shown = f"{name} ({'KiB' if name == 'memory_kb' else unit})" if unit == "kB" else name
         return Column(name, shown, numeric=True)
     known = units.METRICS.get(name)
@@ -195,10 +155,9 @@ def _fits(pattern: str, row: FileRow) -> bool:
     return known.issuperset(pattern.split())
 
 
-def _told(file: Row) -> Iterator[tuple[str, str]]:
-    """Yield what a file says that holds for all of its rows."""
-    told: Mapping[str, Any] = json.loads(file["provenance"])
-    for name, value in told.items():
+def _told(file: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a file's statements on all of its rows."""
+    for name, value in json.loads(file["provenance"]).items():
         yield name, ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
 
 

@@ -1,62 +1,51 @@
-"""What was tried: the steps of a kernel, the experiments with a hypothesis, and where each comes from."""
+"""Tables of what was tried: the steps of a kernel, and the experiments with a hypothesis."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, units
 from dgxlab.errors import UsageError
 from dgxlab.report import ask as asking
-from dgxlab.report.arms import ArmCells, by_environment, common, find_arms, in_order, of_tools, side_by_side
+from dgxlab.report.arms import by_environment, common, find_arms, in_order, of_tools, side_by_side
 from dgxlab.report.ask import CellAsk, Query, op_params
 from dgxlab.report.beside import Cell, is_of_op, rows_beside
-from dgxlab.report.evidence import find, machine
-from dgxlab.report.records import ArmsTable, Column, Number, Origin, Provenance, Value, columns
+from dgxlab.report.evidence import Evidence, find
+from dgxlab.report.records import Column, Number, Origin, Provenance, Row, Table, Value, columns
 from dgxlab.report.session import WORDS, older
-from dgxlab.report.tables import OPS, SINGLE_STREAM, origin, others_of, rank, stream_test
+from dgxlab.report.tables import OPS, SINGLE_STREAM, origin_of_job, others_of, rank, stream_test
 from dgxlab.report.verdicts import PREFIX
 from dgxlab.stats import VERDICTS
 from dgxlab.store import REJECTED, alias
+from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
     from dgxlab.judgement import Judged
-    from dgxlab.store import Job, Store
-
-# -- what the newest session of two arms says of its candidate --------------------------------------------------------
+    from dgxlab.store import Store
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the newest session of two arms says of its candidate.
-
-    Attributes:
-        session: Its job.
-        kind: ab or screen.
-        word: For the whole session.
-        protocol: By which it is judged.
-        promoted: At least one claim is, and none is slower or invalid.
-        why: In words.
-        gains: How many times as fast the candidate is, by its cell's key and the metric of the comparison.
-    """
+    """The verdict of the newest session of two arms on its candidate."""
 
     session: str
-    kind: str
-    word: str
+    kind: str  # ab or screen
+    word: str  # for the whole session
     protocol: int
-    promoted: bool
+    promoted: bool  # at least one claim is promoted, and none is slower or invalid
     why: str
-    gains: Mapping[tuple[str, str], float]
+    gains: Mapping[tuple[str, str], float]  # speedup factors, by the candidate's cell and metric
 
     @property
     def shown(self) -> str:
-        """The word, marked where it is a screen's, or older than its neighbours in a table may be."""
+        """The word, marked if from a screen or from an older protocol."""
         return PREFIX[self.kind] + self.word + older(self.protocol)
 
 
 def newest(store: Store, candidate: str, baseline: str = "") -> Outcome | None:
-    """Return what the newest session says of a candidate, against that baseline or any; None without one."""
+    """Return the newest session's outcome for a candidate, against this baseline or any; None if there is none."""
     rows = store.rows(
         """SELECT DISTINCT job_id, kind, protocol FROM verdict_list
            WHERE candidate_arm = :candidate AND baseline_arm <> candidate_arm
@@ -79,7 +68,7 @@ def newest(store: Store, candidate: str, baseline: str = "") -> Outcome | None:
 
 
 def _because(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield how many claims came out how, by how much, and why the first of them did."""
+    """Yield the number of claims per verdict, their effects, and the reason of the first one."""
     for word in VERDICTS:
         of_word = [each for each in judged if each.verdict.verdict == word]
         if not of_word:
@@ -94,12 +83,10 @@ def _because(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _gain(judged: Judged) -> float:
-    """Return by how many percent a comparison's candidate is faster, also where it is about a time."""
+    """Return by how many percent a candidate is faster, for times as well as throughputs."""
     effect = judged.verdict.effect or 0.0
     return 100 * (effect if judged.verdict.better == "higher" else 1 / (1 + effect) - 1)
 
-
-# -- experiments with a hypothesis ------------------------------------------------------------------------------------
 
 STATUS = {
     "faster": "faster, not promoted",
@@ -112,12 +99,8 @@ STATUS = {
 """The status of an experiment by the word of its A/B session, unless it is promoted."""
 
 
-def experiments(store: Store, wanted: Query) -> ArmsTable:
-    """Return a row for each experiment with a hypothesis, the first that was tried first.
-
-    Raises:
-        UsageError: if there is none, or none of a name that is asked for.
-    """
+def experiments(store: Store, wanted: Query) -> Table:
+    """Return a row for each experiment with a hypothesis, in the order tried."""
     tried = store.rows(
         """SELECT e.digest, e.name, e.hypothesis, min(j.intent_at) AS first, max(j.intent_at) AS last
            FROM experiments AS e LEFT JOIN jobs AS j ON j.experiment = e.digest
@@ -130,21 +113,22 @@ def experiments(store: Store, wanted: Query) -> ArmsTable:
     names = wanted.experiment or tuple(dict.fromkeys(row["name"] for row in tried))
     if not names:
         raise UsageError(f"{store.path} has no experiment with a hypothesis", next="dgxlab report")
-    rows: list[dict[str, Value]] = []
+    rows: list[Row] = []
     origins = []
     for name in names:
         row = _status(newest(store, name), _latest(store, name))
         rows.append({"lever": name, "hypothesis": hypotheses[name], **row})
         if "session" in row:
-            origins.append(Origin(name, origin_of_job(store, store.job(str(row["session"])), name)))
+            job = store.job(str(row["session"]))
+            origins.append(Origin(name, origin_of_job(store, job, asking.plan_of(job).arm(name))))
     nowhere = Provenance(names[0], (), "", (), "", None, "")
     first = origins[0].provenance if origins else nowhere
     shown = columns("lever hypothesis status verdict why session", verdict="newest verdict")
-    return ArmsTable("levers", "Levers", shown, tuple(rows), first, origins=tuple(origins))
+    return Table("levers", "Levers", shown, tuple(rows), first, kind="arms", origins=tuple(origins))
 
 
 def _latest(store: Store, name: str) -> Mapping[str, Any] | None:
-    """Return the newest session that was about an experiment: alone, or as the candidate."""
+    """Return the newest session of an experiment, alone or as the candidate."""
     rows = store.rows(
         f"""SELECT job_id, state, error FROM jobs JOIN experiments ON digest = experiment
            WHERE experiments.name = ? AND kind <> 'noise'
@@ -154,18 +138,18 @@ def _latest(store: Store, name: str) -> Mapping[str, Any] | None:
     return rows[0] if rows else None
 
 
-def _status(outcome: Outcome | None, latest: Mapping[str, Any] | None) -> dict[str, Value]:
-    """Return the status of an experiment, its newest verdict and the session that decides: the newest if it failed."""
+def _status(outcome: Outcome | None, latest: Mapping[str, Any] | None) -> Row:
+    """Return an experiment's status, its newest verdict and the deciding session: the newest session if that failed."""
     state = latest["state"] if latest else ""
     if outcome is not None and state not in ("failed", "lost"):
-        row = {"verdict": outcome.shown, "why": outcome.why, "session": outcome.session}
+        status = STATUS[outcome.word]
         if state in ("intended", "running"):
-            return {**row, "status": "being measured"}
-        if outcome.promoted:
-            return {**row, "status": "promoted"}
-        if outcome.kind == "screen":  # a screen can reject, never accept
-            return {**row, "status": "dead end" if outcome.word in ("slower", "same") else "screened"}
-        return {**row, "status": STATUS[outcome.word]}
+            status = "being measured"
+        elif outcome.promoted:
+            status = "promoted"
+        elif outcome.kind == "screen":  # a screen can reject, never accept
+            status = "dead end" if outcome.word in ("slower", "same") else "screened"
+        return {"verdict": outcome.shown, "why": outcome.why, "session": outcome.session, "status": status}
     if latest is None:
         return {"status": "not measured"}
     status, why = state, latest["error"]
@@ -177,26 +161,15 @@ def _status(outcome: Outcome | None, latest: Mapping[str, Any] | None) -> dict[s
     return {"verdict": verdict, "why": why, "session": latest["job_id"], "status": status}
 
 
-# -- steps of a kernel ------------------------------------------------------------------------------------------------
-
 OP_METRICS = ("flops", "bandwidth_gb_s", "time_us")
-"""What a column of an operation shows: the first of these that its rows have."""
+"""Metrics of an operation; a column shows the first one that its rows have."""
 
-
-class _Ratio(NamedTuple):
-    """How many times as fast as the baseline a step is, in words, and by which numbers.
-
-    Attributes:
-        by: "verdict", "medians" of sessions apart, or "device" where there is none between devices.
-    """
-
-    text: str | None
-    by: str = ""
+ELSEWHERE = ", which measured another build or device than the row's numbers"
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """One column: a cell that every step may have, in any environment; `ask` is one step's."""
+    """One column: a cell of the steps in any environment; `ask` is from one of the steps."""
 
     label: str
     metric: str
@@ -208,44 +181,41 @@ class _Shown:
         return " ".join(filter(None, _key(self.ask)))
 
 
-def steps(store: Store, wanted: Query) -> ArmsTable:
-    """Return a row for each experiment, in the order given, the baseline first where it is not among them.
-
-    Raises:
-        UsageError: if one was never measured, or nothing fits.
-    """
+def steps(store: Store, wanted: Query) -> Table:
+    """Return a row for each experiment, in the order given; a baseline not among them comes first."""
     names = wanted.experiment
     if wanted.baseline and wanted.baseline not in names:
         names = (wanted.baseline, *names)
     every = find_arms(store, Query("steps", names, host=wanted.host))
-    arms = by_environment(of_tools(every, ("backend-ops", "llama-bench"), wanted))
+    arms = by_environment(of_tools(every, (BY_FORM["ops"], BY_FORM["single-stream"]), wanted))
+    experiments = [arm.experiment for arm in arms]
     outcomes: dict[str, Outcome] = {}
-    for arm in arms:
+    for number, arm in enumerate(arms):
         # a verdict is of an experiment, not of one of its environments
-        alone = sum(other.arm is arm.arm for other in arms) == 1
+        alone = experiments.count(arm.experiment) == 1
         if alone and (outcome := newest(store, arm.experiment, wanted.baseline)):
             outcomes[arm.name] = outcome
-    arms = [_as_judged(store, arm, outcomes[arm.name]) if arm.name in outcomes else arm for arm in arms]
+            arms[number] = _as_judged(store, arm, outcome)
     shown, settings = _columns(arms)
     base = next((arm for arm in arms if arm.experiment == wanted.baseline), None)
     ratios = [_ratio(arm, base, shown, outcomes.get(arm.name)) for arm in arms]
-    rows = [_row(arm, ratio, shown, outcomes.get(arm.name)) for arm, ratio in zip(arms, ratios, strict=True)]
+    rows = [_row(arm, text, shown, outcomes.get(arm.name)) for arm, (text, _) in zip(arms, ratios, strict=True)]
     heads = [Column("step", "step"), *(Column(cell.name, cell.label, cell.metric) for cell in shown)]
     if base is not None:
         heads.append(Column("ratio", f"vs {base.name}", numeric=True))
     if outcomes:
         heads.append(Column("verdict", "A/B verdict"))
     heads.append(Column("notes", "notes"))
-    notes = _caveats(base, rows, {ratio.by for ratio in ratios}) if base else ()
+    notes = _caveats(base, rows, {by for _, by in ratios}) if base else ()
     table = side_by_side("steps", "Steps", arms, heads, rows, settings=settings, notes=notes)
     return rows_beside(wanted, table, lambda cell: _column_of(cell, shown))
 
 
 def _column_of(published: Cell, shown: Sequence[_Shown]) -> str | None:
-    """Return the only column that a published cell belongs into."""
+    """Return a published cell's column if exactly one matches."""
 
     def has(cell: CellAsk) -> bool:
-        if cell.cell.tool == "llama-bench":
+        if cell.cell.tool == BY_FORM["single-stream"]:
             return published == (stream_test(cell.cell.params),)
         return is_of_op(published, cell.cell.params.get("op_name"), cell.cell.params)
 
@@ -253,19 +223,19 @@ def _column_of(published: Cell, shown: Sequence[_Shown]) -> str | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _as_judged(store: Store, arm: ArmCells, outcome: Outcome) -> ArmCells:
-    """Put the numbers of the session that judged an experiment in place of those of others: its verdict is on them."""
-    measured = find(store, replace(arm.ask, session=outcome.session), arm.arm).measured
+def _as_judged(store: Store, arm: Evidence, outcome: Outcome) -> Evidence:
+    """Replace an experiment's numbers by those of the session that judged it: the verdict is about them."""
+    measured = find(store, replace(arm.ask, session=outcome.session)).measured
     judged = {cell.ask.place: cell for cell in measured}
-    return replace(arm, cells=tuple(judged.get(cell.ask.place, cell) for cell in arm.cells))
+    return replace(arm, measured=tuple(judged.get(cell.ask.place, cell) for cell in arm.measured))
 
 
-def _row(arm: ArmCells, ratio: _Ratio, shown: Sequence[_Shown], outcome: Outcome | None) -> dict[str, Value]:
-    sessions = {cell.run["job_id"] for cell in arm.cells}
+def _row(arm: Evidence, ratio: str | None, shown: Sequence[_Shown], outcome: Outcome | None) -> Row:
+    sessions = {cell.run["job_id"] for cell in arm.measured}
     return {
         "step": arm.name,
         **_quantities(arm, shown),
-        "ratio": ratio.text,
+        "ratio": ratio,
         "verdict": None if outcome is None else outcome.shown,
         "verdict_session": None if outcome is None else outcome.session,
         "verdict_elsewhere": None if outcome is None else outcome.session not in sessions,
@@ -273,32 +243,35 @@ def _row(arm: ArmCells, ratio: _Ratio, shown: Sequence[_Shown], outcome: Outcome
     }
 
 
-def _ratio(arm: ArmCells, base: ArmCells | None, shown: Sequence[_Shown], outcome: Outcome | None) -> _Ratio:
-    """Compare a step with the baseline over the columns that both have."""
-    if base is None:
-        return _Ratio(None)
-    if arm is base:
-        return _Ratio("baseline")
-    compared = {(cell.ask.key, "time_us" if cell.ask.cell.tool == "backend-ops" else cell.metric) for cell in shown}
+def _ratio(
+    arm: Evidence, base: Evidence | None, shown: Sequence[_Shown], outcome: Outcome | None
+) -> tuple[str | None, str]:
+    """Return a step's speedup over the baseline, as text over the common columns, and its source.
+
+    The source is "verdict", "medians" (of different sessions), or "device": no ratio between devices.
+    """
+    if base is None or arm is base:
+        return "baseline" if base else None, ""
+    compared = {(cell.ask.key, "time_us" if cell.ask.cell.tool == BY_FORM["ops"] else cell.metric) for cell in shown}
     if outcome and (gains := [gain for key, gain in outcome.gains.items() if key in compared]):
-        return _Ratio(f"{_ends(gains)} ({WORDS[outcome.kind]})", "verdict")
-    if arm.evidence.device != base.evidence.device:
-        return _Ratio("of another device", "device")
+        return f"{_ends(gains)} ({WORDS[outcome.kind]})", "verdict"
+    if arm.device != base.device:
+        return "of another device", "device"
     mine, others = _quantities(arm, shown), _quantities(base, shown)
     ratios = []
     for cell in shown:
         if cell.name in mine and cell.name in others:
             share = mine[cell.name].middle / others[cell.name].middle
             ratios.append(share if units.metric(cell.metric).better == "higher" else 1 / share)
-    return _Ratio(_ends(ratios), "medians") if ratios else _Ratio(None)
+    return (_ends(ratios), "medians") if ratios else (None, "")
 
 
 def _ends(ratios: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{share:.2f}x" for share in (min(ratios), max(ratios))))
 
 
-def _quantities(arm: ArmCells, shown: Sequence[_Shown]) -> dict[str, Number]:
-    by_key = {_key(cell.ask): cell.quantities for cell in arm.cells}
+def _quantities(arm: Evidence, shown: Sequence[_Shown]) -> dict[str, Number]:
+    by_key = {_key(cell.ask): cell.quantities for cell in arm.measured}
     pairs = ((cell, by_key.get(_key(cell.ask), {})) for cell in shown)
     return {cell.name: quantities[cell.metric] for cell, quantities in pairs if cell.metric in quantities}
 
@@ -307,36 +280,34 @@ def _key(ask: CellAsk) -> tuple[str, str]:
     return ask.key, ask.model
 
 
-def _caveats(base: ArmCells, rows: Sequence[Mapping[str, Value]], ratios_by: Collection[str]) -> Iterator[str]:
+def _caveats(base: Evidence, rows: Sequence[Row], ratios_by: Collection[str]) -> Iterator[str]:
     yield f"vs {base.name} is how many times as fast, over a row's columns from the lowest to the highest"
     for row in rows:
         if row["verdict"]:
-            elsewhere = ", which measured another build or device than the row's numbers"
-            session = f"session {alias(str(row['verdict_session']))}{elsewhere if row['verdict_elsewhere'] else ''}"
+            session = f"session {alias(str(row['verdict_session']))}{ELSEWHERE if row['verdict_elsewhere'] else ''}"
             yield f"{row['step']}'s verdict against {base.name}, and its ratio, are of {session}"
     if "medians" in ratios_by:
         yield "a ratio alone is of the medians above, of sessions apart: no verdict"
     if "device" in ratios_by:
-        yield f"no ratio is taken between devices: {base.name} was measured on {base.evidence.host}"
+        yield f"no ratio is taken between devices: {base.name} was measured on {base.host}"
 
 
-def _columns(arms: Sequence[ArmCells]) -> tuple[list[_Shown], dict[str, Value]]:
-    """Return the columns, operations before prompts, and what shapes them all alike."""
-    cells = [cell for arm in arms for cell in arm.cells]
+def _columns(arms: Sequence[Evidence]) -> tuple[list[_Shown], dict[str, Value]]:
+    """Return the columns, operations before prompts, and their common settings."""
+    cells = [cell for arm in arms for cell in arm.measured]
     asks = in_order(cells, _key)
-    ops = sorted((ask for ask in asks if ask.cell.tool == "backend-ops"), key=lambda ask: rank(OPS, ask))
-    streams = sorted((ask for ask in asks if ask.cell.tool == "llama-bench"), key=lambda ask: rank(SINGLE_STREAM, ask))
+    ops = sorted((ask for ask in asks if ask.cell.tool == BY_FORM["ops"]), key=lambda ask: rank(OPS, ask))
+    streams = sorted(
+        (ask for ask in asks if ask.cell.tool == BY_FORM["single-stream"]), key=lambda ask: rank(SINGLE_STREAM, ask)
+    )
     alike = common([_op_words(ask) for ask in ops])
-    if len(ops) == 1:  # nothing tells it apart, and it still needs a name
+    if len(ops) == 1:  # nothing distinguishes it, but it needs a name
         alike = {key: value for key, value in alike.items() if key not in ("type_a", "n")}
     shown = []
     for ask in ops:
         have = {metric for cell in cells if _key(cell.ask) == _key(ask) for metric in cell.quantities}
-        words = [
-            str(value) if isinstance(value, str) else f"{key}={value}"
-            for key, value in _op_words(ask).items()
-            if key not in alike
-        ]
+        own = {key: value for key, value in _op_words(ask).items() if key not in alike}
+        words = [value if isinstance(value, str) else f"{key}={value}" for key, value in own.items()]
         shown += [_Shown(" ".join(words), metric, ask) for metric in OP_METRICS if metric in have][:1]
     settings = [
         {"model": ask.model, **{key: value for key, value in others_of(SINGLE_STREAM, ask).items() if key != "env"}}
@@ -351,11 +322,3 @@ def _columns(arms: Sequence[ArmCells]) -> tuple[list[_Shown], dict[str, Value]]:
 
 def _op_words(ask: CellAsk) -> dict[str, Value]:
     return {"op": ask.cell.params.get("op_name"), "backend": ask.cell.params.get("backend_name"), **op_params(ask.cell)}
-
-
-def origin_of_job(store: Store, job: Job, name: str) -> Provenance:
-    """Return one arm's side of a session, from its plan; a build that never was has no id."""
-    built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (job.job_id, name))
-    device = store.devices(job.job_id).get(name)
-    build = built[0]["build_id"] if built else None
-    return origin(asking.plan_of(job).arm(name), [job.job_id], build, machine(job, device), device)

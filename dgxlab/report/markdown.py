@@ -1,38 +1,85 @@
-"""Markdown out of records. Every expression in every template is escaped: a cell cannot forge a row, a link or HTML."""
+"""Markdown from records: each table with its line and items beneath, and all sources once.
+
+Every expression in every template is escaped: a cell cannot forge a row, a link or HTML.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dgxlab.report.records import Overview, Page, Report, Table
-from dgxlab.report.shown import Sheet, View, layout, text
+from dgxlab import units
+from dgxlab.errors import UsageError
+from dgxlab.report.cells import Cells, layout, legend, text
+from dgxlab.report.evidence import range_of
+from dgxlab.report.records import (
+    Beside,
+    Column,
+    Conditions,
+    Failure,
+    Number,
+    Origin,
+    Overview,
+    Page,
+    Report,
+    Row,
+    Table,
+    some,
+)
+from dgxlab.report.tables import of_arms
 from dgxlab.store import alias
 
 if TYPE_CHECKING:
     import jinja2
 
 SPECIAL = re.compile(r"[\\|`*<>\[\]~&]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=(?i:www))\.")
-"""What could start markup inside a line, or be taken for the address of a link.
+"""Characters that could start markup inside a line, or form a link's address.
 
-An underscore between letters or digits cannot, and MUL_MAT stays readable.
-All are ASCII punctuation, which a backslash makes literal in CommonMark.
+An underscore between letters or digits cannot, and MUL_MAT stays readable. All are ASCII punctuation, which a backslash
+makes literal in CommonMark.
 """
 
 WIDTH = 120
-"""Characters of a line outside of tables, where its words allow it."""
+"""Max length of a line outside of tables, unless a word is longer."""
+
+LABELS = 3
+"""Max rows or runs named in a sentence beneath a table; the rest are counted."""
+
+FEW = 3
+"""Max leading columns of a table with one row."""
+
+NO_LEADS = ("count", "found", "verdict")
+"""Keys of the first value columns of gates and verdicts; in other tables a metric is the first."""
+
+BRIEF = ("verdict", "effect", "interval", "baseline", "candidate", "promoted")
+"""Keys of verdict columns shown without --wide, besides the leading columns."""
+
+ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "steps": (("step",), ("notes",)),
+    "levers": (("lever",), ("hypothesis", "why")),
+    "gates": (("gate", "when"), ("found",)),
+    "imported": (("file",), ("told",)),
+}
+"""By form: keys of a row's name, and keys of long texts, which without --wide are items beneath the table."""
+
+DETAILS = ("against", "sizes", "asked")
+"""Keys of gates that are left out without --wide."""
+
+ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
+
+Part = tuple[str, str]
+"""A word in bold, "" for none, and the text after it."""
 
 
 def render(report: Report, *, wide: bool = False) -> str:
     """Return the whole report as markdown, one newline at its end."""
-    return _render("report.md.j2", report=report, sheet=Sheet(report.tables, View(wide), report.failures))
-
-
-def render_table(table: Table, *, wide: bool = False) -> str:
-    """Return one table with its sources, without a heading."""
-    return render_page(Page(table.form, (table,)), wide=wide)
+    return _render("report.md.j2", report=report, sheet=Sheet(report.tables, report.failures, wide=wide))
 
 
 def render_page(page: Page, *, wide: bool = False, columns: tuple[str, ...] = ()) -> str:
@@ -41,11 +88,11 @@ def render_page(page: Page, *, wide: bool = False, columns: tuple[str, ...] = ()
     Raises:
         UsageError: if no table has a column of `columns`.
     """
-    return _render("form.md.j2", page=page, sheet=Sheet(page.tables, View(wide, columns)))
+    return _render("form.md.j2", page=page, sheet=Sheet(page.tables, wide=wide, columns=columns))
 
 
 def render_overview(overview: Overview) -> str:
-    """Return the latest of everything."""
+    """Return the overview as markdown."""
     return _render("overview.md.j2", overview=overview)
 
 
@@ -62,7 +109,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def _folded(line: str) -> str:
-    """Break a long line at blanks; it stays one paragraph or list item, whatever word a line begins with."""
+    """Break a long line at blanks, so that it stays one paragraph or list item in markdown."""
     if len(line) <= WIDTH:
         return line
     text_alone = line.lstrip("- ")
@@ -104,3 +151,233 @@ def _environment() -> jinja2.Environment:
         counted=lambda count, name: f"{count} {name.removesuffix('s') if count == 1 else name}",
     )
     return environment
+
+
+class Shown(NamedTuple):
+    """One table to print: cells, the line beneath it with its source numbers, items beneath that."""
+
+    title: str
+    parts: list[Cells]
+    line: list[Part]
+    refs: list[int]
+    items: list[Part]
+
+
+@dataclass
+class Note:
+    """One numbered source: its facts, and the conditions sampled for all tables that name it."""
+
+    title: str
+    facts: Iterable[str]
+    conditions: Conditions = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """Return the lines below the title."""
+        sampled = units.conditions(self.conditions)
+        return [*dict.fromkeys(self.facts), *([f"median of a run: {sampled}"] if sampled else [])]
+
+
+class Sheet:
+    """The tables of one document, with numbered sources and notes on hidden columns; `wide` shows everything."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        failures: Sequence[Failure] = (),
+        *,
+        wide: bool = False,
+        columns: tuple[str, ...] = (),
+    ) -> None:
+        """Lay the tables out, only with `columns` (keys or labels) if given.
+
+        Raises:
+            UsageError: if no table has a column of such a name.
+        """
+        every = {column.key: column.label for table in tables for column in table.columns}
+        for name in columns:
+            if name not in every and name not in every.values():
+                known = ", ".join(label or key for key, label in every.items())
+                raise UsageError(f"there is no column {name!r}; there are {known}", next="dgxlab report --help")
+        numbered: dict[object, Note] = {}
+        self.tables, numbers = [], []
+        for table in tables:
+            chosen, moved = _choose(table, columns, wide=wide)
+            refs = []
+            for key, note in _sources(table):
+                first = numbered.setdefault(key, note)
+                first.facts = [*first.facts, *note.facts]
+                first.conditions = range_of([first.conditions, note.conditions])
+                refs.append(list(numbered).index(key) + 1)
+            line, items = list(_line(table, moved)), list(_items(table, wide=wide))
+            parts = [layout(table, part) for part in ([chosen] if columns else _parts(table, chosen))]
+            self.tables.append(Shown(table.title, parts, line, list(dict.fromkeys(refs)), items))
+            numbers += [row.get(column.key) for column in chosen for row in table.rows]
+        self.notes = list(numbered.values())
+        self.ends = [] if wide else [failure for failure in failures if failure.kind == "session"]
+        self.failures = failures if wide else []
+        self.omitted = "" if wide else ", ".join(_omitted(tables, failures))
+        self.legend = legend(number for number in numbers if isinstance(number, Number))
+
+
+def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[str]:
+    cycles = {(table.provenance.sessions, each.chain, each.cycle) for table in tables for each in table.discards}
+    counts = Counter({"cycle discarded": len(cycles)})
+    for failure in failures:
+        if failure.kind != "session":
+            counts[f"{failure.kind} {failure.status}" + " (counted later)" * failure.again] += 1
+    counts["flag"] = sum(not flag.hard for table in tables for flag in table.flags)
+    for what, count in counts.items():
+        noun, _, rest = what.partition(" ")
+        if count:
+            yield " ".join(filter(None, (f"{count} {noun}{'s' * (count > 1)}", rest)))
+
+
+def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:
+    """Return the columns to show, and the values common to all rows, which need no column."""
+    columns, moved = list(table.columns), {}
+    if not wide:
+        leads = list(takewhile(lambda column: not column.metric and column.key not in NO_LEADS, columns))
+        values = {column.key: [row.get(column.key) for row in table.rows] for column in leads}
+        alike = [column for column in leads if values[column.key] == values[column.key][:1] * len(table.rows)]
+        alike = [column for column in alike if values[column.key][0] not in (None, "")]
+        if len(table.rows) == 1:
+            alike = alike[1:] if len(leads) > FEW else []  # a single row of many parameters would be too wide
+        if len(leads) == len(columns) or len(alike) == len(leads):
+            alike = []  # without numbers there are no leading columns, and rows must stay distinguishable
+        alike = [column for column in alike if not {column.key, column.label} & {*names}]
+        moved = {column.label: table.rows[0][column.key] for column in alike}
+        _, aside = ASIDE.get(table.form, ((), ()))
+        columns = [column for column in columns if column not in alike and column.key not in (*aside, *DETAILS)]
+        filled = {key for row in table.rows for key, value in row.items() if value not in (None, "")}
+        columns = [column for column in columns if column.metric or column.key in filled]
+        if table.kind == "session" and table.form == "verdicts":
+            columns = [column for column in columns if column in leads or column.key in BRIEF]
+    if names:
+        columns = [each for name in names for each in table.columns if name in (each.key, each.label)]
+    return columns, moved
+
+
+def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
+    """Split the columns of a session's verdicts where all are shown: what others leave out has a table of its own."""
+    leads = list(takewhile(lambda column: column.key not in BRIEF, chosen))
+    brief = [column for column in chosen if column.key in BRIEF]
+    rest = [column for column in chosen[len(leads) :] if column not in brief]
+    split = rest and table.kind == "session" and table.form == "verdicts"
+    return [[*leads, *brief], [*leads, *rest]] if split else [chosen]
+
+
+def _line(table: Table, moved: Row) -> Iterator[Part]:
+    settings = {**moved, **table.settings}
+    beside = table.beside or Beside(())
+    not_here = ", not measured here"
+    if table.form != "gates":
+        not_here += ": without n, and without spread where there is no ±"
+    if table.kind == "published":
+        yield "published", not_here
+    if table.kind == "imported":
+        yield "imported", ", not measured by dgxlab"
+    if settings:
+        shared = ", ".join(f"{name} {text(value)}" for name, value in settings.items())
+        yield "", f"every {'measured row' if table.beside and table.kind != 'published' else 'row'}: {shared}"
+    if table.differ:
+        yield "", "; ".join(of_arms(name, *values) for name, values in table.differ.items())
+    sides = [origin.provenance for origin in _sides(table)]
+    if any(side.dirty for side in sides):
+        yield "dirty", "tree"
+    if synthetic := list(dict.fromkeys(name for side in sides for name in side.synthetic)):
+        yield "synthetic model", ", ".join(synthetic) + (f": {ARITHMETIC}" if table.form == "gates" else "")
+    if beside.sources and table.kind != "published":
+        yield "published", not_here + (f" · all of {' '.join(beside.shared)}" if beside.shared else "")
+    if beside.excess or (table.kind == "published" and table.flags):
+        yield "", "† cannot be true"
+
+
+def _items(table: Table, *, wide: bool) -> Iterator[Part]:
+    for because in table.because:
+        yield because.verdict, f"{_labels(because.labels)}: {'; '.join(because.reasons)}"
+    for each in table.discards if wide else ():
+        of = f" for {_labels(each.labels)}" if each.labels else ""
+        yield "", f"cycle {each.cycle} of {each.chain} does not count{of}: {each.reason}"
+    yield from _flags(table, wide=wide)
+    names, aside = ASIDE.get(table.form, ((), ()))
+    texts: dict[str, list[str]] = {}
+    for row in () if wide else table.rows:
+        name = " ".join(str(row[key]) for key in names if row.get(key))
+        texts.setdefault("; ".join(str(row[key]) for key in aside if row.get(key)), []).append(name)
+    for long, rows in texts.items():
+        if long:
+            yield "", f"{_labels(rows)}: {long}"
+    yield from (("", note) for note in table.notes)
+    for origin in _sides(table) if wide else ():
+        if medians := units.conditions(origin.conditions):
+            yield "", f"{origin.label}: ".removeprefix(": ") + f"median of a run: {medians}"
+    if table.beside:
+        yield from (("", f"† {_labels(remark.labels)}: {remark.text}") for remark in table.beside.excess)
+        yield from (("", f"{_labels(remark.labels)}: {remark.text}") for remark in table.beside.remarks)
+        yield from (("", sentence) for sentence in table.beside.left)
+
+
+def _flags(table: Table, *, wide: bool) -> Iterator[Part]:
+    for flag in table.flags:
+        where = _labels(flag.labels, "every run" if table.kind == "session" else "every row")
+        if table.kind == "published":
+            yield "", f"† {where}: {flag.reason}"
+        elif flag.hard:
+            yield "hard event", f"in {where}: {flag.reason}"
+        elif wide:
+            yield "", f"flag in {where}: {flag.reason}"
+
+
+def _labels(labels: Sequence[str], every: str = "every row") -> str:
+    return ", ".join(some(labels, LABELS)) if labels else every
+
+
+def _sides(table: Table) -> Sequence[Origin]:
+    """Return the origin of each arm of a table; empty if it was not measured here."""
+    if table.kind in ("imported", "published"):
+        return ()
+    if table.kind == "arms":
+        return table.origins
+    if table.kind != "session":
+        return (Origin("", table.provenance, table.conditions),)
+    protocol = ", ".join(f"{name} {text(value)}" for name, value in table.protocol.items())
+    notes = (protocol,) if protocol else ()
+    first = Origin("baseline" if table.candidate else "both arms", table.provenance, table.conditions, notes)
+    return (first, Origin("candidate", table.candidate, table.candidate_conditions)) if table.candidate else (first,)
+
+
+def _sources(table: Table) -> Iterator[tuple[object, Note]]:
+    """Yield the sources of a table, each with its identity."""
+    for side in _sides(table):
+        experiment = side.provenance.experiment
+        title = side.label or f"experiment {experiment}"
+        if table.kind == "session":
+            title = f"{side.label} {experiment}"
+        if table.kind == "arms" and side.label != experiment:
+            title = f"{side.label} (experiment {experiment})"
+        origin = side.provenance
+        tree = f"tree {origin.tree[:12]}{' (dirty)' * origin.dirty}"
+        facts = [
+            f"session {', '.join(origin.sessions) or units.MISSING}",
+            f"host {origin.host} · backend {origin.backend}",
+            f"pin {origin.pin[:12]} · {tree} · build {origin.build_id or units.MISSING}",
+            "series " + (", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"),
+        ]
+        note = Note(title, [*facts, *side.notes], side.conditions)
+        yield (title, replace(origin, synthetic=())), note
+    for source in table.beside.sources if table.beside else ():
+        facts = [
+            f"host {source.host} · {source.engine}",
+            f"{', '.join(source.tools)} · {source.file} line {_ranges(source.lines)}",
+        ]
+        yield source, Note(f"published: {source.doc}", facts)
+    if table.sha256:
+        facts = [f"sha256 {table.sha256}", table.tool, *(f"{name}: {value}" for name, value in table.told)]
+        yield table.sha256, Note(f"imported file {table.file}", facts)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write whole numbers in order: `13, 15 to 18`."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))

@@ -1,4 +1,4 @@
-"""What a report says, before it is laid out."""
+"""Records of a report, before layout."""
 
 from __future__ import annotations
 
@@ -11,57 +11,44 @@ from dgxlab.model import Device, SeriesRef
 from dgxlab.model.wire import LATER
 from dgxlab.published import Figure
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Number:
-    """One metric of one cell, with its spread: a median, a mean, or a value as a tool printed it.
+    """One metric of one cell: a median, a mean, or a value as a tool printed it."""
 
-    Attributes:
-        metric: Name in `units`, or a tool's own.
-        unit: The metric's stored one.
-        n: How many values it is of: `of`, or runs of a mean; None where an imported file does not say.
-        spread: Their scaled MAD, or what the tool printed; None for a single one.
-        median: Of a run's samples that count, or of the values of an imported file; `of` says which.
-        mean: Geometric, of an arm's runs in the cycles of a chain that count.
-        value: As printed, mostly a mean.
-    """
-
-    metric: str
-    unit: str
-    n: int | None
-    spread: float | None = None
+    metric: str  # a name of `units`, or a tool's own
+    unit: str  # the metric's stored one
+    n: int | None  # number of values or runs; None if an imported file lacks it
+    spread: float | None = None  # scaled MAD, or what the tool printed; None for a single value
     median: float | None = field(default=None, metadata=LATER)
-    mean: float | None = field(default=None, metadata=LATER)
-    value: float | None = field(default=None, metadata=LATER)
-    of: str = field(default="", metadata=LATER)
+    mean: float | None = field(default=None, metadata=LATER)  # geometric, of the runs of a chain that count
+    value: float | None = field(default=None, metadata=LATER)  # as printed
+    of: str = field(default="", metadata=LATER)  # "samples" or "values": what the median is taken over
 
     @property
     def middle(self) -> float:
-        """The number itself, whatever kind of average it is."""
+        """The number itself, for any kind of average."""
         return next(each for each in (self.median, self.mean, self.value) if each is not None)
 
 
 Value = Union[Number, Figure, str, int, float, bool, None]
-"""What a table's cell holds; None is missing, shown as a dash and never as 0."""
+"""Value of a table's cell; None is missing and shown as a dash."""
 
-# -- tables -----------------------------------------------------------------------------------------------------------
+Row = Mapping[str, Value]
+
+Conditions = Mapping[str, tuple[float, float]]
+"""Quantities sampled during runs, by name: the lowest and the highest median of a run."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `key` in each row, `label` in the header; with a metric its unit is chosen when it is shown.
-
-    Attributes:
-        unit: Of a metric that `units` does not know.
-    """
+    """One column: `key` in each row, `label` in the header; the unit of a metric is chosen when it is shown."""
 
     key: str
     label: str
     metric: str = ""
     numeric: bool = False
-    unit: str = ""
+    unit: str = ""  # of a metric that `units` does not know
 
 
 def columns(keys: str, numeric: str = "", **labels: str) -> tuple[Column, ...]:
@@ -71,44 +58,24 @@ def columns(keys: str, numeric: str = "", **labels: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a table's numbers come from; every row of it shares all of this.
+    """Where numbers come from."""
 
-    Attributes:
-        experiment: Name of the experiment, or of the arm in a session with two.
-        sessions: Ids of the jobs that measured it, oldest first.
-        pin: 40 hex digits.
-        series: Series applied, with their digests.
-        tree: Hash of the tree that was built.
-        build_id: None when there is no build.
-        host: Name in hosts.yaml, and the host's own and the device's once it was reached.
-        dirty: The tree came from a checkout with uncommitted changes.
-        synthetic: Names of the models in it that were made from a recipe.
-        device: What computed them; None where nothing was built.
-        backend: Its kind: CPU, CUDA; several with commas.
-    """
-
-    experiment: str
-    sessions: tuple[str, ...]
+    experiment: str  # or the arm in a session of two
+    sessions: tuple[str, ...]  # job ids, oldest first
     pin: str
     series: tuple[SeriesRef, ...]
     tree: str
     build_id: str | None
-    host: str
+    host: str  # the user's name of it, its own name, and the device
     dirty: bool = False
-    synthetic: tuple[str, ...] = ()
+    synthetic: tuple[str, ...] = ()  # names of the models that were made from a recipe
     device: Device | None = None
-    backend: str = ""
+    backend: str = ""  # CPU, CUDA; several with commas
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A warning about runs whose numbers a table shows.
-
-    Attributes:
-        labels: The cells of those runs that are in the table; () for every row.
-        hard: A verdict would leave the runs out.
-        reason: In words.
-    """
+    """A warning about the runs of the cells `labels`, () for every row; verdicts leave out runs with a hard flag."""
 
     labels: tuple[str, ...]
     hard: bool
@@ -117,16 +84,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Source:
-    """Where some of a table's published figures come from.
-
-    Attributes:
-        doc: The document.
-        host: The machine, in its words.
-        engine: With its version.
-        tools: What measured them.
-        file: Of the published record.
-        lines: Of that file.
-    """
+    """The source of published figures of one document, machine and engine, with their lines in the file."""
 
     doc: str
     host: str
@@ -138,7 +96,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Remark:
-    """What is said about figures of a table beside their numbers."""
+    """A remark on the figures `labels`."""
 
     labels: tuple[str, ...]
     text: str
@@ -146,79 +104,23 @@ class Remark:
 
 @dataclass(frozen=True)
 class Beside:
-    """The notes beneath a table that has published figures beside measured ones.
-
-    Attributes:
-        sources: Of all of them.
-        shared: What all of them are about: engine, version, model and the like.
-        excess: Which of them cannot be true, and why.
-        remarks: In the order of the figures.
-        left: Which were asked for and have no place in the table, in sentences.
-    """
+    """The published figures of a table."""
 
     sources: tuple[Source, ...]
-    shared: tuple[str, ...] = ()
-    excess: tuple[Remark, ...] = ()
+    shared: tuple[str, ...] = ()  # common to all of them: engine, version, model
+    excess: tuple[Remark, ...] = ()  # impossible ones, and why
     remarks: tuple[Remark, ...] = ()
-    left: tuple[str, ...] = ()
-
-
-Conditions = Mapping[str, tuple[float, float]]
-"""What was sampled during runs, by name: the lowest and the highest median of a run."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table of a report.
-
-    Attributes:
-        form: gates, ops, single-stream or concurrency.
-        title: Its heading.
-        columns: In order.
-        rows: A value for each column's key; a key that is not there is missing.
-        settings: What shapes every row alike and has no column: n_ubatch, environment, repetitions.
-        provenance: Shown beneath it.
-        flags: The hard ones first.
-        beside: The sources of the published figures in it; None where all of it was measured. A row of its own for
-            such figures says `published`; what provenance, settings and conditions say is about the other rows.
-    """
-
-    form: str
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Mapping[str, Value], ...]
-    provenance: Provenance
-    settings: Mapping[str, Value] = field(default_factory=dict)
-    conditions: Conditions = field(default_factory=dict)
-    flags: tuple[Flag, ...] = ()
-    beside: Beside | None = None
+    left: tuple[str, ...] = ()  # sentences about requested figures without a place in the table
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the numbers of one arm of a table come from.
-
-    Attributes:
-        label: The arm's name in the table.
-        notes: What else is true of its runs, in sentences.
-    """
+    """Where the numbers of one arm of a table come from."""
 
     label: str
     provenance: Provenance
     conditions: Conditions = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=(), metadata=LATER)
-
-
-@dataclass(frozen=True)
-class ArmsTable(Table):
-    """A table with several experiments side by side, each with its origin; `provenance` is the first one's.
-
-    Attributes:
-        notes: What else a reader must know, in sentences.
-    """
-
-    origins: tuple[Origin, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -240,36 +142,44 @@ class Because:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class SessionTable(Table):
-    """A table about both arms of a session: verdicts or gates. Its flags are of runs, not of rows.
+Differ = Mapping[str, tuple[Value, Value]]
+"""Settings that differ between arms, by name: the baseline's value and the candidate's, None for unset."""
 
-    Attributes:
-        provenance: The baseline's.
-        settings: What shapes every row and both arms alike.
-        differ: What shapes the arms differently, a variable or parameter by its name: the baseline's value and the
-            candidate's, None for one that is not set.
-        conditions: Of the baseline's runs.
-        candidate: The candidate's provenance; None where the baseline is compared with itself.
-        protocol: How its chains were measured.
-        discards: The cycles that do not count.
-        because: Why each verdict.
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a report.
+
+    A row of published figures has the key `published`; settings, conditions and provenance are about the other rows.
     """
 
-    differ: Mapping[str, tuple[Value, Value]] = field(default_factory=dict)
-    candidate: Provenance | None = None
+    form: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    provenance: Provenance  # of every row; of the baseline or the first arm where there are several
+    settings: Mapping[str, Value] = field(default_factory=dict)  # settings common to all rows, without a column
+    conditions: Conditions = field(default_factory=dict)
+    flags: tuple[Flag, ...] = ()  # the hard ones first
+    beside: Beside | None = None
+    kind: str = field(default="", metadata=LATER)  # of several "arms", of a "session", "published" or "imported"
+    notes: tuple[str, ...] = field(default=(), metadata=LATER)
+    origins: tuple[Origin, ...] = field(default=(), metadata=LATER)  # of experiments side by side
+    candidate: Provenance | None = field(default=None, metadata=LATER)  # of a session, unless it is an A/A
     candidate_conditions: Conditions = field(default_factory=dict)
-    protocol: Mapping[str, Value] = field(default_factory=dict)
-    discards: tuple[Discard, ...] = ()
-    because: tuple[Because, ...] = ()
-
-
-# -- pages ------------------------------------------------------------------------------------------------------------
+    differ: Differ = field(default_factory=dict)
+    protocol: Mapping[str, Value] = field(default_factory=dict)  # how chains were measured
+    discards: tuple[Discard, ...] = field(default=(), metadata=LATER)
+    because: tuple[Because, ...] = field(default=(), metadata=LATER)
+    file: str = field(default="", metadata=LATER)  # the name of an imported file
+    sha256: str = field(default="", metadata=LATER)
+    tool: str = field(default="", metadata=LATER)  # the program that printed it, and its format
+    told: tuple[tuple[str, str], ...] = field(default=(), metadata=LATER)  # its statements on all rows
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Cells that were asked for and have no valid run, with the reason when one is known."""
+    """Requested cells without a valid run, with the reason if known."""
 
     arm: str
     tool: str
@@ -280,27 +190,19 @@ class Missing:
 
 @dataclass(frozen=True)
 class Failure:
-    """A gate or run that does not count, or a session that did not end well.
-
-    Attributes:
-        session: Job id.
-        kind: session, gate or run.
-        what: The gate, the run with its cells, or "session".
-        status: failed, discarded, lost, cancelled, running, rejected.
-        again: It was repeated later, and then it counted.
-    """
+    """A gate or run that does not count, or a session that did not end well."""
 
     session: str
-    what: str
-    status: str
+    what: str  # the gate, the run with its cells, or "session"
+    status: str  # failed, discarded, lost, cancelled, running, rejected
     reason: str
-    again: bool = False
-    kind: str = "run"
+    again: bool = False  # it was repeated later, and then it counted
+    kind: str = "run"  # session, gate or run
 
 
 @dataclass(frozen=True)
 class Report:
-    """All tables of an experiment or of one session, in reading order; `hypothesis` is "" where there is none."""
+    """All tables of an experiment or of one session, in reading order."""
 
     title: str
     hypothesis: str
@@ -311,24 +213,13 @@ class Report:
 
 @dataclass(frozen=True)
 class SessionReport(Report):
-    """All of one session of two arms: an A/B, a screen or an A/A.
-
-    Attributes:
-        session: Job id.
-        kind: ab, screen or noise.
-        ended: Nothing that its chains measured is shown before.
-        verdict: The whole session's word, "" before its end.
-        counts: Rows by verdict.
-        summary: The same in words.
-        differences: What was compared.
-        progress: How far each chain is, while the session goes on.
-    """
+    """All of one session of two arms: an A/B, a screen or an A/A."""
 
     session: str = ""
-    kind: str = ""
-    ended: bool = True
-    verdict: str = ""
-    counts: Mapping[str, int] = field(default_factory=dict)
+    kind: str = ""  # ab, screen or noise
+    ended: bool = True  # results of its chains are hidden before
+    verdict: str = ""  # the whole session's word
+    counts: Mapping[str, int] = field(default_factory=dict)  # rows by verdict
     summary: str = ""
     differences: tuple[Difference, ...] = ()
     progress: tuple[str, ...] = ()
@@ -349,13 +240,13 @@ class Glance:
 
     title: str
     columns: tuple[Column, ...]
-    rows: tuple[Mapping[str, Value], ...]
+    rows: tuple[Row, ...]
     more: int = 0
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The newest sessions, gates and verdicts of the database `record`, and what it holds in all, by name."""
+    """The newest sessions, gates and verdicts of the database `record`, and how much it holds in all."""
 
     record: str
     tables: tuple[Glance, ...]

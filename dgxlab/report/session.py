@@ -1,4 +1,4 @@
-"""One session of two arms as the record has it: its plan, what ran, what failed, and where that came from."""
+"""One session of two arms in the record: its plan, runs, failures and provenance."""
 
 from __future__ import annotations
 
@@ -18,38 +18,30 @@ from dgxlab.model import (
     Arm,
     Cell,
     ChainStep,
-    CheckStep,
     GateStep,
     ModelStep,
+    ParityGate,
     Plan,
 )
 from dgxlab.plan import is_flag
-from dgxlab.report.evidence import GATES, VALUES, Row, machine, mean_of, rows_of
-from dgxlab.report.records import Column, Failure, Number, Provenance, SessionTable, columns, some
-from dgxlab.report.tables import (
-    MODEL_GATES,
-    check_columns,
-    check_row,
-    env_text,
-    origin,
-    parity_columns,
-    parity_row,
-    synthetic,
-)
-from dgxlab.store import gate_digest
+from dgxlab.report.ask import GateAsk
+from dgxlab.report.evidence import LISTED, OF_GATES, VALUES, Row, by_run, mean_of
+from dgxlab.report.records import Failure, Number, Provenance, Table, columns, some
+from dgxlab.report.tables import env_text, gate_columns, gate_rows, origin_of_job, synthetic
+from dgxlab.store import REJECTED, gate_digest
 from dgxlab.tools.parity import unlike
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
-"""What the runs of chains gave, by chain, role, Cell.key and metric, then by cycle."""
+"""Medians of chains' runs, by chain, role, Cell.key and metric, then by cycle."""
 
 WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
-"""What a session of a kind is called."""
+"""Names of sessions by kind."""
 
 CASES = 3
-"""Failing cases named of a gate."""
+"""Max failing cases of a gate that are named."""
 
 ENDS = {
     "intended": "recorded, and nothing has been heard from the host yet",
@@ -58,15 +50,18 @@ ENDS = {
     "cancelled": "it was cancelled",
     "failed": "it ended with an error",
 }
-"""What a session that is not done says of itself, by its state."""
+"""Messages for unfinished sessions, by state."""
 
 RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason,
                  json_extract(inflated(before), '$.pinned') AS pinned
           FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
 
+GATES = f"""SELECT {OF_GATES} FROM gates JOIN arms USING (job_id, arm, build_id) {LISTED}
+            WHERE gates.job_id = ? AND gates.job_id NOT IN ({REJECTED}) ORDER BY at, gate_id"""  # noqa: S608 - our own
+
 
 class ChainSession:
-    """One session: its plan, what ran, and where that came from."""
+    """One session: its plan, runs and provenance."""
 
     def __init__(self, store: Store, job: Job, plan: Plan) -> None:
         self.store = store
@@ -74,46 +69,41 @@ class ChainSession:
         self.plan = plan
         self.ended = job.ended or job.state == "lost"
         self.runs = store.rows(RUNS, (job.job_id,))
-        self._devices = store.devices(job.job_id)
-        built = store.rows("SELECT arm, build_id FROM arms WHERE job_id = ?", (job.job_id,))
-        self._builds = {str(row["arm"]): str(row["build_id"]) for row in built}
         chain = next(plan.chains)
         self.baseline = plan.arm(chain.baseline.arm)
         self.candidate = None if chain.candidate.arm == chain.baseline.arm else plan.arm(chain.candidate.arm)
 
     @property
     def what(self) -> str:
-        """Say what is compared: `A/B of w4a16 against stock`."""
+        """Return the title of the comparison: `A/B of w4a16 against stock`."""
         word = WORDS[self.plan.kind]
         if self.candidate is None:
             return f"{word} of {self.baseline.name} against itself"
         return f"{word} of {self.candidate.name} against {self.baseline.name}"
 
     def origin(self, arm: Arm, models: Iterable[str] = (), cells: Iterable[Cell] = ()) -> Provenance:
-        """Return where an arm's numbers come from, of these models and cells."""
+        """Return the provenance of an arm's numbers, for these models and cells."""
         steps = [step for step in self.plan.steps if isinstance(step, ModelStep) and step.arm == arm.name]
-        made = {step.model for step in steps if synthetic(step.recipe)}
-        device, build = self._devices.get(arm.name), self._builds.get(arm.name)
-        host = machine(self.job, device)
-        return origin(arm, [self.job.job_id], build, host, device, cells=cells, synthetic=made.intersection(models))
+        recipes = {step.model for step in steps if synthetic(step.recipe)}
+        return origin_of_job(self.store, self.job, arm, cells=cells, synthetic=recipes.intersection(models))
 
-    def of_chains(self, chains: Sequence[ChainStep]) -> list[Row]:
-        """Return the runs that made the chains, the last of each place, burn-in left out."""
+    def of_chains(self, chains: Iterable[ChainStep]) -> list[Row]:
+        """Return the runs in the chains: the last one in each place, without burn-in."""
         ids = {chain.id for chain in chains}
         last = {_place(run): run for run in self.runs if run["role"] != BURN_IN}
         return [run for run in last.values() if run["chain"] in ids]
 
-    def medians(self, chains: Sequence[ChainStep]) -> Medians:
-        """Return what the runs that made the chains gave."""
-        places = {run["run_id"]: _place(run) for run in self.of_chains(chains) if run["status"] == "valid"}
+    def medians(self) -> Medians:
+        """Return the medians of the runs in the chains."""
+        runs = [run["run_id"] for run in self.of_chains(self.plan.chains) if run["status"] == "valid"]
         by_comparison: dict[tuple[str, str, str, str], dict[int, float]] = defaultdict(dict)
-        for row in rows_of(self.store, VALUES, list(places)):
-            chain, role, cycle = places[row["run_id"]]
-            by_comparison[chain, role, row["cell"], row["metric"]][cycle] = row["value"]
+        for rows in by_run(self.store, VALUES, runs).values():
+            for row in rows:
+                by_comparison[row["chain"], row["role"], row["cell"], row["metric"]][row["cycle"]] = row["value"]
         return by_comparison
 
     def progress(self) -> Iterator[str]:
-        """Yield how far each chain is."""
+        """Yield the progress of each chain."""
         for chain in self.plan.chains:
             mine = [run for run in self.runs if run["chain"] == chain.id]
             closed = max((run["cycle"] for run in mine if run["role"] == BASELINE), default=None)
@@ -124,60 +114,47 @@ class ChainSession:
             name = " ".join(filter(None, (chain.baseline.tool, chain.baseline.model)))
             yield f"{chain.id} {name}: {far}"
 
-    # -- gates --------------------------------------------------------------------------------------------------------
-
-    def _parity(self) -> list[tuple[GateStep, Row | None]]:
-        """Return every parity gate of the plan with its row, None where it was not run."""
-        rows = rows_of(self.store, GATES, sorted(set(self._builds.values())))
-        mine = [row for row in rows if row["job_id"] == self.job.job_id]
+    def _gates(self) -> list[tuple[GateStep, Row | None]]:
+        """Return every gate of the plan with its row, None where it was not run."""
+        rows = self.store.rows("SELECT * FROM checks WHERE job_id = ?", (self.job.job_id,))
+        checks = {row["step"]: row for row in rows}
+        parity = self.store.rows(GATES, (self.job.job_id,))
         gates: list[tuple[GateStep, Row | None]] = []
-        for step in self.plan.steps:  # a gate and its repetition after the chains are told apart by their order
-            if isinstance(step, GateStep):
+        for step in self.plan.steps:
+            if not isinstance(step, GateStep):
+                continue
+            if not isinstance(step.gate, ParityGate):
+                gates.append((step, checks.get(step.id)))
+            else:  # the order distinguishes it from its repetition after the chains
                 wanted = (step.arm, gate_digest(step.gate, step.env))
-                row = next((row for row in mine if (row["arm"], row["gate_digest"]) == wanted), None)
+                row = next((row for row in parity if (row["arm"], row["gate_digest"]) == wanted), None)
                 if row is not None:
-                    mine.remove(row)
+                    parity.remove(row)
                 gates.append((step, row))
         return gates
 
-    def _checks(self) -> list[tuple[CheckStep, Row | None]]:
-        """Return every gate on a model with its row, None where it was not run."""
-        rows = self.store.rows("SELECT * FROM checks WHERE job_id = ?", (self.job.job_id,))
-        by_step = {row["step"]: row for row in rows}
-        return [(step, by_step.get(step.id)) for step in self.plan.steps if isinstance(step, CheckStep)]
-
-    def gate_tables(self) -> list[SessionTable]:
-        """Return the tables of all gates, none where there are none."""
-        lead = columns("arm when")
-        made = []
-        if gates := self._parity():
-            rows = [{**_lead(step), **parity_row(step.gate, row), "env": env_text(step.env)} for step, row in gates]
-            made.append(self._gate_table("Gates", (*lead, *parity_columns(rows)), rows))
-        if checks := self._checks():
-            rows = [{**_lead(step), **check_row(step.gate, step.env, row)} for step, row in checks]
-            models = {step.gate.model for step, _ in checks}
-            made.append(self._gate_table(MODEL_GATES, (*lead, *check_columns(rows)), rows, models))
-        return made
-
-    def _gate_table(
-        self, title: str, columns: tuple[Column, ...], rows: Iterable[Row], models: Iterable[str] = ()
-    ) -> SessionTable:
-        candidate = self.origin(self.candidate, models) if self.candidate else None
-        return SessionTable(
-            "gates", title, columns, tuple(rows), self.origin(self.baseline, models), candidate=candidate
-        )
-
-    # -- what does not count ------------------------------------------------------------------------------------------
+    def gate_tables(self) -> list[Table]:
+        """Return the tables of all gates."""
+        gates = self._gates()
+        asked = [(GateAsk(step.gate, step.env, ""), row) for step, row in gates]
+        leads = [{"arm": step.arm, "when": _when(step), "env": env_text(step.env)} for step, _ in gates]
+        results = []
+        for title, asks, rows in gate_rows(asked, leads):
+            models = {getattr(ask.gate, "model", "") for ask in asks}
+            source = self.origin(self.baseline, models)
+            candidate = self.origin(self.candidate, models) if self.candidate else None
+            shown = (*columns("arm when"), *gate_columns(rows))
+            results.append(Table("gates", title, shown, tuple(rows), source, kind="session", candidate=candidate))
+        return results
 
     def failures(self) -> list[Failure]:
-        """Return how the session ended, if not well, its gates that failed and its runs that do not count.
+        """Return the session's failure if it failed, its failed gates and its runs that do not count.
 
-        Runs that were repeated in their place are among them.
+        Repeated runs are included.
         """
-        steps: list[tuple[GateStep | CheckStep, Row | None]] = [*self._checks(), *self._parity()]
         gates = [
             failed_gate(row, f" of {step.arm} {_when(step)} the chains")
-            for step, row in steps
+            for step, row in sorted(self._gates(), key=lambda gate: isinstance(gate[0].gate, ParityGate))
             if row is not None and row["status"] == "failed"
         ]
         last = {_place(run): run["run_id"] for run in self.runs}
@@ -199,11 +176,7 @@ def _place(run: Row) -> tuple[str, str, int]:
     return run["chain"], run["role"], run["cycle"]
 
 
-def _lead(step: GateStep | CheckStep) -> dict[str, str]:
-    return {"arm": step.arm, "when": _when(step)}
-
-
-def _when(step: GateStep | CheckStep) -> str:
+def _when(step: GateStep) -> str:
     return "after" if step.id.endswith(":after") else "before"
 
 
@@ -213,22 +186,22 @@ def older(protocol: int) -> str:
 
 
 def means_of(judged: Judged, medians: Medians) -> tuple[Number | None, Number | None]:
-    """Return the means of both arms, None where there is no verdict."""
+    """Return the means of both arms, None without a verdict."""
     if judged.verdict.verdict == "invalid":
         return None, None
-
-    def mean(role: str, cell: str) -> Number:
-        metric = judged.comparison.metric
-        return mean_of(judged, role, metric, medians[judged.chain, role, cell, metric])
-
-    return mean(BASELINE, judged.comparison.baseline), mean(CANDIDATE, judged.comparison.candidate)
+    metric = judged.comparison.metric
+    cells = {BASELINE: judged.comparison.baseline, CANDIDATE: judged.comparison.candidate}
+    baseline, candidate = (
+        mean_of(judged, role, metric, medians[judged.chain, role, cell, metric]) for role, cell in cells.items()
+    )
+    return baseline, candidate
 
 
 def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
-    """Say why a gate failed, given its row of `evidence.GATES` or `CHECKS`.
+    """Return why a gate failed, given its row of `evidence.gate_rows`.
 
     Args:
-        whose: Follows the gate's name where one session has several of it.
+        whose: Suffix of the gate's name if a session has it several times.
         again: It was run again later, and passed.
     """
     reasons = json.loads(gate["reasons"])
@@ -240,7 +213,7 @@ def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:
-    """Say how a session ended, unless it is done or what ended it is listed anyway.
+    """Return the session's failure, unless it is done or its cause is listed anyway.
 
     Args:
         gate_listed: A gate of it alone ended it, and is among those listed.
@@ -255,47 +228,35 @@ def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: b
     return [Failure(job.job_id, "session", job.state, job.error or ENDS[job.state], kind="session")]
 
 
-# -- what is compared -------------------------------------------------------------------------------------------------
-
-
 def differences(plan: Plan) -> Iterator[Difference]:
-    """Yield in what the candidate's arm differs from the baseline's; nothing for an arm that is compared with itself.
+    """Yield differences of the candidate's arm from the baseline's; none for an A/A session.
 
-    A plan holds more than the experiments' own differences: a series of the same name may have other patches.
+    A plan can show more than the experiments: a series of the same name may have other patches.
     """
     chain = next(plan.chains)
-    one, two = plan.arm(chain.baseline.arm), plan.arm(chain.candidate.arm)
-    yield from differing("pin", {"": one.source.pin[:12]}, {"": two.source.pin[:12]})
-    yield from differing("series", {"": _series(one)}, {"": _series(two)})
-    yield from differing("cmake", one.cmake, two.cmake)
-    yield from differing("env", one.env, two.env)
-    yield from differing("models", _models(plan, one), _models(plan, two))
+    baseline, candidate = plan.arm(chain.baseline.arm), plan.arm(chain.candidate.arm)
+    series = [", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series) for arm in (baseline, candidate)]
+    steps = [step for step in plan.steps if isinstance(step, ModelStep)]
+    before, after = ({step.model: step.path for step in steps if step.arm == arm.name} for arm in (baseline, candidate))
+    yield from differing("pin", {"": baseline.source.pin[:12]}, {"": candidate.source.pin[:12]})
+    yield from differing("series", {"": series[0]}, {"": series[1]})
+    yield from differing("cmake", baseline.cmake, candidate.cmake)
+    yield from differing("env", baseline.env, candidate.env)
+    yield from differing("models", before, after)
     for each in plan.chains:
-        yield from _of_runs(each, one, two)
-
-
-def _of_runs(chain: ChainStep, one: Arm, two: Arm) -> Iterator[Difference]:
-    """Yield what differs in how a chain's programs are called, beyond what the arms say already."""
-    name = f"{chain.id} {chain.baseline.tool}"
-    before = {key: value for key, value in chain.baseline.env.items() if one.env.get(key) != value}
-    after = {key: value for key, value in chain.candidate.env.items() if two.env.get(key) != value}
-    yield from differing("env", before, after, name)
-    flags, others = _flags(chain.baseline.argv), _flags(chain.candidate.argv)
-    mine = " ".join(flag for flag in flags if flag not in others)
-    theirs = " ".join(flag for flag in others if flag not in flags)
-    yield from differing("arguments", {name: mine}, {name: theirs})
-
-
-def _series(arm: Arm) -> str:
-    return ", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in arm.source.series)
-
-
-def _models(plan: Plan, arm: Arm) -> dict[str, str]:
-    return {step.model: step.path for step in plan.steps if isinstance(step, ModelStep) and step.arm == arm.name}
+        # the programs' arguments, beyond differences of the arms
+        name = f"{each.id} {each.baseline.tool}"
+        sides = ((each.baseline, baseline), (each.candidate, candidate))
+        before, after = ({k: v for k, v in run.env.items() if arm.env.get(k) != v} for run, arm in sides)
+        yield from differing("env", before, after, name)
+        flags, others = _flags(each.baseline.argv), _flags(each.candidate.argv)
+        mine = " ".join(flag for flag in flags if flag not in others)
+        theirs = " ".join(flag for flag in others if flag not in flags)
+        yield from differing("arguments", {name: mine}, {name: theirs})
 
 
 def _flags(argv: Sequence[str]) -> list[str]:
-    """Return a program's arguments, each flag with its values; its own path is no argument."""
+    """Return a program's arguments, each flag with its values, without the program's path."""
     flags: list[str] = []
     for word in argv[1:]:
         if is_flag(word) or not flags:

@@ -1,11 +1,11 @@
-"""Tables out of evidence: gates, operations by shape, single stream, concurrency."""
+"""Tables from the evidence on one arm: gates, operations by shape, single stream, concurrency."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dgxlab import units
 from dgxlab.errors import command
@@ -24,48 +24,35 @@ from dgxlab.model import (
     gpu_backends,
     limits,
 )
-from dgxlab.report.ask import ArmAsk, CellAsk, label, op_params
-from dgxlab.report.evidence import Evidence, Measured, range_of
-from dgxlab.report.records import Column, Flag, Number, Provenance, Table, Value, columns
-from dgxlab.tools import shown
+from dgxlab.report.ask import CellAsk, GateAsk, label, op_params
+from dgxlab.report.evidence import Evidence, Measured, machine, range_of
+from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns
+from dgxlab.tools import BENCHES, BY_FORM
 
-Values = Mapping[str, Value]
+if TYPE_CHECKING:
+    from dgxlab.store import Job, Store
 
 UNSTEADY = 0.05
 """A cell whose MAD is a larger share of its median gets a flag."""
 
 STREAM = ("n_prompt", "n_gen", "n_depth")
-"""What makes a llama-bench test's name."""
+"""Parameters that name a test of one stream."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How the cells of one tool become rows.
-
-    Attributes:
-        name: Table.form.
-        title: Of the table that a cell belongs into.
-        lead: The columns that tell rows apart, from a cell.
-        order: What rows are sorted by; the order of a matrix is lost where its spec was kept as JSON.
-        hidden: Parameters that `lead` or the title says already.
-        metrics: In the order of the columns.
-    """
+    """How the cells of one tool become rows."""
 
     name: str
-    title: Callable[[CellAsk], str]
-    lead: Callable[[CellAsk], Values]
-    order: Callable[[CellAsk], Sequence[Value]]
-    hidden: tuple[str, ...]
+    title: Callable[[CellAsk], str]  # of a cell's table
+    lead: Callable[[CellAsk], Row]  # the columns that distinguish rows
+    order: Callable[[CellAsk], Sequence[Value]]  # sort key of rows
+    hidden: tuple[str, ...]  # parameters that `lead` or the title already shows
     metrics: tuple[str, ...]
 
 
-def _concurrency_lead(ask: CellAsk) -> Values:
+def _concurrency_lead(ask: CellAsk) -> Row:
     return {name: ask.cell.params.get(key) for name, key in (("PP", "pp"), ("TG", "tg"), ("B", "pl"))}
-
-
-def _stream_order(ask: CellAsk) -> tuple[Value, ...]:
-    params = ask.cell.params
-    return (ask.model, not params.get("n_prompt"), *(params.get(key, 0) for key in STREAM))
 
 
 OPS = Form(
@@ -80,7 +67,7 @@ SINGLE_STREAM = Form(
     "single-stream",
     lambda ask: "Single stream",
     lambda ask: {"model": ask.model, "test": stream_test(ask.cell.params)},
-    _stream_order,
+    lambda ask: (ask.model, not ask.cell.params.get("n_prompt"), *(ask.cell.params.get(key, 0) for key in STREAM)),
     (*STREAM, "repetitions"),
     ("avg_ts",),
 )
@@ -92,34 +79,26 @@ CONCURRENCY = Form(
     ("pp", "tg", "pl"),
     ("speed_pp", "speed_tg", "speed"),
 )
-FORMS: Mapping[str, Form] = {"backend-ops": OPS, "llama-bench": SINGLE_STREAM, "batched-bench": CONCURRENCY}
+FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_STREAM, CONCURRENCY)}
 """By tool."""
 
 
-def tables(name: str, arm: ArmAsk, evidence: Evidence) -> list[Table]:
-    """Return every table that an arm has something for; `name` is the experiment that it belongs to."""
+def tables(evidence: Evidence) -> list[Table]:
+    """Return every table for which an arm has evidence."""
     groups: dict[tuple[str, str], list[Measured]] = {}
     for tool, form in FORMS.items():
         for cell in evidence.measured:
             if cell.ask.cell.tool == tool:
                 groups.setdefault((tool, form.title(cell.ask)), []).append(cell)
-    return [
-        *gate_tables(name, arm, evidence),
-        *(
-            _measured_table(FORMS[tool], title, cells, provenance(name, arm, evidence, cells), evidence.host_name)
-            for (tool, title), cells in groups.items()
-        ),
-    ]
+    measured = [_measured_table(FORMS[tool], title, cells, evidence) for (tool, title), cells in groups.items()]
+    return [*gate_tables(evidence), *measured]
 
 
 def stream_test(params: Mapping[str, Param]) -> str:
-    """Name a llama-bench test as llama-bench does: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
+    """Return llama-bench's name of a test of one stream: `pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`."""
     parts = [f"{word}{params[key]}" for word, key in (("pp", "n_prompt"), ("tg", "n_gen")) if params.get(key)]
     depth = f" @ d{params['n_depth']}" if params.get("n_depth") else ""
     return "+".join(parts) + depth
-
-
-# -- provenance -------------------------------------------------------------------------------------------------------
 
 
 def origin(
@@ -129,21 +108,27 @@ def origin(
     host: str,
     device: Device | None,
     *,
-    name: str = "",
     cells: Iterable[Cell] = (),
     synthetic: Iterable[str] = (),
 ) -> Provenance:
-    """Return where what an arm measured comes from.
+    """Return the provenance of an arm's results.
 
     Args:
-        sessions: That measured it, in any order.
-        name: Of the experiment, where it is not the arm's.
-        cells: That were measured; without any the backend is what the build computes on.
-        synthetic: Which models of theirs were made from a recipe.
+        cells: Measured cells, for the backend; without cells, the build's backend.
+        synthetic: Names of their synthetic models.
     """
     source = arm.source
+    built = " and ".join(gpu_backends(arm.cmake)) or "CPU"
+    # with -ngl 0 a GPU still multiplies long prompts, and fetches the weights
+    both = built if built == "CPU" else f"CPU and {built}"
+    backends = set()
+    for cell in cells:
+        if BENCHES[cell.tool].one_device:
+            backends.add(_kind(str(cell.params["backend_name"])))
+        else:
+            backends.add(both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
     return Provenance(
-        name or arm.name,
+        arm.name,
         tuple(sorted(set(sessions))),
         source.pin,
         source.series,
@@ -153,57 +138,42 @@ def origin(
         source.dirty,
         tuple(sorted(set(synthetic))),
         device,
-        _backend_of(arm.cmake, cells),
+        ", ".join(sorted(backends)) or built,
     )
 
 
-def provenance(name: str, arm: ArmAsk, evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
-    """Return where cells come from; all have one build and host, see `evidence`."""
-    jobs = (str(cell.run["job_id"]) for cell in cells)
-    models = (cell.ask.model for cell in cells)
-    return _of_evidence(name, arm, evidence, jobs, models, [cell.ask.cell for cell in cells])
+def origin_of_job(
+    store: Store, job: Job, arm: Arm, *, cells: Iterable[Cell] = (), synthetic: Iterable[str] = ()
+) -> Provenance:
+    """Return the provenance of an arm's results in one session; without a build the id is None."""
+    built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (job.job_id, arm.name))
+    build, device = built[0]["build_id"] if built else None, store.devices(job.job_id).get(arm.name)
+    return origin(arm, [job.job_id], build, machine(job, device), device, cells=cells, synthetic=synthetic)
+
+
+def provenance(evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
+    """Return the provenance of cells of one build and host."""
+    jobs = [str(cell.run["job_id"]) for cell in cells]
+    return _of_evidence(evidence, jobs, [cell.ask.model for cell in cells], [cell.ask.cell for cell in cells])
 
 
 def _of_evidence(
-    name: str,
-    arm: ArmAsk,
-    evidence: Evidence,
-    jobs: Iterable[str],
-    models: Iterable[str] = (),
-    cells: Sequence[Cell] = (),
+    evidence: Evidence, jobs: Iterable[str], models: Iterable[str], cells: Sequence[Cell] = ()
 ) -> Provenance:
-    made = [model for model in models if synthetic(arm.models.get(model))]
+    recipes = [model for model in models if synthetic(evidence.ask.models.get(model))]
     build, host, device = evidence.build_id, evidence.host, evidence.device
-    return origin(arm.arm, jobs, build, host, device, name=name, cells=cells, synthetic=made)
+    return origin(evidence.ask.arm, jobs, build, host, device, cells=cells, synthetic=recipes)
 
 
 def synthetic(model: Model | None) -> bool:
-    """Tell whether a model was made from a recipe."""
+    """Return whether a model is synthetic."""
     return isinstance(model, (SyntheticModel, DerivedModel))
 
 
-def _backend_of(cmake: Mapping[str, str], cells: Iterable[Cell]) -> str:
-    """Say what computed cells.
-
-    With no layer on it a GPU still multiplies long prompts, whose weights it fetches.
-    """
-    built = " and ".join(gpu_backends(cmake)) or "CPU"
-    both = built if built == "CPU" else f"CPU and {built}"
-    backends = {
-        _kind(str(cell.params["backend_name"]))
-        if cell.tool == "backend-ops"
-        else (both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
-        for cell in cells
-    }
-    return ", ".join(sorted(backends)) or built
-
-
 def _kind(backend: str) -> str:
-    """Return what a backend is one of: CUDA of CUDA0."""
+    """Return a backend's kind: CUDA for CUDA0."""
     return backend.rstrip("0123456789")
 
-
-# -- gates ------------------------------------------------------------------------------------------------------------
 
 MODEL_GATES = "Gates on models and kernels"
 
@@ -216,42 +186,55 @@ PARITY_COLUMNS = columns(
 CHECK_COLUMNS = columns("gate env against sizes found asked status", sizes="tokens", asked="must hold")
 
 
-def gate_tables(name: str, arm: ArmAsk, evidence: Evidence) -> list[Table]:
+def gate_tables(evidence: Evidence) -> list[Table]:
     """Return the tables of the gates that an arm has."""
-    made = []
-    if asks := arm.parity:
-        rows = [parity_row(ask.gate, evidence.gates.get(ask.digest)) for ask in asks]
-        backends = ", ".join(sorted({_kind(ask.gate.backend) for ask in asks}))
+    results = []
+    for title, asks, rows in gate_rows([(ask, evidence.gates.get(ask.digest)) for ask in evidence.ask.gates]):
         jobs = [row["job_id"] for ask in asks if (row := evidence.gates.get(ask.digest))]
-        source = replace(_of_evidence(name, arm, evidence, jobs), backend=backends)
-        made.append(Table("gates", "Gates", parity_columns(rows), tuple(rows), source))
-    if checks := arm.checks:
-        rows = [check_row(ask.gate, ask.env, evidence.gates.get(ask.digest)) for ask in checks]
-        jobs = [row["job_id"] for ask in checks if (row := evidence.gates.get(ask.digest))]
-        source = _of_evidence(name, arm, evidence, jobs, (ask.gate.model for ask in checks))
-        made.append(Table("gates", MODEL_GATES, check_columns(rows), tuple(rows), source))
-    return made
+        models = [ask.gate.model for ask in asks if not isinstance(ask.gate, ParityGate)]
+        source = _of_evidence(evidence, jobs, models)
+        if backends := {_kind(ask.gate.backend) for ask in asks if isinstance(ask.gate, ParityGate)}:
+            source = replace(source, backend=", ".join(sorted(backends)))
+        results.append(Table("gates", title, gate_columns(rows), tuple(rows), source))
+    return results
 
 
-def parity_columns(rows: Iterable[Values]) -> tuple[Column, ...]:
-    """Return the columns of parity gates; that of environments only where there are some."""
-    envs = any(row.get("env") for row in rows)
-    return tuple(column for column in PARITY_COLUMNS if column.key != "env" or envs)
+def gate_rows(
+    gates: Sequence[tuple[GateAsk, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
+) -> list[tuple[str, list[GateAsk], list[Row]]]:
+    """Return title, gates and rows of parity gates and of other gates, without empty groups.
+
+    Args:
+        gates: Each with its row of the record, None where it was not run.
+        leads: Leading values of each row.
+    """
+    results: dict[str, tuple[str, list[GateAsk], list[Row]]] = {
+        "parity": ("Gates", [], []),
+        "check": (MODEL_GATES, [], []),
+    }
+    for (ask, row), lead in zip(gates, leads or [{}] * len(gates), strict=True):
+        if isinstance(ask.gate, ParityGate):
+            kind, shown = "parity", _parity_row(ask.gate, row)
+        else:
+            kind, shown = "check", _check_row(ask.gate, ask.env, row)
+        results[kind][1].append(ask)
+        results[kind][2].append({**lead, **shown})
+    return [table for table in results.values() if table[1]]
 
 
-def check_columns(rows: Iterable[Values]) -> tuple[Column, ...]:
-    """Return the columns of other gates that say something in some row."""
-    rows = list(rows)
+def gate_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """Return the columns of gates; optional columns such as environments only if some row has a value."""
+    if "op" in rows[0]:
+        return tuple(each for each in PARITY_COLUMNS if each.key != "env" or any(row.get("env") for row in rows))
     return tuple(column for column in CHECK_COLUMNS if any(row.get(column.key) for row in rows))
 
 
 def status_of(gate: Mapping[str, Any]) -> str:
-    """Return the status of a gate, given its row, and whether the command line said what it must reach."""
+    """Return the status of a gate, given its row, with a mark if the command line changed its limits."""
     return f"{gate['status']}{CHANGED if gate['overridden'] else ''}"
 
 
-def parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> dict[str, Value]:
-    """Return a gate's row; one that was not run has one too, and everything else is missing in it."""
+def _parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> Row:
     row: dict[str, Value] = {"op": asked.op, "backend": asked.backend, "status": "not run"}
     if gate is None:
         return row
@@ -272,8 +255,7 @@ def parity_row(asked: ParityGate, gate: Mapping[str, Any] | None) -> dict[str, V
     }
 
 
-def check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | None) -> dict[str, Value]:
-    """Return the row of a gate on a model; one that was not run has one too."""
+def _check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | None) -> Row:
     readings = json.loads(row["readings"]) if row else {}
     sizes = {name: getattr(gate, name, None) for name in ("n_prompt", "n_gen", "n_ctx", "chunks", "n_ubatch")}
     return {
@@ -281,7 +263,7 @@ def check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | None
         "env": env_text(env),
         "against": env_text(gate.against),
         "sizes": ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None),
-        "found": "; ".join(shown(gate, readings)),
+        "found": "; ".join(gate.shown(readings)),
         "asked": "; ".join(limits(gate)),
         "status": row["status"] if row else "not run",
         **{f"{role}_{name}": value for role, told in readings.items() for name, value in told.items()},
@@ -289,14 +271,11 @@ def check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | None
 
 
 def env_text(env: Mapping[str, str | None]) -> str:
-    """Write variables as a shell would take them, one that is not set with a minus before it."""
+    """Return variables in shell syntax; an unset variable has a minus before it."""
     return " ".join(f"-{name}" if value is None else f"{name}={value}" for name, value in sorted(env.items()))
 
 
-# -- measured cells ---------------------------------------------------------------------------------------------------
-
-
-def _measured_table(form: Form, title: str, cells: Sequence[Measured], source: Provenance, host: str) -> Table:
+def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence: Evidence) -> Table:
     cells = in_rank(form, cells)
     leads = [form.lead(cell.ask) for cell in cells]
     others = [others_of(form, cell.ask) for cell in cells]
@@ -309,45 +288,40 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], source: P
     shown = leading(rows, [*_keys(leads), *varying])
     shown += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
     settings = {key: value for key, value in others[0].items() if key not in varying}
-    told = flags(cells, source.experiment, host)
-    return Table(form.name, title, tuple(shown), tuple(rows), source, settings, conditions(cells), told)
+    return Table(
+        form.name,
+        title,
+        tuple(shown),
+        tuple(rows),
+        provenance(evidence, cells),
+        settings,
+        range_of(cell.conditions for cell in cells),
+        flags(evidence, cells),
+    )
 
 
-def conditions(cells: Iterable[Measured]) -> dict[str, tuple[float, float]]:
-    """Return `Table.conditions` of these cells."""
-    return range_of(cell.conditions for cell in cells)
-
-
-def flags(cells: Sequence[Measured], experiment: str, host: str) -> tuple[Flag, ...]:
-    """Return the flags of the runs of these cells, the hard ones first, and which cells are unsteady.
-
-    Args:
-        experiment: That measured all of them.
-        host: Where, in the user's words.
-    """
+def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
+    """Return the flags of the runs of these cells, the hard ones first, and which cells are unsteady."""
     groups: dict[tuple[bool, str], list[str]] = {}
     for cell in cells:
         for flag in cell.flags:
             groups.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
-    noises = [(label(cell.ask.cell), max(map(_noise, cell.quantities.values()))) for cell in cells]
-    wild = [(name, noise) for name, noise in noises if noise > UNSTEADY]
-    hard_first = sorted(groups.items(), key=lambda group: not group[0][0])
-    if wild:
-        again = command("dgxlab", "run", experiment, *(("--host", host) if host != "local" else ()), "--again")
-        most = 100 * max(noise for _, noise in wild)
-        reason = f"the MAD is above {100 * UNSTEADY:g} % of the median, {most:.0f} % at most; {again} measures it again"
-        hard_first.append(((False, reason), [name for name, _ in wild]))
+    groups = dict(sorted(groups.items(), key=lambda group: not group[0][0]))
+    noises = [max((each.spread or 0.0) / each.middle for each in cell.quantities.values()) for cell in cells]
+    if (most := max(noises, default=0.0)) > UNSTEADY:
+        host = ("--host", evidence.ask.host) if evidence.ask.host != "local" else ()
+        again = command("dgxlab", "run", evidence.experiment, *host, "--again")
+        limit = f"{100 * UNSTEADY:g} % of the median, {100 * most:.0f} % at most"
+        wild = [label(cell.ask.cell) for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
+        groups[False, f"the MAD is above {limit}; {again} measures it again"] = wild
     return tuple(
-        Flag(() if len(labels) == len(cells) else tuple(labels), hard, reason) for (hard, reason), labels in hard_first
+        Flag(() if len(labels) == len(cells) else tuple(labels), hard, reason)
+        for (hard, reason), labels in groups.items()
     )
 
 
-def _noise(quantity: Number) -> float:
-    return (quantity.spread or 0.0) / quantity.middle
-
-
 def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
-    """Return what rows are sorted by: the form's order, then whatever else tells them apart; numbers before texts."""
+    """Return the sort key of rows: the form's order, then the other settings; numbers before texts."""
     values = (*form.order(ask), *others_of(form, ask).values())
     return [(0, float(v), "") if isinstance(v, (int, float)) else (1, 0.0, str(v)) for v in values]
 
@@ -358,19 +332,19 @@ def in_rank(form: Form, cells: Iterable[Measured]) -> list[Measured]:
 
 
 def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
-    """Return what shapes a number and has no leading column: further parameters, fixed settings, environment."""
+    """Return a number's settings without a leading column: further parameters, fixed settings, environment."""
     lead = form.lead(ask)
     every = {**ask.cell.params, **ask.cell.fixed, "env": env_text(ask.env)}
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
 
 
 def varying_of(others: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return what of `others_of` differs between rows, and so needs a column."""
+    """Return the keys of `others_of` that differ between rows and so need a column."""
     return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
 
 
-def leading(rows: Sequence[Values], keys: Iterable[str]) -> list[Column]:
-    """Return the columns that tell rows apart."""
+def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:
+    """Return the leading columns, which distinguish rows."""
     leads = []
     for key in keys:
         values = [row[key] for row in rows if row.get(key) is not None]
@@ -380,7 +354,7 @@ def leading(rows: Sequence[Values], keys: Iterable[str]) -> list[Column]:
 
 
 def of_arms(name: str, baseline: Value, candidate: Value) -> str:
-    """Say how a setting differs between two arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
+    """Return a setting's values in both arms: `baseline GGML_CUDA_W4A16=0, candidate unset`."""
     sides = {"baseline": baseline, "candidate": candidate}
     return ", ".join(f"{arm} {'unset' if value is None else f'{name}={value}'}" for arm, value in sides.items())
 

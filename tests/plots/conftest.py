@@ -1,7 +1,5 @@
 """An empty record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,5 @@ from dgxlab.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """Give an empty record."""
     with Store.open(tmp_path / "results.db") as opened:
         yield opened

@@ -1,7 +1,5 @@
 """The picture of a session: what is on it, run by run, and that there is none before its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from dgxlab import plots
 from dgxlab.errors import UsageError
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, BatchedBench, ChainStep, LlamaBench
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.plots import chains
 from dgxlab.store import Store
+from dgxlab.tools import BatchedBench, LlamaBench
 from tests.journals import THROTTLED
 from tests.report.worlds import CYCLES, Session, h200, places, session_of_two
 
@@ -25,7 +23,6 @@ TOGETHER = (BatchedBench("q4k", (128,), (64,), (8,), {"n_ubatch": (2048,)}),)
 
 
 def sampled(name: str, low: float, median: float, high: float, device: str = "GPU-1") -> dict[str, Any]:
-    """Return what one quantity was during a run."""
     unit = "C" if "temp" in name else "MHz"
     return {"device": device, "name": name, "unit": unit, "n": 3, "median": median, "min": low, "max": high}
 
@@ -34,14 +31,12 @@ WARM = [sampled("temperature.gpu", 41, 42, 50), sampled("clocks.sm", 345, 1980, 
 
 
 def value(step: ChainStep, role: str, cycle: int) -> float:
-    """Candidates are a tenth faster; one baseline in between is far off, and was throttled."""
     if role == CANDIDATE:
         return 1100.0 + cycle
     return 1200.0 if (role, cycle) == (BASELINE, 3) else 1000.0 + cycle
 
 
 def held(store: Store, job_id: str = A, telemetry: Sequence[dict[str, Any]] = WARM, **changes: Any) -> Figure:
-    """Hold a whole session, two cycles more for those that do not count, and draw it."""
     session = session_of_two(store, job_id, **{"bench": STREAM, **changes}).build().gates()
     for step in session.plan.chains:
         for role, cycle in places(step.cycles + 2):
@@ -52,22 +47,19 @@ def held(store: Store, job_id: str = A, telemetry: Sequence[dict[str, Any]] = WA
 
 
 def panels(figure: Figure) -> dict[str, Axes]:
-    """Return the panels of a picture by the name above them."""
     return {axes.get_title(loc="left").partition(",")[0]: axes for axes in figure.axes}
 
 
 def drawn(axes: Axes, label: str) -> list[float]:
-    """Return the values that are drawn as `label`."""
     return [float(y) for line in axes.get_lines() if line.get_label() == label for y in line.get_ydata()]
 
 
 def text(figure: Figure) -> str:
-    """Return the words above the panels, spaces that hold words together as others."""
-    return " ".join(text.get_text() for text in figure.texts).replace("\N{NO-BREAK SPACE}", " ")
+    words = [figure.legends[0].get_title(), *figure.texts]
+    return " ".join(text.get_text() for text in words).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_runs_by_role_and_cycles_that_do_not_count(store: Store) -> None:
-    """The flagged baseline does not count, nor do the cycles at both its sides, which are grey and hollow."""
     figure = held(store)
     for axes in (panels(figure)["pp512"], panels(figure)["tg32"]):
         assert drawn(axes, BURN_IN) == [1001, 1002]
@@ -87,7 +79,6 @@ def test_runs_by_role_and_cycles_that_do_not_count(store: Store) -> None:
 
 
 def test_arms_differ_in_colour_and_in_marker(store: Store) -> None:
-    """So do the runs of burn-in; the face of what does not count is empty."""
     lines = {line.get_label(): line for line in panels(held(store))["pp512"].get_lines()}
     roles = [lines[role] for role in (BASELINE, CANDIDATE, BURN_IN)]
     assert len({line.get_color() for line in roles}) == len({line.get_marker() for line in roles}) == 3
@@ -96,7 +87,6 @@ def test_arms_differ_in_colour_and_in_marker(store: Store) -> None:
 
 
 def test_temperature_and_clock_are_beneath_on_the_same_axis(store: Store) -> None:
-    """Whiskers go from the lowest to the highest sample."""
     figure = held(store)
     figure.draw_without_rendering()
     shown = panels(figure)
@@ -116,14 +106,12 @@ def test_temperature_and_clock_are_beneath_on_the_same_axis(store: Store) -> Non
 
 
 def test_without_a_gpu_the_processor_is_shown(store: Store) -> None:
-    """What was not sampled has no panel."""
     cpu = [sampled("cpu_temp_c", 60, 61, 70, "host"), sampled("cpu_mhz", 2000, 2100, 2200, "host")]
     assert list(panels(held(store, telemetry=cpu))) == ["pp512", "tg32", "CPU temperature", "CPU clock"]
     assert list(panels(held(store, B, telemetry=[]))) == ["pp512", "tg32"]
 
 
 def test_two_gpus_have_markers_and_names(store: Store) -> None:
-    """In a legend of that panel, not in the one of the whole picture."""
     both = [sampled("clocks.sm", 345, 1980, 1980, device) for device in ("GPU-11111111-aaaa", "GPU-22222222-bbbb")]
     figure = held(store, telemetry=both)
     axes = panels(figure)["SM clock"]
@@ -135,7 +123,6 @@ def test_two_gpus_have_markers_and_names(store: Store) -> None:
 
 
 def test_words_above_name_where_the_numbers_come_from(store: Store) -> None:
-    """Both arms where they were built from different trees; and the verdict is above each panel."""
     figure = held(store, noise=0.004)
     above = text(figure)
     for words in (
@@ -152,20 +139,18 @@ def test_words_above_name_where_the_numbers_come_from(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["w4a16", "w4a16-with-a-name-that-is-as-long-as-names-of-experiments-may-b"])
-def test_title_and_legend_fit_above_the_panels(store: Store, name: str) -> None:
-    """A name may have 64 letters."""
+def test_title_legend_and_origins_fit_around_the_panels(store: Store, name: str) -> None:
     figure = held(store, candidate={"name": name})
     figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
-    boxes = [text.get_window_extent() for text in figure.texts] + [legend]
-    assert min(box.x0 for box in boxes) > 0
-    assert max(box.x1 for box in boxes) < figure.bbox.x1
-    assert [box.y0 for box in boxes] == sorted((box.y0 for box in boxes), reverse=True)
-    assert legend.y0 > max(axes.get_tightbbox().y1 for axes in figure.axes)
+    legend, (origins,) = figure.legends[0].get_window_extent(), (text.get_window_extent() for text in figure.texts)
+    panels = [axes.get_tightbbox() for axes in figure.axes]
+    for box in (legend, origins, *panels):
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+    assert figure.bbox.y1 > legend.y1 > legend.y0 > max(box.y1 for box in panels)
+    assert min(box.y0 for box in panels) > origins.y1 > origins.y0 > 0
 
 
 def test_each_chain_has_its_own_axis(store: Store) -> None:
-    """A cell with two speeds has a panel for each."""
     figure = held(store, bench=(*STREAM, *TOGETHER))
     assert [axes.texts[0].get_text() for axes in figure.axes if axes.texts] == ["llama-bench q4k", "batched-bench q4k"]
     assert [name[-4:] for name in panels(figure)] == ["p512", "tg32", "ture", "lock", "S_PP", "S_TG"]
@@ -174,7 +159,6 @@ def test_each_chain_has_its_own_axis(store: Store) -> None:
 
 
 def test_a_run_without_a_value_has_a_cross(store: Store) -> None:
-    """It failed and was run again in its place: the last of that place counts."""
     session = session_of_two(store, A, bench=STREAM).build().gates()
     (step,) = session.plan.chains
     for role, cycle in places(CYCLES):
@@ -188,7 +172,6 @@ def test_a_run_without_a_value_has_a_cross(store: Store) -> None:
 
 
 def test_an_invalid_session_says_why(store: Store) -> None:
-    """A gate failed afterwards: its runs are there, means and effect are not."""
     session = session_of_two(store, A, bench=STREAM).build().gates().chains(value)
     session.gates(
         after=True, passed=1101, status="failed", reasons=[f"1101 of 1103, {'and so on ' * 9}"], failed=[]
@@ -202,30 +185,27 @@ def test_an_invalid_session_says_why(store: Store) -> None:
 
 
 def test_an_a_a_session_is_called_one(store: Store) -> None:
-    """Its two arms are one; every verdict is of an A/A."""
     figure = held(store, kind="noise")
     assert "A/A of h200 against itself" in text(figure)
     assert panels(figure)["tg32"].get_title(loc="right").startswith("A/A: ")
 
 
 def test_nothing_is_drawn_before_the_end(store: Store, tmp_path: Path) -> None:
-    """Not even when every run is there; once it has ended there is a picture."""
     session = session_of_two(store, A, bench=STREAM).build().gates().chains(value)
     path = tmp_path / "chain.png"
     session.save()
     with pytest.raises(UsageError, match="has not ended") as refused:
-        plots.chain(store, A, path)
+        chains.chain(store, A, path)
     assert refused.value.next == f"dgxlab attach {A}"
     assert not path.exists()
     session.gates(after=True).end()
-    assert plots.chain(store, A, path).exists()
+    assert chains.chain(store, A, path).exists()
 
 
 def test_other_sessions_have_no_chains(store: Store, tmp_path: Path) -> None:
-    """A run, and a session that ended before its first run."""
     Session(store, h200(bench=STREAM), A).build().gates().end()
     session_of_two(store, B, bench=STREAM).build().end("failed", 5)
     for job_id, words in ((A, "held no chains"), (B, "ended before any run of a chain")):
         with pytest.raises(UsageError, match=words) as refused:
-            plots.chain(store, job_id, tmp_path / "chain.png")
+            chains.chain(store, job_id, tmp_path / "chain.png")
         assert refused.value.next == f"dgxlab report {job_id}"

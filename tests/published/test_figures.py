@@ -16,7 +16,6 @@ GATE_VALUES = {"tests_passed": re.compile(r"(\d+)/(\d+)", re.ASCII), "greedy_md5
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a file, whole and each there once."""
     content = (FOLDER / name).read_bytes()
     assert content.endswith(b"\n")
     assert b"\r" not in content
@@ -30,7 +29,6 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def test_every_row_becomes_a_figure() -> None:
-    """With finite numbers, as the csv module alone reads them, and a unit."""
     file = rows("published.csv")
     assert [figure.line for figure in figures()] == list(range(2, len(file) + 2))
     for figure, row in zip(figures(), file, strict=True):
@@ -43,7 +41,6 @@ def test_every_row_becomes_a_figure() -> None:
 
 
 def test_every_row_becomes_a_gate() -> None:
-    """Its value is text: no more passed than there are, or an md5."""
     file = rows("published_gates.csv")
     assert len(gates()) == len(file) == 26
     for gate, row in zip(gates(), file, strict=True):
@@ -54,10 +51,9 @@ def test_every_row_becomes_a_gate() -> None:
 
 
 def test_a_number_keeps_the_digits_that_were_published() -> None:
-    """Nothing is rounded, and no digit is invented; an approximate one says so."""
     texts = {figure.line: figure.text for figure in figures()}
     assert [texts[line] for line in (2, 4, 15, 118, 121, 186)] == [
-        *("817", "5.77", "~2", "2215 ± 15", "700 ± 24", "7.5e-08"),
+        *("817", "5.77", "~2", "2215 ± 15", "700 ± 24", "7.5e-08")
     ]
 
 
@@ -86,7 +82,6 @@ Left alone are the nearest to the peaks: 6600 t/s of a 32B model in fp4 (line 52
 
 
 def test_exactly_the_impossible_figures_are_flagged() -> None:
-    """No other of 1,072 figures is."""
     flagged = {figure.line: figure.excess for figure in figures() if figure.excess}
     assert flagged.keys() == IMPOSSIBLE.keys()
     assert [line for line, reason in flagged.items() if IMPOSSIBLE[line] not in reason] == []

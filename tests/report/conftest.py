@@ -12,6 +12,5 @@ from dgxlab.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """Give an empty record."""
     with Store.open(tmp_path / "results.db") as opened:
         yield opened

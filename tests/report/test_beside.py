@@ -1,9 +1,8 @@
-"""Published figures beside measured ones, against golden files; `python -m tests.report.test_beside` writes them."""
+"""Published figures beside measured ones, against golden files."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from dgxlab.errors import UsageError
 from dgxlab.model import to_json
 from dgxlab.published import Figure
 from dgxlab.report import Number, page, query, render_page
-from dgxlab.report.beside import batch, op, selected, stream
+from dgxlab.report.beside import READERS, batch, selected, stream
 from dgxlab.store import Store
 from tests.report.test_forms import BENCH, MACHINE, compared, step
-from tests.report.worlds import Session, h200, numbers
+from tests.report.worlds import Session, agrees, h200, numbers
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "beside"
 
@@ -42,35 +41,22 @@ ASKED = {
 """What each golden file shows."""
 
 
-def world(store: Store) -> None:
-    """Play an A/B session, stock and one step."""
-    compared(store, "w4a16", "20261110-100000-beside", 1.1, "tiles beat MMQ")
-    Session(store, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
-    one = step(store, "tiles", "20261120-150000-beside", hypothesis="block tiling beats one warp a tile").build()
-    one.gates().runs(only=["backend-ops"]).runs(numbers(17000, 4), only=["llama-bench"]).end()
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Give a record that the tests of this module only read."""
-    with Store.open(tmp_path_factory.mktemp("beside") / "results.db") as opened:
-        world(opened)
-        yield opened
-
-
-def shown(store: Store, name: str) -> str:
-    """Return a golden file's page."""
-    return render_page(page(store, query(ASKED[name])))
+    with Store.open(tmp_path_factory.mktemp("beside") / "results.db") as store:
+        compared(store, "w4a16", "20261110-100000-beside", 1.1, "tiles beat MMQ")
+        Session(store, h200(bench=BENCH), "20261120-140000-beside", host=MACHINE).build().gates().runs().end()
+        tiles = step(store, "tiles", "20261120-150000-beside", hypothesis="block tiling beats one warp a tile").build()
+        tiles.gates().runs(only=["backend-ops"]).runs(numbers(17000, 4), only=["llama-bench"]).end()
+        yield store
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_golden(store: Store, name: str) -> None:
-    """The tables are what was read and agreed to."""
-    assert shown(store, name) == (GOLDEN / f"{name}.md").read_text()
+    assert agrees(render_page(page(store, query(ASKED[name]))), GOLDEN / f"{name}.md")
 
 
 def test_what_was_measured_is_as_without(store: Store) -> None:
-    """The measured rows have the same numbers, ratios and verdicts; published rows have none of them."""
     for form in ("ops", "steps", "single-stream", "concurrency"):
         words = dict(ASKED[form])
         (both,) = page(store, query(words)).tables
@@ -89,7 +75,6 @@ def test_what_was_measured_is_as_without(store: Store) -> None:
 
 
 def test_the_twin_has_the_figures_as_they_were_published(store: Store) -> None:
-    """In their own unit, with their document and machine, under keys that say so."""
     twin = json.loads(json.dumps(to_json(page(store, query(ASKED["ops"])))))
     row = twin["tables"][0]["rows"][0]
     figure = row["published.0.flops"]
@@ -99,25 +84,18 @@ def test_the_twin_has_the_figures_as_they_were_published(store: Store) -> None:
 
 
 def test_every_figure_of_a_kind_has_its_place_once(store: Store) -> None:
-    """No figure is dropped and none stands twice, however many are of the same cell."""
     every = published.figures()
-    for form, readers in (
-        ("ops", (op,)),
-        ("single-stream", (stream,)),
-        ("concurrency", (batch,)),
-        ("steps", (op, stream)),
-    ):
+    for form, readers in READERS.items():
         sources = sorted({figure.source_doc for figure in every if any(reader(figure) for reader in readers)})
         for doc in sources:
-            mine = [one for one in every if one.source_doc == doc and any(reader(one) for reader in readers)]
+            mine = [each for each in every if each.source_doc == doc and any(reader(each) for reader in readers)]
             series = selected(form, [doc])
-            placed = [figure.line for one in series for figure in one.figures.values()]
+            placed = [figure.line for each in series for figure in each.figures.values()]
             assert sorted(placed) == sorted(figure.line for figure in mine), (form, doc)
-            assert len({one.label for one in series}) == len(series), (form, doc)
+            assert len({each.label for each in series}) == len(series), (form, doc)
 
 
 def figure(**changes: object) -> Figure:
-    """Return a figure that says nothing in particular."""
     texts = dict.fromkeys(("source_doc", "host", "engine", "pin", "model", "quant", "test", "notes"), "")
     fields = {
         **texts,
@@ -141,8 +119,7 @@ def figure(**changes: object) -> Figure:
         ("pp512+tg128", "both", "pp512+tg128", ""),
     ],
 )
-def test_the_test_of_llama_bench_is_read_where_it_stands(test: str, metric: str, cell: str, more: str) -> None:
-    """In the metric or first in the test; the rest tells series apart."""
+def test_the_test_of_llama_bench_is_read_from_metric_or_test(test: str, metric: str, cell: str, more: str) -> None:
     about = stream(figure(test=test, metric=metric))
     assert about is not None
     assert (about.cell, about.metric, about.more) == ((cell,), "avg_ts", more)
@@ -150,12 +127,10 @@ def test_the_test_of_llama_bench_is_read_where_it_stands(test: str, metric: str,
 
 @pytest.mark.parametrize("test", ["prefill today", "ppl", "GGML_CUDA_FORCE_CUBLAS env off", "", "512"])
 def test_what_names_no_test_is_of_none(test: str) -> None:
-    """It is in form=published only."""
     assert stream(figure(test=test)) is None
 
 
-def test_sizes_that_are_not_said_are_not_guessed(store: Store) -> None:
-    """A figure for B alone is not set beside a measured prompt length; one that says all three is."""
+def test_missing_sizes_are_not_guessed(store: Store) -> None:
     assert batch(figure(test="B=8", metric="S_TG")).cell == (None, None, 8)  # type: ignore[union-attr]
     assert batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (128, 64, 8)  # type: ignore[union-attr]
     assert batch(figure(test="npp128", metric="S_PP")) is None
@@ -173,33 +148,17 @@ REFUSED = (
 )
 
 
-def refusals(store: Store) -> str:
-    """Return the errors of what was not published."""
+def test_golden_refusals(store: Store) -> None:
     messages = []
     for words in REFUSED:
         with pytest.raises(UsageError) as error:
             page(store, query(words))
         messages.append(f"{error.value.message}\n")
-    return "".join(messages)
-
-
-def test_golden_refusals(store: Store) -> None:
-    """One sentence, with the documents that have something of the kind."""
-    assert refusals(store) == (GOLDEN / "refused.txt").read_text()
+    assert agrees("".join(messages), GOLDEN / "refused.txt")
 
 
 def test_figures_without_a_column_are_counted(store: Store) -> None:
-    """The note names some of them."""
     (table,) = page(store, query({**ASKED["single-stream"], "cells": "pp512"})).tables
     assert table.beside is not None
     (note,) = table.beside.left
     assert note.startswith("12 published figures")
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as made:
-        world(made)
-        for each in ASKED:
-            (GOLDEN / f"{each}.md").write_text(shown(made, each))
-        (GOLDEN / "refused.txt").write_text(refusals(made))

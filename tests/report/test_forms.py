@@ -1,11 +1,10 @@
-"""Every form against a golden file, and what each of them may be asked; `python -m tests.report.test_forms` writes."""
+"""Every form against a golden file, and what each of them may be asked."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,17 @@ import pytest
 
 from dgxlab.cli.report import Form
 from dgxlab.errors import UsageError
-from dgxlab.model import CANDIDATE, PROTOCOL, BackendOpsBench, CellResult, ChainStep, RunStep, to_json
-from dgxlab.report import KEYS, ArmsTable, overview, page, query, render_overview, render_page
+from dgxlab.model import CANDIDATE, PROTOCOL, CellResult, ChainStep, RunStep, to_json
+from dgxlab.report import KEYS, Table, overview, page, query, render_overview, render_page
 from dgxlab.report.forms import FORMS
 from dgxlab.store import Store
+from dgxlab.tools import BackendOpsBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
 from tests.report.test_markdown import EVIL, tokens
-from tests.report.worlds import GPU, H200, Session, h200, numbers, session_of_two
+from tests.report.worlds import GPU, H200, Session, agrees, h200, numbers, session_of_two
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "forms"
-MACHINE = dataclasses.replace(
+MACHINE = replace(
     H200,
     details={
         "cpu": "Xeon",
@@ -70,21 +70,23 @@ def world(store: Store) -> None:
     compared(store, "wide", "20261110-102000-forms", 1.0001, "BN=256 halves the decoding")
     compared(store, "hint", "20261110-103000-forms", 0.9, "an L2 hint helps", kind="screen")
     Session(store, h200(bench=BENCH), "20261120-140000-forms", host=MACHINE).build().gates().runs().end()
-    one = step(store, "tiles", "20261120-150000-forms", hypothesis="block tiling beats one warp a tile").build().gates()
-    one.runs(
+    tiles = (
+        step(store, "tiles", "20261120-150000-forms", hypothesis="block tiling beats one warp a tile").build().gates()
+    )
+    tiles.runs(
         only=["backend-ops"],
         telemetry=[CLOCK, {**CLOCK, "name": "power.draw", "unit": "W", "min": 90.0, "median": 340.0, "max": 351.0}],
         flags=[THROTTLED],
     )
-    one.runs(numbers(17000, 4), only=["llama-bench"], telemetry=[CLOCK], flags=[CAPPED])
-    one.runs(numbers(15000), only=["batched-bench"]).end()
-    two = step(store, "skew", "20261120-160000-forms", hypothesis="a skewed pad frees the banks", env={"PAD": "12"})
-    two.build().gates().runs(numbers(150, 3), only=["backend-ops"]).runs(numbers(36000, 4), only=["llama-bench"]).end()
+    tiles.runs(numbers(17000, 4), only=["llama-bench"], telemetry=[CLOCK], flags=[CAPPED])
+    tiles.runs(numbers(15000), only=["batched-bench"]).end()
+    skew = step(store, "skew", "20261120-160000-forms", hypothesis="a skewed pad frees the banks", env={"PAD": "12"})
+    skew.build().gates().runs(numbers(150, 3), only=["backend-ops"]).runs(numbers(36000, 4), only=["llama-bench"]).end()
     gate = {"passed": 1101, "status": "failed", "rc": 1, "failed": ["type_a=q4_0,n=1"]}
-    three = step(store, "prepack", "20261120-170000-forms", hypothesis="decoding once | is enough").build()
-    three.gates(**gate, reasons=["passed 1101 of 1103"])
-    three.journal.add("error", exit_code=5, message="gate MUL_MAT on CUDA0 failed", next="", details="")
-    three.end("failed", 5)
+    prepack = step(store, "prepack", "20261120-170000-forms", hypothesis="decoding once | is enough").build()
+    prepack.gates(**gate, reasons=["passed 1101 of 1103"])
+    prepack.journal.add("error", exit_code=5, message="gate MUL_MAT on CUDA0 failed", next="", details="")
+    prepack.end("failed", 5)
     store.know(h200(name="stream-k", hypothesis="stream-k fills the last wave"))
     last = session_of_two(
         store, "20261120-180000-forms", host=MACHINE, bench=BENCH, candidate={"name": "async", "hypothesis": "cp.async"}
@@ -109,50 +111,42 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Give a record that the tests of this module only read."""
     with Store.open(tmp_path_factory.mktemp("forms") / "results.db") as opened:
         world(opened)
         yield opened
 
 
 def shown(store: Store, **words: str) -> str:
-    """Return a form as markdown."""
     return render_page(page(store, query(words)))
 
 
-def table(store: Store, **words: str) -> ArmsTable:
-    """Return a form's only table."""
+def table(store: Store, **words: str) -> Table:
     (only,) = page(store, query(words)).tables
-    assert isinstance(only, ArmsTable)
+    assert only.kind == "arms"
     return only
 
 
 def test_the_command_line_has_every_form() -> None:
-    """And the program makes each of them."""
     assert [form.value for form in Form] == list(KEYS) == list(FORMS) == [*ASKED, "published", "imported"]
 
 
 @pytest.mark.parametrize("form", ASKED)
 def test_golden(store: Store, form: str) -> None:
-    """The tables are what was read and agreed to."""
-    assert shown(store, form=form, **ASKED[form]) == (GOLDEN / f"{form}.md").read_text()
+    assert agrees(shown(store, form=form, **ASKED[form]), GOLDEN / f"{form}.md")
 
 
 def test_golden_overview(store: Store) -> None:
-    """The latest of everything, in a screen."""
     text = render_overview(overview(store))
-    assert text == (GOLDEN / "overview.md").read_text()
+    assert agrees(text, GOLDEN / "overview.md")
     assert text.count("\n") <= 32
 
 
 def test_nothing_of_a_session_that_goes_on(store: Store) -> None:
-    """Not even in an overview or a ledger."""
     every = [shown(store, form=form, **words) for form, words in ASKED.items()]
     assert "4242" not in "".join([*every, render_overview(overview(store))])
 
 
 def test_the_twin_has_the_numbers(store: Store) -> None:
-    """What is a text in the table is a number beside it in JSON."""
     twin = json.loads(json.dumps(to_json(page(store, query({"form": "ops", **ASKED["ops"]})))))
     row = twin["tables"][0]["rows"][0]
     assert (row["of_bandwidth"], row["type_a"]) == (f"{row['of_bandwidth_pct']:.1f}", "q4_0")
@@ -162,7 +156,6 @@ def test_the_twin_has_the_numbers(store: Store) -> None:
 
 
 def test_cells_by_words(store: Store) -> None:
-    """A value, a key with its value, a test's name."""
     ops = page(store, query({"form": "ops", "experiment": "h200", "cells": "type_a=q4_K n=8, q4_0 n=1"})).tables[0]
     assert [(row["type_a"], row["n"]) for row in ops.rows] == [("q4_0", 1), ("q4_K", 8)]
     streams = table(store, form="single-stream", experiment="h200", cells="tg32")
@@ -170,54 +163,50 @@ def test_cells_by_words(store: Store) -> None:
 
 
 def test_a_ratio_is_better_above_1_and_never_between_devices(store: Store, tmp_path: Path) -> None:
-    """Also of times; another card's numbers are shown without one."""
     with Store.open(tmp_path / "other.db") as other:
         Session(other, h200(bench=(OPS,)), "20261120-140000-forms").build().runs(numbers(200)).end()
         step(other, "tiles", "20261120-150000-forms").build().runs(numbers(100), only=["backend-ops"]).end()
         # a clone of the machine: the same host_id, and another card
-        elsewhere = dataclasses.replace(MACHINE, details={**MACHINE.details, "gpus": [{**GPU, "uuid": "GPU-2"}]})
+        elsewhere = replace(MACHINE, details={**MACHINE.details, "gpus": [{**GPU, "uuid": "GPU-2"}]})
         tree = source(["skew"])
         far = Session(other, h200(name="skew", bench=(OPS,)), "20261120-160000-forms", tree=tree, host=elsewhere)
         far.build().runs(numbers(100)).end()
         words = {"form": "steps", "experiment": "tiles,skew", "baseline": "h200", "cells": "q4_K n=512"}
-        made = page(other, query(words)).tables[0]
+        beside_base = page(other, query(words)).tables[0]
         beside = shown(other, form="steps", experiment="tiles,h200")
         apart = shown(other, form="steps", experiment="skew,h200")
-    assert [row["ratio"] for row in made.rows] == ["baseline", "2.00x", "of another device"]
+    assert [row["ratio"] for row in beside_base.rows] == ["baseline", "2.00x", "of another device"]
     assert "different devices" not in beside
     assert "- the rows are of different devices" in apart
     assert "NVIDIA H200 GPU-2" in apart
 
 
 def test_what_another_protocol_measured_says_so(tmp_path: Path) -> None:
-    """Beside what is measured as it is done now, and alone."""
     with Store.open(tmp_path / "older.db") as older:
         Session(older, h200(bench=BENCH), "20261120-140000-older").build().runs().end()
         step(older, "tiles", "20261120-150000-older").build().runs().end()
         words = {"form": "single-stream", "experiment": "h200,tiles"}
         assert "protocol" not in shown(older, **words)
         older.update_job("20261120-140000-older", protocol=PROTOCOL - 1)
-        said = f"- measured by protocol {PROTOCOL - 1}, not {PROTOCOL}\n"
-        assert shown(older, **words).count(said) == 1
-        assert said in shown(older, form="concurrency", experiment="h200")
+        note = f"- measured by protocol {PROTOCOL - 1}, not {PROTOCOL}\n"
+        assert shown(older, **words).count(note) == 1
+        assert note in shown(older, form="concurrency", experiment="h200")
 
 
 def test_a_verdict_is_of_no_environment_alone(tmp_path: Path) -> None:
-    """An experiment beside itself has ratios of its own numbers, and not its A/B session's in every row."""
-
     def value(run: RunStep) -> tuple[CellResult, ...]:
         return numbers(100 + int(run.env.get("M", 0)))(run)
 
     with Store.open(tmp_path / "swept.db") as store:
         compared(store, "swept", "20261110-100000-forms", 1.1, "faster")
         Session(store, h200(bench=BENCH[1:2]), "20261120-140000-forms", host=MACHINE).build().runs(value).end()
-        entries = tuple(dataclasses.replace(BENCH[1], env=env) for env in ({}, {"M": "100"}))
+        entries = tuple(replace(BENCH[1], env=env) for env in ({}, {"M": "100"}))
         run = Session(
             store, h200(name="swept", series=("swept",), bench=entries), "20261120-150000-forms", host=MACHINE
         )
         run.build().runs(value).end()
-        made = table(store, form="steps", experiment="swept", baseline="h200", cells="pp512")
-    assert [(row["step"], row["ratio"], row["verdict"]) for row in made.rows] == [
+        result = table(store, form="steps", experiment="swept", baseline="h200", cells="pp512")
+    assert [(row["step"], row["ratio"], row["verdict"]) for row in result.rows] == [
         ("h200", "baseline", None),
         ("swept", "1.00x", None),
         ("swept M=100", "2.00x", None),
@@ -225,24 +214,25 @@ def test_a_verdict_is_of_no_environment_alone(tmp_path: Path) -> None:
 
 
 def test_one_cell_in_several_environments(tmp_path: Path) -> None:
-    """An experiment that sweeps a variable is beside itself: no environment hides another's numbers."""
     stream, many = h200().bench[1:]
     environments: tuple[dict[str, str], ...] = ({}, {"M": "8"}, {"M": "64"})
-    swept = tuple(dataclasses.replace(entry, env=env) for entry in (stream, many) for env in environments)
+    swept = tuple(replace(entry, env=env) for entry in (stream, many) for env in environments)
 
     def value(run: RunStep) -> tuple[CellResult, ...]:
         return numbers(100 + int(run.env.get("M", 0)))(run)
 
     with Store.open(tmp_path / "swept.db") as store:
         Session(store, h200(env={"ALL": "1"}, bench=swept), "20261120-140000-swept").build().runs(value).end()
-        made = {form: table(store, form=form, experiment="h200") for form in ("single-stream", "steps", "concurrency")}
+        results = {
+            form: table(store, form=form, experiment="h200") for form in ("single-stream", "steps", "concurrency")
+        }
     names = ["h200", "h200 M=8", "h200 M=64"]
-    assert [row["arm"] for row in made["single-stream"].rows] == names
-    assert [row["pp512"].median for row in made["single-stream"].rows] == [100, 108, 164]
-    assert [row["step"] for row in made["steps"].rows] == names
-    first = made["concurrency"].rows[0]
+    assert [row["arm"] for row in results["single-stream"].rows] == names
+    assert [row["pp512"].median for row in results["single-stream"].rows] == [100, 108, 164]
+    assert [row["step"] for row in results["steps"].rows] == names
+    first = results["concurrency"].rows[0]
     assert [first[f"speed_pp.{number}"].median for number in range(3)] == [100, 108, 164]
-    assert [origin.label for origin in made["concurrency"].origins] == names
+    assert [origin.label for origin in results["concurrency"].origins] == names
 
 
 REFUSED: tuple[dict[str, str], ...] = (
@@ -283,12 +273,6 @@ REFUSED: tuple[dict[str, str], ...] = (
 
 
 def test_golden_refusals(store: Store) -> None:
-    """Bad questions are refused before the record is read, missing data with the nearest name where there is one."""
-    assert refusals(store) == (GOLDEN / "refused.txt").read_text()
-
-
-def refusals(store: Store) -> str:
-    """Return each bad question with its error and the next command."""
     lines = []
     for words in REFUSED:
         with pytest.raises(UsageError) as error:
@@ -296,37 +280,18 @@ def refusals(store: Store) -> str:
         message = error.value.message.replace(str(store.path), "DB")
         question = " ".join(f"{key}={value!r}" for key, value in words.items())
         lines.append(f"{question}\n  {message}\n  next: {error.value.next}\n")
-    return "".join(lines)
-
-
-def test_published_tables_stand_in_a_form(tmp_path: Path) -> None:
-    """Each under its own heading, labelled as not measured here."""
-    with Store.open(tmp_path / "results.db") as store:
-        text = shown(store, form="published", table="steps,concurrency")
-    assert text.startswith("**W4A16 steps**\n")
-    assert text.count("**published**, not measured here") == 2
+    assert agrees("".join(lines), GOLDEN / "refused.txt")
 
 
 def test_no_text_of_the_record_can_forge_a_row(tmp_path: Path) -> None:
-    """Hostile hypotheses and errors in a ledger and an overview are text."""
     with Store.open(tmp_path / "results.db") as store:
         session = step(store, "tiles", "20261120-150000-forms", hypothesis=EVIL).build()
         session.journal.add("error", exit_code=4, message=EVIL, next="", details="")
         session.end("failed", 4)
         pages = [shown(store, form="levers"), render_overview(overview(store))]
     for text, rows in zip(pages, (2, 2), strict=True):
-        found = tokens(text)
-        assert sum(token.type == "tr_open" for token in found) == rows
-        inline = {child.type for token in found for child in token.children or []}
+        parsed = tokens(text)
+        assert sum(token.type == "tr_open" for token in parsed) == rows
+        inline = {child.type for token in parsed for child in token.children or []}
         assert inline <= {"text", "text_special", "code_inline", "softbreak"}
     assert "h2" not in {token.tag for token in tokens(pages[0])}
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "results.db") as made:
-        world(made)
-        for name, words in ASKED.items():
-            (GOLDEN / f"{name}.md").write_text(shown(made, form=name, **words))
-        (GOLDEN / "overview.md").write_text(render_overview(overview(made)))
-        (GOLDEN / "refused.txt").write_text(refusals(made))

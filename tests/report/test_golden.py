@@ -1,22 +1,22 @@
-"""Whole reports against golden files; `python -m tests.report.test_golden` writes them anew, to be read."""
+"""Whole reports against golden files."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dgxlab.errors import UsageError
-from dgxlab.model import BASELINE, CANDIDATE, ChainStep, FileModel, LlamaBench
+from dgxlab.model import BASELINE, CANDIDATE, ChainStep, FileModel
 from dgxlab.report import collect, render
 from dgxlab.store import Store
+from dgxlab.tools import LlamaBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
-from tests.report.worlds import CYCLES, Session, fails, h200, numbers, places, session_of_two, whole
+from tests.report.worlds import CYCLES, Session, agrees, fails, h200, numbers, places, session_of_two, whole
 from tests.report.worlds import GOLDEN as RAW
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
@@ -31,7 +31,7 @@ def _whole(store: Store) -> str:
 
 def _troubled(store: Store) -> str:
     """Return two sessions on a dirty tree: a gate and runs that failed, one mended later, others still missing."""
-    tree = dataclasses.replace(source(), dirty=True)
+    tree = replace(source(), dirty=True)
     models = {"q4k": FileModel("~/bench/Qwen3-32B-Q4_K_M.gguf")}
     bench = (*h200().bench, LlamaBench("q4k", (), (128,), {"n_depth": (0, 4096), "n_ubatch": (512, 2048)}))
     experiment = h200(models=models, bench=bench, hypothesis="a|b beats <c>")
@@ -225,19 +225,6 @@ PAGES: dict[str, Callable[[Store], str]] = {
 }
 
 
-def page(name: str, folder: Path) -> str:
-    """Render one of the pages from an empty record."""
-    with Store.open(folder / "results.db") as store:
-        return PAGES[name](store)
-
-
 @pytest.mark.parametrize("name", sorted(PAGES))
-def test_golden(name: str, tmp_path: Path) -> None:
-    """The page is what was read and agreed to."""
-    assert page(name, tmp_path) == (GOLDEN / f"{name}.md").read_text()
-
-
-if __name__ == "__main__":
-    for each in PAGES:
-        with tempfile.TemporaryDirectory() as scratch:
-            (GOLDEN / f"{each}.md").write_text(page(each, Path(scratch)))
+def test_golden(name: str, store: Store) -> None:
+    assert agrees(PAGES[name](store), GOLDEN / f"{name}.md")

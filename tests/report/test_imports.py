@@ -1,10 +1,9 @@
-"""Imported files in tables of their own, from real captures; `python -m tests.report.test_imports` writes."""
+"""Imported files in tables of their own, from real captures."""
 
 from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from dgxlab.model import to_json
 from dgxlab.report import Number, page, query, render_page
 from dgxlab.store import Store
 from tests.report.worlds import GOLDEN as CAPTURES
-from tests.report.worlds import whole
+from tests.report.worlds import agrees, whole
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "imported"
 FILES = {
@@ -36,32 +35,25 @@ HARNESS = (
 )
 
 
-def world(store: Store, folder: Path) -> None:
-    """Import every file, and measure something too."""
-    whole(store)
-    (folder / "harness.jsonl").write_text(HARNESS)
-    for name in FILES.values():
-        path = next(path for path in (folder / name, CAPTURES / name, CAPTURES.parent / "cpu" / name) if path.exists())
-        imported.record(store, imported.open_file(path, "", ""))
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Give a record that the tests of this module only read."""
     folder = tmp_path_factory.mktemp("imports")
-    with Store.open(folder / "results.db") as opened:
-        world(opened, folder)
-        yield opened
+    (folder / "harness.jsonl").write_text(HARNESS)
+    folders = (folder, CAPTURES, CAPTURES.parent / "cpu")
+    with Store.open(folder / "results.db") as store:
+        whole(store)
+        for name in FILES.values():
+            path = next(path / name for path in folders if (path / name).exists())
+            imported.record(store, imported.open_file(path, "", ""))
+        yield store
 
 
 def shown(store: Store, **words: str) -> str:
-    """Return the form as markdown, as if imported on some day."""
     text = render_page(page(store, query({"form": "imported", **words})))
     return re.sub(r"\d{4}-\d\d-\d\d(?![\dT])", "2025-11-20", text)
 
 
 def refused(store: Store, **words: str) -> str:
-    """Return why the form is not shown."""
     with pytest.raises(UsageError) as error:
         page(store, query({"form": "imported", **words}))
     return error.value.message.replace(str(store.path), "DB")
@@ -69,19 +61,16 @@ def refused(store: Store, **words: str) -> str:
 
 @pytest.mark.parametrize("name", FILES)
 def test_golden(store: Store, name: str) -> None:
-    """What a file says, and that it was not measured here."""
     text = shown(store, file=FILES[name])
-    assert text == (GOLDEN / f"{name}.md").read_text()
+    assert agrees(text, GOLDEN / f"{name}.md")
     assert "**imported**, not measured by dgxlab" in text
 
 
 def test_golden_of_all_files(store: Store) -> None:
-    """A line a file."""
-    assert shown(store) == (GOLDEN / "files.md").read_text()
+    assert agrees(shown(store), GOLDEN / "files.md")
 
 
 def test_a_mean_has_the_spread_and_the_count_of_its_file(store: Store) -> None:
-    """What llama-bench computed stays what it is; a table for people does not say of how many."""
     (rows, abridged) = (table.rows for table in page(store, query({"form": "imported", "file": BOTH})).tables)
     assert rows[0]["avg_ts"] == Number("avg_ts", "t/s", 5, pytest.approx(2555.63088), value=36503.901762)
     assert abridged[0]["avg_ts"] == Number("avg_ts", "t/s", None, 2486.79, value=36563.16)
@@ -94,7 +83,6 @@ BOTH = "llama-bench-q4_k.jsonl, llama-bench-q4_k.md"
 
 
 def test_a_file_is_found_by_the_beginning_of_its_sha256(store: Store) -> None:
-    """As `dgxlab import` prints it."""
     (table,) = page(store, query({"form": "imported", "file": "d48c8e67", "cells": "tg32"})).tables
     twin = json.loads(json.dumps(to_json(table)))
     assert (twin["file"], twin["tool"].partition(",")[0]) == ("llama-bench-q4_k.jsonl", "llama-bench (jsonl)")
@@ -103,7 +91,6 @@ def test_a_file_is_found_by_the_beginning_of_its_sha256(store: Store) -> None:
 
 
 def test_blanks_in_a_name_are_alike(tmp_path: Path) -> None:
-    """A form reads any of them as one; in a table and in a sentence none of them breaks a line."""
     path = tmp_path / "a  |b\n.jsonl"
     path.write_text(HARNESS)
     with Store.open(tmp_path / "results.db") as store:
@@ -114,7 +101,6 @@ def test_blanks_in_a_name_are_alike(tmp_path: Path) -> None:
 
 
 def test_what_was_not_imported(store: Store, tmp_path: Path) -> None:
-    """One sentence with the names that are there."""
     assert refused(store, file="nosuch").startswith(
         "DB has no imported file 'nosuch'; there are 'llama-bench-q4_k.jsonl' (d4"
     )
@@ -123,12 +109,3 @@ def test_what_was_not_imported(store: Store, tmp_path: Path) -> None:
     with Store.open(tmp_path / "results.db") as empty:
         assert refused(empty) == "DB has no imported file"
         assert refused(empty, file="x") == "DB has no imported file 'x'"
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "results.db") as made:
-        world(made, Path(scratch))
-        for each, file in FILES.items():
-            (GOLDEN / f"{each}.md").write_text(shown(made, file=file))
-        (GOLDEN / "files.md").write_text(shown(made))

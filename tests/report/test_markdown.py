@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -16,9 +16,9 @@ from markdown_it.token import Token
 from dgxlab.errors import UsageError
 from dgxlab.model import SeriesRef
 from dgxlab.report import Number, Page, Provenance, Report, Table, markdown, render, render_page
+from dgxlab.report.cells import layout, legend
 from dgxlab.report.markdown import escape
 from dgxlab.report.records import Column, Failure, Flag, Missing
-from dgxlab.report.shown import layout, legend
 from dgxlab.units import MISSING as DASH
 
 EVIL = "a|b\n| evil | 99 |<script>alert(1)</script>\\|`x` *b* _i_ [l](javascript:1) &lt; ~~s~~ \u202e\x1b[31m\u2028# h"
@@ -37,22 +37,18 @@ COLUMNS = (Column("model", "model"), Column("avg_ts", "", "avg_ts"))
 
 
 def table(*rows: dict[str, Any], columns: tuple[Column, ...] = COLUMNS, **changes: Any) -> Table:
-    """Return a table with these rows."""
-    return dataclasses.replace(Table("single-stream", "Single stream", columns, rows, ORIGIN), **changes)
+    return replace(Table("single-stream", "Single stream", columns, rows, ORIGIN), **changes)
 
 
 def speed(median: float, spread: float | None = None, n: int = 1) -> Number:
-    """Return a speed in t/s."""
     return Number("avg_ts", "t/s", n, spread, median=median, of="samples")
 
 
 def tokens(text: str) -> list[Token]:
-    """Parse markdown as GitHub does: tables and strikethrough on."""
     return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
 
 
 def cells(text: str) -> list[list[str]]:
-    """Return the rows of the tables in a text as a reader sees them; any markup in a cell fails."""
     rows: list[list[str]] = []
     for token in tokens(text):
         if token.type == "tr_open":
@@ -66,7 +62,6 @@ def cells(text: str) -> list[list[str]]:
 
 @given(st.text(max_size=60))
 def test_an_escaped_text_reads_as_itself(text: str) -> None:
-    """In a cell, whatever the text: one row, two cells, no markup, the same characters but for blanks."""
     page = f"| a | b |\n| --- | --- |\n| {escape(text)} | x |\n"
     rows = cells(page)
     assert len(rows) == 2
@@ -76,12 +71,10 @@ def test_an_escaped_text_reads_as_itself(text: str) -> None:
 
 
 def escape_free(text: str) -> str:
-    """Return what a reader should see: the text without control characters."""
     return "".join(" " if markdown.unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def test_escape_covers_every_special_character() -> None:
-    """Each of them behind a backslash; line breaks and control characters are gone."""
     assert escape("\\|`*_<>[]~&") == "\\\\\\|\\`\\*\\_\\<\\>\\[\\]\\~\\&"
     assert escape("MUL_MAT _a_ b_") == "MUL_MAT \\_a\\_ b\\_"
     assert escape("a\nb\r\nc\x1b[0m") == "a b  c \\[0m"
@@ -90,30 +83,30 @@ def test_escape_covers_every_special_character() -> None:
 
 @pytest.mark.parametrize(("wide", "tables", "items"), [(True, 3, 10), (False, 2, 11)])
 def test_no_field_of_a_report_can_forge_anything(wide: bool, tables: int, items: int) -> None:
-    """Every text of every record is hostile; the page still has exactly its own tables, headings and items."""
     origin = Provenance(EVIL, (EVIL, EVIL), EVIL, (SeriesRef(EVIL, EVIL),), EVIL, EVIL, EVIL, True, (EVIL,))
     columns = (Column("a", EVIL), Column("avg_ts", "", "avg_ts"))
     flags = (Flag((EVIL,), True, EVIL), Flag((), True, EVIL))
-    made = Table("ops", EVIL, columns, ({"a": EVIL, "avg_ts": speed(1.5, 0.1, 3)},), origin, {EVIL: EVIL}, flags=flags)
+    hostile = Table(
+        "ops", EVIL, columns, ({"a": EVIL, "avg_ts": speed(1.5, 0.1, 3)},), origin, {EVIL: EVIL}, flags=flags
+    )
     missing = Missing(EVIL, EVIL, EVIL, (EVIL, EVIL), EVIL)
     failure = Failure(EVIL, EVIL, EVIL, EVIL, True, "session")
-    page = render(Report(EVIL, EVIL, (made, made), (missing,), (failure,)), wide=wide)
-    found = tokens(page)
-    count = Counter(token.type for token in found)
+    page = render(Report(EVIL, EVIL, (hostile, hostile), (missing,), (failure,)), wide=wide)
+    parsed = tokens(page)
+    count = Counter(token.type for token in parsed)
     assert (count["table_open"], count["tr_open"]) == (tables, 2 * tables)
     assert (count["heading_open"], count["blockquote_open"]) == (4 + wide, 1)
     assert count["list_item_open"] == items
-    assert [token.content for token in found if token.type == "html_block"] == [
+    assert [token.content for token in parsed if token.type == "html_block"] == [
         "<details><summary>Sources</summary>\n",
         "</details>\n",
     ]
-    inline = {child.type for token in found for child in token.children or []}
+    inline = {child.type for token in parsed for child in token.children or []}
     assert inline <= {"text", "text_special", "strong_open", "strong_close", "softbreak"}
 
 
 @given(st.lists(st.sampled_from(["-", "+", "#", "1.", ">", "===", "a" * 50, "b"]), min_size=1, max_size=60))
 def test_a_long_line_stays_one_item(words: list[str]) -> None:
-    """It breaks only at blanks, before words that begin no markup; a reader sees the same words."""
     page = markdown._folded(f"- x {escape(' '.join(words))}\n")
     assert page.split() == f"- x {escape(' '.join(words))}".split()
     items = MarkdownIt("commonmark").parse(page)
@@ -122,7 +115,6 @@ def test_a_long_line_stays_one_item(words: list[str]) -> None:
 
 
 def test_the_registered_escape_cannot_be_forgotten_in_a_template() -> None:
-    """A new template's bare expressions are escaped too, in loops, joins, macros and conditions."""
     template = markdown._environment().from_string(
         "{% macro cell(x) %}[{{ x }}]{% endmacro %}{{ a }} {{ cell(a) }} {{ [a, a] | join('|') }} {{ a if a else a }}"
     )
@@ -130,67 +122,31 @@ def test_the_registered_escape_cannot_be_forgotten_in_a_template() -> None:
 
 
 def test_an_undefined_name_is_an_error() -> None:
-    """A typo in a template does not print nothing."""
     with pytest.raises(jinja2.UndefinedError):
         markdown._environment().from_string("{{ reprot }}").render()
 
 
 def test_missing_values_are_dashes() -> None:
-    """None, an empty text and a key that is not there; 0 and False are values."""
     columns = (*COLUMNS, Column("x", "x"), Column("y", "y"))
     _, _, body = layout(
-        table(
-            {"model": None, "avg_ts": speed(54.8), "x": 0, "y": False},
-            {"model": ""},
-            columns=columns,
-        )
+        table({"model": None, "avg_ts": speed(54.8), "x": 0, "y": False}, {"model": ""}, columns=columns)
     )
     assert body == [[DASH, "54.8", "0", "no"], [DASH, DASH, DASH, DASH]]
 
 
-def test_a_table_without_any_value_still_renders() -> None:
-    """A column of dashes, in the metric's unit."""
-    headers, _, body = layout(table({"model": "m"}))
-    assert (headers, body) == (["model", "t/s"], [["m", DASH]])
-
-
-def test_sources_are_listed_once_and_numbered() -> None:
-    """Two tables of one build name one source; another build has its own. What is dirty is named twice."""
-    other = dataclasses.replace(ORIGIN, series=(), dirty=True, synthetic=("q4k",), build_id=None, sessions=())
-    settings = {"n_ubatch": 512, "mmap": True}
-    one, two = table({"model": "m"}), table({"model": "m"}, provenance=other, settings=settings)
-    page = render(Report("Experiment x", "", (one, two, one), (), ()))
-    assert page.splitlines().count("[1]") == 2
-    assert "\nevery row: n_ubatch 512, mmap yes · **dirty** tree · **synthetic model** q4k · [2]\n" in page
-    assert page.partition("<details>")[2].splitlines()[2:12] == [
-        "- [1] experiment toy",
-        "  - session 20261120-103000-toy-a",
-        "  - host dgx · backend CPU",
-        "  - pin e3a74b299085 · tree cdd2bf5ea86c · build 2152cea1b7b715ae",
-        "  - series w4a16@0123456789ab",
-        "- [2] experiment toy",
-        f"  - session {DASH}",
-        "  - host dgx · backend CPU",
-        f"  - pin e3a74b299085 · tree cdd2bf5ea86c (dirty) · build {DASH}",
-        "  - series none",
-    ]
-
-
 def test_what_is_the_same_in_every_row_is_beneath() -> None:
-    """A leading column of one value, of two rows or more; a column by name is shown all the same."""
     rows = [{"model": "m", "test": test, "avg_ts": speed(1.0)} for test in ("pp512", "tg32")]
     columns = (COLUMNS[0], Column("test", "test"), COLUMNS[1])
-    made = Page("single-stream", (table(*rows, columns=columns),))
-    assert render_page(made).splitlines()[0] == "| test | t/s |"
-    assert "\nevery row: model m · [1]\n" in render_page(made)
-    assert render_page(made, wide=True).splitlines()[0] == "| model | test | t/s |"
-    assert render_page(made, columns=("avg_ts", "model")).splitlines()[0] == "| t/s | model |"
+    result = Page("single-stream", (table(*rows, columns=columns),))
+    assert render_page(result).splitlines()[0] == "| test | t/s |"
+    assert "\nevery row: model m · [1]\n" in render_page(result)
+    assert render_page(result, wide=True).splitlines()[0] == "| model | test | t/s |"
+    assert render_page(result, columns=("avg_ts", "model")).splitlines()[0] == "| t/s | model |"
     with pytest.raises(UsageError, match="no column 'mode'"):
-        render_page(made, columns=("mode",))
+        render_page(result, columns=("mode",))
 
 
 def test_what_does_not_count_is_counted() -> None:
-    """Failures and soft flags in one line; hard events and ends of sessions are listed, with `wide` all of them."""
     flags = (Flag((), True, "hot"), Flag((), False, "capped"), Flag((), False, "noisy"))
     failures = (
         Failure("20261120-103000-toy-abc123", "run a", "failed", "killed", again=True),
@@ -217,11 +173,5 @@ def test_what_does_not_count_is_counted() -> None:
     ],
 )
 def test_a_number_alone_has_no_spread(number: Number, shown: str) -> None:
-    """A single value is bare; the legend explains only what there is."""
     assert layout(table({"model": "m", "avg_ts": number}))[2] == [["m", shown]]
     assert ("single value" in legend([number])) == ("±" not in shown)
-
-
-def test_a_report_of_nothing_says_so() -> None:
-    """Never an empty page."""
-    assert render(Report("Experiment x", "", (), (), ())).count("\n") == 3

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dgxlab.model import BackendOpsBench, BatchedBench, CellResult, LlamaBench, Measurement, RunStep
-from dgxlab.report import Number, Table, collect, page, query, render, render_page
+from dgxlab.model import CellResult, Measurement, RunStep
+from dgxlab.report import Table, collect, page, query, render, render_page
+from dgxlab.report.cells import layout
 from dgxlab.report.records import Flag
-from dgxlab.report.shown import layout
 from dgxlab.report.tables import stream_test
 from dgxlab.store import Store
+from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
 from dgxlab.units import MISSING as DASH
 from tests.report.worlds import Session, Tool, h200, numbers
 
@@ -19,7 +20,6 @@ JOB = "20261120-103000-h200-a"
 
 
 def only_table(store: Store, *bench: object, **changes: object) -> Table:
-    """Measure these bench entries in one session without gates, and return the only table."""
     experiment = h200(bench=bench, gates=(), **changes)
     Session(store, experiment, JOB).build().runs(numbers(samples=3)).end()
     (table,) = collect(store, "h200").tables
@@ -36,12 +36,10 @@ def only_table(store: Store, *bench: object, **changes: object) -> Table:
     ],
 )
 def test_tests_are_called_as_llama_bench_calls_them(params: dict[str, int], name: str) -> None:
-    """pp, tg, both, and the depth."""
     assert stream_test(params) == name
 
 
-def test_what_varies_is_a_column_and_what_does_not_stands_beneath(store: Store) -> None:
-    """Two n_ubatch give a column; the one type_k is a setting; repetitions are what the samples count."""
+def test_what_varies_is_a_column_and_the_rest_is_beneath(store: Store) -> None:
     table = only_table(
         store, LlamaBench("q4k", (512,), (32,), {"n_ubatch": (2048, 512), "type_k": ("f16",)}, repetitions=3)
     )
@@ -57,11 +55,8 @@ def test_what_varies_is_a_column_and_what_does_not_stands_beneath(store: Store) 
 
 
 def test_environment_tells_rows_apart(store: Store) -> None:
-    """The same cell with and without the patched path: never one row for two things."""
     table = only_table(
-        store,
-        LlamaBench("q4k", (512,), ()),
-        LlamaBench("q4k", (512,), (), env={"GGML_CUDA_W4A16": "1"}),
+        store, LlamaBench("q4k", (512,), ()), LlamaBench("q4k", (512,), (), env={"GGML_CUDA_W4A16": "1"})
     )
     headers, _, body = layout(table)
     assert headers == ["model", "test", "env", "t/s"]
@@ -69,7 +64,6 @@ def test_environment_tells_rows_apart(store: Store) -> None:
 
 
 def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:
-    """Types, m, n, k, then what else the spec names; rows by type and size, whatever the spec's order."""
     table = only_table(
         store,
         BackendOpsBench(
@@ -92,7 +86,6 @@ def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:
 
 
 def test_each_op_backend_and_model_has_its_table(store: Store) -> None:
-    """Ops with other parameters do not share columns; each model has its own concurrency sweep."""
     experiment = h200(
         gates=(),
         models={"a": h200().models["q4k"], "b": h200().models["q4k"]},
@@ -137,20 +130,16 @@ def test_a_metric_that_a_row_lacks_is_missing_there(store: Store) -> None:
     assert body == [["1", "5.77", DASH], ["512", DASH, "293"]]
 
 
-def test_numbers_are_medians_with_scaled_mad(store: Store) -> None:
-    """Samples 100, 101, 102: median 101, MAD 1 times 1.4826; the discarded cold one does not count."""
-    table = only_table(store, LlamaBench("q4k", (512,), ()))
-    assert table.rows[0]["avg_ts"] == Number("avg_ts", "t/s", 3, pytest.approx(1.4826), median=101.0, of="samples")
-
-
 def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
-    """Above 5 % of its median, 1.4826 of 29.65, with the command that measures it again; at less it says nothing."""
     experiment = h200(bench=(LlamaBench("q4k", (512,), (32,)),), gates=())
 
     def tool(value: float, other: float) -> Tool:
         def given(step: RunStep) -> tuple[CellResult, ...]:
-            one, two = step.cells
-            return (*numbers(value, 3)(replace(step, cells=(one,))), *numbers(other, 3)(replace(step, cells=(two,))))
+            first, second = step.cells
+            return (
+                *numbers(value, 3)(replace(step, cells=(first,))),
+                *numbers(other, 3)(replace(step, cells=(second,))),
+            )
 
         return given
 
@@ -186,7 +175,6 @@ def test_a_cell_that_spreads_too_far_says_so(store: Store) -> None:
 def test_every_table_names_what_computed_it(
     store: Store, cmake: dict[str, str], layers: tuple[int, ...], backend: str
 ) -> None:
-    """From the build and the layers on a GPU; of an operation its own backend, which may be the processor."""
     axes = {"n_gpu_layers": layers} if layers else {}
     bench = (
         BackendOpsBench("MUL_MAT", "CPU", {"n": (1,)}),

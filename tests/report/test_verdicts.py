@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from dgxlab.errors import UsageError
-from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, LlamaBench, to_json
+from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep, to_json
 from dgxlab.model import Session as SessionSpec
 from dgxlab.report import (
-    ArmsTable,
     Number,
     SessionReport,
-    SessionTable,
+    Table,
     collect,
     collect_session,
     overview,
@@ -24,8 +23,9 @@ from dgxlab.report import (
     render,
     render_page,
 )
-from dgxlab.report.shown import layout
+from dgxlab.report.cells import layout
 from dgxlab.store import Store
+from dgxlab.tools import LlamaBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
 from tests.report.worlds import CYCLES, H200, Session, h200, numbers, places, session_of_two
 
@@ -48,20 +48,17 @@ def held(store: Store, effect: float = 1.1, job_id: str = A, **changes: object) 
     return session.chains(by(effect)).gates(after=True).end()
 
 
-def verdicts(report: SessionReport, title: str = "") -> SessionTable:
-    """Return the only table of verdicts, of those whose title begins so."""
-    tables = [table for table in report.tables if isinstance(table, SessionTable) and table.form == "verdicts"]
+def verdicts(report: SessionReport, title: str = "") -> Table:
+    tables = [table for table in report.tables if table.kind == "session" and table.form == "verdicts"]
     (table,) = (table for table in tables if table.title.startswith(title))
     return table
 
 
 def flat(page: str) -> str:
-    """Return a page in one line."""
     return " ".join(page.split())
 
 
 def test_numbers_are_in_the_json_twin(store: Store) -> None:
-    """Texts for people, and beside them what they were made from; means know how many runs they are of."""
     held(store)
     report = collect_session(store, A)
     twin = json.loads(json.dumps(to_json(report)))
@@ -81,11 +78,10 @@ def test_numbers_are_in_the_json_twin(store: Store) -> None:
     assert row["ci_low_pct"] < row["same_low_pct"] < row["effect_pct"] < row["same_high_pct"] < row["ci_high_pct"]
     assert row["noise_floor_pct"] == pytest.approx(0.34, abs=0.01)
     assert twin["tables"][1]["candidate"]["experiment"] == "w4a16"
-    assert [one["what"] for one in twin["differences"]] == ["series", "cmake", "env"]
+    assert [each["what"] for each in twin["differences"]] == ["series", "cmake", "env"]
 
 
 def test_a_session_is_found_by_its_name_and_by_its_id(store: Store) -> None:
-    """`stock-vs-w4a16` is the newest session of these two."""
     held(store)
     held(store, 0.9, B)
     assert render(collect(store, "h200-vs-w4a16")) == render(collect(store, job_id=B))
@@ -94,7 +90,6 @@ def test_a_session_is_found_by_its_name_and_by_its_id(store: Store) -> None:
 
 
 def test_what_decides_is_in_the_table(store: Store) -> None:
-    """The interval of same where that is the verdict, and the chain's own noise floor; and why nothing is promoted."""
     held(store, 1.002)
     table = verdicts(collect_session(store, A))
     headers, _, body = layout(table)
@@ -110,8 +105,7 @@ def test_what_decides_is_in_the_table(store: Store) -> None:
     assert not any(row["promoted"] for row in table.rows)
 
 
-def test_how_the_chains_were_held_is_told(store: Store) -> None:
-    """Blocks or not, on which processors, and for which effect where the burn-in decided how many cycles."""
+def test_how_chains_were_measured_is_listed(store: Store) -> None:
     changes = {"session": SessionSpec(pin=True, block_minutes=10.0)}
     session = session_of_two(store, A, bench=STREAM, **changes).build().gates()
     (chain,) = session.plan.chains
@@ -125,11 +119,10 @@ def test_how_the_chains_were_held_is_told(store: Store) -> None:
 
 
 def test_an_older_verdict_is_marked_beside_newer_ones(store: Store) -> None:
-    """In the session itself, beside another of its pair, among all, as a lever and as a step."""
     held(store, 1.1, A, protocol=2)
     held(store, 1.1, B)
     assert verdicts(collect_session(store, A)).protocol["protocol"] == 2
-    (pair,) = (table for table in collect_session(store, B).tables if isinstance(table, ArmsTable))
+    (pair,) = (table for table in collect_session(store, B).tables if table.kind == "arms")
     assert [column.label for column in pair.columns] == ["cell", "session 1 (protocol 2)", "session 2, this one"]
     (latest,) = (table for table in overview(store).tables if table.title == "Verdicts")
     assert [str(row["verdict"]).endswith(" (protocol 2)") for row in latest.rows] == [False, True]
@@ -140,7 +133,6 @@ def test_an_older_verdict_is_marked_beside_newer_ones(store: Store) -> None:
 
 
 def test_a_gate_that_fails_afterwards_makes_it_invalid(store: Store) -> None:
-    """The table shows it before and after, the reason which arm, and no number is left."""
     session = session_of_two(store, A, bench=STREAM).build().gates().chains(by(1.1))
     session.gates(after=True, passed=1101, status="failed", reasons=["1101 of 1103"], failed=[]).end("failed", 5)
     report = collect_session(store, A)
@@ -161,8 +153,7 @@ def test_a_gate_that_fails_afterwards_makes_it_invalid(store: Store) -> None:
     ]
 
 
-def test_nobody_is_shown_a_value_before_the_end(store: Store) -> None:
-    """Not in the session's own report, and not in an experiment's for which the same runs would count."""
+def test_no_value_is_shown_before_the_end(store: Store) -> None:
     session = session_of_two(store, A, bench=STREAM).build().gates()
     ordinary = Session(store, h200(bench=STREAM), B).build().gates().end()
     (chain,) = session.plan.chains
@@ -180,7 +171,6 @@ def test_nobody_is_shown_a_value_before_the_end(store: Store) -> None:
 
 
 def test_a_run_of_a_chain_does_not_replace_one_of_an_ordinary_session(store: Store) -> None:
-    """One of many, perhaps of another day: beside the other cells of that session it would bend a curve."""
     Session(store, h200(bench=STREAM), A).build().gates().runs(numbers(77.0)).end()
     held(store, job_id=B)
     table = next(table for table in collect(store, "h200").tables if table.form == "single-stream")
@@ -188,15 +178,13 @@ def test_a_run_of_a_chain_does_not_replace_one_of_an_ordinary_session(store: Sto
     assert {row["avg_ts"].median for row in table.rows} == {77.0}  # type: ignore[union-attr]
 
 
-def of_h200(store: Store) -> ArmsTable:
-    """Return what single stream shows of the baseline."""
+def of_h200(store: Store) -> Table:
     (table,) = page(store, query({"form": "single-stream", "experiment": "h200"})).tables
-    assert isinstance(table, ArmsTable)
+    assert table.kind == "arms"
     return table
 
 
 def test_an_arm_of_a_chain_has_one_number(store: Store) -> None:
-    """The verdict's mean: of the newest session, without a cycle that does not count, wherever it is shown."""
     held(store, effect=0.5, job_id=A)
     session = session_of_two(store, B, bench=(*STREAM, h200().bench[0])).build().gates()
     for chain in session.plan.chains:
@@ -224,7 +212,6 @@ def test_an_arm_of_a_chain_has_one_number(store: Store) -> None:
 
 
 def test_a_step_has_the_numbers_that_its_verdict_is_on(store: Store) -> None:
-    """Although an ordinary session measured it too; where the verdict is of another build, that is said."""
     held(store)
     changes = {"cmake": {**h200().cmake, "GGML_CUDA_FA": "OFF"}, "env": {"GGML_CUDA_W4A16": "1"}}
     alone = h200(name="w4a16", series=("w4a16",), bench=STREAM, **changes)
@@ -243,7 +230,6 @@ def test_a_step_has_the_numbers_that_its_verdict_is_on(store: Store) -> None:
 
 
 def test_an_invalid_chain_gives_no_number(store: Store) -> None:
-    """No report shows one, and no run calls its cells up to date."""
     session = session_of_two(store, A, bench=STREAM).build().gates().chains(by(1.1))
     session.gates(after=True, passed=1101, status="failed", reasons=["1101 of 1103"], failed=[]).end("failed", 5)
     assert collect_session(store, A).counts == {"invalid": 2}
@@ -257,7 +243,6 @@ def test_an_invalid_chain_gives_no_number(store: Store) -> None:
 
 
 def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
-    """Not one of both roles, which would be a third beside the two that its table shows."""
     session = session_of_two(store, A, kind="noise", bench=STREAM).build().gates()
     session.chains(lambda step, role, cycle: 1000.0 + cycle).gates(after=True).end()
     rows = {str(row["test"]): row["baseline"] for row in verdicts(collect_session(store, A)).rows}
@@ -265,18 +250,17 @@ def test_an_aa_session_gives_its_baselines_number(store: Store) -> None:
 
 
 def test_what_both_arms_share_and_what_differs(store: Store) -> None:
-    """Variables one by one, an axis too; the same in markdown and JSON."""
     candidate = {"env": {"SAME": "1", "GGML_CUDA_W4A16": ""}, "bench": (with_ubatch(512),)}
     env = {"SAME": "1", "GGML_CUDA_W4A16": "0", "ONLY": "x"}
     session = session_of_two(store, A, bench=STREAM, env=env, candidate=candidate).build().gates()
     session.chains(by(1.1)).gates(after=True).end()
     report = collect_session(store, A)
-    said = (
+    line = (
         "every row: model q4k, env SAME=1 · baseline n_ubatch=2048, candidate n_ubatch=512; "
         "baseline GGML_CUDA_W4A16=0, candidate GGML_CUDA_W4A16=; baseline ONLY=x, candidate unset · "
     )
-    assert said in flat(render(report))
-    assert said in flat(render_page(page(store, query({"form": "verdicts", "session": A}))))
+    assert line in flat(render(report))
+    assert line in flat(render_page(page(store, query({"form": "verdicts", "session": A}))))
     twin = json.loads(json.dumps(to_json(report)))["tables"][1]
     assert twin["settings"] == {"env": "SAME=1"}
     differ = {"n_ubatch": [2048, 512], "GGML_CUDA_W4A16": ["0", ""], "ONLY": ["x", None]}
@@ -284,12 +268,11 @@ def test_what_both_arms_share_and_what_differs(store: Store) -> None:
 
 
 def test_a_row_says_what_differs_in_it_alone(store: Store) -> None:
-    """One entry has a variable in the candidate, the other has none."""
-    one = LlamaBench("q4k", (512,), (), {"n_ubatch": (2048,)})
-    two = LlamaBench("q4k", (1024,), (), {"n_ubatch": (2048,)})
-    entries = (one, dataclasses.replace(two, env={"M": "8"}))
+    first = LlamaBench("q4k", (512,), (), {"n_ubatch": (2048,)})
+    second = LlamaBench("q4k", (1024,), (), {"n_ubatch": (2048,)})
+    entries = (first, replace(second, env={"M": "8"}))
     candidate = {"env": {}, "bench": entries}
-    session = session_of_two(store, A, bench=(one, two), candidate=candidate).build().gates()
+    session = session_of_two(store, A, bench=(first, second), candidate=candidate).build().gates()
     session.chains(by(1.1)).gates(after=True).end()
     table = verdicts(collect_session(store, A))
     assert [(row["test"], row["M"]) for row in table.rows] == [
@@ -300,8 +283,7 @@ def test_a_row_says_what_differs_in_it_alone(store: Store) -> None:
 
 
 def test_every_session_of_a_pair_is_shown(store: Store) -> None:
-    """Each with its effect, interval, verdict, build and device; which one this is, is said."""
-    other = dataclasses.replace(H200, details={"gpus": [{"name": "NVIDIA H200", "uuid": "GPU-2222222222"}]})
+    other = replace(H200, details={"gpus": [{"name": "NVIDIA H200", "uuid": "GPU-2222222222"}]})
     jobs = (A, B, "20261120-195900-h200-c")
     held(store, 1.1, jobs[0])
     held(store, 1.2, jobs[1], host=other)
@@ -310,7 +292,7 @@ def test_every_session_of_a_pair_is_shown(store: Store) -> None:
     held(store, 1.3, "20261120-215900-h200-e", kind="screen", noise=0.004)
     report = collect_session(store, B)
     assert report.summary == "faster: 2 of 2 faster; session 2 of 3 of this pair"
-    (table,) = (table for table in report.tables if isinstance(table, ArmsTable))
+    (table,) = (table for table in report.tables if table.kind == "arms")
     assert [column.label for column in table.columns] == ["cell", "session 1", "session 2, this one", "session 3"]
     row = table.rows[0]
     assert row["cell"] == "q4k pp512"
@@ -323,14 +305,10 @@ def test_every_session_of_a_pair_is_shown(store: Store) -> None:
     assert shown.startswith(f"**{report.summary}**")
     assert "| cell | session 1 | session 2, this one | session 3 |" in shown
     alone = collect_session(store, "20261120-205900-h200-d")
-    assert (alone.summary, [table for table in alone.tables if isinstance(table, ArmsTable)]) == (
-        "faster: 2 of 2 faster",
-        [],
-    )
+    assert (alone.summary, [table for table in alone.tables if table.kind == "arms"]) == ("faster: 2 of 2 faster", [])
 
 
-def test_what_speaks_against_runs_of_a_chain_is_said_once(store: Store) -> None:
-    """With how many of them it was; temperatures are of all of them."""
+def test_flags_of_a_chain_are_listed_once(store: Store) -> None:
     session = session_of_two(store, A, bench=STREAM).build().gates()
     (chain,) = session.plan.chains
     for role, cycle in places(CYCLES):
@@ -344,14 +322,12 @@ def test_what_speaks_against_runs_of_a_chain_is_said_once(store: Store) -> None:
 
 
 def test_settings_that_differ_are_named(store: Store) -> None:
-    """From the plan alone: the flag with its value, and what only one arm has."""
     session = session_of_two(store, A, bench=STREAM, candidate={"bench": (with_ubatch(512),)}).build().save()
-    found = {(one.what, one.name): (one.baseline, one.candidate) for one in collect_session(store, A).differences}
-    assert found["arguments", "chain:0 llama-bench"] == ("-ub 2048", "-ub 512")
-    assert found["env", "GGML_CUDA_W4A16"] == ("-", "1")
+    differ = {(each.what, each.name): (each.baseline, each.candidate) for each in collect_session(store, A).differences}
+    assert differ["arguments", "chain:0 llama-bench"] == ("-ub 2048", "-ub 512")
+    assert differ["env", "GGML_CUDA_W4A16"] == ("-", "1")
     assert session.plan.kind == "ab"
 
 
 def with_ubatch(size: int) -> LlamaBench:
-    """Return the single-stream entry with another setting."""
     return LlamaBench("q4k", (512,), (32,), {"n_ubatch": (size,)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,6 @@ from dgxlab.model import (
     BURN_IN,
     CANDIDATE,
     PROTOCOL,
-    BackendOpsBench,
-    BatchedBench,
     Cell,
     CellResult,
     ChainStep,
@@ -25,7 +24,6 @@ from dgxlab.model import (
     Facts,
     FileModel,
     GateStep,
-    LlamaBench,
     Measurement,
     ModelStep,
     NoiseFloor,
@@ -40,7 +38,7 @@ from dgxlab.model import (
 )
 from dgxlab.model import Session as SessionSpec
 from dgxlab.store import Store
-from dgxlab.tools import BENCHES
+from dgxlab.tools import BENCHES, BackendOpsBench, BatchedBench, LlamaBench
 from dgxlab.tools.parity import read_gate
 from dgxlab.units import metric
 from tests.journals import PIN, Journal, facts, source
@@ -55,6 +53,16 @@ GPU = {
 }
 H200 = replace(facts("host-h200", "h200-7"), details={"cpu": "Xeon", "cpus": 16, "gpus": [GPU]})
 RECIPE = SyntheticModel(n_layer=8, n_embd=4096, n_ff=14336, n_head=32, n_head_kv=8, n_vocab=32000, quant="Q4_K")
+
+WRITE = os.environ.get("GOLDEN") == "write"
+
+
+def agrees(text: str, path: Path) -> bool:
+    """Compare with a golden file; `GOLDEN=write pytest tests/report tests/published` writes them, to be read."""
+    if WRITE:
+        path.write_text(text)
+    return text == path.read_text()
+
 
 Tool = Callable[[RunStep], tuple[CellResult, ...]]
 
@@ -144,36 +152,27 @@ def session_of_two(
 ) -> Session:
     """Begin a session of w4a16, a series with its own flags and environment, against stock h200; or of h200 alone.
 
-    Args:
-        noise: The noise floor of every cell, where it is known.
-        dirty: The candidate is a checkout.
-        candidate: What else differs in it.
-        host: The machine.
-        protocol: By which it is held.
+    `noise` is the floor of every cell, `candidate` what else differs in it, `dirty` says that it is a checkout.
     """
-    one = h200(**{"session": SessionSpec(cycles=CYCLES), **changes})
-    two, trees = one, (source(), source())
+    stock = h200(**{"session": SessionSpec(cycles=CYCLES), **changes})
+    other, trees = stock, (source(), source())
     if kind != "noise":
-        cmake, env = {**one.cmake, "GGML_CUDA_FA": "OFF"}, {"GGML_CUDA_W4A16": "1"}
-        two = replace(one, name="w4a16", hypothesis="tiles beat MMQ", series=("w4a16",), cmake=cmake, env=env)
-        two, trees = replace(two, **(candidate or {})), (source(), source(["w4a16"], dirty=dirty))
-    plan = planning.make_ab(one, two, trees, job_id=job_id, kind=kind)
-    steps = tuple(_known(step, noise) if isinstance(step, ChainStep) and noise else step for step in plan.steps)
-    return Session(store, two, job_id, host=host, plan=replace(plan, steps=steps, protocol=protocol))
-
-
-def _known(step: ChainStep, sigma: float) -> ChainStep:
-    floors = (NoiseFloor(one.baseline, one.metric, sigma, 8, "20261101-090000-noise") for one in comparisons(step))
-    return replace(step, noise=tuple(floors))
+        cmake, env = {**stock.cmake, "GGML_CUDA_FA": "OFF"}, {"GGML_CUDA_W4A16": "1"}
+        other = replace(stock, name="w4a16", hypothesis="tiles beat MMQ", series=("w4a16",), cmake=cmake, env=env)
+        other, trees = replace(other, **(candidate or {})), (source(), source(["w4a16"], dirty=dirty))
+    plan = planning.make_ab(stock, other, trees, job_id=job_id, kind=kind)
+    steps = list(plan.steps)
+    for place, step in enumerate(steps):
+        if isinstance(step, ChainStep) and noise:
+            known = [
+                NoiseFloor(each.baseline, each.metric, noise, 8, "20261101-090000-noise") for each in comparisons(step)
+            ]
+            steps[place] = replace(step, noise=tuple(known))
+    return Session(store, other, job_id, host=host, plan=replace(plan, steps=tuple(steps), protocol=protocol))
 
 
 class Session:
-    """A job made by the real planner, its journal written step by step.
-
-    Attributes:
-        plan: What it carries out.
-        journal: What was written so far.
-    """
+    """A job made by the real planner, its journal written step by step."""
 
     def __init__(
         self,
@@ -213,19 +212,16 @@ class Session:
         self.journal.model(**{**fields, **changes})
 
     def gates(self, text: str | None = None, *, after: bool = False, **changes: Any) -> Session:
-        """Every parity gate was run and printed `text`, by default the real 1103/1103.
-
-        Those after the chains of a session are others than those before.
-        """
+        """Every parity gate was run, before or after the chains, and printed `text`, by default the real 1103/1103."""
         for step in self.plan.steps:
-            if isinstance(step, GateStep) and step.id.endswith(":after") == after:
+            if isinstance(step, GateStep) and isinstance(step.gate, ParityGate) and step.id.endswith(":after") == after:
                 reading = read_gate(text or (GOLDEN / "tbo-test-mul_mat.txt").read_text(), step.gate.backend)
                 fields = {
                     "id": step.id,
                     "arm": step.arm,
                     "gate": step.gate,
                     "env": step.env,
-                    "argv": step.argv,
+                    "argv": step.commands[0].argv,
                     "total": reading.total,
                     "unsupported": reading.unsupported,
                     "passed": reading.passed,

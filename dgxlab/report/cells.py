@@ -1,0 +1,94 @@
+"""Texts of a table's cells: one unit and one number of decimals a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from decimal import Decimal
+
+from dgxlab import units
+from dgxlab.published import Figure
+from dgxlab.report.records import Column, Glance, Number, Table, Value
+from dgxlab.store import alias
+
+SCALED = {scale.unit: Decimal(repr(scale.factor)) for metric in units.METRICS.values() for scale in metric.scales}
+"""How many of a metric's own unit make one of each that a column may be in."""
+
+Cells = tuple[list[str], list[str], list[list[str]]]
+"""Header texts, delimiter cells and the texts of each row."""
+
+
+def layout(table: Table | Glance, shown: Sequence[Column] | None = None) -> Cells:
+    """Lay out some columns of a table, all by default, in one unit and one number of decimals a column."""
+    columns = table.columns if shown is None else shown
+    numbers = [value for row in table.rows for value in row.values() if isinstance(value, Number)]
+    mixed = {value.mean is not None for value in numbers if value.spread is not None} == {True, False}
+    headers: list[str] = []
+    body: list[list[str]] = [[] for _ in table.rows]
+    for column in columns:
+        values = [row.get(column.key) for row in table.rows]
+        style = None
+        if column.metric:
+            measured = [value.middle for value in values if isinstance(value, Number)]
+            published = [value.value * float(SCALED[value.unit]) for value in values if isinstance(value, Figure)]
+            style = units.style(_metric(column.metric, column.unit), measured or published)
+        unit = style.unit if style else ""
+        headers.append(" ".join(filter(None, (column.label, f"({unit})" if column.label and unit else unit))))
+        for cells, value in zip(body, values, strict=True):
+            if column.key == "session" and isinstance(value, str):
+                cells.append(alias(value))
+            elif mixed and isinstance(value, Number) and value.mean is not None and value.spread is not None:
+                cells.append(text(value, style).replace(")", " runs)"))
+            else:
+                cells.append(text(value, style))
+    rules = ["---:" if column.numeric or column.metric else "---" for column in columns]
+    return headers, rules, body
+
+
+def _metric(name: str, unit: str) -> units.Metric:
+    """Return a metric; one of an imported file that dgxlab does not measure is shown in the unit that it has there."""
+    known = name in units.METRICS or name in units.COMPUTED
+    return units.metric(name) if known else units.Metric(name, unit, "", name, (units.Scale(unit, 1.0),))
+
+
+def text(value: Value, style: units.Style | None = None) -> str:
+    """Write a value; a dash where it is missing."""
+    if value is None or value == "":
+        return units.MISSING
+    if isinstance(value, Number):
+        style = style or units.style(_metric(value.metric, value.unit), [value.middle])
+        shown = style.value(value.middle)
+        if value.spread is None:
+            return shown if value.n in (1, None) else f"{shown} ({value.n})"
+        return f"{shown} ± {style.spread(value.spread)} ({units.MISSING if value.n is None else value.n})"
+    if isinstance(value, Figure):
+        shown = value.text
+        if style and value.unit != style.unit:  # every digit of it: 817 GFLOPS are 0.817 TFLOPS
+            factor = SCALED[value.unit] / SCALED[style.unit]
+            numbers = (value.value, 0.0 if value.stddev is None else value.stddev)
+            middle, stddev = (float(Decimal(repr(number)) * factor) for number in numbers)
+            shown = replace(value, value=middle, stddev=None if value.stddev is None else stddev).text
+        return f"{shown} †" if value.excess else shown
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def legend(numbers: Iterable[Number]) -> str:
+    """Explain numbers: what they are, what ± is and what is counted in the brackets; "" without any."""
+    numbers = list(numbers)
+    spread = [number for number in numbers if number.spread is not None]
+    of = {number.of for number in spread}
+    parts = []
+    if any(number.value is not None for number in spread):
+        count = f"number of values, {units.MISSING} where the file does not say"
+        parts.append(f"as the tool printed it ± its own spread ({count})")
+    if "samples" in of:
+        parts.append("median of a run's samples ± their scaled MAD (number of samples)")
+    if "values" in of:
+        parts.append("median of the values that the tool printed ± their scaled MAD (number of values)")
+    if any(number.mean is not None for number in spread):
+        parts.append("geometric mean of a chain's runs in the cycles that count ± their scaled MAD (number of runs)")
+    if len(spread) < len(numbers):
+        parts.append("a number without ± is a single value")
+    return "; ".join(parts)
