@@ -11,10 +11,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.figure import Figure, figure, take_turns
+from bench.figure import Figure, figure, ratios, take_turns
 from bench.place import Place, place
-from dgxlab.agent.journal import read
 from dgxlab.model.events import StepEvent
+from tests.journals import read
 
 TWO_COMMANDS = '''
 import typer
@@ -44,8 +44,7 @@ def help_page(quick: bool) -> Figure:
         sides = here.command("--help"), lambda: here.timed([sys.executable, least, "--help"])
         take_turns(1, *sides)  # compiles what is imported
         ours, theirs = take_turns(3 if quick else 25, *sides)
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return figure("help", "dgxlab --help / a two-command typer program", ratios, "x", 1.3, dgxlab=ours, typer=theirs)
+    return ratios("help", "dgxlab --help / a two-command typer program", 1.3, dgxlab=ours, typer=theirs)
 
 
 def plan10k(quick: bool) -> Figure:

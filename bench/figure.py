@@ -67,6 +67,12 @@ def figure(name: str, what: str, values: Sequence[float], unit: str, reach: floa
     return Figure(name, what, median(values), unit, len(values), spread, reach=reach, parts=medians)
 
 
+def ratios(name: str, what: str, reach: float, **sides: Sequence[float]) -> Figure:
+    """Return the figure of one side's values over another's, turn by turn; `sides` are these two, by their names."""
+    ours, theirs = sides.values()
+    return figure(name, what, [a / b for a, b in zip(ours, theirs, strict=True)], "x", reach, **sides)
+
+
 def rate_error(rate: float, n: int) -> float:
     """Return the Monte Carlo standard error of a rate over n, both rates in per cent; that of 0 is not 0."""
     share = max(rate / 100, 1 / n)

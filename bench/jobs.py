@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.figure import Figure, figure, take_turns
+from bench.figure import Figure, figure, ratios, take_turns
 from bench.place import Far, Place, far, place
 from dgxlab import plan, series, spec
 from dgxlab.model import Plan
@@ -29,40 +29,39 @@ from tests.proxy import Proxy
 
 RUNS = 200
 
-PROGRAM = (
-    toy.HEAD
-    + r"""
+
+def files(work: str) -> Mapping[str, str]:
+    """Return a toy whose llama-bench does some work in C, and prints a row for the size and setting it is asked for."""
+    main = r"""
 int main(int argc, char ** argv) {
     if (argc == 2) { puts("  -m -p -n -r -ub -o"); return 0; }
-    usleep(100000);
+    WORK
     printf("{\"n_prompt\": 16, \"n_gen\": 0, \"n_ubatch\": %s, \"samples_ns\": [20000000, 10000000]}\n",
            option(argc, argv, "-ub", "0"));
     return 0;
 }
 """
-)
-"""Takes the place of llama-bench: 0.1 s, and a row for the size and the setting that it is asked for."""
+    return {**toy.FILES, "tools/llama-bench.c": toy.HEAD + main.replace("WORK", work)}
 
 
 def agent(quick: bool) -> Figure:
     """Time a job of many short runs, from handing it in to its end, against a shell loop over the same command."""
     runs = 10 if quick else RUNS
     entry = {"model": "m", "n_prompt": 16, "n_ubatch": list(range(1, runs + 1)), "repetitions": 1}
-    with place({**toy.FILES, "tools/llama-bench.c": PROGRAM}) as here:
+    with place(files("usleep(100000);")) as here:
         path = here.spec("short", [{"llama-bench": entry}])
         here.command("gate", path)()  # brings pin, build and agent there
-        work = _plan(here, path)
+        work = _plan(here.pins, path)
         host = Host(LocalTransport(str(here.root)))
         loop = _loop(here, runs)
         jobs, loops = take_turns(1 if quick else 3, lambda: _carry_out(host, work, runs), lambda: here.timed(loop))
-    ratios = [a / b for a, b in zip(jobs, loops, strict=True)]
-    return figure("agent", f"{runs} runs of 0.1 s / a shell loop", ratios, "x", 1.1, agent=jobs, loop=loops)
+    return ratios("agent", f"{runs} runs of 0.1 s / a shell loop", 1.1, agent=jobs, loop=loops)
 
 
-def _plan(here: Place, path: Path) -> Plan:
+def _plan(pins: Path, path: Path) -> Plan:
     """Return the plan of the runs alone, on what is built there already."""
     experiment = spec.load(path)
-    source = series.apply(PinCache(here.pins), experiment.pin, [])
+    source = series.apply(PinCache(pins), experiment.pin, [])
     return plan.make(experiment, source, job_id="", gates=())
 
 
@@ -100,41 +99,18 @@ def _loop(here: Place, runs: int) -> list[str]:
 LOG_BYTES = 1_000_000_000
 POLL_S = 0.005
 
-TALKER = (
-    toy.HEAD
-    + r"""
-int main(int argc, char ** argv) {
-    if (argc == 2) { puts("  -m -p -n -r -ub -o"); return 0; }
-    static char line[1000];
-    memset(line, 'x', sizeof line); line[999] = '\n';
-    for (long left = SIZE; left > 0; left -= sizeof line) { fwrite(line, sizeof line, 1, stderr); }
-    printf("{\"n_prompt\": 16, \"n_gen\": 0, \"n_ubatch\": %s, \"samples_ns\": [20000000, 10000000]}\n",
-           option(argc, argv, "-ub", "0"));
-    return 0;
-}
-"""
-)
-"""Takes the place of llama-bench: a row, after SIZE bytes of log on stderr."""
+LOG = """static char line[1000];
+    memset(line, 'x', sizeof line); line[999] = '\\n';
+    for (long left = SIZE; left > 0; left -= sizeof line) { fwrite(line, sizeof line, 1, stderr); }"""
+"""SIZE bytes of log on stderr."""
 
-WORKER = (
-    toy.HEAD
-    + r"""
-int main(int argc, char ** argv) {
-    if (argc == 2) { puts("  -m -p -n -r -ub -o"); return 0; }
-    volatile double x = 1;
+ARITHMETIC = """volatile double x = 1;
     int child = 0;
     for (int i = 1; i < THREADS && !child; i++) { child = !fork(); }
     for (long n = ROUNDS; n > 0; n--) { x = x * 1.000001; }
     if (child) { _exit(0); }
-    while (wait(0) > 0) {}
-    printf("{\"n_prompt\": 16, \"n_gen\": 0, \"n_ubatch\": %s, \"samples_ns\": [20000000, 10000000]}\n",
-           option(argc, argv, "-ub", "0"));
-    return 0;
-}
-"""
-)
-"""Takes the place of llama-bench: ROUNDS of arithmetic on THREADS processors at once, then a row."""
-
+    while (wait(0) > 0) {}"""
+"""ROUNDS of arithmetic on THREADS processors at once."""
 
 READ = """
 import sys
@@ -153,8 +129,7 @@ for line in sys.stdin:
 def memory(quick: bool) -> Figure:
     """Take the most memory that a client holds while it follows a job that writes a long log."""
     size = 10_000_000 if quick else LOG_BYTES
-    talker = TALKER.replace("SIZE", f"{size}L")
-    with far({**toy.FILES, "tools/llama-bench.c": talker}) as there:
+    with far(files(LOG.replace("SIZE", f"{size}L"))) as there:
         path = there.here.spec("talker", [{"llama-bench": {"model": "m", "n_prompt": 16, "repetitions": 1}}])
         peaks = [_peak_mb(there, path) for _ in range(1 if quick else 3)]
         for log in there.root.glob("jobs/*/raw/run-0.err"):
@@ -185,21 +160,17 @@ def followed(quick: bool) -> Figure:
     The first of a job's runs does not count: in it the reader starts, once a job, which takes 0.05 s of one processor.
     """
     rounds = 10_000_000 if quick else 600_000_000
-    worker = WORKER.replace("ROUNDS", f"{rounds}L").replace("THREADS", str(os.cpu_count()))
-    with far({**toy.FILES, "tools/llama-bench.c": worker}) as there:
+    with far(files(ARITHMETIC.replace("ROUNDS", f"{rounds}L").replace("THREADS", str(os.cpu_count())))) as there:
         entry = {"model": "m", "n_prompt": 16, "n_ubatch": [1, 2, 3, 4], "repetitions": 1}
         path = there.here.spec("worker", [{"llama-bench": entry}])
         there.here.command("gate", path, "--host", "box")()
-        experiment = spec.load(path)
-        source = series.apply(PinCache(there.here.pins), experiment.pin, [])
-        work = plan.make(experiment, source, job_id="", gates=())
+        work = _plan(there.here.pins, path)
         with _reader(there) as read:
             ours, alone = take_turns(
                 2 if quick else 9, lambda: _carried_out(there, work, read), lambda: _carried_out(there, work)
             )
-    ratios = [a / b for a, b in zip(ours, alone, strict=True)]
     what = "a busy tool's time, followed over ssh / left alone"
-    return figure("followed", what, ratios, "x", 1 / 0.99, followed=ours, alone=alone)
+    return ratios("followed", what, 1 / 0.99, followed=ours, alone=alone)
 
 
 @contextmanager
@@ -294,8 +265,7 @@ def stage(quick: bool) -> Figure:
         size = sum(len(piece) for piece in cache.pack([pin], []))
         sides = _staging(there, cache, pin), _fetching(there, cache, pin)
         ours, git = take_turns(1 if quick else 5, *sides)
-    ratios = [a / b for a, b in zip(ours, git, strict=True)]
-    measured = figure("stage", "first staging of the pin / git fetch of it", ratios, "x", 1.5, dgxlab=ours, git=git)
+    measured = ratios("stage", "first staging of the pin / git fetch of it", 1.5, dgxlab=ours, git=git)
     return replace(measured, counts={"MB": round(size / 1e6)})
 
 

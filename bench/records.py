@@ -13,8 +13,9 @@ from bench.figure import Figure, figure, take_turns
 from bench.place import place
 from dgxlab.imported import open_file, record, rows_of
 from dgxlab.ingest import ingest as fold
-from dgxlab.model import BackendOpsBench, Experiment
+from dgxlab.model import Experiment
 from dgxlab.store import Store
+from dgxlab.tools import BackendOpsBench
 from tests.journals import Journal, arm, facts, intend, plan, source
 from tests.report.worlds import Session, h200, numbers, session_of_two
 

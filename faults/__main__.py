@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import sys
+import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from faults.fault import Fault
 from faults.kinds import FAULTS
 
 SHOWN = 5
-"""The table shows what a kind's faults met most often."""
+"""The list shows what a kind's faults met most often."""
 
 
 def main() -> int:
@@ -64,19 +65,18 @@ def fill(path: Path, text: str) -> None:
 
 
 def table(faults: list[Fault[Any]], tallies: dict[str, Tally]) -> str:
-    """Return the campaign as a markdown table."""
-    rows = [
-        "| kind | fault | trials | failures | at most (95 %) | must hold | it met |",
-        "| --- | --- | ---: | ---: | ---: | --- | --- |",
-    ]
+    """Return the campaign as markdown: a table of counts, and a list of what the faults were and met."""
+    rows = ["| kind | trials | failures | at most (95 %) |", "| --- | ---: | ---: | ---: |"]
+    notes = []
     for fault in faults:
         tally = tallies[fault.name]
         bound = "-" if tally.failures else f"{100 * tally.bound:.3g} %"
-        met = ", ".join(f"{word} {count:,}" for word, count in tally.met.most_common(SHOWN))
-        met += f", and {others} more" if (others := len(tally.met) - SHOWN) > 0 else ""
-        count = f"{tally.trials:,} | {len(tally.failures)} | {bound}"
-        rows.append(f"| `{fault.name}` | {fault.what} | {count} | {fault.holds} | {met} |")
-    return "\n".join(rows)
+        rows.append(f"| `{fault.name}` | {tally.trials:,} | {len(tally.failures)} | {bound} |")
+        met = [f"{word} {count:,}" for word, count in tally.met.most_common(SHOWN)]
+        met += [f"and {others} more"] if (others := len(tally.met) - SHOWN) > 0 else []
+        note = f"- `{fault.name}`: {fault.what}. Must hold: {fault.holds}. Met: {'; '.join(met)}."
+        notes.append(textwrap.fill(note, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    return "\n".join([*rows, "", *notes])
 
 
 def _arguments() -> argparse.Namespace:

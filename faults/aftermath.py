@@ -13,8 +13,8 @@ from typing import Any
 
 from dgxlab.agent.job import Job
 from dgxlab.store import Store
-from faults.fault import Broken
-from faults.host import Box, Ran
+from faults.fault import Broken, wait_while
+from faults.host import VALID_CELLS, Box, Ran
 from faults.ledger import compare, intact
 
 FREE_S = 10.0
@@ -75,17 +75,14 @@ def freed(box: Box, job: Job, session: int) -> None:
     Raises:
         Broken: if something does, or one is not.
     """
-    deadline = time.monotonic() + FREE_S
-    while held := _held(box, job, session):
-        if time.monotonic() > deadline:
-            raise Broken(f"{FREE_S:.0f} s after the agent of {job.job_id} was gone {held}")
-        time.sleep(0.05)
 
+    def held() -> str:
+        if pids := members(session):
+            return f"there are orphans: {[Path(f'/proc/{pid}/cmdline').read_bytes() for pid in pids]}"
+        return _locked(job.folder / "run.lock", *box.server.locks.glob("dgxlab-*"))
 
-def _held(box: Box, job: Job, session: int) -> str:
-    if pids := members(session):
-        return f"there are orphans: {[Path(f'/proc/{pid}/cmdline').read_bytes() for pid in pids]}"
-    return _locked(job.folder / "run.lock", *box.server.locks.glob("dgxlab-*"))
+    if what := wait_while(held, FREE_S):
+        raise Broken(f"{FREE_S:.0f} s after the agent of {job.job_id} was gone {what}")
 
 
 def unlocked(box: Box) -> None:
@@ -94,11 +91,12 @@ def unlocked(box: Box) -> None:
     Raises:
         Broken: if one stays held.
     """
-    deadline = time.monotonic() + FREE_S
-    while held := _locked(*box.root.glob("jobs/*/run.lock"), *box.server.locks.glob("dgxlab-*")):
-        if time.monotonic() > deadline:
-            raise Broken(f"{FREE_S:.0f} s after the host went down {held}")
-        time.sleep(0.01)
+
+    def held() -> str:
+        return _locked(*box.root.glob("jobs/*/run.lock"), *box.server.locks.glob("dgxlab-*"))
+
+    if what := wait_while(held, FREE_S):
+        raise Broken(f"{FREE_S:.0f} s after the host went down {what}")
 
 
 def _locked(*paths: Path) -> str:
@@ -119,8 +117,7 @@ def recovered(box: Box, experiment: str, ran: Ran, cells: int) -> None:
     Raises:
         Broken: if it did not, or anything is lost, or wrong.
     """
-    if ran.rc != 0:
-        raise Broken(f"the run after it ended with {ran.rc}: {ran.err}")
+    ran.good("the run after it")
     measured(box, experiment, cells)
 
 
@@ -135,10 +132,7 @@ def measured(box: Box, experiment: str, cells: int, at_most: int = 1) -> None:
     """
     with box.store() as store:
         sound(box, store, experiment)
-        # a job repeats a run itself that had to share the processors
-        sql = """SELECT DISTINCT job_id, cell FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
-            WHERE jobs.name = ? AND runs.status = 'valid'"""
-        times = Counter(row["cell"] for row in store.rows(sql, (experiment,)))
+        times = Counter(row["cell"] for row in store.rows(VALID_CELLS, (experiment,)))
     if len(times) != cells or max(times.values()) > at_most:
         raise Broken(f"{cells} cells should have a value each, {at_most} at most: {times}")
 

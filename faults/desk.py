@@ -27,7 +27,7 @@ from dgxlab.store import Store
 from dgxlab.transport.host import Host
 from dgxlab.transport.ssh import SshTransport
 from faults.aftermath import FREE_S, members, sid, unlocked
-from faults.fault import Broken
+from faults.fault import Broken, wait_while
 from faults.host import Box, box
 from faults.spaces import Disk, disk
 from tests.sshd import end_sessions
@@ -165,11 +165,8 @@ def _made(place: OnDisk, made: Disk, boot_id: Path) -> Desk:
 
 
 def _see_gone(alive: Callable[[], list[int]]) -> None:
-    deadline = time.monotonic() + FREE_S
-    while pids := alive():
-        if time.monotonic() > deadline:
-            raise Broken(f"{FREE_S:.0f} s after they were killed there are processes: {pids}")
-        time.sleep(0.01)
+    if pids := wait_while(alive, FREE_S):
+        raise Broken(f"{FREE_S:.0f} s after they were killed there are processes: {pids}")
 
 
 def _running(word: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 P = TypeVar("P")
+T = TypeVar("T")
 
 
 class Broken(Exception):
@@ -40,6 +42,14 @@ class Fault(Generic[P]):
     trial: Callable[[P, Random], str]
     limit_s: float = 120.0
     lacks: Callable[[], str] = str
+
+
+def wait_while(state: Callable[[], T], seconds: float) -> T:
+    """Wait until a state is empty, for so long at most, and return the last one."""
+    deadline = time.monotonic() + seconds
+    while (last := state()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return last
 
 
 def seeded(seed: int, name: str, number: int) -> Random:

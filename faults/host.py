@@ -27,6 +27,16 @@ COMMAND_S = 100.0
 BENCH: Sequence[Mapping[str, Any]] = ({"llama-bench": {"model": "m", "n_prompt": [16, 32], "n_gen": 4}},)
 """One entry of three cells."""
 CELLS = 3
+
+
+def two_cells(launches: int) -> Sequence[Mapping[str, Any]]:
+    """Return so many entries of two cells each."""
+    return tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in range(16, 16 + launches))
+
+
+VALID_CELLS = """SELECT DISTINCT job_id, cell FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
+    WHERE jobs.name = ? AND runs.status = 'valid'"""
+"""Of an experiment; a job itself repeats a run that had to share the processors."""
 EMPTY_SHARE = 0.1
 """How often a trial begins with an empty host: then everything is sent and built again."""
 
@@ -38,6 +48,16 @@ class Ran:
     rc: int
     out: str
     err: str
+
+    def good(self, what: str) -> Ran:
+        """Return this if it ended well.
+
+        Raises:
+            Broken: if not.
+        """
+        if self.rc != 0:
+            raise Broken(f"{what} ended with {self.rc}: {self.err}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,11 @@ class Box:
         """
         env = {"TOY_NAME": name, "TOY_MS": str(ms), **fields.pop("env", {})}
         return self.there.here.spec(name, bench, env=env, **fields)
+
+    def new(self, random: Random, kind: str, ms: Sequence[int], **fields: Any) -> tuple[str, Path]:
+        """Write an experiment for a trial, whose launches take one of these times; return its name and file."""
+        name = f"{kind}-{random.getrandbits(40):010x}"
+        return name, self.spec(name, ms=random.choice(ms), **fields)
 
     def start(self, *args: str | Path, **options: Any) -> subprocess.Popen[str]:
         """Start `dgxlab ARGS` as a process of its own, in the project."""
@@ -155,16 +180,11 @@ class Box:
             launches = compare(store, self.ledger, experiment)
             if cells is not None:
                 once(launches)
-                self._count(store, experiment, cells)
+                n = len(store.rows(VALID_CELLS, (experiment,)))
+                if n != cells:
+                    raise Broken(f"{'lost' if n < cells else 'twice'}: {n} values of {cells} cells")
             intact(store)
         return launches
-
-    def _count(self, store: Store, experiment: str, cells: int) -> None:
-        sql = """SELECT DISTINCT job_id, cell FROM rows JOIN runs USING (run_id) JOIN jobs USING (job_id)
-            WHERE jobs.name = ? AND runs.status = 'valid'"""
-        n = len(store.rows(sql, (experiment,)))
-        if n != cells:
-            raise Broken(f"{'lost' if n < cells else 'twice'}: {n} values of {cells} cells")
 
 
 def ended(child: subprocess.Popen[str]) -> Ran:
@@ -200,8 +220,6 @@ def box(within: Sequence[str] = ()) -> Iterator[Box]:
             "near": {"local": True, "root": str(there.root), "env": env},
         }
         there.here.hosts.write_text(json.dumps(hosts))
-        ran = made.run("run", made.spec("warm"), "--host", "box")
-        if ran.rc != 0:
-            raise Broken(f"a run without a fault ended with {ran.rc}: {ran.err}")
+        made.run("run", made.spec("warm"), "--host", "box").good("a run without a fault")
         made.check("warm", jobs=1, cells=CELLS)
         yield made

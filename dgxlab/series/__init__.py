@@ -1,6 +1,6 @@
-"""Patch series: applied to a pin in the client's cache, checked, carried to another pin, made from a checkout.
+"""Patch series: applied to a pin in the client's cache, checked, ported to another pin, made from a checkout.
 
-series      a series as patches/ has it (patchfile: one patch as git format-patch writes it)
+series      a series in patches/ (patchfile: one patch as git format-patch writes it)
 stack       patches applied one on another without a work tree
 checkout    a llama.cpp checkout as a source, and a series made from one
 """
@@ -9,43 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from dgxlab.errors import PatchError, SpecError
 from dgxlab.model import Source, digest
 from dgxlab.series.checkout import apply_tree, export
 from dgxlab.series.patchfile import NO_BLOB, Patch
-from dgxlab.series.series import Series, inspect, list_all, names, read, write_whole
-from dgxlab.series.stack import Stack
+from dgxlab.series.series import Series, inspect, names, read, write_whole
+from dgxlab.series.stack import Stack, changed_files
 from dgxlab.source.cache import PINS, PinCache, check_pin
 
-__all__ = ["Series", "apply", "apply_tree", "check", "export", "list_all", "names", "read", "refresh"]
+__all__ = ["Series", "apply", "apply_tree", "check", "export", "names", "read", "refresh"]
 
 RECIPE = 1
-"""Version of how a series becomes commits; part of the name under which an outcome is remembered."""
+"""Version of the algorithm that turns a series into commits; part of the cache key of a result."""
 
-MADE = "refs/dgxlab/series/"
-
-
-@dataclass(frozen=True)
-class Refreshed:
-    """What a refresh did.
-
-    Attributes:
-        series: The series as it is now on disk.
-        changed: Names of the patch files that were written.
-    """
-
-    series: Series
-    changed: tuple[str, ...]
+OUTCOMES = "refs/dgxlab/series/"
 
 
 def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
-    """Return the tree that series make of a pin, in order: the same commit for every user on every machine.
+    """Apply series to a pin, in order, and return the tree: the same commit for every user and machine.
 
-    An outcome is remembered in the cache, under the digests of the series; asking again only looks for it there.
+    The cache keeps results by the digests of the series.
 
     Raises:
         SpecError: if the pin is not in the cache, or two series want the same name or overlay.
@@ -54,31 +39,31 @@ def apply(cache: PinCache, pin: str, series: Sequence[Series]) -> Source:
     check_pin(pin)
     _refuse_clashes(series)
     refs = tuple(each.ref for each in series)
-    ref = MADE + digest([RECIPE, pin, refs], 40) if series else PINS + pin
+    ref = OUTCOMES + digest([RECIPE, pin, refs], 40) if series else PINS + pin
     known = cache.git.attempt("cat-file", "--batch-check", input=f"{ref}^{{commit}}\n{ref}^{{tree}}\n").text.split()
     if known[1::3] == ["commit", "tree"]:
         return Source(pin, known[3], known[0], refs)
     cache.require(pin)
     with Stack.on(cache, pin) as stack:
         for each in series:
-            # Series are made on the pin. One that changes a file that another has changed is merged, but only after it
-            # applied to the pin alone, blob by blob: that also puts what it was made on into the cache.
+            # Series are made on the pin. A series that changes a file changed by another is merged, but only after it
+            # applied to the pin alone, blob by blob: that also puts its base blobs into the cache.
             put = stack.push
-            if stack.touches(each.paths):
+            if {path for _, path in changed_files(stack.git, pin, stack.commit)} & each.paths:
                 apply(cache, pin, [each])
                 put = stack.merge
             for patch in each.patches:
                 put(each.name, patch)
-            _lay(stack, each)
+            stack.overlay(each)
         cache.git.run("update-ref", ref, stack.commit)
         return Source(pin, stack.tree(), stack.commit, refs)
 
 
 def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
-    """Return what is wrong with a series on a pin, nothing when all is well.
+    """Return the problems of a series on a pin.
 
-    All is well when every file is listed once and readable, every patch was made on the very files of the pin and
-    gives the files that it names, and each is written as `git format-patch` would write it again.
+    There is none if every file is listed once and readable, every patch was made on exactly the pin's files and gives
+    the blobs that it names, and `git format-patch` would write each patch identically.
 
     Raises:
         SpecError: if the pin is not in the cache.
@@ -91,21 +76,19 @@ def check(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
         try:
             for patch in series.patches:
                 stack.push(name, patch)
-                if patch.content != (again := stack.format()):
-                    pairs = [*zip_longest(patch.content.splitlines(), again.splitlines())]
-                    line = next((number for number, (ours, new) in enumerate(pairs, 1) if ours != new), len(pairs))
-                    problem = "not as git format-patch writes it; dgxlab patch refresh mends it"
-                    problems.append(f"{patch.name}, line {line}: {problem}")
-            _lay(stack, series)
+                if patch.content != stack.format():
+                    problems.append(f"{patch.name} is not as git format-patch writes it; dgxlab patch refresh mends it")
+            stack.overlay(series)
         except PatchError as error:
             problems += [error.message, *error.details.splitlines()]
     return problems
 
 
-def refresh(root: Path, name: str, cache: PinCache, pin: str) -> Refreshed:
-    """Make a series fit a pin by three-way merges, and write it anew; nothing is written unless all of it fits.
+def refresh(root: Path, name: str, cache: PinCache, pin: str) -> list[str]:
+    """Port a series to a pin by three-way merges; return the names of the rewritten patch files.
 
-    What a patch was made on must be in the cache: the pin it was made for, or one with the same files.
+    Nothing is written unless all patches fit. The base of a patch must be in the cache: its original pin, or a pin with
+    the same files.
 
     Raises:
         SpecError: if the pin is not in the cache or the series cannot be read.
@@ -116,7 +99,7 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str) -> Refreshed:
     bases = {change.old_blob for patch in series.patches for change in patch.changes} - {"", NO_BLOB}
     listed = cache.git.run("cat-file", "--batch-check=%(objecttype)", input="".join(f"{base}\n" for base in bases))
     if "missing" in listed:
-        # what later patches were made on exists only where the first ones went: apply all to the pins at hand
+        # the base of a later patch exists only after the earlier ones: apply all to every cached pin
         for known in cache.pins():
             with suppress(PatchError), Stack.on(cache, known) as stack:
                 for patch in series.patches:
@@ -127,20 +110,12 @@ def refresh(root: Path, name: str, cache: PinCache, pin: str) -> Refreshed:
         for patch in series.patches:
             stack.merge(name, patch)
             written.append(Patch.parse(patch.name, stack.format()))
-        _lay(stack, series)
-    changed = [new for new, old in zip(written, series.patches, strict=True) if new.content != old.content]
-    for patch in changed:
-        write_whole(root / "patches" / name / patch.name, patch.content)
-    return Refreshed(Series(name, tuple(written), series.overlays), tuple(patch.name for patch in changed))
-
-
-def _lay(stack: Stack, series: Series) -> None:
-    if series.overlays:
-        stack.overlay(series.name, {overlay.dest: overlay.content for overlay in series.overlays})
+        stack.overlay(series)
+    return [patch.name for patch in written if write_whole(root / "patches" / name / patch.name, patch.content)]
 
 
 def _refuse_clashes(series: Iterable[Series]) -> None:
-    """Raise a SpecError when series get in one another's way without git seeing it."""
+    """Raise a SpecError if series conflict in a way that git does not detect."""
     owners: dict[str, str] = {}
     seen: set[str] = set()
     for each in series:
@@ -150,6 +125,5 @@ def _refuse_clashes(series: Iterable[Series]) -> None:
         for overlay in each.overlays:
             owner = owners.setdefault(overlay.dest, each.name)
             if owner != each.name:
-                raise SpecError(
-                    f"series {owner} and {each.name} both overlay {overlay.dest}", next="use one of the two"
-                )
+                message = f"series {owner} and {each.name} both overlay {overlay.dest}"
+                raise SpecError(message, next="use one of the two")

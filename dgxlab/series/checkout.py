@@ -1,7 +1,7 @@
 """A llama.cpp checkout as a source, with its commits, edits and new files, and a series made from one.
 
-The checkout is only read: its files go into the cache through an index of our own. Which files count is what the
-checkout's own git says, ignore rules included.
+The checkout is only read: its files go into the cache through an index of our own. The checkout's own git decides
+which files count, ignore rules included.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import email.policy
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from dgxlab.errors import SpecError, command
 from dgxlab.model import NAME, Source
 from dgxlab.series.patchfile import MODES, NO_BLOB, Patch, PatchSyntaxError
-from dgxlab.series.series import Line, Overlay, Series, parse, read, read_overlay, render, write_whole
+from dgxlab.series.series import Line, Series, content_of, parse, read, read_overlay, write_whole
 from dgxlab.series.stack import Stack, changed_files, format_patch
 from dgxlab.source.cache import LLAMA_FILES, PinCache
 from dgxlab.source.git import Git, reason
@@ -26,23 +25,17 @@ TREES = "refs/dgxlab/trees/"
 
 
 def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
-    """Return the tree of a checkout, committed on a pin, as a dirty source.
-
-    Args:
-        cache: Has the pin.
-        pin: What the checkout is based on.
-        checkout: The top folder of a git checkout of llama.cpp; it is not modified in any way.
+    """Return the tree of a llama.cpp checkout, committed on the pin it is based on, as a dirty source.
 
     Raises:
-        SpecError: if it is no checkout of llama.cpp, is not based on the pin, or holds what no tree can.
+        SpecError: if it is not a checkout of llama.cpp, is not based on the pin, or has files that a tree cannot hold.
     """
     cache.require(pin)
-    check_based(checkout, pin)
-    tree = snapshot(cache, checkout)
+    tree = _snapshot(cache, _based(checkout, pin))
     if tree == cache.git.run("rev-parse", f"{pin}^{{tree}}"):
         return Source(pin, tree, pin, dirty=True)
     commit = cache.git.run("commit-tree", tree, "-p", pin, input="a checkout as it was\n")
-    # new links may mean nothing on another machine, and submodules would be empty there
+    # new links may be invalid on another machine, and submodules would be empty there
     for mode, path in changed_files(cache.git, pin, commit):
         if mode == "160000":
             raise SpecError(f"{checkout / path} is a submodule", next="take it out: only plain files reach the host")
@@ -56,75 +49,13 @@ def apply_tree(cache: PinCache, pin: str, checkout: Path) -> Source:
     return Source(pin, tree, commit, dirty=True)
 
 
-def check_based(checkout: Path, pin: str) -> Git:
-    """Return git on a llama.cpp checkout that is based on the pin.
-
-    Raises:
-        SpecError: if it is no such checkout.
-    """
-    own = Git.checkout(checkout)
-    top = own.attempt("rev-parse", "--show-toplevel") if checkout.is_dir() else None
-    if top is None or top.rc != 0:
-        cause = f": {reason(top.err)}" if top else ": there is no such folder"
-        raise SpecError(f"{checkout} is not a git checkout{cause}", next="name the top folder of a llama.cpp checkout")
-    if Path(top.text) != checkout.resolve():
-        raise SpecError(f"{checkout} is inside the checkout {top.text}", next=f"name {top.text}")
-    if missing := [name for name in LLAMA_FILES if not (checkout / name).exists()]:
-        raise SpecError(f"{checkout} is not llama.cpp: it has no {missing[0]}", next="name a llama.cpp checkout")
-    if own.attempt("merge-base", "--is-ancestor", pin, "HEAD").rc != 0:
-        head = own.attempt("rev-parse", "--short=12", "HEAD").text
-        raise SpecError(
-            f"{checkout}, at {head}, is not based on pin {pin[:12]}: its results would be booked under the wrong pin",
-            next=f"{command('git', '-C', checkout)} rebase --onto {pin[:12]} BASE, or set llama_cpp.pin to its base",
-        )
-    return own
-
-
-def snapshot(cache: PinCache, checkout: Path) -> str:
-    """Write a checkout's files into the cache and return the tree; files that are ignored and not tracked stay out.
-
-    Raises:
-        SpecError: if it holds another repository, or a file cannot be read.
-    """
-    own = Git.checkout(checkout)
-    listed = own.read("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    files = dict.fromkeys(listed.split(b"\0")[:-1])
-    if nested := next((path for path in files if path.endswith(b"/")), None):
-        name = nested.decode(errors="replace")
-        raise SpecError(
-            f"{checkout / name} is a repository of its own", next=f"move it away, or add {name} to .git/info/exclude"
-        )
-    paths = b"".join(path + b"\0" for path in files)
-    with cache.scratch() as folder:
-        git = cache.git.having(GIT_INDEX_FILE=folder / "index", GIT_WORK_TREE=checkout.resolve())
-        git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", input=paths)
-        return git.run("write-tree")
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What an export did.
-
-    Attributes:
-        series: The series as it is now on disk.
-        removed: Patch files that are no longer part of it.
-        overlays: Files of kernels/ that were written.
-    """
-
-    series: Series
-    removed: tuple[str, ...]
-    overlays: tuple[str, ...]
-
-
-def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, message: str = "") -> Exported:
-    """Write patches/<name> anew from a checkout that is based on the pin.
+def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, message: str = "") -> Series:
+    """Rewrite patches/<name> from a checkout that is based on the pin, and its overlays in kernels/.
 
     A patch keeps its file name as long as it keeps its subject; comments in the `series` file stay with their lines.
 
     Args:
-        root: The project.
-        checkout: The top folder of a git checkout of llama.cpp.
-        message: Commit message for what is not committed; needed when there is something.
+        message: Commit message for uncommitted changes; required if there are any.
 
     Raises:
         SpecError: if the checkout cannot become a series; nothing is written then.
@@ -132,49 +63,90 @@ def export(root: Path, name: str, cache: PinCache, pin: str, checkout: Path, mes
     if not NAME.fullmatch(name):
         raise SpecError(f"{name!r} is no name for a series", next="use letters, digits, dots and dashes")
     cache.require(pin)
-    own = check_based(checkout, pin)
-    lines, overlays = _present(root, name)
-    dests = [overlay.dest for overlay in overlays]
-    tree = snapshot(cache, checkout)
+    own = _based(checkout, pin)
+    folder = root / "patches" / name
+    try:  # only the overlays are kept, so the patch files may be in any state
+        is_there = folder.is_symlink() or (folder / "series").exists()
+        lines = parse(content_of(root, f"patches/{name}/series").decode()) if is_there else []
+        overlays = [read_overlay(root, line) for line in lines if line.dest]
+    except ValueError as error:
+        raise SpecError(f"series {name}: {error}", next=f"mend or remove {folder / 'series'}") from error
+    old = {line.name: line for line in lines if not line.dest and NAME.fullmatch(line.name)}
+    tree = _snapshot(cache, own)
+    texts, wanted = _formatted(cache, own, pin, tree, [overlay.dest for overlay in overlays], message)
+    patches = _rewritten(cache, pin, name, _named(texts, [folder / file for file in old]), wanted)
+    if not patches and not overlays:
+        raise SpecError(f"nothing to export: {checkout} is pin {pin[:12]}", next=f"change something in {checkout}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for overlay in overlays:
+        entry = cache.git.run("ls-tree", tree, "--", overlay.dest)
+        if entry.startswith(MODES):  # not if the checkout lacks the file or has a link
+            write_whole(root / overlay.source, cache.git.read("cat-file", "blob", entry.split()[2]))
+    for patch in patches:
+        write_whole(folder / patch.name, patch.content)
+    listed = [*(old.get(patch.name, Line(patch.name)) for patch in patches), *(line for line in lines if line.dest)]
+    write_whole(folder / "series", "".join(f"{line}\n" for line in listed).encode())
+    for file in old.keys() - {patch.name for patch in patches}:
+        (folder / file).unlink(missing_ok=True)
+    return read(root, name)
+
+
+def _based(checkout: Path, pin: str) -> Git:
+    """Return git on a llama.cpp checkout that is based on the pin."""
+    own = Git.checkout(checkout)
+    top = own.attempt("rev-parse", "--show-toplevel") if checkout.is_dir() else None
+    if top is None or top.rc != 0:
+        cause = reason(top.err) if top else "there is no such folder"
+        mend = "name the top folder of a llama.cpp checkout"
+        raise SpecError(f"{checkout} is not a git checkout: {cause}", next=mend)
+    if Path(top.text) != checkout.resolve():
+        raise SpecError(f"{checkout} is inside the checkout {top.text}", next=f"name {top.text}")
+    if missing := [name for name in LLAMA_FILES if not (checkout / name).exists()]:
+        raise SpecError(f"{checkout} is not llama.cpp: it has no {missing[0]}", next="name a llama.cpp checkout")
+    if own.attempt("merge-base", "--is-ancestor", pin, "HEAD").rc != 0:
+        head = own.attempt("rev-parse", "--short=12", "HEAD").text
+        mend = f"{command('git', '-C', checkout)} rebase --onto {pin[:12]} BASE, or set llama_cpp.pin to its base"
+        problem = f"{checkout}, at {head}, is not based on pin {pin[:12]}"
+        raise SpecError(f"{problem}: its results would be recorded under the wrong pin", next=mend)
+    return own
+
+
+def _snapshot(cache: PinCache, own: Git) -> str:
+    """Write a checkout's files into the cache and return the tree; files that are ignored and not tracked stay out."""
+    listed = own.read("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    files = dict.fromkeys(listed.split(b"\0")[:-1])
+    if nested := next((path.decode(errors="replace") for path in files if path.endswith(b"/")), None):
+        mend = f"move it away, or add {nested} to .git/info/exclude"
+        raise SpecError(f"{own.dir / nested} is a repository of its own", next=mend)
+    with cache.scratch() as folder:
+        git = cache.git.having(GIT_INDEX_FILE=folder / "index", GIT_WORK_TREE=own.dir.resolve())
+        paths = b"".join(path + b"\0" for path in files)
+        git.run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", input=paths)
+        return git.run("write-tree")
+
+
+def _formatted(
+    cache: PinCache, own: Git, pin: str, tree: str, dests: Sequence[str], message: str
+) -> tuple[list[bytes], str]:
+    """Return the checkout's commits as patches, and its tree, both without the overlays."""
     with cache.scratch() as folder:
         # git on the cache that also sees the checkout's objects, and writes to neither
         (folder / "objects").mkdir()
-        theirs = Path(own.run("rev-parse", "--path-format=absolute", "--git-path", "objects"))
+        theirs = own.run("rev-parse", "--path-format=absolute", "--git-path", "objects")
         git = cache.git.having(
             GIT_INDEX_FILE=folder / "index",
             GIT_OBJECT_DIRECTORY=folder / "objects",
             GIT_ALTERNATE_OBJECT_DIRECTORIES=f'"{cache.path.resolve() / "objects"}":"{theirs}"',
         )
-        texts = [format_patch(git, commit) for commit in _commits(git, own, pin, tree, dests, message)]
-        after = [replace(overlay, content=_content(git, tree, overlay)) for overlay in overlays]
-        wanted = _without(git, tree, dests)
-    patches = _written_again(cache, pin, name, _named(texts, root / "patches" / name, lines), wanted)
-    if not patches and not overlays:
-        raise SpecError(
-            f"{checkout} is pin {pin[:12]} as it is: nothing to export", next=f"change something in {checkout}"
-        )
-    changed = [new for new, old in zip(after, overlays, strict=True) if new.content != old.content]
-    return _write(root, name, patches, changed, lines)
-
-
-def _present(root: Path, name: str) -> tuple[list[Line], list[Overlay]]:
-    """Return the lines and the overlays of the series as it is; its patches may be in any state."""
-    path = root / "patches" / name / "series"
-    try:
-        if path.parent.is_symlink() or path.is_symlink():
-            raise ValueError("it is a symbolic link")
-        lines = parse(path.read_text()) if path.exists() else []
-        return lines, [read_overlay(root, line) for line in lines if line.dest]
-    except ValueError as error:
-        raise SpecError(f"series {name}: {error}", next=f"mend or remove {path}") from error
+        commits = _commits(git, own, pin, tree, dests, message)
+        return [format_patch(git, commit) for commit in commits], _without(git, tree, dests)
 
 
 def _commits(git: Git, own: Git, pin: str, tree: str, dests: Sequence[str], message: str) -> Iterator[str]:
-    """Yield a commit for each of the checkout's, without the overlays, and one for what is not committed."""
+    """Yield each of the checkout's commits without the overlays, and one for uncommitted changes."""
     if own.run("rev-list", "--min-parents=2", f"{pin}..HEAD"):
-        raise SpecError(
-            f"{own.dir} has merges over pin {pin[:12]}", next=command("git", "-C", own.dir, "rebase", pin[:12])
-        )
+        mend = command("git", "-C", own.dir, "rebase", pin[:12])
+        raise SpecError(f"{own.dir} has merges over pin {pin[:12]}", next=mend)
     last, before = pin, _without(git, pin, dests)
     for commit in own.run("rev-list", "--reverse", f"{pin}..HEAD").split():
         after = _without(git, commit, dests)
@@ -191,9 +163,8 @@ def _commits(git: Git, own: Git, pin: str, tree: str, dests: Sequence[str], mess
     ident = own.attempt("var", "GIT_AUTHOR_IDENT")
     me = re.fullmatch(r"(.*) <(.*)> (\d+ [+-]\d{4})", ident.text)
     if not me:
-        raise SpecError(
-            f"git knows no author for a commit: {reason(ident.err)}", next="git config user.name, user.email"
-        )
+        cause = reason(ident.err)
+        raise SpecError(f"git knows no author for a commit: {cause}", next="git config user.name, user.email")
     yield _commit(git, after, last, me.groups(), message)
 
 
@@ -209,15 +180,8 @@ def _without(git: Git, treeish: str, dests: Sequence[str]) -> str:
     return git.run("write-tree")
 
 
-def _content(git: Git, tree: str, overlay: Overlay) -> bytes:
-    """Return what a tree has of an overlay; as it was when it has no such file, or a link to somewhere else."""
-    entry = git.run("ls-tree", tree, "--", overlay.dest)
-    return git.read("cat-file", "blob", entry.split()[2]) if entry.startswith(MODES) else overlay.content
-
-
-def _named(texts: Sequence[bytes], folder: Path, lines: Sequence[Line]) -> dict[str, bytes]:
-    """Give each patch a file name: the one that its subject had, else one made of its subject."""
-    present = [folder / line.name for line in lines if not line.dest and NAME.fullmatch(line.name)]
+def _named(texts: Sequence[bytes], present: Sequence[Path]) -> dict[str, bytes]:
+    """Give each patch a file name: that of the present file with its subject, else one made of the subject."""
     old = {_subject(path.read_bytes()): path.name for path in present if path.is_file()}
     named: dict[str, bytes] = {}
     for text in texts:
@@ -233,8 +197,8 @@ def _subject(content: bytes) -> str:
     return str(head["Subject"] or "").removeprefix("[PATCH] ")
 
 
-def _written_again(cache: PinCache, pin: str, name: str, named: Mapping[str, bytes], wanted: str) -> list[Patch]:
-    """Apply the new patches, and take what that gives; it must be the checkout's tree."""
+def _rewritten(cache: PinCache, pin: str, name: str, named: Mapping[str, bytes], wanted: str) -> list[Patch]:
+    """Apply the new patches and return them; together they must give the tree `wanted`."""
     patches = []
     with Stack.on(cache, pin) as stack:
         for file, text in named.items():
@@ -242,27 +206,8 @@ def _written_again(cache: PinCache, pin: str, name: str, named: Mapping[str, byt
                 stack.push(name, Patch.parse(file, text))
                 patches.append(Patch.parse(file, stack.format()))
             except PatchSyntaxError as error:
-                raise SpecError(
-                    f"{file} cannot be a patch of a series, {error}", next="change it in the checkout"
-                ) from error
+                message = f"{file} cannot be a patch of a series, {error}"
+                raise SpecError(message, next="change it in the checkout") from error
         if stack.tree() != wanted:
             raise SpecError(f"the patches of {name} do not give the checkout's tree", next="commit and export again")
     return patches
-
-
-def _write(
-    root: Path, name: str, patches: Sequence[Patch], overlays: Sequence[Overlay], lines: Sequence[Line]
-) -> Exported:
-    folder = root / "patches" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for patch in patches:
-        write_whole(folder / patch.name, patch.content)
-    for overlay in overlays:
-        write_whole(root / overlay.source, overlay.content)
-    old = {line.name: line for line in lines if not line.dest}
-    kept = [replace(old.get(patch.name, Line(patch.name)), name=patch.name) for patch in patches]
-    write_whole(folder / "series", render([*kept, *(line for line in lines if line.dest)]).encode())
-    removed = [line for line in old if line not in {patch.name for patch in patches}]
-    for file in removed:
-        (folder / file).unlink(missing_ok=True)
-    return Exported(read(root, name), tuple(removed), tuple(overlay.source for overlay in overlays))

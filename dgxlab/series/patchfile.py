@@ -1,7 +1,7 @@
 """One patch file as `git format-patch` writes it, read strictly.
 
-What git would apply is exactly what is read here: every file, every hunk, every blob id. Anything that this reader
-does not know (a binary patch, a quoted path, a diff without blob ids) is refused rather than skipped.
+The reader parses everything that git would apply: every file, hunk and blob id. It refuses anything unknown (a binary
+patch, a quoted path, a diff without blob ids) instead of skipping it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 NO_BLOB = "0" * 40
-"""What the index line says for a file that is not there."""
+"""Blob id in the index line for a missing file."""
 
 MODES = ("100644", "100755")
 """Plain files: a symbolic link or a submodule could point outside the tree."""
 
+# The header of one file in a patch, in git's order, up to its first hunk.
 _HEADER = re.compile(
     r"diff --git (?P<names>.*)\n"
     r"(?:old mode (?P<mode0>\d{6})\nnew mode (?P<mode1>\d{6})\n)?"
-    r"(?:(?P<made>new|deleted) file mode (?P<mode2>\d{6})\n)?"
+    r"(?:(?P<kind>new|deleted) file mode (?P<mode2>\d{6})\n)?"
     r"(?:(?:dis)?similarity index .*\n)?"
     r"(?:(?:rename|copy) from (?P<source>.*)\n(?:rename|copy) to (?P<target>.*)\n)?"
     r"(?:index (?P<blob0>[0-9a-f]+)\.\.(?P<blob1>[0-9a-f]+)(?: (?P<mode3>\d{6}))?\n)?"
     r"(?:--- (?P<old>.*)\n\+\+\+ (?P<new>.*)\n)?"
 )
-"""What a patch file says of one file, in git's order, up to its first hunk."""
-
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*\n")
 _DIFFSTAT = re.compile(rb"(?:\A|\n)---\n(?: [^\n]*\n)* \d+ files? changed[^\n]*\n(?: [^\n]*\n)*\n*\Z")
 
@@ -37,14 +36,10 @@ class PatchSyntaxError(ValueError):
 
 @dataclass(frozen=True)
 class Change:
-    """What a patch does to one file.
+    """The change of one file, and its part of the patch.
 
-    Attributes:
-        old_path: The file before, "" for a new one.
-        new_path: The file after, "" for a removed one.
-        old_blob: Blob id before: NO_BLOB for a new file, "" where the patch names none (a pure rename or mode change).
-        new_blob: Blob id after, likewise.
-        text: The file's part of the patch.
+    The path of a new file before, and of a removed one after, is "" and its blob is NO_BLOB. Blobs are "" where the
+    patch names none (a pure rename or mode change).
     """
 
     old_path: str
@@ -54,11 +49,6 @@ class Change:
     text: bytes
 
     @property
-    def path(self) -> str:
-        """The name to show."""
-        return self.new_path or self.old_path
-
-    @property
     def paths(self) -> frozenset[str]:
         """Every path that it touches."""
         return frozenset({self.old_path, self.new_path} - {""})
@@ -66,13 +56,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch of a series.
-
-    Attributes:
-        name: Its file name.
-        content: The file as it is.
-        changes: What it does, a file each.
-    """
+    """One patch of a series: its file name, the file's content, and one change for each file it touches."""
 
     name: str
     content: bytes
@@ -80,11 +64,7 @@ class Patch:
 
     @classmethod
     def parse(cls, name: str, content: bytes) -> Patch:
-        """Read a patch file.
-
-        Raises:
-            PatchSyntaxError: if it is not what `git format-patch --full-index` writes, or touches what it may not.
-        """
+        """Read a patch file; PatchSyntaxError if git would not write it so, or it touches a forbidden path."""
         changes = tuple(_changes(content))
         touched = [path for change in changes for path in sorted(change.paths)]
         if twice := sorted({path for path in touched if touched.count(path) > 1}):
@@ -92,18 +72,10 @@ class Patch:
         return cls(name, content, changes)
 
     @property
-    def header(self) -> bytes:
-        """The mail header: author, date, subject."""
-        return self._preface.partition(b"\n\n")[0] + b"\n\n"
-
-    @property
-    def body(self) -> bytes:
-        """The commit message below the subject; a diffstat is no part of it."""
-        return _DIFFSTAT.sub(b"\n", self._preface.partition(b"\n\n")[2]).strip(b"\n")
-
-    @property
-    def _preface(self) -> bytes:
-        return self.content.partition(b"\ndiff --git ")[0] + b"\n"
+    def message(self) -> tuple[bytes, bytes]:
+        """The mail header with author, date and subject, and the commit message below it, without a diffstat."""
+        header, _, body = (self.content.partition(b"\ndiff --git ")[0] + b"\n").partition(b"\n\n")
+        return header + b"\n\n", _DIFFSTAT.sub(b"\n", body).strip(b"\n")
 
     @property
     def diff(self) -> bytes:
@@ -119,7 +91,7 @@ class Patch:
 def _changes(content: bytes) -> Iterator[Change]:
     text = content.decode(errors="surrogateescape").removesuffix("\n") + "\n"
     if not text.startswith("From "):
-        raise PatchSyntaxError("line 1: a patch file starts with `From `, as git format-patch writes it")
+        raise _wrong(text, 0, "a patch file starts with `From `, as git format-patch writes it")
     place = text.find("\ndiff --git ") + 1
     if not place:
         raise PatchSyntaxError("it changes nothing")
@@ -134,22 +106,21 @@ def _changes(content: bytes) -> Iterator[Change]:
 
 
 def _check_header(text: str, header: re.Match[str], *, has_hunks: bool) -> None:
-    fields = header.groupdict()
     for name in ("mode0", "mode1", "mode2", "mode3"):
-        if fields[name] and fields[name] not in MODES:
-            problem = f"mode {fields[name]}: only plain files, no symbolic links and no submodules"
+        if header[name] and header[name] not in MODES:
+            problem = f"mode {header[name]}: only plain files, no symbolic links and no submodules"
             raise _wrong(text, header.start(name), problem)
-    blobs = [fields[name] for name in ("blob0", "blob1") if fields[name]]
-    if any(len(blob) != 40 for blob in blobs):
-        raise _wrong(text, header.start("blob0"), "shortened blob ids: write it with git format-patch --full-index")
-    if has_hunks and not fields["old"]:
+    full_index = "write it with git format-patch --full-index"
+    if any(blob and len(blob) != 40 for blob in header.group("blob0", "blob1")):
+        raise _wrong(text, header.start("blob0"), f"shortened blob ids: {full_index}")
+    if has_hunks and not header["old"]:
         raise _wrong(text, header.end(), "hunks without `---` and `+++` lines")
-    if has_hunks and not blobs:
-        raise _wrong(text, header.start(), "no blob ids: write it with git format-patch --full-index")
+    if has_hunks and not header["blob0"]:
+        raise _wrong(text, header.start(), f"no blob ids: {full_index}")
 
 
 def _after_hunks(text: str, place: int) -> int:
-    """Return where the hunks end that begin at a place."""
+    """Return the end of the hunks that begin at `place`."""
     while text.startswith("@@ ", place):
         match = _HUNK.match(text, place)
         if not match:
@@ -172,16 +143,15 @@ def _after_hunks(text: str, place: int) -> int:
 
 
 def _after_end(text: str, place: int) -> int:
-    """Return where the next file begins: after empty lines, or at the end after the signature of a patch file."""
+    """Return the start of the next file: after empty lines, or the end after a patch's signature."""
     if text.startswith("-- \n", place):
         return len(text)
     while text.startswith("\n", place):
         place += 1
     if place < len(text) and not text.startswith("diff --git ", place):
         line = text[place : text.index("\n", place)]
-        if line.startswith(("GIT binary patch", "Binary files ")):
-            raise _wrong(text, place, "binary patches are refused")
-        raise _wrong(text, place, f"unexpected {line[:40]!r}")
+        is_binary = line.startswith(("GIT binary patch", "Binary files "))
+        raise _wrong(text, place, "binary patches are refused" if is_binary else f"unexpected {line[:40]!r}")
     return place
 
 
@@ -191,22 +161,17 @@ def _paths(text: str, header: re.Match[str]) -> tuple[str, str]:
     half = (len(names) - 5) // 2
     # a name with a space has a tab after it
     sides = [(header[name] or "").removesuffix("\t") for name in ("old", "new")]
-    old = header["source"] or _strip(sides[0], "a/") or names[2 : 2 + half]
-    new = header["target"] or _strip(sides[1], "b/") or names[-half:]
+    old = header["source"] or sides[0].removeprefix("a/") or names[2 : 2 + half]
+    new = header["target"] or sides[1].removeprefix("b/") or names[-half:]
     old, new = (new if old == "/dev/null" else old), (old if new == "/dev/null" else new)
     if names != f"a/{old} b/{new}":
         raise _wrong(text, header.start(), f"its paths do not agree, or need quoting: {names}")
-    for path in (old, new):
-        if problem := path_problem(path):
-            raise _wrong(text, header.start(), f"{path!r} {problem}")
-    is_made, is_removed = header["made"] == "new", header["made"] == "deleted"
-    if is_made != (header["blob0"] == NO_BLOB) or is_removed != (header["blob1"] == NO_BLOB):
-        raise _wrong(text, header.start(), "the blob ids do not agree with a file made or removed")
-    return "" if is_made else old, "" if is_removed else new
-
-
-def _strip(path: str, prefix: str) -> str:
-    return path if path == "/dev/null" else path.removeprefix(prefix)
+    if unsafe := [path for path in (old, new) if not is_plain(path)]:
+        raise _wrong(text, header.start(), f"{unsafe[0]!r} is no plain path of the tree")
+    is_new, is_removed = header["kind"] == "new", header["kind"] == "deleted"
+    if is_new != (header["blob0"] == NO_BLOB) or is_removed != (header["blob1"] == NO_BLOB):
+        raise _wrong(text, header.start(), "the blob ids do not agree with a new or removed file")
+    return "" if is_new else old, "" if is_removed else new
 
 
 def _wrong(text: str, place: int, problem: str) -> PatchSyntaxError:
@@ -214,19 +179,7 @@ def _wrong(text: str, place: int, problem: str) -> PatchSyntaxError:
     return PatchSyntaxError(f"line {line}: {problem}")
 
 
-def path_problem(path: str) -> str:
-    """Return why a path may not be touched in a tree, or "".
-
-    >>> path_problem("ggml/src/ggml.c"), path_problem("../x"), path_problem("a/.GIT/config")
-    ('', 'leaves the tree', 'is inside .git')
-    """
-    parts = path.split("/")
-    if path.startswith("/") or ".." in parts:
-        return "leaves the tree"
-    if "" in parts or "." in parts:
-        return "is no plain path"
-    if any(part.lower().rstrip(". ") in (".git", "git~1") for part in parts):
-        return "is inside .git"
-    if any(ord(letter) < 32 or letter in '"\\\x7f' for letter in path):
-        return "has characters that need quoting"
-    return ""
+def is_plain(path: str) -> bool:
+    """Return whether a patch may touch a path: it stays inside the tree, is not git's own, and needs no quoting."""
+    parts = {part.lower().rstrip(". ") for part in path.split("/")}
+    return parts.isdisjoint({"", ".git", "git~1"}) and not re.search(r'[\x00-\x1f\x7f"\\]', path)

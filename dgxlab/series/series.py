@@ -1,4 +1,4 @@
-"""A series as patches/<name>/ has it: a `series` file, its patch files, and overlays, which are files of kernels/.
+"""A series in patches/<name>/: a `series` file, its patch files, and overlays, which are files of kernels/.
 
 The `series` file has one patch file name a line, in order, `#` comments, and `overlay SRC DEST` lines that copy a file
 of kernels/ into the tree.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,13 +23,7 @@ _SIZE_LIMIT = 16 << 20
 
 @dataclass(frozen=True)
 class Line:
-    """One entry of a `series` file: a patch, or an overlay when `dest` is set.
-
-    Attributes:
-        name: The patch file, or the overlay's source.
-        dest: Where the overlay goes, else "".
-        comments: The comment and empty lines above it.
-    """
+    """One entry of a `series` file: a patch's file, or an overlay's source and `dest`; and the comments above it."""
 
     name: str
     dest: str = ""
@@ -42,13 +35,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Overlay:
-    """A file of kernels/ that is copied into the tree.
-
-    Attributes:
-        source: Its path in the project, under kernels/.
-        dest: Its path in the tree.
-        content: What it held when the series was read.
-    """
+    """A file of kernels/ that is copied into the tree: `source` is its path in the project, `dest` in the tree."""
 
     source: str
     dest: str
@@ -57,13 +44,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Series:
-    """A series as it was read.
-
-    Attributes:
-        name: Its folder under patches/.
-        patches: In the order in which they apply.
-        overlays: Laid over the tree after the patches.
-    """
+    """A series as it was read: patches in the order in which they apply, then overlays."""
 
     name: str
     patches: tuple[Patch, ...]
@@ -73,22 +54,21 @@ class Series:
     def digest(self) -> str:
         """Sha256 over the names and bytes of patches and overlays, in order."""
         total = hashlib.sha256()
-        for label, content in [
-            *((f"patch {patch.name}", patch.content) for patch in self.patches),
-            *((f"overlay {overlay.dest}", overlay.content) for overlay in self.overlays),
-        ]:
-            total.update(f"{label} {len(content)}\n".encode() + content)
+        for patch in self.patches:
+            total.update(f"patch {patch.name} {len(patch.content)}\n".encode() + patch.content)
+        for overlay in self.overlays:
+            total.update(f"overlay {overlay.dest} {len(overlay.content)}\n".encode() + overlay.content)
         return total.hexdigest()
 
     @property
     def ref(self) -> SeriesRef:
-        """How plans and the store name it."""
+        """Its name and digest, for plans and the store."""
         return SeriesRef(self.name, self.digest)
 
     @property
-    def paths(self) -> list[str]:
+    def paths(self) -> set[str]:
         """Every path of the tree that it touches."""
-        return sorted({path for patch in self.patches for path in patch.paths} | {o.dest for o in self.overlays})
+        return {path for patch in self.patches for path in patch.paths} | {overlay.dest for overlay in self.overlays}
 
 
 def names(root: Path) -> list[str]:
@@ -96,27 +76,17 @@ def names(root: Path) -> list[str]:
     return sorted(path.parent.name for path in (root / "patches").glob("*/series"))
 
 
-def list_all(root: Path) -> list[Series]:
-    """Read every series of the project, by name.
-
-    Raises:
-        SpecError: if one is wrong.
-    """
-    return [read(root, name) for name in names(root)]
-
-
 def read(root: Path, name: str) -> Series:
     """Read the series patches/<name> of the project at `root`, overlay files as they are on disk now.
 
     Raises:
-        SpecError: if there is none, or anything in it is wrong; `details` has every problem.
+        SpecError: if it does not exist or has problems; `details` lists them all.
     """
     series, problems = inspect(root, name)
     if series is None or problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise SpecError(
-            f"series {name}: {problems[0]}{more}", next=f"mend patches/{name}/series", details="\n".join(problems)
-        )
+        message, mend = f"series {name}: {problems[0]}{more}", f"mend patches/{name}/series"
+        raise SpecError(message, next=mend, details="\n".join(problems))
     return series
 
 
@@ -129,7 +99,7 @@ def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
         near = difflib.get_close_matches(name, names(root), 1)
         return None, [f"there is no {folder / 'series'}" + (f"; is it {near[0]}?" if near else "")]
     try:
-        lines = parse(_content(root, f"patches/{name}/series").decode())
+        lines = parse(content_of(root, f"patches/{name}/series").decode())
     except ValueError as error:
         return None, [str(error)]
     problems: list[str] = []
@@ -142,43 +112,33 @@ def inspect(root: Path, name: str) -> tuple[Series | None, list[str]]:
             elif not NAME.fullmatch(line.name) or not line.name.endswith(".patch"):
                 problems.append(f"{line.name}: a patch is a file NAME.patch beside the series file")
             else:
-                patches.append(Patch.parse(line.name, _content(root, f"patches/{name}/{line.name}")))
+                patches.append(Patch.parse(line.name, content_of(root, f"patches/{name}/{line.name}")))
         except ValueError as error:
             problems.append(str(error) if line.dest else f"{line.name}: {error}")
     unlisted = {path.name for path in folder.glob("*.patch")} - {line.name for line in lines}
     problems += [f"{file} is not in its series file" for file in sorted(unlisted)]
-    patched = {path: patch.name for patch in patches for path in patch.paths}
-    problems += [
-        f"{patched[overlay.dest]} changes {overlay.dest}, which is an overlay: change {overlay.source}"
-        for overlay in overlays
-        if overlay.dest in patched
-    ]
+    for patch in patches:
+        for overlay in overlays:
+            if overlay.dest in patch.paths:
+                problem = f"changes {overlay.dest}, which is an overlay: change {overlay.source}"
+                problems.append(f"{patch.name} {problem}")
     return Series(name, tuple(patches), tuple(overlays)), problems
 
 
 def read_overlay(root: Path, line: Line) -> Overlay:
-    """Read the file that an overlay line names.
-
-    Raises:
-        ValueError: if it may not be one, or is not there.
-    """
-    for path in (line.name, line.dest):
-        if not all(_PART.fullmatch(part) for part in path.split("/")):
-            raise ValueError(f"overlay {path}: not a plain relative path")
-    if not line.name.startswith("kernels/"):
-        raise ValueError(f"overlay {line.name}: not under kernels/")
+    """Read the file that an overlay line names; ValueError if its path is not allowed or it does not exist."""
     try:
-        return Overlay(line.name, line.dest, _content(root, line.name))
+        if not all(_PART.fullmatch(part) for path in (line.name, line.dest) for part in path.split("/")):
+            raise ValueError("not two plain relative paths")
+        if not line.name.startswith("kernels/"):
+            raise ValueError("not a file of kernels/")
+        return Overlay(line.name, line.dest, content_of(root, line.name))
     except ValueError as error:
-        raise ValueError(f"overlay {line.name}: {error}") from error
+        raise ValueError(f"overlay {line.name} {line.dest}: {error}") from error
 
 
 def parse(text: str) -> list[Line]:
-    """Read a `series` file.
-
-    Raises:
-        ValueError: naming the line that is wrong, listed twice, or when there is none.
-    """
+    """Read a `series` file; `str` of its lines gives the same text. ValueError names a wrong line."""
     lines: list[Line] = []
     comments: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
@@ -200,20 +160,8 @@ def parse(text: str) -> list[Line]:
     return lines
 
 
-def render(lines: Sequence[Line]) -> str:
-    """Return the text of a `series` file; `parse` gives the same lines again."""
-    return "".join(f"{line}\n" for line in lines)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen half-written."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
-
-
-def _content(root: Path, path: str) -> bytes:
-    """Read a file of the project; no part of its path may be a symbolic link."""
+def content_of(root: Path, path: str) -> bytes:
+    """Read a file; ValueError if it is not there or too large, or a part of its path is a symbolic link."""
     place = root
     for part in Path(path).parts:
         place /= part
@@ -224,3 +172,13 @@ def _content(root: Path, path: str) -> bytes:
     if place.stat().st_size > _SIZE_LIMIT:
         raise ValueError(f"it has more than {_SIZE_LIMIT >> 20} MB")
     return place.read_bytes()
+
+
+def write_whole(path: Path, content: bytes) -> bool:
+    """Write a file atomically; return whether its content changed."""
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+    return True

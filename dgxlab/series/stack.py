@@ -1,9 +1,8 @@
-"""A pin with patches on top, built in a private index: no working tree, nothing of the user's is touched.
+"""A pin with patches on top, built in a private index: without a working tree, and without touching the user's files.
 
-A patch with one line of context can land in the wrong function without a word. So a patch goes on only when every file
-is the very blob that the patch was made on, and must give the very blobs that it names; then there is nothing to guess.
-`merge`, for refreshing a series, takes a file that moved as well, by a three-way merge over the blob that the patch
-was made on, never by searching for its context.
+A patch with one line of context can apply to the wrong function without an error. So a patch is applied only if every
+file is the blob that the patch was made on, and it must give the blobs that it names. `merge`, for refreshing a
+series, also accepts a changed file, by a three-way merge over that blob, never by searching for context.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dgxlab.errors import PatchError
-from dgxlab.series.patchfile import MODES, NO_BLOB, Change, Patch
+from dgxlab.series.patchfile import MODES, NO_BLOB, Patch
+from dgxlab.series.series import Series
 from dgxlab.source.cache import PinCache
 from dgxlab.source.git import Git, reason
 
@@ -22,12 +22,7 @@ FORMAT = ("--zero-commit", "--no-signature", "--full-index", "--no-numbered", "-
 
 
 class Stack:
-    """Commits on a pin; made by `Stack.on`.
-
-    Attributes:
-        pin: The commit below all patches.
-        commit: The last commit, at first the pin.
-    """
+    """Commits on `pin`; `commit` is the last one, at first the pin. Made by `Stack.on`."""
 
     def __init__(self, cache: PinCache, pin: str, folder: Path) -> None:
         self.git = cache.git.having(GIT_INDEX_FILE=folder / "index")
@@ -42,42 +37,35 @@ class Stack:
     @classmethod
     @contextmanager
     def on(cls, cache: PinCache, pin: str) -> Iterator[Stack]:
-        """Give an empty stack on a pin that the cache has."""
+        """Yield an empty stack on a cached pin."""
         with cache.scratch() as folder:
             yield cls(cache, pin, folder)
 
     def push(self, series: str, patch: Patch) -> None:
-        """Put one patch on top as a commit with the patch's own author, date and message.
+        """Add one patch as a commit with the patch's own author, date and message.
 
         Raises:
-            PatchError: if a file moved, a hunk does not apply, or the outcome is not what the patch names.
+            PatchError: if a file changed, a hunk does not apply, or the result differs from the patch's blobs.
         """
-        blobs = self._blobs(patch.paths)
         refresh = f"dgxlab patch refresh {series} --pin {self.pin}"
-        if moved := [cause for change in patch.changes if (cause := _misfit(change, blobs))]:
-            raise PatchError(
-                f"series {series}: {patch.name} does not apply to pin {self.pin[:12]}: {moved[0]}",
-                next=refresh,
-                details="\n".join(moved),
-            )
+        if moved := _misfits(patch, self._blobs(patch.paths)):
+            problem = f"does not apply to pin {self.pin[:12]}: {moved[0]}"
+            raise _refused(series, patch, problem, refresh, "\n".join(moved))
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)
         if ran.rc != 0:
             raise _damaged(series, patch, ran.err)
         after = self._blobs(patch.paths)
         for change in patch.changes:
             if change.new_blob not in ("", after.get(change.new_path, NO_BLOB)):
-                raise PatchError(
-                    f"series {series}: {patch.name} does not give the {change.path} that it names: it was edited by "
-                    "hand; read what a refresh makes of it before you use it",
-                    next=refresh,
-                )
+                problem = f"does not give the {change.new_path or change.old_path} that it names: it was edited by hand"
+                raise _refused(series, patch, f"{problem}; read what a refresh makes of it before you use it", refresh)
         self._commit(series, patch)
 
     def merge(self, series: str, patch: Patch) -> None:
-        """Put one patch on top, merging where a file is not the one that it was made on.
+        """Add one patch, merging where a file differs from the patch's base.
 
         Raises:
-            PatchError: if it conflicts, if it changes nothing any more, or if what it was made on is not in the cache.
+            PatchError: if it conflicts, changes nothing any more, or its base is not in the cache.
         """
         blobs = self._blobs(patch.paths)
         self._check_bases(series, patch, blobs)
@@ -86,91 +74,72 @@ class Stack:
             stages: dict[str, set[str]] = {}
             for entry, path in self._listed("-u", patch.paths):
                 stages.setdefault(path, set()).add(entry.split()[2])
-            # stage 1 is what both sides started from
+            # stage 1 is the common base
             places = [f"{path}: {'conflict' if '1' in has else 'both add it'}" for path, has in sorted(stages.items())]
-            places = places or [cause for change in patch.changes if (cause := _misfit(change, blobs))]
-            places = places or [reason(ran.err)]
+            places = places or _misfits(patch, blobs) or [reason(ran.err)]
             below = f"pin {self.pin[:12]}" if self.commit == self.pin else f"what is on pin {self.pin[:12]} already"
-            raise PatchError(
-                f"series {series}: {patch.name} conflicts with {below}: {places[0]}",
-                next=f"resolve it in a checkout, then dgxlab patch export {series} --tree CHECKOUT",
-                details="\n".join(places),
-            )
+            mend = f"resolve it in a checkout, then dgxlab patch export {series} --tree CHECKOUT"
+            raise _refused(series, patch, f"conflicts with {below}: {places[0]}", mend, "\n".join(places))
         self._commit(series, patch)
 
-    def overlay(self, series: str, files: Mapping[str, bytes]) -> None:
-        """Put new files, content by path, into the tree as one commit.
-
-        Raises:
-            PatchError: if the tree has one of them already: what upstream changes in it would be hidden.
-        """
+    def overlay(self, series: Series) -> None:
+        """Add the overlays of a series, if any, as one commit; an overlay must not replace a file."""
+        files = {overlay.dest: overlay.content for overlay in series.overlays}
+        if not files:
+            return
+        lines = f"patches/{series.name}/series"
         if there := sorted(self._blobs(files)):
-            raise PatchError(
-                f"series {series}: its overlay {there[0]} is there already at pin {self.pin[:12]}",
-                next=f"give the overlay another name in patches/{series}/series, or make a patch of it",
-            )
+            problem = f"series {series.name}: its overlay {there[0]} is there already at pin {self.pin[:12]}"
+            raise PatchError(problem, next=f"give the overlay another name in {lines}, or make a patch of it")
         _add(self.git, {path: self.git.run("hash-object", "-w", "--stdin", input=files[path]) for path in files})
-        message = f"overlays of {series}\n\n" + "".join(f"{path}\n" for path in files)
+        message = f"overlays of {series.name}\n\n" + "".join(f"{path}\n" for path in files)
         commit = self.git.run("commit-tree", self.git.run("write-tree"), "-p", self.commit, input=message)
         if gone := {path for _, path in changed_files(self.git, self.commit, commit)} - set(files):
-            raise PatchError(
-                f"series {series}: an overlay makes a folder of {min(gone)}, a file at pin {self.pin[:12]}",
-                next=f"change the overlay lines of patches/{series}/series",
-            )
+            problem = f"an overlay makes a folder of {min(gone)}, a file at pin {self.pin[:12]}"
+            raise PatchError(f"series {series.name}: {problem}", next=f"change the overlay lines of {lines}")
         self.commit = commit
 
     def format(self) -> bytes:
         """Return the last commit as a patch file."""
         return format_patch(self.git, self.commit)
 
-    def touches(self, paths: Iterable[str]) -> bool:
-        """Tell whether what is on top of the pin has changed one of these paths."""
-        return bool({path for _, path in changed_files(self.git, self.pin, self.commit)} & set(paths))
-
     def tree(self) -> str:
         """Return the tree of the last commit."""
         return self.git.run("rev-parse", "--verify", f"{self.commit}^{{tree}}")
 
     def _commit(self, series: str, patch: Patch) -> None:
-        given = self.git.run("mailinfo", "-b", "/dev/null", "/dev/null", input=patch.header)
+        header, body = patch.message
+        given = self.git.run("mailinfo", "-b", "/dev/null", "/dev/null", input=header)
         fields = dict(line.split(": ", 1) for line in given.splitlines() if ": " in line)
         if missing := [name for name in ("Author", "Email", "Date", "Subject") if not fields.get(name)]:
-            raise PatchError(f"series {series}: {patch.name} has no {missing[0].lower()}", next="mend its header")
+            raise _refused(series, patch, f"has no {missing[0].lower()}", "mend its header")
         names = {"GIT_AUTHOR_NAME": "Author", "GIT_AUTHOR_EMAIL": "Email", "GIT_AUTHOR_DATE": "Date"}
         author = {variable: fields[name] for variable, name in names.items()}
         subject = fields["Subject"].encode(errors="surrogateescape")
-        message = (subject + b"\n\n" + patch.body).strip(b"\n") + b"\n"
+        message = (subject + b"\n\n" + body).strip(b"\n") + b"\n"
         tree = self.git.run("write-tree")
         ran = self.git.attempt("commit-tree", tree, "-p", self.commit, input=message, env=author)
         if ran.rc != 0:
-            raise PatchError(
-                f"series {series}: {patch.name} makes no commit: {reason(ran.err)}", next="mend its header lines"
-            )
-        # What really changed: our reader of patches is not trusted to see all that git sees.
+            raise _refused(series, patch, f"makes no commit: {reason(ran.err)}", "mend its header lines")
+        # The actual changes: our patch reader might miss something that git applies.
         changed = changed_files(self.git, self.commit, ran.text)
         for mode, path in changed:
             if path not in patch.paths or mode not in (*MODES, "000000"):
-                raise PatchError(
-                    f"series {series}: {patch.name} changes {path} to mode {mode}, which it does not announce"
-                )
+                raise _refused(series, patch, f"changes {path} to mode {mode}, which it does not announce")
         if not changed:
-            raise PatchError(
-                f"series {series}: {patch.name} changes nothing at pin {self.pin[:12]}: it is in there already",
-                next=f"take it out of patches/{series}/series",
-            )
+            problem = f"changes nothing at pin {self.pin[:12]}: it is in there already"
+            raise _refused(series, patch, problem, f"take it out of patches/{series}/series")
         self.commit = ran.text
 
     def _check_bases(self, series: str, patch: Patch, blobs: Mapping[str, str]) -> None:
-        """Make sure that a patch applies to what it was made on: else git would search for its context after all."""
+        """Check that a patch applies to its base blobs: otherwise git would search for its context."""
         bases = {change.old_path: change.old_blob or blobs.get(change.old_path, "") for change in patch.changes}
         bases.pop("", None)
         for path, blob in bases.items():
             if self.git.attempt("cat-file", "-e", blob or NO_BLOB).rc != 0:
-                raise PatchError(
-                    f"series {series}: {patch.name} cannot be merged: the {path} that it was made on ({blob[:12]}) is "
-                    "in no pin here",
-                    next=f"dgxlab patch check {series} --pin PIN, with the pin that it was made for, then this again",
-                )
+                problem = f"cannot be merged: the {path} that it was made on ({blob[:12]}) is in no pin here"
+                mend = f"dgxlab patch check {series} --pin PIN, with the pin that it was made for, then this again"
+                raise _refused(series, patch, problem, mend)
         alone = self.git.having(GIT_INDEX_FILE=self._folder / "bases")
         alone.run("read-tree", "--empty")
         _add(alone, bases)
@@ -179,7 +148,7 @@ class Stack:
             raise _damaged(series, patch, ran.err)
 
     def _blobs(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return blob ids by path for what the tree has at these paths, or below them."""
+        """Return blob ids by path for the tree's files at or below these paths."""
         return {path: entry.split()[1] for entry, path in self._listed("-s", paths)}
 
     def _listed(self, flag: str, paths: Iterable[str]) -> Iterator[list[str]]:
@@ -204,19 +173,25 @@ def _add(git: Git, blobs: Mapping[str, str]) -> None:
     git.run("update-index", "--add", "-z", "--index-info", input=entries)
 
 
+def _refused(series: str, patch: Patch, problem: str, mend: str = "", details: str = "") -> PatchError:
+    return PatchError(f"series {series}: {patch.name} {problem}", next=mend, details=details)
+
+
 def _damaged(series: str, patch: Patch, err: str) -> PatchError:
-    return PatchError(
-        f"series {series}: {patch.name} does not apply, not even to what it was made on: {reason(err)}",
-        next=f"mend the patch, or make it anew from a checkout: dgxlab patch export {series} --tree CHECKOUT",
-        details=err.strip(),
-    )
+    problem = f"does not apply, not even to what it was made on: {reason(err)}"
+    mend = f"mend the patch, or make it anew from a checkout: dgxlab patch export {series} --tree CHECKOUT"
+    return _refused(series, patch, problem, mend, err.strip())
 
 
-def _misfit(change: Change, blobs: Mapping[str, str]) -> str:
-    """Say why a file is not the very one that the patch was made on, or that its new place is taken; else ""."""
-    old, new, base = change.old_path, change.new_path, change.old_blob
-    if old and old not in blobs:
-        return f"{old} is not there"
-    if old and base not in ("", blobs[old]):
-        return f"{old} moved: the patch was made on blob {base[:12]}, there it is {blobs[old][:12]}"
-    return f"{new} is there already" if new not in ("", old) and new in blobs else ""
+def _misfits(patch: Patch, blobs: Mapping[str, str]) -> list[str]:
+    """Return files that differ from the patch's base, and new files whose path is taken."""
+    problems = []
+    for change in patch.changes:
+        old, new, base = change.old_path, change.new_path, change.old_blob
+        if old and old not in blobs:
+            problems.append(f"{old} is not there")
+        elif old and base not in ("", blobs[old]):
+            problems.append(f"{old} moved: the patch was made on blob {base[:12]}, there it is {blobs[old][:12]}")
+        elif new not in ("", old) and new in blobs:
+            problems.append(f"{new} is there already")
+    return problems

@@ -1,7 +1,7 @@
 """Pins: llama.cpp's commits in the client's cache, from a git URL, a clone or the PyPI sdist.
 
 cache       the bare repository that holds them, and packs for hosts
-packages    what comes from the package index: the sdist, and wheels of build tools
+packages    downloads from the package index: the sdist, and wheels of build tools
 git         git with settings of its own (programs: running any program, and this machine's disk)
 """
 

@@ -1,13 +1,12 @@
 """Pins: the upstream commits that everything is built on, in one local bare repository.
 
-A pin is taken from the first source that has it. What is trusted is the commit id, never the source: git checks every
-object against its name, so a source can be missing or wrong, but cannot give other content for the same pin. A pin is
-there when its ref is there, and its ref is written last.
+A pin is taken from the first source that has it. Only the commit id is trusted, never the source: git checks every
+object against its name, so a source can be missing or wrong, but cannot give other content for the same pin. A pin
+exists when its ref exists; the ref is written last.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from dgxlab.errors import AGAIN, SpecError
 from dgxlab.model import COMMIT
 from dgxlab.source import packages
-from dgxlab.source.git import Git, GitError, reason
+from dgxlab.source.git import Git, reason
 from dgxlab.source.packages import NotTrusted, Progress, SourceError
 from dgxlab.source.programs import default_path, disk_trouble, locked, unwritable, writing
 
@@ -28,21 +27,19 @@ INCOMING = "refs/dgxlab/incoming/"
 LOCK = "dgxlab.lock"
 
 URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
-"""What is handed to git as an address. Nothing else is: git knows addresses that run commands."""
+"""Addresses that git may get; others could make git run commands."""
 
 LLAMA_FILES = ("CMakeLists.txt", "ggml")
-"""What every llama.cpp that can be built here has at its top."""
+"""Files and folders at llama.cpp's top level."""
 
 SCRATCH_S = 86400.0
-"""A scratch folder that was not touched for so long is what a killed client left."""
+"""A scratch folder not touched for this long was left by a killed client."""
 
 
 class PinCache:
-    """The pins of this user, and what patch series make of them.
+    """The user's pins and the patched trees made from them, in a bare repository that is created on first use.
 
-    Args:
-        path: A bare repository; made on first use.
-        trusted: Whether the user agrees to fetch from any package that a spec names.
+    `trusted` says whether the user agrees to fetch from any package that a spec names.
     """
 
     def __init__(self, path: Path | None = None, *, trusted: bool = False) -> None:
@@ -51,17 +48,16 @@ class PinCache:
         self.git = Git(self.path)
 
     def ensure(self, pin: str, sources: Sequence[str], on_progress: Progress) -> None:
-        """Make sure that a pin is here, taking it from the first of `sources` that has it.
+        """Fetch a pin, unless it is here, from the first of `sources` that has it.
 
-        Two processes may ask at once: the second waits, and finds the pin.
+        A second process that asks at the same time waits for the first.
 
         Args:
-            pin: A full commit id.
             sources: Git URLs, clones on this machine, `pypi:llama-cpp-python==VERSION`, or that sdist's file.
-            on_progress: Gets a line now and then while something is fetched.
+            on_progress: Called with a line from time to time during a fetch.
 
         Raises:
-            SpecError: if no source has it; `details` has each source's own cause.
+            SpecError: if no source has it; `details` has each source's cause.
         """
         check_pin(pin)
         if self.has(pin):
@@ -79,68 +75,49 @@ class PinCache:
                 self._take_from_first(pin, sources, on_progress)
 
     def has(self, pin: str) -> bool:
-        """Tell whether a pin is here, whole."""
+        """Return whether a pin is here, complete."""
         return self.git.attempt("rev-parse", "--quiet", "--verify", f"{PINS}{pin}^{{tree}}").rc == 0
 
     def require(self, pin: str) -> None:
         """Raise a SpecError unless the pin is here."""
         check_pin(pin)
         if not self.has(pin):
-            raise SpecError(
-                f"pin {pin[:12]} is not in the cache {self.path}", next=f"dgxlab patch check --pin {pin} fetches it"
-            )
+            message = f"pin {pin[:12]} is not in the cache {self.path}"
+            raise SpecError(message, next=f"dgxlab patch check --pin {pin} fetches it")
 
     def pins(self) -> list[str]:
         """Return the pins that are here, in no particular order."""
         return self.git.attempt("for-each-ref", "--format=%(refname:lstrip=3)", PINS).text.split()
 
     def pack(self, wants: Sequence[str], haves: Sequence[str] = ()) -> Iterator[bytes]:
-        """Yield a pack that gives commits to a receiver that has others.
+        """Yield a pack with the commits `wants`, for a receiver that has `haves`.
 
-        A pin comes without its history: the receiver must list it in its `shallow` file first. With `haves` the pack
-        is thin, for `git index-pack --stdin --fix-thin`.
-
-        Args:
-            wants: Commits, with all of their trees and files.
-            haves: Commits that the receiver has whole. One that is not here is no help, and is left out.
+        A pin comes without its history: the receiver must list it in its `shallow` file first. With `haves`
+        (unknown ones are ignored) the pack is thin, for `git index-pack --stdin --fix-thin`.
 
         Raises:
-            GitError: after the last piece, if the pack is not whole.
+            GitError: after the last piece, if the pack is incomplete.
         """
         listed = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in haves))
         known = [commit for commit, line in zip(haves, listed.splitlines(), strict=True) if line == commit]
-        revisions = [*wants, *(f"^{commit}" for commit in known)]
-        args = ("--revs", "--stdout", "--delta-base-offset", "--quiet")
-        return self.git.stream(
-            "pack-objects", *args, *(("--thin",) if haves else ()), input="".join(f"{r}\n" for r in revisions)
-        )
-
-    def write_pack(self, path: Path, wants: Sequence[str], haves: Sequence[str] = ()) -> int:
-        """Write `pack` to a file, whole or not at all, and return its size in bytes."""
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        with writing(path.parent):
-            try:
-                with open(part, "wb") as out:
-                    out.writelines(self.pack(wants, haves))
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-        return path.stat().st_size
+        revisions = "".join(f"{commit}\n" for commit in [*wants, *(f"^{commit}" for commit in known)])
+        args = ["--revs", "--stdout", "--delta-base-offset", "--quiet", *(["--thin"] if haves else [])]
+        return self.git.stream("pack-objects", *args, input=revisions)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Give a folder beside the objects that is gone afterwards."""
+        """Yield a temporary folder beside the objects."""
         with writing(self.path):
             (self.path / "tmp").mkdir(exist_ok=True)
             for folder in self.path.glob("tmp/*"):  # a model that was being sent may be gigabytes
-                with suppress(FileNotFoundError):  # another client's, gone this instant
+                with suppress(FileNotFoundError):  # another client has just removed it
                     if time.time() - folder.stat().st_mtime > SCRATCH_S:
                         shutil.rmtree(folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=self.path / "tmp", ignore_cleanup_errors=True) as own:
                 yield Path(own)
 
     def _prepare(self) -> None:
-        """Under the lock: make the repository, and remove what a killed fetch has left."""
+        """Create the repository and remove leftovers of a killed fetch; needs the lock."""
         self.git.run("init", "--quiet", "--bare", "--template=", str(self.path))
         stale = [self.path / "shallow.lock", self.path / "packed-refs.lock", *self.path.glob("objects/pack/tmp_*")]
         stale += [path for ref in (PINS, INCOMING) for path in self.path.glob(f"{ref}*.lock")]
@@ -157,11 +134,8 @@ class PinCache:
                 causes.append(f"{shown(source)}: {str(error).replace(source, shown(source))}")
                 mend = f"{AGAIN} with --trust-source" if isinstance(error, NotTrusted) else mend
         number = "its only source" if len(sources) == 1 else f"any of its {len(sources)} sources"
-        raise SpecError(
-            f"pin {pin} cannot be taken from {number}" + (f": {causes[0]}" if len(causes) == 1 else ""),
-            next=mend,
-            details="\n".join(causes),
-        )
+        message = f"pin {pin} cannot be taken from {number}" + (f": {causes[0]}" if len(causes) == 1 else "")
+        raise SpecError(message, next=mend, details="\n".join(causes))
 
     def _take(self, pin: str, source: str, on_progress: Progress) -> None:
         """Fetch the pin from one source, or raise SourceError."""
@@ -184,11 +158,11 @@ class PinCache:
             raise SourceError("neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION")
 
     def _fetch(self, pin: str, url: str, on_progress: Progress, carried: str = "") -> None:
-        """Fetch one commit without its history, look at it, and only then give it its ref."""
+        """Fetch one commit without its history, check it, and only then write its ref."""
         incoming = f"{INCOMING}{pin}"
         flags = "--depth=1 --progress --no-tags --no-prune --no-recurse-submodules --no-write-fetch-head"
         git = self.git.having(user=True)
-        # version 2 of the protocol hands out any commit, not only the tips of branches
+        # protocol version 2 serves any commit, not only branch tips
         ran = git.follow(
             *("-c", "protocol.version=2", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60"),
             *("fetch", *flags.split(), "--", url, f"+{pin}:{incoming}"),
@@ -204,41 +178,28 @@ class PinCache:
                 cause = "it gives out branch tips only, not this commit: use a clone of it"
             raise SourceError(f"{cause}{carried}")
         try:
-            self._look_at_commit(pin)
+            kind = self.git.run("cat-file", "-t", pin)
+            if kind != "commit":
+                raise SourceError(f"{pin[:12]} is a {kind} there, not a commit")
+            if missing := set(LLAMA_FILES) - set(self.git.run("ls-tree", "--name-only", pin).splitlines()):
+                raise SourceError(f"commit {pin[:12]} is not llama.cpp: it has no {' and no '.join(sorted(missing))}")
+            check = self.git.attempt("rev-list", "--objects", "--quiet", pin)
+            if check.rc != 0:
+                raise SourceError(f"commit {pin[:12]} did not arrive whole: {reason(check.err)}")
         except SourceError:
             self.git.run("update-ref", "-d", incoming)
             raise
         self.git.run("update-ref", "--stdin", input=f"update {PINS}{pin} {pin}\ndelete {incoming}\n")
 
-    def _look_at_commit(self, pin: str) -> None:
-        kind = self.git.run("cat-file", "-t", pin)
-        if kind != "commit":
-            raise SourceError(f"{pin[:12]} is a {kind} there, not a commit")
-        missing = set(LLAMA_FILES) - set(self.git.run("ls-tree", "--name-only", pin).splitlines())
-        if missing:
-            raise SourceError(f"commit {pin[:12]} is not llama.cpp: it has no {' and no '.join(sorted(missing))}")
-        try:
-            self.git.run("rev-list", "--objects", "--quiet", pin)
-        except GitError as error:
-            raise SourceError(f"commit {pin[:12]} did not arrive whole: {reason(error.details)}") from error
-
 
 def check_pin(pin: str) -> None:
     """Raise a SpecError unless `pin` is a full commit id."""
     if not COMMIT.fullmatch(pin):
-        raise SpecError(
-            f"a pin is a full commit id, 40 hex digits, not {pin!r}",
-            next="git ls-remote https://github.com/ggml-org/llama.cpp shows the ids of branches and tags",
-        )
+        mend = "git ls-remote https://github.com/ggml-org/llama.cpp shows the ids of branches and tags"
+        raise SpecError(f"a pin is a full commit id, 40 hex digits, not {pin!r}", next=mend)
 
 
 def shown(source: str) -> str:
-    """Return a source as it may be printed and recorded, without a password or token.
-
-    >>> shown("https://me:secret@example.com/llama.cpp")
-    'https://***@example.com/llama.cpp'
-    >>> shown("https://example.com/llama.cpp?token=secret")
-    'https://example.com/llama.cpp?***'
-    """
+    """Return a source without secrets, for printing and recording: *** for an address's user, password and query."""
     source = re.sub(r"^(https?://[^?#]*[?#]).+", r"\1***", source)
     return re.sub(r"^(https?://)[^/@]+@", r"\1***@", source)

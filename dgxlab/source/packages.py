@@ -1,8 +1,8 @@
-"""What comes from the package index: llama.cpp in an sdist of llama-cpp-python, and cmake and ninja for a bare host.
+"""Downloads from the package index: llama.cpp in the sdist of llama-cpp-python, and cmake and ninja for hosts.
 
-pip fetches one file of a package's exact version, from wherever pip is configured to look, and runs nothing of it. What
-is trusted is the digest written here, never where the file comes from: as with a pin, an index can be missing or wrong,
-but cannot give another program.
+pip fetches one file of a package's exact version, from its configured index, and runs no code of it. Only the digest
+written here is trusted, not the index: as with a pin, an index can be missing or wrong, but cannot give another
+program.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ GITDIR = re.compile(
     r"[^/]+/(?:\.git/modules/vendor/llama\.cpp|vendor/llama\.cpp/\.git)/"
     r"(HEAD|shallow|objects/[0-9a-f]{2}/[0-9a-f]{38}|objects/pack/pack-[0-9a-f]{40}\.(?:pack|idx))"
 )
-"""What is taken out of an sdist, by its path there: a shallow repository with the objects of exactly one commit. git
-checks every object against its name; configuration and hooks that are beside them never reach the disk."""
+"""Paths extracted from an sdist: a shallow repository with the objects of exactly one commit. git checks every object
+against its name; configuration and hooks in the sdist are never written to the disk."""
 
 SDISTS = {
     "0.3.30": "798c9b42652d2e0bff5fe81e7e762089f425a99e67f66ffe5ae156957876e0d1",
@@ -49,19 +49,14 @@ SIZE_LIMIT = 4 << 30
 """Bytes of git objects beyond which an sdist is refused; the real one has 35 MB."""
 
 GLIBC = (2, 17)
-"""What the wheels below run on; manylinux2014 is its name among wheels."""
+"""Oldest glibc for the wheels below, called manylinux2014."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A build tool for hosts that have none: a program in a zip.
-
-    Attributes:
-        machine: As uname has it.
-        sha256: Of the file.
-    """
+    """A build tool for hosts without it: a program in a zip. `machine` is from uname."""
 
     name: str
     version: str
@@ -79,7 +74,7 @@ WHEELS = (
 
 
 class SourceError(Exception):
-    """A source does not give the pin, or the index not the file; the message is the cause, in words."""
+    """A source lacks the pin, or the index lacks the file; the message is the cause."""
 
 
 class NotTrusted(SourceError):
@@ -87,14 +82,10 @@ class NotTrusted(SourceError):
 
 
 def download_sdist(spec: str, into: Path, on_progress: Progress, *, trusted: bool) -> Path:
-    """Fetch the sdist that `pypi:NAME==VERSION` names.
-
-    Args:
-        trusted: Whether the user agrees to any package, and not to SDISTS alone.
+    """Fetch the sdist that `pypi:NAME==VERSION` names; `trusted` allows any package, not only SDISTS.
 
     Raises:
-        NotTrusted: if it is not one of SDISTS and the user has not agreed.
-        SourceError: if there is no such sdist, or no index can be reached, or pip is not there.
+        SourceError: if there is no such sdist, no index, no pip; NotTrusted if it needs the user's consent.
         SpecError: if the disk is full.
     """
     match = SPEC.fullmatch(spec)
@@ -109,14 +100,7 @@ def download_sdist(spec: str, into: Path, on_progress: Progress, *, trusted: boo
 
 
 def unpack_sdist(archive: Path, into: Path) -> str:
-    """Write the llama.cpp objects of an sdist into a new bare repository.
-
-    Returns:
-        What the archive's llama.cpp was checked out at, or "".
-
-    Raises:
-        SourceError: if the archive is damaged or carries no llama.cpp repository.
-    """
+    """Write the llama.cpp objects of an sdist into a new bare repository; return the commit it was at, or ""."""
     Git(into).run("init", "--quiet", "--bare", "--template=", str(into))
     room = SIZE_LIMIT
     try:
@@ -143,15 +127,7 @@ def unpack_sdist(archive: Path, into: Path) -> str:
 
 
 def find_wheel(name: str, machine: str, glibc: str) -> Wheel:
-    """Return the wheel of a tool that runs on a host.
-
-    Args:
-        machine: What the host's uname says.
-        glibc: Its version there, "" for another C library.
-
-    Raises:
-        SourceError: if there is none.
-    """
+    """Return the wheel of a tool for a host by its `uname -m` and glibc ("" for none); SourceError without one."""
     wheel = next((each for each in WHEELS if (each.name, each.machine) == (name, machine)), None)
     if wheel is None:
         raise SourceError(f"there is none to send for {machine}")
@@ -161,12 +137,7 @@ def find_wheel(name: str, machine: str, glibc: str) -> Wheel:
 
 
 def fetch_wheel(wheel: Wheel, on_progress: Progress, folder: Path | None = None) -> Path:
-    """Return a wheel's file, fetched with pip where it is not in this user's cache yet.
-
-    Raises:
-        SourceError: if pip does not give it.
-        SpecError: if the disk is full.
-    """
+    """Return the path of a wheel in the user's cache, fetched with pip if missing; SourceError if pip fails."""
     folder = folder or default_path().with_name("wheels")
     path = folder / f"{wheel.name}-{wheel.version}-{wheel.machine}.whl"
     if sha256(path) == wheel.sha256:
@@ -183,14 +154,9 @@ def fetch_wheel(wheel: Wheel, on_progress: Progress, folder: Path | None = None)
     return path
 
 
-def _download(
-    name: str, version: str, into: Path, flags: Sequence[str], on_progress: Progress, digest: str = ""
-) -> Path:
-    """Fetch one file of a package's version into a new folder; without a digest, the one that the index gives counts.
-
-    `flags` are those of `pip download`: which kind of file, and for which machine.
-    """
-    # -P: a pip.py in the folder where the user types is not pip
+def _download(name: str, version: str, into: Path, flags: Sequence[str], on_progress: Progress, digest: str) -> Path:
+    """Fetch a package's file into a new folder; `flags` of `pip download` select it, "" takes the index's digest."""
+    # -P: do not import a pip.py from the current folder
     argv = [sys.executable, "-P", str(Path(__file__).with_name("pip_fetch.py")), name, version, digest, str(into)]
     into.mkdir(parents=True)
     ran = programs.follow(
@@ -207,7 +173,7 @@ def _download(
 
 
 def pip_cause(output: str) -> str:
-    """Return why pip gave up; an index that cannot be reached looks like a missing package in its last line."""
+    """Return why pip failed. Its last line is not enough: an unreachable index looks like a missing package there."""
     for line in output.splitlines():
         if re.search(r"NewConnectionError|ConnectTimeout|NameResolutionError|ProxyError|SSLError", line):
             cause = re.search(r"(?:Failed to .*?|Cannot connect to proxy[^'\"]*|\[SSL[^\]]*\][^')]*)(?=['\")])", line)

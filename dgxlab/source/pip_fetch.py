@@ -1,4 +1,4 @@
-"""What `pip.download` runs in a process of its own: pip's finder and network session fetch one file, and nothing else.
+"""Fetch one file with pip's finder and network session; `packages` runs this as a separate process.
 
 `pip download` itself cannot be used for sources: it runs the package's build backend to learn its metadata.
 """
@@ -21,12 +21,7 @@ KINDS = (".tar.gz", ".whl")
 
 
 def main(name: str, version: str, sha256: str, into: str, *flags: str) -> None:
-    """Fetch the file of a package's version into a folder, from wherever pip is configured to look.
-
-    Args:
-        sha256: Of the file; "" for whatever the index says.
-        flags: Of `pip download`: which kind of file, and for which machine.
-    """
+    """Fetch the file of a package's version; `sha256` may be "", `flags` of `pip download` say which kind of file."""
     command = DownloadCommand("download", "")
     options, _ = command.parse_args(["--no-input", "--retries=2", *flags])
     session = command._build_session(options)

@@ -1,25 +1,23 @@
-"""The client's programs and its disk: run a program, stream its output, or follow one that shows progress; lock files.
+"""The client's programs and its disk: run a program, or follow one that shows progress; lock files.
 
-git and pip are run through here. Nothing goes through a shell, and no token of the user's goes along.
+git and pip are run through here. No shell is used, and the user's tokens are not passed on.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import os
 import re
 import select
 import signal
 import subprocess
-import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dgxlab.errors import SpecError
 
@@ -31,8 +29,7 @@ SURROUNDINGS = re.compile(
     r"|DISPLAY|WAYLAND_DISPLAY|DBUS_SESSION_BUS_ADDRESS|SSH_(?:AUTH_SOCK|AGENT_PID|ASKPASS\w*)|KRB5\w+|NETRC"
     r"|(?i:https?|ftp|all|no)_(?i:proxy)|SSL_CERT_(?:FILE|DIR)|(?:REQUESTS|CURL)_CA_BUNDLE"
 )
-"""What a program needs to find its files, the network and the user's own agents."""
-
+"""Variables that a program needs to find its files, the network and the user's agents."""
 
 _TROUBLE = {
     "No space left on device": "No space left on device",
@@ -42,19 +39,16 @@ _TROUBLE = {
     "File too large": "File too large",
     "died of signal 25": "File too large",
 }
-"""What a program says when this machine's disk is at fault, and what that means; signal 25 is SIGXFSZ."""
+"""Messages of programs that mean trouble with this machine's disk, with the cause; signal 25 is SIGXFSZ."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended.
+    """How a program ended: exit status (negative for a signal), stdout and stderr.
 
-    Attributes:
-        rc: Exit status; negative is the signal that ended it.
-        out: Its stdout; empty for a followed program.
-        err: Its stderr, or the last lines of both for a followed one.
+    Of a followed program `out` is empty, and `err` has the last lines of both.
     """
 
     rc: int
@@ -68,83 +62,45 @@ class Outcome:
 
 
 def surroundings(prefix: str = "") -> dict[str, str]:
-    """Return the environment of a program: what every one needs, and variables that begin with a prefix of its own."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if SURROUNDINGS.fullmatch(name) or (prefix and name.startswith(prefix))
-    }
+    """Return the environment of a program: the variables that all programs need, and those that begin with `prefix`."""
+    mine = os.environ.items()
+    return {k: v for k, v in mine if SURROUNDINGS.fullmatch(k) or (prefix and k.startswith(prefix))}
+
+
+def start(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a program with options of Popen; SpecError if the program is not installed."""
+    try:
+        return subprocess.Popen(argv, **options)
+    except FileNotFoundError as error:
+        message = f"{argv[0]} is not installed on this machine"
+        raise SpecError(message, next=f"sudo apt-get install {argv[0]}") from error
 
 
 def run(argv: Sequence[str], *, input: bytes = b"", env: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program to its end; without `env` it gets its surroundings alone.
-
-    Raises:
-        SpecError: if the program is not installed.
-    """
-    with _installed(argv[0]):
-        ran = subprocess.run(argv, input=input, capture_output=True, env=env or surroundings(), check=False)
-    return Outcome(ran.returncode, ran.stdout, ran.stderr.decode(errors="replace"))
-
-
-def stream(
-    argv: Sequence[str], *, input: bytes, env: Mapping[str, str], failed: Callable[[Outcome], Exception]
-) -> Iterator[bytes]:
-    """Run a program and yield its stdout in pieces; a consumer that stops early ends it.
-
-    Raises:
-        SpecError: if the program is not installed.
-        Exception: what `failed` makes of an outcome that is no success, after the last piece.
-    """
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as err:
-        given.write(input)
-        given.seek(0)
-        with _installed(argv[0]):
-            child = subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=err, env=env)
-        with child.stdout or io.BytesIO() as out:
-            try:
-                while piece := out.read(CHUNK):
-                    yield piece
-            except BaseException:
-                child.kill()
-                raise
-            finally:
-                child.wait()
-        if child.returncode != 0:
-            err.seek(0)
-            raise failed(Outcome(child.returncode, b"", err.read().decode(errors="replace")))
+    """Run a program to its end; without `env` it gets only `surroundings()`. SpecError if it is not installed."""
+    pipe = subprocess.PIPE
+    with start(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=env or surroundings()) as child:
+        out, err = child.communicate(input)
+    return Outcome(child.returncode, out, err.decode(errors="replace"))
 
 
 def follow(
-    argv: Sequence[str],
-    *,
-    on_line: Callable[[str], None],
-    env: Mapping[str, str],
-    silence_s: float = 120.0,
+    argv: Sequence[str], *, on_line: Callable[[str], None], env: Mapping[str, str], silence_s: float = 120.0
 ) -> Outcome:
     """Run a program in a session of its own and call `on_line` with each line that it prints.
 
     Without a terminal it cannot stop to ask a question. Progress that is overwritten in place is reported, not kept.
     A program that prints nothing for `silence_s` seconds is ended.
-
-    Raises:
-        SpecError: if the program is not installed.
     """
-    with _installed(argv[0]):
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    child = start(argv, env=env, start_new_session=True, **options)
     kept: deque[str] = deque(maxlen=200)
-    with child.stdout or io.BytesIO() as out:
+    assert child.stdout
+    with child.stdout as out:
         try:
-            for line, final in _lines(out.fileno(), silence_s):
+            for line, is_final in _lines(out.fileno(), silence_s):
                 on_line(line)
-                if final:
+                if is_final:
                     kept.append(line)
         except TimeoutError:
             kept.append(f"fatal: no sign of life for {silence_s:.0f} s")
@@ -153,14 +109,6 @@ def follow(
             _end(child)
             raise
     return Outcome(child.wait(), b"", "\n".join(kept))
-
-
-@contextmanager
-def _installed(name: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise SpecError(f"{name} is not installed on this machine", next=f"sudo apt-get install {name}") from error
 
 
 def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:
@@ -180,22 +128,17 @@ def _lines(fd: int, silence_s: float) -> Iterator[tuple[str, bool]]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a followed program and what it started: asked first, so that git removes its lock files."""
+    """End a followed program and what it started: by SIGTERM first, so that git removes its lock files."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(child.pid, sign)
-        except ProcessLookupError:
-            break
-        until = time.monotonic() + 5
-        while child.poll() is None and time.monotonic() < until:
-            time.sleep(0.02)
-        if child.poll() is not None:
-            break
+            child.wait(5)
+            return
 
 
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file; a process that dies lets go of it."""
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock file; a process that dies releases it."""
     with writing(path.parent):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -222,13 +165,12 @@ def writing(path: Path) -> Iterator[None]:
 
 def unwritable(path: Path, cause: str) -> SpecError:
     """Return the error for a folder that cannot be written."""
-    return SpecError(
-        f"{path} cannot be written: {cause}", next="make room there, or set XDG_CACHE_HOME to another disk"
-    )
+    mend = "make room there, or set XDG_CACHE_HOME to another disk"
+    return SpecError(f"{path} cannot be written: {cause}", next=mend)
 
 
 def disk_trouble(output: str) -> str:
-    """Return what a program's output says against this machine's disk, or ""."""
+    """Return the trouble with this machine's disk in a program's output, or ""."""
     return next((cause for words, cause in _TROUBLE.items() if words in output), "")
 
 

@@ -11,10 +11,9 @@ from random import Random
 
 from faults.aftermath import appeared, freed, last_noted, members, recovered, sid, sound
 from faults.fault import Broken, Fault
-from faults.host import Box, Ran, box, ended
+from faults.host import Box, Ran, box, ended, two_cells
 
-BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17, 18))
-CELLS = 6
+BENCH, CELLS = two_cells(3), 6
 
 
 def _trial(place: Box, random: Random) -> str:
@@ -45,8 +44,8 @@ def _session(place: Box, random: Random, name: str, kill: Callable[[int, Random]
             row for row in store.rows(sql, (session,)) if row["state"] != "done" and row["verdict"] != "invalid"
         ]:
             raise Broken(f"verdicts of a session that was killed: {wrong}")
-    if ran.rc and (again := place.run(*command)).rc:
-        raise Broken(f"a session after one that was killed ended with {again.rc}: {again.err}")
+    if ran.rc:
+        place.run(*command).good("a session after one that was killed")
     return phase
 
 

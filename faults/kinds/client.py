@@ -8,7 +8,7 @@ from random import Random
 
 from faults import moments
 from faults.fault import Broken, Fault
-from faults.host import CELLS, Box, Ran, box, ended
+from faults.host import CELLS, Box, box, ended
 
 NOT_YET = 4
 """Exit code of `attach` for a job that has not started, which its sentence says."""
@@ -18,16 +18,13 @@ SETTLED_SHARE = 0.25
 
 def trial(place: Box, random: Random) -> str:
     """Kill a run once or more, each time at a random moment, and then do what a user would."""
-    name = f"kill{random.getrandbits(40):x}"
-    spec = place.spec(name, ms=random.choice((0, 100, 300)))
+    name, spec = place.new(random, "kill", (0, 100, 300))
     place.keep_or_empty(random)
     met = _kill(place, name, spec, random)
     for _ in range(random.choice((0, 0, 0, 1, 2))):
         _kill(place, name, spec, random)
     _look(place, name, random)
-    ran = place.run("run", spec, "--host", "box")
-    if ran.rc != 0:
-        raise Broken(f"the run after it ended with {ran.rc}: {ran.err}")
+    place.run("run", spec, "--host", "box").good("the run after it")
     place.check(name, jobs=1, cells=CELLS)
     if random.random() < SETTLED_SHARE:
         _settled(place, name)
@@ -52,27 +49,21 @@ def _look(place: Box, name: str, random: Random) -> None:
     recorded = place.jobs(name)
     command = random.choice(("", "jobs", "attach"))
     if command == "jobs":
-        _good(place.run("jobs", "--host", "box"))
+        place.run("jobs", "--host", "box").good("jobs")
     elif command == "attach" and recorded:
         ran = place.run("attach", recorded[-1]["job_id"])
         if ran.rc != NOT_YET or "has not started on box yet" not in ran.err:
-            _good(ran)
+            ran.good("attach")
 
 
 def _settled(place: Box, name: str) -> None:
     """See that the program itself says that the job is done and that its raw files can be had."""
     (job,) = place.jobs(name)
-    listed = json.loads(_good(place.run("jobs", "--host", "box", "--format", "json")).out)
+    listed = json.loads(place.run("jobs", "--host", "box", "--format", "json").good("jobs").out)
     (said,) = [row for row in listed if row["job"] == job["job_id"]]
     if (said["on_host"], said["recorded"]) != ("done", "done"):
         raise Broken(f"jobs says of a finished job that it is {said['on_host']} and recorded as {said['recorded']}")
-    _good(place.run("logs", job["job_id"]))
-
-
-def _good(ran: Ran) -> Ran:
-    if ran.rc != 0:
-        raise Broken(f"a command after it ended with {ran.rc}: {ran.err}")
-    return ran
+    place.run("logs", job["job_id"]).good("logs")
 
 
 CLIENT_KILLED = Fault(

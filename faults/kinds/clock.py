@@ -11,16 +11,14 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from dgxlab.agent import journal
 from dgxlab.agent.job import Job
 from faults.aftermath import appeared, recovered
 from faults.clock import Clock
 from faults.fault import Broken, Fault
-from faults.host import Box, Ran, box, ended
+from faults.host import Box, Ran, box, ended, two_cells
 from faults.ledger import read
 
-BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17, 18))
-CELLS = 6
+BENCH, CELLS = two_cells(3), 6
 HOUR_S = 3600
 SLACK_S = 20.0
 """How much longer than the program itself its run may be said to have taken, on a machine that has much else to do."""
@@ -57,8 +55,7 @@ def _clocks() -> Iterator[Clocks]:
 
 def _trial(place: Clocks, random: Random) -> str:
     """Set clocks during a run; then everything is done once, took as long as it did, and is known to be done."""
-    name = f"clock-{random.getrandbits(40):010x}"
-    spec = place.spec(name, ms=random.choice((100, 300)), bench=BENCH)
+    name, spec = place.new(random, "clock", (100, 300), bench=BENCH)
     hour = random.choice((-HOUR_S, HOUR_S))
     which = random.choice(("client", "host", "both"))
     child = place.start("run", spec, "--host", "box", env={**place.there.here.env, **place.client.env})
@@ -67,9 +64,7 @@ def _trial(place: Clocks, random: Random) -> str:
         _wait(place, job, random)
         for clock in (place.client, place.host) if which == "both" else (getattr(place, which),):
             clock.set(hour)
-        ran = ended(child)
-        if ran.rc:
-            raise Broken(f"the command ended with {ran.rc}: {ran.err}")
+        ended(child).good("the command")
         place.check(name, jobs=1, cells=CELLS)
         _durations(place, name)
         recovered(place, name, place.timed("run", spec, "--host", "box"), CELLS)
@@ -92,7 +87,7 @@ def _wait(place: Clocks, job: Job, random: Random) -> None:
 
 def _jumped(job: Job) -> str:
     """Return that the agent saw its clock being set, "" where it did not."""
-    times = [event.t for event in journal.read(job.journal)]
+    times = [json.loads(line)["t"] for line in job.journal.read_text().splitlines()]
     return " in the journal" if max(times) - min(times) > HOUR_S / 2 else ""
 
 

@@ -11,12 +11,11 @@ from random import Random
 
 from faults.aftermath import measured
 from faults.fault import Broken, Fault
-from faults.host import Box, box, ended
+from faults.host import Box, box, ended, two_cells
 from faults.ledger import Launch, read
 
 CLIENTS = 8
-BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17))
-CELLS = 4
+BENCH, CELLS = two_cells(2), 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 from dgxlab.store import Store
 from faults.aftermath import appeared, recovered
 from faults.fault import Broken, Fault
-from faults.host import Box, Ran, box, ended
+from faults.host import Box, Ran, box, ended, two_cells
 from faults.spaces import Disk, disk
 
 SIZE = 40 << 20
@@ -26,8 +26,7 @@ SIZE = 40 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 """What a disk gives at once."""
 
-BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17, 18))
-CELLS = 6
+BENCH, CELLS = two_cells(3), 6
 
 NAMED = re.compile(r"the disk of box is full|No space left on device|the disk that holds \S+ (is full|does not)")
 """How a disk is named that takes no more."""
@@ -92,8 +91,7 @@ def _client() -> Iterator[ClientOnDisk]:
 
 def _trial(place: OnDisk, random: Random) -> str:
     """Fill the disk before or during a run, try again while it is full, and once more when there is room."""
-    name = f"disk-{random.getrandbits(40):010x}"
-    spec = place.spec(name, ms=random.choice((50, 200)), bench=BENCH)
+    name, spec = place.new(random, "disk", (50, 200), bench=BENCH)
     leave = random.choice((0, random.randrange(1 << 16), just_enough(place, random.randrange(20))))
     begin, pause = random.choice((_before, _early, _late)), random.random()
     met = []

@@ -10,11 +10,10 @@ from pathlib import Path
 from random import Random
 
 from faults.aftermath import FREE_S, appeared, freed, recovered, sid
-from faults.fault import Broken, Fault
-from faults.host import Box, box, ended
+from faults.fault import Broken, Fault, wait_while
+from faults.host import Box, box, ended, two_cells
 
-BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17))
-CELLS = 4
+BENCH, CELLS = two_cells(2), 4
 HOW = {"s": "own session", "c": "closed", "t": "deaf", "f": "forks on"}
 """What a process does that is left: see TOY_LEAVES of tests/toy.py."""
 
@@ -23,8 +22,7 @@ def _trial(place: Box, random: Random) -> str:
     """Let every launch leave something, and the job end by itself, by `cancel`, or by the death of its agent."""
     how = "".join(letter for letter in HOW if random.random() < 0.5)
     end = random.choice(("ends", "ends", "cancelled", "killed"))
-    name = f"left-{random.getrandbits(40):010x}"
-    spec = place.spec(name, ms=random.choice((0, 200)), bench=BENCH, env={"TOY_LEAVES": how or "-"})
+    name, spec = place.new(random, "left", (0, 200), bench=BENCH, env={"TOY_LEAVES": how or "-"})
     child = place.start("run", spec, "--host", "box")
     job = appeared(place, name)
     session = sid(job)
@@ -33,13 +31,13 @@ def _trial(place: Box, random: Random) -> str:
     if end == "killed":
         with suppress(ProcessLookupError):
             os.kill(session, signal.SIGKILL)
-    if end != "ends" and (cancelled := place.run("cancel", job.job_id)).rc != 0:
-        raise Broken(f"cancel ended with {cancelled.rc}: {cancelled.err}")
+    if end != "ends":
+        place.run("cancel", job.job_id).good("cancel")
     ran = ended(child)
     if ran.rc not in {"ends": (0,), "cancelled": (0, 130), "killed": (0, 12)}[end]:
         raise Broken(f"the command ended with {ran.rc}: {ran.err}")
-    if end == "killed" and (cancelled := place.run("cancel", job.job_id)).rc != 0:
-        raise Broken(f"cancel of a lost job ended with {cancelled.rc}: {cancelled.err}")
+    if end == "killed":
+        place.run("cancel", job.job_id).good("cancel of a lost job")
     _gone(name)
     freed(place, job, session)
     recovered(place, name, place.run("run", spec, "--host", "box"), CELLS)
@@ -54,11 +52,8 @@ def _gone(name: str) -> None:
     Raises:
         Broken: if something does.
     """
-    deadline = time.monotonic() + FREE_S
-    while living := _living(f"TOY_NAME={name}"):
-        if time.monotonic() > deadline:
-            raise Broken(f"{FREE_S:.0f} s later there are processes that {name} left: {living}")
-        time.sleep(0.02)
+    if living := wait_while(lambda: _living(f"TOY_NAME={name}"), FREE_S):
+        raise Broken(f"{FREE_S:.0f} s later there are processes that {name} left: {living}")
 
 
 def _living(word: str) -> list[int]:

@@ -34,8 +34,7 @@ NOTICE = re.compile(r"did not answer|cannot be reached|was cut|ended without a s
 
 def reset(place: Box, random: Random) -> str:
     """Reset the connections of a run once or more, now and then refusing new ones for a while."""
-    name = f"reset{random.getrandbits(40):x}"
-    spec = place.spec(name, ms=random.choice((0, 100, 300)))
+    name, spec = place.new(random, "reset", (0, 100, 300))
     sent = UP_BYTES if place.keep_or_empty(random) else FRESH_BYTES
     with place.start("run", spec, "--host", "box") as child:
         try:
@@ -89,8 +88,7 @@ def _finish(place: Box, spec: Path, ran: Ran) -> None:
 
 def blackhole(place: Box, random: Random) -> str:
     """Swallow everything for up to a minute, under the limits of real life."""
-    name = f"hole{random.getrandbits(40):x}"
-    spec = place.spec(name, ms=random.choice((100, 1000, 5000)))
+    name, spec = place.new(random, "hole", (100, 1000, 5000))
     dark_s, before = random.uniform(1, LONGEST_S), place.proxy.down_bytes
     with place.start("run", spec, "--host", "box") as child:
         try:

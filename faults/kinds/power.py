@@ -105,8 +105,7 @@ def _drive() -> Iterator[Drive]:
 
 def _trial(place: Drive, random: Random) -> str:
     """Let the power fail as a run has just brought something, or ended, and see that the next one needs no help."""
-    name = f"power-{random.getrandbits(40):010x}"
-    spec = place.spec(name, ms=random.choice((0, 100)), bench=BENCH)
+    name, spec = place.new(random, "power", (0, 100), bench=BENCH)
     before = random.choice(tuple(APPEARING))
     place.insert(before)
     what, child = random.choice(APPEARING[before]), place.start("run", spec, "--host", "box")

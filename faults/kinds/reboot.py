@@ -15,13 +15,12 @@ from tempfile import TemporaryDirectory
 
 from dgxlab.agent.job import Job
 from faults.aftermath import appeared, freed, last_noted, recovered, sid, unlocked
-from faults.fault import Broken, Fault
-from faults.host import Box, box, ended
+from faults.fault import Broken, Fault, wait_while
+from faults.host import Box, box, ended, two_cells
 from faults.spaces import power
 from tests.sshd import Sshd, descendants, serving
 
-BENCH = tuple({"llama-bench": {"model": "m", "n_prompt": [n, 2 * n]}} for n in (16, 17, 18))
-CELLS = 6
+BENCH, CELLS = two_cells(3), 6
 DOWN_S = 10.0
 """How long processes may take to be gone."""
 
@@ -63,11 +62,8 @@ class Machine(Box):
         """End everything at once."""
         there = descendants(self.server.pid)
         _kill(self.server.pid)
-        deadline = time.monotonic() + DOWN_S
-        while any(Path(f"/proc/{pid}").exists() for pid in there):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the machine does not go down")
-            time.sleep(0.01)
+        if wait_while(lambda: any(Path(f"/proc/{pid}").exists() for pid in there), DOWN_S):
+            raise RuntimeError("the machine does not go down")
         self.running.close()
         unlocked(self)
 
@@ -101,8 +97,7 @@ def _machine() -> Iterator[Machine]:
 
 def _trial(place: Machine, random: Random) -> str:
     """Let it happen at any moment of a job, and see what the record, the host and the next command make of it."""
-    name = f"boot-{random.getrandbits(40):010x}"
-    spec = place.spec(name, ms=random.choice((50, 200)), bench=BENCH)
+    name, spec = place.new(random, "boot", (50, 200), bench=BENCH)
     restart = random.random() < 0.3
     child = place.start("run", spec, "--host", "box")
     if random.random() < 0.3:

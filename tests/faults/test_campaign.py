@@ -26,7 +26,7 @@ def dice(place: list[int], random: Random) -> str:
     """Break what must hold on a 6, have a bug on a 1."""
     place.append(thrown := random.randint(1, 6))
     if thrown == 6:
-        raise Broken("a six was thrown")
+        raise Broken("a six")
     if thrown == 1:
         raise ZeroDivisionError("a one")
     return f"a {thrown}"
@@ -38,21 +38,19 @@ def idle(place: list[int], random: Random) -> str:
     return "never"
 
 
-DICE = Fault("dice", "a die is thrown", 60, "no six", nowhere, dice)
+DICE = Fault("dice", "a die", 60, "no six", nowhere, dice)
 
 
 def test_what_breaks_and_what_fails_are_counted() -> None:
-    """Each trial is either a word of what it met or a failure with its number and reason."""
     tally = trials(DICE, 1, range(60))
     assert tally.trials == 60 == sum(tally.met.values()) + len(tally.failures)
     assert set(tally.met) == {"a 2", "a 3", "a 4", "a 5"}
     reasons = [failure.reason for failure in tally.failures]
-    assert "a six was thrown" in reasons
+    assert "a six" in reasons
     assert any("ZeroDivisionError: a one" in reason for reason in reasons)
 
 
 def test_a_failure_is_seen_again_alone() -> None:
-    """The number and the seed decide a trial, not what ran before it."""
     broken = {failure.number for failure in trials(DICE, 1, range(60)).failures}
     assert 0 < len(broken) < 60
     for number in range(60):
@@ -60,7 +58,6 @@ def test_a_failure_is_seen_again_alone() -> None:
 
 
 def test_workers_change_nothing() -> None:
-    """Dealt to several processes, the same trials fail."""
     alone = trials(DICE, 3, range(60))
     told: list[int] = []
     dealt = campaign([DICE], 3, lambda fault: fault.times, 2, lambda fault, tally: told.append(tally.trials))
@@ -70,22 +67,18 @@ def test_workers_change_nothing() -> None:
 
 
 def test_a_hang_is_a_failure() -> None:
-    """A trial has a limit."""
     slow = Fault("slow", "nothing", 1, "ends", nowhere, idle, limit_s=0.05)
     (failure,) = trials(slow, 1, range(1)).failures
-    assert failure.reason == "it did not end within 0 s"
+    assert "within 0 s" in failure.reason
 
 
 def test_table() -> None:
-    """A kind that failed has no bound; one that did not has 3/N, or 100 % where N says nothing."""
     failed, held = trials(DICE, 1, range(300)), trials(DICE, 1, range(4, 5))
     rows = [table([DICE], {"dice": tally}).splitlines()[2] for tally in (failed, held)]
-    assert rows[0].startswith(f"| `dice` | a die is thrown | 300 | {len(failed.failures)} | - | no six | a ")
-    assert rows[1].startswith("| `dice` | a die is thrown | 1 | 0 | 100 % | no six | a ")
+    assert rows == [f"| `dice` | 300 | {len(failed.failures)} | - |", "| `dice` | 1 | 0 | 100 % |"]
 
 
 def test_a_document_takes_the_table(tmp_path: Path) -> None:
-    """Between its markers, and only there."""
     path = tmp_path / "doc.md"
     path.write_text("before\n<!-- faults -->\nold\n<!-- /faults -->\nafter\n")
     fill(path, "new\n")
@@ -96,6 +89,6 @@ def test_a_document_takes_the_table(tmp_path: Path) -> None:
 
 
 def test_table_names_what_was_met_most() -> None:
-    """Five words, the most frequent first, and how many there are besides."""
     tally = Tally(trials=28, met=Counter({f"m{n}": n for n in range(1, 8)}))
-    assert table([DICE], {"dice": tally}).endswith(" | m7 7, m6 6, m5 5, m4 4, m3 3, and 2 more |")
+    note = table([DICE], {"dice": tally}).splitlines()[-1]
+    assert note == "- `dice`: a die. Must hold: no six. Met: m7 7; m6 6; m5 5; m4 4; m3 3; and 2 more."

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from tests.conftest import PROJECT
-
-KERNELS = PROJECT / "kernels"
+from tests.kernels.emulate import KERNELS
 
 Q4 = {"q4_0": (GGMLQuantizationType.Q4_0, 32, 18, 1), "q4_K": (GGMLQuantizationType.Q4_K, 256, 144, 2)}
 """By ggml's name: the type in gguf, weights and bytes of a block, f16 scales at its beginning."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conftest import PROJECT
+
 EMULATOR = Path(__file__).with_name("emulator")
+KERNELS = PROJECT / "kernels"
 
 LAUNCH = re.compile(r"(\w+(?:<[\w:, ]+>)?)<<<(.+?)>>>\(\s*(.*?)\);", re.DOTALL)
 """A launch: the kernel, how it is launched, its arguments."""
@@ -30,9 +32,7 @@ INSTRUCTIONS = {
     r'asm volatile\("cp\.async\.mbarrier.*?"memory"\);\n': "emulated_arrive_after_copies(barrier);\n",
     r'asm volatile\("cp\.async\.bulk\.shared.*?"memory"\);\n': "emulated_bulk_copy(to, from, bytes, barrier);\n",
     r'asm volatile\("bar\.sync 1, %0;".*?"memory"\);': "emulated_meet(threads);",
-    r'asm volatile\("griddepcontrol.*?"memory"\);': "",
-    r'asm volatile\("setmaxnreg.*?\);': "",
-    r'asm volatile\("wgmma\.fence.*?"memory"\);': "",
+    r'asm volatile\("(?:griddepcontrol|setmaxnreg|wgmma\.fence).*?\);': "",
     r'asm volatile\("wgmma\.commit_group.*?"memory"\);': "emulated_commit_products();",
     r'asm volatile\("wgmma\.wait_group.*?"memory"\);': "emulated_wait_products(groups);",
     r'asm volatile\("\{ \.reg \.pred p; setp\.ne\.b32 p, 1, 0; wgmma\..*?"l"\(b\)\);\n': "emulated_wgmma(c, a, b);\n",
@@ -48,33 +48,27 @@ def translate(source: str) -> str:
     return LAUNCH.sub(r"emulate([&] { \1(\3); }, \2);", source)
 
 
-SPAN = re.compile("«(.*?)»", re.DOTALL)
+SPAN = re.compile("«(.*?)→(.*?)»", re.DOTALL)
+"""In a defect, a text that occurs once in its file: what is replaced, and what by.
+
+Both are expressions, or statements if one of them ends with a semicolon.
+"""
 
 
-@dataclass(frozen=True)
-class Defect:
-    """What a defect puts in place of what.
-
-    Attributes:
-        text: Occurs once in its file; what the defect replaces is in «», more than one part if need be.
-        wrong: In place of each part: an expression, or statements if a part or what replaces it ends with one.
-    """
-
-    text: str
-    wrong: tuple[str, ...]
-
-
-def plant(path: Path, defects: dict[int, Defect]) -> None:
+def plant(path: Path, defects: dict[int, str]) -> None:
     """Put defects into a file of CUDA; EMULATOR_DEFECT says by its number which of them a run has."""
     source = path.read_text()
     edits = []
     for number, defect in defects.items():
-        found = re.sub("[«»]", "", defect.text)
-        assert source.count(found) == 1, defect
-        begin = source.index(found)
-        for i, part in enumerate(SPAN.finditer(defect.text)):
-            at = begin + part.start() - 2 * i
-            edits.append((at, at + len(part[1]), chosen(number, defect.wrong[i], part[1])))
+        right = SPAN.sub(r"\1", defect)
+        assert source.count(right) == 1, defect
+        at = source.index(right)
+        for plain in re.split("(«.*?»)", defect, flags=re.DOTALL):
+            span = SPAN.fullmatch(plain)
+            length = len(span[1] if span else plain)
+            if span:
+                edits.append((at, at + length, chosen(number, span[2], span[1])))
+            at += length
     for at, end, text in sorted(edits, reverse=True):
         source = source[:at] + text + source[end:]
     path.write_text(source)
@@ -87,17 +81,19 @@ def chosen(number: int, wrong: str, right: str) -> str:
     return f"(emulated_defect({number}) ? ({wrong}) : ({right}))"
 
 
+def copy_kernels(folder: Path) -> Path:
+    """Copy the folder kernels/ without what was built there."""
+    return Path(shutil.copytree(KERNELS, folder / "kernels", ignore=shutil.ignore_patterns("build")))
+
+
 def compile_emulated(kernels: Path, program: Path, out: Path, *flags: str) -> Path:
     """Translate a folder of kernels and compile a program of emulator/ against it; warnings are errors."""
-    translated = out.with_name(out.name + "-source")
-    shutil.copytree(kernels, translated, ignore=shutil.ignore_patterns("build"))
+    translated = shutil.copytree(kernels, out.with_name(out.name + "-source"), ignore=shutil.ignore_patterns("build"))
     for path in (*translated.rglob("*.cuh"), *translated.rglob("*.cu")):
         path.write_text(translate(path.read_text()))
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unknown-pragmas"]
-    folders = [f"-I{EMULATOR}", f"-I{translated}"]
-    # _longjmp from a thread to another is what it would abort
-    fortify = "-U_FORTIFY_SOURCE"
-    options = ["-std=c++17", "-O2", fortify, "-D__CUDACC__", *warnings, *flags, *folders]
-    argv = ["g++", *options, str(program), "-o", str(out)]
+    # _longjmp from one thread to another is what a fortified libc would abort
+    options = ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-D__CUDACC__", *warnings, *flags]
+    argv = ["g++", *options, f"-I{EMULATOR}", f"-I{translated}", str(program), "-o", str(out)]
     subprocess.run(argv, check=True)
     return out

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.conftest import KERNELS, compile_host
+from tests.kernels.conftest import compile_host
+from tests.kernels.emulate import copy_kernels
 
 ERROR_TEST = "!std::isfinite(out) || !(std::fabs(out - ref) <= tol.max_abs)"
 NMSE_TEST = "!(v.nmse <= tol.nmse)"
@@ -31,15 +31,14 @@ def test_the_checker_fails_what_is_wrong(host: Path) -> None:
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_a_broken_checker_fails_its_own_test(tmp_path: Path, broken: dict[str, str]) -> None:
-    """Each defect, put into a copy of the checker, is found."""
-    shutil.copytree(KERNELS, tmp_path / "kernels", ignore=shutil.ignore_patterns("build"))
-    path = tmp_path / "kernels" / "common" / "check.cuh"
+    kernels = copy_kernels(tmp_path)
+    path = kernels / "common" / "check.cuh"
     text = path.read_text()
     for right, wrong in broken.items():
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     path.write_text(text)
-    program = compile_host(tmp_path / "kernels", tmp_path / "broken")
+    program = compile_host(kernels, tmp_path / "broken")
     ran = subprocess.run([program, "selftest"], capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     assert ran.stderr.startswith("checker: ")

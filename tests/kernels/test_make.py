@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.conftest import KERNELS
+from tests.kernels.emulate import KERNELS
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
@@ -91,7 +91,6 @@ def test_spills_are_found(tmp_path: Path) -> None:
 @needs_gpu
 @pytest.mark.parametrize("kernel", COMPILED)
 def test_the_harness_passes(tmp_path: Path, kernel: str) -> None:
-    """Its own test, on the GPU that is here."""
     ran = make(kernel, "test", out=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.endswith("passed\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,25 +9,24 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from tests.kernels.conftest import KERNELS, Q4, blocks_of, ggml, run
-from tests.kernels.emulate import EMULATOR, Defect, compile_emulated, plant
+from tests.kernels.conftest import Q4, blocks_of, ggml, run
+from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
 
 NAME = "q4_dequant"
-KERNEL = KERNELS / NAME / "q4_dequant.cuh"
 PROGRAM = EMULATOR / "q4_dequant.cpp"
 
 DEFECTS = {
-    "no barrier": Defect("«    __syncthreads();\n»", ("",)),
-    "halves of a block exchanged": Defect("words + 1 + «i % 2» * 4", ("1 - i % 2",)),
-    "nibbles exchanged": Defect("«i % 8 / 4 * 4»", ("4 - i % 8 / 4 * 4",)),
-    "another zero": Defect("«0x64086408»", ("0x64076407",)),
-    "the high code first": Defect("0x64, «0x4140»", ("0x4041",)),
-    "a minimum's high bits": Defect("(«other» >> 2 & 48)", ("first",)),
-    "a scale rounded to f16": Defect("«d.x * s», d.y", ("__half2float(emulated_half(d.x * s))",)),
-    "a tile's last weights left out": Defect("if («i * 8» < n)", ("i * 8 + 8",)),
-    "weights beyond the last tile": Defect("if (i * 8 < «n»)", ("n + 8",)),
-    "wide loads from everywhere": Defect(" && «(uintptr_t) x % sizeof(uint4) == 0»", ("true",)),
-    "the tail cut off": Defect("k / Q4_DEQUANT_TILE + «(k % Q4_DEQUANT_TILE != 0)»", ("0",)),
+    "no barrier": "«    __syncthreads();\n→»",
+    "halves of a block exchanged": "words + 1 + «i % 2→1 - i % 2» * 4",
+    "nibbles exchanged": "«i % 8 / 4 * 4→4 - i % 8 / 4 * 4»",
+    "another zero": "«0x64086408→0x64076407»",
+    "the high code first": "0x64, «0x4140→0x4041»",
+    "a minimum's high bits": "(«other→first» >> 2 & 48)",
+    "a scale rounded to f16": "«d.x * s→__half2float(emulated_half(d.x * s))», d.y",
+    "a tile's last weights left out": "if («i * 8→i * 8 + 8» < n)",
+    "weights beyond the last tile": "if (i * 8 < «n→n + 8»)",
+    "wide loads from everywhere": " && «(uintptr_t) x % sizeof(uint4) == 0→true»",
+    "the tail cut off": "k / Q4_DEQUANT_TILE + «(k % Q4_DEQUANT_TILE != 0)→0»",
 }
 """Defects of the kernel."""
 
@@ -111,14 +109,13 @@ def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> N
 def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
     folder = tmp_path_factory.mktemp("defective")
-    shutil.copytree(KERNELS, folder / "kernels", ignore=shutil.ignore_patterns("build"))
-    plant(folder / "kernels" / NAME / KERNEL.name, dict(enumerate(DEFECTS.values())))
-    return compile_emulated(folder / "kernels", PROGRAM, folder / "program", "-O1")
+    kernels = copy_kernels(folder)
+    plant(kernels / NAME / "q4_dequant.cuh", dict(enumerate(DEFECTS.values())))
+    return compile_emulated(kernels, PROGRAM, folder / "program", "-O1")
 
 
 @pytest.mark.slow
 def test_without_a_defect_it_is_right(defective: Path) -> None:
-    """So that it is the defect that the next test finds."""
     assert all(run(defective, "edges", reverse=reverse).returncode == 0 for reverse in (False, True))
 
 

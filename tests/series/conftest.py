@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from dgxlab import series
 from dgxlab.model import Source
-from dgxlab.series.series import Series
+from dgxlab.series import Series
 from dgxlab.source import PinCache
 from tests.repos import GGML_C, cache_of, commit, git, patch_text, quiet, upstream, write_series
 
@@ -36,7 +36,7 @@ class Project:
         git(self.clone, "clean", "-ffdxq")
 
     def series(self, name: str, patches: Mapping[str, bytes], *extra: str) -> None:
-        """Write a series."""
+        """Write a series: patches, and more lines of its series file."""
         write_series(self.root, name, patches, extra)
 
     def read(self, name: str) -> Series:
@@ -48,8 +48,12 @@ class Project:
         return series.apply(self.cache, pin or self.pin, [self.read(name) for name in names])
 
     def content(self, source: Source, path: str) -> str:
-        """Return a file of a source, and its last newline."""
+        """Return a file of a source."""
         return self.cache.git.read("cat-file", "blob", f"{source.commit}:{path}").decode()
+
+    def files(self, name: str) -> dict[str, bytes]:
+        """Return the files in a series' folder."""
+        return {path.name: path.read_bytes() for path in sorted((self.root / "patches" / name).iterdir())}
 
     def new_pin(self, files: Mapping[str, str | bytes | None], message: str = "upstream moves") -> str:
         """Let upstream move on from the pin, and take that as a pin too."""
@@ -72,7 +76,7 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project without series, made once, to be copied."""
+    """A project without series, to be copied."""
     where = tmp_path_factory.mktemp("template")
     cache_of(where / "cache", where / "clone", upstream(where / "clone"))
     (where / "project" / "patches").mkdir(parents=True)
@@ -95,13 +99,12 @@ def shout(project: Project) -> Project:
     return project
 
 
-@pytest.fixture
-def checks() -> Callable[[list[str], str], bool]:
-    """Tell whether one of several problems has a text."""
-    return lambda problems, text: any(text in problem for problem in problems)
-
-
 def twice(name: str, text: str = GGML_C) -> str:
     """Return the C text with one function's start doubled."""
     head, tail = text.split(f"void {name}(")
     return f"{head}void {name}(" + tail.replace("    start(i);\n", "    start(i);\n    start(i + 1);\n", 1)
+
+
+def starts_twice(text: str) -> list[str]:
+    """Return the functions of the toy's C text that start twice."""
+    return [body.split("(")[0] for body in text.split("void ")[1:] if "start(i + 1)" in body]

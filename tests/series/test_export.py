@@ -9,20 +9,21 @@ import pytest
 
 from dgxlab import series
 from dgxlab.errors import SpecError
-from dgxlab.series.checkout import Exported
+from dgxlab.series import Series
 from tests.repos import commit, function, git, write
 from tests.series.conftest import Project, twice
 from tests.series.test_tree import state
 
 
-def export(project: Project, name: str = "mine", message: str = "") -> Exported:
+def export(project: Project, name: str = "mine", message: str = "") -> Series:
     """Export the project's clone."""
     return series.export(project.root, name, project.cache, project.pin, project.clone, message)
 
 
-def files(project: Project, name: str = "mine") -> list[str]:
-    """Return the names in a series' folder."""
-    return sorted(path.name for path in (project.root / "patches" / name).iterdir())
+def check_out(project: Project, commit_id: str) -> None:
+    """Put the clone at a commit of the cache."""
+    git(project.clone, "fetch", "--quiet", str(project.cache.path), commit_id)
+    git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
 
 
 @pytest.fixture(autouse=True)
@@ -34,27 +35,26 @@ def test_commits(project: Project) -> None:
     """A patch for each commit, in order, named by its subject; applied again they are the checkout's tree."""
     commit(project.clone, {"ggml/ggml.c": twice("one")}, "ggml : start one twice\n\nbecause")
     commit(project.clone, {"ggml/ops.c": "// ops\n", "ggml/new.c": "n\n"}, "ops: new (v2)!")
-    done = export(project)
-    assert files(project) == ["ggml-start-one-twice.patch", "ops-new-v2.patch", "series"]
-    assert [patch.name for patch in done.series.patches] == ["ggml-start-one-twice.patch", "ops-new-v2.patch"]
+    patches = export(project).patches
+    assert list(project.files("mine")) == ["ggml-start-one-twice.patch", "ops-new-v2.patch", "series"]
+    assert [patch.name for patch in patches] == ["ggml-start-one-twice.patch", "ops-new-v2.patch"]
+    assert b"Ann Author" in patches[0].content
     assert project.apply("mine").tree == git(project.clone, "rev-parse", "HEAD^{tree}")
     assert series.check(project.root, "mine", project.cache, project.pin) == []
-    assert (done.removed, done.overlays) == ((), ())
-    assert b"Ann Author" in done.series.patches[0].content
 
 
 def test_what_is_not_committed(project: Project) -> None:
     """Edits and new files become one more patch, by the user, with the message that must then be given."""
     commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
     write(project.clone, {"ggml/ggml.c": twice("two", twice("one")), "ggml/new.c": "n\n", "build/x": "x\n"})
-    with pytest.raises(SpecError, match="has changes that are not committed") as caught:
+    with pytest.raises(SpecError, match="not committed") as caught:
         export(project)
     assert "--message" in caught.value.next
     assert not (project.root / "patches/mine").exists()
-    done = export(project, message="ggml : the rest\n\nand why")
-    assert [patch.name for patch in done.series.patches] == ["first.patch", "ggml-the-rest.patch"]
-    assert b"From: Me Myself <me@example.com>" in done.series.patches[1].content
-    assert b"\n\nand why\n\ndiff" in done.series.patches[1].content
+    patches = export(project, message="ggml : the rest\n\nand why").patches
+    assert [patch.name for patch in patches] == ["first.patch", "ggml-the-rest.patch"]
+    assert b"From: Me Myself <me@example.com>" in patches[1].content
+    assert b"\n\nand why\n\ndiff" in patches[1].content
     assert project.apply("mine").tree == series.apply_tree(project.cache, project.pin, project.clone).tree
 
 
@@ -73,11 +73,9 @@ def test_again(project: Project) -> None:
     commit(project.clone, {"ggml/ggml.c": twice("one")}, "[x] größer\n\n body\n---\nkept?", {"GIT_AUTHOR_NAME": "Jörg"})
     commit(project.clone, {"ggml/ops.c": "o\n"}, "word " * 40)
     first = export(project)
-    assert b"\n---\nkept?\n\ndiff --git" in first.series.patches[0].content
+    assert b"\n---\nkept?\n\ndiff --git" in first.patches[0].content
     assert export(project) == first
-    source = project.apply("mine")
-    git(project.clone, "fetch", "--quiet", str(project.cache.path), source.commit)
-    git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
+    check_out(project, project.apply("mine").commit)
     assert export(project) == first
 
 
@@ -88,58 +86,47 @@ def test_file_names_stay(project: Project) -> None:
     export(project)
     folder = project.root / "patches/mine"
     (folder / "first.patch").rename(folder / "hooks.patch")
-    write(
-        folder, {"series": "# what this is\n\n# the hooks\nhooks.patch\n# the rest\nsecond.patch\n", "README.md": "r\n"}
-    )
+    text = "# what this is\n\n# the hooks\nhooks.patch\n# the rest\nsecond.patch\n"
+    write(folder, {"series": text, "README.md": "r\n"})
     git(project.clone, "reset", "--quiet", "--hard", "HEAD~1")
     commit(project.clone, {"README.md": "x\n"}, "third")
     commit(project.clone, {"README.md": "y\n"}, "third")
-    done = export(project)
-    assert files(project) == ["README.md", "hooks.patch", "series", "third-2.patch", "third.patch"]
-    assert done.removed == ("second.patch",)
-    text = (folder / "series").read_text()
-    assert text == "# what this is\n\n# the hooks\nhooks.patch\nthird.patch\nthird-2.patch\n"
+    export(project)
+    files = project.files("mine")
+    assert list(files) == ["README.md", "hooks.patch", "series", "third-2.patch", "third.patch"]
+    assert files["series"] == b"# what this is\n\n# the hooks\nhooks.patch\nthird.patch\nthird-2.patch\n"
 
 
 def test_overlays_go_home(project: Project) -> None:
     """An overlay's new content goes to kernels/, and no patch mentions it; a commit of overlays alone is no patch."""
     write(project.root, {"kernels/k.cuh": "// one\n", "kernels/l.cuh": "// l\n"})
     project.series("mine", {}, "# kernel", "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh")
-    source = project.apply("mine")
-    git(project.clone, "fetch", "--quiet", str(project.cache.path), source.commit)
-    git(project.clone, "checkout", "--quiet", "FETCH_HEAD")
+    check_out(project, project.apply("mine").commit)
     commit(project.clone, {"ggml/ggml.c": twice("one"), "ggml/k.cuh": "// two\n"}, "hook it in")
     write(project.clone, {"ggml/k.cuh": "// three\n"})
-    done = export(project)
-    assert done.overlays == ("kernels/k.cuh",)
-    assert (project.root / "kernels/k.cuh").read_text() == "// three\n"
-    assert [patch.name for patch in done.series.patches] == ["hook-it-in.patch"]
-    assert done.series.patches[0].paths == {"ggml/ggml.c"}
-    assert (project.root / "patches/mine/series").read_text() == (
-        "hook-it-in.patch\n# kernel\noverlay kernels/k.cuh ggml/k.cuh\noverlay kernels/l.cuh ggml/l.cuh\n"
-    )
+    (patch,) = export(project).patches
+    assert [path.read_text() for path in sorted(project.root.glob("kernels/*"))] == ["// three\n", "// l\n"]
+    assert (patch.name, patch.paths) == ("hook-it-in.patch", {"ggml/ggml.c"})
+    assert project.files("mine")["series"].decode().splitlines() == [
+        "hook-it-in.patch",
+        *("# kernel", "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh"),
+    ]
     assert project.apply("mine").tree == series.apply_tree(project.cache, project.pin, project.clone).tree
 
 
 def test_overlay_that_is_not_there(project: Project) -> None:
-    """An overlay that the checkout lacks, or has as a link to its home, stays as it is."""
     write(project.root, {"kernels/k.cuh": "// one\n", "kernels/l.cuh": "// l\n"})
     project.series("mine", {}, "overlay kernels/k.cuh ggml/k.cuh", "overlay kernels/l.cuh ggml/l.cuh")
     (project.clone / "ggml/l.cuh").symlink_to(project.root / "kernels/l.cuh")
     commit(project.clone, {"ggml/ggml.c": twice("one")}, "hook it in")
-    done = export(project)
-    assert done.overlays == ()
-    assert [(o.dest, o.content) for o in done.series.overlays] == [
-        ("ggml/k.cuh", b"// one\n"),
-        ("ggml/l.cuh", b"// l\n"),
-    ]
+    overlays = [(overlay.dest, overlay.content) for overlay in export(project).overlays]
+    assert overlays == [("ggml/k.cuh", b"// one\n"), ("ggml/l.cuh", b"// l\n")]
 
 
 @pytest.mark.parametrize(
     "line", ["overlay ../outside ggml/k.cuh", "overlay kernels/link ggml/k.cuh", "overlay kernels/../x ggml/k"]
 )
 def test_overlay_that_leads_out(line: str, project: Project, tmp_path: Path) -> None:
-    """Writing overlays home never writes anywhere but below kernels/."""
     write(tmp_path, {"outside": "mine\n", "project/kernels/x": "x\n", "project/x": "x\n"})
     (project.root / "kernels/link").symlink_to(tmp_path / "outside")
     project.series("mine", {}, line)
@@ -149,50 +136,57 @@ def test_overlay_that_leads_out(line: str, project: Project, tmp_path: Path) -> 
     assert [(tmp_path / path).read_text() for path in ("outside", "project/x")] == ["mine\n", "x\n"]
 
 
+def test_line_that_leads_out(project: Project, tmp_path: Path) -> None:
+    """A patch that is no longer part of the series is removed from its folder, and no file elsewhere."""
+    write(tmp_path, {"mine.patch": "mine\n"})
+    project.series("mine", {}, "../../../mine.patch")
+    commit(project.clone, {"ggml/ggml.c": twice("one")}, "first")
+    export(project)
+    assert (tmp_path / "mine.patch").read_text() == "mine\n"
+    assert project.files("mine")["series"] == b"first.patch\n"
+
+
 def test_refused(project: Project, tmp_path: Path) -> None:
     """What cannot be a series is refused before a byte is written."""
-    with pytest.raises(SpecError, match="nothing to export"):
-        export(project)
-    with pytest.raises(SpecError, match="is no name for a series"):
-        export(project, "../x")
+
+    def refuses(problem: str, name: str = "mine", message: str = "") -> None:
+        with pytest.raises(SpecError, match=problem):
+            export(project, name, message)
+
+    refuses("nothing to export")
+    refuses("no name", "../x")
     (project.clone / "link").symlink_to("README.md")
-    with pytest.raises(SpecError, match=r"x\.patch cannot be a patch of a series, line \d+: mode 120000"):
-        export(project, message="x")
+    refuses(r"x\.patch cannot be a patch of a series, line \d+: mode 120000", message="x")
     (project.clone / "link").unlink()
     write(project.clone, {"ggml/x.bin": b"\0\1"})
-    with pytest.raises(SpecError, match="binary patches are refused"):
-        export(project, message="x")
+    refuses("binary patches are refused", message="x")
     (project.clone / "ggml/x.bin").unlink()
     git(project.clone, "checkout", "--quiet", "-b", "side")
     commit(project.clone, {"ggml/a": "a\n"})
     git(project.clone, "checkout", "--quiet", "master")
     commit(project.clone, {"ggml/b": "b\n"})
     git(project.clone, "merge", "--quiet", "-m", "merge", "side")
-    with pytest.raises(SpecError, match="has merges over pin"):
-        export(project)
+    refuses("has merges over pin")
     (tmp_path / "elsewhere").mkdir()
     (project.root / "patches/linked").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SpecError, match="it is a symbolic link"):
-        export(project, "linked")
+    refuses("is a symbolic link", "linked")
     assert list((project.root / "patches").iterdir()) == [project.root / "patches/linked"]
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_no_author(project: Project) -> None:
-    """Without a name git knows no author for what is not committed, and the error says so."""
     write(Path.home(), {".gitconfig": "[user]\n useConfigOnly = true\n"})
     write(project.clone, {"ggml/a": "a\n"})
-    with pytest.raises(SpecError, match="git knows no author for a commit") as caught:
+    with pytest.raises(SpecError, match="no author") as caught:
         export(project, message="x")
     assert "user.email" in caught.value.next
 
 
 def test_shallow_checkout(project: Project, tmp_path: Path) -> None:
     """A shallow clone at the pin, as `git clone --depth 1` makes it, is enough."""
-    project.back()
     where = tmp_path / "shallow"
     git(tmp_path, "clone", "--quiet", "--depth=1", project.clone.as_uri(), str(where))
     commit(where, {"ggml/ops.c": function("add") + twice("mul", function("mul"))}, "mul")
-    done = series.export(project.root, "mine", project.cache, project.pin, where)
-    assert [patch.name for patch in done.series.patches] == ["mul.patch"]
+    (patch,) = series.export(project.root, "mine", project.cache, project.pin, where).patches
+    assert patch.name == "mul.patch"
     subprocess.run(["git", "-C", str(where), "fsck"], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What lies in patches/ is read strictly, and every problem is named at once."""
+"""patches/ is read strictly, and every problem is named at once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def gemm(shout: Project) -> Project:
 
 
 def test_read(gemm: Project) -> None:
-    """Patches and overlays come in order, with their content."""
     read = gemm.read("shout")
     assert [patch.name for patch in read.patches] == ["shout.patch"]
     assert [(o.source, o.dest, o.content) for o in read.overlays] == [(KERNEL, "ggml/src/gemm.cuh", b"// gemm\n")]
-    assert read.paths == ["ggml/ggml.c", "ggml/src/gemm.cuh"]
+    assert read.paths == {"ggml/ggml.c", "ggml/src/gemm.cuh"}
     assert read.ref == SeriesRef("shout", read.digest)
     assert len(read.digest) == 64
 
@@ -59,7 +58,6 @@ def test_digest_keeps_files_apart(project: Project) -> None:
 
 
 def test_unknown_series(shout: Project) -> None:
-    """A series that is not there is told with the nearest one that is."""
     with pytest.raises(SpecError, match=r"there is no .*patches/shuot/series; is it shout\?") as caught:
         shout.read("shuot")
     assert caught.value.exit_code == 9
@@ -68,7 +66,7 @@ def test_unknown_series(shout: Project) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "../shout", "a/b", "-x", "x" * 65, "a b", "ä"])
 def test_names_of_series(name: str, shout: Project) -> None:
     """A name that could lead elsewhere is refused before the disk is looked at."""
-    with pytest.raises(SpecError, match="is no name for a series"):
+    with pytest.raises(SpecError, match="is no name"):
         shout.read(name)
 
 
@@ -85,26 +83,19 @@ def test_names_of_series(name: str, shout: Project) -> None:
         ("shout.patch\n.hidden.patch\n", ".hidden.patch: a patch is a file NAME.patch"),
         ("shout.patch\n-x.patch\n", "-x.patch: a patch is a file NAME.patch"),
         (f"shout.patch\n{OVERLAY}\noverlay kernels/b ggml/src/gemm.cuh\n", "line 3: ggml/src/gemm.cuh is listed twice"),
-        ("shout.patch\noverlay src/x.c ggml/x.c\n", "overlay src/x.c: not under kernels/"),
-        (
-            "shout.patch\noverlay kernels/../hosts.yaml ggml/x\n",
-            "overlay kernels/../hosts.yaml: not a plain relative path",
-        ),
-        ("shout.patch\noverlay /etc/passwd ggml/x\n", "overlay /etc/passwd: not a plain relative path"),
-        ("shout.patch\noverlay kernels/none.cuh ggml/x\n", "overlay kernels/none.cuh: there is no such file"),
-        ("shout.patch\noverlay kernels ggml/x\n", "overlay kernels: not under kernels/"),
-        (f"shout.patch\noverlay {KERNEL} ../x\n", "overlay ../x: not a plain relative path"),
-        (f"shout.patch\noverlay {KERNEL} .git/config\n", "overlay .git/config: not a plain relative path"),
-        (f"shout.patch\noverlay {KERNEL} ggml/\n", "overlay ggml/: not a plain relative path"),
-        (
-            f"shout.patch\noverlay {KERNEL} ggml/ggml.c\n",
-            "shout.patch changes ggml/ggml.c, which is an overlay: change",
-        ),
+        ("shout.patch\noverlay src/x.c ggml/x.c\n", "overlay src/x.c ggml/x.c: not a file of kernels/"),
+        ("shout.patch\noverlay kernels/../hosts.yaml ggml/x\n", "not two plain relative paths"),
+        ("shout.patch\noverlay /etc/passwd ggml/x\n", "not two plain relative paths"),
+        ("shout.patch\noverlay kernels/none.cuh ggml/x\n", "kernels/none.cuh ggml/x: there is no such file"),
+        ("shout.patch\noverlay kernels ggml/x\n", "overlay kernels ggml/x: not a file of kernels/"),
+        (f"shout.patch\noverlay {KERNEL} ../x\n", "not two plain relative paths"),
+        (f"shout.patch\noverlay {KERNEL} .git/config\n", "not two plain relative paths"),
+        (f"shout.patch\noverlay {KERNEL} ggml/\n", "not two plain relative paths"),
+        (f"shout.patch\noverlay {KERNEL} ggml/ggml.c\n", "shout.patch changes ggml/ggml.c, which is an overlay"),
         ("other.patch\n", "shout.patch is not in its series file"),
     ],
 )
 def test_series_file(text: str, problem: str, gemm: Project) -> None:
-    """Every mistake in a series file is named, with the line where there is one."""
     write(gemm.root, {"patches/shout/series": text})
     with pytest.raises(SpecError) as caught:
         gemm.read("shout")
@@ -113,9 +104,8 @@ def test_series_file(text: str, problem: str, gemm: Project) -> None:
 
 
 def test_every_problem_at_once(gemm: Project) -> None:
-    """One reading names all problems, so that they are mended in one go."""
     write(gemm.root, {"patches/shout/series": "a.patch\nb.patch\n", "patches/shout/b.patch": "garbage"})
-    with pytest.raises(SpecError, match=r"a\.patch: there is no such file \(and 2 more\)") as caught:
+    with pytest.raises(SpecError, match=r"a\.patch: .* \(and 2 more\)") as caught:
         gemm.read("shout")
     assert len(caught.value.details.splitlines()) == 3
 
@@ -128,15 +118,14 @@ def test_symbolic_links(link: str, gemm: Project, tmp_path: Path) -> None:
     path = gemm.root / link
     path.rename(tmp_path / "aside")
     path.symlink_to(tmp_path / "aside")
-    with pytest.raises(SpecError, match="is a symbolic link"):
+    with pytest.raises(SpecError, match="symbolic link"):
         gemm.read("shout")
 
 
 def test_undecodable_and_huge(gemm: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A series file that is no text, and a patch as large as a disk, end in a sentence."""
     monkeypatch.setattr("dgxlab.series.series._SIZE_LIMIT", 1000)
     write(gemm.root, {"patches/shout/shout.patch": b"x" * 1001})
-    with pytest.raises(SpecError, match=r"shout\.patch: it has more than"):
+    with pytest.raises(SpecError, match=r"shout\.patch: .* MB"):
         gemm.read("shout")
     write(gemm.root, {"patches/shout/series": b"\xff\xfe\n"})
     with pytest.raises(SpecError, match="codec can't decode"):

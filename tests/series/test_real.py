@@ -15,14 +15,12 @@ pytestmark = pytest.mark.llama
 
 
 def test_shipped_series_are_well(pin_cache: PinCache) -> None:
-    """Every series of this repository applies to the pin exactly and is as git format-patch writes it."""
     assert series.names(PROJECT) != []
     for name in series.names(PROJECT):
         assert series.check(PROJECT, name, pin_cache, PIN) == []
 
 
 def test_shapes(pin_cache: PinCache) -> None:
-    """The shapes series changes the tests' source and nothing else."""
     source = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
     changed = pin_cache.git.run("diff-tree", "-r", "--name-only", PIN, source.commit).splitlines()
     assert changed == ["tests/test-backend-ops.cpp"]
@@ -40,5 +38,5 @@ def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
     git(where, "am", "--quiet", "-3", str(patch))
     taken = series.apply_tree(pin_cache, PIN, where)
     assert (taken.tree, taken.dirty) == (source.tree, True)
-    done = series.export(tmp_path, "again", pin_cache, PIN, where)
-    assert done.series.patches[0].content == patch.read_bytes()
+    exported = series.export(tmp_path, "again", pin_cache, PIN, where)
+    assert exported.patches[0].content == patch.read_bytes()

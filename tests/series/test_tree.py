@@ -1,4 +1,4 @@
-"""A dirty checkout as a source: what lies on the disk counts, and nothing on the disk changes."""
+"""A dirty checkout as a source: what is on the disk counts, and nothing on the disk changes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,11 @@ def names(project: Project, source: Source) -> set[str]:
 
 
 def test_clean(project: Project) -> None:
-    """A clean checkout of the pin is the pin's tree, and still dirty."""
-    source = apply_tree(project)
-    assert source == Source(
-        project.pin, git(project.clone, "rev-parse", "HEAD^{tree}"), project.pin, series=(), dirty=True
-    )
+    tree = git(project.clone, "rev-parse", "HEAD^{tree}")
+    assert apply_tree(project) == Source(project.pin, tree, project.pin, series=(), dirty=True)
 
 
-def test_everything_that_lies_there(project: Project) -> None:
+def test_everything_on_the_disk_counts(project: Project) -> None:
     """Commits, staged and unstaged edits, new, removed, renamed and executable files all count; ignored ones do not."""
     commit(project.clone, {"ggml/committed.c": "c\n"})
     write(project.clone, {"ggml/staged.c": "s\n", "ggml/forced.o": "o\n"})
@@ -81,14 +78,8 @@ def test_nothing_that_it_names_is_run(pin: str, project: Project, tmp_path: Path
     program.write_text(f"#!/bin/sh\necho $0 $@ >>{tmp_path}/ran\nexit 1\n")
     program.chmod(0o755)
     write(project.clone, {".gitattributes": "* filter=evil diff=evil merge=evil\n", "ggml/new.c": "n\n"})
-    keys = (
-        "core.fsmonitor",
-        "core.sshCommand",
-        "core.pager",
-        "core.editor",
-        "core.alternateRefsCommand",
-        "gpg.program",
-    )
+    core = ("fsmonitor", "sshCommand", "pager", "editor", "alternateRefsCommand")
+    keys = (*(f"core.{name}" for name in core), "gpg.program")
     drivers = ("filter.evil.clean", "filter.evil.process", "diff.evil.textconv", "diff.evil.command", "diff.external")
     settings = {"log.showSignature": "true", "user.name": "Ann", "user.email": "ann@example.com"}
     remote = {"url": str(project.clone), "promisor": "true", "uploadpack": str(program)}
@@ -105,7 +96,7 @@ def test_nothing_that_it_names_is_run(pin: str, project: Project, tmp_path: Path
         series.export(tmp_path, "mine", project.cache, project.pin, project.clone, "a message")
     else:
         (project.clone / ".git" / "objects" / project.pin[:2] / project.pin[2:]).unlink()
-        with pytest.raises(SpecError, match="is not based on pin"):
+        with pytest.raises(SpecError, match="not based on"):
             apply_tree(project)
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
@@ -128,21 +119,18 @@ def test_edit_and_again(project: Project) -> None:
 
 
 def test_private_ignore_rules(project: Project) -> None:
-    """The user's own ignore files count as they do for git status."""
     write(project.clone, {".git/info/exclude": "private/\n", "private/x": "x\n", "a.swp": "s\n"})
     write(Path.home(), {".config/git/ignore": "*.swp\n"})
     assert apply_tree(project).commit == project.pin
 
 
 def test_line_endings_of_the_user_do_not_count(project: Project) -> None:
-    """Bytes go into the tree as they are, whatever core.autocrlf says."""
     write(Path.home(), {".gitconfig": "[core]\n autocrlf = input\n"})
     write(project.clone, {"ggml/a": "1\r\n"})
     assert project.cache.git.read("cat-file", "blob", f"{apply_tree(project).commit}:ggml/a") == b"1\r\n"
 
 
 def test_worktree(project: Project, tmp_path: Path) -> None:
-    """A linked worktree is a checkout like any other."""
     where = tmp_path / "worktree"
     git(project.clone, "worktree", "add", "--quiet", "--detach", str(where))
     write(where, {"ggml/a": "1\n"})
@@ -150,7 +138,6 @@ def test_worktree(project: Project, tmp_path: Path) -> None:
 
 
 def test_not_a_checkout(project: Project, tmp_path: Path) -> None:
-    """A folder that is none, or not the top, or not llama.cpp, or gone, is told apart."""
     (tmp_path / "empty").mkdir()
     stranger = tmp_path / "stranger"
     upstream(stranger, {"setup.py": "x\n"})
@@ -166,23 +153,22 @@ def test_not_a_checkout(project: Project, tmp_path: Path) -> None:
 
 
 def test_based_on_something_else(project: Project) -> None:
-    """A checkout that is not on the pin would be booked under the wrong pin: refused."""
     other = project.new_pin({"README.md": "2\n"})
     write(project.clone, {"ggml/a": "1\n"})
-    with pytest.raises(SpecError, match=f"is not based on pin {other[:12]}") as caught:
+    with pytest.raises(SpecError, match=f"not based on pin {other[:12]}") as caught:
         series.apply_tree(project.cache, other, project.clone)
     assert "set llama_cpp.pin" in caught.value.next
-    with pytest.raises(SpecError, match="is not in the cache"):
+    with pytest.raises(SpecError, match="in the cache"):
         series.apply_tree(project.cache, "a" * 40, project.clone)
 
 
 def test_what_no_tree_can_carry(project: Project, tmp_path: Path) -> None:
     """A nested repository, a submodule and a link out of the tree are named instead of left out."""
     upstream(project.clone / "vendored")
-    with pytest.raises(SpecError, match="vendored is a repository of its own"):
+    with pytest.raises(SpecError, match="vendored is a repository"):
         apply_tree(project)
     git(project.clone, "add", "vendored")
-    with pytest.raises(SpecError, match="vendored is a submodule"):
+    with pytest.raises(SpecError, match="a submodule"):
         apply_tree(project)
     subprocess.run(["rm", "-rf", str(project.clone / "vendored")], check=True)
     project.back()
@@ -191,5 +177,5 @@ def test_what_no_tree_can_carry(project: Project, tmp_path: Path) -> None:
     for target in (str(tmp_path / "kernel.cuh"), "../../kernel.cuh"):
         (project.clone / "ggml/kernel.cuh").unlink(missing_ok=True)
         (project.clone / "ggml/kernel.cuh").symlink_to(target)
-        with pytest.raises(SpecError, match=r"ggml/kernel\.cuh links out of the tree"):
+        with pytest.raises(SpecError, match=r"ggml/kernel\.cuh links out"):
             apply_tree(project)

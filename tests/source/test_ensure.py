@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 
@@ -24,23 +24,24 @@ from dgxlab.source.cache import LOCK, PinCache, default_path, shown
 from tests.repos import LLAMA, commit, git, quiet, upstream
 
 CHILD = """
-import sys
-from pathlib import Path
-from dgxlab.source import PinCache
-PinCache(Path(sys.argv[1])).ensure(sys.argv[2], sys.argv[3:], lambda line: print(line, flush=True))
-"""
-
-FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from dgxlab.errors import DgxlabError
 from dgxlab.source import PinCache
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+limit, cache, pin, *sources = sys.argv[1:]
+if int(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
 try:
-    PinCache(Path(sys.argv[1])).ensure(sys.argv[2], sys.argv[3:], lambda line: None)
+    PinCache(Path(cache)).ensure(pin, sources, lambda line: print(line, flush=True))
 except DgxlabError as error:
     print(error.exit_code, error)
 """
+
+
+def ask(cache: PinCache, pin: str, *sources: str, limit: int = 0) -> subprocess.Popen[str]:
+    """Start a process that wants a pin, and whose files may have so many bytes."""
+    argv = [sys.executable, "-c", CHILD, str(limit), str(cache.path), pin, *sources]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 @pytest.fixture
@@ -60,12 +61,6 @@ def pin(clone: Path) -> str:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> PinCache:
-    """A cache that does not exist yet."""
-    return PinCache(tmp_path / "cache" / "llama.cpp.git")
-
-
-@pytest.fixture
 def daemon(clone: Path) -> Iterator[str]:
     """Serve the clone's folder over the git protocol on the loopback; gives its URL."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -73,23 +68,15 @@ def daemon(clone: Path) -> Iterator[str]:
     argv = ["git", "daemon", "--listen=127.0.0.1", f"--port={port}", "--reuseaddr", "--export-all"]
     server = subprocess.Popen([*argv, f"--base-path={clone.parent}"], stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        _wait_for(lambda: _listens(port))
+        until = time.monotonic() + 20
+        with socket.socket() as trial:
+            while trial.connect_ex(("127.0.0.1", port)) != 0:
+                assert time.monotonic() < until
+                time.sleep(0.02)
         yield f"git://127.0.0.1:{port}/clone"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as trial:
-        return trial.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _wait_for(condition: Callable[[], bool], limit_s: float = 20) -> None:
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.02)
 
 
 def content(cache: PinCache, pin: str) -> str:
@@ -126,12 +113,11 @@ def test_url_on_the_loopback(daemon: str, pin: str, cache: PinCache) -> None:
     assert content(cache, pin) == "second"
     assert lines[0] == f"fetching {pin[:12]} from {daemon}"
     assert any(re.search(r"objects: +100%", line) for line in lines)
-    with pytest.raises(SpecError, match="it has no commit dddddddddddd"):
+    with pytest.raises(SpecError, match="no commit dddddddddddd"):
         cache.ensure("d" * 40, [daemon], quiet)
 
 
 def test_second_pin_beside_the_first(clone: Path, pin: str, cache: PinCache) -> None:
-    """A child and its parent are both pins, each whole and each without history."""
     head = git(clone, "rev-parse", "HEAD")
     for commit_id in (head, pin):
         cache.ensure(commit_id, [str(clone)], quiet)
@@ -141,7 +127,6 @@ def test_second_pin_beside_the_first(clone: Path, pin: str, cache: PinCache) -> 
 
 
 def test_first_source_that_has_it_wins(clone: Path, pin: str, cache: PinCache, tmp_path: Path) -> None:
-    """Sources after the first that has the pin are not asked, and none is when it is here."""
     lines: list[str] = []
     cache.ensure(pin, [str(tmp_path / "nowhere"), str(clone), "pypi:nothing"], lines.append)
     assert content(cache, pin) == "second"
@@ -153,58 +138,50 @@ def test_first_source_that_has_it_wins(clone: Path, pin: str, cache: PinCache, t
 
 
 def test_in_no_source(clone: Path, cache: PinCache, tmp_path: Path) -> None:
-    """Every source is listed with its own cause, one line each."""
     empty = tmp_path / "empty"
     empty.mkdir()
     stranger = tmp_path / "stranger"
     upstream(stranger, {"setup.py": "pass\n"})
     wanted = "0123456789" * 4
     sources = [str(clone), str(empty), str(stranger), "http://127.0.0.1:9/llama.cpp", "llama.cpp", "pypi:llama"]
-    with pytest.raises(SpecError, match=f"pin {wanted} cannot be taken from any of its 6 sources") as caught:
+    with pytest.raises(SpecError, match=f"{wanted} .* 6 sources") as caught:
         cache.ensure(wanted, sources, quiet)
-    lines = caught.value.details.splitlines()
-    assert lines[0] == f"{clone}: it has no commit 012345678901"
-    assert lines[1].startswith(f"{empty}: '{empty}' does not appear to be a git repository")
-    assert lines[2] == f"{stranger}: it has no commit 012345678901"
-    assert "127.0.0.1" in lines[3]
-    assert "Failed to connect" in lines[3] or "Couldn't connect" in lines[3]
-    assert lines[4] == "llama.cpp: neither a git URL, nor a folder or file on this machine, nor pypi:NAME==VERSION"
-    assert lines[5] == "pypi:llama: not of the form pypi:NAME==VERSION"
-    assert len(lines) == 6
+    causes = dict(line.split(": ", 1) for line in caught.value.details.splitlines())
+    assert list(causes) == sources
+    assert causes[str(clone)] == causes[str(stranger)]
+    assert "no commit 012345678901" in causes[str(clone)]
+    assert "a git repository" in causes[str(empty)]
+    assert re.search(r"(Failed to|Couldn't) connect", causes[sources[3]])
+    assert causes["llama.cpp"].startswith("neither a git URL")
+    assert "pypi:NAME==VERSION" in causes["pypi:llama"]
     assert cache.pins() == []
-    assert "clone on this machine" in caught.value.next
+    assert "llama_cpp.sources" in caught.value.next
 
 
-def test_commit_of_another_project(cache: PinCache, tmp_path: Path) -> None:
-    """A commit that is not llama.cpp's is refused even though its id is right, and leaves no pin."""
+def test_what_is_no_commit_of_llama(clone: Path, cache: PinCache, tmp_path: Path) -> None:
+    """It is refused although its id is right, and leaves no pin."""
     stranger = tmp_path / "stranger"
     pin = upstream(stranger, {"setup.py": "pass\n", "CMakeLists.txt": "\n"})
-    with pytest.raises(SpecError, match=r"is not llama\.cpp: it has no ggml"):
-        cache.ensure(pin, [str(stranger)], quiet)
-    assert cache.pins() == []
-    assert not cache.has(pin)
-    assert cache.git.run("for-each-ref") == ""
-
-
-def test_id_of_something_else(clone: Path, cache: PinCache) -> None:
-    """The id of a file is no pin."""
     blob = git(clone, "rev-parse", "HEAD:ggml/ggml.c")
-    with pytest.raises(SpecError, match="is a blob there, not a commit"):
-        cache.ensure(blob, [str(clone)], quiet)
-    assert not cache.has(blob)
+    for wrong, where, cause in (
+        (pin, stranger, r"is not llama\.cpp: it has no ggml"),
+        (blob, clone, "is a blob there, not a commit"),
+    ):
+        with pytest.raises(SpecError, match=cause):
+            cache.ensure(wrong, [str(where)], quiet)
+        assert not cache.has(wrong)
+    assert (cache.pins(), cache.git.run("for-each-ref")) == ([], "")
 
 
 @pytest.mark.parametrize("pin", ["", "master", "b4567", "e3a74b2", "E" * 40, "-" * 40, "a" * 41])
 def test_not_a_commit_id(pin: str, cache: PinCache) -> None:
-    """Branches, tags and shortened ids are refused before anything is asked."""
     with pytest.raises(SpecError, match="40 hex digits"):
         cache.ensure(pin, ["/nowhere"], quiet)
     assert not cache.path.exists()
 
 
 def test_no_source_named(cache: PinCache) -> None:
-    """Without a source the error says what to add."""
-    with pytest.raises(SpecError, match="no source is named") as caught:
+    with pytest.raises(SpecError, match="no source") as caught:
         cache.ensure("a" * 40, [], quiet)
     assert "llama_cpp.sources" in caught.value.next
 
@@ -219,7 +196,6 @@ def test_no_source_named(cache: PinCache) -> None:
     ],
 )
 def test_source_that_is_a_command(source: str, cache: PinCache, tmp_path: Path) -> None:
-    """A source cannot run anything."""
     trace = tmp_path / "was-here"
     with pytest.raises(SpecError):
         cache.ensure("a" * 40, [source.format(trace)], quiet)
@@ -227,18 +203,17 @@ def test_source_that_is_a_command(source: str, cache: PinCache, tmp_path: Path) 
 
 
 def test_passwords_are_not_shown(cache: PinCache) -> None:
-    """A token in a URL is neither printed nor put into the error."""
     lines: list[str] = []
     with pytest.raises(SpecError) as caught:
         cache.ensure("a" * 40, ["http://me:s3cret@127.0.0.1:9/x"], lines.append)
     assert "s3cret" not in str(caught.value) + caught.value.details + "".join(lines)
+    assert shown("https://me:s3cret@example.com/x") == "https://***@example.com/x"
     assert shown("https://example.com/x?private_token=s3cret") == "https://example.com/x?***"
     assert shown("git@github.com:ggml-org/llama.cpp") == "git@github.com:ggml-org/llama.cpp"
 
 
 @pytest.mark.parametrize("damage", [b"", zlib.compress(b"blob 7\0forged\n")], ids=["lost", "forged"])
 def test_damaged_clone(damage: bytes, clone: Path, pin: str, cache: PinCache) -> None:
-    """A clone that lost an object, or has another in its place, gives no pin and does not stop the next source."""
     broken = clone.parent / "broken"
     shutil.copytree(clone, broken)
     blob = git(broken, "rev-parse", f"{pin}:ggml/ggml.c")
@@ -246,7 +221,7 @@ def test_damaged_clone(damage: bytes, clone: Path, pin: str, cache: PinCache) ->
     path.unlink()
     if damage:
         path.write_bytes(damage)
-    with pytest.raises(SpecError, match="cannot be taken from its only source"):
+    with pytest.raises(SpecError, match="its only source"):
         cache.ensure(pin, [str(broken)], quiet)
     assert not cache.has(pin)
     cache.ensure(pin, [str(broken), str(clone)], quiet)
@@ -254,7 +229,6 @@ def test_damaged_clone(damage: bytes, clone: Path, pin: str, cache: PinCache) ->
 
 
 def test_what_a_killed_fetch_leaves(clone: Path, pin: str, cache: PinCache) -> None:
-    """Lock files, half a pack and an unfinished ref of a fetch that was killed do not stop the next."""
     head = git(clone, "rev-parse", "HEAD")
     cache.ensure(head, [str(clone)], quiet)
     cache.git.run("update-ref", f"refs/dgxlab/incoming/{pin}", head)
@@ -278,10 +252,8 @@ def test_killed_in_the_middle(clone: Path, pin: str, cache: PinCache) -> None:
     """A process that dies while a server keeps it waiting leaves no pin and no lock."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"git://127.0.0.1:{silent.getsockname()[1]}/x"
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(cache.path), pin, url], stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert child.stdout is not None
+        child = ask(cache, pin, url)
+        assert child.stdout
         with child.stdout, silent.accept()[0]:
             child.kill()
             child.wait()
@@ -296,27 +268,21 @@ def test_processes_at_once(clone: Path, pin: str, cache: PinCache) -> None:
     wanted = [pin, pin, git(clone, "rev-parse", "HEAD")]
     with open(cache.path / LOCK, "w") as lock:
         flock(lock, LOCK_EX)
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", CHILD, str(cache.path), commit_id, str(clone)], stdout=subprocess.PIPE, text=True
-            )
-            for commit_id in wanted
-        ]
+        children = [ask(cache, commit_id, str(clone)) for commit_id in wanted]
         first_lines = [child.stdout.readline() for child in children if child.stdout]
     outputs = [child.communicate(timeout=60)[0] for child in children]
     assert [child.returncode for child in children] == [0, 0, 0]
-    assert first_lines == ["waiting for another dgxlab that fetches a pin\n"] * 3
+    assert first_lines == 3 * ["waiting for another dgxlab that fetches a pin\n"]
     assert sum("fetching" in output for output in outputs) == len(set(wanted))
     assert sorted(cache.pins()) == sorted(set(wanted))
     cache.git.run("fsck", "--full", "--strict")
 
 
 def test_progress_of_a_silent_source(clone: Path, pin: str, cache: PinCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that says nothing for too long is given up, with that cause."""
     monkeypatch.setattr("dgxlab.source.programs.select.select", _impatient)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"git://127.0.0.1:{silent.getsockname()[1]}/x"
-        with pytest.raises(SpecError, match="no sign of life for 120 s"):
+        with pytest.raises(SpecError, match="120 s"):
             cache.ensure(pin, [url], quiet)
     assert not cache.has(pin)
 
@@ -347,10 +313,9 @@ def test_user_configuration_counts_for_fetching_only(
 
 
 def test_folder_of_something_else(clone: Path, pin: str, tmp_path: Path) -> None:
-    """A folder that holds something else is never turned into a cache."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(SpecError, match="not empty and not dgxlab's cache"):
+    with pytest.raises(SpecError, match="not empty"):
         PinCache(tmp_path / "mine").ensure(pin, [str(clone)], quiet)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     with pytest.raises(SpecError, match="cannot be written: Not a directory"):
@@ -367,20 +332,14 @@ def test_full_disk(kind: str, cache: PinCache, tmp_path: Path) -> None:
         source = tmp_path / "toy.tar.gz"
         with tarfile.open(source, "w:gz") as tar:
             tar.add(clone / ".git", "toy-1/vendor/llama.cpp/.git")
-    ran = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(cache.path), pin, str(source), str(clone)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.stdout == f"9 {cache.path} cannot be written: File too large\n", ran.stderr
+    output, _ = ask(cache, pin, str(source), str(clone), limit=100_000).communicate()
+    assert output.splitlines()[-1] == f"9 {cache.path} cannot be written: File too large"
     assert not cache.has(pin)
     assert list((cache.path / "tmp").glob("*")) == []
     cache.ensure(pin, [str(source)], quiet)
 
 
 def test_damaged_cache_heals(clone: Path, pin: str, cache: PinCache) -> None:
-    """A cache whose repository was half removed is made whole again."""
     cache.ensure(pin, [str(clone)], quiet)
     (cache.path / "HEAD").unlink()
     assert not cache.has(pin)
@@ -388,10 +347,10 @@ def test_damaged_cache_heals(clone: Path, pin: str, cache: PinCache) -> None:
     assert content(cache, pin) == "second"
 
 
-def test_default_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is where the user's caches are; a relative XDG_CACHE_HOME does not count."""
-    assert default_path() == Path.home() / ".cache" / "dgxlab" / "llama.cpp.git"
-    monkeypatch.setenv("XDG_CACHE_HOME", "/big/disk")
-    assert default_path() == Path("/big/disk/dgxlab/llama.cpp.git")
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert default_path() == Path.home() / ".cache" / "dgxlab" / "llama.cpp.git"
+@pytest.mark.parametrize(
+    ("setting", "base"), [(None, "~/.cache"), ("/big/disk", "/big/disk"), ("relative", "~/.cache")]
+)
+def test_default_place(setting: str | None, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if setting:
+        monkeypatch.setenv("XDG_CACHE_HOME", setting)
+    assert default_path() == Path(base).expanduser() / "dgxlab" / "llama.cpp.git"

@@ -29,19 +29,17 @@ from tests.repos import commit, git, upstream
     ],
 )
 def test_reason(err: str, cause: str) -> None:
-    """The line that names the cause is found among what git prints around it."""
     assert reason(err) == cause
 
 
 def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without git the error says so, and what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SpecError, match="git is not installed on this machine") as caught:
+    with pytest.raises(SpecError, match="not installed") as caught:
         PinCache(tmp_path / "cache").ensure("a" * 40, ["/x"], lambda line: None)
     assert "apt-get install git" in caught.value.next
-    with pytest.raises(SpecError, match="git is not installed"):
+    with pytest.raises(SpecError, match="not installed"):
         list(Git(tmp_path).stream("version"))
-    with pytest.raises(SpecError, match="git is not installed"):
+    with pytest.raises(SpecError, match="not installed"):
         Git(tmp_path).follow("version", on_line=lambda line: None)
 
 
@@ -63,21 +61,16 @@ def test_nothing_of_the_user_gets_in(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_no_token_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Git gets what it needs to find files, the network and agents; only the user's git gets GIT variables."""
     wanted = {"HTTPS_PROXY": "http://p", "no_proxy": "x", "SSH_AUTH_SOCK": "/s", "LC_TIME": "C", "GIT_SSH_COMMAND": "s"}
-    for name, value in {
-        **wanted,
-        "HF_TOKEN": "t",
-        "AWS_SECRET_ACCESS_KEY": "k",
-        "PIP_INDEX_URL": "https://u:p@i",
-    }.items():
+    secret = {"HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "k", "PIP_INDEX_URL": "https://u:p@i"}
+    for name, value in {**wanted, **secret}.items():
         monkeypatch.setenv(name, value)
     ours, users = Git(tmp_path).env(), Git(tmp_path).having(user=True).env()
-    assert not {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PIP_INDEX_URL"} & (ours.keys() | users.keys())
+    assert not secret.keys() & (ours.keys() | users.keys())
     assert wanted.items() <= users.items()
     assert ours.keys() & wanted.keys() == wanted.keys() - {"GIT_SSH_COMMAND"}
 
 
 def test_replaced_objects_do_not_count(tmp_path: Path) -> None:
-    """A commit is what its id says, whatever `git replace` says."""
     clone = tmp_path / "clone"
     first = upstream(clone)
     second = commit(clone, {"ggml/ggml.c": "2\n"})

@@ -50,12 +50,6 @@ def gitdir(pin: str, tmp_path: Path) -> Path:
     return where / ".git"
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> PinCache:
-    """An empty cache."""
-    return PinCache(tmp_path / "cache")
-
-
 def archive(path: Path, folder: Path, prefix: str = GITDIR, extra: Mapping[str, str | tarfile.TarInfo] = {}) -> Path:
     """Write a .tar.gz with a git directory at `prefix`, and further members by name."""
     with tarfile.open(path, "w:gz") as tar:
@@ -72,7 +66,6 @@ def archive(path: Path, folder: Path, prefix: str = GITDIR, extra: Mapping[str, 
 
 @pytest.mark.parametrize("prefix", [GITDIR, "x-1/vendor/llama.cpp/.git"])
 def test_archive_file(prefix: str, pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
-    """An archive that is on this machine already is a source."""
     cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir, prefix))], quiet)
     assert cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c") == "second"
     assert list((cache.path / "tmp").iterdir()) == []
@@ -97,9 +90,9 @@ def test_through_pip(
     (tmp_path / "pip.py").write_text(BACKEND)
     monkeypatch.chdir(tmp_path)
     cache.trusted = True
-    with pytest.raises(SpecError, match="pip finds no version of it at all"):
+    with pytest.raises(SpecError, match="pip finds no"):
         cache.ensure(pin, ["pypi:llama-toy==1.0"], quiet)
-    with pytest.raises(SpecError, match=r"No matching distribution found for toy-python==2\.0"):
+    with pytest.raises(SpecError, match=r"toy-python==2\.0"):
         cache.ensure(pin, ["pypi:toy-python==2.0"], quiet)
     cache.ensure(pin, ["pypi:toy-python==1.0"], quiet)
     assert cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c") == "second"
@@ -114,33 +107,29 @@ def test_a_package_that_is_not_known(source: str, pin: str, index: Path, cache: 
     lines: list[str] = []
     with pytest.raises(SpecError) as caught:
         cache.ensure(pin, [source, str(index)], lines.append)
-    assert "does not fetch it without --trust-source" in caught.value.details
-    assert caught.value.next == "run the same command again with --trust-source"
+    assert "without --trust-source" in caught.value.details
+    assert caught.value.next.endswith("with --trust-source")
     assert not any(line.startswith("Downloading") for line in lines)
 
 
 def test_another_file_than_the_known_one(pin: str, gitdir: Path, index: Path, cache: PinCache) -> None:
-    """An index cannot give another archive for a version whose digest is known."""
     archive(index / "llama_cpp_python-0.3.30.tar.gz", gitdir)
-    with pytest.raises(SpecError, match=r"has another llama_cpp_python-0\.3\.30\.tar\.gz than is expected"):
+    with pytest.raises(SpecError, match=r"has another llama_cpp_python-0\.3\.30\.tar\.gz"):
         cache.ensure(pin, ["pypi:llama-cpp-python==0.3.30"], quiet)
 
 
-def test_archive_of_another_commit(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
-    """The error says which commit the archive carries instead."""
-    with pytest.raises(SpecError, match=f"it has no commit aaaaaaaaaaaa, it carries {pin[:12]}"):
-        cache.ensure("a" * 40, [str(archive(tmp_path / "toy.tar.gz", gitdir))], quiet)
-
-
-def test_archive_without_llama(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
-    """An archive that carries no repository where llama.cpp's should be is refused."""
-    with pytest.raises(SpecError, match=r"carries no git repository of llama\.cpp"):
-        cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir, "toy-1/.git"))], quiet)
+def test_archive_without_the_commit(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
+    """The error says which commit the archive carries instead, if any."""
+    for prefix, cause in (
+        (GITDIR, f"it has no commit aaaaaaaaaaaa, it carries {pin[:12]}"),
+        ("toy-1/.git", r"carries no git repository of llama\.cpp"),
+    ):
+        with pytest.raises(SpecError, match=cause):
+            cache.ensure("a" * 40, [str(archive(tmp_path / "toy.tar.gz", gitdir, prefix))], quiet)
 
 
 @pytest.mark.parametrize("damage", ["cut", "cut at the end", "flipped", "not gzip", "gzip of noise", "empty"])
 def test_damaged_archive(damage: str, pin: str, gitdir: Path, cache: PinCache, tmp_path: Path) -> None:
-    """A damaged archive is called damaged and gives no pin; the next source does."""
     path = archive(tmp_path / "toy.tar.gz", gitdir)
     whole = path.read_bytes()
     middle = len(whole) // 2
@@ -180,18 +169,16 @@ def test_hostile_archive(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path
     }
     (tmp_path / "evil").write_text(evil)
     (tmp_path / "evil").chmod(0o755)
-    before = sorted(path.name for path in tmp_path.iterdir())
+    before = {path.name for path in tmp_path.iterdir()}
     path = archive(tmp_path / "toy.tar.gz", gitdir, extra=extra)
     cache.ensure(pin, [str(path)], quiet)
     assert cache.git.run("cat-file", "blob", f"{pin}:ggml/ggml.c") == "second"
-    after = sorted(path.name for path in tmp_path.iterdir())
-    assert after == sorted([*before, "toy.tar.gz", "cache"])
+    assert {path.name for path in tmp_path.iterdir()} == before | {"toy.tar.gz", "cache"}
 
 
 def test_huge_claim(pin: str, gitdir: Path, cache: PinCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive cannot fill the disk."""
     monkeypatch.setattr("dgxlab.source.packages.SIZE_LIMIT", 100)
-    with pytest.raises(SpecError, match=r"too much for llama\.cpp"):
+    with pytest.raises(SpecError, match="too much"):
         cache.ensure(pin, [str(archive(tmp_path / "toy.tar.gz", gitdir))], quiet)
 
 
@@ -227,11 +214,11 @@ def publish(index: Path, machine: str = "aarch64") -> Wheel:
     return Wheel("toytool", "1.0", machine, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_every_machine_has_both_tools_in_one_version(machine: str) -> None:
+def test_every_machine_has_both_tools_in_one_version() -> None:
     """A DGX Spark and any other box build with the same cmake and ninja."""
-    wheels = [find_wheel(name, machine, "2.39") for name in ("cmake", "ninja")]
-    assert {(wheel.name, wheel.version) for wheel in wheels} == {(wheel.name, wheel.version) for wheel in WHEELS}
+    for machine in ("x86_64", "aarch64"):
+        wheels = [find_wheel(name, machine, "2.39") for name in ("cmake", "ninja")]
+        assert {(wheel.name, wheel.version) for wheel in wheels} == {(wheel.name, wheel.version) for wheel in WHEELS}
 
 
 @pytest.mark.parametrize(
@@ -243,16 +230,18 @@ def test_every_machine_has_both_tools_in_one_version(machine: str) -> None:
     ],
 )
 def test_a_host_that_no_wheel_suits(machine: str, glibc: str, cause: str) -> None:
-    """Another processor, an old or another C library: said before anything is fetched."""
     with pytest.raises(SourceError, match=cause):
         find_wheel("cmake", machine, glibc)
 
 
 def test_fetched_once(index: Path, tmp_path: Path) -> None:
-    """Real pip gives another machine's wheel; the second time it is in the cache, and no index is asked."""
+    """Real pip gives another machine's wheel; from then on it is in the cache, unless its digest is wrong."""
     wheel = publish(index)
+    folder = tmp_path / "home" / ".cache" / "dgxlab" / "wheels"
+    folder.mkdir(parents=True)
+    (folder / "toytool-1.0-aarch64.whl").write_bytes(b"damaged")
     path = fetch_wheel(wheel, quiet)
-    assert path.parent == tmp_path / "home" / ".cache" / "dgxlab" / "wheels"
+    assert path.parent == folder
     next(index.iterdir()).unlink()
     lines: list[str] = []
     assert fetch_wheel(wheel, lines.append) == path
@@ -261,16 +250,7 @@ def test_fetched_once(index: Path, tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_spoilt_copy_is_fetched_again(index: Path, tmp_path: Path) -> None:
-    """A cache is only as good as its digest."""
-    wheel = publish(index)
-    path = fetch_wheel(wheel, quiet, tmp_path / "cache")
-    path.write_bytes(path.read_bytes()[:-1])
-    assert hashlib.sha256(fetch_wheel(wheel, quiet, tmp_path / "cache").read_bytes()).hexdigest() == wheel.sha256
-
-
 def test_another_file_of_the_same_name_is_refused(index: Path, tmp_path: Path) -> None:
-    """An index cannot give another program than the one that is known."""
     wheel = Wheel("toytool", "1.0", "aarch64", "0" * 64)
     publish(index)
     with pytest.raises(SourceError, match=r"has another toytool-1\.0-.* than is expected"):
@@ -301,17 +281,10 @@ def test_the_real_ones(wheel: Wheel, tmp_path: Path) -> None:
             "pip reaches no package index: Failed to establish a new connection: [Errno 111] Connection refused",
         ),
         ("Traceback\nModuleNotFoundError: No module named 'pip'", "pip is not installed for "),
-        (
-            "Location 'file:///x' is ignored\nERROR: No matching distribution found for x==9",
-            "No matching distribution found for x==9",
-        ),
-        (
-            "ERROR: [Errno 28] No space left on device: '/x'",
-            "[Errno 28] No space left on device: '/x'",
-        ),
+        ("Location 'file:///x' is ignored\nERROR: No matching distribution", "No matching distribution"),
+        ("ERROR: [Errno 28] No space left on device: '/x'", "[Errno 28] No space left on device: '/x'"),
         ("", "it gave no reason"),
     ],
 )
 def test_what_pip_says(output: str, expected: str) -> None:
-    """Pip's own words, as it printed them, become one cause."""
     assert pip_cause(output).startswith(expected)

@@ -1,0 +1,15 @@
+"""What the tests of pins share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dgxlab.source import PinCache
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> PinCache:
+    """A cache that does not exist yet."""
+    return PinCache(tmp_path / "cache" / "llama.cpp.git")
