@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dgxlab.model import (
+    ARM,
     BASELINE,
     BURN_IN,
     CANDIDATE,
     PROTOCOL,
     Arm,
-    BackendOpsBench,
     Cell,
     CellResult,
     ChainStep,
+    CheckCommand,
     Device,
     Expectation,
     Experiment,
     Facts,
     GateStep,
-    LlamaBench,
     Measurement,
     NoiseFloor,
     ParityGate,
-    PerplexityGate,
     Plan,
     RunStep,
     SeriesRef,
@@ -38,8 +39,9 @@ from dgxlab.model import (
     model_id,
     to_json,
 )
+from dgxlab.model.reasons import sentence
 from dgxlab.store import Store
-from dgxlab.tools import judge_check
+from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate, judge_check
 
 PIN = "e3a74b299085cd00013804f7fca2e03441b2da20"
 TOOLCHAIN = Toolchain(cc="gcc 12.2.0", cxx="g++ 12.2.0", cmake="3.25.1", machine="x86_64 0123456789abcdef")
@@ -107,8 +109,9 @@ def session_plan(
     """Return the plan of an A/B session: gates of every arm, the chains, the gates again."""
     arms = {"toy": arm(), "patched": arm("patched", source(["w4a16"], dirty=dirty))}
     names = dict.fromkeys(name for chain in chains for name in chain.arms)
-    before = [GateStep(f"gate:{n}", name, ParityGate("MUL_MAT", "CPU"), ("x",), {}) for n, name in enumerate(names)]
-    after = [GateStep(f"{gate.id}:after", gate.arm, gate.gate, gate.argv, gate.env) for gate in before]
+    once = (CheckCommand(ARM, ("x",), {}),)
+    before = [GateStep(f"gate:{n}", name, ParityGate("MUL_MAT", "CPU"), once) for n, name in enumerate(names)]
+    after = [replace(gate, id=f"{gate.id}:after") for gate in before]
     of = experiment()
     return Plan(
         job_id=job_id,
@@ -140,6 +143,17 @@ def device(host_id: str = "host-a") -> str:
 def env_digest(env: Mapping[str, str]) -> str:
     """Return the digest that a run's environment gets."""
     return digest(env, 16)
+
+
+def read(path: Path) -> list[events.Event]:
+    """Return the events of a journal, without a torn last line."""
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return [events.read(json.loads(line)) for line in whole.splitlines()]
+
+
+def words(gate: Mapping[str, Any]) -> list[str]:
+    """Return why a gate failed, given its line of a journal."""
+    return [sentence(reason["code"], reason["params"]) for reason in gate["reasons"]]
 
 
 class Journal:
@@ -261,7 +275,7 @@ class Journal:
             "commands": [{"role": role, "argv": ["llama-perplexity"], "env": {}, "rc": 0} for role in readings],
             "readings": readings,
             "status": "failed" if reasons else "passed",
-            "reasons": list(reasons),
+            "reasons": list(map(str, reasons)),
             "raw": {f"{role} stdout": raw(f"gate-1-{role}.out") for role in readings},
             "seconds": 12.5,
         }

@@ -70,7 +70,6 @@ def test_sessions_are_held_by_the_rules_of_the_program() -> None:
 
 
 def test_peers_see_what_is_there() -> None:
-    """On a stationary box all three find 10 %, in both directions."""
     for name, rule in simulated.PEERS.items():
         for gain, word in ((0.1, "faster"), (-0.1, "slower")):
             random = Random(4)  # noqa: S311 - not for secrets
@@ -100,7 +99,6 @@ def test_a_figure_may_have_a_lower_bound(value: float, reached: bool) -> None:
 
 @pytest.mark.slow
 def test_a_quick_campaign() -> None:
-    """Every rule in every scenario."""
     claims = false_verdicts(quick=True)
     assert (claims.unit, claims.reach, claims.least, claims.n) == ("%", 1.5, None, 25)
     assert set(claims.table) == {"dgxlab", "any distance discards", "dgxlab --screen", *simulated.PEERS}
@@ -128,7 +126,6 @@ def test_noises_are_as_large_as_they_say(noise: Noise, sigma: float) -> None:
 
 
 def test_noises_have_what_they_are_named_for() -> None:
-    """Arms of their own sigma, an effect, a last digit."""
     random = Random(6)  # noqa: S311 - not for secrets
     chain = Noise(200, 0.001, 0.03, effect=0.1, decimals=1).chain(random)
     a, b = ([math.log(value) for value in arm if value] for arm in (chain.a, chain.b))

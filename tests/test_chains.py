@@ -43,7 +43,6 @@ def slots(cycles: int, *, idle: int = 0, flawed: int = 0) -> list[Slot]:
     ],
 )
 def test_why_no_further_cycle_follows(ran: list[Slot], expected: Over | None) -> None:
-    """Of six planned cycles."""
     (comparison,) = comparisons(STEP)
     assert over(STEP, [chain_of(STEP, comparison, ran)], ran) is expected
 
@@ -56,7 +55,6 @@ def test_why_no_further_cycle_follows(ran: list[Slot], expected: Over | None) ->
     ],
 )
 def test_the_verdict_says_why_the_chain_is_over(tmp_path: Path, told: str, expected: str) -> None:
-    """Beside a stranger a run says nothing about the path, and such a chain would have gone on."""
     journal = Journal(session_plan("J", STEP)).built().gates().place(STEP, BASELINE, 0, 100.0)
     for cycle in (1, 2):
         journal.place(STEP, CANDIDATE, cycle, 110.0, status="discarded", reason=told).place(

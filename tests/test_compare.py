@@ -20,12 +20,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def baseline(tmp_path: Path) -> Experiment:
-    """The toy: one entry of each tool."""
     return toy.experiment(tmp_path, "0" * 40, tmp_path)
 
 
 def test_the_same_experiment_differs_in_nothing(baseline: Experiment) -> None:
-    """Whatever it is called, and wherever its file lies."""
     assert differences(baseline, replace(baseline, name="other", path="/elsewhere", hypothesis="faster")) == []
 
 
@@ -45,13 +43,11 @@ def test_the_same_experiment_differs_in_nothing(baseline: Experiment) -> None:
     ],
 )
 def test_each_difference_is_named(baseline: Experiment, changes: dict[str, object], lines: Sequence[str]) -> None:
-    """What, which one, and how both sides have it."""
     differ = differences(baseline, replace(baseline, **changes))  # type: ignore[arg-type]
     assert all(str(each).startswith(start) for each, start in zip(differ, lines, strict=True))
 
 
 def bench(baseline: Experiment, **changes: object) -> Experiment:
-    """Return the experiment with another llama-bench entry."""
     return replace(baseline, bench=(baseline.bench[0], toy.llama_bench(**changes), baseline.bench[2]))
 
 
@@ -70,7 +66,6 @@ def bench(baseline: Experiment, **changes: object) -> Experiment:
 def test_a_setting_may_differ_and_an_axis_may_not(
     baseline: Experiment, left: dict[str, object], right: dict[str, object], line: str
 ) -> None:
-    """One value in each arm is how the tool is called; several are what is measured."""
     differ = differences(bench(baseline, **left), bench(baseline, **right))
     assert [str(each) for each in differ] == [line]
     if line.startswith("matrix"):
@@ -80,7 +75,6 @@ def test_a_setting_may_differ_and_an_axis_may_not(
 
 
 def test_an_entry_that_only_one_has_is_a_matrix_that_differs(baseline: Experiment) -> None:
-    """So is another tool at the same place."""
     shorter = replace(baseline, bench=baseline.bench[:2])
     assert [str(each) for each in differences(baseline, shorter)] == ["matrix bench[2]: batched-bench -> -"]
     swapped = replace(baseline, bench=(baseline.bench[1], baseline.bench[0], baseline.bench[2]))
@@ -89,7 +83,6 @@ def test_an_entry_that_only_one_has_is_a_matrix_that_differs(baseline: Experimen
 
 @pytest.mark.parametrize("what", MUST_AGREE)
 def test_what_must_agree_is_refused_unless_allowed(what: str) -> None:
-    """With the option that allows it, and every difference of the kind below."""
     differ = [Difference("pin", "", "a", "b"), Difference(what, "x", "1", "2"), Difference(what, "y", "1", "2")]
     with pytest.raises(SpecError, match=f"--allow {what}") as caught:
         refuse(differ, [other for other in MUST_AGREE if other != what], "c.yaml")
@@ -98,7 +91,6 @@ def test_what_must_agree_is_refused_unless_allowed(what: str) -> None:
 
 
 def after(launch: Launch, flag: str) -> str:
-    """Return the word after a flag."""
     return launch.argv[launch.argv.index(flag) + 1]
 
 
@@ -117,7 +109,6 @@ def after(launch: Launch, flag: str) -> str:
 def test_cells_are_paired_by_what_they_measure(
     baseline: Experiment, left: dict[str, object], right: dict[str, object], labels: str, flag: str, words: object
 ) -> None:
-    """Each launch has its own flags and cells."""
     before, candidate = list(pairs(bench(baseline, **left), bench(baseline, **right)))[1]
     sides = ([cell.label.split()[0] for cell in launch.cells] for launch in (before, candidate))
     assert list(sides) == [labels.split()] * 2
@@ -125,14 +116,12 @@ def test_cells_are_paired_by_what_they_measure(
 
 
 def test_nothing_in_common_is_refused(baseline: Experiment) -> None:
-    """There is nothing to compare."""
     entries = (replace(baseline, bench=baseline.bench[number : number + 1]) for number in (0, 1))
     with pytest.raises(SpecError, match="in common"):
         list(pairs(*entries))
 
 
 def test_entries_that_read_other_models_differ(baseline: Experiment) -> None:
-    """Under another name too; all in all both experiments read the same models."""
     models = {"m": FileModel("/m.gguf"), "n": FileModel("/n.gguf")}
     left, right = (
         replace(baseline, models=models, bench=tuple(toy.llama_bench(model=name) for name in names))
@@ -146,7 +135,6 @@ def test_entries_that_read_other_models_differ(baseline: Experiment) -> None:
 
 
 def test_the_shipped_candidate_differs_in_its_series_and_what_comes_with_it() -> None:
-    """A spec that extends another names only what differs, and measures other shapes here."""
     left, right = (load(PROJECT / "experiments" / "cpu" / f"{name}.yaml") for name in ("quickstart", "shapes-cpu"))
     differ = {each.what: each for each in differences(left, right)}
     assert differ["series"].candidate == "backend-ops-shapes"

@@ -92,7 +92,6 @@ def test_links_to_files_lead_somewhere(document: str) -> None:
 
 
 def test_make_targets_exist() -> None:
-    """Every `make` that a document names."""
     makefile = (PROJECT / "Makefile").read_text()
     targets = {name for line in re.findall(r"(?m)^([a-z- ]+):", makefile) for name in line.split()}
     named = set()
@@ -104,7 +103,6 @@ def test_make_targets_exist() -> None:
 
 
 def test_experiments_are_listed() -> None:
-    """Each in the section of its folder."""
     folder = PROJECT / "experiments"
     listed = []
     for part in (folder / "README.md").read_text().split("\n## ")[1:]:
@@ -126,13 +124,11 @@ def test_commands_in_documents_parse(document: str) -> None:
 
 
 def test_every_command_is_in_the_readme() -> None:
-    """One line each."""
     table = README.split("\n## Commands\n")[1].split("\n## ")[0]
     assert {name for name in ROOT.commands if not re.search(rf"`(dgxlab )?{name}\b", table)} == set()
 
 
 def test_exit_codes_are_those_of_the_errors() -> None:
-    """No code that the program has not, and none described twice."""
     codes = [int(code) for code in re.findall(r"(?m)^\| (\d+) \|", PAGES["cli"])]
     known = {kind.exit_code for kind in DgxlabError.__subclasses__()}
     assert codes == sorted(set(codes))
@@ -160,13 +156,11 @@ def test_merge_driver_is_the_one_that_gitattributes_names() -> None:
 
 @pytest.mark.parametrize("query", re.findall(r"(?s)```sql\n(.*?)```", PAGES["record"]))
 def test_queries_of_the_record_page_give_rows(query: str) -> None:
-    """On the record of this repository."""
     with sqlite3.connect(RECORD, uri=True) as record:
         assert record.execute(query).fetchall()
 
 
 def test_the_record_page_has_every_table_and_view() -> None:
-    """As the record of this repository has them."""
     with sqlite3.connect(RECORD, uri=True) as record:
         names = {name for (name,) in record.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")}
     assert {name for name in names if f"`{name}`" not in PAGES["record"]} == set()

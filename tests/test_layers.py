@@ -31,7 +31,6 @@ SYSTEM_PATH = re.compile(r"bin[:]/|[:]/(usr/|usr/local/)?s?bin(?![\w/])")
 
 
 def test_contracts_hold() -> None:
-    """Every import-linter contract of pyproject.toml is kept."""
     code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     command = [sys.executable, "-c", code, "--no-cache"]
     ran = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
@@ -41,7 +40,6 @@ def test_contracts_hold() -> None:
 
 
 def test_every_module_stands_in_a_layer() -> None:
-    """A new module is given its place, or the contracts say nothing about it."""
     contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     placed = {name.strip() for row in layers for name in row.split("|")}
@@ -113,4 +111,4 @@ def test_tests_find_programs_on_the_callers_path() -> None:
     """Others have what a bare machine lacks; only a Python that every user may run is looked for there."""
     files = sorted(path for folder in ("tests", "faults", "bench") for path in (PROJECT / folder).rglob("*.py"))
     found = [str(path.relative_to(PROJECT)) for path in files if SYSTEM_PATH.search(path.read_text())]
-    assert found == ["tests/transport/test_ordinary_user.py"]
+    assert found == ["tests/transport/test_ssh_run.py"]

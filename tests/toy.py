@@ -16,15 +16,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from dgxlab.model import (
-    BackendOpsBench,
-    BatchedBench,
-    Expectation,
-    Experiment,
-    FileModel,
-    LlamaBench,
-    ParityGate,
-)
+from dgxlab.model import Expectation, Experiment, FileModel, ParityGate
+from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
 
 CMAKE = """cmake_minimum_required(VERSION 3.14)
 project(toy C)
