@@ -131,9 +131,7 @@ class Runs:
     def launch(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
         """Run one benchmark and parse its output; values that could be parsed are kept even if it failed.
 
-        Args:
-            absent: Texts that must not be on its stderr.
-            pin: Whether to pin it to as many processors as it has threads.
+        Its stderr must not have a text of `absent`; with `pin` it runs on as many processors as it has threads.
         """
         argv = self.fill(step.argv, step.arm)
         before = self.telemetry.state()
