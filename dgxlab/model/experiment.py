@@ -100,8 +100,7 @@ class SyntheticModel:
     scales: bool = field(default=False, metadata=LATER)
     """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
     plain_text: bool = field(default=False, metadata=LATER)
-    """Never generate byte, control or unknown tokens: their output rows are zero. Needs vocab; servers then answer
-    with valid UTF-8."""
+    """Zero the output rows of byte, control and unknown tokens, so that servers answer valid UTF-8; needs vocab."""
     head_dim: Annotated[int, Between(8, 1024)] = field(default=64, metadata=LATER)
     """Width of an attention head, a multiple of 8; that of llama is n_embd / n_head."""
     n_expert: Annotated[int, Between(2, 1024)] = field(default=8, metadata=LATER)
