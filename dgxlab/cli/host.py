@@ -38,7 +38,9 @@ def add(
     *,
     out: Out,
 ) -> None:
-    """Trust a host's key after a look at its fingerprint, sign in, and name it in your hosts.yaml.
+    """Trust a host's key, sign in, and name it in your hosts.yaml.
+
+    You see the fingerprint and are asked first.
 
     Example: dgxlab host add dgx
     """
@@ -73,7 +75,9 @@ def trust(
     *,
     out: Out,
 ) -> None:
-    """Consent to what a project's hosts.yaml says of a host: which programs run, and with which settings.
+    """Consent to a host's entry in a project's hosts.yaml.
+
+    The entry decides which programs run there, and with which settings.
 
     The consent covers the current entry only. Your own hosts.yaml needs no consent, and its entries take precedence.
 

@@ -127,7 +127,9 @@ def reject(
     desk: Desk,
     out: Out,
 ) -> None:
-    """Reject a session for good: it stays in the record, but none of its results count.
+    """Reject a session for good: none of its results count.
+
+    It stays in the record.
 
     Example: dgxlab session reject 20261120-120301-toy-3f2a9c --because hot
     """

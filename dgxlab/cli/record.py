@@ -143,7 +143,9 @@ def merge(
     *,
     out: Out,
 ) -> None:
-    """Add the rows that CURRENT lacks from OTHER; also git's merge driver.
+    """Add the rows of OTHER that CURRENT lacks.
+
+    It is also git's merge driver.
 
     Example: dgxlab db merge results.db ../laptop/results.db
     """

@@ -67,7 +67,7 @@ def test_help_has_an_example_that_parses(path: tuple[str, ...], dgxlab: Any) -> 
 
 
 def test_summaries_fit_their_line_and_no_arguments_show_them(dgxlab: Any) -> None:
-    for group in ((), ("patch",), ("db",)):
+    for group in ((), ("patch",), ("db",), ("host",), ("session",)):
         assert "..." not in dgxlab(*group, "--help").out.split("Commands:")[1]
     ran: Ran = dgxlab()
     assert ran.rc == 2
