@@ -4,9 +4,12 @@
 // host nvfp4       NVFP4 blocks on stdin, their weights on stdout as doubles
 // host q4_0        the same of Q4_0 blocks
 // host q4_K        the same of Q4_K blocks
+// host gdn         q, k, v, g and beta of a gated delta net's head on stdin, as floats, and its state, as doubles; on
+//                  stdout the result and the new state, as doubles
 
 #include "common/check_selftest.cuh"
 #include "common/reference.cuh"
+#include "gdn_state/reference.cuh"
 #include "nvfp4_dequant/reference.cuh"
 
 #include <iostream>
@@ -28,10 +31,28 @@ static int decode_q4(weight_type type) {
     return decode(block_size(type), block_bytes(type), weight);
 }
 
+static int step_gdn() {
+    const std::string   in{std::istreambuf_iterator<char>(std::cin), {}};
+    float               x[3 * 128 + 2];
+    std::vector<double> state(128 * 128);
+    if (in.size() != sizeof(x) + state.size() * sizeof(double)) {
+        return 1;
+    }
+    memcpy(x, in.data(), sizeof(x));
+    memcpy(state.data(), in.data() + sizeof(x), state.size() * sizeof(double));
+    std::vector<double> out = gdn_reference(state, x, x + 128, x + 256, x[384], x[385]);
+    out.insert(out.end(), state.begin(), state.end());
+    std::cout.write(reinterpret_cast<const char *>(out.data()), out.size() * sizeof(double));
+    return std::cout.flush() ? 0 : 1;
+}
+
 int main(int argc, char ** argv) {
     const std::string verb = argc == 2 ? argv[1] : "";
     if (verb == "selftest") {
         return checker_is_sound() ? 0 : 1;
+    }
+    if (verb == "gdn") {
+        return step_gdn();
     }
     if (verb == "nvfp4") {
         return decode(64, 36, nvfp4_weight);

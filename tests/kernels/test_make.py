@@ -15,6 +15,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is no
 needs_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no NVIDIA GPU")
 
 INCLUDES = {
+    "gdn_state/gdn_state": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "nvfp4_dequant/nvfp4_dequant": ["<cuda_bf16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "q4_dequant/q4_dequant": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstdint>"],
     "w4a16_gemm/w4a16_gemm": ["<cuda_fp16.h>", "<cuda_runtime.h>", "<cstddef>", "<cstdint>", "<cstring>"],
@@ -28,6 +29,7 @@ INCLUDES = {
 }
 
 COMPILED = {
+    "gdn_state": {"_Z14gdn_state_step": 2 * 3},
     "nvfp4_dequant": {"nvfp4_dequant_bf16": 2 * 3},
     "q4_dequant": {"_Z14q4_dequant_f16": 2 * 2 * 3},
     "w4a16_gemm": {

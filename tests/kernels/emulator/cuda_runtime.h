@@ -423,16 +423,23 @@ static inline float emulated_bf16_value(uint32_t bits) {
     return x;
 }
 
-// Of a whole warp.
-template <typename T> static T __shfl_xor_sync(unsigned /*mask*/, T value, int lanes) {
+// Of a whole warp: each thread's value, of which each takes that of the thread `from`.
+template <typename T> static T emulated_exchange(T value, unsigned from) {
     static_assert(sizeof(T) == sizeof(float), "32 bits");
-    const unsigned thread = threadIdx.x + threadIdx.y * blockDim.x;
-    float * const  all    = emulated.exchanged[emulated.running->turn];
+    float * const all = emulated.exchanged[emulated.running->turn];
     emulated.running->turn ^= 1;
-    memcpy(all + thread, &value, sizeof(value));
+    memcpy(all + threadIdx.x + threadIdx.y * blockDim.x, &value, sizeof(value));
     emulated_wait(emulated_thread::at::WARP);
-    memcpy(&value, all + (thread ^ lanes), sizeof(value));
+    memcpy(&value, all + from, sizeof(value));
     return value;
+}
+
+template <typename T> static T __shfl_xor_sync(unsigned /*mask*/, T value, int lanes) {
+    return emulated_exchange(value, (threadIdx.x + threadIdx.y * blockDim.x) ^ lanes);
+}
+
+template <typename T> static T __shfl_sync(unsigned /*mask*/, T value, int lane, int width = 32) {
+    return emulated_exchange(value, (threadIdx.x + threadIdx.y * blockDim.x) / width * width + lane % width);
 }
 
 // Four matrices of 8 x 8, as the PTX ISA lays them out: lane i says where row i % 8 of matrix i / 8 is. Two rows of a
@@ -539,7 +546,7 @@ using cudaStream_t = void *;
 
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorMisalignedAddress };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 
 static inline const char * cudaGetErrorString(cudaError_t status) { return status ? "error" : "success"; }
 static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -618,6 +625,10 @@ static inline cudaError_t cudaMemset(void * p, int value, size_t size) {
 static inline cudaError_t cudaMemcpy(void * to, const void * from, size_t size, cudaMemcpyKind) {
     memcpy(to, from, size);
     return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t size, cudaMemcpyKind kind, cudaStream_t) {
+    return cudaMemcpy(to, from, size, kind);
 }
 
 static inline cudaError_t cudaMemcpy2D(

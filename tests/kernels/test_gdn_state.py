@@ -1,0 +1,76 @@
+"""The gated delta net's step: the kernel's own source on an emulated GPU, and the reference that it is held against."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kernels.conftest import run
+from tests.kernels.emulate import EMULATOR, KERNELS, compile_emulated, copy_kernels, plant
+
+NAME = "gdn_state"
+PROGRAM = EMULATOR / "gdn_state.cpp"
+
+DEFECTS = {
+    "one decay too many": "s[c][r] = g * s[c][r] + k[r] * «d→g * d»;",
+    "the state's rows in another order": "int r) { return «r * LANES + lane→lane * ROWS + r»; }",
+    "bf16 halves exchanged": "__uint_as_float(«r % 2→1 - r % 2» ? bits",
+    "a state rounded down": "pack(«s[0]→s[0] * 0.99f», s[1])",
+    "a sum of another column": "const bool upper = «lane & distance→!(lane & distance)»;",
+    "another column's delta": "__shfl_sync(0xFFFFFFFF, delta, «c→(c ^ 1)» * PER_SUM, LANES)",
+    "a key head for each pair": "«head % a.qk_heads→head / a.qk_heads» * a.qk_head_stride",
+    "a state of another head": "(seq * a.heads + «head→(head + 1) % a.heads») * GDN_STATE_SIZE + first",
+    "written where it was read": "mine::store(«a.to→const_cast<T *>(a.from)» + at",
+    "columns left out": "(GDN_STATE_SIZE / columns * «a.heads→a.heads - 1»)",
+}
+"""Defects of the kernel."""
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the proof compiled for the CPU."""
+    return compile_emulated(KERNELS, PROGRAM, tmp_path_factory.mktemp("emulated") / NAME)
+
+
+def test_the_reference_is_the_gated_delta_rule(host: Path) -> None:
+    """S becomes e^g S, then S + beta k (v - S^T k)^T, as NumPy has it in matrices; the result is S^T q / sqrt(128)."""
+    random = np.random.default_rng(4)
+    q, k, v = random.normal(size=(3, 128)).astype(np.float32)
+    g, beta = np.float32(-0.02), np.float32(0.7)
+    state = random.normal(size=(128, 128))
+    inputs = np.concatenate([q, k, v, [g, beta]]).astype(np.float32).tobytes() + state.T.tobytes()
+    ran = subprocess.run([host, "gdn"], input=inputs, capture_output=True, check=True)
+    out, after = np.split(np.frombuffer(ran.stdout, np.float64), [128])
+    decayed = np.exp(np.float64(g)) * state
+    expected = decayed + np.float64(beta) * np.outer(k, v - decayed.T @ k)
+    assert np.allclose(after.reshape(128, 128).T, expected, rtol=1e-12, atol=1e-12)
+    assert np.allclose(out, expected.T @ q / np.sqrt(128), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+def test_the_kernel_is_right_on_the_emulator(emulated: Path, reverse: bool) -> None:
+    """Both types: against double and bit by bit, in place and not; faults of slots are seen; in both orders."""
+    ran = run(emulated, "edges", reverse=reverse)
+    assert ran.returncode == 0, ran.stderr
+    assert "FAIL" not in ran.stderr
+    assert ran.stderr.count("ok  ") == 30
+
+
+@pytest.fixture(scope="session")
+def defective(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a proof that has every defect, none of them unless EMULATOR_DEFECT is its number."""
+    folder = tmp_path_factory.mktemp("defective")
+    kernels = copy_kernels(folder)
+    plant(kernels / NAME / "gdn_state.cuh", dict(enumerate(DEFECTS.values())))
+    return compile_emulated(kernels, PROGRAM, folder / "program", "-O1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(DEFECTS)), ids=list(DEFECTS))
+def test_a_defect_of_the_kernel_is_found(defective: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setenv("EMULATOR_DEFECT", str(number))
+    assert run(defective, "edges").returncode != 0
