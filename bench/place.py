@@ -150,7 +150,7 @@ def place(files: Mapping[str, str] = toy.FILES) -> Iterator[Place]:
         here = Place(folder, toy.make_repository(folder / "repository", files))
         here.hosts.parent.mkdir(parents=True)
         (here.project / "patches").mkdir(parents=True)
-        (here.project / "toy.gguf").write_bytes(b"GGUF" + bytes(60))
+        (here.project / "toy.gguf").write_bytes(toy.GGUF)
         yield here
     finally:
         remove(folder)

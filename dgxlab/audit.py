@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, get_type_hints
+from typing import Any, Union, get_type_hints
 
 from dgxlab import judgement
 from dgxlab import store as stores
@@ -21,19 +21,24 @@ from dgxlab.errors import CheckFailed, command
 from dgxlab.ingest import SAMPLE, samples_of
 from dgxlab.model import (
     ARM,
+    FILES,
     Cell,
     CellResult,
+    Check,
+    DerivedModel,
     Device,
     Source,
+    SyntheticModel,
     Toolchain,
     build_id,
-    check_from_json,
     digest,
     events,
     from_json,
+    model_id,
 )
+from dgxlab.model.checks import Cases, Launched
 from dgxlab.model.events import HOST
-from dgxlab.model.parts import Cases, Launched, Texts
+from dgxlab.model.parts import Texts
 from dgxlab.store import Store, gate_digest
 from dgxlab.tools import BENCHES, judge_check
 
@@ -45,7 +50,7 @@ PLACEHOLDER = re.compile(r"\{([a-z]+(?::[\w.-]+)?)\}")
 
 JSON = (  # columns
     *("plan", "facts", "series", "cmake", "toolchain", "recipe", "env", "argv", "raw", "gate", "inputs", "commands"),
-    *("readings", "reasons", "flaky", "failed", "before", "after", "binaries", "libraries"),
+    *("contents", "readings", "reasons", "flaky", "failed", "before", "after", "binaries", "libraries"),
 )
 
 _KINDS = {"jobs": "job", "arms": "build", "inputs": "model", "checks": "gate", "gates": "gate", "runs": "run"}
@@ -109,8 +114,6 @@ class _Job:
         self.planned_arms = {arm["name"]: arm for arm in self.plan["arms"]}
         self.steps = {_stem(step["id"]): step for step in self.plan["steps"]}
         self.models = {(step["arm"], step["model"]): step for step in self.plan["steps"] if step["kind"] == "model"}
-        recipes = {key: step["recipe"] for key, step in self.models.items() if step["recipe"]}
-        self.synthetic = {key: f"synthetic-{digest(recipe, 16)}" for key, recipe in recipes.items()}
         self.inputs = {row["model_id"]: row for row in self._rows("inputs", "job_id")}
         self.root = ""
 
@@ -138,11 +141,13 @@ class _Job:
             wanted = {"build_id": build_id(built, row["cmake"], Toolchain(**row["toolchain"]))}
             wanted |= {"device_id": Device.of(self.facts, row["cmake"]).id, "toolchain": self.facts["toolchain"]}
             yield from self._differ(name, row, wanted, "its facts")
-        for model_id, row in self.inputs.items():
+        for identity, row in self.inputs.items():
             recipes = [step["recipe"] for (_, model), step in self.models.items() if model == row["name"]]
-            identity = f"synthetic-{digest(row['recipe'], 16)}" if row["recipe"] else "file-"
-            if row["recipe"] not in recipes or not model_id.startswith(identity):
-                yield f"model {model_id} of job {self.job_id} is not the plan's {row['name']}"
+            files = (row["contents"] or {}).get("files", {})
+            made = Union[SyntheticModel, DerivedModel]
+            prefix = model_id(from_json(made, row["recipe"]), files) if row["recipe"] else "file-"  # type: ignore[arg-type]
+            if row["recipe"] not in recipes or not identity.startswith(prefix):
+                yield f"model {identity} of job {self.job_id} is not the plan's {row['name']}"
 
     def gates(self) -> Iterator[str]:
         for row in self._rows("gates", "gate_id"):
@@ -178,10 +183,10 @@ class _Job:
             wanted = {"arm": step["arm"], "gate": step["gate"], "env": commands[ARM]["env"]}
             wanted |= {"gate_digest": gate_digest(step["gate"], commands[ARM]["env"])}
             read = {c["model"]: self._model(step["arm"], c["model"]) for c in step["commands"] if c["model"]}
-            read |= check_from_json(step["gate"]).sources(step["files"])
+            read |= from_json(Check, step["gate"]).sources(step["files"])
             wanted |= {"inputs": read, "seconds": sum(command["seconds"] for command in row["commands"])}
             yield from self._differ(name, row, wanted, "its plan")
-            if [*map(str, judge_check(check_from_json(row["gate"]), row["readings"]))] != row["reasons"]:
+            if [*map(str, judge_check(from_json(Check, row["gate"]), row["readings"]))] != row["reasons"]:
                 yield f"{name} is not what its readings say"
             for launched in row["commands"]:
                 planned = commands[launched["role"]]
@@ -204,7 +209,8 @@ class _Job:
                 continue
             if id(step) not in known:
                 known[id(step)] = {cell.key: cell for cell in (Cell(**each) for each in step["cells"])}
-            cells = known[id(step)]
+            measured = raws.get(row["run_id"], [])
+            cells = known[id(step)] | _parts(row, measured, known[id(step)])
             for key, cell in cells.items():
                 labels[key] = min(cell.label, labels.get(key, cell.label))
             wanted = {"arm": step["arm"], "tool": step["tool"], "env": step["env"], "position": position}
@@ -217,7 +223,6 @@ class _Job:
                 seen = [gpu["uuid"] for gpu in state.get("gpus") or ()]
                 if state.get("boot_id", self.job["boot_id"]) != self.job["boot_id"] or not set(seen) <= set(self.gpus):
                     yield f"{name} saw another machine than its job"
-            measured = raws.get(row["run_id"], [])
             if row["status"] == "valid" and {each["cell"] for each in measured} != cells.keys():
                 yield f"{name} is valid and has not every row of its plan"
             yield from _row_problems(row, measured, samples.get(row["run_id"], []), cells)
@@ -247,10 +252,9 @@ class _Job:
 
     def _model(self, arm: str, name: str) -> str:
         """Return the model id behind an arm's name for a model."""
-        if synthetic := self.synthetic.get((arm, name)):
-            return synthetic
-        files = (model_id for model_id, row in self.inputs.items() if row["name"] == name and not row["recipe"])
-        return str(next(files, ""))
+        recipe = self.models[arm, name]["recipe"]
+        rows = (key for key, row in self.inputs.items() if row["name"] == name and row["recipe"] == recipe)
+        return next(rows, "")
 
     def _filled(self, argv: Sequence[str], row: Row, model: str = "") -> list[str]:
         """Return a plan's argv filled in as by the agent; the job's root is taken from its first program."""
@@ -261,7 +265,7 @@ class _Job:
             self.root = match[1] if match else ""
         folder = f"{self.root}/jobs/{self.job_id}"
         known = {"bin": f"{self.root}/builds/{row['build_id']}/bin", "text": f"{folder}/raw/{stem}.txt"}
-        known |= {"logits": f"{folder}/{stem}.logits", "files": f"{folder}/{stem}"}
+        known |= {"logits": f"{folder}/{stem}.logits", "files": f"{folder}/{stem or FILES}"}
         if model:
             known[f"model:{model}"] = self.inputs[self._model(row["arm"], model)]["path"]
         return [PLACEHOLDER.sub(lambda match: known[match[1]], word) for word in argv]
@@ -270,6 +274,15 @@ class _Job:
         for column, value in wanted.items():
             if row[column] != value:
                 yield f"{name} has {column} {_short(row[column])}, and {said_by} has {_short(value)}"
+
+
+def _parts(run: Row, rows: Sequence[Row], cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Return the cells that only the output of a run names."""
+    if {row["cell"] for row in rows} <= cells.keys():
+        return {}
+    bench = BENCHES[run["tool"]]
+    parsed = bench.parse("\n".join(bench.printed(row["raw"]) for row in rows), list(cells.values()))
+    return {cell.key: cell for cell in parsed.parts}
 
 
 def _row_problems(run: Row, rows: Sequence[Row], samples: Sequence[Row], cells: Mapping[str, Cell]) -> Iterator[str]:

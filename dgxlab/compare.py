@@ -15,12 +15,8 @@ from dgxlab.errors import SpecError, edit
 from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about, canonical, to_json
 from dgxlab.tools import Launch, bench_of, keys_of
 
-MUST_AGREE = ("matrix", "models", "session", "host")
-"""Kinds of difference that are refused unless allowed by name."""
-
-ARGUMENTS = ("args", "repetitions")
-"""Keys of a bench entry that are arguments of the tool and do not distinguish cells."""
-
+MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that are refused unless allowed by name
+ARGUMENTS = ("args", "repetitions")  # keys of a bench entry that are arguments of the tool and do not distinguish cells
 ABSENT = "-"
 
 
@@ -28,12 +24,9 @@ ABSENT = "-"
 class Difference:
     """One difference between two experiments."""
 
-    what: str
-    """pin, series, cmake, env, arguments, gates, or one of MUST_AGREE."""
-    name: str
-    """Which one of that kind, "" if there is only one."""
-    baseline: str
-    """The baseline's value, ABSENT if it has none."""
+    what: str  # pin, series, cmake, env, arguments, gates, or one of MUST_AGREE
+    name: str  # which one of that kind, "" if there is only one
+    baseline: str  # the baseline's value, ABSENT if it has none
     candidate: str
 
     def __str__(self) -> str:
@@ -56,11 +49,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Refuse differences that would invalidate a comparison of the builds; `path` is the candidate's spec.
-
-    Raises:
-        SpecError: if a difference of MUST_AGREE is not allowed.
-    """
+    """Raise SpecError if a difference of MUST_AGREE is not allowed; `path` is the candidate's spec."""
     wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
         allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})
@@ -71,14 +60,11 @@ def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> N
 def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
     """Yield pairs of launches to compare, in the baseline's order, with the same cells in the same order.
 
-    Where the matrices differ, only the common cells are compared.
-
-    Raises:
-        SpecError: if they have no cell in common.
+    Where the matrices differ, only the common cells are compared; raises SpecError if there is none.
     """
     some = False
     for left, right in zip(baseline.bench, candidate.bench, strict=False):
-        if type(left) is type(right):
+        if type(left) is type(right) and bench_of(left).compared:
             for pair in _paired(left, right, {**baseline.env, **left.env}, {**candidate.env, **right.env}):
                 some = True
                 yield pair
@@ -87,7 +73,10 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 
 
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
-    """Yield the names whose values differ or that only one side has; `where` is put before each name."""
+    """Yield a `Difference` of kind `what` for each name whose values differ; `where` is put before the name.
+
+    A missing name equals None, "" and (); only in `env` does "" differ from a missing name.
+    """
 
     def shown(value: Any) -> str:
         if what == "env" and value == "":  # set to empty differs from unset

@@ -82,7 +82,10 @@ class Document:
             yield number + 1, self.path.parent / link[1], link[2]
 
     def with_texts(self, texts: Sequence[str]) -> bytes:
-        """Return the document with these texts in its blocks, one per block; line endings follow the first marker."""
+        """Return the document with the text of each block replaced, given a text per block in order.
+
+        Each text takes the line ending of its own block's first marker.
+        """
         lines: list[str] = []
         after = 0
         for (begin, end, _), text in zip(self._spans, texts, strict=True):

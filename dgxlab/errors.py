@@ -53,6 +53,9 @@ class DgxlabError(Exception):
 
     exit_code = 1
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        cls.exit_code = exit_code or cls.exit_code
+
     def __init__(self, message: str, *, next: str = "", details: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -60,76 +63,52 @@ class DgxlabError(Exception):
         self.details = details
 
 
-class UsageError(DgxlabError):
+class UsageError(DgxlabError, exit_code=2):
     """The command line asks for something that cannot be done as written."""
 
-    exit_code = 2
 
-
-class HostError(DgxlabError):
+class HostError(DgxlabError, exit_code=3):
     """The host cannot be reached or is not trusted."""
 
-    exit_code = 3
 
-
-class RemoteError(DgxlabError):
+class RemoteError(DgxlabError, exit_code=4):
     """A command on the host failed: a tool crashed, timed out or printed nonsense."""
 
-    exit_code = 4
 
-
-class GateFailed(DgxlabError):
+class GateFailed(DgxlabError, exit_code=5):
     """A correctness gate did not pass."""
 
-    exit_code = 5
 
-
-class PatchError(DgxlabError):
+class PatchError(DgxlabError, exit_code=6):
     """A patch does not apply to the pin."""
 
-    exit_code = 6
 
-
-class BuildFailed(DgxlabError):
+class BuildFailed(DgxlabError, exit_code=7):
     """Configuring, compiling or stamping a build failed."""
 
-    exit_code = 7
 
-
-class ConditionsError(DgxlabError):
+class ConditionsError(DgxlabError, exit_code=8):
     """The measuring conditions were not reached, or the verdict is invalid."""
 
-    exit_code = 8
 
-
-class SpecError(DgxlabError):
+class SpecError(DgxlabError, exit_code=9):
     """An experiment, a series or a configuration file is wrong."""
 
-    exit_code = 9
 
-
-class HostBusy(DgxlabError):
+class HostBusy(DgxlabError, exit_code=10):
     """Another job holds the host."""
 
-    exit_code = 10
 
-
-class CheckFailed(DgxlabError):
+class CheckFailed(DgxlabError, exit_code=11):
     """A check that the user asked for failed."""
 
-    exit_code = 11
 
-
-class JobLost(DgxlabError):
+class JobLost(DgxlabError, exit_code=12):
     """A job started and will never report its end."""
 
-    exit_code = 12
 
-
-class Interrupted(DgxlabError):
+class Interrupted(DgxlabError, exit_code=130):
     """The user stopped the client; the job goes on."""
-
-    exit_code = 130
 
 
 def by_exit_code(code: int) -> type[DgxlabError]:

@@ -23,8 +23,7 @@ from dgxlab.store import UNCOUNTED, Store
 from dgxlab.tools import EXPORTED, TOOLS
 from dgxlab.tools.reading import ORIGIN, decoded
 
-COMMIT_DIGITS = 8
-"""Length of every build_commit: compare-llama-bench.py cuts all to the shortest."""
+COMMIT_DIGITS = 8  # length of every build_commit: compare-llama-bench.py cuts all to the shortest
 
 # a run of the burn-in is a warm-up, and no table shows it
 ROWS = f"""
@@ -48,11 +47,9 @@ COUNTED = """SELECT metric, value FROM samples
 class Exported:
     """The rows of one tool, each with llama.cpp's columns first, then ours."""
 
-    tool: str
-    """Its program."""
+    tool: str  # its program
     rows: tuple[Mapping[str, Any], ...]
-    builds: Mapping[str, tuple[str, ...]]
-    """The arms of each build_commit; for imported rows the file."""
+    builds: Mapping[str, tuple[str, ...]]  # the arms of each build_commit; for imported rows the file
 
 
 def collect(store: Store, tool: str, *, job: str | None = None, name: str | None = None) -> Exported:
@@ -77,7 +74,7 @@ def collect(store: Store, tool: str, *, job: str | None = None, name: str | None
             samples.setdefault(sample["metric"], []).append(sample["value"])
         commit = commits[row["commit_id"], row["build_id"], row["env_digest"]]
         builds.setdefault(commit, {})[row["arm"]] = None
-        printed = {name: _plain(value) for name, value in bench.exported(json.loads(row["raw"]), samples).items()}
+        printed = _plain(bench.exported(json.loads(row["raw"]), samples))
         rows.append({**printed, "build_commit": commit, **{name: row[name] for name in ORIGIN}})
     return Exported(tool, tuple(rows), {commit: tuple(arms) for commit, arms in builds.items()})
 
@@ -87,7 +84,7 @@ def collect_imported(store: Store, name: str) -> Exported:
     file = find_import(store, name)
     whole = {(tool, name): kind for tool in EXPORTED for name, kind in TOOLS[tool].formats.items() if kind.rows}
     kind = whole.get((file["tool"], file["format"]))
-    if kind is None or kind.rows is None:
+    if kind is None:
         kinds = ", ".join(f"{tool} ({name})" for tool, name in whole)
         raise UsageError(
             f"{file['name']} is output of {file['tool']} ({file['format']}), whose rows lack columns that {kinds} have",
@@ -95,27 +92,14 @@ def collect_imported(store: Store, name: str) -> Exported:
         )
     content = store.rows("SELECT content FROM imports WHERE import_id = ?", (file["import_id"],))[0]["content"]
     origin = {"imported": file["name"], "sha256": file["sha256"]}
-    rows = []
-    for line in kind.rows(decoded(content.encode())):
-        columns = dict(line.columns)
-        for column, value in columns.items():  # SQL and csv print numbers as texts
-            is_number = kind.texts is not None and column not in kind.texts
-            columns[column] = _number_or_text(value) if is_number else _plain(value)
-        rows.append({**columns, **origin})
+    rows = [{**_plain(line.columns), **origin} for line in kind.lines(decoded(content.encode()))]
     commits = dict.fromkeys(str(row.get("build_commit", "")) for row in rows)
     return Exported(file["tool"], tuple(rows), dict.fromkeys(commits, (file["name"],)))
 
 
-def _plain(value: Any) -> Any:
-    """Return a value that all three formats can hold: a bool becomes 1 or 0."""
-    return int(value) if isinstance(value, bool) else value
-
-
-def _number_or_text(text: str) -> Any:
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            return kind(text)
-    return text
+def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns as all three formats can hold them: a bool becomes 1 or 0."""
+    return {name: int(value) if isinstance(value, bool) else value for name, value in columns.items()}
 
 
 def write(path: Path, tools: Sequence[Exported]) -> None:

@@ -61,6 +61,9 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
 }
 """ggml's types by number: name, weights in a block, bytes of a block (ggml.h and ggml-common.h at the pin)."""
 
+BLOCKS: Mapping[str, tuple[int, int]] = {name: (block, size) for name, block, size in TYPES.values()}
+"""Weights in a block of each type, and the block's bytes."""
+
 LONGEST = 1 << 28
 """Limit for the bytes of a string and the counts of tensors and keys; a larger value means a damaged file."""
 
@@ -87,6 +90,8 @@ class Header:
 
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]
+    begin: int
+    """The byte of the file that the tensors' offsets count from."""
 
     @property
     def architecture(self) -> str:
@@ -97,6 +102,20 @@ class Header:
     def parameters(self) -> int:
         """Number of weights."""
         return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight, scales included; 0 without tensors."""
+        return 8 * sum(tensor.nbytes for tensor in self.tensors) / max(1, self.parameters)
+
+    @property
+    def per_token(self) -> int:
+        """Bytes of weights that generating a token reads: of experts those used, of an embedding only its row."""
+        used, experts = (self.metadata.get(f"{self.architecture}.expert_{key}") for key in ("used_count", "count"))
+        share = used / experts if isinstance(used, int) and isinstance(experts, int) and experts else 1.0
+        tied = all(tensor.name != "output.weight" for tensor in self.tensors)
+        read = [tensor for tensor in self.tensors if tied or tensor.name != "token_embd.weight"]
+        return round(sum(tensor.nbytes * (share if "_exps." in tensor.name else 1.0) for tensor in read))
 
     @property
     def type(self) -> str:
@@ -154,7 +173,7 @@ class _Reader:
         if number not in TYPES:
             raise ValueError(f"tensor {name} of type {number}")
         kind, block, size = TYPES[number]
-        if not 1 <= len(shape) <= 4 or shape[0] % block:
+        if not 1 <= len(shape) <= 4 or min(shape) < 1 or shape[0] % block:
             raise ValueError(f"tensor {name} of shape {shape}, whose rows are not whole blocks of {kind}")
         return TensorInfo(name, shape, kind, offset, math.prod(shape) // block * size)
 
@@ -163,7 +182,7 @@ def read(path: Path) -> Header:
     """Return the header of a GGUF file.
 
     Raises:
-        SpecError: if it is not GGUF, ends early, or has tensors that do not fit into the file.
+        SpecError: if it is not GGUF, ends early, or has tensors that do not fit into the file or follow on each other.
     """
     try:
         with path.open("rb") as stream:
@@ -182,7 +201,13 @@ def _read(reader: _Reader, size: int) -> Header:
     if not isinstance(align, int) or align < 1:
         raise ValueError(f"an alignment of {align}")
     begin = -(-reader.stream.tell() // align) * align
+    end = 0
     for info in infos:
+        if info.offset != end:  # the one before it, or this one, is not of the type that the header says
+            raise ValueError(
+                f"tensor {info.name} begins at byte {info.offset:,}, and the tensors before it end at {end:,}"
+            )
         if begin + info.offset + info.nbytes > size:
             raise ValueError(f"tensor {info.name} ends at byte {begin + info.offset + info.nbytes:,} of {size:,}")
-    return Header(metadata, infos)
+        end = -(-(end + info.nbytes) // align) * align
+    return Header(metadata, infos, begin)

@@ -18,7 +18,7 @@ from dgxlab.errors import SpecError, UsageError
 from dgxlab.model import canonical
 from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.store import Store
-from dgxlab.tools import TOOLS
+from dgxlab.tools import TOOLS, profile_files
 from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Row, decoded, unpacked
 from dgxlab.tools.rows import Refused
 from dgxlab.units import METRICS
@@ -29,21 +29,16 @@ WATCHED = re.compile(r"^(?:==PROF== |========= COMPUTE-SANITIZER)", re.MULTILINE
 FORMATS: Mapping[str, Mapping[str, Format]] = {program: tool.formats for program, tool in TOOLS.items() if tool.formats}
 """By tool and name."""
 
-GPU_NAMES = ("device_description", "gpu_info", "gpu")
-"""Columns that name the GPU; several GPUs are separated by commas."""
-
-NAMED = 10
-"""Max number of values listed; of more only the count is shown."""
+GPU_NAMES = ("device_description", "gpu_info", "gpu")  # columns that name the GPU; several GPUs are separated by commas
+NAMED = 10  # max number of values listed; of more only the count is shown
 
 
 @dataclass(frozen=True)
 class Imported:
     """A file that was read."""
 
-    name: str
-    """The file's name, without its folder."""
-    content: bytes
-    """The file's content, unpacked."""
+    name: str  # the file's name, without its folder
+    content: bytes  # the file's content, unpacked; of an SQLite export of nsys its summary
     tool: str
     format: str
     reading: Reading
@@ -80,9 +75,11 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", next=f"ls -l {_typed(path)}") from error
     try:
-        content = unpacked(raw)
+        content = profile_files.nsys_summary(path).encode() if raw.startswith(profile_files.SQLITE) else unpacked(raw)
         text = decoded(content)
-        if watched := WATCHED.search(text):
+        if profile_files.FORMATS["ncu"].fits(text):
+            tool = tool or "profile"  # what the program printed besides is no result
+        if tool != "profile" and (watched := WATCHED.search(text)):
             why = f"a profiler or sanitizer was watching ({watched[0].strip()}), which makes every time a wrong one"
             raise Refused(why, text.count("\n", 0, watched.start()) + 1)
         detected, kind = _detect(text, tool, format)
@@ -117,10 +114,6 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     asked = " ".join(filter(None, (tool, format and f"({format})")))
     if seen:
         raise Refused(f"it is output of {names}, not of {asked}")
-    if re.search(r"^\{", text, re.MULTILINE):
-        others = [(t, f) for t, kinds in FORMATS.items() for f, kind in kinds.items() if kind.otherwise]
-        if others := [(t, f) for t, f in others if tool in ("", t) and format in ("", f)]:
-            return others[0]
     raise Refused(f"it is not output of {asked}" if asked else "it is not output of any tool that can be imported")
 
 
@@ -177,8 +170,7 @@ def record(store: Store, file: Imported) -> bool:
     return not known
 
 
-_READ: dict[str, tuple[Row, ...]] = {}
-"""Cache of the rows read in this process, by import_id, a digest of the content."""
+_READ: dict[str, tuple[Row, ...]] = {}  # cache of the rows read in this process, by import_id, a digest of the content
 
 
 def rows_of(store: Store, import_id: str) -> tuple[Row, ...]:

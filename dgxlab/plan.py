@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from dgxlab import model, synth, tools
+from dgxlab import model, quantise, tools
 from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
@@ -16,8 +16,7 @@ from dgxlab.model import Arm, ChainStep, Check, EngagedGate, Experiment, GateSte
 from dgxlab.stats import fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
 
-NAME_LENGTH = 80
-"""Characters of a session's name in its id, which becomes a file name."""
+NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a file name
 
 
 def new_job_id(name: str) -> str:
@@ -121,10 +120,8 @@ def make_arm(experiment: Experiment, source: model.Source) -> Arm:
         "LLAMA_BUILD_COMMIT": experiment.pin[:9],
     }
     targets = tools.targets_of(experiment)
-    for recipe in experiment.models.values():
-        synthetic = isinstance(recipe, model.SyntheticModel) and recipe.quant != "F16"
-        if synthetic or isinstance(recipe, model.DerivedModel):
-            targets.add("llama-quantize")
+    if any(_quantize(recipe) for recipe in experiment.models.values()):
+        targets.add("llama-quantize")
     targets = targets or {parity.PROGRAM}  # a kernel's own tests need no program, but without targets cmake builds all
     cmake = {**defaults, **experiment.cmake}
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
@@ -155,9 +152,9 @@ def _prepared(
     yield from _models(experiment, arm, {launch.model for launch in every}, of)
     flags: dict[str, dict[str, None]] = {}
     for launch in every:  # each program's flags are checked once, all of its launches together
-        if launch.argv[0].startswith("{bin}/"):
-            words = dict.fromkeys(word for word in launch.argv[1:] if is_flag(word))
-            flags.setdefault(launch.argv[0], {}).update(words)
+        if (program := model.program_of(launch.argv)).startswith("{bin}/"):
+            words = dict.fromkeys(word for word in launch.argv if is_flag(word))
+            flags.setdefault(program, {}).update(words)
     for program, names in flags.items():
         yield model.ProbeStep(f"probe:{PurePosixPath(program).name}{of}", arm.name, (program, "--help"), tuple(names))
 
@@ -165,26 +162,31 @@ def _prepared(
 def _models(experiment: Experiment, arm: Arm, used: set[str], of: str) -> Iterator[model.ModelStep]:
     """Yield a step for each used model; source models come before models made from them."""
     recipes = experiment.models
-    sources = {
-        name: next(other for other, recipe in recipes.items() if recipe == derived.source)
-        for name, derived in recipes.items()
-        if name in used and isinstance(derived, model.DerivedModel)
-    }
-    for name, recipe in sorted(recipes.items(), key=lambda item: isinstance(item[1], model.DerivedModel)):
-        if name not in used and name not in sources.values():
-            continue
-        step = f"model:{name}{of}"
+    sources: dict[str, str] = {}
+    for name in filter(used.__contains__, recipes):
+        chain = [name]
+        while isinstance(last := recipes[chain[0]], model.DerivedModel):
+            chain.insert(0, next(other for other, recipe in recipes.items() if recipe == last.source))
+        sources.update(zip(chain, ["", *chain], strict=False))
+    for name, source in sources.items():
+        recipe, step = recipes[name], f"model:{name}{of}"
         if isinstance(recipe, model.FileModel):
             yield model.ModelStep(step, arm.name, name, recipe.path)
             continue
-        path = f"{{models}}/{model.model_id(recipe)}.gguf"
-        if isinstance(recipe, model.DerivedModel):
-            derive = ("{bin}/llama-quantize", "--allow-requantize", "{in}", "{out}", recipe.quant)
-            yield model.ModelStep(step, arm.name, name, path, recipe, (), derive, of=sources[name])
-            continue
-        vocab = ("{vocab}",) if recipe.vocab else ()
-        make = ("{python}", "{agent}", "synth", model.canonical(recipe), "{out}", *vocab)
-        yield model.ModelStep(step, arm.name, name, path, recipe, make, synth.quantize_argv(recipe.quant, recipe.pure))
+        # only the host knows the content of its files
+        path = f"{{models}}/{'{id}' if model.files_of(recipe) else model.model_id(recipe)}.gguf"
+        make: tuple[str, ...] = ()
+        if isinstance(recipe, model.SyntheticModel):
+            vocab = ("{vocab}",) if recipe.vocab else ()
+            make = ("{python}", "{agent}", "synth", model.canonical(recipe), "{out}", *vocab)
+        yield model.ModelStep(step, arm.name, name, path, recipe, make, _quantize(recipe), of=source)
+
+
+def _quantize(recipe: model.Model) -> tuple[str, ...]:
+    """Return the command that quantises a model, () for a file and for a synthetic model as it is written."""
+    if isinstance(recipe, model.FileModel) or (isinstance(recipe, model.SyntheticModel) and recipe.quant == "F16"):
+        return ()
+    return quantise.argv(model.quantisation(recipe))
 
 
 def is_flag(word: str) -> bool:
@@ -207,7 +209,8 @@ def _run(step: str, experiment: Experiment, arm: Arm, launch: Launch) -> RunStep
     engaged = [gate for gate in experiment.gates if isinstance(gate, EngagedGate) and launch.tool in gate.tools]
     markers = tuple(gate.stderr for gate in engaged)  # required on the tool's stderr
     fields = (launch.tool, launch.argv, launch.env, launch.cells, launch.model)
-    return RunStep(step, arm.name, *fields, markers, attempts, launch.limit_s)
+    files = tools.BENCHES[launch.tool].files(experiment.root)
+    return RunStep(step, arm.name, *fields, markers, attempts, launch.limit_s, files=files)
 
 
 def _chains(baseline: Experiment, candidate: Experiment, arms: Sequence[Arm], kind: str) -> Iterator[ChainStep]:

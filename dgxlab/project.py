@@ -1,7 +1,11 @@
-"""The project: the folder that holds results.db, patches/, kernels/, experiments/ and hosts.yaml."""
+"""The project: the folder that holds results.db, patches/, kernels/, experiments/ and hosts.yaml.
+
+Also the user's folders, for what belongs to no project: pins, raw files, hosts.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MARKER = ".dgxlab-root"
@@ -42,3 +46,9 @@ def spec_at(path: Path) -> Path:
 def is_marked(folder: Path) -> bool:
     """Return whether a folder belongs to a marked project."""
     return (folder / MARKER).is_file()
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """Return dgxlab's folder in the user's folder that an XDG variable names, if that is absolute, or the default."""
+    base = Path(os.environ.get(variable, ""))
+    return (base if base.is_absolute() else Path.home() / default) / "dgxlab"

@@ -161,9 +161,7 @@ def _times(rate: float, most: float) -> str:
 def tokens(rate: float, weights: Weights, peaks: Peaks, streams: int | None = None) -> str:
     """Return by how much a token rate exceeds the GPU's compute peak, or for generation its bandwidth; "" if not.
 
-    Args:
-        streams: How many sequences get one token in each pass over the weights; None for a prompt, whose tokens share
-            a pass, and where it is not known.
+    `streams` sequences get one token in each pass over the weights; None for a prompt, or where it is not known.
     """
     size = f"{rate:g} t/s with {weights.parameters / 1e9:g}B parameters"
     if excess := compute(rate * 2 * weights.parameters, weights.path, peaks):
@@ -211,11 +209,9 @@ def implausible(
     return tokens(value, weights, peaks, int(params["pl"]) if metric == "speed_tg" and "pl" in params else None)
 
 
-INFLATED = frozenset(
-    [
-        *("ADD", "SUB", "MUL", "DIV", "ADD_ID", "ACC", "SET", "REPEAT", "REPEAT_BACK"),
-        *("GET_ROWS", "GET_ROWS_BACK", "SET_ROWS"),
-    ]
+INFLATED = (
+    *("ADD", "SUB", "MUL", "DIV", "ADD_ID", "ACC", "SET", "REPEAT", "REPEAT_BACK"),
+    *("GET_ROWS", "GET_ROWS_BACK", "SET_ROWS"),
 )
 """Operations whose counted bytes exceed the touched ones: a whole table of which some rows are read, a broadcast
 operand counted with the size of its result."""

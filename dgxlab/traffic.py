@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Union
 
 from dgxlab.errors import UsageError
-from dgxlab.gguf_header import TYPES, Header
+from dgxlab.gguf_header import BLOCKS, Header
 
-BLOCKS = {name: (block, size) for name, block, size in TYPES.values()}
 GAIN = 1.2
 """Default of the speedup that a rewrite must be able to reach."""
 

@@ -6,7 +6,7 @@ of its `scales` in which the column's largest value is at least 1, so that it re
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MISSING = "\N{EN DASH}"
 """Shown in a table for a missing value."""
@@ -19,14 +19,6 @@ MAX_DIGITS = 5
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A unit that a column may be shown in, and how many of the metric's own units make one."""
-
-    unit: str
-    factor: float
-
-
-@dataclass(frozen=True)
 class Metric:
     """A metric; `better` is "higher" or "lower"."""
 
@@ -35,34 +27,39 @@ class Metric:
     unit: str
     """Unit of stored values."""
     better: str
-    label: str
+    label: str = ""
     """Its name in tables, without the unit."""
-    scales: tuple[Scale, ...]
-    """Units that it may be shown in, smallest first."""
+    scaled: Mapping[str, float] = field(default_factory=dict)
+    """Its `scales`, {} for its own unit alone."""
 
+    @property
+    def scales(self) -> Mapping[str, float]:
+        """Units that it is shown in, smallest first, and how many of its own make one."""
+        return self.scaled or {self.unit: 1.0}
 
-def _plain(name: str, unit: str, better: str, label: str) -> Metric:
-    return Metric(name, unit, better, label, (Scale(unit, 1.0),))
-
-
-_FLOPS = (Scale("MFLOPS", 1e6), Scale("GFLOPS", 1e9), Scale("TFLOPS", 1e12))
 
 METRICS = {
     metric.name: metric
     for metric in (
-        _plain("avg_ts", "t/s", "higher", ""),
-        _plain("speed_pp", "t/s", "higher", "S_PP"),
-        _plain("speed_tg", "t/s", "higher", "S_TG"),
-        _plain("speed", "t/s", "higher", "S"),
-        _plain("time_us", "us", "lower", "time"),
-        Metric("flops", "FLOPS", "higher", "", _FLOPS),
+        Metric("avg_ts", "t/s", "higher"),
+        Metric("speed_pp", "t/s", "higher", "S_PP"),
+        Metric("speed_tg", "t/s", "higher", "S_TG"),
+        Metric("speed", "t/s", "higher", "S"),
+        Metric("time_us", "us", "lower", "time"),
+        # of kernels under a tracer: their sum in a step, when any ran, the host's clock, one launch; launches in a step
+        Metric("step_us", "us", "lower", "step"),
+        Metric("busy_us", "us", "lower", "busy"),
+        Metric("wall_us", "us", "lower", "wall"),
+        Metric("launch_us", "us", "lower", "launch"),
+        Metric("launches", "launches", "lower"),
+        Metric("flops", "FLOPS", "higher", "", {"MFLOPS": 1e6, "GFLOPS": 1e9, "TFLOPS": 1e12}),
         # llama.cpp divides by 2^30 and prints GB/s: stored as what it is, shown in the unit of every other rate
-        Metric("bandwidth_gb_s", "GiB/s", "higher", "", (Scale("GB/s", 1e9 / 2**30),)),
+        Metric("bandwidth_gb_s", "GiB/s", "higher", "", {"GB/s": 1e9 / 2**30}),
     )
 }
 """Every metric that is stored, by name."""
 
-COMPUTED = {metric.name: metric for metric in (_plain("rate", "GB/s", "higher", ""),)}
+COMPUTED = {metric.name: metric for metric in (Metric("rate", "GB/s", "higher"),)}
 """Those that reports compute: bytes a second, by 10^9."""
 
 
@@ -108,15 +105,15 @@ def style(metric: Metric, values: Iterable[float | None]) -> Style:
     more than MAX_DIGITS, but never fewer than two.
     """
     sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
+    scales = list(metric.scales.items())
     if not sizes:
-        return Style(metric.scales[-1].unit, metric.scales[-1].factor, 0)
-    fitting = [scale for scale in metric.scales if max(sizes) >= scale.factor]
-    scale = fitting[-1] if fitting else metric.scales[0]
-    smallest, largest = min(sizes) / scale.factor, max(sizes) / scale.factor
+        return Style(*scales[-1], 0)
+    unit, factor = next((scale for scale in reversed(scales) if max(sizes) >= scale[1]), scales[0])
+    smallest, largest = min(sizes) / factor, max(sizes) / factor
     wanted = max(0, -math.floor(math.log10(RESOLUTION * smallest)))
     room = max(0, MAX_DIGITS - 1 - math.floor(math.log10(largest)))
     least = max(0, 1 - math.floor(math.log10(smallest)))
-    return Style(scale.unit, scale.factor, max(least, min(wanted, room)))
+    return Style(unit, factor, max(least, min(wanted, room)))
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------

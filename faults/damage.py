@@ -130,7 +130,7 @@ def rows_of(parse: Parse, text: str) -> list[tuple[Mapping[str, Any], set[float]
 
 def _is_of(cell: Cell, params: Mapping[str, Any]) -> bool:
     """Tell whether a row may be the cell's: whatever of the cell it names, it names so."""
-    return all(equal(name, wanted, params[name]) for name, wanted in cell.params.items() if name in params)
+    return all(equal(wanted, params[name]) for name, wanted in cell.params.items() if name in params)
 
 
 def _names(piece: str) -> dict[str, str]:

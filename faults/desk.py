@@ -80,15 +80,15 @@ class Desk:
         with Store.open(self.box.database) as store:
             yield Lab(store, PinCache(self.box.there.here.pins), lambda name: self.host, self.raw)
 
-    def plan(self, name: str, ms: int) -> tuple[Experiment, Plan]:
-        """Return an unmeasured experiment whose launches take at least so long, and a plan of it."""
+    def plan(self, name: str, ms: int) -> Plan:
+        """Return a plan of an unmeasured experiment whose launches take at least so long."""
         env = {**self.base.env, "TOY_NAME": name, "TOY_MS": str(ms)}
         experiment = replace(self.base, name=name, env=env)
-        return experiment, plan.make(experiment, self.source, job_id=plan.new_job_id(name))
+        return plan.make(experiment, self.source, job_id=plan.new_job_id(name))
 
-    def intend(self, lab: Lab, experiment: Experiment, job: Plan) -> None:
+    def intend(self, lab: Lab, job: Plan) -> None:
         """Record a job, as a client does before it says a word to the host."""
-        lab.store.intend(job, experiment, "box", __version__)
+        lab.store.intend(job, "box", __version__)
 
     def stage(self, job: Plan) -> None:
         """Leave what an agent leaves that was killed between staging a job and starting it."""

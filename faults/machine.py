@@ -98,8 +98,8 @@ class Machine(RuleBasedStateMachine):
     @rule(ms=MS, how=HOW)
     def submit(self, ms: int, how: str) -> None:
         """Record a job; stage it, or start it too."""
-        experiment, job = self.desk.plan(f"m{uuid4().hex[:12]}", ms)
-        self.desk.intend(self.lab, experiment, job)
+        job = self.desk.plan(f"m{uuid4().hex[:12]}", ms)
+        self.desk.intend(self.lab, job)
         self.jobs.append(Modelled(job, {"absent"}, {}))
         if how == "stage" and not self.full:
             self.desk.stage(job)

@@ -57,6 +57,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.longrepr = f"skipped where nothing may be skipped: {report.longrepr}"
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store."""
+    with Store.open(tmp_path / "results.db") as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session", autouse=True)
 def locks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give the tests benchmark locks of their own: who measures on this machine does not see them, nor they him."""

@@ -8,38 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dgxlab.model import (
-    ARM,
-    BASELINE,
-    BURN_IN,
-    CANDIDATE,
-    PROTOCOL,
-    Arm,
-    Cell,
-    CellResult,
-    ChainStep,
-    CheckCommand,
-    Device,
-    Expectation,
-    Experiment,
-    Facts,
-    GateStep,
-    Measurement,
-    NoiseFloor,
-    ParityGate,
-    Plan,
-    RunStep,
-    SeriesRef,
-    Source,
-    SyntheticModel,
-    Toolchain,
-    build_id,
-    digest,
-    events,
-    model_id,
-    to_json,
-)
+from dgxlab.model import ARM, BASELINE, BURN_IN, CANDIDATE, PROTOCOL, Expectation, ParityGate, digest, events, to_json
+from dgxlab.model.experiment import Experiment, SyntheticModel
+from dgxlab.model.plan import Arm, Cell, ChainStep, CheckCommand, GateStep, NoiseFloor, Plan, RunStep, SeriesRef, Source
 from dgxlab.model.reasons import sentence
+from dgxlab.model.result import CellResult, Device, Facts, Measurement, Toolchain, build_id, model_id
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate, judge_check
 
@@ -80,7 +53,7 @@ def arm(name: str = "toy", made_from: Source | None = None) -> Arm:
 def plan(job_id: str, arms: Sequence[Arm] = (), of: Experiment | None = None) -> Plan:
     """Return a plan without steps, which is all that the store needs of one."""
     of = of or experiment()
-    return Plan(job_id=job_id, name=of.name, experiment=of.digest, arms=tuple(arms) or (arm(),), steps=())
+    return Plan(job_id, of.name, of.digest, tuple(arms) or (arm(),), steps=(), specs=(of.spec,))
 
 
 def chain_step(
@@ -122,6 +95,7 @@ def session_plan(
         kind=kind,
         protocol=protocol,
         baseline=digest("the baseline's experiment"),
+        specs=(of.spec,),
     )
 
 
@@ -170,10 +144,10 @@ class Journal:
         self.events: list[dict[str, Any]] = []
         self._position = 0
 
-    def add(self, event: str, **fields: Any) -> Journal:
-        """Write any event, a second after the one before."""
+    def add(self, event: str, changes: Mapping[str, Any] | None = None, /, **fields: Any) -> Journal:
+        """Write any event with its fields and changes of them, a second after the one before."""
         seq = len(self.events)
-        self.events.append({"seq": seq, "t": self.t + seq, "event": event, **to_json(fields)})
+        self.events.append({"seq": seq, "t": self.t + seq, "event": event, **to_json({**fields, **(changes or {})})})
         return self
 
     def job(self) -> Journal:
@@ -191,125 +165,121 @@ class Journal:
     def build(self, name: str = "toy", *, reused: bool = False, **changes: Any) -> Journal:
         """An arm has its build."""
         arm = self.plan.arm(name)
-        fields: dict[str, Any] = {
-            "arm": name,
-            "build_id": self.build_id(name),
-            "source": arm.source,
-            "cmake": arm.cmake,
-            "toolchain": self.host.toolchain,
-            "binaries": {"llama-bench": digest("llama-bench")},
-            "libraries": {"libggml.so": digest("libggml.so")},
-            "cmake_cache": digest("CMakeCache.txt"),
-            "log": "raw/build.log",
-            "seconds": 270.5,
-            "reused": reused,
-            "dirty": arm.source.dirty,
-        }
-        return self.add("build", **{**fields, **changes})
+        return self.add(
+            "build",
+            changes,
+            arm=name,
+            build_id=self.build_id(name),
+            source=arm.source,
+            cmake=arm.cmake,
+            toolchain=self.host.toolchain,
+            binaries={"llama-bench": digest("llama-bench")},
+            libraries={"libggml.so": digest("libggml.so")},
+            cmake_cache=digest("CMakeCache.txt"),
+            log="raw/build.log",
+            seconds=270.5,
+            reused=reused,
+            dirty=arm.source.dirty,
+        )
 
     def model(self, **changes: Any) -> Journal:
         """The synthetic model is there."""
-        fields: dict[str, Any] = {
-            "name": "tiny",
-            "model_id": model_id(TINY),
-            "path": "/home/me/.dgxlab/models/tiny.gguf",
-            "size": 1 << 20,
-            "digest": digest("tiny"),
-            "recipe": TINY,
-            "seconds": 1.25,
-            "reused": False,
-        }
-        return self.add("model", **{**fields, **changes})
+        return self.add(
+            "model",
+            changes,
+            name="tiny",
+            model_id=model_id(TINY),
+            path="/home/me/.dgxlab/models/tiny.gguf",
+            size=1 << 20,
+            digest=digest("tiny"),
+            recipe=TINY,
+            seconds=1.25,
+            reused=False,
+        )
 
     def gate(self, passed: int = 1103, *, expect: Expectation | None = None, **changes: Any) -> Journal:
         """A parity gate was judged; of 1103 cases `passed` did."""
         name = str(changes.pop("arm", "toy"))
         clean = passed == 1103
-        fields: dict[str, Any] = {
-            "id": f"gate-{name}",
-            "arm": name,
-            "build_id": self.build_id(name),
-            "gate": ParityGate("MUL_MAT", "CPU", expect),
-            "env": {},
-            "argv": ["test-backend-ops", "test", "-o", "MUL_MAT", "-b", "CPU"],
-            "rc": 0 if clean else 1,
-            "passed": passed,
-            "total": 1103,
-            "unsupported": 306,
-            "status": "passed" if clean else "failed",
-            "reasons": [] if clean else [f"{passed} of 1103 cases passed"],
-            "flaky": [],
-            "failed": [] if clean else ["type_a=q4_0,m=16,n=1,k=256"],
-            "raw": {"stdout": raw("gate.out")},
-            "seconds": 30.0,
-        }
-        return self.add("gate", **{**fields, **changes})
+        return self.add(
+            "gate",
+            changes,
+            id=f"gate-{name}",
+            arm=name,
+            build_id=self.build_id(name),
+            gate=ParityGate("MUL_MAT", "CPU", expect),
+            env={},
+            argv=["test-backend-ops", "test", "-o", "MUL_MAT", "-b", "CPU"],
+            rc=0 if clean else 1,
+            passed=passed,
+            total=1103,
+            unsupported=306,
+            status="passed" if clean else "failed",
+            reasons=[] if clean else [f"{passed} of 1103 cases passed"],
+            flaky=[],
+            failed=[] if clean else ["type_a=q4_0,m=16,n=1,k=256"],
+            raw={"stdout": raw("gate.out")},
+            seconds=30.0,
+        )
 
     def check(self, kld: float = 0.001, **changes: Any) -> Journal:
         """A perplexity gate was judged; against the other environment 0.5 times its KLD of 0.004 is allowed."""
         name = str(changes.pop("arm", "toy"))
         gate = changes.pop("gate", CHECK)
-        readings = changes.pop(
-            "readings",
-            {
-                "reference": {"ppl": 10.5, "ppl_error": 0.25},
-                "arm": {"kld": kld, "kld_error": 0.0, "ppl_ratio": 1.001, "ppl_ratio_error": 0.0, "same_top_p": 99.5},
-                "against": {
-                    "kld": 0.004,
-                    "kld_error": 0.0,
-                    "ppl_ratio": 1.004,
-                    "ppl_ratio_error": 0.0,
-                    "same_top_p": 98.5,
-                },
-            },
-        )
+        same = {"kld_error": 0.0, "ppl_ratio_error": 0.0}
+        against = {"kld": 0.004, "ppl_ratio": 1.004, "same_top_p": 98.5, **same}
+        arm = {"kld": kld, "ppl_ratio": 1.001, "same_top_p": 99.5, **same}
+        told = {"reference": {"ppl": 10.5, "ppl_error": 0.25}, "arm": arm, "against": against}
+        readings = changes.pop("readings", told)
         reasons = judge_check(gate, readings)
-        fields: dict[str, Any] = {
-            "id": "gate:1",
-            "arm": name,
-            "build_id": self.build_id(name),
-            "kind": gate.name,
-            "gate": gate,
-            "inputs": {"tiny": model_id(TINY)},
-            "env": {"FAST": "1"},
-            "commands": [{"role": role, "argv": ["llama-perplexity"], "env": {}, "rc": 0} for role in readings],
-            "readings": readings,
-            "status": "failed" if reasons else "passed",
-            "reasons": list(map(str, reasons)),
-            "raw": {f"{role} stdout": raw(f"gate-1-{role}.out") for role in readings},
-            "seconds": 12.5,
-        }
-        return self.add("check", **{**fields, **changes})
+        return self.add(
+            "check",
+            changes,
+            id="gate:1",
+            arm=name,
+            build_id=self.build_id(name),
+            kind=gate.name,
+            gate=gate,
+            inputs={"tiny": model_id(TINY)},
+            env={"FAST": "1"},
+            commands=[{"role": role, "argv": ["llama-perplexity"], "env": {}, "rc": 0} for role in readings],
+            readings=readings,
+            status="failed" if reasons else "passed",
+            reasons=list(map(str, reasons)),
+            raw={f"{role} stdout": raw(f"gate-1-{role}.out") for role in readings},
+            seconds=12.5,
+        )
 
     def run(self, values: Mapping[int, Sequence[float]] | Sequence[float] = (9.5, 9.75), **changes: Any) -> Journal:
         """A llama-bench run that gave these values for pp512, or for each pp<n> by its n, after a cold one."""
         of = values if isinstance(values, Mapping) else {512: values}
         name = str(changes.pop("arm", "toy"))
         env = changes.pop("env", {"GGML_NO_BACKTRACE": "1"})
-        fields: dict[str, Any] = {
-            "id": f"run-{self._position}",
-            "arm": name,
-            "build_id": self.build_id(name),
-            "tool": "llama-bench",
-            "model_id": model_id(TINY),
-            "argv": ["llama-bench", "-p", "512"],
-            "env": env,
-            "env_digest": env_digest(env),
-            "rc": 0,
-            "signal": None,
-            "started": self.t + len(self.events),
-            "seconds": 0.5,
-            "status": "valid",
-            "reason": "",
-            "position": self._position,
-            "results": [result(cell(n), samples) for n, samples in of.items()],
-            "cells": {cell(n).key: cell(n) for n in of},
-            "before": {"load": 0.25},
-            "after": {"load": 0.5},
-            "raw": {"stdout": raw("run.out"), "stderr": raw("run.err")},
-        }
-        self._position += 1
-        return self.add("run", **{**fields, **changes})
+        position, self._position = self._position, self._position + 1
+        return self.add(
+            "run",
+            changes,
+            id=f"run-{position}",
+            arm=name,
+            build_id=self.build_id(name),
+            tool="llama-bench",
+            model_id=model_id(TINY),
+            argv=["llama-bench", "-p", "512"],
+            env=env,
+            env_digest=env_digest(env),
+            rc=0,
+            signal=None,
+            started=self.t + len(self.events),
+            seconds=0.5,
+            status="valid",
+            reason="",
+            position=position,
+            results=[result(cell(n), samples) for n, samples in of.items()],
+            cells={cell(n).key: cell(n) for n in of},
+            before={"load": 0.25},
+            after={"load": 0.5},
+            raw={"stdout": raw("run.out"), "stderr": raw("run.err")},
+        )
 
     def place(
         self, step: ChainStep, role: str, cycle: int, value: float | Sequence[float] | None, **changes: Any
@@ -415,9 +385,9 @@ def compared(
     return journal.chain(step, a, b, telemetry=[CLOCK]).gates().end()
 
 
-def intend(store: Store, journal: Journal, of: Experiment | None = None, host_name: str = "local") -> None:
+def intend(store: Store, journal: Journal) -> None:
     """Record the intent that a journal's job needs."""
-    store.intend(journal.plan, of or experiment(), host_name, "0.1.0")
+    store.intend(journal.plan, "local", "0.1.0")
 
 
 TABLES = (

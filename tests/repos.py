@@ -79,7 +79,7 @@ def commit(
 
 def upstream(where: Path, files: Mapping[str, str | bytes | None] = LLAMA) -> str:
     """Make a repository with one commit and return that."""
-    git(where.parent, "init", "--quiet", "--initial-branch=master", str(where))
+    git(where.parent, "init", "--quiet", "--initial-branch=main", str(where))
     return commit(where, files, "the start")
 
 

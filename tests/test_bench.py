@@ -15,9 +15,8 @@ from bench import words
 from bench.figure import figure, take_turns
 from bench.place import remove
 from bench.shape import shape
-from tests.toy import git
-
-PROJECT = Path(__file__).resolve().parent.parent
+from tests.conftest import PROJECT
+from tests.repos import git
 
 
 def test_one_quick_figure_as_json_and_a_row() -> None:

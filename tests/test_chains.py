@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from dgxlab.chains import Over, Slot, chain_of, comparisons, over
@@ -54,15 +52,14 @@ def test_why_no_further_cycle_follows(ran: list[Slot], expected: Over | None) ->
         (STRANGER, "the chain was cut after 2 of 6"),
     ],
 )
-def test_the_verdict_says_why_the_chain_is_over(tmp_path: Path, told: str, expected: str) -> None:
+def test_the_verdict_says_why_the_chain_is_over(store: Store, told: str, expected: str) -> None:
     journal = Journal(session_plan("J", STEP)).built().gates().place(STEP, BASELINE, 0, 100.0)
     for cycle in (1, 2):
         journal.place(STEP, CANDIDATE, cycle, 110.0, status="discarded", reason=told).place(
             STEP, BASELINE, cycle, 100.0
         )
-    with Store.open(tmp_path / "results.db") as store:
-        intend(store, journal)
-        ingest(store, "J", journal.end("failed", 5).lines())
-        (judged,) = judge(store, "J")
+    intend(store, journal)
+    ingest(store, "J", journal.end("failed", 5).lines())
+    (judged,) = judge(store, "J")
     assert judged.verdict.verdict == "invalid"
     assert judged.verdict.reasons[0].startswith(expected)

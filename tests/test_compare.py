@@ -14,8 +14,7 @@ from dgxlab.model import EngagedGate, Expectation, Experiment, FileModel, Sessio
 from dgxlab.spec import load
 from dgxlab.tools import Launch
 from tests import toy
-
-PROJECT = Path(__file__).resolve().parent.parent
+from tests.conftest import PROJECT
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -31,6 +32,15 @@ def test_it_reads_what_the_gguf_package_reads(file: Path) -> None:
     }
     assert header.metadata["qwen35moe.rope.dimension_sections"] == (gguf.GGUFValueType.INT32, 4)
     assert (header.architecture, header.type) == ("qwen35moe", "F16")
+
+
+def test_a_token_reads_the_experts_that_it_uses_and_the_output_but_no_embedding(file: Path) -> None:
+    header = gguf_header.read(file)
+    sizes = {tensor.name: tensor.nbytes for tensor in header.tensors}
+    unused = sum(size for name, size in sizes.items() if "_exps." in name) * 6 // 8
+    assert header.per_token == sum(sizes.values()) - unused - sizes["token_embd.weight"]
+    tied = replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name != "output.weight"))
+    assert tied.per_token == sum(sizes.values()) - unused - sizes["output.weight"]
 
 
 def test_block_sizes_are_those_of_the_gguf_package() -> None:
@@ -62,10 +72,28 @@ def test_a_file_cut_in_its_weights_is_refused(file: Path) -> None:
         (struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"k", 77), "a value of type 77"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 32, 99, 0), "of type 99"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 33, 2, 0), "not whole blocks of Q4_0"),
-        (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 32, 2, 1 << 40), "tensor t ends at byte"),
+        (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 32, 2, 1 << 40), "tensor t begins at byte"),
+        (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 1 << 40, 2, 0), "tensor t ends at byte"),
+        (struct.pack("<4sIQQQ1sIQQIQ", b"GGUF", 3, 1, 0, 1, b"t", 2, 32, 0, 2, 0), "not whole blocks of Q4_0"),
     ],
 )
 def test_a_file_that_lies_is_refused(tmp_path: Path, what: bytes, words: str) -> None:
     (tmp_path / "m.gguf").write_bytes(what)
     with pytest.raises(SpecError, match=words):
         gguf_header.read(tmp_path / "m.gguf")
+
+
+def test_a_tensor_of_another_type_than_its_bytes_is_refused(file: Path) -> None:
+    """F16 called Q4_0: the next tensor would begin earlier."""
+    content, name = file.read_bytes(), b"token_embd.weight"
+    place = content.index(name) + len(name) + 4 + 2 * 8
+    assert struct.unpack_from("<I", content, place) == (1,)
+    file.write_bytes(content[:place] + struct.pack("<I", 2) + content[place + 4 :])
+    with pytest.raises(SpecError, match="the tensors before it end at"):
+        gguf_header.read(file)
+
+
+def test_bits_count_the_scales(file: Path) -> None:
+    header = gguf_header.read(file)
+    assert 16 < header.bits < 16.5  # norms, routers and convolutions are F32
+    assert header.begin + header.tensors[-1].offset + header.tensors[-1].nbytes == file.stat().st_size

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,15 +42,9 @@ from tests.journals import (
 GOLDEN = Path(__file__).resolve().parent / "golden" / "judgement.json"
 JOB = "20261120-120000-toy-1"
 KERNEL = Cell("backend-ops", "MUL_MAT q4_0 4096x512x14336", {"type_a": "q4_0", "n": 512})
+STEP = chain_step()
 JUMPING = (100.0, 110.0, 100.0, 110.0, 100.0, 110.0, 100.0)
 SLIGHTLY = (103.0, 104.0, 103.0, 104.0, 103.0, 104.0)  # 3 % faster than A
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def floor(sigma: float, cycles: int = 8, of: Cell | None = None) -> NoiseFloor:
@@ -82,11 +76,8 @@ def only(store: Store, journal: Journal) -> Judged:
 Values = Sequence[Any]
 
 
-def held(
-    a: Values = A, b: Values = FASTER, end: str = "done", *, step: ChainStep | None = None, **plan: Any
-) -> Journal:
+def held(a: Values = A, b: Values = FASTER, end: str = "done", *, step: ChainStep = STEP, **plan: Any) -> Journal:
     """Return a session of one chain with these values, its gates passed; cancelled ones have no gates after it."""
-    step = step or chain_step()
     journal = begun(step, **plan).chain(step, a, b)
     return journal.gates().end() if end == "done" else journal.end(end, 130)
 
@@ -99,28 +90,25 @@ def failed(journal: Journal, error: str) -> Journal:
 
 def cannot_be_saved() -> Journal:
     """No number of further cycles could help: the chain is whole."""
-    step = chain_step()
-    journal = begun(step).chain(step, A[:1], ())
+    journal = begun(STEP).chain(STEP, A[:1], ())
     for cycle in range(1, 6):
-        journal.place(step, CANDIDATE, cycle, 110.0, flags=[THROTTLED]).place(step, BASELINE, cycle, 100.0)
+        journal.place(STEP, CANDIDATE, cycle, 110.0, flags=[THROTTLED]).place(STEP, BASELINE, cycle, 100.0)
     return journal.gates().end("failed", 8)
 
 
 def hard_flag() -> Journal:
     """A throttled baseline costs both cycles beside it, a soft flag none; two more cycles make up for them."""
-    step = chain_step()
-    journal = begun(step).chain(step, A[:1], FASTER[:1], flags=[CAPPED])
-    journal.place(step, BASELINE, 1, 100.0, flags=[CAPPED, THROTTLED])
+    journal = begun(STEP).chain(STEP, A[:1], FASTER[:1], flags=[CAPPED])
+    journal.place(STEP, BASELINE, 1, 100.0, flags=[CAPPED, THROTTLED])
     for cycle in range(2, 9):
-        journal.place(step, CANDIDATE, cycle, 110.0 + cycle % 2).place(step, BASELINE, cycle, 100.0)
+        journal.place(STEP, CANDIDATE, cycle, 110.0 + cycle % 2).place(STEP, BASELINE, cycle, 100.0)
     return journal.gates().end()
 
 
 def half_crashed() -> Journal:
     """A program that works half the time has no number, however many cycles are left."""
-    step = chain_step()
     b = (None, 110.0, None, 111.0, None, 110.0, None, 111.0)
-    return begun(step).chain(step, (*A, 101.0, 100.0), b).gates().end("failed", 8)
+    return begun(STEP).chain(STEP, (*A, 101.0, 100.0), b).gates().end("failed", 8)
 
 
 def two_cells(b: Values, **plan: Any) -> Journal:
@@ -137,15 +125,13 @@ def three_chains() -> Journal:
 
 def no_burn_in() -> Journal:
     """The baseline cannot run."""
-    step = chain_step()
-    journal = begun(step).place(step, BURN_IN, 1, None).place(step, BURN_IN, 2, None)
+    journal = begun(STEP).place(STEP, BURN_IN, 1, None).place(STEP, BURN_IN, 2, None)
     return failed(journal, "chain:1, burn-in 2 failed")
 
 
 def gate_after(status: str, **counts: int) -> Journal:
     """A gate after the chains failed for an arm, or was flaky."""
-    step = chain_step()
-    journal = begun(step).chain(step, A, FASTER)
+    journal = begun(STEP).chain(STEP, A, FASTER)
     if status == "failed":
         return journal.gates(**counts).end("failed", 5)
     return journal.gate(arm="toy", status=status, flaky=["MUL_MAT(n=1)"]).gate(arm="patched").end()
@@ -158,17 +144,15 @@ def gate_before() -> Journal:
 
 def changed_gate() -> Journal:
     """The command line may have asked for less than the spec does."""
-    step = chain_step()
-    plan = session_plan(JOB, step)
+    plan = session_plan(JOB, STEP)
     steps = [replace(s, gate=replace(s.gate, overridden=True)) if isinstance(s, GateStep) else s for s in plan.steps]
-    return Journal(replace(plan, steps=tuple(steps))).built().gates().chain(step, A, FASTER).gates().end()
+    return Journal(replace(plan, steps=tuple(steps))).built().gates().chain(STEP, A, FASTER).gates().end()
 
 
 def unsettled() -> Journal:
     """The verdict is kept, with the reason."""
-    step = chain_step()
     late = {"device": "host", "kind": "unsettled", "hard": False, "reason": "the burn-in did not settle in 8 runs"}
-    return begun(step).place(step, BURN_IN, 1, 100.0, flags=[late]).chain(step, A, FASTER).gates().end()
+    return begun(STEP).place(STEP, BURN_IN, 1, 100.0, flags=[late]).chain(STEP, A, FASTER).gates().end()
 
 
 def screened(noise: Sequence[NoiseFloor], b: float, cells: Sequence[Cell] = ()) -> Journal:
@@ -226,7 +210,7 @@ SCENARIOS: dict[str, Callable[[], Journal]] = {
     "cut before a candidate": partial(held, A[:4], FASTER[:3], "cancelled"),
     "cut in the first cycle": partial(held, A[:1], FASTER[:1], "cancelled"),
     "cut before the first candidate": partial(held, A[:1], (), "cancelled"),
-    "cut with an error": lambda: failed(begun(chain_step()).chain(chain_step(), A[:4], FASTER[:3]), "spark is on fire"),
+    "cut with an error": lambda: failed(begun(STEP).chain(STEP, A[:4], FASTER[:3]), "spark is on fire"),
     "cut before a further cycle": partial(held, A, (*FASTER[:5], None), "cancelled"),
     "three chains": three_chains,
     "no burn-in": no_burn_in,
@@ -314,12 +298,12 @@ def test_the_record_says_what_stats_says_of_the_same_numbers(store: Store, seed:
     steps = [chain_step(number, cells) for number in (1, 2)]
     journal, chains = begun(*steps), []
     for step in steps:
-        a: list[Any] = [[source.gauss(100, 1.0 + seed) for _ in cells] for _ in range(7)]
-        b: list[Any] = [[source.gauss(101 + seed, 1.0) for _ in cells] for _ in range(6)]
         crash = source.choice([None, 1, 3])
+        cycles = 7 if crash else 6  # another one follows in its place
+        a: list[Any] = [[source.gauss(100, 1.0 + seed) for _ in cells] for _ in range(cycles + 1)]
+        b: list[Any] = [[source.gauss(101 + seed, 1.0) for _ in cells] for _ in range(cycles)]
         if crash:
             b[crash - 1] = None
-        a, b = longer(step, a, b, source)
         flaws = {crash: f"candidate {crash} failed: killed by signal 9"} if crash else {}
         for place in range(2):
             columns = [[run and run[place] for run in side] for side in (a, b)]
@@ -333,30 +317,14 @@ def test_the_record_says_what_stats_says_of_the_same_numbers(store: Store, seed:
     assert bare == stats.judge_session(chains)
 
 
-def longer(step: ChainStep, a: list[Any], b: list[Any], source: random.Random) -> tuple[list[Any], list[Any]]:
-    """Add the cycles that follow invalid ones, as the agent does."""
-    cells = range(len(a[0]))
-
-    def counts(place: int) -> int:
-        columns = [[run and run[place] for run in side] for side in (a, b)]
-        flaws = {cycle: "it crashed" for cycle, run in enumerate(b, 1) if run is None}
-        return len(b) - len(stats.Chain(*columns, drift_limit=step.drift_limit, flaws=flaws).flaws)
-
-    while stats.another_cycle(step.cycles, len(b), min(map(counts, cells))):
-        b.append([source.gauss(101, 1.0) for _ in cells])
-        a.append([source.gauss(100, 1.0) for _ in cells])
-    return a, b
-
-
 def test_a_run_that_was_repeated_in_its_place_counts_once(store: Store) -> None:
-    step = chain_step()
-    journal = begun(step).chain(step, A[:1], FASTER[:1])
+    journal = begun(STEP).chain(STEP, A[:1], FASTER[:1])
     journal.events[-1] |= {"status": "discarded", "reason": "1 of 2 rows are missing"}
-    journal.place(step, CANDIDATE, 1, FASTER[0])
+    journal.place(STEP, CANDIDATE, 1, FASTER[0])
     for cycle in range(1, 7):
-        journal.place(step, BASELINE, cycle, A[cycle])
+        journal.place(STEP, BASELINE, cycle, A[cycle])
         if cycle < 6:
-            journal.place(step, CANDIDATE, cycle + 1, FASTER[cycle])
+            journal.place(STEP, CANDIDATE, cycle + 1, FASTER[cycle])
     assert only(store, journal.gates().end()).verdict == only(store, compared("job-2")).verdict
 
 
@@ -369,10 +337,9 @@ def test_a_time_is_better_when_it_is_lower(store: Store) -> None:
 
 
 def test_an_older_protocol_has_no_interval_of_same_and_no_noise_of_its_own(store: Store) -> None:
-    step = chain_step()
     old, new = (
-        only(store, journal.built().gates().chain(step, A, A[1:]).gates().end()).verdict
-        for journal in (Journal(session_plan(f"job-{number}", step, protocol=number)) for number in (2, 3))
+        only(store, journal.built().gates().chain(STEP, A, A[1:]).gates().end()).verdict
+        for journal in (Journal(session_plan(f"job-{number}", STEP, protocol=number)) for number in (2, 3))
     )
     assert (old.same_ci, old.noise) == (None, None)
     assert new.noise is not None

@@ -9,22 +9,8 @@ import pytest
 
 from dgxlab import plan
 from dgxlab.errors import SpecError
-from dgxlab.model import (
-    ChainStep,
-    DerivedModel,
-    EngagedGate,
-    Experiment,
-    FileModel,
-    GateStep,
-    ModelStep,
-    ParityGate,
-    Plan,
-    Session,
-    Source,
-    SyntheticModel,
-    from_json,
-    to_json,
-)
+from dgxlab.model import ChainStep, GateStep, ModelStep, ParityGate, Plan, Source, from_json, to_json
+from dgxlab.model.experiment import DerivedModel, EngagedGate, Experiment, FileModel, Session, SyntheticModel
 from dgxlab.tools import PerplexityGate
 from tests import toy
 

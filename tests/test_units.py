@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgxlab import units
+from dgxlab.tools import profile_files
 from dgxlab.units import METRICS, style
 
 
@@ -13,9 +14,11 @@ def shown(name: str, values: list[float | None]) -> tuple[str, list[str]]:
     return column.unit, [column.value(value) for value in values]
 
 
-def test_registry_is_llama_cpps_own_columns() -> None:
-    assert set(METRICS) == {"avg_ts", "speed_pp", "speed_tg", "speed", "time_us", "flops", "bandwidth_gb_s"}
-    assert [name for name, metric in METRICS.items() if metric.better == "lower"] == ["time_us"]
+def test_registry_is_llama_cpps_own_columns_and_the_tracers() -> None:
+    rates, of_kernels = METRICS.keys() - profile_files.UNITS, profile_files.UNITS
+    assert rates == {"avg_ts", "speed_pp", "speed_tg", "speed", "time_us", "flops", "bandwidth_gb_s"}
+    assert {name: METRICS[name].unit for name in of_kernels} == of_kernels
+    assert {name for name, metric in METRICS.items() if metric.better == "lower"} == {"time_us", *of_kernels}
     assert all(metric.scales for metric in METRICS.values())
     with pytest.raises(ValueError, match="'tps' is no metric"):
         units.metric("tps")

@@ -12,12 +12,15 @@ with tabs between the words, what it really was and printed; with it no two laun
 
 from __future__ import annotations
 
-import subprocess
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from dgxlab.model import Expectation, Experiment, FileModel, ParityGate
 from dgxlab.tools import BackendOpsBench, BatchedBench, LlamaBench
+from tests import repos
+
+git = repos.git
 
 CMAKE = """cmake_minimum_required(VERSION 3.14)
 project(toy C)
@@ -120,20 +123,9 @@ const char * option(int argc, char ** argv, const char * name, const char * othe
 }
 """
 
-HEAD = """#include <stdio.h>
-#include <string.h>
-#include <stdlib.h>
-#include <unistd.h>
-void begin(int argc, char ** argv);
-long calls(void);
-long launch(void);
-void say(const char * format, ...);
-const char * toy(void);
-int misbehave(void);
-int count(const char * list);
-int number(const char * list, int i);
-const char * option(int argc, char ** argv, const char * name, const char * otherwise);
-"""
+HEAD = "".join(f"#include <{name}.h>\n" for name in ("stdio", "stdlib", "string", "unistd"))
+HEAD += "".join(f"{head};\n" for head in re.findall(r"(?m)^((?!static)[a-z].*?\)) \{", GGML))
+"""What every program includes and declares: all functions of the library that are not static."""
 
 BACKEND_OPS = """
 int main(int argc, char ** argv) {
@@ -219,7 +211,7 @@ int main(int argc, char ** argv) {
     for (int i = 0; i < count(l) - 2 * !strcmp(toy(), "short"); i++) {
         int pl = number(l, i);
         double cold = i < count(l) / 2 ? 2 : 1, t_pp = cold * warm_pp, t_tg = cold * warm_tg;
-        say("{\\"n_kv_max\\": 1, \\"pp\\": %d, \\"tg\\": %d, \\"pl\\": %d, \\"n_kv\\": 1, \\"t_pp\\": %.9g, "
+        say("{\\"n_kv_max\\": 1, \\"n_batch\\": 2048, \\"pp\\": %d, \\"tg\\": %d, \\"pl\\": %d, \\"n_kv\\": 1, \\"t_pp\\": %.9g, "
             "\\"speed_pp\\": %f, \\"t_tg\\": %.9g, \\"speed_tg\\": %f, \\"t\\": %.9g, \\"speed\\": %f}\\n", pp, tg, pl,
             t_pp, pl * pp / t_pp, t_tg, pl * tg / t_tg, t_pp + t_tg, pl * (pp + tg) / (t_pp + t_tg));
     }
@@ -285,32 +277,20 @@ FILES = {
     "tools/llama-perplexity.c": HEAD + PERPLEXITY,
 }
 
-
-def git(folder: Path, *args: str) -> str:
-    """Run git with an identity of its own."""
-    identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org", "-c", "init.defaultBranch=main"]
-    ran = subprocess.run(["git", *identity, *args], cwd=folder, capture_output=True, text=True, check=True)
-    return ran.stdout.strip()
+GGUF = b"GGUF\x03" + bytes(59)
+"""A model file without tensors."""
 
 
 def make_repository(folder: Path, files: Mapping[str, str] = FILES) -> str:
     """Make the toy a git repository and return its commit."""
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "-m", "toy")
-    return git(folder, "rev-parse", "HEAD")
+    return repos.upstream(folder, files)
 
 
 def experiment(repository: Path, pin: str, root: Path, **changes: object) -> Experiment:
     """Return an experiment on the toy: a gate and one entry for each tool."""
     model = root / "toy.gguf"
-    if not model.exists():  # its time of change is part of its identity
-        model.write_bytes(b"GGUF" + bytes(60))
+    if not model.exists():
+        model.write_bytes(GGUF)
     fields: dict[str, object] = {
         "name": "toy",
         "pin": pin,

@@ -46,19 +46,13 @@ def main(argv: list[str]) -> int:
     verb, *args = argv
     try:
         reply = VERBS[verb](*args)
-    except OSError as refusal:
-        return _told(_of("files").refused(verb, refusal))
-    except DgxlabError as error:
-        return _told(error)
+    except (OSError, DgxlabError) as refusal:
+        error: DgxlabError = _of("files").refused(verb, refusal) if isinstance(refusal, OSError) else refusal
+        print(json.dumps({"exit_code": error.exit_code, **vars(error)}), file=sys.stderr)
+        return error.exit_code
     if reply is not None:
         print(json.dumps(reply))
     return 0
-
-
-def _told(error: DgxlabError) -> int:
-    words = {"exit_code": error.exit_code, "message": error.message, "next": error.next, "details": error.details}
-    print(json.dumps(words), file=sys.stderr)
-    return error.exit_code
 
 
 def _of(module: str) -> Any:
@@ -78,7 +72,12 @@ def _job(root: str, job_id: str) -> Job:
 
 
 def probe(root: str) -> dict[str, Any]:
-    """Return facts, the running jobs, and which commits, models and paths of hosts.yaml are missing."""
+    """Return the host's facts, its running jobs, and what it has of the commits and models listed on stdin.
+
+    `missing` lists commits, `models` identifies each model file (None: no such file), and `to_send` lists synthetic
+    models that the client must send. `absent` lists obstacles: paths and programs of hosts.yaml that do not exist, an
+    unusable root folder, or no `setsid`.
+    """
     from dgxlab.model import to_json
 
     here, asked, models = _root(root), json.load(sys.stdin.buffer), _of("models")
@@ -86,7 +85,7 @@ def probe(root: str) -> dict[str, Any]:
         "facts": to_json(_of("facts").gather()),
         "absent": [*_of("environment").absent(), *_of("inventory").unfit(here)],
         "missing": _of("objects").Objects(here.objects).missing(asked["commits"]) if asked["commits"] else [],
-        "models": {path: models.identify(path) for path in asked["models"]},
+        "models": {path: models.identify(here, path) for path in asked["models"]},
         "running": _of("job").running(here.jobs),
         "to_send": models.to_send(here, asked["synthetic"]),
     }

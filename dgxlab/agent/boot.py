@@ -28,7 +28,7 @@ CODE = ("agent", "tools", "src", "work", "builds", "jobs")
 
 def sync(path: Path) -> None:
     """Write one file, or the names in one folder, to the disk itself."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -47,10 +47,12 @@ def flush(path: Path) -> None:
 
 
 def settle(part: Path, path: Path) -> None:
-    """Rename a finished file or folder to its final name. Even after a power loss it is either complete or missing.
+    """Flush a finished file or folder to disk and rename it to `path`; a file replaces an existing file.
+
+    After a power loss `path` is complete or as before.
 
     Raises:
-        OSError: if the disk is full, or a folder of that name is there.
+        OSError: if the disk is full, or `path` is a folder that is not empty.
     """
     flush(part)
     part.rename(path)

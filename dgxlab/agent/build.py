@@ -14,9 +14,8 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from resource import RLIM_INFINITY
@@ -26,12 +25,13 @@ from typing import Any
 
 from dgxlab.agent import child
 from dgxlab.agent.boot import flush, settle, sync
-from dgxlab.agent.environment import Root, base_env, settings
+from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id
-from dgxlab.agent.files import full_disk, sha256
+from dgxlab.agent.files import full_disk, sha256, tail
+from dgxlab.agent.measure import Bench
 from dgxlab.agent.objects import Objects
 from dgxlab.errors import AGAIN, BuildFailed
-from dgxlab.model import Arm, BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
+from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
 from dgxlab.model.events import BuildEvent
 from dgxlab.model.reasons import left_running
 from dgxlab.tools.rows import plain
@@ -39,54 +39,43 @@ from dgxlab.tools.rows import plain
 STAMP = "stamp.json"
 LOOK_S, TAIL = 0.25, 1 << 16
 """Seconds between looks at ninja's output, and bytes that are read of its end."""
-SETTLED_S = 1.0
-"""A file that was changed within this time is hashed again: two changes in one tick of the clock have equal times."""
 OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
 
 
-@dataclass
 class Builder:
-    """Builds arms for one job."""
+    """Builds one arm in one job; configure and compile print to `log`."""
 
-    root: Root
-    toolchain: Toolchain
-    fill: Callable[..., list[str]]
-    """Replaces a plan's placeholders in an argv, with extra ones by keyword."""
-    log: Path
-    """Receives the output of configure and compile."""
-    on_progress: Callable[[int, int, str], None]
-    """Called with (done, total, what) as ninja counts."""
-    tell: Callable[[str], None]
-    """Called with a note for the user."""
-    keep: Sequence[int] = ()
-    """Lock descriptors that compilers inherit."""
+    def __init__(self, bench: Bench, step: BuildStep) -> None:
+        self.bench, self.step, self.arm = bench, step, bench.plan.arm(step.arm)
+        self.toolchain = bench.facts.toolchain
+        self.identity = build_id(self.arm.source, self.arm.cmake, self.toolchain)
+        self.work = bench.root.work / digest([self.arm.source.pin, self.arm.cmake, self.toolchain], 12)
+        self.log = bench.job.folder / f"{step.id.replace(':', '-')}.log"
+        self._logs = bench.log(self.log.name)
 
-    def build(self, arm: Arm, step: BuildStep) -> BuildEvent:
+    def build(self) -> BuildEvent:
         """Build the arm unless it is installed and unchanged; return the event of its build.
 
         Raises:
             BuildFailed: with the first compiler error and the log's path.
             RemoteError: if the sources are missing or differ from the plan's.
         """
-        begin = time.monotonic()
-        identity = build_id(arm.source, arm.cmake, self.toolchain)
-        folder = self.root.build(identity)
-        stamp = installed(folder, identity)
+        begin, folder = time.monotonic(), self.bench.root.builds / self.identity
+        stamp = installed(folder, self.identity)
         if folder.exists() and not stamp:
-            self.tell(f"build {identity} is not what was installed: it is built anew")
-        reused = bool(stamp and set(arm.targets) <= set(stamp["binaries"]))
+            self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
+        reused = bool(stamp and set(self.arm.targets) <= set(stamp["binaries"]))
         if stamp and reused:
             os.utime(folder / STAMP)  # its last use, for `host clean`
         else:
-            work = self.root.work / digest([arm.source.pin, arm.cmake, self.toolchain], 12)
             # installed programs are built again too: in the work folder they may be those of another arm
-            others = sorted(set(stamp["binaries"] if stamp else ()) - set(arm.targets))
-            with _held(work) as lock:
-                targets = sorted([*arm.targets, *others])
-                self._compile(arm, replace(step, compile=(*step.compile, *others)), work, targets, lock)
-                stamp = self._install(arm, work / "cmake", folder, targets)
+            others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
+            targets = sorted([*self.arm.targets, *others])
+            with _held(self.work) as lock:
+                self._compile(targets, [*self.step.compile, *others], lock)
+                stamp = self._install(folder, targets)
         return BuildEvent(
-            arm=arm.name,
+            arm=self.arm.name,
             source=from_json(Source, stamp["source"]),
             toolchain=from_json(Toolchain, stamp["toolchain"]),
             **{name: stamp[name] for name in ("build_id", "cmake", "binaries", "libraries", "cmake_cache")},
@@ -95,44 +84,44 @@ class Builder:
             reused=reused,
         )
 
-    def _compile(self, arm: Arm, step: BuildStep, work: Path, targets: Sequence[str], lock: int) -> None:
-        for path in (work / "cmake" / "bin").glob("*"):
+    def _compile(self, targets: Sequence[str], compile: Sequence[str], lock: int) -> None:
+        for path in (self.work / "cmake" / "bin").glob("*"):
             if path.name in targets or OWN_LIBRARY.fullmatch(path.name):
                 path.unlink()  # ninja would keep a program that is newer than its source, even if it was replaced
-        objects = Objects(self.root.objects)
-        objects.check_out(work / "src", work / "index", arm.source.commit, arm.source.tree)
-        paths = {"src": str(work / "src"), "cmake": str(work / "cmake")}
-        configure = self.fill(step.configure, arm.name, **paths)
+        objects, source = Objects(self.bench.root.objects), self.arm.source
+        objects.check_out(self.work / "src", self.work / "index", source.commit, source.tree)
+        paths = {name: str(self.work / name) for name in ("src", "cmake")}
+        configure = self.bench.fill(self.step.configure, self.arm.name, **paths)
         programs = ("cmake", "ninja") if "Ninja" in configure else ("cmake",)
         required = {program: shutil.which(program, path=base_env()["PATH"]) for program in programs}
         for name, installed_at in {**required, "C++ compiler": self.toolchain.cxx}.items():
             if not installed_at:
                 raise BuildFailed(f"there is no {name} on the host", next=f"dgxlab doctor {settings().name}")
-        configured = work / "cmake" / "dgxlab-configured"
-        wanted = digest([configure, objects.names(arm.source.commit)])
+        configured = self.work / "cmake" / "dgxlab-configured"
+        wanted = digest([configure, objects.names(source.commit)])
         if not configured.exists() or configured.read_text() != wanted:
-            self._step(configure, step.limit_s, "configuring", lock)
+            self._step(configure, "configuring", lock)
             configured.write_text(wanted)
-        self._step(self.fill(step.compile, arm.name, **paths), step.limit_s, "compiling", lock)
+        self._step(self.bench.fill(compile, self.arm.name, **paths), "compiling", lock)
 
-    def _step(self, argv: list[str], limit_s: float, doing: str, lock: int) -> None:
+    def _step(self, argv: list[str], doing: str, lock: int) -> None:
         part, errors = self.log.with_suffix(".part"), self.log.with_suffix(".errors")
-        self.on_progress(0, 0, doing)
+        self.bench.progress(self.step.id, 0, 0, doing)
         # the tree has no .git: cmake must not take the commit id of an enclosing repository
-        env = {**base_env(), "GIT_CEILING_DIRECTORIES": str(self.root.work)}
+        env = {**base_env(), "GIT_CEILING_DIRECTORIES": str(self.bench.root.work)}
         ended = child.run(
             argv,
             env=env,
             stdout=part,
             stderr=errors,
-            limit_s=limit_s,
-            keep=[*self.keep, lock],  # compilers that outlive the agent keep the folder
+            limit_s=self.step.limit_s,
+            keep=[*self.bench.keep, lock],  # compilers that outlive the agent keep the folder
             look=lambda pid: self._look(part),
             death_signal=SIGTERM,  # ninja then ends its compilers
             file_limit=RLIM_INFINITY,
         )
         if ended.left:
-            self.tell(left_running(doing, ended.left))
+            self.bench.note(left_running(doing, ended.left))
         failed = not (ended.ok or ended.too_long)
         text = "".join(path.read_text(errors="replace") for path in (part, errors) if failed)
         with self.log.open("ab") as log:
@@ -143,22 +132,21 @@ class Builder:
                 path.unlink()
         if not ended.ok:
             raise BuildFailed(
-                f"{doing} failed: {ended.reason(argv[0], limit_s)}{full_disk(self.root.path)}",
+                f"{doing} failed: {ended.reason(argv[0], self.step.limit_s)}{full_disk(self.work)}",
                 details=first_error(text) or text[-2000:],
-                next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
+                next=self._logs,
             )
 
     def _look(self, printed: Path) -> float:
         """Report ninja's last progress count; return the seconds until the next look."""
-        with printed.open("rb") as file:
-            file.seek(max(0, printed.stat().st_size - TAIL))
-            lines = file.read().decode(errors="replace").split("\n")[:-1]
+        lines = tail(printed, TAIL).split("\n")[:-1]
         if counted := next(filter(None, map(progress, reversed(lines))), None):
-            self.on_progress(*counted)
+            self.bench.progress(self.step.id, *counted)
         return LOOK_S
 
-    def _install(self, arm: Arm, cmake: Path, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
+    def _install(self, folder: Path, targets: Sequence[str]) -> dict[str, Any]:
         """Copy the programs and their libraries, stamp them, and swap the folder into place."""
+        cmake = self.work / "cmake"
         incoming, old = (folder.with_name(f".{kind}-{folder.name}-{os.getpid()}") for kind in ("in", "old"))
         shutil.rmtree(incoming, ignore_errors=True)
         bin_folder = incoming / "bin"
@@ -174,12 +162,12 @@ class Builder:
                 raise BuildFailed(
                     f"{program.name} would load {name} from {path.parent}, not from its own build: something in the "
                     "spec's cmake section or the toolchain sets a run path",
-                    next=f"dgxlab logs {self.log.parent.name} {self.log.name}",
+                    next=self._logs,
                 )
         stamp = {
-            "build_id": build_id(arm.source, arm.cmake, self.toolchain),
-            "source": to_json(arm.source),
-            "cmake": to_json(arm.cmake),
+            "build_id": self.identity,
+            "source": to_json(self.arm.source),
+            "cmake": to_json(self.arm.cmake),
             "toolchain": to_json(self.toolchain),
             "binaries": {target: sha256(bin_folder / target) for target in targets},
             "libraries": {name: sha256(bin_folder / name) for name in sorted({name for _, name, _ in loaded})},
@@ -202,33 +190,15 @@ def installed(folder: Path, identity: str) -> dict[str, Any] | None:
         stamp: dict[str, Any] = json.loads((folder / STAMP).read_text())
         wanted = {**stamp["binaries"], **stamp["libraries"]}
         same = stamp["build_id"] == identity and stamp.keys() >= {"source", "cmake", "toolchain", "cmake_cache"}
-        return stamp if same and _digests(folder) == wanted else None
+        return stamp if same and {path.name: _digest(path) for path in (folder / "bin").iterdir()} == wanted else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of every file in a build's bin; "" for a non-file, or a program that is not executable.
-
-    A file whose inode, size and times are unchanged is not read again: CUDA's library has a gigabyte.
-    """
-    cache = folder / "digests.json"
-    try:
-        known = dict(json.loads(cache.read_text()))
-    except (OSError, ValueError, TypeError):
-        known = {}
-    digests, seen = {}, {}
-    for path in (folder / "bin").iterdir():
-        stat = path.lstat()
-        key = " ".join(map(str, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)))
-        usable = S_ISREG(stat.st_mode) and (OWN_LIBRARY.fullmatch(path.name) or os.access(path, os.X_OK))
-        digests[path.name] = (known.get(key) or sha256(path)) if usable else ""
-        if time.time() - stat.st_ctime > SETTLED_S:
-            seen[key] = digests[path.name]
-    if seen != known:
-        with suppress(OSError):  # a full disk: the files are hashed again next time
-            cache.write_text(json.dumps(seen))
-    return digests
+def _digest(path: Path) -> str:
+    """Return a file's sha256; "" for a non-file, or a program that is not executable."""
+    usable = S_ISREG(path.lstat().st_mode) and (OWN_LIBRARY.fullmatch(path.name) or os.access(path, os.X_OK))
+    return sha256(path) if usable else ""
 
 
 def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
@@ -245,9 +215,9 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
     for line in text.splitlines():
         if line.startswith("/"):  # for several programs ldd prints each program's name first
             program = Path(line.removesuffix(":"))
-        match = re.match(r"\s*(\S+) => (not libraries|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
+        match = re.match(r"\s*(\S+) => (not found|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
         if match and OWN_LIBRARY.fullmatch(match[1]):
-            if match[2] == "not libraries":
+            if match[2] == "not found":
                 cause = f"{program.name} needs {match[1]} and the loader does not find it"
                 raise BuildFailed(cause, next=AGAIN)
             libraries.append((program, match[1], Path(match[2]).resolve()))
@@ -262,24 +232,21 @@ def _held(work: Path) -> Iterator[int]:
     empty, and ninja would not make it again.
     """
     work.mkdir(parents=True, exist_ok=True)
-    fd = os.open(work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     mark = work / "building"
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with (work / "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         if mark.exists() and mark.read_text() != boot_id():
             for name in ("src", "cmake", "index"):
                 part = work / name
                 part.unlink() if part.is_file() else shutil.rmtree(part, ignore_errors=True)
         mark.write_text(boot_id())
-        flush(mark)
+        sync(mark)
         sync(work)
         try:
-            yield fd
+            yield file.fileno()
         finally:
             flush(work)
             mark.unlink()
-    finally:
-        os.close(fd)
 
 
 # -- logs of cmake, ninja and the compilers ---------------------------------------------------------------------------

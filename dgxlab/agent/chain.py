@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from dgxlab.agent.environment import settings
-from dgxlab.agent.measure import Attempt, Runs
+from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.chains import Slot, burn_in_of, burns_in, chain_of, comparisons, flaw, over, planned, wanted
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
@@ -49,19 +49,19 @@ Ranges = dict[str, tuple[float, float]]
 
 
 class ChainRunner:
-    """Runs one chain; `progress` is called before each run with the step's id, number, total and a note."""
+    """Runs one chain."""
 
-    def __init__(self, step: ChainStep, runs: Runs, progress: Callable[[str, int, int, str], None]) -> None:
+    def __init__(self, step: ChainStep, bench: Bench) -> None:
         limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
         self._step = replace(step, drift_limit=limit)
         self._comparisons = comparisons(step)
-        self._runs, self._progress = runs, progress
+        self._bench = bench
         self._slots: list[Slot] = []
         """One per run, in order; where a place was run again, the last one counts."""
         self._at = (BURN_IN, 1)
         self._around: Ranges = {}
         self._failed: RunEvent | None = None
-        self._cooling = Cooling(runs.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
+        self._cooling = Cooling(bench.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
         self._took: list[float] = []
 
     def carry_out(self) -> DgxlabError | None:
@@ -86,7 +86,7 @@ class ChainRunner:
             failures = 0 if attempt.run.status == "valid" else failures + 1
             if failures == 2:
                 self._tell("done", f"the baseline failed twice in a row: {attempt.run.reason}")
-                return self._runs.failure(f"{self._step.id}, {BURN_IN} {number}", attempt)
+                return self._bench.failure(f"{self._step.id}, {BURN_IN} {number}", attempt)
             unsettled = flag(Code.UNSETTLED, hard=False, runs=number).reason if self._unsettled() else ""
             self._tell("burn-in", "; ".join(filter(None, (self._last_flaw(), unsettled))))
             if self._cooling and number == 1:
@@ -143,7 +143,7 @@ class ChainRunner:
         return kind(
             f"{step.id} ({step.baseline.tool}) gives no verdict{of}: {count}; cycle {cycle}: {why}",
             details="\n".join(f"cycle {cycle}: {why}" for cycle, why in flaws.items()),
-            next=self._runs.log(self._failed) if self._failed else AGAIN,
+            next=self._bench.log(self._failed.raw["stderr"].path) if self._failed else AGAIN,
         )
 
     # -- one run ------------------------------------------------------------------------------------------------------
@@ -157,15 +157,15 @@ class ChainRunner:
         block_s, warm, lost = 0.0 if role == BURN_IN else self._step.block_s, 0.0, 0
         number = 0
         while True:
-            took = self._runs.hold()
+            took = self._bench.hold()
             while self._cooling and self._cooling.wait():  # another job may have taken the device meanwhile
-                took += self._runs.hold()
+                took += self._bench.hold()
             warm = warm or time.monotonic() + block_s
             if self._slots and (number or not block_s):  # the first run has no neighbour
                 waited += took
-            self._progress(self._step.id, self._places + 1, self._total, f"{step.tool}, {role} {cycle}")
+            self._bench.progress(self._step.id, self._places + 1, self._total, f"{step.tool}, {role} {cycle}")
             warms = time.monotonic() < warm
-            attempt = self._runs.launch(step, f"{name}-{number}" if number else name, absent, pin=self._step.pin)
+            attempt = self._bench.measure(step, f"{name}-{number}" if number else name, absent, pin=self._step.pin)
             lost += attempt.again == "rows"
             again = lost < step.attempts if attempt.again == "rows" else warms and attempt.run.status == "valid"
             self._record(attempt, waited, again=again, warms=warms)
@@ -195,8 +195,8 @@ class ChainRunner:
             self._failed = run
         if not again and self._unsettled():
             flags.append(flag(Code.UNSETTLED, hard=False, runs=self._number(BURN_IN)))
-        self._runs.record(replace(run, flags=tuple(flags)))
-        stuck = [each.reason for each in flags if each.kind == Code.STUCK_CLOCK.value]
+        self._bench.journal.emit(replace(run, flags=tuple(flags)))
+        stuck = [each.reason for each in flags if each.kind == Code.STUCK_CLOCK.key]
         if stuck and role == BURN_IN:
             raise ConditionsError(stuck[0], next=AGAIN)
 
@@ -206,7 +206,7 @@ class ChainRunner:
         (role, cycle), done, total = self._at, self._places, self._total
         # from the baseline's runs alone: the duration of the candidate's would reveal the effect
         left = sum(self._took) / len(self._took) * (total - done) if self._took and total else None
-        self._runs.journal.emit(
+        self._bench.journal.emit(
             ChainEvent(
                 id=self._step.id,
                 state=state,
@@ -224,7 +224,7 @@ class ChainRunner:
         )
 
     def _tell_cooling(self, note: str) -> None:
-        now = self._runs.telemetry.now()
+        now = self._bench.telemetry.now()
         self._around = _ranges(pair for values in now.values() for pair in values.items())
         self._tell("cooling", note)
 
@@ -266,8 +266,6 @@ class ChainRunner:
 
     def _flaws(self) -> list[dict[int, str]]:
         """For each comparison, return the cycles so far that do not count, with the reason."""
-        if not self._done:
-            return [{} for _ in self._comparisons]
         invalid = (chain.invalid_cycles() for chain in self._chains())
         return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in invalid]
 
@@ -310,11 +308,7 @@ class Cooling:
         self._gate: float | None = None
 
     def find_gate(self) -> None:
-        """After a first run, leave the device idle until its temperature stops falling.
-
-        Raises:
-            NotCool: if no temperature is known.
-        """
+        """After a first run, leave the device idle until its temperature stops falling."""
         begin = since = time.monotonic()
         lowest = self._look()
         self._tell(f"cooling from {lowest:.1f} °C until it gets no cooler")
@@ -326,11 +320,7 @@ class Cooling:
         self._gate = lowest + ABOVE_C
 
     def wait(self) -> bool:
-        """Wait until a run may begin (the first run need not wait); return whether it had to wait.
-
-        Raises:
-            NotCool: if it does not become cool enough, or no temperature is known.
-        """
+        """Wait until a run may begin, the first at once; return whether it had to wait. Raises NotCool if it cannot."""
         seen = self._look()
         if self._gate is None or seen <= self._gate:
             return False

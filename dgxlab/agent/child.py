@@ -138,11 +138,7 @@ def run(  # noqa: PLR0913 - all but argv by name
 
 
 def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a small program beside what is measured; it dies with the agent and inherits none of its descriptors.
-
-    Raises:
-        OSError: if it cannot be started.
-    """
+    """Start a small program beside what is measured; it dies with the agent and inherits none of its descriptors."""
     agent, begin = os.getpid(), _prepare(signal.SIGKILL, OUTPUT_LIMIT)
 
     def prepare() -> None:

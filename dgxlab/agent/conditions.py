@@ -73,7 +73,7 @@ WATCHED_S = 2.0
 """A run of at least this length has samples, unless a sampler fails."""
 
 STUCK_MHZ, BUSY_PERCENT, BUSY_SAMPLES = 1500.0, 90.0, 4
-"""See `stuck_clock`; with fewer busy samples the clock may still be rising."""
+"""A GPU busier than this, at a lower clock, is stuck; with fewer busy samples the clock may still be rising."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,14 @@ class Conditions:
                     yield flag(code, device, hard=hard, **how, **self._on(device))
 
     def _stuck(self) -> Iterator[Flag]:
+        """Yield the GPUs that were busy at a low clock.
+
+        Some GB10 are stuck at 500 to 850 MHz under full load, in P0, and through a reboot (reference/rigor.md, A3).
+        """
         for device, name in self.gpus.items():
-            if clock := stuck_clock(name, self._of(device)):
+            known = [s.values for s in self._of(device) if s.values.keys() >= {"clocks.sm", "utilization.gpu"}]
+            busy = [values["clocks.sm"] for values in known if values["utilization.gpu"] > BUSY_PERCENT]
+            if "GB10" in name and len(busy) >= BUSY_SAMPLES and (clock := median(busy)) < STUCK_MHZ:
                 yield flag(Code.STUCK_CLOCK, device, hard=True, mhz=clock, least=STUCK_MHZ, **self._on(device))
 
     def _changed(self) -> Iterator[Flag]:
@@ -198,19 +204,6 @@ class Conditions:
     def _on(self, device: str) -> dict[str, str]:
         """Name the GPU where there are several."""
         return {"gpu": device[:12]} if len(self.gpus) > 1 else {}
-
-
-def stuck_clock(gpu: str, samples: Sequence[Sample]) -> float:
-    """Return the median SM clock, in MHz, of a GPU stuck at a low clock, as some GB10 are; else 0.
-
-    Units in it run at 500 to 850 MHz under full load, in P0, and through a reboot (reference/rigor.md, A3).
-    """
-    known = [s.values for s in samples if s.values.keys() >= {"clocks.sm", "utilization.gpu"}]
-    busy = [values["clocks.sm"] for values in known if values["utilization.gpu"] > BUSY_PERCENT]
-    if "GB10" not in gpu or len(busy) < BUSY_SAMPLES:
-        return 0.0
-    clock = median(busy)
-    return clock if clock < STUCK_MHZ else 0.0
 
 
 def number(text: str | None) -> float | None:

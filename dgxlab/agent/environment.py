@@ -1,6 +1,6 @@
 """This host's settings, the folders under the root, and the environment, PATH and output of short programs.
 
-<root>/  agent/<digest>.pyz   tools/<name>/   src/llama.cpp.git   work/<key>/   builds/<id>/   models/   jobs/<id>/
+<root>/  agent/<digest>.pyz  tools/<name>/  src/llama.cpp.git  work/<key>/  builds/<id>/  models/  digests/  jobs/<id>/
 """
 
 from __future__ import annotations
@@ -77,17 +77,14 @@ class Root:
         self.work = path / "work"
         self.builds = path / "builds"
         self.models = path / "models"
+        self.digests = path / "digests"
         self.jobs = path / "jobs"
 
     def create(self) -> None:
         """Make the folders, readable by the owner alone."""
-        inside = (self.agents, self.tools, self.objects.parent, self.work, self.builds, self.models, self.jobs)
-        for folder in (self.path, *inside):
+        of_code = (self.agents, self.tools, self.objects.parent, self.work, self.builds)
+        for folder in (self.path, *of_code, self.models, self.digests, self.jobs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    def build(self, build_id: str) -> Path:
-        """Return the folder of an installed build."""
-        return self.builds / build_id
 
 
 def search_path() -> str:

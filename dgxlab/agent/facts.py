@@ -14,12 +14,12 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dgxlab.agent.environment import PATIENCE_S, Answer, ask, base_env, settings
-from dgxlab.agent.gpus import QUERY, compute_processes, parse_gpus, parse_processes, query
+from dgxlab.agent.gpus import QUERY, parse_gpus, parse_processes, query
 from dgxlab.agent.lock import FOLDERS
 from dgxlab.errors import RemoteError
 
@@ -39,12 +39,9 @@ PERIOD_S = 0.5
 
 
 def gather() -> Facts:
-    """Return the facts of this host.
+    """Return the facts of this host; raises RemoteError if an installed compiler does not print its version.
 
     All programs run at the same time: this is part of each command's first round trip.
-
-    Raises:
-        RemoteError: if an installed compiler does not print its version.
     """
     from dgxlab.model import Facts
 
@@ -124,17 +121,6 @@ def parse_cuda(text: str) -> str | None:
     return match[1] if match else None
 
 
-def state(fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the condition at this instant; `fields` maps our names of nvidia-smi's fields to the driver's."""
-    (gpus,) = ask([query(tuple(fields.values()))])
-    return {
-        "boot_id": boot_id(),
-        **condition(),
-        "gpus": parse_gpus(tuple(fields), gpus.text),
-        "gpu_processes": compute_processes(),
-    }
-
-
 def _toolchain(compilers: Sequence[str], answers: Sequence[Answer]) -> Toolchain:
     from dgxlab.model import Toolchain
 
@@ -145,10 +131,9 @@ def _toolchain(compilers: Sequence[str], answers: Sequence[Answer]) -> Toolchain
 
 
 def _version(tool: str, answer: Answer) -> list[str]:
-    """Return the lines of a tool's version. A tool that was killed is asked once more: the version names builds.
+    """Return the lines of a tool's version; a killed tool is asked once more, and killed again a RemoteError.
 
-    Raises:
-        RemoteError: if it was killed again: an empty version would cause everything to be built and measured anew.
+    The version names builds: with an empty one everything would be built and measured again.
     """
     if answer.status < 0:
         (answer,) = ask([[tool, "--version"]])

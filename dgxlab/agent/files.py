@@ -12,7 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -26,6 +26,19 @@ NEARLY_FULL = 16 << 20
 """Bytes free below which a full disk is the likely cause of a failure; the program's own message seldom names it."""
 
 
+@contextmanager
+def written(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
+    """Write texts into a folder, by their relative paths, and delete it afterwards with all that was made in it."""
+    try:
+        for name, content in texts.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def sha256(path: Path) -> str:
     """Return a file's sha256 in hex, "" when the file is missing."""
     if not path.exists():
@@ -35,6 +48,13 @@ def sha256(path: Path) -> str:
         while piece := file.read(PIECE):
             total.update(piece)
     return total.hexdigest()
+
+
+def tail(path: Path, size: int) -> str:
+    """Return the text in a file's last bytes; undecodable ones are replaced."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace")
 
 
 @contextmanager

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from resource import RLIM_INFINITY
 from typing import Any
 
-from dgxlab.agent.files import full_disk
+from dgxlab.agent.files import full_disk, written
 from dgxlab.agent.measure import Bench, Launch, raw_file
 from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, case_digest
 from dgxlab.model.events import File, GateEvent
 from dgxlab.model.reasons import Code, Reason, reason
-from dgxlab.tools import judge_check, parity, read_check
+from dgxlab.tools import judge_check, parity
 from dgxlab.tools.parity import GateReading
 
 RERUNS = 3
@@ -25,8 +24,6 @@ RERUN_AT_MOST = 20
 ATTEMPTS = 3
 """llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
 
-Fill = Callable[[Sequence[str], Mapping[str, str]], list[str]]
-"""Replaces a command's placeholders, given those of its step."""
 Reasons = tuple[Reason, ...]
 
 
@@ -46,28 +43,21 @@ class _Judged:
         self.commands.append({"role": role, "argv": list(argv), "env": dict(env), "rc": rc, "seconds": seconds})
 
 
-def run_gate(
-    bench: Bench,
-    step: GateStep,
-    build_id: str,
-    inputs: Mapping[str, str],
-    fill: Fill,
-    baseline: GateEvent | None = None,
-) -> GateEvent:
-    """Run a gate and judge it; return its event, with the list of cases for a parity gate.
+def run_gate(bench: Bench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
+    """Run a gate and judge it; return its event, of a parity gate with the list of cases.
 
-    Args:
-        inputs: Ids of the gate's inputs, by name.
-        baseline: The baseline's parity gate of the same operation, where this one is a candidate's.
+    A candidate's parity gate is compared with `baseline`, its baseline's of the same operation.
     """
+    inputs = {name: bench.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
     if isinstance(step.gate, ParityGate):
-        judged = _parity(bench, step, step.gate, fill, baseline)
+        judged = _parity(bench, step, step.gate, baseline)
     else:
-        judged = _check(bench, step, step.gate, fill)
+        judged = _check(bench, step, step.gate)
+        inputs |= step.gate.sources(step.files)
     return GateEvent(
         id=step.id,
         arm=step.arm,
-        build_id=build_id,
+        build_id=bench.builds[step.arm],
         gate=step.gate,
         inputs=inputs,
         env=step.env,
@@ -80,8 +70,8 @@ def run_gate(
 # -- parity gates -----------------------------------------------------------------------------------------------------
 
 
-def _parity(bench: Bench, step: GateStep, gate: ParityGate, fill: Fill, baseline: GateEvent | None) -> _Judged:
-    argv = fill(step.commands[0].argv, {})
+def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
+    argv = bench.fill(step.commands[0].argv, step.arm)
 
     def launch(name: str) -> tuple[Launch, GateReading, int]:
         launched = bench.launch(name, argv, step.env, step.limit_s)
@@ -146,27 +136,23 @@ def _beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], base
 # -- gates on a model or a kernel -------------------------------------------------------------------------------------
 
 
-def _check(bench: Bench, step: GateStep, gate: Check, fill: Fill) -> _Judged:
+def _check(bench: Bench, step: GateStep, gate: Check) -> _Judged:
     stem = step.id.replace(":", "-")
-    words, logits, files = bench.raw / f"{stem}.txt", bench.raw.parent / f"{stem}.logits", bench.raw.parent / stem
+    job = bench.job
+    words, logits, files = job.raw / f"{stem}.txt", job.folder / f"{stem}.logits", job.folder / stem
     paths = {"text": str(words), "logits": str(logits), "files": str(files)}
     judged = _Judged()
     if step.text:
         words.write_text(text(step.text.words, step.text.seed), encoding="utf-8")
         judged.raw["text"] = raw_file(words)
     try:
-        for name, content in step.files.items():
-            path = files / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-        for command in step.commands:
-            _attempt(bench, step, gate, command, fill(command.argv, paths), judged)
-            if "problem" in judged.readings[command.role]:
-                break
+        with written(files, step.files):
+            for command in step.commands:
+                _attempt(bench, step, gate, command, bench.fill(command.argv, step.arm, **paths), judged)
+                if "problem" in judged.readings[command.role]:
+                    break
     finally:
-        # gigabytes for a large model; both can be made again from the kept files
-        logits.unlink(missing_ok=True)
-        shutil.rmtree(files, ignore_errors=True)
+        logits.unlink(missing_ok=True)  # gigabytes for a large model; it can be made again from the kept files
     judged.reasons = judge_check(gate, judged.readings)
     return judged
 
@@ -182,7 +168,7 @@ def _attempt(
         judged.raw |= {f"{name} {stream}": file for stream, file in launched.raw().items()}
         errors = launched.errors()
         stdout = b"" if launched.ended.too_long else launched.stdout.read_bytes()
-        reading = read_check(gate, command.role, stdout, errors)
+        reading = gate.read(command.role, stdout, errors)
         if not launched.ended.ok and not reading.get("failed"):  # failed tests say more than make's exit status
             reading = {"problem": str(launched.failure(Path(command.argv[0]).name, step.limit_s))}
         if marker := getattr(gate, "engaged", ""):

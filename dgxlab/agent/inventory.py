@@ -127,10 +127,10 @@ def _things(root: Root) -> Iterator[_Thing]:
         for path in filter(Path.is_dir, _children(folder)):
             torn = kind == "jobs" and Job(path).torn
             yield _Thing("leftovers", f"jobs/{path.name}", (path,)) if torn else _Thing(kind, path.name, (path,))
-    # synthetic models, also those sent for a job that never started; any other file is the user's
+    # models made here, also those sent for a job that never started; any other file is the user's
     for path in _children(root.models):
         model = path.with_suffix(".gguf")
-        if path.match("synthetic-*.json") and not model.is_symlink():
+        if (path.match("synthetic-*.json") or path.match("derived-*.json")) and not model.is_symlink():
             yield _Thing("models", path.stem, (path, *([model] if model.exists() else ())))
         elif path.match("synthetic-*-f16.gguf"):
             yield _Thing("models", path.stem, (path,))

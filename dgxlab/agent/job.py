@@ -108,12 +108,8 @@ class Job:
         return self.status()
 
     def begin(self) -> int | None:
-        """As the agent, take run.lock until exit; None if the job was started before: it runs at most once.
-
-        Raises:
-            RemoteError: if the file system has no locks.
-        """
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """As the agent, take run.lock until exit; None if the job was started before: it runs at most once."""
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         # a status call holds the lock briefly, another starting agent until it exits
         while not self._started.exists() and not lock(fd):
             time.sleep(0.002)
@@ -153,10 +149,7 @@ class Job:
     def cancel(self, patience_s: float = 15.0) -> Status:
         """End all processes of a job and no others: TERM lets the agent write its final status, KILL ends the rest.
 
-        A job that has not begun will never start.
-
-        Raises:
-            RemoteError: if one of its processes survives.
+        A job that has not begun will never start. Raises RemoteError if a process survives.
         """
         staged = self.status().state == "staged"
         if staged and not self.set_aside() and (fd := self.begin()) is not None:
@@ -204,30 +197,22 @@ class Job:
 
     def _held(self) -> bool:
         try:
-            fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+            with self._lock.open("rb") as file:  # shared: one status call must not mistake another for the agent
+                return not lock(file.fileno(), fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
-        try:
-            return not lock(fd, fcntl.LOCK_SH)  # shared, so that one status call does not mistake another for the agent
-        finally:
-            os.close(fd)
 
     def set_aside(self) -> bool:
         """Rename the folder if it was damaged before the job began; return whether it is gone.
 
         Requires run.lock of the folder now at this path, not of one that was replaced.
         """
-        try:
-            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return True
-        try:
+        with contextlib.suppress(FileNotFoundError), self._lock.open("ab") as file:
+            fd = file.fileno()
             taken = not self._started.exists() and lock(fd, tries=TRIES) and in_place(fd, self._lock)
             if not taken or not self.torn:
                 return False
             self.folder.rename(self.folder.with_name(f".broken-{self.job_id}-{os.getpid()}"))
-        finally:
-            os.close(fd)
         return True
 
     def about(self) -> dict[str, Any]:
@@ -294,11 +279,8 @@ class Job:
 def _put(path: Path, value: dict[str, Any]) -> None:
     """Write a value into its reserved space, completely or not at all."""
     reserved = path.with_name(f"{path.name}.reserved")
-    fd = os.open(reserved, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.pwrite(fd, json.dumps(value).encode().ljust(RESERVE), 0)
-    finally:
-        os.close(fd)
+    with reserved.open("r+b") as file:
+        file.write(json.dumps(value).encode().ljust(RESERVE))
     settle(reserved, path)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from dgxlab.agent.environment import settings
 from dgxlab.agent.facts import user
 from dgxlab.agent.gpus import ComputeProcess, compute_processes, foreign, phrase
-from dgxlab.agent.lock import BenchLock, OwnerFile
+from dgxlab.agent.lock import BenchLock, OwnerFile, Signature
 from dgxlab.errors import AGAIN, HostBusy, RemoteError
 from dgxlab.model import GateStep, Plan, gpu_backends
 from dgxlab.model.reasons import Code, Reason, reason
@@ -82,13 +82,13 @@ class DeviceLease:
     def __init__(
         self, plan: Plan, gpus: Sequence[Gpu], own: Collection[int], on_change: Callable[[str, str, str], None]
     ) -> None:
-        taken = devices(plan, gpus)
+        self.devices = devices(plan, gpus)
         self._plan, self._own, self._on_change = plan, own, on_change
-        self._owner = {"job": plan.job_id, "user": user()}
-        self._locks = [BenchLock(device) for device in taken]
-        self._others = {gpu["uuid"] for gpu in gpus} - set(taken) if uses_cuda(plan) else None
+        self._owner = Signature(plan.job_id, user())
+        self._locks = [BenchLock(device) for device in self.devices]
+        self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if uses_cuda(plan) else None
         path = settings().lock
-        self._file = OwnerFile(path, plan.job_id, user()) if path else None
+        self._file = OwnerFile(path, self._owner) if path else None
         self._unwatched_told = False
         self._left_s = plan.wait_s
 

@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dgxlab.agent.environment import settings
@@ -32,11 +32,11 @@ would hold the benchmark lock, so the named job uses other devices or is dead.""
 
 @dataclass(frozen=True)
 class Signature:
-    """The text that a holder writes into its lock files."""
+    """The text that a holder writes into its lock files and into the owner file."""
 
     job: str
     user: str
-    since: float
+    since: float = field(default_factory=time.time)
     """Unix seconds."""
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class BenchLock:
         """The descriptors of the files that are held."""
         return list(self._files.values())
 
-    def take(self, owner: Mapping[str, object]) -> bool:
+    def take(self, owner: Signature) -> bool:
         """Take and sign the lock if it is free; safe to repeat.
 
         A holder checks again: a file may have been removed, or can now be created. A job that does not get every file
@@ -96,7 +96,7 @@ class BenchLock:
         self.path = next(path for path in self._paths if path in self._files)
         if self.since is None:
             self.since = time.time()
-            signature = json.dumps({**owner, "since": self.since}).encode()
+            signature = json.dumps(vars(replace(owner, since=self.since))).encode()
             for fd in self._files.values():
                 with contextlib.suppress(OSError):  # best effort; the flock is authoritative
                     os.ftruncate(fd, 0)
@@ -136,9 +136,8 @@ class OwnerFile:
     Jobs on different devices share the file: it names one of them until the last is done.
     """
 
-    def __init__(self, path: Path, job_id: str, user: str) -> None:
-        self.path = path
-        self._mine = Signature(job_id, user, time.time())
+    def __init__(self, path: Path, owner: Signature) -> None:
+        self.path, self._mine = path, owner
 
     @property
     def watched(self) -> bool:
@@ -148,11 +147,8 @@ class OwnerFile:
     def claim(self) -> str:
         """Return another person's text, cleaned and shortened, or why the file cannot be read; "" if free."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo would wait for a writer
-            try:
+            with _opened(self.path, os.O_RDONLY) as fd:
                 text = _read(fd)
-            finally:
-                os.close(fd)
         except (FileNotFoundError, NotADirectoryError):
             return ""
         except OSError as error:
@@ -177,19 +173,11 @@ class OwnerFile:
     @contextlib.contextmanager
     def _open(self, *, create: bool = False) -> Iterator[int]:
         """Open and lock the file to change it. A lock held longer than a job needs is ignored: it is not a job's."""
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
-        try:
-            fd = os.open(self.path, flags)
-        except FileNotFoundError:
-            if not create:
-                raise
-            fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
+        new = create and not self.path.exists()
+        with _opened(self.path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if new else 0)) as fd:
             with contextlib.suppress(RemoteError):  # not every network disk has locks
                 lock(fd, tries=TRIES)
             yield fd
-        finally:
-            os.close(fd)
 
 
 def _named(text: str) -> str:
@@ -212,17 +200,20 @@ def measuring(but: str) -> dict[str, Signature]:
     """Return the other jobs that hold a device's lock on this host, without the job `but`."""
     jobs = {}
     for path in (path for folder in _folders() for path in folder.glob("dgxlab-*")):
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue
-        try:
+        with contextlib.suppress(OSError), _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
             signed = Signature.read(fd)
             if signed and signed.job != but and not lock(fd, fcntl.LOCK_SH, TRIES):
                 jobs[signed.job] = signed
-        finally:
-            os.close(fd)
     return jobs
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a fifo would wait for a writer
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def lock(fd: int, kind: int = fcntl.LOCK_EX, tries: int = 1) -> bool:
@@ -268,12 +259,8 @@ def in_place(fd: int, path: Path) -> bool:
 
 
 def _open(path: Path) -> int | None:
-    """Open a lock file shared by all users; None if it does not exist and cannot be created.
-
-    Raises:
-        RemoteError: if the path exists and cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW  # a link may be planted in a public folder
+    """Open a lock file shared by all users; None if it is missing and cannot be made. Raises RemoteError if closed."""
+    flags = os.O_RDWR | os.O_NOFOLLOW  # a link may be planted in a public folder
     before = os.umask(0)  # mode 0666 from the start: another job that could not open it would not wait for it
     try:
         # first without O_CREAT, which fs.protected_regular refuses on another's file in a sticky folder

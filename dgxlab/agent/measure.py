@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from dgxlab.agent import child, facts
+from dgxlab.agent import child
 from dgxlab.agent.boot import sync
-from dgxlab.agent.environment import measured_env
-from dgxlab.agent.files import full_disk, sha256
+from dgxlab.agent.environment import Root, measured_env
+from dgxlab.agent.facts import cpus
+from dgxlab.agent.files import full_disk, sha256, tail, written
+from dgxlab.agent.inventory import hold
+from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
 from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.processors import Watch, pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError
-from dgxlab.model import RunStep, digest
-from dgxlab.model.events import File, RunEvent, flag
+from dgxlab.model import FILES, Facts, Plan, RunStep, digest
+from dgxlab.model.events import File, LockEvent, ModelEvent, NoteEvent, ProgressEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, Reason, left_running, reason
 from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
 
+PROGRESS_S = 0.5
+"""Minimum time between progress events of one step: ninja counts faster than one can read."""
 LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
 
@@ -50,10 +58,7 @@ class Launch:
     def last_words(self) -> str:
         """Return the last line of stderr, or of stdout: usually the program's own reason."""
         for path in (self.stderr, self.stdout):
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LAST_WORDS))
-                printed = file.read().decode(errors="replace").strip()
-            if printed:
+            if printed := tail(path, LAST_WORDS).strip():
                 return printed.splitlines()[-1].strip()[:300]
         return "it printed nothing"
 
@@ -68,30 +73,6 @@ def raw_file(path: Path) -> File:
     return File(f"raw/{path.name}", sha256(path), path.stat().st_size)
 
 
-@dataclass
-class Bench:
-    """Launches programs, output in `raw`; `tell` is called with notes for the user."""
-
-    raw: Path
-    keep: Sequence[int]
-    """Descriptors that programs inherit."""
-    telemetry: Telemetry
-    tell: Callable[[str], None]
-    pids: set[int] = field(default_factory=set, init=False)
-    """Pids of all programs launched so far."""
-
-    def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any) -> Launch:
-        """Run one program to its end; `name` becomes its raw files' names, the options are those of `child.run`."""
-        stem = name.replace(":", "-")
-        stdout, stderr = self.raw / f"{stem}.out", self.raw / f"{stem}.err"
-        options |= {"stdout": stdout, "stderr": stderr, "limit_s": limit_s, "keep": self.keep}
-        ended = child.run(argv, env=measured_env(env), **options)
-        self.pids.add(ended.pid)
-        if ended.left:
-            self.tell(left_running(name, ended.left))
-        return Launch(ended, stdout, stderr)
-
-
 @dataclass(frozen=True)
 class Attempt:
     """One benchmark run, and whether to repeat it."""
@@ -101,45 +82,95 @@ class Attempt:
     """"rows" if rows are missing, "disturbed" if others used the device or the processors, else ""."""
 
 
-@dataclass
-class Runs:
-    """The benchmark runs of one job. Before each run the devices are held; after it the journal has its event."""
+class Bench:
+    """What the steps of one job share: its devices and samplers, its programs and their journal, and what it built."""
 
-    job_id: str
-    journal: Journal
-    bench: Bench
-    lease: DeviceLease
-    fill: Callable[[Sequence[str], str], list[str]]
-    """Replaces the placeholders in an arm's argv."""
-    identify: Callable[[RunStep], tuple[str, str]]
-    """Returns the ids of a run's build and model."""
-    keep: list[int]
-    """Descriptors that children inherit; lock descriptors are added and removed."""
+    def __init__(self, job: Job, root: Root, plan: Plan, facts: Facts) -> None:
+        self.job, self.root, self.plan, self.facts = job, root, plan, facts
+        self._in_use = hold(root)  # before anything else: what the job will use may be being removed
+        self.journal = Journal(job.journal)
+        self.builds: dict[str, str] = {}
+        """Build ids by arm."""
+        self.models: dict[tuple[str, str], ModelEvent] = {}
+        """By arm and name: the same name may be a different model in another arm."""
+        self._pids: set[int] = set()
+        gpus = facts.details["gpus"]
+        self.lease = DeviceLease(plan, gpus, self._pids, self._lock)
+        measured = {gpu["uuid"]: gpu["name"] or "" for gpu in gpus if gpu["uuid"] in self.lease.devices}
+        self.telemetry = Telemetry(job.raw, job.folder / "agent.pyz", measured)
+        self._positions = count()
+        self._last_progress = ("", 0.0)
 
-    def __post_init__(self) -> None:
-        self.telemetry = self.bench.telemetry
-        self._lasting = tuple(self.keep)
-        self._position = 0
+    @property
+    def keep(self) -> list[int]:
+        """Lock descriptors that programs inherit, so that an orphan still holds them."""
+        return [self._in_use, *self.lease.fds]
+
+    def note(self, note: str) -> None:
+        """Tell the user something."""
+        self.journal.emit(NoteEvent(note=note))
+
+    def progress(self, step: str, done: int, total: int, note: str) -> None:
+        """Tell how far a step is, twice a second at most."""
+        now, (last, at) = time.monotonic(), self._last_progress
+        if step != last or now - at >= PROGRESS_S or done == total:
+            self._last_progress = (step, now)
+            self.journal.emit(ProgressEvent(id=step, done=done, total=total, note=note))
+
+    def _lock(self, state: str, path: str, owner: str) -> None:
+        self.journal.emit(LockEvent(state=state, path=path, owner=owner))
+
+    def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
+        """Replace the placeholders that only the host knows; raises RemoteError if one has no value."""
+        known = {
+            "python": sys.executable,
+            "agent": str(self.job.folder / "agent.pyz"),
+            "jobs": str(cpus()),
+            "models": str(self.root.models),
+            **{f"model:{name}": model.path for (of, name), model in self.models.items() if of == arm},
+            **extra,
+        }
+        if arm in self.builds:
+            known["bin"] = str(self.root.builds / self.builds[arm] / "bin")
+
+        def replace(match: re.Match[str]) -> str:
+            if match[1] not in known:
+                raise RemoteError(f"the plan's placeholder {match[0]} has no value yet on the host")
+            return known[match[1]]
+
+        return [re.sub(r"\{([a-z]+(?::[\w.-]+)?)\}", replace, arg) for arg in argv]
 
     def hold(self) -> float:
         """Wait for the devices before the next launch; return the seconds waited."""
         waited = self.lease.hold()
         self.telemetry.start()
-        self.keep[:] = [*self._lasting, *self.lease.fds]
         return waited
 
-    def launch(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
+    def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any) -> Launch:
+        """Run one program to its end; `name` becomes its raw files' names, the options are those of `child.run`."""
+        stem = name.replace(":", "-")
+        stdout, stderr = self.job.raw / f"{stem}.out", self.job.raw / f"{stem}.err"
+        options |= {"stdout": stdout, "stderr": stderr, "limit_s": limit_s, "keep": self.keep}
+        ended = child.run(argv, env=measured_env(env), **options)
+        self._pids.add(ended.pid)
+        if ended.left:
+            self.note(left_running(name, ended.left))
+        return Launch(ended, stdout, stderr)
+
+    def measure(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
         """Run one benchmark and parse its output; values that could be parsed are kept even if it failed.
 
-        Its stderr must not have a text of `absent`; with `pin` it runs on as many processors as it has threads.
+        Its stderr must not have a text of `absent`; with `pin` it runs on as many processors as it has threads. The
+        caller writes its event to the journal, maybe with more flags.
         """
-        argv = self.fill(step.argv, step.arm)
+        files = self.job.folder / FILES
+        argv = self.fill(step.argv, step.arm, files=str(files))
         before = self.telemetry.state()
-        processors = pinned(argv) if pin else ()
+        watch = Watch(processors := pinned(argv) if pin else ())
         if processors:
             before = {**before, "pinned": list(processors)}
-        watch = Watch(processors)
-        launched = self.bench.launch(name, argv, step.env, step.limit_s, look=watch.look, processors=processors)
+        with written(files, step.files):
+            launched = self.launch(name, argv, step.env, step.limit_s, look=watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
         ended = launched.ended
@@ -153,14 +184,13 @@ class Runs:
             # the foreign process may be the cause of any other failure, mostly of lacking device memory
             status, reasons, again = "discarded", (stranger, *reasons), "disturbed"
         left = flag(Code.LEFT_RUNNING, hard=False, program=name, left=list(ended.left)) if ended.left else None
-        build_id, model_id = self.identify(step)
         run = RunEvent(
             id=step.id,
             arm=step.arm,
-            build_id=build_id,
+            build_id=self.builds[step.arm],
             tool=step.tool,
-            model_id=model_id,
-            position=self._position,
+            model_id=self.models[step.arm, step.model].model_id if step.model else "",
+            position=next(self._positions),
             argv=tuple(argv),
             env=step.env,
             env_digest=digest(step.env, 16),
@@ -171,7 +201,7 @@ class Runs:
             status=status,
             reasons=reasons,
             results=parsed.results,
-            cells={cell.key: cell for cell in step.cells},
+            cells={cell.key: cell for cell in (*step.cells, *parsed.parts)},
             before=before,
             after=after,
             telemetry=conditions.telemetry(),
@@ -180,22 +210,17 @@ class Runs:
         )
         return Attempt(run, again)
 
-    def record(self, run: RunEvent) -> None:
-        """Write a run's event."""
-        self.journal.emit(run)
-        self._position += 1
-
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
         """Return the error that the job ends with, for a run that gave no number."""
         words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
         if attempt.again == "disturbed":
             return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)
         kind = GateFailed if attempt.run.status == "discarded" else RemoteError
-        return kind(words, next=self.log(attempt.run))
+        return kind(words, next=self.log(attempt.run.raw["stderr"].path))
 
-    def log(self, run: RunEvent) -> str:
-        """Return the command that shows what a run printed on stderr."""
-        return f"dgxlab logs {self.job_id} {run.raw['stderr'].path}"
+    def log(self, path: str) -> str:
+        """Return the command that shows a file of the job."""
+        return f"dgxlab logs {self.job.job_id} {path}"
 
 
 def threads(parsed: Parsed) -> int:
@@ -204,14 +229,14 @@ def threads(parsed: Parsed) -> int:
     If no row has it, the tool starts one thread per processor.
     """
     named = (result.raw.get(name) for result in parsed.results for name in ("n_threads", "n_threads_batch"))
-    return max((n for n in named if isinstance(n, int) and n > 0), default=facts.cpus())
+    return max((n for n in named if isinstance(n, int) and n > 0), default=cpus())
 
 
 def verdict(
     step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[str] = ()
 ) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
     """Return a run's status and, unless valid, the reason."""
-    program = Path(step.argv[0]).name
+    program = Path(step.program).name
     if not launched.ended.ok:
         return "failed", (launched.failure(program, step.limit_s),)
     if parsed.problems:
@@ -224,5 +249,4 @@ def verdict(
     for marker in absent:
         if marker in errors:
             return "discarded", (reason(Code.ENGAGED_TOO, marker=marker, program=program),)
-    assert all(math.isfinite(v) for r in parsed.results for m in r.measurements for v in m.samples)
     return "valid", ()

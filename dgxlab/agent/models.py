@@ -1,64 +1,103 @@
-"""Models on the host: existing files, and synthetic models written from their recipe."""
+"""Models on the host: existing files, and models that are written from their recipe and quantised."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import Root, measured_env
 from dgxlab.agent.files import incoming, sha256
 from dgxlab.errors import RemoteError, SpecError, command
-from dgxlab.model import DerivedModel, ModelStep, SyntheticModel
+from dgxlab.model import ModelStep, SyntheticModel, files_of, quantisation
 
 if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
     from dgxlab.agent.measure import Launch
+    from dgxlab.gguf_header import Header
     from dgxlab.model.events import ModelEvent
+    from dgxlab.model.parts import Contents
 
-SPOT = 1 << 20
-"""Bytes of a file's beginning and end that identify it: hashing 20 GB would take longer than a session."""
+UNREAD = "unread"
+"""Id and digest of a file whose content this host has not read yet."""
 
 
-def identify(path: str) -> dict[str, Any] | None:
-    """Return model_id, absolute path, size and digest of a model file, None when it is missing."""
+def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | None:
+    """Return model_id, absolute path, size and digest of a file, None when it is missing.
+
+    A file is known by its content. Its sha256 is kept by inode, size and time of change; one that is not known yet is
+    computed only with `read`: a probe should be quick, and 20 GB take half a minute.
+
+    Raises:
+        RemoteError: if the file changes while it is read.
+    """
     file = Path(path).expanduser()
     if not file.is_file():
         return None
+    stamp = _stamp(file)
+    kept = root.digests / stamp
+    digest = kept.read_text() if kept.exists() else ""
+    if read and not digest:
+        digest = sha256(file)
+        if _stamp(file) != stamp:
+            raise RemoteError(f"{file} changes while it is read", next=command("ls", "-l", file))
+        part = kept.with_name(f".{stamp}-{os.getpid()}")
+        part.write_text(digest)
+        settle(part, kept)
+    known = {"model_id": f"file-{digest[:16]}", "digest": f"sha256:{digest}"} if digest else {}
+    return {"model_id": UNREAD, "digest": UNREAD, "path": str(file), "size": file.stat().st_size, **known}
+
+
+def _stamp(file: Path) -> str:
     stat = file.stat()
-    with file.open("rb") as stream:
-        head = stream.read(SPOT)
-        stream.seek(max(0, stat.st_size - SPOT))
-        spots = hashlib.sha256(head + stream.read(SPOT)).hexdigest()
-    identity = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns} {spots}".encode()).hexdigest()[:16]
-    return {"model_id": f"file-{identity}", "path": str(file), "size": stat.st_size, "digest": f"spots:{spots}"}
+    return f"{stat.st_dev}-{stat.st_ino}-{stat.st_size}-{stat.st_mtime_ns}"
 
 
-def find(step: ModelStep) -> ModelEvent:
+def _identified(root: Root, name: str, path: str) -> dict[str, Any]:
+    """Return `identify` of a file of a model, with its content read; raises SpecError if it is not on the host."""
+    if (file := identify(root, path, read=True)) is None:
+        raise SpecError(
+            f"model {name} is not on the host: there is no file {path}; put it there, or change models.{name}",
+            next=command("ls", "-l", path.rpartition("/")[0]),
+        )
+    return file
+
+
+def files(root: Root, step: ModelStep) -> dict[str, str]:
+    """Return the ids of the files that a model is made from, by path; raises SpecError if one is not on the host."""
+    paths = files_of(step.recipe) if step.recipe else ()
+    return {path: _identified(root, step.model, path)["model_id"] for path in paths}
+
+
+def find(root: Root, step: ModelStep) -> ModelEvent:
     """Return the event of a model file.
 
     Raises:
-        SpecError: if it is not on the host.
+        SpecError: if it is not on the host, or no whole GGUF file.
     """
-    if (file := identify(step.path)) is None:
-        raise SpecError(
-            f"model {step.model} is not on the host: there is no file {step.path}; put it there, or change "
-            f"models.{step.model}.path",
-            next=command("ls", "-l", step.path.rpartition("/")[0]),
-        )
-    return _event(step, file, reused=True)
+    from dgxlab import gguf_header
+
+    file = _identified(root, step.model, step.path)
+    return _event(step, {**file, "contents": _contents(gguf_header.read(Path(file["path"])))}, reused=True)
 
 
-def _event(step: ModelStep, file: Mapping[str, Any], *, reused: bool) -> ModelEvent:
+def _event(step: ModelStep, fields: Mapping[str, Any], *, reused: bool) -> ModelEvent:
     from dgxlab.model.events import ModelEvent  # imported late: a probe, which imports this module, should be quick
 
-    return ModelEvent(name=step.model, recipe=step.recipe, seconds=0.0, reused=reused, **file)
+    return ModelEvent(name=step.model, recipe=step.recipe, seconds=0.0, reused=reused, **fields)
+
+
+def _contents(header: Header, **made: Any) -> Contents:
+    """Return what a file holds; `made` has the further fields of a model that was made here."""
+    told = {"architecture": header.architecture, "parameters": header.parameters, "type": header.type}
+    sizes = {"bits": header.bits, "per_token": header.per_token}
+    nothing: dict[str, Any] = {"files": {}, "requantised": False, "fidelity": {}}
+    return cast("Contents", {**told, **sizes, **nothing, **made})
 
 
 def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
@@ -85,24 +124,27 @@ def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
         settle(file, _sent(root, model_id))
 
 
-def synthesize(
+def make(
     root: Root,
     step: ModelStep,
     model_id: str,
-    path: Path,
     launch: Callable[[str, Sequence[str]], Launch],
     *,
-    source: Path | None = None,
+    source: ModelEvent | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> ModelEvent:
-    """Write and quantise a synthetic model unless it exists; return its event.
+    """Write and quantise a model unless it exists; return its event.
 
     Args:
         source: The finished model that it is derived from, None to write it from its recipe.
+        files: As `files` returns them.
 
     Raises:
-        RemoteError: if gguf is not installed, the disk is full, or llama-quantize does not know the type.
+        SpecError: if the source is damaged, or cannot be quantised as asked.
+        RemoteError: if gguf is not installed, the disk is full, or llama-quantize made other types than asked.
     """
     root.models.mkdir(parents=True, exist_ok=True)
+    path = root.models / f"{model_id}.gguf"
     record, sent = path.with_suffix(".json"), _sent(root, model_id)
     written, part = (path.with_name(f".{path.stem}{kind}-{os.getpid()}.gguf") for kind in ("-f16", ""))
     try:
@@ -114,30 +156,47 @@ def synthesize(
         if not reused:
             if not source and not written.exists():
                 _write(root, step, written, launch)
-            if step.quantize:
-                _make(launch, f"{step.id}-quantize", step.quantize, {"{in}": source or written, "{out}": part})
-                _check_types(step.recipe, part)
-            else:
-                written.rename(part)
-            fields = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}"}
+            contents = _quantise(step, launch, source, written, part)
+            told = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}", "contents": contents}
             settle(part, path)
-            part.write_text(json.dumps(fields))
+            part.write_text(json.dumps(told))
             settle(part, record)
         sent.unlink(missing_ok=True)
     finally:
         written.unlink(missing_ok=True)
         part.unlink(missing_ok=True)
     record.touch()  # its last use, for `host clean`
-    return _event(step, {"model_id": model_id, "path": str(path), **json.loads(record.read_text())}, reused=reused)
+    fields: dict[str, Any] = {"model_id": model_id, "path": str(path), **json.loads(record.read_text())}
+    if "contents" in fields:  # an older agent's record has none; two jobs may have the same files at different paths
+        fields["contents"]["files"] = files or {}
+    return _event(step, fields, reused=reused)
 
 
-def _check_types(recipe: SyntheticModel | DerivedModel | None, file: Path) -> None:
-    """Raise RemoteError if a tensor's type is not the requested one."""
-    from dgxlab import gguf_header, synth  # imported late, as Objects
+def _quantise(
+    step: ModelStep,
+    launch: Callable[[str, Sequence[str]], Launch],
+    source: ModelEvent | None,
+    written: Path,
+    part: Path,
+) -> Contents:
+    """Make `part` from the source, or from what was written; return what it holds."""
+    from dgxlab import gguf_header, quantise  # imported late, as Objects
+    from dgxlab.quantise.fidelity import fidelity
 
-    if recipe:
-        written = recipe.source if isinstance(recipe, DerivedModel) else recipe
-        synth.check_types(written, recipe.quant, gguf_header.read(file))
+    if not step.quantize:
+        written.rename(part)
+        return _contents(gguf_header.read(part))
+    assert step.recipe
+    how, origin = quantisation(step.recipe), Path(source.path) if source else written
+    before = gguf_header.read(origin)
+    quantise.check_source(how, before)
+    paths = {"{in}": origin, "{out}": part, "{imatrix}": Path(how.imatrix).expanduser()}
+    _launch(launch, f"{step.id}-quantize", step.quantize, paths)
+    after = gguf_header.read(part)
+    quantise.check_types(how, before, after)
+    again = how.quant not in quantise.FLOATS and any(quantise.is_quantised(tensor.type) for tensor in before.tensors)
+    inherited = bool(source and source.contents and source.contents["requantised"])
+    return _contents(after, requantised=again or inherited, fidelity=fidelity(origin, before, part, after))
 
 
 def _finished(path: Path) -> bool:
@@ -162,18 +221,18 @@ def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequen
     try:
         if isinstance(recipe, SyntheticModel) and recipe.vocab:
             Objects(root.objects).copy(recipe.vocab_pin, vocabulary_path(recipe), vocabulary)
-        _make(launch, f"{step.id}-write", step.make, {"{out}": out, "{vocab}": vocabulary})
+        _launch(launch, f"{step.id}-write", step.make, {"{out}": out, "{vocab}": vocabulary})
     finally:
         vocabulary.unlink(missing_ok=True)
 
 
-def _make(
+def _launch(
     launch: Callable[[str, Sequence[str]], Launch], name: str, argv: Sequence[str], paths: Mapping[str, Path]
 ) -> None:
     launched = launch(name, [str(paths.get(arg, arg)) for arg in argv])
     if not launched.ended.ok:
         why = launched.ended.reason(Path(argv[0]).name, 0, launched.last_words())
         raise RemoteError(
-            f"the synthetic model was not made: {why}",
+            f"the model was not made: {why}",
             next=f"dgxlab logs {launched.stderr.parent.parent.name} raw/{launched.stderr.name}",
         )

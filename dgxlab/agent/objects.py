@@ -33,7 +33,7 @@ class Objects:
     path: Path
 
     def missing(self, commits: Sequence[str]) -> list[str]:
-        """Return the commits that are not here; all of them if the repository is damaged."""
+        """Return the commits that the repository lacks. A damaged repository is renamed, so it lacks all of them."""
         if not self.path.exists():
             return list(commits)
         ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
@@ -46,10 +46,8 @@ class Objects:
     def receive(self, stream: IO[bytes]) -> None:
         """Take a pack: one JSON line {"commit", "shallow"}, then the pack's bytes.
 
-        A ref makes the objects reachable only after the commit's tree is verified as complete.
-
-        Raises:
-            RemoteError: if the pack is damaged or incomplete.
+        A ref makes the objects reachable only after the commit's tree is verified as complete. Raises RemoteError if it
+        is not.
         """
         header = json.loads(stream.readline())
         self._make()
@@ -73,12 +71,9 @@ class Objects:
         flush(self.path)
 
     def check_out(self, worktree: Path, index: Path, commit: str, tree: str) -> None:
-        """Move a worktree to a commit, touching only files that differ.
+        """Move a worktree to a commit, touching only files that differ; raises RemoteError if its tree is another.
 
         The index is outside the worktree, which has no .git: cmake would reconfigure whenever it changes.
-
-        Raises:
-            RemoteError: if the tree differs from the plan's.
         """
         worktree.mkdir(parents=True, exist_ok=True)
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(worktree)}
@@ -98,11 +93,7 @@ class Objects:
         return self._git("ls-tree", "-r", "--name-only", commit)
 
     def copy(self, commit: str, name: str, out: Path) -> None:
-        """Copy a commit's file to another place.
-
-        Raises:
-            RemoteError: if the commit or its file is not here.
-        """
+        """Copy a commit's file to another place. Raises RemoteError if the commit or its file is not here."""
         with out.open("wb") as file:
             argv = self._argv("cat-file", "blob", f"{commit}:{name}")
             ran = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, env=_git_env(), check=False)

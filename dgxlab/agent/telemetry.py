@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dgxlab.agent import child, facts
+from dgxlab.agent import child
 from dgxlab.agent.conditions import Conditions, Sample, number
 from dgxlab.agent.environment import ask, base_env
-from dgxlab.agent.facts import PERIOD_S
-from dgxlab.agent.gpus import BASIC, HELP, choose, sampling
+from dgxlab.agent.facts import PERIOD_S, boot_id, condition
+from dgxlab.agent.gpus import BASIC, HELP, choose, compute_processes, parse_gpus, query, sampling
 from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.processors import Contention
 from dgxlab.model.events import HOST
@@ -41,20 +41,19 @@ FRESH_S = 5.0
 
 
 class Sampler:
-    """One program that prints a line per sample; `parse` returns None for any other line."""
+    """One program that prints a line per sample; `parse` returns None for any other line.
+
+    If it cannot be started there are no samples.
+    """
 
     def __init__(self, argv: Sequence[str], path: Path, parse: Callable[[str], Sample | None]) -> None:
-        self._argv, self._path, self._parse = argv, path, parse
-        self._child: subprocess.Popen[bytes] | None = None
-        self._offset = 0
+        self._path, self._parse, self._offset = path, parse, 0
         self.newest: dict[str, Sample] = {}
         """The last sample of each device that was read."""
-
-    def start(self) -> None:
-        """Start the program; if it cannot be started there are no samples."""
+        self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             # nvidia-smi prints local time
-            self._child = child.beside(self._argv, env={**base_env(), "TZ": "UTC"}, output=self._path)
+            self._child = child.beside(argv, env={**base_env(), "TZ": "UTC"}, output=path)
 
     @property
     def settled(self) -> bool:
@@ -85,29 +84,33 @@ class Telemetry:
     """One job's samplers of the host and its GPUs; `gpus` has the GPUs' names by uuid."""
 
     def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
-        self._gpus = gpus
+        self._raw, self._agent, self._gpus = raw, agent, gpus
         self._fields = choose(ask([HELP])[0].text) if gpus else dict(BASIC)
-        sense = [sys.executable, "-ES", str(agent), "sense"]
-        self._samplers = [Sampler(sense, raw / "telemetry-host.jsonl", parse_host)]
-        if gpus:
-            argv = sampling(tuple(gpus), tuple(self._fields.values()), PERIOD_S)
-            self._samplers.append(Sampler(argv, raw / "telemetry-gpu.csv", partial(parse_gpu, tuple(self._fields))))
-        self._started = False
+        self._samplers: list[Sampler] = []
 
     def start(self) -> None:
         """Start the samplers and wait for their first samples; safe to repeat."""
-        if self._started:
+        if self._samplers:
             return
-        self._started = True
-        for sampler in self._samplers:
-            sampler.start()
+        sense = [sys.executable, "-ES", str(self._agent), "sense"]
+        self._samplers.append(Sampler(sense, self._raw / "telemetry-host.jsonl", parse_host))
+        if self._gpus:
+            argv = sampling(tuple(self._gpus), tuple(self._fields.values()), PERIOD_S)
+            parse = partial(parse_gpu, tuple(self._fields))
+            self._samplers.append(Sampler(argv, self._raw / "telemetry-gpu.csv", parse))
         deadline = time.monotonic() + READY_S
         while not all(sampler.settled for sampler in self._samplers) and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def state(self) -> dict[str, Any]:
-        """Return the host's condition at this instant."""
-        return facts.state(self._fields)
+        """Return the condition of the host and all its GPUs at this instant."""
+        (gpus,) = ask([query(tuple(self._fields.values()))])
+        return {
+            "boot_id": boot_id(),
+            **condition(),
+            "gpus": parse_gpus(tuple(self._fields), gpus.text),
+            "gpu_processes": compute_processes(),
+        }
 
     def around(self, run: child.Ended, states: tuple[State, State], contention: Contention, threads: int) -> Conditions:
         """Return the conditions of a finished run with this many threads, between two states."""

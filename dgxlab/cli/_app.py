@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer import Argument, Option
 
-from dgxlab.errors import SpecError, UsageError, command
-from dgxlab.project import MARKER, is_marked, root, spec_at, specs
+from dgxlab.errors import SpecError, command
+from dgxlab.project import MARKER, is_marked, root, spec_at, specs, user_folder
 
 if TYPE_CHECKING:
     from dgxlab.lab import Lab
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-Word = StrEnum("Word", ["faster", "slower", "same", "inconclusive", "invalid"])
-"""Verdicts of a chain."""
+Word = StrEnum("Word", ["faster", "slower", "same", "inconclusive", "invalid"])  # verdicts of a chain
 
 DbOption = Annotated[
     Path | None, Option("--db", envvar="DGXLAB_DB", help="The database; results.db of this project by default.")
@@ -48,12 +46,9 @@ JobArgument = Annotated[str, Argument(help=f"A job: {JOB}.")]
 class Desk:
     """Where a command works."""
 
-    db: DbOption = None
-    """None for results.db of the project."""
-    project: Path | None = None
-    """Its folder; None for that of the current folder."""
-    trust_source: bool = False
-    """Whether a pin may come from a package without a known digest."""
+    db: DbOption = None  # None for results.db of the project
+    project: Path | None = None  # its folder; None for that of the current folder
+    trust_source: bool = False  # whether a pin may come from a package without a known digest
 
     @property
     def database(self) -> Path:
@@ -77,10 +72,10 @@ class Desk:
     def lab(self, *, create: bool = False) -> Iterator[Lab]:
         """Open everything that a use case needs."""
         from dgxlab.lab import Lab
-        from dgxlab.source import PinCache, default_path
+        from dgxlab.source import PinCache
 
         with self.store(create=create) as opened:
-            yield Lab(opened, PinCache(default_path(), trusted=self.trust_source), connect)
+            yield Lab(opened, PinCache(trusted=self.trust_source), connect)
 
     @contextmanager
     def lab_if_any(self) -> Iterator[Lab | None]:
@@ -129,11 +124,7 @@ class App(typer.Typer):
 
 
 def experiment(spec: str, overrides: Sequence[str] | None = None, host: str | None = None) -> Experiment:
-    """Read the spec of that path, or of that name anywhere below the project's experiments/.
-
-    Raises:
-        SpecError: if the spec is wrong; `next` is a command that checks it again.
-    """
+    """Read the spec of that path, or of that name below experiments/; the `next` of a SpecError checks it again."""
     from dgxlab.spec import load
 
     path = _spec_file(spec)
@@ -165,31 +156,11 @@ def _spec_file(spec: str) -> Path:
 
 def hosts_files() -> tuple[Path, Path]:
     """Return the paths of hosts.yaml: the user's own, then the project's."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return config / "dgxlab" / "hosts.yaml", root() / "hosts.yaml"
-
-
-@contextmanager
-def naming_a_host(instead: str = "") -> Iterator[None]:
-    """If a job is not in the record, replace the next command `instead` with the job list of the first ssh host."""
-    try:
-        yield
-    except UsageError as error:
-        if error.next == instead:
-            from dgxlab.spec.hosts import load_hosts
-
-            hosts = load_hosts(hosts_files()).values()
-            error.next = f"dgxlab jobs --host {next((host.name for host in hosts if host.ssh), 'local')}"
-        raise
+    return user_folder("XDG_CONFIG_HOME", ".config") / "hosts.yaml", root() / "hosts.yaml"
 
 
 def connect(name: str) -> Host:
-    """Return the host of that name; nothing is sent yet.
-
-    Raises:
-        SpecError: if hosts.yaml does not name it, or is wrong.
-        HostError: if a project's entry needs a consent that the user has not given.
-    """
+    """Return the host of that name; nothing is sent yet. HostError if a project's entry lacks the user's consent."""
     from dgxlab.spec.hosts import find_host
     from dgxlab.transport.host import Host
     from dgxlab.transport.local import LocalTransport

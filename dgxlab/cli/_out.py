@@ -71,12 +71,12 @@ class Out:
             _write(sys.stderr, clean(text))
 
 
-def write_bytes(chunk: bytes) -> None:
-    """Write a piece of a file to stdout unchanged; on a terminal without control sequences."""
+def write_bytes(content: bytes) -> None:
+    """Write a file to stdout unchanged; on a terminal without control sequences."""
     if sys.stdout.isatty():
-        chunk = clean(chunk.decode(errors="replace")).encode()
+        content = clean(content.decode(errors="replace")).encode()
     with _reader(sys.stdout):
-        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
 
 

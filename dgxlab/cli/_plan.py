@@ -17,11 +17,8 @@ from dgxlab.units import duration, metric, percent
 if TYPE_CHECKING:
     from dgxlab.lab.outlook import Outlook
 
-PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)
-"""Words that need no shell quoting, placeholders included."""
-
-NEVER = "over 100"
-"""Shown when more cycles are needed than dgxlab proposes."""
+PLAIN = re.compile(r"[\w@%+=:,./{}-]+", re.ASCII)  # words that need no shell quoting, placeholders included
+NEVER = "over 100"  # shown when more cycles are needed than dgxlab proposes
 
 
 def describe(plan: Plan) -> str:

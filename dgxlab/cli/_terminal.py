@@ -17,8 +17,7 @@ from rich.text import Text, TextType
 from dgxlab.cli._display import Lines, place
 from dgxlab.errors import one_line
 
-WORD = 40
-"""Max length of a word in a drawn table that is not broken into lines."""
+WORD = 40  # max length of a word in a drawn table that is not broken into lines
 
 
 def draw(markdown: str) -> None:

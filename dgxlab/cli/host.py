@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -20,6 +20,7 @@ from dgxlab.units import size
 
 if TYPE_CHECKING:
     from dgxlab.lab.clean import Candidate
+    from dgxlab.lab.doctor import Finding
 
 app = App("Add, list, check and clean hosts.")
 
@@ -117,8 +118,11 @@ def check(name: NameArgument = "local", *, out: Out) -> None:
 
     Example: dgxlab host check local
     """
-    facts = connect(name).probe().facts
-    out.result(facts, lambda: "\n".join(facts_lines(facts)))
+    from dgxlab.lab.doctor import judge
+
+    host = connect(name)
+    probe = host.probe()
+    out.result(probe.facts, lambda: "\n".join(map(_line, judge(probe.facts, host.entry, probe.absent))))
 
 
 @app.add
@@ -174,38 +178,15 @@ def doctor(name: str = Argument("local", help="The host to look at as well."), *
     for where, group in groupby(findings, lambda finding: finding.where):
         lines.append(where)
         for finding in group:
-            lines.append(f"  {finding.state:9}{finding.name:8}{one_line(finding.text)}")
+            lines.append(f"  {_line(finding)}")
             lines += [f"{'':19}next: {one_line(finding.next)}"] if finding.next else []
     out.result(findings, "\n".join(lines))
     if missing := [finding for finding in findings if finding.state == MISSING]:
         raise CheckFailed(f"{plural(len(missing), 'thing')} missing", next=missing[0].next)
 
 
-def facts_lines(facts: Any) -> list[str]:
-    """Return a host's facts as lines for people."""
-    details, toolchain = facts.details, facts.toolchain
-    driver, disk, tools, versions = (details[key] for key in ("driver", "disk", "tools", "versions"))
-    gpus = [f"{gpu['name']}, {_mib(gpu.get('memory.total'))}" for gpu in details["gpus"]]
-    rows = [
-        ("host", f"{facts.hostname}, {details['os']}, kernel {details['kernel']}, user {details['user']}"),
-        ("boot", facts.boot_id),
-        ("cpu", f"{details['cpu']}, {details['cpus']} processors"),
-        ("memory", f"{_mib(details['mem_available_mib'])} free of {_mib(details['memory_mib'])}"),
-        ("disk", f"{_mib(disk['free_mib'])} free of {_mib(disk['total_mib'])} at {disk['path']}"),
-        *(("gpu", gpu) for gpu in gpus or ["none"]),
-        *([("driver", f"{driver['version']}, runs CUDA up to {driver['cuda'] or '?'}")] if gpus else []),
-    ]
-    for process in details["gpu_processes"]:
-        who = f"{process['program']} of {process['user'] or '?'}, pid {process['pid']}"
-        rows.append(("in use", f"{who}, {_mib(process['used_mib'])}"))
-    compilers = {"cc": toolchain.cc, "c++": toolchain.cxx, "cmake": toolchain.cmake}
-    rows += [(name, path or "missing") for name, path in compilers.items()]
-    rows.append(("nvcc", f"{toolchain.nvcc}, {tools['nvcc']}" if toolchain.nvcc else "missing"))
-    rows.append(("python", details["python"]))
-    for name in ("git", "ninja", "ccache"):
-        path = tools[name]
-        rows.append((name, ", ".join(filter(None, (versions.get(name), path))) if path else "missing"))
-    return [f"{name:8}{one_line(value)}" for name, value in rows]
+def _line(finding: Finding) -> str:
+    return f"{finding.state:9}{finding.name:8}{one_line(finding.text)}"
 
 
 def _trust_keys(destination: str, yes: bool, out: Out) -> None:
@@ -239,10 +220,6 @@ def _sign_in(name: str, destination: str) -> None:
         raise HostError(f"{destination} lets us in but runs no commands: {failure}", next=mend) from failure
     finally:
         way.close()
-
-
-def _mib(number: int | str | None) -> str:
-    return size(int(text) << 20) if (text := str(number or "")).isdecimal() and len(text) < 15 else "?"
 
 
 def _listing(candidates: Sequence[Candidate]) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from dgxlab import project
-from dgxlab.cli._app import JOB, App, Desk, JobArgument, connect, naming_a_host
+from dgxlab.cli._app import JOB, App, Desk, JobArgument, connect
 from dgxlab.cli._out import Format, Out, clean, table, write_bytes
 from dgxlab.cli.run import leave
 from dgxlab.errors import AGAIN, DgxlabError, JobLost, RemoteError, UsageError
@@ -77,8 +76,7 @@ def attach(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     from dgxlab.lab.jobs import adopt, find, follow
 
     with desk.lab(create=host is not None) as lab:
-        with naming_a_host():
-            connected, job_id = find(lab, job, host)
+        connected, job_id = find(lab, job, host)
         error: DgxlabError | None
         try:
             with display(out) as watch:
@@ -107,8 +105,7 @@ def cancel(job: JobArgument, host: WhereOption = None, *, desk: Desk, out: Out) 
     from dgxlab.lab.jobs import find, settle
 
     with desk.lab(create=host is not None) as lab:
-        with naming_a_host():
-            connected, job_id = find(lab, job, host)
+        connected, job_id = find(lab, job, host)
         try:
             status = connected.cancel(job_id)
         except RemoteError:  # some of its processes survive; record its end anyway
@@ -163,9 +160,8 @@ def logs(
 
     with desk.lab_if_any() if host else desk.lab() as lab:
         unknown = "; if another laptop started it, dgxlab attach records it"
-        attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else ""
-        with naming_a_host():
-            job_id = the_one(lab.store.job_ids(session) if lab else [], session, unknown, next=attach)
+        attach = shlex.join(["dgxlab", "attach", session, "--host", host]) if host else "dgxlab jobs"
+        job_id = the_one(lab.store.job_ids(session) if lab else [], session, unknown, next=attach)
         assert lab is not None
         job = lab.store.job(job_id)
         with display(out) as watch:
@@ -180,24 +176,20 @@ def logs(
     paths = [path for path in files if name in (path, PurePosixPath(path).name)]
     if len(paths) != 1:
         raise UsageError(f"job {job_id} has no raw file {name!r}", next=f"dgxlab logs {job_id}")
+    content = raw.content(archive, paths[0])
     if out.format is Format.human:
-        raw.copy(archive, paths[0], write_bytes)
+        write_bytes(content)
     else:
-        out.result({**rows[paths[0]], "text": raw.content(archive, paths[0]).decode(errors="replace")}, "")
+        out.result({**rows[paths[0]], "text": content.decode(errors="replace")}, "")
 
 
 def _again(job: Job) -> str:
-    """Return the command that repeats a job, or the one that reports it if its spec is missing."""
+    """Return the command that repeats a job, with its experiments by name."""
     from dgxlab.model import SESSIONS
-    from dgxlab.spec.resolve import label
 
-    names = [job.name]
+    names, words = [job.name], [job.kind]
     if job.kind in SESSIONS:
         chain = next(job.plan.chains)
         names = [chain.baseline.arm, chain.candidate.arm][: 1 if job.kind == "noise" else 2]
-    known = project.specs(project.root())
-    files = [known.get(name, []) for name in names]
-    if any(len(each) != 1 for each in files):
-        return f"dgxlab report {job.job_id}"
-    command, *screen = ("ab", "--screen") if job.kind == "screen" else (job.kind,)
-    return shlex.join(["dgxlab", command, *(label(file) for (file,) in files), *screen, "--host", job.host])
+        words = ["ab", "--screen"] if job.kind == "screen" else words
+    return shlex.join(["dgxlab", *words, *names, "--host", job.host])

@@ -37,7 +37,7 @@ class Upstream:
 
     def fetch(self, out: Out) -> tuple[Path, PinCache, str]:
         """Return project, cache with the pin, and pin: the requested one, else the one that all specs name."""
-        from dgxlab.source import PinCache, default_path
+        from dgxlab.source import PinCache
 
         root, specs = project.root(), []
         for path in [] if self.pin and self.source else chain.from_iterable(project.specs(root).values()):
@@ -52,7 +52,7 @@ class Upstream:
             raise SpecError(f"the specs in {root / 'experiments'} name {len(named)} pins{which}", next=mend)
         at = self.pin or named[0]
         known = [source for spec in specs if spec.pin == at or self.pin for source in spec.sources]
-        cache = PinCache(default_path(), trusted=self.trust_source)
+        cache = PinCache(trusted=self.trust_source)
         cache.ensure(
             at, self.source or list(dict.fromkeys(known)), lambda note: None if "%" in note else out.note(note)
         )

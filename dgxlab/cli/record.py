@@ -6,27 +6,21 @@ import gc
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Argument, Option
 
 from dgxlab import units
 from dgxlab.cli._app import JOB, App, Desk, connect
-from dgxlab.cli._out import Format, Out, plural, table
+from dgxlab.cli._out import Format, Out, plural
 from dgxlab.errors import CheckFailed, UsageError, command
-
-if TYPE_CHECKING:
-    from dgxlab.imported import Imported
 
 app = App("Check, merge and rebuild the record.")
 
 PathArgument = Annotated[Path | None, Argument(help="The database; --db by default.")]
 
-SHOWN_ROWS = 20
-
 # written out, as --help is printed before any tool is imported
-Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench"])
-"""Whose rows the record can hand on."""
+Tool = StrEnum("Tool", ["llama-bench", "test-backend-ops", "llama-batched-bench"])  # whose rows the record can hand on
 
 
 def import_(
@@ -34,13 +28,13 @@ def import_(
     tool: str = Option(
         "",
         metavar="TOOL",
-        help="Who printed it: test-backend-ops, llama-bench, llama-batched-bench, llama-perplexity or harness; "
-        "by default what it looks like.",
+        help="Who printed it: test-backend-ops, llama-bench, llama-batched-bench, llama-perplexity, harness or "
+        "profile; by default what it looks like.",
     ),
     format_of: str = Option(
         "",
         metavar="FORMAT",
-        help="In which format: console, sql, json, jsonl, csv or md; by default what it looks like.",
+        help="In which format: console, sql, json, jsonl, csv, md, nsys or ncu; by default what it looks like.",
     ),
     *,
     desk: Desk,
@@ -60,7 +54,11 @@ def import_(
         out.note(f"note: {note}")
     about = {name: getattr(adopted, name) for name in ("import_id", "sha256", "tool", "format")}
     read = {name: getattr(reading, name) for name in ("provenance", "notes", "rows")}
-    out.result({**about, "file": adopted.name, "new": new, **read}, lambda: _as_text(adopted, new))
+    known = "" if new else ": in the record already"
+    lines = [f"{adopted.import_id}  {adopted.tool} ({adopted.format}), {plural(len(reading.rows), 'row')}{known}"]
+    lines += [f"  {name}: {text}" for name, text in reading.provenance.items() if not isinstance(text, dict)]
+    lines.append(f"  shown by: dgxlab report --form imported {adopted.import_id}")
+    out.result({**about, "file": adopted.name, "new": new, **read}, "\n".join(lines))
 
 
 def export(
@@ -86,7 +84,7 @@ def export(
         if imported:
             tables = [exported.collect_imported(store, imported)]
         else:
-            job_id = the_one(store.job_ids(job), job, next="dgxlab jobs") if job else None
+            job_id = the_one(store.job_ids(job), job) if job else None
             tools = [tool.value] if tool else [each.value for each in Tool]
             tables = [exported.collect(store, each, job=job_id, name=name) for each in tools]
     tables = [each for each in tables if each.rows]
@@ -183,21 +181,3 @@ def rebuild(
     out.result(done, "\n".join([*lines, f"{plural(len(done.added), 'job')} recorded"]))
     if done.left:
         raise CheckFailed(f"{plural(len(done.left), 'job')} could not be recorded", next=command("ls", "-l", lab.raw))
-
-
-def _as_text(adopted: Imported, new: bool) -> str:
-    rows = adopted.reading.rows
-    known = "" if new else ": in the record already"
-    lines = [f"{adopted.import_id}  {adopted.tool} ({adopted.format}), {plural(len(rows), 'row')}{known}"]
-    lines += [f"  {name}: {text}" for name, text in adopted.reading.provenance.items() if not isinstance(text, dict)]
-    shown = []
-    for row in rows[:SHOWN_ROWS]:
-        texts = {"": row.label}
-        for each in row.values:
-            more = f" and {len(each.values) - 1} more" if len(each.values) > 1 else ""
-            discarded = " (discarded)" if each.discarded else ""
-            texts[each.metric] = f"{each.values[0]:.10g}{more} {each.unit}".rstrip() + discarded
-        shown.append(texts)
-    names = list(dict.fromkeys(name for texts in shown for name in texts if name))
-    lines.append(table([{name: texts.get(name, "") for name in ("", *names)} for texts in shown], right=names))
-    return "\n".join([*lines, *([f"and {len(rows) - SHOWN_ROWS} more"] if len(rows) > SHOWN_ROWS else [])])

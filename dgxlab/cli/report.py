@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from typer import Argument, Option
 
-from dgxlab.cli._app import JOB, Desk, WideOption, naming_a_host
+from dgxlab.cli._app import JOB, Desk, WideOption
 from dgxlab.cli._out import Out, plural
 from dgxlab.errors import CheckFailed, SpecError, UsageError, command, edit
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from dgxlab.report import Query
     from dgxlab.store import Store
 
-Form = StrEnum("Form", "steps single-stream concurrency ops gates verdicts levers provenance published imported")
+Form = StrEnum(
+    "Form", "steps single-stream concurrency ops profile gates verdicts levers provenance published imported"
+)
 """Forms of tables."""
 
 
@@ -89,8 +91,7 @@ def _form(opened: Store, form: str, named: Sequence[str], given: Mapping[str, st
     except UsageError as error:
         error.next = error.next or "dgxlab report --help"
         raise
-    with naming_a_host(instead="dgxlab jobs"):
-        page = reports.page(opened, wanted)
+    page = reports.page(opened, wanted)
     out.report(page, lambda: reports.render_page(page, wide=wide))
 
 
@@ -133,8 +134,7 @@ def _whole(opened: Store, named: Sequence[str], out: Out, plots: Path | None, *,
     if len(named) > 1:
         raise UsageError("several names are side by side in a form", next="dgxlab report --form single-stream")
     session = _session(opened, named[0])
-    with naming_a_host(instead="dgxlab jobs"):
-        page = reports.collect(opened, job_id=session) if session else reports.collect(opened, named[0])
+    page = reports.collect(opened, job_id=session) if session else reports.collect(opened, named[0])
     pictures = []
     if plots:
         from dgxlab import plots as drawing
@@ -162,15 +162,16 @@ def _session(opened: Store, name: str) -> str | None:
 
 def _newest(opened: Store, tool: str | None) -> list[str]:
     """Return the experiment, or both arms, of the newest session, preferring sessions with numbers of the tool."""
-    measured = opened.rows(
-        """SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM runs WHERE tool = ? AND status = 'valid')
-           AND job_id NOT IN (SELECT job_id FROM rejections) ORDER BY intent_at DESC, job_id DESC LIMIT 1""",
+    arms = opened.rows(
+        """SELECT arm FROM arms WHERE job_id = (
+               SELECT job_id FROM arms JOIN jobs USING (job_id) WHERE job_id NOT IN (SELECT job_id FROM rejections)
+               ORDER BY job_id IN (SELECT job_id FROM runs WHERE tool = ? AND status = 'valid') DESC,
+                        intent_at DESC, job_id DESC LIMIT 1)
+           ORDER BY rowid""",
         (tool,),
     )
-    job = opened.job(measured[0]["job_id"]) if measured else opened.latest_job()
-    if job is None:
+    if not arms:
         raise UsageError("nothing is recorded yet", next="dgxlab run experiments/cpu/quickstart.yaml")
-    arms = opened.rows("SELECT arm FROM arms WHERE job_id = ? ORDER BY rowid", (job.job_id,))
     return [str(row["arm"]) for row in arms]
 
 
@@ -188,15 +189,11 @@ def _pages(store: Store, names: Sequence[str], folder: Path, out: Out) -> None:
 
 
 def _page(store: Store, name: str) -> tuple[str, bytes]:
-    """Return the alias of a session, and its page.
-
-    Raises:
-        UsageError: if there is no such session, or it was rejected.
-    """
+    """Return the alias of a session, and its page; UsageError if there is no such session, or it was rejected."""
     from dgxlab import report as reports
     from dgxlab.store import alias, the_one
 
-    job = store.job(the_one(store.job_ids(name), name, next="dgxlab jobs"))
+    job = store.job(the_one(store.job_ids(name), name))
     if job.rejected:
         raise UsageError(f"session {job.job_id} was rejected: {job.rejected}", next="dgxlab jobs")
     short = alias(job.job_id)
@@ -228,8 +225,7 @@ class BlockState:
     line: int
     form: str
     """"" of a page."""
-    state: str
-    """current, stale, or missing if it names data that does not exist."""
+    state: str  # current, stale, or missing if it names data that does not exist
     reason: str = ""
     page: str = ""
 

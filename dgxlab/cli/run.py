@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from dgxlab.lab.session import Request
     from dgxlab.report import SessionReport
 
-Same = StrEnum("Same", ["matrix", "models", "session", "host"])
-"""Differences between the arms that --allow can permit."""
+Same = StrEnum("Same", ["matrix", "models", "session", "host"])  # differences between the arms that --allow can permit
 
 SpecArgument = Annotated[str, Argument(help="The experiment's YAML file, or its name in experiments/.")]
 AllowOption = Annotated[
@@ -245,7 +244,7 @@ def _show_plan(request: Request, effect: str | None, desk: Desk, out: Out) -> No
     from dgxlab.cli._display import display
     from dgxlab.cli._plan import describe, describe_outlook, length
     from dgxlab.lab import outlook, session
-    from dgxlab.source import PinCache, default_path
+    from dgxlab.source import PinCache
 
     first, recorded = request.experiments[0], desk.database.exists()
     wanted = first.session.effect
@@ -259,7 +258,7 @@ def _show_plan(request: Request, effect: str | None, desk: Desk, out: Out) -> No
             mend = outlook.command("noise", first)
             raise SpecError(f"there is no {desk.database} yet, so no noise floor is known", next=mend)
     with display(out) as watch:
-        planned = session.full_plan(PinCache(default_path(), trusted=desk.trust_source), request, watch)
+        planned = session.full_plan(PinCache(trusted=desk.trust_source), request, watch)
     expected = None
     if recorded and (effect or request.baseline):
         with desk.store() as store:

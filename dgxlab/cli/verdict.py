@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +17,6 @@ from dgxlab.errors import CheckFailed, UsageError, command
 
 if TYPE_CHECKING:
     from dgxlab.stats import Chain, Verdict
-
-KEYS: dict[str, tuple[type, ...]] = {
-    "a": (list,),
-    "b": (list,),
-    "better": (str,),
-    "name": (str,),
-    "model": (str,),
-    "flaws": (dict,),
-    "drift_limit": (int, float),
-    "noise": (int, float),
-    "noise_cycles": (int,),
-    "cycles": (int,),
-    "burn_in": (list,),
-}
-"""Keys of a line with their types; the first three are required."""
 
 
 def verdict(
@@ -55,40 +40,56 @@ def verdict(
 
     Example: dgxlab verdict chains.jsonl --format json
     """
+    from dgxlab import stats
+
     if holm and screen:
         raise UsageError("--holm is about intervals, which a screen has not", next="dgxlab verdict FILE --screen")
     defaults = {key: value for key, value in (("drift_limit", drift_limit), ("noise", noise)) if value is not None}
-    lines = [_line(number, text, defaults) for number, text in enumerate(_read(file), 1) if text.strip()]
+    lines: dict[int, Line] = {}
+    results: dict[int, Verdict] = {}
+    for number, text in enumerate(_read(file), 1):
+        if text.strip():
+            try:
+                lines[number] = _line(text, {**defaults, "name": f"line {number}"})
+            except (ValueError, RecursionError) as error:
+                lines[number] = Line([], [], "", f"line {number}")
+                results[number] = stats.invalid(0, f"line {number}: {error}")
     if not lines:
         raise UsageError(f"{file} holds no chain", next="dgxlab verdict --help")
-    judged = list(zip(lines, _judged(lines, holm=holm, screen=screen), strict=True))
-    out.lines((_row(*each) for each in judged), lambda: "\n".join(_sentence(*each) for each in judged))
-    if failed := [word for word in fail_on or () for _, result in judged if result.verdict == word]:
+    whole = [number for number in lines if number not in results]  # malformed lines do not count for Holm
+    results |= zip(whole, _judged([lines[number] for number in whole], holm=holm, screen=screen), strict=True)
+    judged = [(line, results[number]) for number, line in lines.items()]
+    rows = ({"line": number, **_row(line, results[number])} for number, line in lines.items())
+    out.lines(rows, lambda: "\n".join(_sentence(*each) for each in judged))
+    if failed := [word for word in fail_on or () for result in results.values() if result.verdict == word]:
         are = f"{'is' if len(failed) == 1 else 'are'} {' or '.join(dict.fromkeys(failed))}"
         raise CheckFailed(f"{plural(len(failed), 'chain')} of {len(judged)} {are}, on which to fail")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the file: its keys, or why it cannot be parsed."""
+    """The keys of a line."""
 
-    number: int
-    keys: Mapping[str, Any]
-    broken: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its name in the result."""
-        return _printable(self.keys.get("name", f"line {self.number}"))
+    a: list[Any]
+    b: list[Any]
+    better: str
+    name: str = ""
+    model: str = ""
+    flaws: dict[str, str] = field(default_factory=dict)
+    drift_limit: float | None = None
+    noise: float | None = None
+    noise_cycles: int | None = None
+    cycles: int | None = None
+    burn_in: list[Any] = field(default_factory=list)
 
     @property
     def chain(self) -> Chain:
         """The chain to judge."""
-        from dgxlab.stats import Chain
+        from dgxlab.stats import DRIFT_LIMIT, Chain
 
-        names = ("a", "b", "better", "drift_limit", "cycles", "flaws")
-        before = (self.keys.get("burn_in") or [None])[-1]
-        return Chain(**{name: self.keys[name] for name in names if name in self.keys}, before=before)
+        limit = DRIFT_LIMIT if self.drift_limit is None else self.drift_limit
+        flaws = {int(cycle): why for cycle, why in self.flaws.items()}
+        return Chain(self.a, self.b, self.better, limit, self.cycles, flaws, before=(self.burn_in or [None])[-1])
 
 
 def _read(file: Path) -> list[str]:
@@ -99,53 +100,30 @@ def _read(file: Path) -> list[str]:
     return data.decode("utf-8-sig", errors="replace").split("\n")  # a line that is not UTF-8 is not JSON either
 
 
-def _line(number: int, text: str, defaults: Mapping[str, Any]) -> Line:
-    try:
-        return Line(number, {**defaults, **_keys(text)})
-    except (ValueError, RecursionError) as error:
-        return Line(number, {}, f"line {number}: {error}")
+def _line(text: str, defaults: Mapping[str, Any]) -> Line:
+    """Read a line; raises ValueError if it is not JSON or not a chain."""
+    from dgxlab.model import from_json
 
-
-def _keys(text: str) -> dict[str, Any]:
-    """Return the keys of a line; raises ValueError if it is not JSON or not a chain."""
     try:
         keys = json.loads(text)
     except ValueError as error:
         raise ValueError(f"no JSON: {error}") from None
     if not isinstance(keys, dict):
         raise ValueError('no chain: a chain is {"a": [...], "b": [...], "better": ...}')
-    if missing := [key for key in ("a", "b", "better") if key not in keys]:
-        raise ValueError(f"{missing[0]!r} is missing")
-    for key, value in keys.items():
-        if key not in KEYS:
-            raise ValueError(f"{key!r} is no key; there are {', '.join(KEYS)}")
-        if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-            raise ValueError(f"{key!r} is {value!r:.40}")
-    flaws = keys.get("flaws", {})
-    if strange := [cycle for cycle in flaws if not cycle.isdecimal() or len(cycle) > 9]:
+    line = from_json(Line, {**defaults, **keys})
+    if strange := [cycle for cycle in line.flaws if not cycle.isdecimal() or len(cycle) > 9]:
         raise ValueError(f"there is no cycle {strange[0]!r:.40}")
-    return {**keys, "flaws": {int(cycle): _printable(why) for cycle, why in flaws.items()}}
+    return line
 
 
-def _printable(text: object) -> str:
-    """Return text without unpaired surrogates: JSON can contain them, terminals cannot show them."""
-    return str(text).encode(errors="replace").decode()
-
-
-def _judged(lines: list[Line], *, holm: bool, screen: bool) -> Iterator[Verdict]:
-    """Yield each line's verdict; malformed lines do not count for Holm."""
+def _judged(lines: list[Line], *, holm: bool, screen: bool) -> list[Verdict]:
     from dgxlab import stats
 
-    whole = [line for line in lines if not line.broken]
-    verdicts: Iterator[Verdict]
     if screen:
-        verdicts = (stats.screen(line.chain, line.keys.get("noise"), line.keys.get("noise_cycles")) for line in whole)
-    elif holm:
-        verdicts = iter(stats.judge_session(line.chain for line in whole))
-    else:
-        verdicts = (stats.judge(line.chain) for line in whole)
-    for line in lines:
-        yield stats.invalid(0, line.broken) if line.broken else next(verdicts)
+        return [stats.screen(line.chain, line.noise, line.noise_cycles) for line in lines]
+    if holm:
+        return list(stats.judge_session(line.chain for line in lines))
+    return [stats.judge(line.chain) for line in lines]
 
 
 def _row(line: Line, result: Verdict) -> dict[str, Any]:
@@ -155,14 +133,14 @@ def _row(line: Line, result: Verdict) -> dict[str, Any]:
     def percent(share: float | None) -> float | None:
         return None if share is None else 100 * share
 
-    own = {"line": line.number, "name": line.name, "verdict": result.verdict}
+    own = {"name": line.name, "verdict": result.verdict}
     in_percent = {
         "effect_pct": percent(result.effect),
         "ci_pct": result.ci and [percent(bound) for bound in result.ci],
         "same_ci_pct": result.same_ci and [percent(bound) for bound in result.same_ci],
         "mde_pct": percent(result.mde),
     }
-    decided = {"noise_floor": result.noise, "promoted": promoted(result, line.keys.get("noise"))}
+    decided = {"noise_floor": result.noise, "promoted": promoted(result, line.noise)}
     names = ("confidence", "valid_cycles", "cycles", "p", "k_to_settle", "screen", "flaws", "reasons")
     return {**own, **in_percent, **decided, **{name: getattr(result, name) for name in names}}
 

@@ -144,7 +144,8 @@ class _Fold:
 
     def on_model(self, event: events.ModelEvent) -> None:
         row = _taken(event, "model_id", "name", "path", "size", "digest", "seconds", "reused")
-        row["recipe"] = None if event.recipe is None else canonical(event.recipe)
+        for name in ("recipe", "contents"):
+            row[name] = None if (value := getattr(event, name)) is None else canonical(value)
         self.store.put("inputs", {"job_id": self.job.job_id, **row})
 
     def on_gate(self, event: events.GateEvent) -> None:

@@ -56,7 +56,10 @@ class Guard:
         self._possible: dict[tuple[str, ...], float] = {}
 
     def implausible(self, run: Row, extremes: Iterable[Extremes]) -> str:
-        """Return why a run's numbers are impossible, "" if possible; `run` has job_id, arm, tool and model_id."""
+        """Return why a run's numbers are physically impossible; "" if they are possible or cannot be checked.
+
+        `run` needs job_id, arm, tool and model_id. `extremes` has the least and the largest value of each metric.
+        """
         key = (run["job_id"], run["arm"], run["tool"])
         if key not in self._peaks:
             (row,) = self._store.rows(DEVICE, key[:2])
@@ -120,7 +123,11 @@ def _weights(model: Row | None, called: str) -> Weights | None:
 @lru_cache(maxsize=64)
 def _of_recipe(recipe: str) -> Weights | None:
     try:
-        model = SyntheticModel(**json.loads(recipe))
-    except TypeError:  # written by a dgxlab with other fields
+        made = json.loads(recipe)
+        quant = made["quant"]
+        while "source" in made:
+            made = made["source"]
+        model = SyntheticModel(**made)
+    except (LookupError, TypeError):  # made from a file, or written by a dgxlab with other fields
         return None
-    return Weights(float(synth.active(model)), roofline.bits_of(model.quant), roofline.path_of(model.quant))
+    return Weights(float(synth.active(model)), roofline.bits_of(quant), roofline.path_of(quant))

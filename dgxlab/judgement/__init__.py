@@ -64,7 +64,7 @@ def whole(words: Sequence[str]) -> str:
 
 def reasons(verdict: Verdict) -> tuple[str, ...]:
     """Return the reasons of a verdict, without those that are also in its `flaws`."""
-    flaws = {f"cycle {cycle} does not count: {flaw}" for cycle, flaw in verdict.flaws.items()}
+    flaws = {*stats.not_counted(verdict.flaws)}
     return tuple(reason for reason in verdict.reasons if reason not in flaws)
 
 

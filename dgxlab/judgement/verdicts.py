@@ -11,17 +11,8 @@ from typing import Any
 
 from dgxlab import stats
 from dgxlab.chains import Comparison, Over, Slot, chain_of, comparisons, flaw, over, whole_cycles
-from dgxlab.model import (
-    BASELINE,
-    BURN_IN,
-    CANDIDATE,
-    ChainStep,
-    GateStep,
-    NoiseFloor,
-    ParityGate,
-    about,
-    check_from_json,
-)
+from dgxlab.model import ChainStep, Check, GateStep, NoiseFloor, ParityGate, about, from_json
+from dgxlab.model.plan import BASELINE, BURN_IN, CANDIDATE
 from dgxlab.model.reasons import says_not_engaged
 from dgxlab.stats import Chain, Verdict
 from dgxlab.store import Job, Store
@@ -182,7 +173,7 @@ def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
 def gate_name(row: Mapping[str, Any]) -> str:
     """Return a gate's name, given its row of `gates`, `checks` or `gate_list`: `MUL_MAT on CUDA0`."""
     if row.get("gate"):
-        return about(check_from_json(json.loads(row["gate"])))
+        return about(from_json(Check, json.loads(row["gate"])))
     return f"{row['op']} on {row['backend']}"
 
 

@@ -12,23 +12,17 @@ doctor   check what is missing, here and on a host
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgxlab.model import Experiment, Source, events
+from dgxlab.project import user_folder
 from dgxlab.source import PinCache
 from dgxlab.store import Store
 from dgxlab.transport.host import Host
 
-Watch = Callable[[events.Event], None]
-"""Sees every journal event as it is ingested, and the client's own notes."""
-
-
-def raw_folder() -> Path:
-    """Return the folder of raw files: with the user's data, because a cache may be emptied at any time."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "dgxlab" / "raw"
+Watch = Callable[[events.Event], None]  # sees every journal event as it is ingested, and the client's own notes
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class Lab:
     store: Store
     cache: PinCache
     connect: Callable[[str], Host]
-    raw: Path = field(default_factory=raw_folder)
+    # with the user's data, because a cache may be emptied at any time
+    raw: Path = field(default_factory=lambda: user_folder("XDG_DATA_HOME", ".local/share") / "raw")
 
 
 @dataclass(frozen=True)

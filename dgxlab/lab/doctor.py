@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,28 +27,21 @@ from dgxlab.units import size
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 
-OLDEST_GIT = (2, 32)
-"""The first version whose `git apply` accepts --cached with --3way, which applying a series needs."""
-
-CACHE_MIB = 1024
-"""Space for a pin's archive and its objects during unpacking."""
+OLDEST_GIT = (2, 32)  # the first version whose `git apply` accepts --cached with --3way, which applying a series needs
+CACHE_MIB = 1024  # space for a pin's archive and its objects during unpacking
 HOST_DISK_MIB = 10_000
 """A CUDA build of llama.cpp takes 3 GB, a copy of its programs 1 GB, a synthetic model some more."""
 HOST_MEMORY_MIB = 4096
-COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}
-"""Default compiler names, by the variable that overrides them."""
-
-Install = Callable[..., str]
-"""Returns the command that installs packages on a host."""
+COMPILER_NAMES = {"CC": "cc", "CXX": "c++"}  # default compiler names, by the variable that overrides them
+Install = Callable[..., str]  # returns the command that installs packages on a host
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked item, and how to fix it."""
+    """The result of a check by `dgxlab doctor`; `next` says what to do unless the state is ok."""
 
     name: str
-    state: str
-    """ok, note (work goes on) or missing."""
+    state: str  # ok, note (work goes on) or missing
     text: str
     next: str = ""
     where: str = "this client"
@@ -91,8 +83,6 @@ def look_at_client(database: Path, cache: Path, hosts_files: tuple[Path, Path]) 
         yield Finding("hosts", MISSING, error.message, error.next)
         return
     yield Finding("hosts", OK, ", ".join(hosts))
-    if remote := [entry for entry in hosts.values() if entry.ssh]:
-        yield _ssh(remote[0])
 
 
 def _git() -> Finding:
@@ -127,19 +117,6 @@ def _record(database: Path) -> Finding:
         text = f"{database} would be on a network file system ({mount}), where SQLite's locks cannot be trusted"
         return Finding("record", MISSING, f"{text}: work in a folder on a local disk, or name a --db there", "df -hl")
     return Finding("record", OK, f"none yet; the first run makes {database}")
-
-
-def _ssh(host: HostEntry) -> Finding:
-    from dgxlab.transport.ssh_trust import private_known_hosts
-
-    folder = Path.home() / ".ssh"
-    files = (folder / "known_hosts", private_known_hosts(), Path("/etc/ssh/ssh_known_hosts"))
-    if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
-        return Finding("ssh", MISSING, f"{folder} cannot be read", f"chmod 700 {folder}")
-    if known := [str(path) for path in files if os.access(path, os.R_OK)]:
-        return Finding("ssh", OK, f"known hosts in {', '.join(known)}")
-    add = ["dgxlab", "host", "add", host.ssh, *([] if host.name == host.ssh else ["--name", host.name])]
-    return Finding("ssh", NOTE, "there is no known_hosts file: no host is trusted yet", shlex.join(add))
 
 
 def judge(facts: Facts, host: HostEntry, absent: Sequence[tuple[str, str]] = ()) -> Iterator[Finding]:

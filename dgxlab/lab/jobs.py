@@ -17,7 +17,7 @@ from dgxlab.errors import AGAIN, DgxlabError, Interrupted, JobLost, RemoteError,
 from dgxlab.ingest import ingest
 from dgxlab.lab import Lab, Side, Watch, noted, raw
 from dgxlab.lab.provision import send
-from dgxlab.model import Experiment, Plan
+from dgxlab.model import Plan
 from dgxlab.store import Damaged, Job, Locked, Store, named, the_one
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, JobStatus, Probe
@@ -29,8 +29,8 @@ STARTS = 3
 """Max submits of a job that stays staged: on a busy host the agent may start more slowly than one call waits."""
 
 
-def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]) -> JobStatus:
-    """Send what the host lacks, record the intent, and start the job detached; the last of `of` is the candidate."""
+def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> JobStatus:
+    """Send what the host lacks, record the intent, and start the job detached."""
     send(lab.cache, host, job, probe, watch)
     try:
         lab.store.back_up()
@@ -38,25 +38,16 @@ def start(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Se
         if isinstance(error, Damaged):
             raise
         noted(watch)(f"the record was not copied: {error.message}")
-    with lab.store.transaction():
-        for experiment in of:
-            lab.store.know(experiment)
-        lab.store.intend(job, of[-1], host.name, __version__)
+    lab.store.intend(job, host.name, __version__)
     status = _submit(host, job, watch)
     noted(watch)(f"job {job.job_id} runs on {host.name}")
     return status
 
 
-def start_and_follow(
-    lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch, *, of: Sequence[Experiment]
-) -> DgxlabError | None:
-    """Start a job and follow it to its end. Errors, even JobLost, are returned: there may be results to report.
-
-    Raises:
-        Interrupted: on Ctrl-C after the start; the job goes on.
-    """
+def start_and_follow(lab: Lab, host: Host, job: Plan, probe: Probe, watch: Watch) -> DgxlabError | None:
+    """Start a job and follow it to its end. Errors, even JobLost, are returned: there may be results to report."""
     with interruptible(lab.store, job.job_id):
-        status = start(lab, host, job, probe, watch, of=of)
+        status = start(lab, host, job, probe, watch)
         try:
             if status.state == "lost":
                 return conclude(lab, host, status, watch)
@@ -225,26 +216,22 @@ def adopt(lab: Lab, host: Host, job_id: str, watch: Watch) -> None:
     """
     if lab.store.find_job(job_id) is None:
         plan, text = retry.again(host, lambda: host.plan(job_id), noted(watch))
-        lab.store.intend(plan, None, host.name, __version__, found=text)
+        lab.store.intend(plan, host.name, __version__, staged=text)
 
 
 def join(lab: Lab, host: Host, subject: str, sides: Sequence[Side], probe: Probe, watch: Watch) -> str:
     """Follow a running job of this subject and these trees: one of another client, or one believed lost.
 
-    Returns its id, "" if there is none. The candidate's side is the last one.
+    Returns its id, "" if there is none.
     """
     for job_id, asked in probe.running.items():
         known = lab.store.find_job(job_id)
         if asked != subject or (known and (known.ended or known.rejected)):
             continue
-        if known:
-            plan, text = known.plan, known.plan_json
-        else:
-            plan, text = retry.again(host, partial(host.plan, job_id), noted(watch))
+        fetch = partial(host.plan, job_id)
+        plan, text = (known.plan, known.plan_json) if known else retry.again(host, fetch, noted(watch))
         if [arm.source for arm in plan.arms] == [side.source for side in sides]:
-            for side in sides:
-                lab.store.know(side.experiment)
-            lab.store.intend(plan, sides[-1].experiment, host.name, __version__, found=text)
+            lab.store.intend(plan, host.name, __version__, staged=text)
             noted(watch)(f"job {job_id} of this experiment was started elsewhere and still runs: following it")
             _follow_quietly(lab, host, job_id, watch)
             return job_id

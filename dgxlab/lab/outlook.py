@@ -19,6 +19,8 @@ from dgxlab.model import (
     Plan,
     Session,
     Source,
+    canonical,
+    files_of,
     gpu_backends,
     model_id,
 )
@@ -32,38 +34,26 @@ class Expected:
     label: str
     model: str
     metric: str
-    sigma: float
-    """Noise from run to run, a share."""
-    session: str
-    """The session that measured this noise."""
-    mde: float
-    """Minimum effect that is detected with a probability of 80 %, a share."""
-    needed: int | None
-    """Cycles needed to detect the wanted effect, None if over 100."""
-    chosen: int
-    """Cycles that a burn-in with this noise would choose for the spec's effect."""
+    sigma: float  # noise from run to run, a share
+    session: str  # the session that measured this noise
+    mde: float  # minimum effect that is detected with a probability of 80 %, a share
+    needed: int | None  # cycles needed to detect the wanted effect, None if over 100
+    chosen: int  # cycles that a burn-in with this noise would choose for the spec's effect
 
 
 @dataclass(frozen=True)
 class Outlook:
     """A planned session."""
 
-    effect: float
-    """The wanted effect, a share."""
-    family: int
-    """How many claims the session makes."""
-    cycles: int | None
-    """From the spec, or as the burn-ins will probably choose; None if no noise is known."""
-    fixed: bool
-    """Whether the spec sets the cycles."""
-    needed: int | None
-    """Cycles needed to detect the effect in every cell with known noise, None if over 100."""
-    seconds: float | None
-    """Duration of a session of `cycles`, without builds; None if a part of it never ran there."""
+    effect: float  # the wanted effect, a share
+    family: int  # how many claims the session makes
+    cycles: int | None  # from the spec, or as the burn-ins will probably choose; None if no noise is known
+    fixed: bool  # whether the spec sets the cycles
+    needed: int | None  # cycles needed to detect the effect in every cell with known noise, None if over 100
+    seconds: float | None  # duration of a session of `cycles`, without builds; None if a part of it never ran there
     seconds_needed: float | None
     claims: tuple[Expected, ...]
-    unknown: tuple[str, ...]
-    """Labels of the cells whose noise floor is not known."""
+    unknown: tuple[str, ...]  # labels of the cells whose noise floor is not known
 
 
 def outlook(store: Store, experiment: Experiment, source: Source, effect: float) -> Outlook:
@@ -131,14 +121,15 @@ def _model(store: Store, experiment: Experiment, name: str, device: str) -> str:
     if not name:
         return ""
     model = experiment.models[name]
-    if not isinstance(model, FileModel):
+    if not files_of(model):
         return model_id(model)
+    path, recipe = (model.path, None) if isinstance(model, FileModel) else (None, canonical(model))
     rows = store.rows(
         """SELECT model_id FROM inputs JOIN jobs USING (job_id)
-           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ?
-           AND (path = ?3 OR substr(?3, 1, 2) = '~/' AND substr(path, -length(substr(?3, 2))) = substr(?3, 2))
+           WHERE job_id IN (SELECT job_id FROM arms WHERE device_id = ?) AND inputs.name = ? AND (recipe = ?4
+           OR path = ?3 OR substr(?3, 1, 2) = '~/' AND substr(path, -length(substr(?3, 2))) = substr(?3, 2))
            ORDER BY intent_at DESC LIMIT 1""",
-        (device, name, model.path),
+        (device, name, path, recipe),
     )
     return str(rows[0]["model_id"]) if rows else "unknown"
 

@@ -11,39 +11,31 @@ from dgxlab import synth
 from dgxlab.agent.files import sha256
 from dgxlab.errors import BuildFailed, SpecError, edit
 from dgxlab.lab import Side, Watch, noted
-from dgxlab.model import Facts, FileModel, ModelStep, Plan, SyntheticModel, events, model_id
+from dgxlab.model import Facts, ModelStep, Plan, SyntheticModel, events, files_of, model_id
 from dgxlab.source import PinCache, packages
 from dgxlab.transport import retry
 from dgxlab.transport.host import Host, Probe, Stdin
 from dgxlab.units import size
 
-TOOLS = ("cmake", "ninja")
-"""Build tools that can be sent as wheels. A compiler and git must be installed."""
-
-PIECE = 1 << 20
-"""Bytes of a file sent at a time."""
-
-NOTE_S = 10.0
-"""Period of progress notes during a long transfer; a bar moves with every percent."""
+TOOLS = ("cmake", "ninja")  # build tools that can be sent as wheels. A compiler and git must be installed
+PIECE = 1 << 20  # bytes of a file sent at a time
+NOTE_S = 10.0  # period of progress notes during a long transfer; a bar moves with every percent
 
 
 def ask(host: Host, *sides: Side) -> Probe:
-    """Return which of the arms' needs the host has, in one round trip.
-
-    Raises:
-        SpecError: if a model file is not there.
-    """
+    """Return which of the arms' needs the host has, in one round trip; SpecError if a model file is not there."""
     commits = [commit for side in sides for commit in (side.source.pin, side.source.commit)]
     models = [(side, name, model) for side in sides for name, model in side.experiment.models.items()]
-    paths = [model.path for _, _, model in models if isinstance(model, FileModel)]
+    paths = [path for _, _, model in models for path in files_of(model)]
     recipes = [model_id(model) for _, _, model in models if isinstance(model, SyntheticModel)]
     probe = host.probe(*(list(dict.fromkeys(asked)) for asked in (commits, paths, recipes)))
     for side, name, model in models:
-        if isinstance(model, FileModel) and probe.models[model.path] is None:
-            raise SpecError(
-                f"model {name} is not on host {host.name}: there is no file {model.path}, which the spec names",
-                next=edit(side.experiment.path),
-            )
+        for path in files_of(model):
+            if probe.models[path] is None:
+                raise SpecError(
+                    f"model {name} is not on host {host.name}: there is no file {path}, which the spec names",
+                    next=edit(side.experiment.path),
+                )
     return probe
 
 

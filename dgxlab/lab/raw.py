@@ -15,7 +15,7 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -37,11 +37,8 @@ PLAIN = re.compile(r"(raw/)?[A-Za-z0-9][A-Za-z0-9._+-]*")
 SUFFIX = ".tar.gz"
 CHUNK = 1 << 20
 
-AT_ONCE = 64 << 20
-"""Raw files of up to this many bytes are fetched when their job ends; larger ones on request."""
-
-PAUSES_S = (1.0, 2.0, 4.0)
-"""Pauses between attempts: shorter than for a job, because no result depends on raw files."""
+AT_ONCE = 64 << 20  # raw files of up to this many bytes are fetched when their job ends; larger ones on request
+PAUSES_S = (1.0, 2.0, 4.0)  # pauses between attempts: shorter than for a job, because no result depends on raw files
 
 WHOLE_JOB = {
     "plan.json": "the plan",
@@ -212,20 +209,9 @@ def listing(path: Path, at_most: int = sys.maxsize) -> dict[str, RawFile]:
     return files
 
 
-def copy(path: Path, name: str, write: Callable[[bytes], object]) -> None:
-    """Pass one file of an archive to `write`, a chunk at a time."""
-    for each, chunks in _files(path):
-        if each == name:
-            for chunk in chunks:
-                write(chunk)
-            return
-
-
 def content(path: Path, name: str) -> bytes:
     """Return one file of an archive, b"" where there is none."""
-    chunks: list[bytes] = []
-    copy(path, name, chunks.append)
-    return b"".join(chunks)
+    return next((b"".join(chunks) for each, chunks in _files(path) if each == name), b"")
 
 
 def unpack(path: Path, folder: Path) -> None:

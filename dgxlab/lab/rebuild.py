@@ -136,7 +136,7 @@ def _from_archive(lab: Lab, job_id: str, path: Path, watch: Watch) -> None:
     except (ValueError, LookupError, RecursionError) as error:
         raise CheckFailed(f"{path} holds no job of this dgxlab: {error}", next=command("ls", "-l", path)) from error
     with lab.store.transaction():
-        lab.store.intend(plan, None, host, __version__, found=text.decode())
+        lab.store.intend(plan, host, __version__, staged=text.decode())
         ingest(lab.store, job_id, journal.splitlines(keepends=True))
         record_end(lab.store, job_id, rc)
         _credit(lab, job_id)

@@ -6,7 +6,7 @@ same work or start one, follow it. The kinds differ only in their plan; a job is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dgxlab.lab import Lab, Side, Watch, noted
 from dgxlab.lab.jobs import join, settle, start_and_follow
 from dgxlab.lab.outlook import command
 from dgxlab.lab.provision import prepare
-from dgxlab.model import Cell, ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, Source, digest, events
+from dgxlab.model import ChainStep, Check, Device, Experiment, GateStep, ParityGate, Plan, Source, digest, events
 from dgxlab.source import PinCache
 from dgxlab.store import Store, gate_digest
 from dgxlab.transport.host import Probe
@@ -30,18 +30,13 @@ class Request:
     kind: str
     """run, ab, noise for an A/A session, screen for one bracket, or gate for only the gates, which then always run."""
     experiment: Experiment
-    baseline: Experiment | None = None
-    """The baseline of an A/B session; the experiment itself for an A/A session."""
-    again: bool = False
-    """Measure everything, up to date or not. A session always does."""
+    baseline: Experiment | None = None  # the baseline of an A/B session; the experiment itself for an A/A session
+    again: bool = False  # measure everything, up to date or not. A session always does
     tree: Path | None = None
     """A llama.cpp checkout to build instead of the experiment's series; its results are marked dirty."""
-    allow: Collection[str] = ()
-    """Kinds of `compare.MUST_AGREE` in which the arms may differ."""
-    wait_s: float = model.WAIT_S
-    """Max wait of the job for its devices, 0 for none."""
-    max_s: float = 0.0
-    """Max time of a session's chains, 0 for no limit."""
+    allow: Collection[str] = ()  # kinds of `compare.MUST_AGREE` in which the arms may differ
+    wait_s: float = model.WAIT_S  # max wait of the job for its devices, 0 for none
+    max_s: float = 0.0  # max time of a session's chains, 0 for no limit
 
     @property
     def experiments(self) -> list[Experiment]:
@@ -64,21 +59,14 @@ class Request:
 class Outcome:
     """How a request ended; results from before an error are in the record."""
 
-    job_id: str
-    """The last job that ran, "" when everything was up to date."""
-    source: Source
-    """The tree of the experiment."""
+    job_id: str  # the last job that ran, "" when everything was up to date
+    source: Source  # the tree of the experiment
     device: Device
-    planned: int = 0
-    """Cells that the experiment names."""
-    reused: int = 0
-    """Cells that were up to date."""
-    measured: int = 0
-    """Cells with a valid run from this job."""
-    gates: Sequence[str] = ()
-    """How each gate ended."""
-    error: DgxlabError | None = None
-    """The error, None on success."""
+    planned: int = 0  # cells that the experiment names
+    reused: int = 0  # cells that were up to date
+    measured: int = 0  # cells with a valid run from this job
+    gates: Sequence[str] = ()  # how each gate ended
+    error: DgxlabError | None = None  # the error, None on success
 
 
 def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
@@ -116,16 +104,12 @@ def run(lab: Lab, request: Request, watch: Watch) -> Outcome:
             gates.append(event.status)
         watch(event)
 
-    error = start_and_follow(lab, host, job, probe, see, of=request.experiments)
+    error = start_and_follow(lab, host, job, probe, see)
     return replace(outcome, job_id=job.job_id, measured=len(measured), gates=gates, error=error)
 
 
 def full_plan(cache: PinCache, request: Request, watch: Watch) -> Plan:
-    """Return the plan of everything in a request, whatever the record and the host already have.
-
-    Raises:
-        SpecError: as `run`.
-    """
+    """Return the plan of everything in a request, whatever the record and the host already have; SpecError as `run`."""
     _compared(request)
     sides = [Side(each, resolve(cache, each, request.tree, watch)) for each in request.experiments]
     return _everything(request, sides, request.name)
@@ -158,12 +142,10 @@ def _device(side: Side, probe: Probe) -> Device:
 class Todo:
     """The remaining work of a request on one host."""
 
-    planned: int = 0
-    """Number of cells in the experiment of a run."""
+    planned: int = 0  # number of cells in the experiment of a run
     cells: frozenset[tuple[str, str, str]] = frozenset()
     """Cells to measure, each as (model name, environment digest, cell key)."""
-    gates: tuple[ParityGate | Check, ...] = ()
-    """Gates to run."""
+    gates: tuple[ParityGate | Check, ...] = ()  # gates to run
 
     @property
     def reused(self) -> int:
@@ -209,14 +191,10 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
     build = model.build_id(side.source, plan.make_arm(experiment, side.source).cmake, probe.facts.toolchain)
     device = _device(side, probe).id
     asked: dict[tuple[str, str, str], tuple[str, str, str]] = {}
-
-    def note(name: str, env: Mapping[str, str], cell: Cell) -> bool:
-        env_digest = digest(env, 16)
-        asked[name, env_digest, cell.key] = (cell.key, _identity(experiment, name, probe), env_digest)
-        return True
-
-    for _ in tools.launches(experiment, note) if bench else ():
-        pass
+    for launch in tools.launches(experiment) if bench else ():
+        env_digest, identity = digest(launch.env, 16), _identity(experiment, launch.model, probe)
+        for cell in launch.cells:
+            asked[launch.model, env_digest, cell.key] = (cell.key, identity, env_digest)
     done = set() if again else store.up_to_date(build, device, list(asked.values()), model.PROTOCOL)
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
 
@@ -295,11 +273,6 @@ def _from_record(store: Store, job: Plan, side: Side, probe: Probe) -> Plan:
 
 
 def _identity(experiment: Experiment, name: str, probe: Probe) -> str:
-    """Return a model's id in the record: the recipe's digest, or the file's as the host gives it; "" for no model."""
-    if not name:
-        return ""
-    recipe = experiment.models[name]
-    if not isinstance(recipe, model.FileModel):
-        return model.model_id(recipe)
-    file = probe.models[recipe.path]
-    return str(file["model_id"]) if file else ""
+    """Return a model's id in the record, with its files as the host knows them; "" for no model."""
+    files = {path: file["model_id"] for path, file in probe.models.items() if file}
+    return model.model_id(experiment.models[name], files) if name else ""

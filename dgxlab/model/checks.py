@@ -1,18 +1,32 @@
 """Gates that run commands of a tool; each kind is a record in the module of its tool, in `dgxlab.tools`."""
 
+# ruff: noqa: UP013 - a map of few keys is a line
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Union
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Union
 
-from dgxlab.model.wire import from_json
+from dgxlab.model.parts import Count, MaybeCount, MaybeText, Name, Texts, Variables
 
 Against = Mapping[str, Union[str, None]]
 """Variables that differ in the other environment; None for a variable that is unset there."""
 
 Readings = Mapping[str, Mapping[str, Any]]
 """By role: the parsed output of a gate's command, or under `problem` why it does not count."""
+
+Launched = TypedDict("Launched", {"role": Name, "argv": list[str], "env": Variables, "rc": Union[int, None]})
+Cases = TypedDict(  # of test-backend-ops; `cases` is the digest of their list
+    "Cases", {"passed": MaybeCount, "total": MaybeCount, "unsupported": MaybeCount, "failed": Texts, "cases": MaybeText}
+)
+_Problem = TypedDict("_Problem", {"problem": str})
+_Greedy = TypedDict("_Greedy", {"md5": str, "n_prompt": MaybeCount, "n_gen": MaybeCount})
+_Tests = TypedDict("_Tests", {"passed": Count, "failed": list[str], "verdict": str})
+_Divergence = TypedDict("_Divergence", {"kld": float, "ppl_ratio": float})  # of a model from its reference
+_Reference = TypedDict("_Reference", {"ppl": float})
+Reading = Union[_Problem, Cases, _Greedy, _Tests, _Divergence, _Reference]
+"""Parsed output of one command, or why it does not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +66,7 @@ class Check:
         yield from ()
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
-        """Return `commands` and, where the gate needs them, `text` or `files` of its step.
-
-        Args:
-            env: The experiment's environment.
-            root: The project's folder.
-        """
+        """Return `commands` and, where the gate needs them, `text` or `files` of its step; `root` is the project."""
         raise NotImplementedError
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
@@ -75,11 +84,6 @@ class Check:
     def sources(self, files: Mapping[str, str]) -> dict[str, str]:
         """Return digests of the gate's compiled sources by their recorded name, given its files."""
         return {}
-
-
-def check_from_json(value: Any) -> Check:
-    """Decode a gate; raises ValueError if it is not one."""
-    return from_json(Check, value)
 
 
 def limits(gate: Check) -> tuple[str, ...]:

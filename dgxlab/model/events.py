@@ -7,28 +7,23 @@ default is used where an older agent did not write the field.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union, cast, get_type_hints
 
+from dgxlab.model.checks import Cases, Launched, Reading
 from dgxlab.model.experiment import DerivedModel, ParityGate, SyntheticModel
 from dgxlab.model.parts import (
-    Cases,
+    Contents,
     Count,
     Digest,
-    Divergence,
     Ending,
     Exit,
-    Greedy,
-    Launched,
     Name,
-    NoReading,
     Path,
-    Reference,
     Role,
     Seconds,
     State,
-    Tests,
     Texts,
     Time,
     Variables,
@@ -36,7 +31,7 @@ from dgxlab.model.parts import (
 from dgxlab.model.plan import ARM, BASELINE, CANDIDATE, Cell, LaunchedGate, Source
 from dgxlab.model.reasons import Code, Reason, sentence
 from dgxlab.model.result import CellResult, Facts, Toolchain
-from dgxlab.model.wire import LATER, Told, Within, decoder, from_json, to_json
+from dgxlab.model.wire import LATER, Reshaped, Told, Within, decoder, from_json, to_json
 
 HOST = "host"  # the device of values that belong to no GPU
 
@@ -64,7 +59,7 @@ class Summary(Told):
 
 
 @dataclass(frozen=True)
-class Flag(Told):
+class Flag(Told, Reshaped):
     """Something that makes a run's numbers doubtful, by `reasons.Code`; no verdict may use a run with a hard flag."""
 
     device: Name
@@ -77,19 +72,31 @@ class Flag(Told):
         """The flag in words."""
         return sentence(self.kind, self.params)
 
+    @staticmethod
+    def restored(value: Any) -> Any:
+        """Return a flag of an older agent, which wrote its sentence, with that as a parameter."""
+        if not isinstance(value, dict) or "params" in value:
+            return value
+        if not (words := from_json(str, value.get("reason"))):
+            raise ValueError("a flag has no reason")
+        return {**value, "params": {"words": words}}
+
 
 def flag(code: Code, device: str = HOST, *, hard: bool, **params: Any) -> Flag:
     """Return a flag that this program knows; params are those of its sentence."""
-    return Flag(device, code.value, hard, params)
+    return Flag(device, code.key, hard, params)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event(Told):
+class Event(Told, Reshaped):
     """Base of all events: line number and time. An instance of this class is an unknown event of a newer agent."""
 
-    event: ClassVar[str] = ""  # its name in the journal
+    event: ClassVar[str] = ""  # its name in the journal: that of the class, as "job" of JobEvent
     seq: Count = 0
     t: Time = 0.0
+
+    def __init_subclass__(cls) -> None:
+        cls.event = cls.__name__.removesuffix("Event").lower()
 
     def check(self) -> None:
         """Raise ValueError where the fields contradict one another."""
@@ -99,7 +106,6 @@ class Event(Told):
 class JobEvent(Event):
     """The agent has begun: its identity and the host's facts."""
 
-    event = "job"
     job_id: Name
     plan_digest: Digest
     protocol: Count
@@ -112,7 +118,6 @@ class JobEvent(Event):
 class StepEvent(Event):
     """A step has begun or ended, or is left out."""
 
-    event = "step"
     id: Name
     kind: Name
     state: Name
@@ -122,7 +127,6 @@ class StepEvent(Event):
 class ProgressEvent(Event):
     """Progress of a step; `total` is 0 if unknown."""
 
-    event = "progress"
     id: Name
     done: Count
     total: Count
@@ -133,7 +137,6 @@ class ProgressEvent(Event):
 class NoteEvent(Event):
     """A sentence for the user, from the agent or the client."""
 
-    event = "note"
     note: str
 
 
@@ -141,7 +144,6 @@ class NoteEvent(Event):
 class LockEvent(Event):
     """The job waits for a device, or has released it."""
 
-    event = "lock"
     state: Name
     path: str
     owner: str
@@ -151,7 +153,6 @@ class LockEvent(Event):
 class BuildEvent(Event):
     """An arm has its build."""
 
-    event = "build"
     arm: Name
     build_id: Digest
     source: Source
@@ -169,7 +170,6 @@ class BuildEvent(Event):
 class ModelEvent(Event):
     """A model is ready; `reused` is None from older agents."""
 
-    event = "model"
     name: Name
     model_id: Name
     path: Path
@@ -178,13 +178,14 @@ class ModelEvent(Event):
     recipe: Union[SyntheticModel, DerivedModel, None]
     seconds: Seconds
     reused: Union[bool, None] = None
+    contents: Union[Contents, None] = field(default=None, metadata=LATER)
+    """None from older agents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateEvent(Event):
     """A gate was judged."""
 
-    event = "gate"
     id: Name
     arm: Name
     build_id: Digest
@@ -192,7 +193,7 @@ class GateEvent(Event):
     inputs: Mapping[Name, Name]
     env: Variables
     commands: list[Launched]
-    readings: Mapping[Name, Union[NoReading, Cases, Greedy, Tests, Divergence, Reference]]
+    readings: Mapping[Name, Reading]
     status: Literal["passed", "failed", "flaky"]
     reasons: tuple[Reason, ...]
     """Why it failed."""
@@ -205,6 +206,18 @@ class GateEvent(Event):
     def counts(self) -> Cases:
         """The counts printed by a parity gate's program."""
         return cast("Cases", self.readings[ARM])
+
+    @staticmethod
+    def restored(value: Any) -> Any:
+        """Return a parity gate of an older agent, which wrote its command and its cases as fields of the event."""
+        if "commands" in value:
+            return value
+        known = {"cases": None, "inputs": {}, **value}
+        return {
+            **known,
+            "commands": [{"role": ARM, **{name: known.get(name) for name in ("argv", "env", "rc")}}],
+            "readings": {ARM: {name: known[name] for name in get_type_hints(Cases) if name in known}},
+        }
 
     def check(self) -> None:
         """Raise ValueError unless a failed gate, and no other, has reasons, and a parity gate has cases and stdout."""
@@ -221,7 +234,6 @@ class GateEvent(Event):
 class RunEvent(Event):
     """One launch of a benchmark, with every raw value; `chain`, `role` and `cycle` are None outside a chain."""
 
-    event = "run"
     id: Name
     arm: Name
     build_id: Digest
@@ -258,6 +270,14 @@ class RunEvent(Event):
         """Its hard flags in words."""
         return tuple(flag.reason for flag in self.flags if flag.hard)
 
+    @staticmethod
+    def restored(value: Any) -> Any:
+        """Return a run of an older agent, which wrote one sentence, with that as its reasons."""
+        if "reasons" in value:
+            return value
+        words = from_json(str, value.get("reason"))
+        return {**value, "reasons": [words] if words else []}
+
     def check(self) -> None:
         """Raise ValueError if its status, results or place in a chain are inconsistent."""
         _has_stdout(self.raw)
@@ -275,7 +295,6 @@ class RunEvent(Event):
 class ChainEvent(Event):
     """Progress of a chain, without any value of the candidate."""
 
-    event = "chain"
     id: Name
     state: Name
     role: Role
@@ -294,7 +313,6 @@ class ChainEvent(Event):
 class ErrorEvent(Event):
     """Something failed; the last one is the reason for the job's end."""
 
-    event = "error"
     message: str
     next: str
     details: str
@@ -304,7 +322,6 @@ class ErrorEvent(Event):
 class EndEvent(Event):
     """The job is over; `raw` has the sha256 of each raw file (absent from older agents)."""
 
-    event = "end"
     exit_code: Exit
     status: Ending
     raw: Mapping[Path, Digest] = field(default_factory=dict)
@@ -320,15 +337,7 @@ def _has_stdout(raw: Mapping[str, File]) -> None:
         raise ValueError("raw: it lacks 'stdout'")
 
 
-EVENTS: Mapping[str, type[Event]] = {
-    kind.event: kind
-    for kind in (
-        *(JobEvent, StepEvent, ProgressEvent, NoteEvent, LockEvent, BuildEvent, ModelEvent, GateEvent),
-        *(RunEvent, ChainEvent, ErrorEvent, EndEvent),
-    )
-}
-OLD_EVENTS: Mapping[str, type[Event]] = {"check": GateEvent}
-
+EVENTS: Mapping[str, type[Event]] = {kind.event: kind for kind in Event.__subclasses__()}
 
 Stamp = TypedDict("Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP013 - what every line has
 
@@ -336,47 +345,14 @@ Stamp = TypedDict("Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP
 def read(value: Any) -> Event:
     """Decode an event or raise ValueError; an unknown event of a newer agent keeps only number and time."""
     stamp = from_json(Stamp, value)
-    kind = {**EVENTS, **OLD_EVENTS}.get(stamp["event"], Event)
-    now = {RunEvent: _run_now, GateEvent: _gate_now}.get(kind, dict)
+    # older agents had two kinds of gate
+    kind = GateEvent if stamp["event"] == "check" else EVENTS.get(stamp["event"], Event)
     try:
-        event = from_json(kind, now(value))
+        event = from_json(kind, value)
         event.check()
     except ValueError as error:
         raise ValueError(f"{stamp['event']}: {error}") from error
     return event
-
-
-def _run_now(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a run of an older agent, which wrote sentences, with the sentences as parameters of codes."""
-    known = dict(value)
-    if "reasons" not in known:
-        words = from_json(str, known.pop("reason", None))
-        known["reasons"] = _told([words]) if words else []
-    if isinstance(flags := known.get("flags"), list):
-        known["flags"] = flags = list(flags)
-        for number, flag in enumerate(flags):
-            if isinstance(flag, dict) and "params" not in flag:
-                if not (words := from_json(str, flag.get("reason"))):
-                    raise ValueError("a flag has no reason")
-                flags[number] = {**flag, "params": {"words": words}}
-    return known
-
-
-def _gate_now(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a gate of an older agent, which wrote sentences, and a parity gate's command and cases as fields."""
-    known = dict(value)
-    reasons = known.get("reasons")
-    if isinstance(reasons, list) and all(isinstance(each, str) for each in reasons):
-        known["reasons"] = _told(reasons)
-    if value["event"] == "gate" and "commands" not in value:
-        known = {"cases": None, "inputs": {}, **known}
-        known["commands"] = [{"role": ARM, **{name: known.get(name) for name in ("argv", "env", "rc")}}]
-        known["readings"] = {ARM: {name: known[name] for name in get_type_hints(Cases) if name in known}}
-    return known
-
-
-def _told(sentences: Iterable[str]) -> list[dict[str, Any]]:
-    return [{"code": Code.TOLD.value, "params": {"words": words}} for words in sentences]
 
 
 def written(event: Event, seq: int) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from dgxlab.model.checks import Check
-from dgxlab.model.wire import LATER, Match, Within, digest, to_json
+from dgxlab.model.wire import LATER, Text, Within, digest, to_json
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name on the host
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -35,34 +35,7 @@ class Expectation:
         return f"{self.passed}/{self.total}"
 
 
-@dataclass(frozen=True)
-class Between(Within):
-    """Range of a number, in a record that is also a map of the spec file."""
-
-    def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-        return {**inner(source), "ge": self.least, "le": self.most}
-
-
-@dataclass(frozen=True)
-class Text(Match):
-    """Pattern of a text, in a record that is also a map of the spec file; `wanted` describes it in words."""
-
-    wanted: str
-
-    def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-        checked = {"type": "no-info", "function": self._checked}
-        return {"type": "function-after", "function": checked, "schema": inner(source)}
-
-    def __get_pydantic_json_schema__(self, schema: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        return {**inner(schema), "pattern": f"^({self.pattern})$"}
-
-    def _checked(self, value: str) -> str:
-        if not re.fullmatch(self.pattern, value):
-            raise ValueError(f"must be {self.wanted}")
-        return value
-
-
-Width = Annotated[int, Between(1, 2**22)]
+Width = Annotated[int, Within(1, 2**22)]
 Quant = Annotated[str, Text(r"[A-Z][A-Z0-9_]{0,31}", "a type of llama-quantize, as Q4_K_M")]
 Architecture = Literal["llama", "qwen3moe", "qwen35", "qwen35moe", "qwen3next"]
 
@@ -72,8 +45,8 @@ class SyntheticModel:
     """A model written from a fixed seed: good for shapes and throughput, not for quality."""
 
     arch: Architecture = "llama"
-    """Architecture, by llama.cpp's name; all but llama and qwen35 have experts, qwen35 and later a gated delta net."""
-    n_layer: Annotated[int, Between(1, 1000)] = 2
+    """By llama.cpp's name; all but llama and qwen35 have experts."""
+    n_layer: Annotated[int, Within(1, 1000)] = 2
     """Number of layers."""
     n_embd: Width = 256
     """Width; a multiple of n_head and of the quantisation's block."""
@@ -85,9 +58,9 @@ class SyntheticModel:
     """Key and value heads."""
     n_vocab: Width = 1000
     """Size of the vocabulary, which has no text unless vocab names one."""
-    n_ctx_train: Annotated[int, Between(1, 2**31 - 1)] = 4096
+    n_ctx_train: Annotated[int, Within(1, 2**31 - 1)] = 4096
     """Context length that the model states, in tokens."""
-    seed: Annotated[int, Between(0, 2**31 - 1)] = 0
+    seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of the weights."""
     quant: Quant = "Q4_0"
     """A type that llama-quantize knows, F16, or NVFP4 for the matrices of layers and F16 for the others."""
@@ -100,41 +73,33 @@ class SyntheticModel:
     scales: bool = field(default=False, metadata=LATER)
     """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
     plain_text: bool = field(default=False, metadata=LATER)
-    """Zero the output rows of byte, control and unknown tokens, so that servers answer valid UTF-8; needs vocab."""
-    head_dim: Annotated[int, Between(8, 1024)] = field(default=64, metadata=LATER)
+    """With vocab: zero the output rows of byte, control and unknown tokens, as servers need."""
+    head_dim: Annotated[int, Within(8, 1024)] = field(default=64, metadata=LATER)
     """Width of an attention head, a multiple of 8; that of llama is n_embd / n_head."""
-    n_expert: Annotated[int, Between(2, 1024)] = field(default=8, metadata=LATER)
+    n_expert: Annotated[int, Within(2, 1024)] = field(default=8, metadata=LATER)
     """Experts of a layer."""
-    n_expert_used: Annotated[int, Between(1, 1024)] = field(default=2, metadata=LATER)
+    n_expert_used: Annotated[int, Within(1, 1024)] = field(default=2, metadata=LATER)
     """Experts that a token passes through."""
     n_ff_expert: Width = field(default=256, metadata=LATER)
     """Width of an expert."""
     n_ff_shared: Width = field(default=256, metadata=LATER)
     """Width of the shared expert; qwen3moe has none."""
-    routing_skew: Annotated[float, Between(0, 10)] = field(default=0.0, metadata=LATER)
+    routing_skew: Annotated[float, Within(0, 10)] = field(default=0.0, metadata=LATER)
     """How uneven experts are used: the router's last row is exp(-skew) of its first; 0 uses all alike."""
     ssm_state: Literal[16, 32, 64, 128] = field(default=128, metadata=LATER)
     """Width of a head of the gated delta net; a head's state is its square."""
-    ssm_k_heads: Annotated[int, Between(1, 1024)] = field(default=2, metadata=LATER)
+    ssm_k_heads: Annotated[int, Within(1, 1024)] = field(default=2, metadata=LATER)
     """Key heads of the gated delta net."""
-    ssm_v_heads: Annotated[int, Between(1, 1024)] = field(default=4, metadata=LATER)
+    ssm_v_heads: Annotated[int, Within(1, 1024)] = field(default=4, metadata=LATER)
     """Value heads of the gated delta net, a multiple of ssm_k_heads; each has a state of every sequence."""
-    ssm_conv: Annotated[int, Between(2, 16)] = field(default=4, metadata=LATER)
+    ssm_conv: Annotated[int, Within(2, 16)] = field(default=4, metadata=LATER)
     """Taps of its convolution."""
-    decay_min: Annotated[float, Between(1e-6, 20)] = field(default=1e-4, metadata=LATER)
+    decay_min: Annotated[float, Within(1e-6, 20)] = field(default=1e-4, metadata=LATER)
     """Decay of the slowest head in a token, as -log of the factor; heads lie between at equal ratios."""
-    decay_max: Annotated[float, Between(1e-6, 20)] = field(default=0.05, metadata=LATER)
+    decay_max: Annotated[float, Within(1e-6, 20)] = field(default=0.05, metadata=LATER)
     """Decay of the fastest head in a token."""
-    full_attention_interval: Annotated[int, Between(1, 1000)] = field(default=4, metadata=LATER)
+    full_attention_interval: Annotated[int, Within(1, 1000)] = field(default=4, metadata=LATER)
     """Every so many-th layer has attention, the others a gated delta net."""
-
-
-@dataclass(frozen=True)
-class DerivedModel:
-    """A finished synthetic model converted to another type; F32 gives exactly the dequantised weights."""
-
-    source: SyntheticModel
-    quant: str
 
 
 @dataclass(frozen=True)
@@ -144,7 +109,37 @@ class FileModel:
     path: str
 
 
+@dataclass(frozen=True)
+class DerivedModel:
+    """A model that llama-quantize makes from another one; F32 gives exactly the dequantised weights."""
+
+    source: Model
+    quant: str
+    pure: bool = field(default=False, metadata=LATER)
+    imatrix: str = field(default="", metadata=LATER)
+    allow_requantize: bool = field(default=False, metadata=LATER)
+
+
 Model = Union[SyntheticModel, DerivedModel, FileModel]
+
+
+def quantisation(recipe: SyntheticModel | DerivedModel) -> DerivedModel:
+    """Return how a model gets its types: a synthetic one is its own F16 form, quantised."""
+    if isinstance(recipe, DerivedModel):
+        return recipe
+    return DerivedModel(replace(recipe, quant="F16"), recipe.quant, recipe.pure)
+
+
+def root_of(model: Model) -> SyntheticModel | FileModel:
+    """Return the recipe or the file that a model is made from in the end."""
+    return root_of(model.source) if isinstance(model, DerivedModel) else model
+
+
+def files_of(model: Model) -> tuple[str, ...]:
+    """Return the paths of the host's files that a model is, or is made from."""
+    if isinstance(model, DerivedModel):
+        return (*files_of(model.source), *filter(None, (model.imatrix,)))
+    return (model.path,) if isinstance(model, FileModel) else ()
 
 
 @dataclass(frozen=True)
@@ -187,6 +182,9 @@ class Bench:
     """Filled by `dgxlab.tools`."""
     name: ClassVar[str] = ""
     """Its key in specs, and its name in the record."""
+    compared: ClassVar[Mapping[str, str]] = {}
+    """The metrics that get a verdict, each with the parameter of a cell that must not be 0, or ""; what has none is a
+    picture of a run: it is neither compared nor exported."""
 
     exclude: tuple[Mapping[str, Param], ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -199,8 +197,8 @@ class EngagedGate:
 
     stderr: str
     """The marker: text that a line of stderr holds."""
-    tools: tuple[str, ...] = field(default_factory=lambda: tuple(kind.name for kind in Bench.declared))
-    """The tools whose runs must print it; all, when left out."""
+    tools: tuple[str, ...] = field(default_factory=lambda: tuple(kind.name for kind in Bench.declared if kind.compared))
+    """The tools whose runs must print it; all that are compared, when left out."""
 
 
 Gate = Union[ParityGate, EngagedGate, Check]
@@ -219,9 +217,9 @@ class Session:
     min_effect: float | None = None
     """Always None; specs recorded before protocol 3 may have it."""
     effect: float = field(default=0.02, metadata=LATER)
-    """The effect to be found with a chance of 80 %, as in 2% or 0.02: it decides how many cycles a chain has."""
+    """The effect to be found with a chance of 80 %, as in 2% or 0.02; it sets the cycles of a chain."""
     pin: bool = field(default=False, metadata=LATER)
-    """Pin every run to as many processors as it has threads, each of a core of its own where there are enough."""
+    """Pin a run to as many processors as it has threads, each of its own core where there are enough."""
     block_minutes: float = field(default=0.0, metadata=LATER)
     """Run an arm for this long before each run that counts, so that each arm is at its own temperature."""
 

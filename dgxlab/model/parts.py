@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypedDict, Union
 
-from dgxlab.model.wire import Match, Within
+from dgxlab.model.wire import Text, Within
 
 Name = Annotated[str, Within(1, 1000)]
 Count = Annotated[int, Within(0)]
@@ -19,7 +19,7 @@ Digest = Annotated[str, Within(1, 128)]
 Path = Annotated[str, Within(1, 4096)]
 Texts = tuple[str, ...]
 Variables = Mapping[Name, str]
-Role = Annotated[str, Match("burn-in|baseline|candidate")]
+Role = Annotated[str, Text("burn-in|baseline|candidate")]
 MaybeText = Union[str, None]
 MaybeCount = Union[Count, None]
 Number = Union[float, None]
@@ -46,7 +46,7 @@ class Details(TypedDict, total=False):
     user: str
     kernel: str
     os: str
-    glibc: Annotated[str, Match(r"([0-9]{1,4}(\.[0-9]{1,4})+)?")]
+    glibc: Annotated[str, Text(r"([0-9]{1,4}(\.[0-9]{1,4})+)?")]
     python: str
     cpu: str
     cpus: Count
@@ -80,17 +80,28 @@ class State(TypedDict, total=False):
     pinned: list[Count]  # the processors that the program was pinned to, before a run that was
 
 
-# parsed output of a gate's commands
-
-Launched = TypedDict("Launched", {"role": Name, "argv": list[str], "env": Variables, "rc": Union[int, None]})
-Cases = TypedDict(  # of test-backend-ops; `cases` is the digest of their list
-    "Cases", {"passed": MaybeCount, "total": MaybeCount, "unsupported": MaybeCount, "failed": Texts, "cases": MaybeText}
+Fidelity = TypedDict(  # of the weights of a class of tensors to the source's; nmse is None for types without a decoder
+    "Fidelity", {"types": str, "weights": Count, "sampled": Count, "nmse": Number, "sqnr_db": Number}
 )
-NoReading = TypedDict("NoReading", {"problem": str})  # why a command gave no reading
-Greedy = TypedDict("Greedy", {"md5": str, "n_prompt": MaybeCount, "n_gen": MaybeCount})
-Tests = TypedDict("Tests", {"passed": Count, "failed": list[str], "verdict": str})
-Divergence = TypedDict("Divergence", {"kld": float, "ppl_ratio": float})  # of a model from its reference
-Reference = TypedDict("Reference", {"ppl": float})
+_Contents = TypedDict(
+    "_Contents",
+    {
+        "architecture": str,
+        "parameters": Count,
+        "type": str,  # that most weights have
+        "bits": Annotated[float, Within(0)],  # a weight, scales included
+        "files": Mapping[Path, Name],  # ids of the host's files that it was made from, by path
+        "requantised": bool,  # from weights that were quantised before: good for speed, not for quality
+        "fidelity": Mapping[Name, Fidelity],  # by class of tensors; {} for an existing file
+    },
+)
+
+
+class Contents(_Contents, total=False):
+    """What a GGUF file holds, as its header says; an older agent's has fewer fields."""
+
+    per_token: Count  # bytes of weights that generating a token reads
+
 
 # parts of the agent's replies, besides the journal
 

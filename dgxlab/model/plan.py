@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Union
@@ -79,7 +79,7 @@ class BuildStep:
 
 @dataclass(frozen=True)
 class ModelStep:
-    """Make sure that a model is on the host: find the file, or write the synthetic one and quantise it."""
+    """Make sure that a model is on the host: find the file, or write it from its recipe, and quantise it."""
 
     id: str
     arm: str
@@ -183,6 +183,15 @@ def about(gate: LaunchedGate) -> str:
     return f"{gate.op} on {gate.backend}" if isinstance(gate, ParityGate) else f"{gate.name} of {gate.subject()}"
 
 
+FILES = "files"
+"""The folder of a job in which the files of a run are written."""
+
+
+def program_of(argv: Sequence[str]) -> str:
+    """Return the program of the build in a plan's argv, perhaps run by another one; else the first word."""
+    return next((word for word in argv if word.startswith("{bin}/")), argv[0])
+
+
 @dataclass(frozen=True)
 class RunStep:
     """One launch of one benchmark: a fresh process that gives a value for each of its cells."""
@@ -198,6 +207,12 @@ class RunStep:
     attempts: int = 1  # how often it may be run when it exits with 0 and rows are missing
     limit_s: float = 600.0
     kind: str = "run"
+    files: Mapping[str, str] = field(default_factory=dict, metadata=LATER)  # written into {files} first, by path
+
+    @property
+    def program(self) -> str:
+        """The program of the build that it runs."""
+        return program_of(self.argv)
 
 
 BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
@@ -259,7 +274,8 @@ class Plan:
 
     argv and paths may hold placeholders that only the host can fill in: {bin} the arm's installed programs, {src} its
     source, {cmake} its cmake folder, {models} the models folder, {model:NAME} a model's path, {python} and {agent} the
-    interpreter and this program, {jobs} the number of compile jobs, {in} and {out} within one step.
+    interpreter and this program, {jobs} the number of compile jobs, {id} the id of a model, and within one step the
+    files {in}, {out}, {vocab} and {imatrix}.
     """
 
     job_id: str

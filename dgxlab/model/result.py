@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from dgxlab.model.experiment import FileModel, Model
+from dgxlab.model.experiment import DerivedModel, FileModel, Model, files_of
 from dgxlab.model.parts import Details, Name, Sample
 from dgxlab.model.plan import Source
 from dgxlab.model.wire import Within, decoder, digest
@@ -124,7 +124,23 @@ def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> 
     return digest([source.pin, source.tree, cmake, tools], 16)
 
 
-def model_id(model: Model) -> str:
-    """Return a model's id: its recipe's digest, or a path until the host has identified the file."""
-    kind = "file" if isinstance(model, FileModel) else "synthetic"
-    return f"{kind}-{digest(model, 16)}"
+def model_id(model: Model, files: Mapping[str, str] | None = None) -> str:
+    """Return a model's id: the digest of its recipe, in which files are named by their own ids.
+
+    Args:
+        files: The ids of the host's files by path. Without them a file is known by its path alone.
+    """
+    known = files or {}
+    if isinstance(model, FileModel):
+        return known.get(model.path, f"file-{digest(model, 16)}")
+    kind = "derived" if files_of(model) else "synthetic"
+    return f"{kind}-{digest(_by_content(model, known), 16)}"
+
+
+def _by_content(model: Model, files: Mapping[str, str]) -> Model:
+    if isinstance(model, FileModel):
+        return FileModel(files.get(model.path, model.path))
+    if isinstance(model, DerivedModel):
+        source, imatrix = _by_content(model.source, files), files.get(model.imatrix, model.imatrix)
+        return dataclasses.replace(model, source=source, imatrix=imatrix)
+    return model

@@ -31,7 +31,7 @@ class Told:
 
 
 class Reshaped:
-    """Base of records whose JSON has different fields."""
+    """Base of records whose JSON has other fields, or had them in the past."""
 
     kinds: tuple[str, ...] = ()
     """Values of `kind` in their JSON."""
@@ -39,12 +39,12 @@ class Reshaped:
     @staticmethod
     def reshaped(fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of the JSON, given those of the record."""
-        raise NotImplementedError
+        return fields
 
     @staticmethod
-    def restored(value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the record, given those of the JSON."""
-        raise NotImplementedError
+    def restored(value: Any) -> Any:
+        """Return the fields of the record, given its JSON, which is not trusted and may be anything."""
+        return value
 
 
 def canonical(value: Any) -> str:
@@ -73,13 +73,20 @@ def _open(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-    kept = {f.name: content for f, content in fields if not (f.metadata.get("later") and content == f.default)}
+    kept = {f.name: content for f, content in fields if not (f.metadata.get("later") and content == _default(f))}
     return value.reshaped(kept) if isinstance(value, Reshaped) else kept
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """From `least` to `most`: a number, or the length of a text or a list. Follows a type in Annotated."""
+    """From `least` to `most`: a number, or the length of a text or a list. Follows a type in Annotated.
+
+    Some records are also maps of the spec file: pydantic asks this and `Text` for the same rule.
+    """
 
     least: float = -math.inf
     most: float = math.inf
@@ -90,17 +97,28 @@ class Within:
         if not self.least <= measure <= self.most:
             raise ValueError(f"{measure:g}{what} is not within {self.least:g} and {self.most:g}")
 
+    def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        return {**inner(source), "ge": self.least, "le": self.most}
+
 
 @dataclasses.dataclass(frozen=True)
-class Match:
-    """Pattern for a whole text. Follows a type in Annotated."""
+class Text:
+    """Pattern for a whole text, and what the text must be, in words. Follows a type in Annotated."""
 
     pattern: str
+    wanted: str = ""
 
-    def __call__(self, value: str) -> None:
-        """Raise ValueError if the text does not match."""
+    def __call__(self, value: str) -> str:
+        """Return the text; raise ValueError if it does not match."""
         if not re.fullmatch(self.pattern, value):
-            _wrong(value, f"of the form {self.pattern}")
+            raise ValueError(f"must be {self.wanted or f'of the form {self.pattern}'}")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, inner: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        return {"type": "function-after", "function": {"type": "no-info", "function": self}, "schema": inner(source)}
+
+    def __get_pydantic_json_schema__(self, schema: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {**inner(schema), "pattern": f"^({self.pattern})$"}
 
 
 def from_json(kind: type[T], value: Any) -> T:
@@ -216,10 +234,10 @@ def _fields(known: Mapping[str, Read], needed: Set[str], value: Any) -> dict[str
 
 
 def _record(kind: Any, known: Mapping[str, Read], needed: Set[str], value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{kind.__name__} expects an object, not {type(value).__name__}")
     if issubclass(kind, Reshaped):
         value = kind.restored(value)
+    if not isinstance(value, dict):
+        raise ValueError(f"{kind.__name__} expects an object, not {type(value).__name__}")
     if issubclass(kind, Told):
         value = {name: content for name, content in value.items() if name in known}
     elif extra := sorted(value.keys() - known.keys()):

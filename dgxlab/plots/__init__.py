@@ -7,6 +7,7 @@ matplotlib is an extra, `dgxlab[plots]`, and imported inside the functions that 
 
 from __future__ import annotations
 
+import bisect
 import io
 import itertools
 import math
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dgxlab import units
 from dgxlab.errors import UsageError
@@ -91,15 +92,12 @@ def new(height: float) -> Iterator[Figure]:
 
 def label(figure: Figure, title: str, about: Sequence[str], provenances: Sequence[Provenance]) -> None:
     """Write the title and a common legend above the panels, and the provenance under them."""
-    # lines of small text break between parts: no-break spaces hold each together
-    parts = [
-        [plain(part).replace(" ", "\N{NO-BREAK SPACE}") for part in some] for some in (about, _origins(provenances))
-    ]
-    lines = [
-        line.removesuffix(" ·")
-        for some in parts
-        for line in textwrap.wrap(" · ".join(dict.fromkeys(some)), WRAP, break_on_hyphens=False)
-    ]
+    lines = []
+    for texts in (about, _origins(provenances)):
+        # lines of small text break between parts: no-break spaces hold each together
+        parts = dict.fromkeys(plain(text).replace(" ", "\N{NO-BREAK SPACE}") for text in texts)
+        wrapped = textwrap.wrap(" · ".join(parts), WRAP, break_on_hyphens=False)
+        lines += [line.removesuffix(" ·") for line in wrapped]
     drawn = [axes.get_legend_handles_labels() for axes in figure.axes if axes.get_legend() is None]
     entries = {name: handle for handles, names in drawn for handle, name in zip(handles, names, strict=True)}
     columns = max(1, WRAP // (HANDLE + max(map(len, entries)))) if entries else 1
@@ -191,8 +189,7 @@ HEIGHT = 3.4
 """Height of a panel in inches, with its title and labels."""
 
 
-@dataclass(frozen=True, order=True)
-class Mark:
+class Mark(NamedTuple):
     """One number in a picture; its spread is 0 if unknown."""
 
     x: float
@@ -204,18 +201,17 @@ class Mark:
 class Chart:
     """One picture."""
 
-    form: str
-    """A key of AXES."""
+    form: str  # a key of AXES
     title: str
-    curves: Mapping[str, Mapping[str, Sequence[Mark]]]
-    """Marks by line name ("" for a single line), then by metric, then by x."""
-    shared: tuple[str, ...]
-    """Settings common to all lines."""
+    curves: Mapping[str, Mapping[str, Sequence[Mark]]]  # by line name ("" for a single line), then by metric; by x
+    shared: tuple[str, ...]  # settings common to all lines
     origins: tuple[Provenance, ...]
 
 
 def draw(report: Report, folder: Path, stem: str) -> list[Path]:
     """Write the pictures of a report's tables: STEM-concurrency.png, STEM-ops.png, a second of a kind STEM-ops-2.png.
+
+    All profiles are in STEM-profile.png.
 
     Concurrency needs two widths and operations need two n; tables with fewer, and single stream, get no picture.
 
@@ -228,6 +224,10 @@ def draw(report: Report, folder: Path, stem: str) -> list[Path]:
         counts[chart.form] += 1
         number = f"-{counts[chart.form]}" if counts[chart.form] > 1 else ""
         written.append(write(figure(chart), folder / f"{stem}-{chart.form}{number}.png"))
+    if steps := [table for table in report.tables if table.form == "profile"]:
+        from dgxlab.plots.profiles import bars  # needs this module's parts
+
+        written.append(write(bars(steps), folder / f"{stem}-profile.png"))
     return written
 
 
@@ -244,22 +244,20 @@ def charts(report: Report) -> list[Chart]:
 
 
 def _charts(form: str, title: str, tables: Sequence[Table]) -> Iterator[Chart]:
-    curves: dict[tuple[tuple[str, str], ...], dict[str, list[Mark]]] = {}
-    for table in tables:
-        for identity, metric, mark in _marks(AXES[form], table):
-            curves.setdefault(tuple(identity.items()), {}).setdefault(metric, []).append(mark)
-    if len({mark.x for curve in curves.values() for marks in curve.values() for mark in marks}) < 2:
+    marks = [each for table in tables for each in _marks(AXES[form], table)]
+    if len({mark.x for _, _, mark in marks}) < 2:
         return
-    names = dict.fromkeys(name for identity in curves for name, _ in identity)
-    values = {name: {dict(identity).get(name) for identity in curves} for name in names}
-    shared = tuple(f"{name} {next(iter(values[name]))}" for name in names if len(values[name]) == 1)
-    labelled = []
-    for told, curve in curves.items():
-        own = " ".join(v if k == "experiment" else f"{k} {v}" for k, v in told if len(values[k]) > 1)
-        labelled.append((own, {metric: sorted(marks) for metric, marks in curve.items()}))
+    identities = [identity for identity, _, _ in marks]
+    names = dict.fromkeys(name for identity in identities for name in identity)
+    varying = {name for name in names if len({identity.get(name) for identity in identities}) > 1}
+    shared = tuple(f"{name} {identities[0][name]}" for name in names if name not in varying)
+    curves: dict[str, dict[str, list[Mark]]] = {}
+    for identity, metric, mark in marks:
+        own = " ".join(v if k == "experiment" else f"{k} {v}" for k, v in identity.items() if k in varying)
+        bisect.insort(curves.setdefault(own, {}).setdefault(metric, []), mark)
     origins = tuple(origin for table in tables for origin in _arms(table).values())
-    for start in range(0, len(labelled), MOST):
-        yield Chart(form, title, dict(labelled[start : start + MOST]), shared, origins)
+    for start in range(0, len(curves), MOST):
+        yield Chart(form, title, dict(list(curves.items())[start : start + MOST]), shared, origins)
 
 
 def _arms(table: Table) -> dict[str, Provenance]:
@@ -268,12 +266,9 @@ def _arms(table: Table) -> dict[str, Provenance]:
 
 def _marks(axis: Axis, table: Table) -> Iterator[tuple[dict[str, str], str, Mark]]:
     arms = _arms(table) if table.kind == "session" else {}
-    telling = []  # columns before the first number, without x
-    for column in table.columns:
-        if column.key in ("label", "baseline", "candidate"):
-            break
-        if not column.metric and column.key != axis.key:
-            telling.append(column.key)
+    # columns before the first number, without x
+    first = itertools.takewhile(lambda column: column.key not in ("label", "baseline", "candidate"), table.columns)
+    telling = [column.key for column in first if not column.metric and column.key != axis.key]
     for row in table.rows:
         x = row.get(axis.key)
         if isinstance(x, bool) or not isinstance(x, (int, float)) or x <= 0:
@@ -309,14 +304,8 @@ def _panel(axes: Axes, chart: Chart, metric: str) -> None:
         marks = curve.get(metric, ())
         xs, ys = [mark.x for mark in marks], [mark.y / style.factor for mark in marks]
         bars = [mark.spread / style.factor for mark in marks] if any(mark.spread for mark in marks) else None
-        look: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "linestyle": dashes,
-            "elinewidth": 1.0,
-            "capsize": 2.5,
-        }
-        axes.errorbar(xs, ys, yerr=bars, label=name, **look)
+        look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes}
+        axes.errorbar(xs, ys, yerr=bars, label=name, elinewidth=1.0, capsize=2.5, **look)
     axes.set_title(AXES[chart.form].metrics[metric], weight="bold", pad=5.0)
     axes.set_ylabel(style.unit)
     axes.set_xlabel(AXES[chart.form].label)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dgxlab import judgement, plots, stats, units
+from dgxlab import judgement, plots, units
 from dgxlab.chains import Comparison, comparisons
 from dgxlab.errors import UsageError
 from dgxlab.judgement import Judged
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, SESSIONS, ChainStep
-from dgxlab.report.ask import label, plan_of
+from dgxlab.report.ask import label
+from dgxlab.report.records import grouped
 from dgxlab.report.session import ChainSession
+from dgxlab.report.tables import provenance
 from dgxlab.report.verdicts import PREFIX
 
 if TYPE_CHECKING:
@@ -46,11 +47,8 @@ CONDITIONS = (
 """Quantities shown under a chain, by their sampled name; for a CPU session the processor's."""
 
 
-RUNS = """SELECT run_id, chain, role, cycle, started, seconds
-          FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
-
-SAMPLES = """SELECT run_id, cell, metric, value FROM samples JOIN runs USING (run_id)
-             WHERE job_id = ? AND discarded IS NULL ORDER BY run_id, cell, metric, ordinal"""
+MEDIANS = """SELECT run_id, cell, metric, value FROM measurements
+             WHERE run_id IN (SELECT run_id FROM runs WHERE job_id = ?)"""
 
 TELEMETRY = """SELECT run_id, device, name, median, min, max FROM telemetry JOIN runs USING (run_id)
                WHERE job_id = ? ORDER BY device, position"""
@@ -63,19 +61,18 @@ class _Record:
     values: Mapping[tuple[str, str, str], float]
     verdicts: Mapping[tuple[str, Comparison], Judged]
     telemetry: Sequence[Row]
+    shown: Mapping[str, tuple[str, str]]  # those of CONDITIONS that were sampled
     prefix: str
 
 
-@dataclass(frozen=True)
-class Point:
-    """One run of a chain, for one comparison."""
+class Point(NamedTuple):
+    """One run of a chain, for one comparison; a run of the burn-in counts."""
 
     role: str
     cycle: int
     at: float
     value: float | None
     counts: bool
-    """Whether the run's cycle counts; also True for burn-in runs."""
 
 
 def chain(store: Store, job_id: str, path: Path) -> Path:
@@ -92,51 +89,37 @@ def figure(store: Store, job_id: str) -> Figure:
     job = store.job(job_id)
     if job.kind not in SESSIONS:
         raise UsageError(f"session {job_id} is a {job.kind} and held no chains", next=f"dgxlab report {job_id}")
-    session = ChainSession(store, job, plan_of(job))
+    session = ChainSession(store, job)
     if not session.ended:
         message = f"session {job_id} has not ended, and nothing of its chains is shown before"
         raise UsageError(message, next=f"dgxlab attach {job_id}")
-    runs: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in store.rows(RUNS, (job_id,)):
-        runs[row["chain"]].append(row)
-    steps = [step for step in session.plan.chains if runs[step.id]]
+    runs = grouped((run["chain"], run) for run in session.runs)
+    steps = [step for step in session.plan.chains if step.id in runs]
     if not steps:
         raise UsageError(f"session {job_id} ended before any run of a chain", next=f"dgxlab report {job_id}")
-    samples: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for row in store.rows(SAMPLES, (job_id,)):
-        samples[row["run_id"], row["cell"], row["metric"]].append(row["value"])
-    record = _Record(
-        {key: stats.median(group) for key, group in samples.items()},
-        {(judged.chain, judged.comparison): judged for judged in judgement.recorded(store, job_id)},
-        store.rows(TELEMETRY, (job_id,)),
-        PREFIX[job.kind],
-    )
-    sampled = {row["name"] for row in record.telemetry}
+    telemetry = store.rows(TELEMETRY, (job_id,))
+    sampled = {row["name"] for row in telemetry}
     shown = next((names for names in CONDITIONS if sampled.intersection(names)), {})
     shown = {name: quantity for name, quantity in shown.items() if name in sampled}
+    values = {(row["run_id"], row["cell"], row["metric"]): row["value"] for row in store.rows(MEDIANS, (job_id,))}
+    verdicts = {(judged.chain, judged.comparison): judged for judged in judgement.recorded(store, job_id)}
+    record = _Record(values, verdicts, telemetry, shown, PREFIX[job.kind])
     heights = [h for step in steps for h in [VALUES] * len(comparisons(step)) + [CONDITION] * len(shown)]
     with plots.new(sum(heights)) as figure:
         rows = iter(figure.add_gridspec(len(heights), 1, height_ratios=heights))
         for step in steps:
-            _chain(figure, rows, step, runs[step.id], record, shown)
+            _chain(figure, rows, step, runs[step.id], record)
         figure.align_ylabels()
         arms = [session.baseline, *([session.candidate] if session.candidate else [])]
         models = {step.baseline.model for step in session.plan.chains}
         about = [f"baseline {arms[0].name}", f"candidate {arms[-1].name}"]
         if shown:
             about.append("temperature and clock: median of each run, whiskers from its lowest to its highest sample")
-        plots.label(figure, session.what, about, [session.origin(arm, models) for arm in arms])
+        plots.label(figure, session.what, about, [provenance(arm, [job_id], models) for arm in arms])
     return figure
 
 
-def _chain(
-    figure: Figure,
-    rows: Any,
-    step: ChainStep,
-    runs: Sequence[Row],
-    record: _Record,
-    shown: Mapping[str, tuple[str, str]],
-) -> None:
+def _chain(figure: Figure, rows: Any, step: ChainStep, runs: Sequence[Row], record: _Record) -> None:
     began = min(run["started"] for run in runs)  # not the first run: the clock may have been set back
     seconds = max(run["started"] + run["seconds"] for run in runs) - began
     scale, unit = (60.0, "min") if seconds > 300 else (1.0, "s")
@@ -145,16 +128,16 @@ def _chain(
     several = len({comparison.metric for comparison in compared}) > 1
     cells = {cell.key: label(cell) for cell in step.baseline.cells}
     axes: list[Axes] = []
-    for _ in (*compared, *shown):
+    for _ in (*compared, *record.shown):
         axes.append(figure.add_subplot(next(rows), sharex=axes[0] if axes else None))
         axes[-1].tick_params(labelbottom=False)
     for above, comparison in zip(axes, compared, strict=False):
         metric = units.metric(comparison.metric).label if several else ""
         judged = record.verdicts.get((step.id, comparison))
-        points = _points(runs, times, comparison, record.values, judged)
+        points = _points(runs, times, comparison, record)
         _verdict(above, f"{cells[comparison.baseline]} {metric}".strip(), comparison.metric, judged, record.prefix)
         _values(above, comparison.metric, points, judged)
-    for below, (name, quantity) in zip(axes[len(compared) :], shown.items(), strict=True):
+    for below, (name, quantity) in zip(axes[len(compared) :], record.shown.items(), strict=True):
         _conditions(below, quantity, [row for row in record.telemetry if row["name"] == name], times)
     title = " ".join(filter(None, (step.baseline.tool, step.baseline.model)))
     axes[0].annotate(
@@ -165,13 +148,8 @@ def _chain(
     axes[0].set_xlim(0, seconds / scale)
 
 
-def _points(
-    runs: Sequence[Row],
-    times: Mapping[str, float],
-    comparison: Comparison,
-    values: Mapping[tuple[str, str, str], float],
-    judged: Judged | None,
-) -> list[Point]:
+def _points(runs: Sequence[Row], times: Mapping[str, float], comparison: Comparison, record: _Record) -> list[Point]:
+    judged = record.verdicts.get((runs[0]["chain"], comparison))
     verdict = judged.verdict if judged else None
     cycles = [cycle for cycle in range(1, verdict.cycles + 1) if cycle not in verdict.flaws] if verdict else []
     counted = {place for cycle in cycles for place in _places(cycle)}
@@ -181,8 +159,9 @@ def _points(
         role, run_id = run["role"], run["run_id"]
         cell = comparison.candidate if role == CANDIDATE else comparison.baseline
         counts = role == BURN_IN or ((role, run["cycle"]) in counted and last[role, run["cycle"]] == run_id)
-        value = values.get((run_id, cell, comparison.metric))
-        points.append(Point(role, run["cycle"], times[run_id], value, counts))
+        points.append(
+            Point(role, run["cycle"], times[run_id], record.values.get((run_id, cell, comparison.metric)), counts)
+        )
     return points
 
 
@@ -247,10 +226,7 @@ def _values(axes: Axes, metric: str, points: Sequence[Point], judged: Judged | N
 
 def _conditions(axes: Axes, quantity: tuple[str, str], sampled: Sequence[Row], times: Mapping[str, float]) -> None:
     axes.set_title(quantity[0], weight="bold")
-    devices: dict[str, list[Row]] = {}
-    for row in sampled:
-        if row["run_id"] in times:
-            devices.setdefault(row["device"], []).append(row)
+    devices = grouped((row["device"], row) for row in sampled if row["run_id"] in times)
     for i, (device, runs) in enumerate(devices.items()):
         axes.errorbar(
             [times[run["run_id"]] for run in runs],

@@ -8,31 +8,32 @@ from typing import TYPE_CHECKING
 
 from dgxlab import units
 from dgxlab.errors import UsageError
-from dgxlab.model import PROTOCOL, SESSIONS
+from dgxlab.model import PROTOCOL, SESSIONS, Cell
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk, Query
 from dgxlab.report.evidence import Evidence, Measured, find, range_of
-from dgxlab.report.records import Column, Origin, Row, Table, Value
+from dgxlab.report.records import Column, Origin, Row, Table, Value, grouped
 from dgxlab.report.tables import (
+    CEILING,
     CONCURRENCY,
     SINGLE_STREAM,
     Form,
+    common,
     env_text,
     flags,
     leading,
+    of_ceiling,
+    origin_of,
     others_of,
-    provenance,
     rank,
     stream_test,
+    varying_of,
 )
 from dgxlab.store import alias
 from dgxlab.tools import BY_FORM
 
 if TYPE_CHECKING:
     from dgxlab.store import Store
-
-SPEEDS = ("speed_pp", "speed_tg")
-"""Metrics of each experiment in a table of concurrency."""
 
 
 def find_arms(store: Store, wanted: Query) -> list[Evidence]:
@@ -53,22 +54,26 @@ def find_arms(store: Store, wanted: Query) -> list[Evidence]:
     ]
 
 
-def of_tools(arms: Sequence[Evidence], tools: Sequence[str], wanted: Query) -> list[Evidence]:
-    """Keep the wanted cells of these tools."""
+def of_forms(store: Store, wanted: Query, *forms: str) -> list[Evidence]:
+    """Return the evidence for each named experiment or session, with the wanted cells of these forms."""
+    arms, tools = find_arms(store, wanted), [BY_FORM[form] for form in forms]
+
+    def has(pattern: str, cell: Cell) -> bool:
+        test = stream_test(cell.params) if cell.tool == BY_FORM["single-stream"] else ""
+        return asking.has_words(pattern, f"{asking.label(cell)} {test}", {**cell.params, **cell.fixed})
 
     def fitting(arm: Evidence, patterns: Sequence[str]) -> tuple[Measured, ...]:
         of_model = [cell for cell in arm.measured if wanted.model in ("", cell.ask.model)]
         cells = [cell for cell in of_model if cell.ask.cell.tool in tools]
-        return tuple(cell for cell in cells if not patterns or any(_fits(each, cell.ask) for each in patterns))
+        return tuple(cell for cell in cells if not patterns or any(has(each, cell.ask.cell) for each in patterns))
 
     for pattern in wanted.cells:
         if not any(fitting(arm, (pattern,)) for arm in arms):
             raise UsageError(f"no cell of form={wanted.form} has all of {pattern!r}", next="dgxlab report")
     kept = [replace(arm, measured=fitting(arm, wanted.cells)) for arm in arms]
-    for arm in kept:
-        if not arm.measured:
-            of = f" of model {wanted.model}" if wanted.model else ""
-            raise UsageError(f"{arm.name} has nothing measured{of} for form={wanted.form}", next="dgxlab report")
+    for arm in (arm for arm in kept if not arm.measured):
+        of = f" of model {wanted.model}" if wanted.model else ""
+        raise UsageError(f"{arm.name} has nothing measured{of} for form={wanted.form}", next="dgxlab report")
     return kept
 
 
@@ -76,32 +81,14 @@ def by_environment(arms: Sequence[Evidence]) -> list[Evidence]:
     """Split an experiment if a cell was measured in several environments; names then include the environment."""
     parts = []
     for arm in arms:
-        cells = {(cell.ask.key, cell.ask.model) for cell in arm.measured}
-        if len(cells) == len(arm.measured):
+        if len({cell.ask.place[:2] for cell in arm.measured}) == len(arm.measured):
             parts.append(arm)
             continue
         shared = common([cell.ask.env for cell in arm.measured])
-        for digest in dict.fromkeys(cell.ask.env_digest for cell in arm.measured):
-            mine = tuple(cell for cell in arm.measured if cell.ask.env_digest == digest)
+        for mine in grouped((cell.ask.place[2], cell) for cell in arm.measured).values():
             env = env_text({name: value for name, value in mine[0].ask.env.items() if name not in shared})
-            parts.append(replace(arm, name=" ".join(filter(None, (arm.name, env))), measured=mine))
+            parts.append(replace(arm, name=" ".join(filter(None, (arm.name, env))), measured=tuple(mine)))
     return parts
-
-
-def _fits(pattern: str, ask: CellAsk) -> bool:
-    """Return whether a cell matches all words of a pattern: by its name, parameter values, or `key=value`."""
-    cell = ask.cell
-    every = {**cell.params, **cell.fixed}
-    known = {*asking.label(cell).split(), *map(str, every.values()), *(f"{k}={v}" for k, v in every.items())}
-    if cell.tool == BY_FORM["single-stream"]:
-        known.update(stream_test(cell.params).split())
-    return known.issuperset(pattern.split())
-
-
-def common(settings: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the settings with the same value in all of them."""
-    first, *others = settings or [{}]
-    return {k: v for k, v in first.items() if all(k in other and other[k] == v for other in others)}
 
 
 def in_order(cells: Iterable[Measured], key: Callable[[CellAsk], object]) -> list[CellAsk]:
@@ -120,7 +107,14 @@ def side_by_side(
     notes: Iterable[str] = (),
 ) -> Table:
     """Return a table about experiments, with the provenance of each and the flags of its runs."""
-    origins = tuple(_origin(arm) for arm in arms)
+    origins = []
+    for arm in arms:
+        envs = dict.fromkeys(env_text(cell.ask.env) for cell in arm.measured)
+        told = [f"ran with {env}" for env in envs if env]
+        if arm.ask.protocol != PROTOCOL:
+            told.append(f"measured by protocol {arm.ask.protocol}, not {PROTOCOL}")
+        conditions = range_of(cell.conditions for cell in arm.measured)
+        origins.append(Origin(arm.name, origin_of(arm, arm.measured), conditions, tuple(told)))
     caveats = []
     if len({arm.device for arm in arms if arm.device}) > 1:
         caveats.append("the rows are of different devices (see Sources): their ratios are not of builds alone")
@@ -141,76 +135,64 @@ def side_by_side(
         flags=tuple(sorted(every, key=lambda flag: not flag.hard)),
         kind="arms",
         notes=(*notes, *caveats),
-        origins=origins,
+        origins=tuple(origins),
     )
 
 
-def _origin(arm: Evidence) -> Origin:
-    envs = dict.fromkeys(env_text(cell.ask.env) for cell in arm.measured)
-    notes = [f"ran with {env}" for env in envs if env]
-    if arm.ask.protocol != PROTOCOL:
-        notes.append(f"measured by protocol {arm.ask.protocol}, not {PROTOCOL}")
-    conditions = range_of(cell.conditions for cell in arm.measured)
-    return Origin(arm.name, provenance(arm, arm.measured), conditions, tuple(notes))
+def others_with_model(form: Form, ask: CellAsk) -> dict[str, Value]:
+    """Return a number's model and settings without the environment, which belongs to the experiment."""
+    return {"model": ask.model, **{key: value for key, value in others_of(form, ask).items() if key != "env"}}
 
 
 def single_stream(arms: Sequence[Evidence]) -> Table:
     """Return a row for each experiment and a column for each test."""
-    layout = _Layout(SINGLE_STREAM, by_environment(arms))
+    arms = by_environment(arms)
+    cells = [cell for arm in arms for cell in arm.measured]
+    every = [others_with_model(SINGLE_STREAM, cell.ask) for cell in cells]
+    varying = varying_of(every)
     rows: dict[tuple[str, str], dict[str, Value]] = {}
-    for arm in layout.arms:
+    for arm in arms:
         for cell in arm.measured:
-            others = layout.others(cell.ask)
-            lead = {"arm": arm.name, "model": cell.ask.model, **{key: others.get(key) for key in layout.varying}}
-            row = rows.setdefault((arm.name, repr((cell.ask.model, sorted(others.items())))), lead)
-            row[stream_test(cell.ask.cell.params)] = cell.quantities.get("avg_ts")
-    asks = in_order(layout.cells, lambda ask: stream_test(ask.cell.params))
+            others = others_with_model(SINGLE_STREAM, cell.ask)
+            lead = {"arm": arm.name, **{key: others.get(key) for key in ("model", *varying)}}
+            row = rows.setdefault((arm.name, repr(sorted(others.items()))), lead)
+            test = stream_test(cell.ask.cell.params)
+            row |= {test: cell.quantities.get("avg_ts"), f"{test} {CEILING}": of_ceiling(arm, cell)}
+    asks = in_order(cells, lambda ask: stream_test(ask.cell.params))
     asks.sort(key=lambda ask: (not ask.cell.params.get("n_prompt"), rank(SINGLE_STREAM, ask)))
     tests = [stream_test(ask.cell.params) for ask in asks]
-    leads = leading(list(rows.values()), ["model"] * layout.models + layout.varying)
-    columns = [Column("arm", "experiment"), *leads, *(Column(test, test, "avg_ts") for test in tests)]
-    title = "Single stream"
-    return side_by_side("single-stream", title, layout.arms, columns, rows.values(), settings=layout.settings)
+    columns = [Column("arm", "experiment"), *leading(list(rows.values()), varying)]
+    for test in tests:
+        share = f"{test} {CEILING}"
+        columns.append(Column(test, test, "avg_ts"))
+        columns += [Column(share, share, numeric=True)] if any(row.get(share) for row in rows.values()) else []
+    return side_by_side("single-stream", "Single stream", arms, columns, rows.values(), settings=common(every))
 
 
 def concurrency(arms: Sequence[Evidence]) -> Table:
     """Return a row for each number of sequences, and the speeds of each experiment beside each other."""
-    layout = _Layout(CONCURRENCY, by_environment(arms))
+    arms = by_environment(arms)
+    cells = [cell for arm in arms for cell in arm.measured]
+    every = [others_with_model(CONCURRENCY, cell.ask) for cell in cells]
+    varying = varying_of(every)
 
     def place(ask: CellAsk) -> str:
-        return repr((ask.model, sorted(CONCURRENCY.lead(ask).items()), sorted(layout.others(ask).items())))
+        return repr(sorted({**CONCURRENCY.lead(ask), **others_with_model(CONCURRENCY, ask)}.items()))
 
     rows: dict[str, dict[str, Value]] = {}
-    for ask in sorted(in_order(layout.cells, place), key=lambda ask: rank(CONCURRENCY, ask)):
-        others = layout.others(ask)
-        lead: dict[str, Value] = {"model": ask.model} if layout.models else {}
-        rows[place(ask)] = {**lead, **CONCURRENCY.lead(ask), **{key: others.get(key) for key in layout.varying}}
+    for ask in sorted(in_order(cells, place), key=lambda ask: rank(CONCURRENCY, ask)):
+        others = {key: others_with_model(CONCURRENCY, ask).get(key) for key in varying}
+        rows[place(ask)] = {
+            **{key: others[key] for key in varying[:1] if key == "model"},
+            **CONCURRENCY.lead(ask),
+            **others,
+        }
     columns = leading(list(rows.values()), list(next(iter(rows.values()))))
-    for number, arm in enumerate(layout.arms):
-        for metric in SPEEDS:
+    for number, arm in enumerate(arms):
+        for metric in ("speed_pp", "speed_tg"):
             key = f"{metric}.{number}"
             for cell in arm.measured:
                 rows[place(cell.ask)][key] = cell.quantities.get(metric)
             label = units.metric(metric).label
-            columns.append(Column(key, f"{arm.name} {label}" if len(layout.arms) > 1 else label, metric))
-    return side_by_side("concurrency", "Concurrency", layout.arms, columns, rows.values(), settings=layout.settings)
-
-
-class _Layout:
-    """Settings that affect numbers of experiments side by side, beyond the columns of their form."""
-
-    def __init__(self, form: Form, arms: Sequence[Evidence]) -> None:
-        self._form = form
-        self.arms = arms
-        self.cells = [cell for arm in arms for cell in arm.measured]
-        self.models = len({cell.ask.model for cell in self.cells}) > 1  # there are several models
-        every = [self.others(cell.ask) for cell in self.cells]
-        shared = common(every)
-        # each of these keys is a column
-        self.varying = [key for key in dict.fromkeys(key for each in every for key in each) if key not in shared]
-        model: dict[str, Value] = {} if self.models else {"model": self.cells[0].ask.model}
-        self.settings = {**model, **shared}
-
-    def others(self, ask: CellAsk) -> dict[str, Value]:
-        """Return a number's settings without the environment, which belongs to the experiment and not to the row."""
-        return {key: value for key, value in others_of(self._form, ask).items() if key not in ("env", "model")}
+            columns.append(Column(key, f"{arm.name} {label}" if len(arms) > 1 else label, metric))
+    return side_by_side("concurrency", "Concurrency", arms, columns, rows.values(), settings=common(every))

@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import plan, tools
@@ -15,15 +16,14 @@ from dgxlab.model import (
     SESSIONS,
     Arm,
     Cell,
-    Check,
     Device,
     Experiment,
     FileModel,
     GateStep,
+    LaunchedGate,
     Model,
     ModelStep,
     Param,
-    ParityGate,
     Plan,
     Source,
     arms_of,
@@ -42,6 +42,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "single-stream": (*ARMS, "model", "cells", "published"),
     "concurrency": (*ARMS, "model", "cells", "published"),
     "ops": (*ARMS, "cells", "published"),
+    "profile": (*ARMS, "model", "cells"),
     "gates": (*ARMS, "published"),
     "verdicts": ("experiment", "baseline", "session", "host"),
     "levers": ("experiment",),
@@ -56,8 +57,6 @@ VIEW = ("columns", "wide")
 
 LISTS = ("experiment", "session", "cells", "table", "source", "published", "file", "columns")
 """Keys that take several values with commas between them."""
-
-SWITCH = {"yes": True, "no": False}
 
 
 @dataclass(frozen=True)
@@ -95,27 +94,23 @@ def query(words: Mapping[str, str]) -> Query:
             raise UsageError(f"form={form} takes no {_unknown('key', key, ('form', *KEYS[form], *VIEW))}")
         if not text:
             raise UsageError(f"{key} has no value")
-        values[key] = _several(key, text) if key in LISTS else text
+        values[key] = text
+        if key in LISTS:
+            values[key] = parts = tuple(" ".join(part.split()) for part in text.split(","))
+            if "" in parts:
+                raise UsageError(f"{key} has an empty value between its commas")
+            if twice := [part for part in parts if parts.count(part) > 1]:
+                raise UsageError(f"{key} names {twice[0]!r} twice")
     if "wide" in words:
-        if words["wide"] not in SWITCH:
+        if words["wide"] not in ("yes", "no"):
             raise UsageError(f"wide is yes or no, not {words['wide']!r}")
-        values["wide"] = SWITCH[words["wide"]]
+        values["wide"] = words["wide"] == "yes"
     wanted = Query(**values)  # type: ignore[arg-type]  # each key has its type above
-    _check_subject(wanted)
+    _check(wanted)
     return wanted
 
 
-def _several(key: str, text: str) -> tuple[str, ...]:
-    parts = [" ".join(part.split()) for part in text.split(",")]
-    if "" in parts:
-        raise UsageError(f"{key} has an empty value between its commas")
-    twice = [part for part in parts if parts.count(part) > 1]
-    if twice:
-        raise UsageError(f"{key} names {twice[0]!r} twice")
-    return tuple(parts)
-
-
-def _check_subject(wanted: Query) -> None:
+def _check(wanted: Query) -> None:
     if wanted.experiment and wanted.session:
         raise UsageError("experiment and session exclude each other")
     if wanted.form == "published" and not (wanted.table or wanted.source):
@@ -135,37 +130,24 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     return f"{what} {name!r}; " + (f"there is {near[0]!r}" if near else f"there are {', '.join(known)}")
 
 
+Gate = tuple[LaunchedGate, Mapping[str, str]]
+"""A gate that should have been run, and its environment."""
+
 OP_ORDER = ("type_a", "type_b", "type", "m", "n", "k")
 
 
 @dataclass(frozen=True)
 class CellAsk:
-    """A cell that should have a number, on a model ("" for none), in an environment; `key` is Cell.key."""
+    """A cell that should have a number, on a model ("" for none), in an environment."""
 
     cell: Cell
-    key: str
     model: str
     env: Mapping[str, str]
-    env_digest: str
 
-    @classmethod
-    def of(cls, cell: Cell, model: str, env: Mapping[str, str]) -> CellAsk:
-        """Compute the identities of a cell."""
-        return cls(cell, cell.key, model, env, digest(env, 16))
-
-    @property
+    @cached_property
     def place(self) -> tuple[str, str, str]:
-        """Identity of a cell within an arm: Cell.key, model name, env_digest."""
-        return self.key, self.model, self.env_digest
-
-
-@dataclass(frozen=True)
-class GateAsk:
-    """A gate that should have been run."""
-
-    gate: ParityGate | Check
-    env: Mapping[str, str]
-    digest: str
+        """Identity of the cell within an arm: Cell.key, model name, digest of the environment."""
+        return self.cell.key, self.model, digest(self.env, 16)
 
 
 @dataclass(frozen=True)
@@ -174,7 +156,7 @@ class Ask:
 
     arm: Arm
     cells: tuple[CellAsk, ...]
-    gates: tuple[GateAsk, ...]
+    gates: Mapping[str, Gate]  # by gate_digest
     models: Mapping[str, Model]
     host: str = ""  # the user's name of it
     device_id: str | None = None  # None for any device
@@ -191,7 +173,10 @@ def of_session(store: Store, job: Job) -> list[Ask]:
 
 
 def of_newest(store: Store, job: Job, arm_name: str = "") -> Ask:
-    """Return the ask of a session's experiment, on the session's tree; `arm_name` selects one of two arms."""
+    """Return the ask for an experiment's newest results, of any session, on the tree and device that `job` used.
+
+    `arm_name` is the arm's name in the plan, by default the job's name. If no arm has it, the first arm is used.
+    """
     name = arm_name or job.name
     whole = plan_of(job)
     experiment = _experiment(store, job)
@@ -216,13 +201,10 @@ def of_experiment(experiment: Experiment, source: Source, device: Device) -> Ask
 
 def newest_on(store: Store, experiment: Experiment, device: Device) -> Job | None:
     """Return the newest session of an experiment on a device, even if it never reached the device."""
-    rows = store.rows(
-        f"""SELECT job_id FROM jobs WHERE experiment = ? AND host_id = ? AND kind IN ('run', 'gate')
-           AND coalesce((SELECT max(device_id = ?) FROM arms WHERE arms.job_id = jobs.job_id), true)
-           ORDER BY job_id IN ({REJECTED}), intent_at DESC, job_id DESC LIMIT 1""",  # noqa: S608 - our own
-        (experiment.digest, device.host_id, device.id),
-    )
-    return store.job(rows[0]["job_id"]) if rows else None
+    here = "coalesce((SELECT max(device_id = :device_id) FROM arms WHERE arms.job_id = jobs.job_id), true)"
+    where = f"experiment = :experiment AND host_id = :host_id AND kind IN ('run', 'gate') AND {here}"
+    of_device = {"experiment": experiment.digest, "host_id": device.host_id, "device_id": device.id}
+    return newest(store, where, f"job_id IN ({REJECTED})", **of_device)
 
 
 def job_of_arm(store: Store, name: str, host: str = "") -> Job:
@@ -230,8 +212,8 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
     own = "(name = :name OR EXISTS (SELECT 1 FROM arms WHERE arms.job_id = jobs.job_id AND arm = :name))"
     without_numbers = f"""NOT EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id AND arm = :name
                                       AND status = 'valid') OR job_id IN ({UNCOUNTED})"""  # noqa: S608 - our own
-    job = _first(store, own, without_numbers, name, host)
-    if job is None and host and _first(store, own, without_numbers, name):
+    job = newest(store, f"{own} AND :host IN ('', host)", without_numbers, name=name, host=host)
+    if job is None and host and newest(store, own, name=name):
         raise UsageError(f"{store.path} has no session of {name!r} on {host!r}", next="dgxlab jobs")
     if job is None:
         raise _no_session(store, name)
@@ -243,19 +225,19 @@ def job_of_arm(store: Store, name: str, host: str = "") -> Job:
 def newest_job(store: Store, name: str) -> Job:
     """Return the newest session of an experiment."""
     # a session of gates only, perhaps of another tree, must not hide measured results
-    if job := _first(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name):
+    if job := newest(store, "name = :name", f"job_id IN ({REJECTED}), kind = 'gate'", name=name):
         return job
-    if job := _first(store, "job_id IN (SELECT job_id FROM arms WHERE arm = :name)", "NULL", name):
+    if job := newest(store, "job_id IN (SELECT job_id FROM arms WHERE arm = :name)", name=name):
         message = f"{store.path} has no session of {name!r} alone; it is an arm of {job.name!r}"
         raise UsageError(message, next=f"dgxlab report {job.name}")
     raise _no_session(store, name)
 
 
-def _first(store: Store, where: str, rank: str, name: str, host: str = "") -> Job | None:
+def newest(store: Store, where: str, last: str = "NULL", **params: Any) -> Job | None:
+    """Return the newest session that a condition in SQL is true of; those for which `last` is true come last."""
     rows = store.rows(
-        f"""SELECT job_id FROM jobs WHERE {where} AND (:host = '' OR host = :host)
-            ORDER BY {rank}, intent_at DESC, job_id DESC LIMIT 1""",  # noqa: S608 - our own
-        {"name": name, "host": host},
+        f"SELECT job_id FROM jobs WHERE {where} ORDER BY {last}, intent_at DESC, job_id DESC LIMIT 1",  # noqa: S608
+        params,
     )
     return store.job(rows[0]["job_id"]) if rows else None
 
@@ -269,17 +251,25 @@ def _no_session(store: Store, name: str) -> UsageError:
     return UsageError(message, next="dgxlab jobs")
 
 
-def op_params(cell: Cell) -> dict[str, Param]:
+def op_params(params: Mapping[str, Param]) -> dict[str, Param]:
     """Return the parameters that distinguish an operation's cells, those of a GEMM first and in its order."""
-    params = {name: value for name, value in cell.params.items() if name not in ("op_name", "backend_name")}
-    return {**{name: params[name] for name in OP_ORDER if name in params}, **params}
+    own = {name: value for name, value in params.items() if name not in ("op_name", "backend_name")}
+    return {**{name: own[name] for name in OP_ORDER if name in own}, **own}
 
 
 def label(cell: Cell) -> str:
     """Return a cell's name. An operation's own label depends on the spec's order of keys, which JSON loses."""
     if not tools.BENCHES[cell.tool].one_device:
         return cell.label
-    return " ".join([str(cell.params.get("op_name")), *(f"{name}={value}" for name, value in op_params(cell).items())])
+    return " ".join(
+        [str(cell.params.get("op_name")), *(f"{name}={value}" for name, value in op_params(cell.params).items())]
+    )
+
+
+def has_words(pattern: str, name: str, params: Mapping[str, Any]) -> bool:
+    """Return whether all words of a pattern are in a name, or are a parameter's value or `key=value`."""
+    known = {*name.split(), *map(str, params.values()), *(f"{key}={value}" for key, value in params.items())}
+    return known.issuperset(pattern.split())
 
 
 def hypothesis(store: Store, job: Job) -> str:
@@ -319,21 +309,20 @@ def _of_experiment(experiment: Experiment, arm: Arm, **about: Any) -> Ask:
         launches = list(tools.launches(experiment))
     except DgxlabError:  # refused by a newer rule: no cells to look for
         launches = []
-    cells = [CellAsk.of(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
+    cells = [CellAsk(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
     gates = [(gate, plan.gate_env(experiment, gate)) for gate in plan.own(experiment)]
     return _ask(arm, cells, gates, experiment.models, hypothesis=experiment.hypothesis, **about)
 
 
 def _of_plan(whole: Plan, arm: Arm, **about: Any) -> Ask:
-    cells = [CellAsk.of(cell, run.model, run.env) for run in whole.runs if run.arm == arm.name for cell in run.cells]
+    cells = [CellAsk(cell, run.model, run.env) for run in whole.runs if run.arm == arm.name for cell in run.cells]
     steps = [step for step in whole.steps if arm.name in arms_of(step)]
     gates = [(step.gate, step.env) for step in steps if isinstance(step, GateStep)]
-    models = {step.model: step.recipe or FileModel(step.path) for step in whole.steps if isinstance(step, ModelStep)}
+    models = {step.model: step.recipe or FileModel(step.path) for step in steps if isinstance(step, ModelStep)}
     return _ask(arm, cells, gates, models, **about)
 
 
-def _ask(arm: Arm, cells: Iterable[CellAsk], gates: Iterable[Any], models: Mapping[str, Model], **about: Any) -> Ask:
+def _ask(arm: Arm, cells: Iterable[CellAsk], gates: Iterable[Gate], models: Mapping[str, Model], **about: Any) -> Ask:
     # without repetitions: a session has a cell in many runs, and gates before and after its chains
     once = {ask.place: ask for ask in cells}
-    asked = {digest: GateAsk(gate, env, digest) for gate, env in gates if (digest := gate_digest(gate, env))}
-    return Ask(arm, tuple(once.values()), tuple(asked.values()), models, **about)
+    return Ask(arm, tuple(once.values()), {gate_digest(*gate): gate for gate in gates}, models, **about)

@@ -6,17 +6,17 @@ Nothing is computed from both: no ratio, no mean, no share of a roofline.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
-from typing import NamedTuple, TypeVar, Union
+from typing import NamedTuple, TypeVar
 
 from dgxlab import published, units
 from dgxlab.errors import UsageError
 from dgxlab.model import Param
 from dgxlab.published import Figure, GateResult, peaks_of
-from dgxlab.report.ask import OP_ORDER, Query
-from dgxlab.report.records import Beside, Column, Remark, Row, Source, Table, Value, some
+from dgxlab.report.ask import op_params
+from dgxlab.report.records import Beside, Column, Remark, Row, Source, Table, Value, grouped, some
 
 Entry = TypeVar("Entry", Figure, GateResult)
 
@@ -28,9 +28,6 @@ UNREMARKABLE = ("", "approx")
 
 LONG = 40
 """Max length of a label in a table; a longer label is replaced by a letter and explained beneath."""
-
-LEFT = 3
-"""Max number of figures without a place in the table that are named; the rest are counted."""
 
 
 def fitting(known: Sequence[Entry], pattern: str, what: str) -> list[Entry]:
@@ -68,20 +65,21 @@ def label(entry: Figure | GateResult) -> str:
 
 def sources(entries: Iterable[Figure | GateResult]) -> tuple[Source, ...]:
     """Return the sources of entries, grouped by document, machine and engine."""
-    groups: dict[tuple[str, str, str], list[Figure | GateResult]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.line):
-        engine = f"{entry.engine}, pin {entry.pin}" if entry.pin else entry.engine
-        groups.setdefault((entry.source_doc, entry.host, engine), []).append(entry)
+
+    def origin(entry: Figure | GateResult) -> tuple[str, str, str]:
+        return entry.source_doc, entry.host, f"{entry.engine}, pin {entry.pin}" if entry.pin else entry.engine
+
+    groups = grouped((origin(entry), entry) for entry in sorted(entries, key=lambda entry: entry.line))
     results = []
-    for origin, group in groups.items():
+    for source, group in groups.items():
         file = "published_gates.csv" if isinstance(group[0], GateResult) else "published.csv"
         tools = tuple(dict.fromkeys(entry.tool for entry in group))
-        results.append(Source(*origin, tools, file, tuple(entry.line for entry in group)))
+        results.append(Source(*source, tools, file, tuple(entry.line for entry in group)))
     return tuple(results)
 
 
-Cell = tuple[Union[str, int, None], ...]
-"""A figure's cell in the terms of a form: its test, its sizes, its operation."""
+Cell = tuple[tuple[str, Param | None], ...]
+"""A figure's cell in the terms of a form: names and values of the leading columns of its row."""
 
 STREAM = re.compile(r"(?:pp\d+(?:\+tg\d+)?|tg\d+)(?: @ d\d+)?(?!\S)")
 SIZE = re.compile(r"(npp|pp|PP=|ntg|tg|TG=|npl|B=)(\d+)")
@@ -91,7 +89,7 @@ NO_VARIANT = re.compile(r"approx|suspect|[-+]?\d+(\.\d+)? ?%")
 
 
 class About(NamedTuple):
-    """A figure's cell in the form's terms, its metric of `units`, and further words on the test."""
+    """A figure's cell, its metric of `units`, and further words on the test."""
 
     cell: Cell
     metric: str
@@ -100,14 +98,14 @@ class About(NamedTuple):
 
 def op(figure: Figure) -> About | None:
     """Return the operation with its parameters: `MUL_MAT m=4096 k=14336 n=1`, the weights' type among them."""
-    name, *params = figure.test.split()
-    pairs = [param.partition("=") for param in params]
+    name, *words = figure.test.split()
+    pairs = [word.partition("=") for word in words]
     if not figure.tool.startswith("test-backend-ops") or not figure.unit.endswith("FLOPS") or not pairs:
         return None
     if not all(equals and value for _, equals, value in pairs):
         return None
-    values = {"type_a": figure.quant, **{key: value for key, _, value in pairs}}
-    return About((name, *(f"{key}={values[key]}" for key in sorted(values))), "flops")
+    params = {"type_a": figure.quant, **{key: int(value) if value.isdigit() else value for key, _, value in pairs}}
+    return About((("op", name), *op_params(dict(sorted(params.items()))).items()), "flops")
 
 
 def stream(figure: Figure) -> About | None:
@@ -115,7 +113,7 @@ def stream(figure: Figure) -> About | None:
     match = STREAM.match(figure.metric) or STREAM.match(figure.test)
     if figure.tool != "llama-bench" or figure.unit != "t/s" or match is None:
         return None
-    return About((match[0],), "avg_ts", figure.test.removeprefix(match[0]).strip())
+    return About((("test", match[0]),), "avg_ts", figure.test.removeprefix(match[0]).strip())
 
 
 def batch(figure: Figure) -> About | None:
@@ -127,7 +125,7 @@ def batch(figure: Figure) -> About | None:
     if figure.metric not in SPEEDS or figure.unit != "t/s" or many is None:
         return None
     rest = " ".join(word for word in words if not SIZE.fullmatch(word))
-    return About((sizes.get("pp"), sizes.get("tg"), many), SPEEDS[figure.metric], rest)
+    return About((("PP", sizes.get("pp")), ("TG", sizes.get("tg")), ("B", many)), SPEEDS[figure.metric], rest)
 
 
 READERS: Mapping[str, tuple[Callable[[Figure], About | None], ...]] = {
@@ -138,14 +136,22 @@ READERS: Mapping[str, tuple[Callable[[Figure], About | None], ...]] = {
 }
 """Parser of a figure's cell, by form."""
 
-WORDS = ("source_doc", "host", "engine", "pin", "model", "quant", "more", "variant", "again")
-"""Fields that distinguish series: source, measured thing, and repetition for the same cell."""
-
-VARIANT = WORDS.index("variant")
-
-Words = tuple[str, ...]
 Place = tuple[Cell, str]
 """A cell and a metric."""
+
+
+class Words(NamedTuple):
+    """What distinguishes series: source, measured thing, and repetition for the same cell."""
+
+    source_doc: str
+    host: str
+    engine: str
+    pin: str
+    model: str
+    quant: str
+    more: str
+    variant: str  # the measured thing, from the beginning of the notes
+    again: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,7 @@ class Series:
     label: str  # says that it is published, and what distinguishes it
     name: str  # its name in tables: the label, or a letter if that is long
     shared: tuple[str, ...]  # shared with the other series
-    variant: str  # the measured thing, from the beginning of the notes
+    variant: str
     figures: Mapping[Place, Figure]
 
 
@@ -171,43 +177,42 @@ def selected(form: str, patterns: Sequence[str]) -> list[Series]:
     for figure in sorted(chosen, key=lambda figure: (abouts[figure].metric == "flops", figure.line)):
         place = abouts[figure][:2]
         groups.setdefault(_group(groups, _words(figure, abouts[figure]), place), {})[place] = figure
-    first = next(iter(groups))
-    alike = [len({words[at] for words in groups}) == 1 for at in range(len(WORDS))]
-    shared = tuple(word for word, same in zip(first, alike, strict=True) if same and word)[2:]
-    names = [_name(words, figures, alike, ("source_doc", "host", "pin")) for words, figures in groups.items()]
+    varying = {name for name, *values in zip(Words._fields, *groups, strict=True) if len(set(values)) > 1}
+    first = next(iter(groups))._asdict()
+    shared = tuple(word for name, word in first.items() if word and name not in varying)[2:]
+    short_names = [_name(words, figures, varying - {"pin"}) for words, figures in groups.items()]
     results = []
-    for name, (words, figures) in zip(names, groups.items(), strict=True):
+    letters = (f"published {letter}" for letter in (*ascii_uppercase, *range(len(groups))))
+    for words, figures in sorted(groups.items(), key=lambda group: min(figure.line for figure in group[1].values())):
         # an engine's version is beneath the table, and in a name only if needed to distinguish two series
-        full = name if names.count(name) == 1 else _name(words, figures, alike, ("source_doc", "host"))
-        results.append(Series(full, full, shared, words[VARIANT], figures))
-    results.sort(key=lambda series: min(figure.line for figure in series.figures.values()))
-    letters = (f"published {letter}" for letter in (*ascii_uppercase, *range(len(results))))
-    return [replace(series, name=next(letters)) if len(series.label) > LONG else series for series in results]
+        full = _name(words, figures, varying - {"pin"})
+        full = full if short_names.count(full) == 1 else _name(words, figures, varying)
+        results.append(Series(full, next(letters) if len(full) > LONG else full, shared, words.variant, figures))
+    return results
 
 
 def _words(figure: Figure, about: About) -> Words:
     variant = figure.notes.partition(";")[0].strip()
     model, quant = ("", "") if about.metric == "flops" else (figure.model, figure.quant)
     variant = "" if NO_VARIANT.match(variant) else variant
-    return figure.source_doc, figure.host, figure.engine, figure.pin, model, quant, about.more, variant, ""
+    return Words(figure.source_doc, figure.host, figure.engine, figure.pin, model, quant, about.more, variant)
 
 
 def _group(groups: Mapping[Words, Mapping[Place, Figure]], words: Words, place: Place) -> Words:
     """Return the words of the first series that a figure fits into; operations may join their prompts' series."""
-    if words[VARIANT]:
+    if words.variant:
         for other, figures in groups.items():
             if place not in figures and all(mine in ("", theirs) for mine, theirs in zip(words, other, strict=True)):
                 return other
     again = 1
     while place in groups.get(words, {}):
         again += 1
-        words = (*words[:-1], f"({again})")
+        words = words._replace(again=f"({again})")
     return words
 
 
-def _name(words: Words, figures: Mapping[Place, Figure], alike: Sequence[bool], without: Collection[str]) -> str:
-    of_words = zip(WORDS, words, alike, strict=True)
-    own = [word for kind, word, same in of_words if word and not same and kind not in without]
+def _name(words: Words, figures: Mapping[Place, Figure], varying: Set[str]) -> str:
+    own = [word for name, word in words._asdict().items() if word and name in varying - {"source_doc", "host"}]
     return ": ".join(filter(None, (label(next(iter(figures.values()))), " ".join(own))))
 
 
@@ -215,23 +220,18 @@ Placed = list[tuple[Series, str, Figure]]
 """Each figure in a table with its series and its place in words."""
 
 
-def rows_beside(wanted: Query, table: Table, column_of: Callable[[Cell], str | None]) -> Table:
-    """Return a table with a row for each series that has figures of its columns.
-
-    Args:
-        column_of: Returns the key of a cell's column; None if it has none.
-    """
-    if not wanted.published:
+def rows_beside(every: Sequence[Series], table: Table, column_of: Callable[[Row], str | None]) -> Table:
+    """Add a row to a table for each series that has figures of its columns; `column_of` returns the key of a cell's."""
+    if not every:
         return table
     placed: Placed = []
     left: list[Figure] = []
     rows: list[Row] = []
     labels = {column.key: column.label for column in table.columns}
-    every = selected(wanted.form, wanted.published)
     for series in every:
         row: dict[str, Value] = {}
         for (cell, _), figure in series.figures.items():
-            if key := column_of(cell):
+            if key := column_of(dict(cell)):
                 row[key] = figure
                 placed.append((series, labels[key], figure))
             else:
@@ -241,12 +241,10 @@ def rows_beside(wanted: Query, table: Table, column_of: Callable[[Cell], str | N
     return replace(table, rows=(*table.rows, *rows), beside=_notes(every, placed, left, "columns"))
 
 
-def columns_beside(every: Sequence[Series], table: Table, lead_of: Callable[[Cell], Row | None]) -> Table:
-    """Return a table with columns for each series, and additional rows for cells that were not measured.
+def columns_beside(every: Sequence[Series], table: Table, op_name: object = None) -> Table:
+    """Add columns for each series to a table, and rows for cells that were not measured.
 
-    Args:
-        every: The selected series; without any the table is unchanged.
-        lead_of: Returns the leading columns of a cell's row; None if the cell is not of this table.
+    `op_name` is the operation of the table, if it is of one: cells of others are left.
     """
     if not every:
         return table
@@ -255,45 +253,34 @@ def columns_beside(every: Sequence[Series], table: Table, lead_of: Callable[[Cel
     placed: Placed = []
     left: list[Figure] = []
     for number, series in enumerate(every):
-        for metric in sorted({metric for _, metric in series.figures}):
-            key = f"published.{number}.{metric}"
-            of_metric = {cell: figure for (cell, name), figure in series.figures.items() if name == metric}
-            here = {cell: lead for cell in of_metric if (lead := lead_of(cell)) is not None}
-            left += [figure for cell, figure in of_metric.items() if cell not in here]
-            if here:
-                columns.append(Column(key, " ".join(filter(None, (series.name, units.metric(metric).label))), metric))
-            for cell, lead in here.items():
-                _row(rows, lead)[key] = of_metric[cell]
+        by_metric = grouped((metric, (dict(cell), figure)) for (cell, metric), figure in series.figures.items())
+        for metric in sorted(by_metric):
+            head = " ".join(filter(None, (series.name, units.metric(metric).label)))
+            column = Column(f"published.{number}.{metric}", head, metric)
+            for lead, figure in by_metric[metric]:
+                if lead.pop("op", None) != op_name:
+                    left.append(figure)
+                    continue
+                if column not in columns:
+                    columns.append(column)
+                _row(rows, lead)[column.key] = figure
                 where = " ".join(f"{name}={value}" for name, value in lead.items() if value is not None)
-                placed.append((series, where, of_metric[cell]))
+                placed.append((series, where, figure))
     return replace(table, columns=tuple(columns), rows=tuple(rows), beside=_notes(every, placed, left, "rows"))
 
 
-def op_lead(name: object, cell: Cell) -> Row | None:
-    """Return the leading columns for a published operation; None if it is not the operation `name`."""
-    if cell[0] != name:
-        return None
-    params = {key: value for key, _, value in (str(word).partition("=") for word in cell[1:])}
-    ordered = [*(key for key in OP_ORDER if key in params), *(key for key in params if key not in OP_ORDER)]
-    return {key: int(params[key]) if params[key].isdigit() else params[key] for key in ordered}
-
-
-def is_of_op(cell: Cell, name: object, params: Mapping[str, Param]) -> bool:
-    """Return whether a published operation agrees with this one in all its stated parameters."""
-    lead = op_lead(name, cell)
-    return lead is not None and _fits(lead, params)
-
-
-def _fits(lead: Row, known: Mapping[str, object]) -> bool:
+def fits(lead: Row, known: Mapping[str, object]) -> bool:
+    """Return whether a published cell agrees with a measured one in all that it states."""
     return all(str(known.get(key)) == str(value) for key, value in lead.items())
 
 
 def _row(rows: list[dict[str, Value]], lead: Row) -> dict[str, Value]:
     """Return the measured row that has all values of `lead`; if none or several, a row for published figures."""
-    measured = [row for row in rows if "published" not in row and _fits(lead, row)]
+    fitting = [row for row in rows if fits(lead, row)]
+    measured = [row for row in fitting if "published" not in row]
     if len(measured) == 1:
         return measured[0]
-    own = next((row for row in rows if "published" in row and _fits(lead, row)), None)
+    own = next((row for row in fitting if "published" in row), None)
     if own is None:
         own = {**lead, "published": True}
         rows.append(own)
@@ -306,17 +293,16 @@ def _notes(every: Sequence[Series], placed: Placed, left: Sequence[Figure], wher
     if left:
         names = list(dict.fromkeys(f"{figure.test} {figure.metric}" for figure in left))
         count = f"{len(left)} published {'figure' if len(left) == 1 else 'figures'}"
-        named = ", ".join(some(names, LEFT))
+        named = ", ".join(some(names))
         sentences.append(f"{count} asked for are of none of these {where}: {named}; form=published has them")
     excess = [Remark((f"{series.name} at {place}",), entry.excess) for series, place, entry in placed if entry.excess]
-    groups: dict[tuple[str, str], list[str]] = {}
-    for series, place, entry in placed:
-        if entry.notes not in (*UNREMARKABLE, series.variant):
-            groups.setdefault((series.name, entry.notes), []).append(place)
     shown = {series.name: series.label for series, _, _ in placed}
     remarks = [Remark((name,), label) for name, label in shown.items() if name != label]
-    remarks += [
-        Remark((f"{name} at {', '.join(some(places, LEFT))}",), notes) for (name, notes), places in groups.items()
-    ]
+    groups = grouped(
+        ((series.name, entry.notes), place)
+        for series, place, entry in placed
+        if entry.notes not in (*UNREMARKABLE, series.variant)
+    )
+    remarks += [Remark((f"{name} at {', '.join(some(places))}",), notes) for (name, notes), places in groups.items()]
     origins = sources(entry for _, _, entry in placed)
     return Beside(origins, every[0].shared, tuple(excess), tuple(remarks), tuple(sentences))

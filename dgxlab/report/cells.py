@@ -11,16 +11,18 @@ from dgxlab.published import Figure
 from dgxlab.report.records import Column, Glance, Number, Table, Value
 from dgxlab.store import alias
 
-SCALED = {scale.unit: Decimal(repr(scale.factor)) for metric in units.METRICS.values() for scale in metric.scales}
+SCALED = {unit: Decimal(repr(n)) for metric in units.METRICS.values() for unit, n in metric.scales.items()}
 """How many of a metric's own unit make one of each that a column may be in."""
 
-Cells = tuple[list[str], list[str], list[list[str]]]
-"""Header texts, delimiter cells and the texts of each row."""
 
+def layout(
+    table: Table | Glance, columns: Sequence[Column] | None = None
+) -> tuple[list[str], list[str], list[list[str]]]:
+    """Return header texts, delimiter cells and the texts of each row: one unit and number of decimals a column.
 
-def layout(table: Table | Glance, shown: Sequence[Column] | None = None) -> Cells:
-    """Lay out some columns of a table, all by default, in one unit and one number of decimals a column."""
-    columns = table.columns if shown is None else shown
+    Only these columns are shown, all by default.
+    """
+    columns = table.columns if columns is None else columns
     numbers = [value for row in table.rows for value in row.values() if isinstance(value, Number)]
     mixed = {value.mean is not None for value in numbers if value.spread is not None} == {True, False}
     headers: list[str] = []
@@ -35,12 +37,9 @@ def layout(table: Table | Glance, shown: Sequence[Column] | None = None) -> Cell
         unit = style.unit if style else ""
         headers.append(" ".join(filter(None, (column.label, f"({unit})" if column.label and unit else unit))))
         for cells, value in zip(body, values, strict=True):
-            if column.key == "session" and isinstance(value, str):
-                cells.append(alias(value))
-            elif mixed and isinstance(value, Number) and value.mean is not None and value.spread is not None:
-                cells.append(text(value, style).replace(")", " runs)"))
-            else:
-                cells.append(text(value, style))
+            shown = alias(value) if column.key == "session" and isinstance(value, str) else text(value, style)
+            of_runs = mixed and isinstance(value, Number) and value.mean is not None and value.spread is not None
+            cells.append(shown.replace(")", " runs)") if of_runs else shown)
     rules = ["---:" if column.numeric or column.metric else "---" for column in columns]
     return headers, rules, body
 
@@ -48,7 +47,7 @@ def layout(table: Table | Glance, shown: Sequence[Column] | None = None) -> Cell
 def _metric(name: str, unit: str) -> units.Metric:
     """Return a metric; one of an imported file that dgxlab does not measure is shown in the unit that it has there."""
     known = name in units.METRICS or name in units.COMPUTED
-    return units.metric(name) if known else units.Metric(name, unit, "", name, (units.Scale(unit, 1.0),))
+    return units.metric(name) if known else units.Metric(name, unit, "", name)
 
 
 def text(value: Value, style: units.Style | None = None) -> str:

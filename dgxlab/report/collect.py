@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dgxlab import judgement
@@ -12,8 +12,9 @@ from dgxlab.judgement import gate_name
 from dgxlab.model import SESSIONS, Device, Experiment, Source, canonical
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import Ask
-from dgxlab.report.evidence import Evidence, Key, find
-from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, SessionReport, columns, some
+from dgxlab.report.evidence import Evidence, find
+from dgxlab.report.profile import by_group, profiles
+from dgxlab.report.records import Failure, Glance, Missing, Overview, Report, Row, SessionReport, columns, grouped, some
 from dgxlab.report.session import WORDS, failed_gate, failed_session, older
 from dgxlab.report.tables import status_of, tables
 from dgxlab.report.verdicts import summary, verdicts
@@ -21,9 +22,6 @@ from dgxlab.store import alias
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
-
-LABELS = 3
-"""Max cells named in a failure; the rest are counted. Cells that were not measured are listed in full."""
 
 
 def collect(store: Store, experiment: str | None = None, *, job_id: str | None = None) -> Report:
@@ -69,7 +67,7 @@ def _collect(store: Store, title: str, asks: Sequence[Ask], job: Job | None) -> 
     return Report(
         title,
         asks[0].hypothesis,
-        tuple(table for arm in arms for table in tables(arm)),
+        tuple(table for arm in arms for table in (*tables(arm), *map(by_group, profiles(store, arm)))),
         tuple(missing for arm in arms for missing in _missing(arm, default)),
         (
             *failed_session(job, failures, gate_listed=gate_listed),
@@ -93,13 +91,10 @@ def _rejected(store: Store, asks: Sequence[Ask], job: Job | None) -> Iterator[Fa
 
 def _missing(arm: Evidence, default: str) -> list[Missing]:
     """Return the cells without a valid run, grouped by reason, in the planned order."""
-    reasons: dict[Key, str] = {}
-    for lost in reversed(arm.lost):
-        reasons.update(dict.fromkeys(lost.keys, f"{lost.run['status']} in {alias(lost.run['job_id'])}"))
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for key, cell in arm.absent.items():
-        group = groups.setdefault((cell.cell.tool, cell.model, reasons.get(key, default)), [])
-        group.append(asking.label(cell.cell))
+    why = {ask.place: f"{run['status']} in {alias(run['job_id'])}" for run, asks in reversed(arm.lost) for ask in asks}
+    groups = grouped(
+        ((ask.cell.tool, ask.model, why.get(ask.place, default)), asking.label(ask.cell)) for ask in arm.absent
+    )
     return [
         Missing(arm.experiment, tool, model, tuple(labels), reason) for (tool, model, reason), labels in groups.items()
     ]
@@ -109,67 +104,49 @@ def _failures(arm: Evidence) -> Iterator[Failure]:
     """Yield failed gates, failed runs of this arm's cells, and failed runs whose cells are unknown."""
     for row in arm.failed:
         yield failed_gate(row, again=arm.gates[row["gate_digest"]]["status"] != "failed")
-    asked = {ask.place for ask in arm.ask.cells}
-    for lost in arm.lost:
-        if lost.keys and asked.isdisjoint(lost.keys):
+    asked, absent = ({ask.place for ask in asks} for asks in (arm.ask.cells, arm.absent))
+    for run, asks in arm.lost:
+        places = [ask.place for ask in asks]
+        if places and asked.isdisjoint(places):
             continue
-        what = " ".join(filter(None, (lost.run["tool"], lost.model)))
-        what += f": {', '.join(some(lost.labels, LABELS))}" if lost.labels else ""
-        again = bool(lost.keys) and arm.absent.keys().isdisjoint(lost.keys)
-        yield Failure(lost.run["job_id"], what, lost.run["status"], lost.run["reason"], again)
+        what = " ".join(filter(None, (run["tool"], *{ask.model for ask in asks})))
+        what += f": {', '.join(some([asking.label(ask.cell) for ask in asks]))}" if asks else ""
+        yield Failure(
+            run["job_id"], what, run["status"], run["reason"], again=bool(places) and absent.isdisjoint(places)
+        )
 
 
-SESSIONS_SHOWN, GATES_SHOWN, VERDICTS_SHOWN = 6, 3, 3
-"""Lines per table: the overview fits on a screen of 30 lines."""
+SHOWN = 3
+"""Lines per table, twice as many for sessions: the overview fits on a screen of 30 lines."""
 
-COUNTS: Mapping[str, str] = {
-    "sessions": "SELECT count(*) AS n FROM jobs",
-    "experiments": "SELECT count(DISTINCT name) AS n FROM experiments",
-    "builds": "SELECT count(DISTINCT build_id) AS n FROM arms",
-    "runs": "SELECT count(*) AS n FROM runs",
-    "samples": "SELECT count(*) AS n FROM samples",
-    "imported files": "SELECT count(*) AS n FROM imports",
-}
-ELSEWHERE = ("imported files",)
-"""Rows for results from elsewhere; left out if there are none."""
+COUNTS = """SELECT (SELECT count(*) FROM jobs) AS sessions,
+                   (SELECT count(DISTINCT name) FROM experiments) AS experiments,
+                   (SELECT count(DISTINCT build_id) FROM arms) AS builds, (SELECT count(*) FROM runs) AS runs,
+                   (SELECT count(*) FROM samples) AS samples, (SELECT count(*) FROM imports) AS "imported files\""""
+
+SESSIONS_LISTED = """SELECT job_id AS session, kind, host,
+                            (SELECT sum(status = 'valid') || ' of ' || count(*) FROM runs
+                             WHERE runs.job_id = jobs.job_id) AS runs,
+                            CASE WHEN reason IS NOT NULL THEN 'rejected: ' || reason
+                                 WHEN error <> '' THEN state || ': ' || error ELSE state END AS state
+                     FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?"""
+
+GATES = "SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC"
+
+VERDICTS = """SELECT job_id, kind, protocol, json_group_array(verdict) AS words FROM verdict_list
+              GROUP BY job_id ORDER BY intent_at DESC, job_id DESC"""
+"""The sessions of two arms that have ended; results of the others are hidden."""
 
 
 def overview(store: Store) -> Overview:
     """Return the newest sessions, gates and verdicts, and how many there are."""
-    counts = {name: int(store.rows(sql)[0]["n"]) for name, sql in COUNTS.items()}
-    glances = (_sessions(store, counts["sessions"]), _gates(store), _verdicts(store))
-    return Overview(
-        store.path.name,
-        tuple(glance for glance in glances if glance.rows),
-        {name: count for name, count in counts.items() if count or name not in ELSEWHERE},
-    )
-
-
-def _sessions(store: Store, every: int) -> Glance:
-    rows: list[Row] = [
-        {
-            "session": row["job_id"],
-            "kind": WORDS.get(row["kind"], row["kind"]),
-            "host": row["host"],
-            "runs": row["runs"],
-            "state": ": ".join(filter(None, (row["state"], row["error"]))),
-        }
-        for row in store.rows(
-            """SELECT job_id, kind, host, iif(reason IS NULL, state, 'rejected') AS state,
-                      coalesce(reason, error) AS error,
-                      (SELECT sum(status = 'valid') || ' of ' || count(*) FROM runs WHERE runs.job_id = jobs.job_id)
-                      AS runs
-               FROM jobs LEFT JOIN rejections USING (job_id) ORDER BY intent_at DESC, job_id DESC LIMIT ?""",
-            (SESSIONS_SHOWN,),
-        )
-    ]
-    shown = columns("session kind host runs state", "runs", runs="runs that count")
-    return Glance("Sessions", shown, tuple(rows), every - len(rows))
-
-
-def _gates(store: Store) -> Glance:
-    newest = store.rows("SELECT * FROM gate_list WHERE newest AND NOT rejected ORDER BY at DESC, key DESC")
-    rows: list[Row] = [
+    (counts,) = store.rows(COUNTS)
+    if not counts["imported files"]:
+        del counts["imported files"]
+    listed = store.rows(SESSIONS_LISTED, (2 * SHOWN,))
+    sessions: list[Row] = [{**row, "kind": WORDS.get(row["kind"], row["kind"])} for row in listed]
+    newest, judged = store.rows(GATES), store.rows(VERDICTS)
+    gates: list[Row] = [
         {
             "gate": gate_name(row),
             "arm": row["arm"],
@@ -178,21 +155,18 @@ def _gates(store: Store) -> Glance:
             "status": ": ".join(filter(None, (status_of(row), "; ".join(json.loads(row["reasons"]))))),
             "session": row["job_id"],
         }
-        for row in newest[:GATES_SHOWN]
+        for row in newest[:SHOWN]
     ]
-    shown = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")
-    return Glance("Gates", shown, tuple(rows), len(newest) - len(rows))
-
-
-def _verdicts(store: Store) -> Glance:
-    """Return a line for each session that has ended; results of the others are hidden."""
-    sessions = store.rows(
-        """SELECT job_id, kind, protocol, json_group_array(verdict) AS words FROM verdict_list
-           GROUP BY job_id ORDER BY intent_at DESC, job_id DESC"""
-    )
-    rows: list[Row] = []
-    for row in sessions[:VERDICTS_SHOWN]:
+    lines: list[Row] = []
+    for row in judged[:SHOWN]:
         words = json.loads(row["words"])
         word = summary(row["kind"], judgement.whole(words), words) + older(row["protocol"])
-        rows.append({"session": row["job_id"], "verdict": word})
-    return Glance("Verdicts", columns("session verdict"), tuple(rows), len(sessions) - len(rows))
+        lines.append({"session": row["job_id"], "verdict": word})
+    of_sessions = columns("session kind host runs state", "runs", runs="runs that count")
+    of_gates = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")
+    glances = (
+        Glance("Sessions", of_sessions, tuple(sessions), counts["sessions"] - len(sessions)),
+        Glance("Gates", of_gates, tuple(gates), len(newest) - len(gates)),
+        Glance("Verdicts", columns("session verdict"), tuple(lines), len(judged) - len(lines)),
+    )
+    return Overview(store.path.name, tuple(glance for glance in glances if glance.rows), counts)

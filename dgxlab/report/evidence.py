@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dgxlab import judgement, stats, units
 from dgxlab.judgement import Judged
-from dgxlab.model import BASELINE, CANDIDATE, Device, FileModel, Model, RunStep, canonical, model_id
-from dgxlab.report.ask import Ask, CellAsk, label
-from dgxlab.report.records import Conditions, Number
+from dgxlab.model import BASELINE, CANDIDATE, Device, FileModel, Model, RunStep, canonical, files_of, model_id
+from dgxlab.report.ask import Ask, CellAsk, of_session
+from dgxlab.report.records import Conditions, Number, grouped
 from dgxlab.store import REJECTED, UNCOUNTED
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
 Row = Mapping[str, Any]
-
-Key = tuple[str, str, str]
-"""CellAsk.place."""
 
 MINE = """WITH mine AS MATERIALIZED (
     SELECT job_id, arm, build_id, device_id, arms.pin, arms.tree, intent_at FROM arms JOIN jobs USING (job_id)
@@ -37,7 +32,7 @@ MINE = """WITH mine AS MATERIALIZED (
 """The builds of exactly one tree and configuration, of any experiment."""
 
 RUNS = f"""{MINE} SELECT run_id, job_id, arm, build_id, device_id, tool, coalesce(model_id, '') AS model_id, path,
-                         env_digest, argv, started AS at, status, reason, chain, role, cycle
+                         recipe, contents, env_digest, argv, started AS at, status, reason, chain, role, cycle
            FROM mine JOIN runs USING (job_id, arm, build_id) LEFT JOIN inputs USING (job_id, model_id)
            LEFT JOIN chain_runs USING (run_id)
            WHERE job_id NOT IN ({UNCOUNTED}) ORDER BY started, run_id"""  # noqa: S608 - our own
@@ -70,10 +65,21 @@ FLAGS = f"""SELECT run_id, kind, hard, reason FROM flags
 
 def by_run(store: Store, sql: str, runs: Iterable[str]) -> dict[str, list[Row]]:
     """Return the rows of VALUES or FLAGS by their run, an empty list for a run without any."""
-    groups: dict[str, list[Row]] = {run: [] for run in runs}
-    for row in store.rows(sql, (json.dumps(list(groups)),)):
-        groups[row["run_id"]].append(row)
-    return groups
+    runs = list(runs)
+    rows: dict[str, list[Row]] = grouped((row["run_id"], row) for row in store.rows(sql, (json.dumps(runs),)))
+    return {run: rows.get(run, []) for run in runs}
+
+
+Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
+"""Medians of chains' runs, by chain, role, Cell.key and metric, then by cycle."""
+
+
+def medians_of(rows: Iterable[Row]) -> Medians:
+    """Return the medians of chains' runs, given rows of VALUES."""
+    pairs = grouped(
+        ((row["chain"], row["role"], row["cell"], row["metric"]), (row["cycle"], row["value"])) for row in rows
+    )
+    return {key: dict(by_cycle) for key, by_cycle in pairs.items()}
 
 
 def conditions_of(store: Store, runs: Iterable[str]) -> Conditions:
@@ -84,20 +90,13 @@ def conditions_of(store: Store, runs: Iterable[str]) -> Conditions:
 
 def range_of(ranges: Iterable[Conditions]) -> dict[str, tuple[float, float]]:
     """Return the union of several ranges, by name."""
-    total: dict[str, tuple[float, float]] = {}
-    for each in ranges:
-        for name, (low, high) in each.items():
-            before = total.get(name, (low, high))
-            total[name] = (min(before[0], low), max(before[1], high))
-    return total
+    ends = grouped((name, end) for each in ranges for name, both in each.items() for end in both)
+    return {name: (min(of_name), max(of_name)) for name, of_name in ends.items()}
 
 
 def by_kind(flags: Iterable[Row]) -> Iterator[tuple[list[Row], str]]:
     """Yield the flags of each kind with the first reason and the number of other reasons, which differ in durations."""
-    kinds: dict[tuple[bool, str], list[Row]] = {}
-    for flag in flags:
-        kinds.setdefault((bool(flag["hard"]), flag["kind"]), []).append(flag)
-    for of_kind in kinds.values():
+    for of_kind in grouped(((flag["hard"], flag["kind"]), flag) for flag in flags).values():
         first, *others = dict.fromkeys(str(flag["reason"]) for flag in of_kind)
         yield of_kind, f"{first}, and {len(others)} like it" if others else first
 
@@ -113,14 +112,8 @@ class Measured:
     flags: tuple[Row, ...] = ()  # of FLAGS; in a chain, flags of the same kind are merged
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A run that does not count, with its expected cells (none if its plan cannot be read)."""
-
-    run: Row
-    model: str
-    keys: tuple[Key, ...]
-    labels: tuple[str, ...]
+Lost = tuple[Row, tuple[CellAsk, ...]]
+"""A run that does not count, with its expected cells (none if its plan cannot be read)."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +125,7 @@ class Evidence:
     host: str  # the host's names (the user's and its own) and its device
     build_id: str | None = None  # the newest build with evidence
     device: Device | None = None
+    contents: Mapping[str, str] = field(default_factory=dict)  # `inputs.contents` by model, where it is known
     measured: tuple[Measured, ...] = ()  # in the order asked
     gates: Mapping[str, Row] = field(default_factory=dict)  # the newest of each expected gate, by its digest
     failed: tuple[Row, ...] = ()  # every failed gate, newest first, parity gates before others
@@ -142,11 +136,24 @@ class Evidence:
         """The arm's own name."""
         return self.ask.arm.name
 
-    @cached_property
-    def absent(self) -> Mapping[Key, CellAsk]:
+    @property
+    def absent(self) -> list[CellAsk]:
         """The cells without a valid run."""
         measured = {cell.ask.place for cell in self.measured}
-        return {ask.place: ask for ask in self.ask.cells if ask.place not in measured}
+        return [ask for ask in self.ask.cells if ask.place not in measured]
+
+
+def arms_of_job(store: Store, job: Job) -> dict[str, Evidence]:
+    """Return the arms of a session by name, without results: build, host and device; without a build the id is None."""
+    rows = store.rows("SELECT arm, build_id FROM arms WHERE job_id = ?", (job.job_id,))
+    builds, devices = {row["arm"]: row["build_id"] for row in rows}, store.devices(job.job_id)
+    inputs = store.rows("SELECT name, contents FROM inputs WHERE job_id = ? AND contents IS NOT NULL", (job.job_id,))
+    contents = {row["name"]: row["contents"] for row in inputs}
+    asks = {ask.arm.name: ask for ask in of_session(store, job)}
+    return {
+        name: Evidence(ask, name, machine(job, devices.get(name)), builds.get(name), devices.get(name), contents)
+        for name, ask in asks.items()
+    }
 
 
 def find(store: Store, ask: Ask) -> Evidence:
@@ -154,11 +161,10 @@ def find(store: Store, ask: Ask) -> Evidence:
     of_arm = {"pin": ask.arm.source.pin, "tree": ask.arm.source.tree, "cmake": canonical(ask.arm.cmake)}
     of_ask = {key: getattr(ask, key) for key in ("protocol", "device_id", "host", "session")}
     params = {**of_arm, **of_ask, "arm": ask.arm.name}
-    digests = {gate.digest for gate in ask.gates}
     runs = store.rows(RUNS, params)
     # gates of any job are evidence for the build, but only the expected ones matter here
     gates, checks = (
-        [row for row in store.rows(sql, params) if row["gate_digest"] in digests] for sql in (GATES, CHECKS)
+        [row for row in store.rows(sql, params) if row["gate_digest"] in ask.gates] for sql in (GATES, CHECKS)
     )
     if not (every := runs + gates + checks):
         built = store.rows(NEWEST, params)
@@ -168,13 +174,15 @@ def find(store: Store, ask: Ask) -> Evidence:
     runs, gates = ([row for row in rows if (row["build_id"], row["device_id"]) == context] for rows in (runs, gates))
     job = store.job(newest["job_id"])
     device = store.devices(job.job_id)[newest["arm"]]
+    measured = tuple(_measured(store, ask, [row for row in runs if row["status"] == "valid"]))
     return Evidence(
         ask,
         ask.arm.name,
         machine(job, device),
         newest["build_id"],
         device,
-        tuple(_measured(store, ask, [row for row in runs if row["status"] == "valid"])),
+        {cell.ask.model: cell.run["contents"] for cell in measured if cell.run["contents"]},
+        measured,
         {row["gate_digest"]: row for row in (*gates, *checks)},
         tuple(row for row in (*reversed(gates), *reversed(checks)) if row["status"] == "failed"),
         tuple(_lost(store, [row for row in reversed(runs) if row["status"] != "valid"])),
@@ -202,7 +210,8 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
     accepted = {name: _accepted(model, valid) for name, model in ask.models.items()}
     chosen = []
     for cell in ask.cells:
-        runs, numbers = newest.get((cell.key, accepted.get(cell.model, ""), cell.env_digest), ([], {}))
+        cell_key, model, env_digest = cell.place
+        runs, numbers = newest.get((cell_key, accepted.get(model, ""), env_digest), ([], {}))
         if runs and runs[-1]["tool"] == cell.cell.tool:
             chosen.append((cell, runs, numbers))
     flags = by_run(store, FLAGS, [run["run_id"] for _, runs, _ in chosen for run in runs])
@@ -216,30 +225,27 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
 
 def _of_chains(
     store: Store, valid: Sequence[Row], values: Mapping[str, Sequence[Row]]
-) -> Iterator[tuple[Key, tuple[list[Row], dict[str, Number]]]]:
+) -> Iterator[tuple[tuple[str, str, str], tuple[list[Row], dict[str, Number]]]]:
     """Yield the runs behind an arm's means and the means, by (Cell.key, model_id, env_digest), oldest first."""
-    chains: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    for run in valid:
-        if run["role"] in (BASELINE, CANDIDATE):
-            chains[run["job_id"], run["chain"], run["role"]].append(run)
+    of_chains = (run for run in valid if run["role"] in (BASELINE, CANDIDATE))
+    chains = grouped(((run["job_id"], run["chain"], run["role"]), run) for run in of_chains)
     for (job_id, chain, role), runs in chains.items():
-        by_cell: dict[str, list[Judged]] = defaultdict(list)
-        for judged in judgement.recorded(store, job_id):
+        by_cell = grouped(
+            (judged.comparison.baseline if role == BASELINE else judged.comparison.candidate, judged)
+            for judged in judgement.recorded(store, job_id)
+            if judged.chain == chain
+            and judged.verdict.verdict != "invalid"
             # for an A/A session only the baseline's mean
-            alike = judged.baseline_arm == judged.candidate_arm and role == CANDIDATE
-            if judged.chain == chain and judged.verdict.verdict != "invalid" and not alike:
-                sides = {BASELINE: judged.comparison.baseline, CANDIDATE: judged.comparison.candidate}
-                by_cell[sides[role]].append(judged)
+            and (role == BASELINE or judged.baseline_arm != judged.candidate_arm)
+        )
         for cell, verdicts in by_cell.items():
             cycles = {cycle for judged in verdicts for cycle in judgement.counted(judged.verdict, role)}
             counted = [run for run in runs if run["cycle"] in cycles]
-            medians: dict[str, dict[int, float]] = defaultdict(dict)
-            for row in (row for run in counted for row in values[run["run_id"]] if row["cell"] == cell):
-                medians[row["metric"]][row["cycle"]] = row["value"]
+            medians = medians_of(row for run in counted for row in values[run["run_id"]] if row["cell"] == cell)
             of_metric = {judged.comparison.metric: judged for judged in verdicts}
             means = {  # a metric without a verdict takes the cell's first verdict
                 metric: mean_of(of_metric.get(metric, verdicts[0]), role, metric, by_cycle)
-                for metric, by_cycle in medians.items()
+                for (_, _, _, metric), by_cycle in medians.items()
             }
             if means:
                 yield (cell, counted[-1]["model_id"], counted[-1]["env_digest"]), (counted, means)
@@ -247,8 +253,11 @@ def _of_chains(
 
 def _accepted(model: Model, valid: Sequence[Row]) -> str:
     """Return the current model_id: the recipe's, or for a file the one in the newest run that read it."""
-    if not isinstance(model, FileModel):
+    if not files_of(model):
         return model_id(model)
+    if not isinstance(model, FileModel):
+        ids = [row["model_id"] for row in valid if row["recipe"] == canonical(model)]
+        return str(ids[-1]) if ids else "nothing read it"
     home = model.path.removeprefix("~") if model.path.startswith("~/") else None
     paths = [(row["model_id"], row["path"] or "") for row in valid]
     ids = [identity for identity, path in paths if path == model.path or (home and path.endswith(home))]
@@ -273,11 +282,8 @@ def _lost(store: Store, runs: Sequence[Row]) -> Iterator[Lost]:
         except ValueError:  # the plan is from a dgxlab with other fields: list its runs without cells
             steps[job_id] = ()
     for run in runs:
-        argv = json.loads(run["argv"])
-        step = next((step for step in steps[run["job_id"]] if _ran(step, run, argv)), None)
-        cells = step.cells if step else ()
-        keys = tuple((cell.key, step.model, run["env_digest"]) for cell in cells) if step else ()
-        yield Lost(run, step.model if step else "", keys, tuple(label(cell) for cell in cells))
+        step = next((step for step in steps[run["job_id"]] if _ran(step, run, json.loads(run["argv"]))), None)
+        yield run, tuple(CellAsk(cell, step.model, step.env) for cell in step.cells) if step else ()
 
 
 def _ran(step: RunStep, run: Row, argv: Sequence[str]) -> bool:

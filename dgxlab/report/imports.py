@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dgxlab import stats, units
 from dgxlab.errors import UsageError
 from dgxlab.imported import rows_of
-from dgxlab.report.ask import Query
-from dgxlab.report.records import Column, Number, Provenance, Table, Value, columns
+from dgxlab.report.ask import Query, has_words
+from dgxlab.report.records import Column, Number, Provenance, Table, Value, columns, grouped
 from dgxlab.tools.reading import Row as FileRow
 from dgxlab.tools.reading import Values
 
@@ -30,6 +30,8 @@ MOST = 8
 COUNTS = ("cases", "runs", "kB")
 """Units of counts and settings, which are not measured."""
 
+FILES = "SELECT * FROM imports ORDER BY at, import_id"
+
 NOWHERE = Provenance("imported", (), "", (), "", None, "")
 
 
@@ -46,7 +48,7 @@ def find_import(store: Store, name: str) -> Mapping[str, Any]:
     Raises:
         UsageError: if there is none, or more than one.
     """
-    known = _files(store)
+    known = store.rows(FILES)
     files = [row for row in known if row["name"].split() == name.split() or row["import_id"].startswith(name)]
     if len(files) == 1:
         return files[0]
@@ -56,10 +58,6 @@ def find_import(store: Store, name: str) -> Mapping[str, Any]:
     names = ", ".join(f"{row['name']!r} ({row['import_id']})" for row in known)
     others = f"; there are {names}" if names else ""
     raise UsageError(f"{store.path} has no imported file {name!r}{others}", next="dgxlab report --form imported")
-
-
-def _files(store: Store) -> list[dict[str, Any]]:
-    return store.rows("SELECT * FROM imports ORDER BY at, import_id")
 
 
 def _every(store: Store) -> Table:
@@ -73,7 +71,7 @@ def _every(store: Store) -> Table:
             "imported": _day(row["at"]),
             "told": "; ".join(f"{name} {value}" for name, value in _told(row) if name != "settings"),
         }
-        for row in _files(store)
+        for row in store.rows(FILES)
     ]
     if not rows:
         raise UsageError(f"{store.path} has no imported file", next="dgxlab import --help")
@@ -85,22 +83,20 @@ def _every(store: Store) -> Table:
 def _of_file(store: Store, file: Mapping[str, Any], patterns: Sequence[str]) -> Table:
     known = rows_of(store, file["import_id"])
     for pattern in patterns:
-        if not any(_fits(pattern, row) for row in known):
+        if not any(has_words(pattern, row.label, row.params) for row in known):
             raise UsageError(f"no row of {file['name']} has all of {pattern!r}", next="dgxlab report --form imported")
-    shown = [row for row in known if not patterns or any(_fits(pattern, row) for pattern in patterns)]
-    rows: list[dict[str, Value]] = []
-    discarded: dict[str, list[str]] = {}
-    for row in shown:
-        rows.append({"row": row.label, **dict(_numbers(row))})
-        for reason in {each.discarded for each in row.values if each.discarded}:
-            discarded.setdefault(reason, []).append(row.label)
+    shown = [
+        row for row in known if not patterns or any(has_words(pattern, row.label, row.params) for pattern in patterns)
+    ]
+    rows: list[dict[str, Value]] = [{"row": row.label, **dict(_numbers(row))} for row in shown]
+    reasons = ((reason, row.label) for row in shown for reason in {each.discarded for each in row.values})
     units_of = {each.metric: each.unit for row in known for each in _by_metric(row)}
     metrics = {name: unit for name, unit in units_of.items() if any(row.get(name) is not None for row in rows)}
     columns = [Column("row", "measured"), *(_column(name, unit) for name, unit in metrics.items())]
     if len(rows) == 1 and len(metrics) > MOST:
         rows = [{"row": name, "value": rows[0][name], "unit": unit.strip("1")} for name, unit in metrics.items()]
         columns = [Column("row", shown[0].label), Column("value", "value", numeric=True), Column("unit", "unit")]
-    notes = [f"does not count: {', '.join(labels)}: {reason}" for reason, labels in discarded.items()]
+    notes = [f"does not count: {', '.join(labels)}: {why}" for why, labels in grouped(reasons).items() if why]
     return Table(
         "imported",
         f"{file['name']}: {file['tool']}",
@@ -149,14 +145,7 @@ def _column(name: str, unit: str) -> Column:
     return Column(name, known.label if known else name, name, unit="" if unit == "1" else unit)
 
 
-def _fits(pattern: str, row: FileRow) -> bool:
-    params = row.params
-    known = {*row.label.split(), *map(str, params.values()), *(f"{name}={value}" for name, value in params.items())}
-    return known.issuperset(pattern.split())
-
-
 def _told(file: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a file's statements on all of its rows."""
     for name, value in json.loads(file["provenance"]).items():
         yield name, ", ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
 

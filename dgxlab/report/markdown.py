@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dgxlab import units
 from dgxlab.errors import UsageError
-from dgxlab.report.cells import Cells, layout, legend, text
+from dgxlab.report.cells import layout, legend, text
 from dgxlab.report.evidence import range_of
 from dgxlab.report.records import (
     Beside,
@@ -48,12 +48,6 @@ makes literal in CommonMark.
 WIDTH = 120
 """Max length of a line outside of tables, unless a word is longer."""
 
-LABELS = 3
-"""Max rows or runs named in a sentence beneath a table; the rest are counted."""
-
-FEW = 3
-"""Max leading columns of a table with one row."""
-
 NO_LEADS = ("count", "found", "verdict")
 """Keys of the first value columns of gates and verdicts; in other tables a metric is the first."""
 
@@ -69,7 +63,7 @@ ASIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """By form: keys of a row's name, and keys of long texts, which without --wide are items beneath the table."""
 
 DETAILS = ("against", "sizes", "asked")
-"""Keys of gates that are left out without --wide."""
+"""Keys of gates that are left out without --wide, and with it are items too, as the table would be too wide."""
 
 ARITHMETIC = "this shows that the arithmetic is right, not how good a model is"
 
@@ -153,22 +147,12 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-class Shown(NamedTuple):
-    """One table to print: cells, the line beneath it with its source numbers, items beneath that."""
-
-    title: str
-    parts: list[Cells]
-    line: list[Part]
-    refs: list[int]
-    items: list[Part]
-
-
 @dataclass
 class Note:
     """One numbered source: its facts, and the conditions sampled for all tables that name it."""
 
     title: str
-    facts: Iterable[str]
+    facts: Sequence[str]
     conditions: Conditions = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -202,15 +186,16 @@ class Sheet:
         self.tables, numbers = [], []
         for table in tables:
             chosen, moved = _choose(table, columns, wide=wide)
-            refs = []
+            refs = {}
             for key, note in _sources(table):
                 first = numbered.setdefault(key, note)
                 first.facts = [*first.facts, *note.facts]
                 first.conditions = range_of([first.conditions, note.conditions])
-                refs.append(list(numbered).index(key) + 1)
-            line, items = list(_line(table, moved)), list(_items(table, wide=wide))
+                refs[list(numbered).index(key) + 1] = key
             parts = [layout(table, part) for part in ([chosen] if columns else _parts(table, chosen))]
-            self.tables.append(Shown(table.title, parts, line, list(dict.fromkeys(refs)), items))
+            line, items = list(_line(table, moved)), list(_items(table, wide=wide))
+            shown = {"title": table.title, "parts": parts, "line": line, "refs": list(refs), "beneath": items}
+            self.tables.append(shown)
             numbers += [row.get(column.key) for column in chosen for row in table.rows]
         self.notes = list(numbered.values())
         self.ends = [] if wide else [failure for failure in failures if failure.kind == "session"]
@@ -221,33 +206,31 @@ class Sheet:
 
 def _omitted(tables: Sequence[Table], failures: Sequence[Failure]) -> Iterator[str]:
     cycles = {(table.provenance.sessions, each.chain, each.cycle) for table in tables for each in table.discards}
-    counts = Counter({"cycle discarded": len(cycles)})
-    for failure in failures:
-        if failure.kind != "session":
-            counts[f"{failure.kind} {failure.status}" + " (counted later)" * failure.again] += 1
-    counts["flag"] = sum(not flag.hard for table in tables for flag in table.flags)
-    for what, count in counts.items():
-        noun, _, rest = what.partition(" ")
+    counts = Counter({("cycle", "discarded"): len(cycles)})
+    runs = (failure for failure in failures if failure.kind != "session")
+    counts.update((run.kind, run.status + " (counted later)" * run.again) for run in runs)
+    counts["flag", ""] = sum(not flag.hard for table in tables for flag in table.flags)
+    for (noun, what), count in counts.items():
         if count:
-            yield " ".join(filter(None, (f"{count} {noun}{'s' * (count > 1)}", rest)))
+            yield f"{count} {noun}{'s' * (count > 1)} {what}".rstrip()
 
 
 def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Column], Row]:
     """Return the columns to show, and the values common to all rows, which need no column."""
-    columns, moved = list(table.columns), {}
+    _, aside = _aside(table, wide=wide)
+    columns, moved = [column for column in table.columns if column.key not in aside], {}
     if not wide:
         leads = list(takewhile(lambda column: not column.metric and column.key not in NO_LEADS, columns))
         values = {column.key: [row.get(column.key) for row in table.rows] for column in leads}
         alike = [column for column in leads if values[column.key] == values[column.key][:1] * len(table.rows)]
         alike = [column for column in alike if values[column.key][0] not in (None, "")]
         if len(table.rows) == 1:
-            alike = alike[1:] if len(leads) > FEW else []  # a single row of many parameters would be too wide
+            alike = alike[1:] if len(leads) > 3 else []  # a single row of many parameters would be too wide
         if len(leads) == len(columns) or len(alike) == len(leads):
             alike = []  # without numbers there are no leading columns, and rows must stay distinguishable
         alike = [column for column in alike if not {column.key, column.label} & {*names}]
         moved = {column.label: table.rows[0][column.key] for column in alike}
-        _, aside = ASIDE.get(table.form, ((), ()))
-        columns = [column for column in columns if column not in alike and column.key not in (*aside, *DETAILS)]
+        columns = [column for column in columns if column not in alike and column.key not in DETAILS]
         filled = {key for row in table.rows for key, value in row.items() if value not in (None, "")}
         columns = [column for column in columns if column.metric or column.key in filled]
         if table.kind == "session" and table.form == "verdicts":
@@ -255,6 +238,14 @@ def _choose(table: Table, names: Sequence[str], *, wide: bool) -> tuple[list[Col
     if names:
         columns = [each for name in names for each in table.columns if name in (each.key, each.label)]
     return columns, moved
+
+
+def _aside(table: Table, *, wide: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the keys of a row's name, and those of the texts beneath the table."""
+    names, texts = ASIDE.get(table.form, ((), ()))
+    if wide:
+        texts = (*texts, *DETAILS) if table.form == "gates" else ()
+    return names, texts
 
 
 def _parts(table: Table, chosen: list[Column]) -> list[list[Column]]:
@@ -298,26 +289,6 @@ def _items(table: Table, *, wide: bool) -> Iterator[Part]:
     for each in table.discards if wide else ():
         of = f" for {_labels(each.labels)}" if each.labels else ""
         yield "", f"cycle {each.cycle} of {each.chain} does not count{of}: {each.reason}"
-    yield from _flags(table, wide=wide)
-    names, aside = ASIDE.get(table.form, ((), ()))
-    texts: dict[str, list[str]] = {}
-    for row in () if wide else table.rows:
-        name = " ".join(str(row[key]) for key in names if row.get(key))
-        texts.setdefault("; ".join(str(row[key]) for key in aside if row.get(key)), []).append(name)
-    for long, rows in texts.items():
-        if long:
-            yield "", f"{_labels(rows)}: {long}"
-    yield from (("", note) for note in table.notes)
-    for origin in _sides(table) if wide else ():
-        if medians := units.conditions(origin.conditions):
-            yield "", f"{origin.label}: ".removeprefix(": ") + f"median of a run: {medians}"
-    if table.beside:
-        yield from (("", f"† {_labels(remark.labels)}: {remark.text}") for remark in table.beside.excess)
-        yield from (("", f"{_labels(remark.labels)}: {remark.text}") for remark in table.beside.remarks)
-        yield from (("", sentence) for sentence in table.beside.left)
-
-
-def _flags(table: Table, *, wide: bool) -> Iterator[Part]:
     for flag in table.flags:
         where = _labels(flag.labels, "every run" if table.kind == "session" else "every row")
         if table.kind == "published":
@@ -326,10 +297,26 @@ def _flags(table: Table, *, wide: bool) -> Iterator[Part]:
             yield "hard event", f"in {where}: {flag.reason}"
         elif wide:
             yield "", f"flag in {where}: {flag.reason}"
+    names, aside = _aside(table, wide=wide)
+    heads = {column.key: f"{column.label} " for column in table.columns if column.key in DETAILS}
+    texts: dict[str, list[str]] = {}
+    for row in table.rows:
+        name = " ".join(str(row[key]) for key in names if row.get(key))
+        long = (heads.get(key, "") + str(row[key]) for key in aside if row.get(key))
+        texts.setdefault("; ".join(long), []).append(name)
+    yield from (("", f"{_labels(rows)}: {long}") for long, rows in texts.items() if long)
+    yield from (("", note) for note in table.notes)
+    for origin in _sides(table) if wide else ():
+        if medians := units.conditions(origin.conditions):
+            yield "", f"{origin.label}: ".removeprefix(": ") + f"median of a run: {medians}"
+    beside = table.beside or Beside(())
+    yield from (("", f"† {_labels(remark.labels)}: {remark.text}") for remark in beside.excess)
+    yield from (("", f"{_labels(remark.labels)}: {remark.text}") for remark in beside.remarks)
+    yield from (("", sentence) for sentence in beside.left)
 
 
 def _labels(labels: Sequence[str], every: str = "every row") -> str:
-    return ", ".join(some(labels, LABELS)) if labels else every
+    return ", ".join(some(labels)) if labels else every
 
 
 def _sides(table: Table) -> Sequence[Origin]:
@@ -362,9 +349,10 @@ def _sources(table: Table) -> Iterator[tuple[object, Note]]:
             f"host {origin.host} · backend {origin.backend}",
             f"pin {origin.pin[:12]} · {tree} · build {origin.build_id or units.MISSING}",
             "series " + (", ".join(f"{ref.name}@{ref.digest[:12]}" for ref in origin.series) or "none"),
+            *(f"model {model}" for model in origin.models),
         ]
         note = Note(title, [*facts, *side.notes], side.conditions)
-        yield (title, replace(origin, synthetic=())), note
+        yield (title, replace(origin, synthetic=(), models=())), note
     for source in table.beside.sources if table.beside else ():
         facts = [
             f"host {source.host} · {source.engine}",
@@ -377,7 +365,6 @@ def _sources(table: Table) -> Iterator[tuple[object, Note]]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Write whole numbers in order: `13, 15 to 18`."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))

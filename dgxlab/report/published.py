@@ -10,7 +10,7 @@ from importlib import resources
 from dgxlab import published
 from dgxlab.published import Figure, GateResult
 from dgxlab.report.beside import UNREMARKABLE, fitting, sources
-from dgxlab.report.records import Beside, Column, Flag, Provenance, Remark, Row, Table, Value
+from dgxlab.report.records import Beside, Column, Flag, Provenance, Remark, Row, Table, Value, grouped
 
 GATES = {"tests_passed": "parity", "greedy_md5": "greedy"}
 
@@ -89,29 +89,21 @@ def _table(
     also: Sequence[Figure | GateResult] = (),
     noted: bool = True,
 ) -> Table:
-    """Return a table of published figures.
+    """Return a table of published figures, whose first columns, `leads` of them, distinguish rows.
 
-    Args:
-        leads: Number of leading columns, which distinguish rows.
-        extra: Remarks about computed values.
-        also: Published entries that are used but not shown as numbers.
-        noted: Whether the notes of the figures are remarks beneath it.
+    Entries of `also` are used but not shown as numbers. The notes of figures are remarks if `noted`, as are `extra`.
     """
     figures: list[tuple[str, Figure]] = []
-    notes: dict[str, tuple[str, ...]] = {}
     for row in rows:
         values = [(column.key, row[column.key]) for column in columns[:leads]]
         name = ", ".join(f"{key} {value}" if isinstance(value, int) else str(value) for key, value in values)
         for column in columns:
-            if not isinstance(value := row.get(column.key), Figure):
-                continue
-            place = f"{column.label.partition(' (')[0]} at {name}"
-            figures.append((place, value))
-            if noted and value.notes not in UNREMARKABLE:
-                notes[value.notes] = (*notes.get(value.notes, ()), place)
+            if isinstance(value := row.get(column.key), Figure):
+                figures.append((f"{column.label.partition(' (')[0]} at {name}", value))
+    notes = grouped((figure.notes, place) for place, figure in figures if noted and figure.notes not in UNREMARKABLE)
     every = (*(figure for _, figure in figures), *also)
     host = ", ".join(dict.fromkeys(entry.host for entry in every))
-    remarks = (*(Remark(labels, text) for text, labels in notes.items()), *extra)
+    remarks = (*(Remark(tuple(labels), text) for text, labels in notes.items()), *extra)
     return Table(
         form,
         title,

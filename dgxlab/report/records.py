@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeVar, Union
 
 from dgxlab.compare import Difference
 from dgxlab.model import Device, SeriesRef
@@ -71,6 +71,7 @@ class Provenance:
     synthetic: tuple[str, ...] = ()  # names of the models that were made from a recipe
     device: Device | None = None
     backend: str = ""  # CPU, CUDA; several with commas
+    models: tuple[str, ...] = field(default=(), metadata=LATER)  # name, architecture, weights and type of each
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,24 @@ class Overview:
     counts: Mapping[str, int]
 
 
-def some(items: Sequence[str], most: int) -> list[str]:
+Key = TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+
+
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """Return the items of each key, both in the order of their first appearance."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
+
+
+def labels_of(labels: Sequence[str], every: int) -> tuple[str, ...]:
+    """Return the labels of a remark on some of `every` rows; () if it is on all of them."""
+    return () if len(labels) == every else tuple(labels)
+
+
+def some(items: Sequence[str], most: int = 3) -> list[str]:
     """Return the first items, and how many more there are."""
     rest = len(items) - most
     return [*items[:most], f"and {rest} more"] if rest > 0 else list(items)

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dgxlab.compare import Difference, differing
 from dgxlab.errors import GateFailed
-from dgxlab.judgement import Judged, gate_name
-from dgxlab.model import (
-    BASELINE,
-    BURN_IN,
-    CANDIDATE,
-    PROTOCOL,
-    Arm,
-    Cell,
-    ChainStep,
-    GateStep,
-    ModelStep,
-    ParityGate,
-    Plan,
-)
+from dgxlab.judgement import gate_name
+from dgxlab.model import BASELINE, BURN_IN, PROTOCOL, GateStep, ModelStep, ParityGate, Plan
 from dgxlab.plan import is_flag
-from dgxlab.report.ask import GateAsk
-from dgxlab.report.evidence import LISTED, OF_GATES, VALUES, Row, by_run, mean_of
-from dgxlab.report.records import Failure, Number, Provenance, Table, columns, some
-from dgxlab.report.tables import env_text, gate_columns, gate_rows, origin_of_job, synthetic
+from dgxlab.report.ask import plan_of
+from dgxlab.report.evidence import LISTED, OF_GATES, Row, arms_of_job
+from dgxlab.report.records import Failure, Table, columns, grouped, some
+from dgxlab.report.tables import env_text, gate_rows, provenance
 from dgxlab.store import REJECTED, gate_digest
 from dgxlab.tools.parity import unlike
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
 
-Medians = Mapping[tuple[str, str, str, str], Mapping[int, float]]
-"""Medians of chains' runs, by chain, role, Cell.key and metric, then by cycle."""
-
 WORDS = {"ab": "A/B", "screen": "screen", "noise": "A/A"}
 """Names of sessions by kind."""
-
-CASES = 3
-"""Max failing cases of a gate that are named."""
 
 ENDS = {
     "intended": "recorded, and nothing has been heard from the host yet",
@@ -52,7 +33,7 @@ ENDS = {
 }
 """Messages for unfinished sessions, by state."""
 
-RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason,
+RUNS = """SELECT run_id, chain, role, cycle, position, arm, tool, status, reason, started, seconds,
                  json_extract(inflated(before), '$.pinned') AS pinned
           FROM chain_runs JOIN runs USING (run_id) WHERE job_id = ? ORDER BY position"""
 
@@ -61,17 +42,17 @@ GATES = f"""SELECT {OF_GATES} FROM gates JOIN arms USING (job_id, arm, build_id)
 
 
 class ChainSession:
-    """One session: its plan, runs and provenance."""
+    """One session: its plan, runs and provenance; raises UsageError if the plan cannot be read."""
 
-    def __init__(self, store: Store, job: Job, plan: Plan) -> None:
+    def __init__(self, store: Store, job: Job) -> None:
         self.store = store
         self.job = job
-        self.plan = plan
+        self.plan = plan_of(job)
         self.ended = job.ended or job.state == "lost"
         self.runs = store.rows(RUNS, (job.job_id,))
-        chain = next(plan.chains)
-        self.baseline = plan.arm(chain.baseline.arm)
-        self.candidate = None if chain.candidate.arm == chain.baseline.arm else plan.arm(chain.candidate.arm)
+        chain, arms = next(self.plan.chains), arms_of_job(store, job)
+        self.baseline = arms[chain.baseline.arm]
+        self.candidate = None if chain.candidate.arm == chain.baseline.arm else arms[chain.candidate.arm]
 
     @property
     def what(self) -> str:
@@ -81,26 +62,10 @@ class ChainSession:
             return f"{word} of {self.baseline.name} against itself"
         return f"{word} of {self.candidate.name} against {self.baseline.name}"
 
-    def origin(self, arm: Arm, models: Iterable[str] = (), cells: Iterable[Cell] = ()) -> Provenance:
-        """Return the provenance of an arm's numbers, for these models and cells."""
-        steps = [step for step in self.plan.steps if isinstance(step, ModelStep) and step.arm == arm.name]
-        recipes = {step.model for step in steps if synthetic(step.recipe)}
-        return origin_of_job(self.store, self.job, arm, cells=cells, synthetic=recipes.intersection(models))
-
-    def of_chains(self, chains: Iterable[ChainStep]) -> list[Row]:
-        """Return the runs in the chains: the last one in each place, without burn-in."""
-        ids = {chain.id for chain in chains}
+    def of_chains(self, ids: Collection[str]) -> list[Row]:
+        """Return the runs in these chains: the last one in each place, without burn-in."""
         last = {_place(run): run for run in self.runs if run["role"] != BURN_IN}
         return [run for run in last.values() if run["chain"] in ids]
-
-    def medians(self) -> Medians:
-        """Return the medians of the runs in the chains."""
-        runs = [run["run_id"] for run in self.of_chains(self.plan.chains) if run["status"] == "valid"]
-        by_comparison: dict[tuple[str, str, str, str], dict[int, float]] = defaultdict(dict)
-        for rows in by_run(self.store, VALUES, runs).values():
-            for row in rows:
-                by_comparison[row["chain"], row["role"], row["cell"], row["metric"]][row["cycle"]] = row["value"]
-        return by_comparison
 
     def progress(self) -> Iterator[str]:
         """Yield the progress of each chain."""
@@ -116,59 +81,44 @@ class ChainSession:
 
     def _gates(self) -> list[tuple[GateStep, Row | None]]:
         """Return every gate of the plan with its row, None where it was not run."""
-        rows = self.store.rows("SELECT * FROM checks WHERE job_id = ?", (self.job.job_id,))
-        checks = {row["step"]: row for row in rows}
+        checks = self.store.rows("SELECT * FROM checks WHERE job_id = ?", (self.job.job_id,))
         parity = self.store.rows(GATES, (self.job.job_id,))
+        of_step = grouped((row["step"], row) for row in checks)
+        of_gate = grouped(((row["arm"], row["gate_digest"]), row) for row in parity)
         gates: list[tuple[GateStep, Row | None]] = []
-        for step in self.plan.steps:
-            if not isinstance(step, GateStep):
-                continue
-            if not isinstance(step.gate, ParityGate):
-                gates.append((step, checks.get(step.id)))
-            else:  # the order distinguishes it from its repetition after the chains
-                wanted = (step.arm, gate_digest(step.gate, step.env))
-                row = next((row for row in parity if (row["arm"], row["gate_digest"]) == wanted), None)
-                if row is not None:
-                    parity.remove(row)
-                gates.append((step, row))
+        for step in (step for step in self.plan.steps if isinstance(step, GateStep)):
+            rows = of_step.get(step.id, [])
+            if isinstance(step.gate, ParityGate):  # the order distinguishes it from its repetition after the chains
+                rows = of_gate.get((step.arm, gate_digest(step.gate, step.env)), [])
+            gates.append((step, rows.pop(0) if rows else None))
         return gates
 
     def gate_tables(self) -> list[Table]:
         """Return the tables of all gates."""
         gates = self._gates()
-        asked = [(GateAsk(step.gate, step.env, ""), row) for step, row in gates]
         leads = [{"arm": step.arm, "when": _when(step), "env": env_text(step.env)} for step, _ in gates]
         results = []
-        for title, asks, rows in gate_rows(asked, leads):
-            models = {getattr(ask.gate, "model", "") for ask in asks}
-            source = self.origin(self.baseline, models)
-            candidate = self.origin(self.candidate, models) if self.candidate else None
-            shown = (*columns("arm when"), *gate_columns(rows))
+        for title, asked, heads, rows in gate_rows([((step.gate, step.env), row) for step, row in gates], leads):
+            models = {getattr(gate, "model", "") for gate in asked}
+            source = provenance(self.baseline, [self.job.job_id], models)
+            candidate = provenance(self.candidate, [self.job.job_id], models) if self.candidate else None
+            shown = (*columns("arm when"), *heads)
             results.append(Table("gates", title, shown, tuple(rows), source, kind="session", candidate=candidate))
         return results
 
     def failures(self) -> list[Failure]:
-        """Return the session's failure if it failed, its failed gates and its runs that do not count.
-
-        Repeated runs are included.
-        """
+        """Return the session's own failure, its failed gates, and its runs that do not count, also those repeated."""
         gates = [
             failed_gate(row, f" of {step.arm} {_when(step)} the chains")
             for step, row in sorted(self._gates(), key=lambda gate: isinstance(gate[0].gate, ParityGate))
             if row is not None and row["status"] == "failed"
         ]
         last = {_place(run): run["run_id"] for run in self.runs}
-        runs = [
-            Failure(
-                self.job.job_id,
-                f"{run['chain']} {run['tool']}: {run['role']} {run['cycle']}",
-                run["status"],
-                run["reason"],
-                again=last[_place(run)] != run["run_id"],
-            )
-            for run in self.runs
-            if run["status"] != "valid"
-        ]
+        runs = []
+        for run in (run for run in self.runs if run["status"] != "valid"):
+            what = f"{run['chain']} {run['tool']}: {run['role']} {run['cycle']}"
+            again = last[_place(run)] != run["run_id"]
+            runs.append(Failure(self.job.job_id, what, run["status"], run["reason"], again))
         return [*failed_session(self.job, [*gates, *runs]), *gates, *runs]
 
 
@@ -185,39 +135,18 @@ def older(protocol: int) -> str:
     return "" if protocol == PROTOCOL else f" (protocol {protocol})"
 
 
-def means_of(judged: Judged, medians: Medians) -> tuple[Number | None, Number | None]:
-    """Return the means of both arms, None without a verdict."""
-    if judged.verdict.verdict == "invalid":
-        return None, None
-    metric = judged.comparison.metric
-    cells = {BASELINE: judged.comparison.baseline, CANDIDATE: judged.comparison.candidate}
-    baseline, candidate = (
-        mean_of(judged, role, metric, medians[judged.chain, role, cell, metric]) for role, cell in cells.items()
-    )
-    return baseline, candidate
-
-
 def failed_gate(gate: Row, whose: str = "", *, again: bool = False) -> Failure:
-    """Return why a gate failed, given its row of `evidence.gate_rows`.
-
-    Args:
-        whose: Suffix of the gate's name if a session has it several times.
-        again: It was run again later, and passed.
-    """
+    """Return why a gate failed, given its row; `whose` ends its name, `again` says that it passed later."""
     reasons = json.loads(gate["reasons"])
     if "failed" in gate:
-        reasons += some(json.loads(gate["failed"]), CASES)
+        reasons += some(json.loads(gate["failed"]))
         if gate["printed"] and gate["demanded"]:
             reasons += filter(None, [unlike(json.loads(gate["printed"]), json.loads(gate["demanded"]))])
     return Failure(gate["job_id"], f"gate {gate_name(gate)}{whose}", "failed", "; ".join(reasons), again, "gate")
 
 
 def failed_session(job: Job | None, listed: Iterable[Failure], *, gate_listed: bool = False) -> list[Failure]:
-    """Return the session's failure, unless it is done or its cause is listed anyway.
-
-    Args:
-        gate_listed: A gate of it alone ended it, and is among those listed.
-    """
+    """Return the session's failure, unless it is done or its cause is listed: a failure, or the gate that ended it."""
     if job is not None and job.rejected:
         return [Failure(job.job_id, "session", "rejected", job.rejected, kind="session")]
     if job is None or job.state == "done":

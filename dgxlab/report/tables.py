@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dgxlab import units
+from dgxlab import roofline, units
 from dgxlab.errors import command
 from dgxlab.model import (
     CHANGED,
-    Arm,
     Cell,
     Check,
-    DerivedModel,
-    Device,
-    Model,
+    LaunchedGate,
     Param,
     ParityGate,
     SyntheticModel,
     about,
     gpu_backends,
     limits,
+    root_of,
 )
-from dgxlab.report.ask import CellAsk, GateAsk, label, op_params
-from dgxlab.report.evidence import Evidence, Measured, machine, range_of
-from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns
+from dgxlab.report.ask import CellAsk, Gate, label, op_params
+from dgxlab.report.evidence import Evidence, Measured, range_of
+from dgxlab.report.records import Column, Flag, Number, Provenance, Row, Table, Value, columns, grouped, labels_of
 from dgxlab.tools import BENCHES, BY_FORM
 
 if TYPE_CHECKING:
-    from dgxlab.store import Job, Store
+    from dgxlab.model.parts import Contents
+
+Setting = TypeVar("Setting")
 
 UNSTEADY = 0.05
 """A cell whose MAD is a larger share of its median gets a flag."""
@@ -51,15 +51,11 @@ class Form:
     metrics: tuple[str, ...]
 
 
-def _concurrency_lead(ask: CellAsk) -> Row:
-    return {name: ask.cell.params.get(key) for name, key in (("PP", "pp"), ("TG", "tg"), ("B", "pl"))}
-
-
 OPS = Form(
     "ops",
     lambda ask: f"{ask.cell.params.get('op_name')} on {ask.cell.params.get('backend_name')}",
-    lambda ask: {**op_params(ask.cell)},
-    lambda ask: tuple(op_params(ask.cell).values()),
+    lambda ask: {**op_params(ask.cell.params)},
+    lambda ask: tuple(op_params(ask.cell.params).values()),
     ("op_name", "backend_name"),
     ("time_us", "flops", "bandwidth_gb_s"),
 )
@@ -74,8 +70,8 @@ SINGLE_STREAM = Form(
 CONCURRENCY = Form(
     "concurrency",
     lambda ask: f"Concurrency: {ask.model}",
-    _concurrency_lead,
-    lambda ask: tuple(_concurrency_lead(ask).values()),
+    lambda ask: {name: ask.cell.params.get(key) for name, key in (("PP", "pp"), ("TG", "tg"), ("B", "pl"))},
+    lambda ask: tuple(ask.cell.params.get(key) for key in ("pp", "tg", "pl")),
     ("pp", "tg", "pl"),
     ("speed_pp", "speed_tg", "speed"),
 )
@@ -85,11 +81,12 @@ FORMS: Mapping[str, Form] = {BY_FORM[form.name]: form for form in (OPS, SINGLE_S
 
 def tables(evidence: Evidence) -> list[Table]:
     """Return every table for which an arm has evidence."""
-    groups: dict[tuple[str, str], list[Measured]] = {}
-    for tool, form in FORMS.items():
-        for cell in evidence.measured:
-            if cell.ask.cell.tool == tool:
-                groups.setdefault((tool, form.title(cell.ask)), []).append(cell)
+    groups = grouped(
+        ((tool, form.title(cell.ask)), cell)
+        for tool, form in FORMS.items()
+        for cell in evidence.measured
+        if cell.ask.cell.tool == tool
+    )
     measured = [_measured_table(FORMS[tool], title, cells, evidence) for (tool, title), cells in groups.items()]
     return [*gate_tables(evidence), *measured]
 
@@ -101,24 +98,15 @@ def stream_test(params: Mapping[str, Param]) -> str:
     return "+".join(parts) + depth
 
 
-def origin(
-    arm: Arm,
-    sessions: Iterable[str],
-    build_id: str | None,
-    host: str,
-    device: Device | None,
-    *,
-    cells: Iterable[Cell] = (),
-    synthetic: Iterable[str] = (),
+def provenance(
+    evidence: Evidence, jobs: Iterable[str], models: Iterable[str] = (), cells: Iterable[Cell] = ()
 ) -> Provenance:
-    """Return the provenance of an arm's results.
-
-    Args:
-        cells: Measured cells, for the backend; without cells, the build's backend.
-        synthetic: Names of their synthetic models.
-    """
-    source = arm.source
-    built = " and ".join(gpu_backends(arm.cmake)) or "CPU"
+    """Return the provenance of an arm's results in these sessions; the backend is that of the cells, if any."""
+    source, cmake = evidence.ask.arm.source, evidence.ask.arm.cmake
+    asked = {name: evidence.ask.models[name] for name in models if name in evidence.ask.models}
+    recipes = [name for name, model in asked.items() if isinstance(root_of(model), SyntheticModel)]
+    held = [f"{name}: {told}" for name, text in evidence.contents.items() if name in asked and (told := holds(text))]
+    built = " and ".join(gpu_backends(cmake)) or "CPU"
     # with -ngl 0 a GPU still multiplies long prompts, and fetches the weights
     both = built if built == "CPU" else f"CPU and {built}"
     backends = set()
@@ -127,52 +115,42 @@ def origin(
             backends.add(_kind(str(cell.params["backend_name"])))
         else:
             backends.add(both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
+    made = (evidence.build_id, evidence.host, source.dirty, tuple(sorted(recipes)), evidence.device)
+    sessions, backend = tuple(sorted(set(jobs))), ", ".join(sorted(backends)) or built
     return Provenance(
-        arm.name,
-        tuple(sorted(set(sessions))),
-        source.pin,
-        source.series,
-        source.tree,
-        build_id,
-        host,
-        source.dirty,
-        tuple(sorted(set(synthetic))),
-        device,
-        ", ".join(sorted(backends)) or built,
+        evidence.experiment, sessions, source.pin, source.series, source.tree, *made, backend, tuple(sorted(held))
     )
 
 
-def origin_of_job(
-    store: Store, job: Job, arm: Arm, *, cells: Iterable[Cell] = (), synthetic: Iterable[str] = ()
-) -> Provenance:
-    """Return the provenance of an arm's results in one session; without a build the id is None."""
-    built = store.rows("SELECT build_id FROM arms WHERE job_id = ? AND arm = ?", (job.job_id, arm.name))
-    build, device = built[0]["build_id"] if built else None, store.devices(job.job_id).get(arm.name)
-    return origin(arm, [job.job_id], build, machine(job, device), device, cells=cells, synthetic=synthetic)
+def holds(contents: str) -> str:
+    """Return in words what a model holds, given `inputs.contents`; "" for a file without tensors."""
+    model: Contents = json.loads(contents)
+    if not (count := model["parameters"]):
+        return ""
+    size = f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+    again = ", quantised twice: not for quality" if model["requantised"] else ""
+    return f"{model['architecture']}, {size} weights, {model['type']}, {model['bits']:.2f} bits a weight{again}"
 
 
-def provenance(evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
-    """Return the provenance of cells of one build and host."""
-    jobs = [str(cell.run["job_id"]) for cell in cells]
-    return _of_evidence(evidence, jobs, [cell.ask.model for cell in cells], [cell.ask.cell for cell in cells])
+def likeness(contents: str) -> Iterator[str]:
+    """Yield in words how near the weights of each class of tensors are to their source."""
+    model: Contents = json.loads(contents)
+    for name, each in sorted(model["fidelity"].items()):
+        if each["nmse"] is None:
+            yield f"{name} {each['types']} no SQNR"
+        else:
+            near = "exact" if each["sqnr_db"] is None else f"SQNR {each['sqnr_db']:.1f} dB (NMSE {each['nmse']:.2g})"
+            yield f"{name} {each['types']} {near} over {each['sampled']:,} of {each['weights']:,} weights"
 
 
-def _of_evidence(
-    evidence: Evidence, jobs: Iterable[str], models: Iterable[str], cells: Sequence[Cell] = ()
-) -> Provenance:
-    recipes = [model for model in models if synthetic(evidence.ask.models.get(model))]
-    build, host, device = evidence.build_id, evidence.host, evidence.device
-    return origin(evidence.ask.arm, jobs, build, host, device, cells=cells, synthetic=recipes)
-
-
-def synthetic(model: Model | None) -> bool:
-    """Return whether a model is synthetic."""
-    return isinstance(model, (SyntheticModel, DerivedModel))
+def origin_of(evidence: Evidence, cells: Sequence[Measured]) -> Provenance:
+    """Return the provenance of measured cells."""
+    asks, jobs = [cell.ask for cell in cells], [cell.run["job_id"] for cell in cells]
+    return provenance(evidence, jobs, [ask.model for ask in asks], [ask.cell for ask in asks])
 
 
 def _kind(backend: str) -> str:
-    """Return a backend's kind: CUDA for CUDA0."""
-    return backend.rstrip("0123456789")
+    return backend.rstrip("0123456789")  # CUDA for CUDA0
 
 
 MODEL_GATES = "Gates on models and kernels"
@@ -188,45 +166,38 @@ CHECK_COLUMNS = columns("gate env against sizes found asked status", sizes="toke
 
 def gate_tables(evidence: Evidence) -> list[Table]:
     """Return the tables of the gates that an arm has."""
+    gates = [(gate, evidence.gates.get(digest)) for digest, gate in evidence.ask.gates.items()]
     results = []
-    for title, asks, rows in gate_rows([(ask, evidence.gates.get(ask.digest)) for ask in evidence.ask.gates]):
-        jobs = [row["job_id"] for ask in asks if (row := evidence.gates.get(ask.digest))]
-        models = [ask.gate.model for ask in asks if not isinstance(ask.gate, ParityGate)]
-        source = _of_evidence(evidence, jobs, models)
-        if backends := {_kind(ask.gate.backend) for ask in asks if isinstance(ask.gate, ParityGate)}:
+    for title, asked, shown, rows in gate_rows(gates):
+        jobs = [row["job_id"] for (gate, _), row in gates if row and gate in asked]
+        source = provenance(evidence, jobs, [gate.model for gate in asked if not isinstance(gate, ParityGate)])
+        if backends := {_kind(gate.backend) for gate in asked if isinstance(gate, ParityGate)}:
             source = replace(source, backend=", ".join(sorted(backends)))
-        results.append(Table("gates", title, gate_columns(rows), tuple(rows), source))
+        results.append(Table("gates", title, shown, tuple(rows), source))
     return results
 
 
 def gate_rows(
-    gates: Sequence[tuple[GateAsk, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
-) -> list[tuple[str, list[GateAsk], list[Row]]]:
-    """Return title, gates and rows of parity gates and of other gates, without empty groups.
+    gates: Sequence[tuple[Gate, Mapping[str, Any] | None]], leads: Sequence[Row] = ()
+) -> Iterator[tuple[str, list[LaunchedGate], tuple[Column, ...], list[Row]]]:
+    """Yield title, gates, columns and rows of the parity gates and of the other gates, if there are any.
 
-    Args:
-        gates: Each with its row of the record, None where it was not run.
-        leads: Leading values of each row.
+    Each gate has its row of the record, None where it was not run; `leads` are leading values of its row here.
     """
-    results: dict[str, tuple[str, list[GateAsk], list[Row]]] = {
-        "parity": ("Gates", [], []),
-        "check": (MODEL_GATES, [], []),
-    }
-    for (ask, row), lead in zip(gates, leads or [{}] * len(gates), strict=True):
-        if isinstance(ask.gate, ParityGate):
-            kind, shown = "parity", _parity_row(ask.gate, row)
+    parity: list[tuple[LaunchedGate, Row]] = []
+    checks: list[tuple[LaunchedGate, Row]] = []
+    for ((gate, env), row), lead in zip(gates, leads or [{}] * len(gates), strict=True):
+        if isinstance(gate, ParityGate):
+            parity.append((gate, {**lead, **_parity_row(gate, row)}))
         else:
-            kind, shown = "check", _check_row(ask.gate, ask.env, row)
-        results[kind][1].append(ask)
-        results[kind][2].append({**lead, **shown})
-    return [table for table in results.values() if table[1]]
-
-
-def gate_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """Return the columns of gates; optional columns such as environments only if some row has a value."""
-    if "op" in rows[0]:
-        return tuple(each for each in PARITY_COLUMNS if each.key != "env" or any(row.get("env") for row in rows))
-    return tuple(column for column in CHECK_COLUMNS if any(row.get(column.key) for row in rows))
+            checks.append((gate, {**lead, **_check_row(gate, env, row)}))
+    for title, every, shown in (("Gates", PARITY_COLUMNS, parity), (MODEL_GATES, CHECK_COLUMNS, checks)):
+        rows = [row for _, row in shown]
+        # optional columns such as environments only if some row has a value
+        optional = ("env",) if every is PARITY_COLUMNS else [column.key for column in every]
+        kept = [each for each in every if each.key not in optional or any(row.get(each.key) for row in rows)]
+        if rows:
+            yield title, [gate for gate, _ in shown], tuple(kept), rows
 
 
 def status_of(gate: Mapping[str, Any]) -> str:
@@ -287,25 +258,34 @@ def _measured_table(form: Form, title: str, cells: Sequence[Measured], evidence:
     ]
     shown = leading(rows, [*_keys(leads), *varying])
     shown += [Column(metric, units.metric(metric).label, metric) for metric in metrics]
-    settings = {key: value for key, value in others[0].items() if key not in varying}
+    if form is SINGLE_STREAM and any(shares := [of_ceiling(evidence, cell) for cell in cells]):
+        shown.append(Column("of_ceiling", CEILING, numeric=True))
+        rows = [{**row, "of_ceiling": share} for row, share in zip(rows, shares, strict=True)]
+    source, conditions = origin_of(evidence, cells), range_of(cell.conditions for cell in cells)
     return Table(
-        form.name,
-        title,
-        tuple(shown),
-        tuple(rows),
-        provenance(evidence, cells),
-        settings,
-        range_of(cell.conditions for cell in cells),
-        flags(evidence, cells),
+        form.name, title, tuple(shown), tuple(rows), source, common(others), conditions, flags(evidence, cells)
     )
+
+
+CEILING = "% of ceiling"
+"""Label of the shares of what the memory allows: the GPU's documented bandwidth over the weights a token reads."""
+
+
+def of_ceiling(evidence: Evidence, cell: Measured) -> str | None:
+    """Return the share of its ceiling that generation reaches, in percent; None for prompts and where it is unknown."""
+    params = {**cell.ask.cell.params, **cell.ask.cell.fixed}
+    peaks = roofline.together(evidence.device.names) if evidence.device else None
+    per_token = json.loads(cell.run["contents"] or "{}").get("per_token")
+    if params.get("n_prompt") or params.get("n_gpu_layers") == 0 or not (peaks and per_token):
+        return None
+    return f"{100 * cell.quantities['avg_ts'].middle * per_token / peaks.bandwidth:.1f}"
 
 
 def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
     """Return the flags of the runs of these cells, the hard ones first, and which cells are unsteady."""
-    groups: dict[tuple[bool, str], list[str]] = {}
-    for cell in cells:
-        for flag in cell.flags:
-            groups.setdefault((bool(flag["hard"]), flag["reason"]), []).append(label(cell.ask.cell))
+    groups = grouped(
+        ((bool(flag["hard"]), flag["reason"]), label(cell.ask.cell)) for cell in cells for flag in cell.flags
+    )
     groups = dict(sorted(groups.items(), key=lambda group: not group[0][0]))
     noises = [max((each.spread or 0.0) / each.middle for each in cell.quantities.values()) for cell in cells]
     if (most := max(noises, default=0.0)) > UNSTEADY:
@@ -314,10 +294,7 @@ def flags(evidence: Evidence, cells: Sequence[Measured]) -> tuple[Flag, ...]:
         limit = f"{100 * UNSTEADY:g} % of the median, {100 * most:.0f} % at most"
         wild = [label(cell.ask.cell) for cell, noise in zip(cells, noises, strict=True) if noise > UNSTEADY]
         groups[False, f"the MAD is above {limit}; {again} measures it again"] = wild
-    return tuple(
-        Flag(() if len(labels) == len(cells) else tuple(labels), hard, reason)
-        for (hard, reason), labels in groups.items()
-    )
+    return tuple(Flag(labels_of(labels, len(cells)), hard, reason) for (hard, reason), labels in groups.items())
 
 
 def rank(form: Form, ask: CellAsk) -> list[tuple[int, float, str]]:
@@ -338,9 +315,15 @@ def others_of(form: Form, ask: CellAsk) -> dict[str, Value]:
     return {k: v for k, v in every.items() if k not in form.hidden and k not in lead and v != ""}
 
 
-def varying_of(others: Sequence[Mapping[str, object]]) -> list[str]:
+def varying_of(others: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys of `others_of` that differ between rows and so need a column."""
     return [key for key in _keys(others) if len({repr(other.get(key)) for other in others}) > 1]
+
+
+def common(others: Sequence[Mapping[str, Setting]]) -> dict[str, Setting]:
+    """Return the settings with the same value in all rows."""
+    varying = varying_of(others)
+    return {key: value for key, value in (others[0] if others else {}).items() if key not in varying}
 
 
 def leading(rows: Sequence[Row], keys: Iterable[str]) -> list[Column]:

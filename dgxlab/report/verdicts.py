@@ -9,13 +9,36 @@ from typing import TYPE_CHECKING
 
 from dgxlab import judgement, units
 from dgxlab.judgement import Judged
-from dgxlab.model import ChainStep, Plan, RunStep
+from dgxlab.model import BASELINE, CANDIDATE, ChainStep, Plan
 from dgxlab.report import ask as asking
 from dgxlab.report.ask import CellAsk
-from dgxlab.report.evidence import FLAGS, Row, by_kind, by_run, conditions_of
-from dgxlab.report.records import Because, Column, Discard, Flag, Number, Origin, SessionReport, Table, Value
-from dgxlab.report.session import ChainSession, differences, means_of, older
-from dgxlab.report.tables import FORMS, Form, env_text, leading, of_arms, others_of, rank, varying_of
+from dgxlab.report.evidence import FLAGS, VALUES, Medians, Row, by_kind, by_run, conditions_of, mean_of, medians_of
+from dgxlab.report.records import (
+    Because,
+    Column,
+    Discard,
+    Flag,
+    Number,
+    Origin,
+    SessionReport,
+    Table,
+    Value,
+    grouped,
+    labels_of,
+)
+from dgxlab.report.session import ChainSession, differences, older
+from dgxlab.report.tables import (
+    FORMS,
+    Form,
+    common,
+    env_text,
+    leading,
+    of_arms,
+    others_of,
+    provenance,
+    rank,
+    varying_of,
+)
 from dgxlab.stats import SCREEN_DRIFT_LIMIT, STEPS, VERDICTS, Verdict, noise_floor
 from dgxlab.tools import BENCHES
 
@@ -25,8 +48,23 @@ if TYPE_CHECKING:
 PREFIX = {"ab": "", "screen": "screen: ", "noise": "A/A: "}
 """Prefix of verdicts by kind of session, so that they are not mistaken for A/B verdicts."""
 
-AT_TEMPERATURE = ("at shared temperature", "each at its own temperature")
-"""Thermal condition of ordinary chains, whose alternating arms heat one another, and of chains with blocks."""
+
+def newest_of_two(store: Store, name: str, baseline: str = "", host: str = "") -> Job | None:
+    """Return the newest session with verdicts of that name or with that candidate; an A/A only if there is no other."""
+    rows = store.rows(
+        """SELECT job_id FROM verdict_list
+           WHERE :name IN (session, candidate_arm) AND :baseline IN ('', baseline_arm) AND :host IN ('', host)
+           ORDER BY baseline_arm = candidate_arm, intent_at DESC, job_id DESC LIMIT 1""",
+        {"name": name, "baseline": baseline, "host": host},
+    )
+    return store.job(rows[0]["job_id"]) if rows else None
+
+
+PAIR = """SELECT DISTINCT job_id FROM verdict_list
+          WHERE (kind, baseline_arm, candidate_arm) IN (
+              SELECT kind, baseline_arm, candidate_arm FROM verdict_list WHERE job_id = ?)
+          ORDER BY intent_at, job_id"""
+"""The sessions of the same kind, baseline and candidate with verdicts, oldest first."""
 
 
 def verdicts(store: Store, job: Job) -> SessionReport:
@@ -35,22 +73,25 @@ def verdicts(store: Store, job: Job) -> SessionReport:
     Raises:
         UsageError: if its plan cannot be read.
     """
-    session = ChainSession(store, job, asking.plan_of(job))
-    judged = judgement.recorded(store, job.job_id) if session.ended else []
-    words = [each.verdict.verdict for each in judged]
+    session = ChainSession(store, job)
+    compared = _comparisons(session) if session.ended else []
+    words = [row.verdict.verdict for row in compared]
     whole = judgement.whole(words) if words else ""
     text = summary(job.kind, whole, words) if session.ended else ""
-    floors = sorted(floor for each in judged if (floor := noise_floor(each.verdict)))
+    floors = sorted(floor for row in compared if (floor := noise_floor(row.verdict)))
     if job.kind == "noise" and floors:
         text += f"; noise floor {_ends(floors)} %"
-    pair = _sessions_of_pair(store, job) if judged else []
+    groups = grouped(((row.ask.cell.tool, FORMS[row.ask.cell.tool].title(row.ask)), row) for row in compared)
+    tables = session.gate_tables()
+    tables += [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
+    pair = [store.job(row["job_id"]) for row in store.rows(PAIR, (job.job_id,))] if compared else []
     if len(pair) > 1:
         text += f"; session {pair.index(job) + 1} of {len(pair)} of this pair"
-    beside = [_pair_table(store, job, pair)] if len(pair) > 1 else []
+        tables.append(_pair_table(store, pair.index(job), pair))
     return SessionReport(
         title=f"Session {job.job_id}: {session.what}",
         hypothesis=asking.hypothesis(store, job),
-        tables=(*session.gate_tables(), *_chain_tables(session, judged), *beside),
+        tables=tuple(tables),
         missing=(),
         failures=tuple(session.failures()),
         session=job.job_id,
@@ -96,42 +137,33 @@ def _in_percent(verdict: Verdict) -> dict[str, Value]:
     return {f"{name}_pct": None if share is None else 100 * share for name, share in shares.items()}
 
 
-Key = tuple[str, ...]
-"""Identity of a comparison: cells, metric, model and environments."""
-
-
-def _sessions_of_pair(store: Store, job: Job) -> list[Job]:
-    """Return the sessions of the same kind, baseline and candidate with verdicts, oldest first."""
-    rows = store.rows(
-        """SELECT DISTINCT job_id, intent_at FROM verdict_list
-           WHERE (kind, baseline_arm, candidate_arm) IN (
-               SELECT kind, baseline_arm, candidate_arm FROM verdict_list WHERE job_id = ?)
-           ORDER BY intent_at, job_id""",
-        (job.job_id,),
-    )
-    return [store.job(row["job_id"]) for row in rows]
-
-
-def _pair_table(store: Store, job: Job, sessions: Sequence[Job]) -> Table:
-    """Return a row for each comparison of a session, with its effect in each session of the pair."""
-    compared = [dict(_comparisons(store, each)) for each in sessions]
-    own = sessions.index(job)
-    names = {key: _compared(chain, judged) for key, (chain, judged) in compared[own].items()}
-    twice = {name for name, count in Counter(names.values()).items() if count > 1}
+def _pair_table(store: Store, own: int, jobs: Sequence[Job]) -> Table:
+    """Return a row for each comparison of one of the sessions, with its effect in each of them."""
+    sessions = [ChainSession(store, job) for job in jobs]
+    compared = [{row.identity: row for row in _comparisons(session)} for session in sessions]
+    names = {}
+    for key, row in compared[own].items():
+        several = len(BENCHES[row.ask.cell.tool].compared) > 1
+        metric = units.metric(row.judged.comparison.metric).label if several else ""
+        names[key] = " ".join(filter(None, (row.ask.model, asking.label(row.ask.cell), metric)))
+    times = Counter(names.values())
     rows: list[dict[str, Value]] = []
-    for key, (chain, _) in compared[own].items():
-        env = env_text(chain.baseline.env) if names[key] in twice else ""
-        rows.append({"cell": " ".join(filter(None, (names[key], env)))})
+    for key, name in names.items():
+        env = env_text(compared[own][key].ask.env) if times[name] > 1 else ""
+        rows.append({"cell": f"{name} {env}".strip()})
         for number, of_session in enumerate(compared, 1):
             if key in of_session:
-                rows[-1] |= _effect(number, of_session[key][1].verdict)
-    labels = [f"session {number}{older(each.protocol)}" for number, each in enumerate(sessions, 1)]
+                verdict = of_session[key].verdict
+                words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
+                words += [f"({_range(verdict.interval)})", verdict.verdict] if verdict.interval else [verdict.verdict]
+                rows[-1][f"effect.{number}"] = " ".join(filter(None, words))
+                rows[-1] |= {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
+    labels = [f"session {number}{older(each.protocol)}" for number, each in enumerate(jobs, 1)]
     columns = [Column(f"effect.{n}", text + ", this one" * (n - 1 == own)) for n, text in enumerate(labels, 1)]
-    candidate = next(iter(compared[own].values()))[1].candidate_arm
-    origins = []
-    for text, each in zip(labels, sessions, strict=True):
-        session = ChainSession(store, each, asking.plan_of(each))
-        origins.append(Origin(text, session.origin(session.plan.arm(candidate))))
+    origins = [
+        Origin(text, provenance(each.candidate or each.baseline, [each.job.job_id]))
+        for text, each in zip(labels, sessions, strict=True)
+    ]
     return Table(
         "verdicts",
         f"Effects in the {len(sessions)} sessions of this pair",
@@ -144,78 +176,60 @@ def _pair_table(store: Store, job: Job, sessions: Sequence[Job]) -> Table:
     )
 
 
-def _comparisons(store: Store, job: Job) -> Iterator[tuple[Key, tuple[ChainStep, Judged]]]:
-    chains = {chain.id: chain for chain in asking.plan_of(job).chains}
-    for judged in judgement.recorded(store, job.job_id):
-        chain, comparison = chains[judged.chain], judged.comparison
-        around = (judged.model_id or "", env_text(chain.baseline.env), env_text(chain.candidate.env))
-        yield (comparison.baseline, comparison.candidate, comparison.metric, *around), (chain, judged)
-
-
-def _compared(chain: ChainStep, judged: Judged) -> str:
-    cell = next(cell for cell in chain.baseline.cells if cell.key == judged.comparison.baseline)
-    metric = units.metric(judged.comparison.metric).label if len(BENCHES[cell.tool].compared) > 1 else ""
-    return " ".join(filter(None, (chain.baseline.model, asking.label(cell), metric)))
-
-
-def _effect(number: int, verdict: Verdict) -> Mapping[str, Value]:
-    """Return the effect in one session, in words and as numbers."""
-    words = ["" if verdict.effect is None else percent(verdict.effect, "+")]
-    words += [f"({_range(verdict.interval)})"] if verdict.interval else []
-    numbers = {f"{name}.{number}": value for name, value in _in_percent(verdict).items()}
-    return {f"effect.{number}": " ".join(filter(None, (*words, verdict.verdict))), **numbers}
-
-
 @dataclass(frozen=True)
 class _Comparison:
-    """One comparison of a chain with its verdict, and the means of both arms if valid."""
+    """One comparison of a chain, with its verdict."""
 
     chain: ChainStep
     ask: CellAsk
     candidate_ask: CellAsk
     judged: Judged
-    baseline: Number | None
-    candidate: Number | None
     label: str = ""  # names the row in sentences
 
     @property
     def verdict(self) -> Verdict:
         return self.judged.verdict
 
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What identifies it in every session of a pair: cells, environments, metric and model."""
+        cells = (*self.ask.place[::2], *self.candidate_ask.place[::2])
+        return (*cells, self.judged.comparison.metric, self.judged.model_id or "")
 
-def _chain_tables(session: ChainSession, judged: Sequence[Judged]) -> list[Table]:
-    """Return a table for each tool and model, as in other reports."""
+
+def _comparisons(session: ChainSession) -> list[_Comparison]:
     chains = {chain.id: chain for chain in session.plan.chains}
-    groups: dict[tuple[str, str], list[_Comparison]] = {}
-    medians = session.medians() if judged else {}
-    for each in judged:
-        chain = chains[each.chain]
-        ask, other = _ask(chain.baseline, each.comparison.baseline), _ask(chain.candidate, each.comparison.candidate)
-        comparison = _Comparison(chain, ask, other, each, *means_of(each, medians))
-        groups.setdefault((ask.cell.tool, FORMS[ask.cell.tool].title(ask)), []).append(comparison)
-    return [_table(session, FORMS[tool], title, group) for (tool, title), group in groups.items()]
-
-
-def _ask(run: RunStep, key: str) -> CellAsk:
-    return CellAsk.of(next(cell for cell in run.cells if cell.key == key), run.model, run.env)
+    rows = []
+    for judged in judgement.recorded(session.store, session.job.job_id):
+        chain, comparison = chains[judged.chain], judged.comparison
+        sides = ((chain.baseline, comparison.baseline), (chain.candidate, comparison.candidate))
+        asks = [next(CellAsk(cell, run.model, run.env) for cell in run.cells if cell.key == key) for run, key in sides]
+        rows.append(_Comparison(chain, asks[0], asks[1], judged))
+    return rows
 
 
 def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Comparison]) -> Table:
     kind, candidate = session.plan.kind, session.candidate
     group = sorted(group, key=lambda row: rank(form, row.ask))  # stable: the comparisons of a cell keep their order
     others = [_of_both(form, row) for row in group]
-    varying = varying_of(others)
-    own = [_own(other, varying) for other in others]
-    settings = {key: values for key, values in others[0].items() if key not in varying}
+    settings, varying = common(others), varying_of(others)
     both = {key: left for key, (left, right) in settings.items() if left == right}
     env = env_text({key: str(value) for key, value in both.items() if key in group[0].ask.env})
-    leads = [{**form.lead(row.ask), **mine} for row, mine in zip(group, own, strict=True)]
+    leads: list[Row] = []
     several = len({row.judged.comparison.metric for row in group}) > 1
-    group = [_labelled(row, mine, several=several) for row, mine in zip(group, own, strict=True)]
-    rows = [{**lead, **_values(kind, row)} for lead, row in zip(leads, group, strict=True)]
-    chains = list({row.chain.id: row.chain for row in group}.values())
+    for number, (row, other) in enumerate(zip(group, others, strict=True)):
+        sides = {key: other.get(key, (None, None)) for key in varying}
+        own = {key: left if left == right else of_arms(key, left, right) for key, (left, right) in sides.items()}
+        leads.append({**form.lead(row.ask), **own})
+        metric = units.metric(row.judged.comparison.metric).label if several else ""
+        words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in own.items() if v is not None), metric)
+        group[number] = replace(row, label=" ".join(filter(None, words)))
+    chains = {row.chain.id: row.chain for row in group}
     runs = session.of_chains(chains)
-    models = {row.ask.model for row in group}
+    values = by_run(session.store, VALUES, (run["run_id"] for run in runs if run["status"] == "valid"))
+    medians = medians_of(row for of_run in values.values() for row in of_run)
+    rows = [{**lead, **_values(kind, row, medians)} for lead, row in zip(leads, group, strict=True)]
+    jobs, models = [session.job.job_id], {row.ask.model for row in group}
     conditions = [
         conditions_of(session.store, [run["run_id"] for run in runs if arm and run["arm"] == arm.name])
         for arm in (session.baseline, candidate)
@@ -225,15 +239,15 @@ def _table(session: ChainSession, form: Form, title: str, group: Sequence[_Compa
         f"{title}: {session.what}",
         (*leading(leads, dict.fromkeys(key for lead in leads for key in lead)), *_columns(kind, rows)),
         tuple(rows),
-        session.origin(session.baseline, models, [row.ask.cell for row in group]),
+        provenance(session.baseline, jobs, models, [row.ask.cell for row in group]),
         {key: value for key, value in both.items() if key not in group[0].ask.env} | ({"env": env} if env else {}),
         conditions[0],
         _flags(session, runs, several=len(chains) > 1),
         kind="session",
         differ={key: values for key, values in settings.items() if key not in both},
-        candidate=session.origin(candidate, models, [row.candidate_ask.cell for row in group]) if candidate else None,
+        candidate=provenance(candidate, jobs, models, [row.candidate_ask.cell for row in group]) if candidate else None,
         candidate_conditions=conditions[1],
-        protocol=_protocol(session.plan, chains, group, runs),
+        protocol=_protocol(session.plan, list(chains.values()), group, runs),
         discards=tuple(_discards(group)),
         because=tuple(_because(group, kind)),
     )
@@ -245,21 +259,14 @@ def _of_both(form: Form, row: _Comparison) -> dict[str, tuple[Value, Value]]:
     return {key: (sides[0].get(key), sides[1].get(key)) for key in dict.fromkeys((*sides[0], *sides[1]))}
 
 
-def _own(both: Mapping[str, tuple[Value, Value]], varying: Sequence[str]) -> dict[str, Value]:
-    """Return a row's own values of the settings that differ between rows."""
-    sides = {key: both.get(key, (None, None)) for key in varying}
-    return {key: left if left == right else of_arms(key, left, right) for key, (left, right) in sides.items()}
-
-
-def _labelled(row: _Comparison, own: Mapping[str, Value], *, several: bool) -> _Comparison:
-    metric = units.metric(row.judged.comparison.metric).label if several else ""
-    words = (asking.label(row.ask.cell), *(f"{k}={v}" for k, v in own.items() if v is not None), metric)
-    return replace(row, label=" ".join(filter(None, words)))
-
-
-def _values(kind: str, row: _Comparison) -> dict[str, Value]:
-    """Return a verdict's columns, with the numbers behind text columns."""
+def _values(kind: str, row: _Comparison, medians: Medians) -> dict[str, Value]:
+    """Return a verdict's columns, with the numbers behind text columns; `medians` are those of the chains' runs."""
     judged, verdict, metric = row.judged, row.verdict, units.metric(row.judged.comparison.metric)
+
+    def mean(role: str, ask: CellAsk) -> Number | None:
+        place = (row.chain.id, role, ask.cell.key, metric.name)
+        return None if verdict.verdict == "invalid" else mean_of(judged, role, metric.name, medians[place])
+
     if kind == "noise":  # the floor measured here; else the floor that decided on promotion
         floor = noise_floor(verdict) or None
     else:
@@ -269,8 +276,8 @@ def _values(kind: str, row: _Comparison) -> dict[str, Value]:
         "chain": row.chain.id,
         "metric": metric.name,
         "label": metric.label,
-        "baseline": row.baseline,
-        "candidate": row.candidate,
+        "baseline": mean(BASELINE, row.ask),
+        "candidate": mean(CANDIDATE, row.candidate_ask),
         "effect": None if verdict.effect is None else percent(verdict.effect, "+"),
         "interval": verdict.ci and _range(verdict.ci),
         "same": _range(verdict.same_ci) if verdict.same_ci and not decided else None,
@@ -321,7 +328,8 @@ def _protocol(
     words: dict[str, Value] = {
         "protocol": plan.protocol,
         "cycles planned": first.cycles or f"for an effect of {100 * first.effect:g} %",
-        "arms": AT_TEMPERATURE[bool(first.block_s)],
+        # without blocks the alternating arms heat one another
+        "arms": "each at its own temperature" if first.block_s else "at shared temperature",
         "thermal": first.thermal,
         "drift limit": f"{100 * limit:g} %",
     }
@@ -336,40 +344,36 @@ def _flags(session: ChainSession, runs: Sequence[Row], *, several: bool) -> tupl
     flags = by_run(session.store, FLAGS, named).values()
     results = []
     for of_kind, reason in by_kind(flag for of_run in flags for flag in of_run):
-        labels = tuple(dict.fromkeys(named[flag["run_id"]] for flag in of_kind))
-        results.append(Flag(() if len(labels) == len(named) else labels, bool(of_kind[0]["hard"]), reason))
+        labels = list(dict.fromkeys(named[flag["run_id"]] for flag in of_kind))
+        results.append(Flag(labels_of(labels, len(named)), bool(of_kind[0]["hard"]), reason))
     return tuple(sorted(results, key=lambda flag: not flag.hard))
 
 
 def _discards(group: Sequence[_Comparison]) -> list[Discard]:
     """Return the cycles that do not count, with equal rows grouped."""
-    groups: dict[tuple[str, int, str], list[str]] = {}
     sizes = Counter(row.chain.id for row in group)
-    for row in group:
-        for cycle, reason in row.verdict.flaws.items():
-            groups.setdefault((row.chain.id, cycle, reason), []).append(row.label)
+    groups = grouped(
+        ((row.chain.id, cycle, reason), row.label) for row in group for cycle, reason in row.verdict.flaws.items()
+    )
     return [
-        Discard(chain, cycle, () if len(labels) == sizes[chain] else tuple(labels), reason)
+        Discard(chain, cycle, labels_of(labels, sizes[chain]), reason)
         for (chain, cycle, reason), labels in sorted(groups.items())
     ]
 
 
-def _because(group: Sequence[_Comparison], kind: str) -> list[Because]:
-    """Return the reasons of verdicts, with rows of equal reasons grouped."""
-    groups: dict[tuple[str, tuple[str, ...]], list[_Comparison]] = {}
-    for row in group:
-        reasons = judgement.reasons(row.verdict)
-        if row.verdict.ci:
-            # drop the confidence, which is in the table: it would split rows of equal reasons
-            reasons = (_deciding(row.verdict), *reasons[1:])
-        groups.setdefault((row.verdict.verdict, reasons), []).append(row)
-    because = []
-    for (verdict, reasons), rows in groups.items():
-        labels = () if len(rows) == len(group) else tuple(row.label for row in rows)
+def _because(group: Sequence[_Comparison], kind: str) -> Iterator[Because]:
+    """Yield the reasons of verdicts, with rows of equal reasons grouped."""
+
+    def reasons(verdict: Verdict) -> tuple[str, ...]:
+        # without the confidence, which is in the table: it would split rows of equal reasons
+        first = (_deciding(verdict),) if verdict.ci else ()
+        return (*first, *judgement.reasons(verdict)[len(first) :])
+
+    groups = grouped(((row.verdict.verdict, reasons(row.verdict)), row) for row in group)
+    for (verdict, why), rows in groups.items():
         mdes = sorted(row.verdict.mde for row in rows if row.verdict.mde is not None)
         seen = (f"MDE {_ends(mdes)} %",) if verdict == "inconclusive" and mdes else ()
-        because.append(Because(PREFIX[kind] + verdict, labels, (*reasons, *seen)))
-    return because
+        yield Because(PREFIX[kind] + verdict, labels_of([row.label for row in rows], len(group)), (*why, *seen))
 
 
 def _deciding(verdict: Verdict) -> str:

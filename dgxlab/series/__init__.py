@@ -21,8 +21,7 @@ from dgxlab.source.cache import PINS, PinCache, check_pin
 
 __all__ = ["Series", "apply", "apply_tree", "check", "export", "names", "read", "refresh"]
 
-RECIPE = 1
-"""Version of the algorithm that turns a series into commits; part of the cache key of a result."""
+RECIPE = 1  # version of the algorithm that turns a series into commits; part of the cache key of a result
 
 OUTCOMES = "refs/dgxlab/series/"
 

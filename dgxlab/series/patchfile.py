@@ -10,11 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-NO_BLOB = "0" * 40
-"""Blob id in the index line for a missing file."""
-
-MODES = ("100644", "100755")
-"""Plain files: a symbolic link or a submodule could point outside the tree."""
+NO_BLOB = "0" * 40  # blob id in the index line for a missing file
+MODES = ("100644", "100755")  # plain files: a symbolic link or a submodule could point outside the tree
 
 # The header of one file in a patch, in git's order, up to its first hunk.
 _HEADER = re.compile(

@@ -17,8 +17,7 @@ from dgxlab.model import NAME, SeriesRef
 from dgxlab.series.patchfile import Patch
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
-_SIZE_LIMIT = 16 << 20
-"""Bytes of one patch or overlay file."""
+_SIZE_LIMIT = 16 << 20  # bytes of one patch or overlay file
 
 
 @dataclass(frozen=True)
@@ -77,11 +76,7 @@ def names(root: Path) -> list[str]:
 
 
 def read(root: Path, name: str) -> Series:
-    """Read the series patches/<name> of the project at `root`, overlay files as they are on disk now.
-
-    Raises:
-        SpecError: if it does not exist or has problems; `details` lists them all.
-    """
+    """Read the series patches/<name> of a project; SpecError, whose `details` list every problem, if it has any."""
     series, problems = inspect(root, name)
     if series is None or problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -42,11 +42,7 @@ class Stack:
             yield cls(cache, pin, folder)
 
     def push(self, series: str, patch: Patch) -> None:
-        """Add one patch as a commit with the patch's own author, date and message.
-
-        Raises:
-            PatchError: if a file changed, a hunk does not apply, or the result differs from the patch's blobs.
-        """
+        """Add one patch as a commit by the patch's author; PatchError unless it fits exactly and gives its blobs."""
         refresh = f"dgxlab patch refresh {series} --pin {self.pin}"
         if moved := _misfits(patch, self._blobs(patch.paths)):
             problem = f"does not apply to pin {self.pin[:12]}: {moved[0]}"
@@ -62,11 +58,7 @@ class Stack:
         self._commit(series, patch)
 
     def merge(self, series: str, patch: Patch) -> None:
-        """Add one patch, merging where a file differs from the patch's base.
-
-        Raises:
-            PatchError: if it conflicts, changes nothing any more, or its base is not in the cache.
-        """
+        """Add one patch, merging where a file differs from the patch's base; PatchError if that conflicts."""
         blobs = self._blobs(patch.paths)
         self._check_bases(series, patch, blobs)
         ran = self.git.attempt(*self._apply, "--3way", input=patch.diff)

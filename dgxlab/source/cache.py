@@ -29,11 +29,8 @@ LOCK = "dgxlab.lock"
 URL = re.compile(r"(?:https?|ssh|git|file)://\S+|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:(?!//)\S+")
 """Addresses that git may get; others could make git run commands."""
 
-LLAMA_FILES = ("CMakeLists.txt", "ggml")
-"""Files and folders at llama.cpp's top level."""
-
-SCRATCH_S = 86400.0
-"""A scratch folder not touched for this long was left by a killed client."""
+LLAMA_FILES = ("CMakeLists.txt", "ggml")  # files and folders at llama.cpp's top level
+SCRATCH_S = 86400.0  # a scratch folder not touched for this long was left by a killed client
 
 
 class PinCache:
@@ -66,9 +63,6 @@ class PinCache:
             raise SpecError(f"pin {pin[:12]} is not here yet and no source is named", next="add llama_cpp.sources")
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            strange = any(self.path.iterdir()) and not (self.path / LOCK).exists()
-        if strange:
-            raise SpecError(f"{self.path} is not empty and not dgxlab's cache", next="set XDG_CACHE_HOME elsewhere")
         with locked(self.path / LOCK, lambda: on_progress("waiting for another dgxlab that fetches a pin")):
             if not self.has(pin):
                 self._prepare()
@@ -89,20 +83,17 @@ class PinCache:
         """Return the pins that are here, in no particular order."""
         return self.git.attempt("for-each-ref", "--format=%(refname:lstrip=3)", PINS).text.split()
 
-    def pack(self, wants: Sequence[str], haves: Sequence[str] = ()) -> Iterator[bytes]:
-        """Yield a pack with the commits `wants`, for a receiver that has `haves`.
+    def pack(self, wants: Sequence[str], haves: Sequence[str] = ()) -> list[bytes]:
+        """Return a pack, in one piece, with the commits `wants`, for a receiver that has `haves`.
 
         A pin comes without its history: the receiver must list it in its `shallow` file first. With `haves`
         (unknown ones are ignored) the pack is thin, for `git index-pack --stdin --fix-thin`.
-
-        Raises:
-            GitError: after the last piece, if the pack is incomplete.
         """
         listed = self.git.run("cat-file", "--batch-check=%(objectname)", input="".join(f"{c}\n" for c in haves))
         known = [commit for commit, line in zip(haves, listed.splitlines(), strict=True) if line == commit]
         revisions = "".join(f"{commit}\n" for commit in [*wants, *(f"^{commit}" for commit in known)])
         args = ["--revs", "--stdout", "--delta-base-offset", "--quiet", *(["--thin"] if haves else [])]
-        return self.git.stream("pack-objects", *args, input=revisions)
+        return [self.git.read("pack-objects", *args, input=revisions)]
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

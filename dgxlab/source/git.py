@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -55,19 +53,12 @@ class GitError(SpecError):
 
 @dataclass(frozen=True)
 class Git:
-    """git on the repository at `dir`.
+    """git on a repository."""
 
-    Attributes:
-        dir: A git directory, or, for `Git.checkout`, a working tree.
-        settings: Environment variables on top, e.g. GIT_INDEX_FILE.
-        user: Whether to use the user's own configuration.
-        inside: Whether `dir` is a working tree, so that git finds its repository by itself.
-    """
-
-    dir: Path
-    settings: Mapping[str, str] = field(default_factory=dict)
-    user: bool = False
-    inside: bool = False
+    dir: Path  # a git directory, or, for `Git.checkout`, a working tree
+    settings: Mapping[str, str] = field(default_factory=dict)  # environment variables on top, e.g. GIT_INDEX_FILE
+    user: bool = False  # whether to use the user's own configuration
+    inside: bool = False  # whether `dir` is a working tree, so that git finds its repository by itself
 
     @classmethod
     def checkout(cls, dir: Path) -> Git:
@@ -94,27 +85,6 @@ class Git:
         """Run a git command that may fail and return how it ended."""
         given = input.encode(errors="surrogateescape") if isinstance(input, str) else input
         return programs.run(self._argv(args), input=given, env=self.env(env))
-
-    def stream(self, *args: str, input: str = "") -> Iterator[bytes]:
-        """Run a git command and yield its stdout in pieces; a consumer that stops early ends git.
-
-        If git fails, GitError is raised after the last piece: the output is then incomplete.
-        """
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as err:
-            given.write(input.encode())
-            given.seek(0)
-            child = programs.start(self._argv(args), stdin=given, stdout=subprocess.PIPE, stderr=err, env=self.env())
-            assert child.stdout
-            with child:
-                try:
-                    while piece := child.stdout.read(programs.CHUNK):
-                        yield piece
-                except BaseException:
-                    child.kill()
-                    raise
-            if child.returncode != 0:
-                err.seek(0)
-                raise self._failed(args, err.read().decode(errors="replace"))
 
     def follow(self, *args: str, on_line: Callable[[str], None]) -> Outcome:
         """Run a git command that shows progress and return how it ended."""

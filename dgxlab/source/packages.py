@@ -45,11 +45,8 @@ SDISTS = {
 }
 """Versions of llama-cpp-python that are fetched without asking, with the sha256 of each one's source distribution."""
 
-SIZE_LIMIT = 4 << 30
-"""Bytes of git objects beyond which an sdist is refused; the real one has 35 MB."""
-
-GLIBC = (2, 17)
-"""Oldest glibc for the wheels below, called manylinux2014."""
+SIZE_LIMIT = 4 << 30  # bytes of git objects beyond which an sdist is refused; the real one has 35 MB
+GLIBC = (2, 17)  # oldest glibc for the wheels below, called manylinux2014
 
 Progress = Callable[[str], None]
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.errors import SpecError
+from dgxlab.project import user_folder
 
-CHUNK = 1 << 16
-"""Bytes read at a time."""
+CHUNK = 1 << 16  # bytes read at a time
 
 SURROUNDINGS = re.compile(
     r"PATH|HOME|USER|LOGNAME|EMAIL|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TERM|XDG_\w+|LD_(?:LIBRARY_PATH|PRELOAD)"
@@ -176,5 +176,4 @@ def disk_trouble(output: str) -> str:
 
 def default_path() -> Path:
     """Return the user's cache of pins: below $XDG_CACHE_HOME, else ~/.cache."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "dgxlab" / "llama.cpp.git"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "llama.cpp.git"

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dgxlab import synth
+from dgxlab import quantise, synth
 from dgxlab.errors import SpecError
-from dgxlab.model import GPU_BACKENDS, Check, DerivedModel, Model, SyntheticModel, environments, gpu_backends
+from dgxlab.model import (
+    GPU_BACKENDS,
+    Check,
+    FileModel,
+    Model,
+    SyntheticModel,
+    environments,
+    gpu_backends,
+    quantisation,
+    root_of,
+)
 from dgxlab.spec.fields import shell_text
-from dgxlab.spec.models import EntrySpec, ExperimentSpec
+from dgxlab.spec.models import ExperimentSpec
 from dgxlab.spec.nodes import Loc, nearest, shown
+from dgxlab.tools import Benchmark, keys_of
 
-MAX_CELLS = 100_000
-"""Cells of one experiment; ten times the most that a plan is tested with."""
+MAX_CELLS = 100_000  # cells of one experiment; ten times the most that a plan is tested with
 SECRET = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(API|ACCESS|PRIVATE)_KEY)")
 """Names of variables that hold secrets: a spec is recorded, printed and kept in git."""
 CUDA_KEYS = "GGML_CUDA: true and CMAKE_CUDA_ARCHITECTURES"
-
-Finding = tuple[Loc, str]
-"""Place and text of a problem."""
+Finding = tuple[Loc, str]  # place and text of a problem
 
 
 def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[Finding]:
@@ -41,8 +49,8 @@ def check(spec: ExperimentSpec, session: Mapping[str, Any]) -> Iterator[Finding]
         tool, body = entry.kind
         for loc, text in _entry(spec, body):
             yield ("bench", place, tool, *loc), text
-        lengths = {name: len(values) for name, values in body.axes().items()}
-        sizes = sum(lengths.pop(name) for name in body.tool.either) if body.tool.either else 1
+        lengths = {name: len(values) for name, values in _axes(body).items()}
+        sizes = sum(lengths.pop(name) for name in body.either) if body.either else 1
         before, total = total, total + sizes * math.prod(lengths.values())
         if before <= MAX_CELLS < total:
             yield ("bench", place), f"makes more than {MAX_CELLS:,} cells: measure less, or split the experiment"
@@ -66,7 +74,7 @@ def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
     yield from ((("cmake", key), f"must be true or false, not {shown(spec.cmake[key])}") for key in wrong)
     built = gpu_backends(spec.cmake)
     for loc, body in _bodies(spec):
-        if max(getattr(body, "n_gpu_layers", None) or [0]) > 0 and not built:
+        if max(getattr(body, "axes", {}).get("n_gpu_layers", [0])) > 0 and not built:
             why = "no GPU backend is built, and the processor would be measured"
             yield (*loc, "n_gpu_layers"), f"{why}: cmake needs {CUDA_KEYS}"
         name = getattr(body, "backend", "")
@@ -77,18 +85,24 @@ def _gpu_builds(spec: ExperimentSpec) -> Iterator[Finding]:
 
 
 def _recipes(spec: ExperimentSpec) -> Iterator[Finding]:
+    records = spec.model_records()
     for name, model in spec.models.items():
-        source = model.derived and spec.models.get(model.derived.of)
-        recipe = model.synthetic or (source.synthetic if source else None)
-        if model.derived and not recipe:
-            known = [name for name, other in spec.models.items() if other.synthetic]
-            text = f"no synthetic model {shown(model.derived.of)} under models{nearest(model.derived.of, known)}"
+        record = records.get(name)
+        if model.derived and not record:
+            known = [other for other in records if other != name]
+            text = f"no model {shown(model.derived.of)} under models{nearest(model.derived.of, known)}"
+            if model.derived.of in spec.models:
+                text = f"{shown(model.derived.of)} is not made from a path or a synthetic model in the end"
             yield ("models", name, "derived", "of"), text
-        if recipe:
-            try:
-                synth.check(replace(recipe, quant=model.derived.quant) if model.derived else recipe)
-            except SpecError as error:
-                yield ("models", name, model.kind[0]), error.message
+        if record is None or isinstance(record, FileModel):
+            continue
+        how, root = quantisation(record), root_of(record)
+        try:
+            if isinstance(root, SyntheticModel):
+                synth.check(replace(root, quant=how.quant))
+            quantise.check_source(how, None)
+        except SpecError as error:
+            yield ("models", name, model.kind[0]), error.message
 
 
 def _secrets(spec: ExperimentSpec) -> Iterator[Finding]:
@@ -122,19 +136,31 @@ def _gates(spec: ExperimentSpec) -> Iterator[Finding]:
 
 def _has_text(record: Model) -> bool:
     """Return whether a model has a tokenizer, as far as the spec knows."""
-    recipe = record.source if isinstance(record, DerivedModel) else record
-    return not isinstance(recipe, SyntheticModel) or bool(recipe.vocab)
+    root = root_of(record)
+    return not isinstance(root, SyntheticModel) or bool(root.vocab)
 
 
-def _entry(spec: ExperimentSpec, body: EntrySpec) -> Iterator[Finding]:
+def _axes(entry: Benchmark) -> dict[str, Sequence[Any]]:
+    """Return the varied keys of an entry, sizes included."""
+    varied: dict[str, Sequence[Any]] = {}
+    for name in keys_of(entry):
+        value = getattr(entry, name)
+        if isinstance(value, dict):
+            varied |= value
+        elif isinstance(value, tuple):
+            varied[name] = value
+    return varied | getattr(entry, "axes", {})
+
+
+def _entry(spec: ExperimentSpec, body: Benchmark) -> Iterator[Finding]:
     """Check a bench entry's cells and exclusions: with a typo, excluded cells would be measured."""
-    name, args, either = getattr(body, "model", None), getattr(body, "args", []), body.tool.either
-    axes = {axis: values for axis, values in body.axes().items() if values}
+    name, args, either = getattr(body, "model", None), getattr(body, "args", ()), body.either
+    axes = {axis: values for axis, values in _axes(body).items() if values}
     if name is not None and name not in spec.models:
         yield ("model",), f"no model {shown(name)} under models{nearest(name, spec.models)}"
     if either and not any(axis in axes for axis in either):
         yield (), f"measures nothing: give {', '.join(either)} or both"
-    for place, why in body.tool.refused(args).items():
+    for place, why in body.refused(args).items():
         yield ("args", place), f"{shown(args[place])} {why}"
     for place, rule in enumerate(body.exclude):
         for axis, value in rule.items():

@@ -91,9 +91,6 @@ class Keys:
                 if default := place.get("default_factory", tuple)():  # one that says something to editors
                     del place["default_factory"]
                     place["default"] = default
-                if default := place.get("default_factory", tuple)():  # one that says something to editors
-                    del place["default_factory"]
-                    place["default"] = default
         return core_schema.no_info_after_validator_function(lambda partial: source(**vars(partial)), schema)
 
 
@@ -130,9 +127,9 @@ def _must(fits: Callable[[Any], object], why: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _counted(text: str) -> str:
+def _counted(text: str) -> Expectation:
     try:
-        return str(Expectation.parse(text))
+        return Expectation.parse(text)
     except ValueError:
         raise ValueError("must be all of a positive number of cases, as in 1103/1103") from None
 
@@ -227,8 +224,7 @@ Cases = Annotated[str, Text(r"[0-9a-f]{16}", "a digest of cases as a gate report
 Ratio = Annotated[float, Field(gt=0, le=1e6)]
 _Part = Annotated[float, Field(gt=0, lt=1)]
 Share = Annotated[
-    _Part,
-    BeforeValidator(_share, json_schema_input_type=_Part | Annotated[str, Field(pattern="^ *[0-9.]+ *%? *$")]),
+    _Part, BeforeValidator(_share, json_schema_input_type=_Part | Annotated[str, Field(pattern="^ *[0-9.]+ *%? *$")])
 ]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -244,10 +240,8 @@ FlashAttn = Annotated[
 ]
 """As llama.cpp's column prints it: 1, 0, or -1 for auto."""
 Env = dict[EnvKey, str]
-Against = dict[EnvKey, str | None]
-"""Variables that differ in another environment; null for an unset variable."""
-Args = Annotated[list[Argument], OneOrMany()]
-"""Raw arguments of a program."""
+Against = dict[EnvKey, str | None]  # variables that differ in another environment; null for an unset variable
+Args = Annotated[list[Argument], OneOrMany()]  # raw arguments of a program
 Exclude = list[
     Annotated[
         dict[Column, Param],

@@ -23,8 +23,7 @@ from dgxlab.spec.fields import Env, Few, Line, ModelPath, Name, Strict, shell_te
 from dgxlab.spec.nodes import explain, locate, nearest, plain, refuse
 from dgxlab.spec.yaml_file import read_file
 
-DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")
-"""A valid ssh destination: never an option."""
+DESTINATION = re.compile(r"[A-Za-z0-9_][^\s\0]*")  # a valid ssh destination: never an option
 CONSENTS = "trusted_hosts"
 """The file with the user's consents: a line of digest, name and hosts.yaml for each entry of a project."""
 
@@ -35,8 +34,7 @@ class HostSpec(Strict):
     """One machine; the keys are the fields of HostEntry."""
 
     ssh: _Ssh = ""
-    local: bool = False
-    """This machine, under another name."""
+    local: bool = False  # this machine, under another name
     root: ModelPath = "~/.dgxlab"
     python: Line = ""
     path_prepend: Few[ModelPath] = Field(default_factory=list)
@@ -62,24 +60,18 @@ HOSTS = TypeAdapter(dict[Name, HostSpec])
 
 
 def load_hosts(paths: Sequence[Path]) -> dict[str, HostEntry]:
-    """Read hosts.yaml files that exist, the first one's entries before the later ones'; `local` is always there.
+    """Read hosts.yaml files, where they exist; an earlier file's entry counts, and `local` is always there.
 
-    Raises:
-        SpecError: naming file, line and key of the first thing that is wrong.
+    Raises SpecError with file, line and key of what is wrong.
     """
     hosts = {"local": HostEntry("local")}
-    for path in paths:
-        if path.exists():
-            hosts = {**_read(path), **hosts}
+    for path in filter(Path.exists, paths):
+        hosts = {**_read(path), **hosts}
     return hosts
 
 
 def look_up(name: str, paths: Sequence[Path]) -> HostEntry:
-    """Return the host of that name, without checking consent.
-
-    Raises:
-        SpecError: if no file names it; with the nearest known name.
-    """
+    """Return the host of that name, without checking consent; raises SpecError if no file names it."""
     hosts = load_hosts(paths)
     if name not in hosts:
         why = f"host {name} is not known: no hosts.yaml names it{nearest(name, hosts)}"
@@ -114,11 +106,7 @@ def to_consent(entry: HostEntry, own: Path) -> dict[str, object]:
 
 
 def consent(entry: HostEntry, own: Path) -> None:
-    """Record the user's consent to a project's current entry; a changed entry needs a new consent.
-
-    Raises:
-        SpecError: if the record cannot be written.
-    """
+    """Record the user's consent to a project's entry as it is now; raises SpecError if it cannot be written."""
     path = own.with_name(CONSENTS)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,8 +119,7 @@ def consent(entry: HostEntry, own: Path) -> None:
 def add_host(path: Path, name: str, ssh: str) -> None:
     """Add an entry to a hosts.yaml, or create one; other bytes are unchanged, and the file is replaced atomically.
 
-    Raises:
-        SpecError: if the file cannot be written, or would become invalid.
+    Raises SpecError if the file cannot be written, or would become invalid.
     """
     path = path.resolve()  # keep a link: people store their settings elsewhere
     line = f"{json.dumps(name)}: {{ssh: {json.dumps(ssh, ensure_ascii=False)}}}"

@@ -7,9 +7,9 @@ between fields are in checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, create_model
 from pydantic.json_schema import GenerateJsonSchema
@@ -28,39 +28,10 @@ SOURCES = ("https://github.com/ggml-org/llama.cpp", "pypi:llama-cpp-python==0.3.
 class EntrySpec(Strict):
     """An entry of a tool, whose keys and axes are the fields."""
 
-    tool: ClassVar[type[Benchmark]]
-
     exclude: fields.Exclude = Field(default_factory=list)
     """Cells to leave out: those that have all the values of an entry."""
     env: fields.Env = Field(default_factory=dict)
     """Environment of this entry, besides the spec's."""
-
-    def axes(self) -> dict[str, list[Any]]:
-        """Return the varied keys, sizes included."""
-        varied: dict[str, list[Any]] = {}
-        for name in keys_of(self.tool):
-            value = getattr(self, name)
-            if isinstance(value, dict):
-                varied |= value
-            elif isinstance(value, list):
-                varied[name] = value
-        return varied | self._settings()
-
-    def record(self) -> model.Bench:
-        """Return the bench entry."""
-        keys = {name: getattr(self, name) for name in type(self).model_fields if name not in self.tool.axis_keys}
-        axes = {"axes": self._settings()} if self.tool.axis_keys else {}
-        return self.tool(**_frozen({**keys, **axes}))
-
-    def _settings(self) -> dict[str, list[Any]]:
-        return {name: values for name in self.tool.axis_keys if (values := getattr(self, name)) is not None}
-
-
-def _frozen(value: Any) -> Any:
-    """Return a list as a tuple, those in a map too."""
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class CheckSpec(Strict):
@@ -70,40 +41,46 @@ class CheckSpec(Strict):
     """Environment of this gate, besides the spec's."""
 
 
-def _declared(base: type[Strict], name: str, record: Any, keys: Mapping[str, Key]) -> Any:
-    """Return the pydantic model for a tool's record; its keys name types of `fields`."""
+def _declared(base: type[Strict], name: str, record: Any, keys: Mapping[str, Key], axes: Collection[str] = ()) -> Any:
+    """Return the type of a map that is decoded to a tool's record; missing keys get the record's defaults.
+
+    The keys name types of `fields`; those of `axes` become the record's `axes`.
+    """
     members: dict[str, Any] = {}
     for key_name, key in keys.items():
         if key.must:
             members[key_name] = (key.kind, Field(description=key.about))
         elif key.default in (None, ""):
             members[key_name] = (f"Maybe[{key.kind}]", Field(None, description=key.about))
-        elif key.default in ([], {}):  # an empty default says nothing to editors
-            members[key_name] = (key.kind, Field(default_factory=type(key.default), description=key.about))
         else:
             members[key_name] = (key.kind, Field(key.default, description=key.about))
     members["limit_s"] = (fields.Seconds, Field(record.limit_s, description="Longest time of one launch, in seconds."))
-    return create_model(name, __base__=base, __doc__=record.__doc__, __module__=fields.__name__, **members)
+
+    def decoded(given: Strict) -> Any:
+        values = {key_name: _frozen(value) for key_name, value in given if value is not None}
+        varied = {axis: values.pop(axis) for axis in axes if axis in values}
+        return record(**values, axes=varied) if axes else record(**values)
+
+    spec = create_model(name, __base__=base, __doc__=record.__doc__, __module__=fields.__name__, **members)
+    return Annotated[spec, AfterValidator(decoded)]
+
+
+def _frozen(value: Any) -> Any:
+    """Return a list as a tuple, those in a map too."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _entry(bench: type[Benchmark]) -> Any:
     axes = {name: Key(f"Many[{axis.kind}]", axis.about, default="") for name, axis in bench.axis_keys.items()}
     args = "Further raw arguments, the same for every cell; flags that have a key of their own are refused."
     keys = {**keys_of(bench), **({"args": Key("Args", args, default=[])} if axes else {}), **axes}
-    name = f"{bench.name.title().replace('-', '')}Spec"
-    spec = _declared(EntrySpec, name, bench, keys)
-    spec.tool = bench
-    return spec
+    return _declared(EntrySpec, f"{bench.name.title().replace('-', '')}Spec", bench, keys, axes)
 
 
 def _check(check: type[model.Check]) -> Any:
-    """Return the type of a gate's map, which is decoded to the record; missing keys get the record's defaults."""
-    spec = _declared(CheckSpec, f"{check.__name__}Spec", check, keys_of(check))
-
-    def record(given: CheckSpec) -> model.Check:
-        return check(**{name: value for name, value in given if value is not None})
-
-    return Annotated[spec, AfterValidator(record)]
+    return _declared(CheckSpec, f"{check.__name__}Spec", check, keys_of(check))
 
 
 # mypy cannot see types that are made at run time
@@ -123,7 +100,7 @@ ParityGateSpec = Annotated[
         "overridden",
         op=fields.Op,
         backend=fields.Name,
-        expect=Annotated[fields.Counted | None, AfterValidator(lambda text: text and model.Expectation.parse(text))],
+        expect=fields.Counted | None,
         unsupported=fields.Whole | None,
         env=fields.Env,
         limit_s=fields.Seconds,
@@ -132,8 +109,7 @@ ParityGateSpec = Annotated[
     ),
 ]
 EngagedGateSpec = Annotated[
-    model.EngagedGate,
-    Keys(stderr=fields.Line, tools=Annotated[_many[_literal[tuple(BENCHES)]], AfterValidator(tuple)]),
+    model.EngagedGate, Keys(stderr=fields.Line, tools=Annotated[_many[_literal[tuple(BENCHES)]], AfterValidator(tuple)])
 ]
 _gates: dict[str, Any] = {
     "backend_ops": (_maybe[ParityGateSpec], Field(None, alias="backend-ops")),
@@ -169,16 +145,26 @@ class LlamaCpp(Strict):
 
 
 class DerivedSpec(Strict):
-    """A synthetic model that was quantised, in another type: the exact values of its blocks as F32."""
+    """A model in another type, made from any other model by the build's own llama-quantize."""
 
     of: fields.Name
-    """The name of a synthetic model."""
+    """The name of the model to make it from: a file, a recipe, or another derived one."""
     quant: model.Quant = "F32"
-    """A type that llama-quantize knows; F32 keeps every value."""
+    """A type that llama-quantize knows, or NVFP4 as in synthetic; F32 keeps every value."""
+    pure: bool = False
+    """Every tensor in quant (llama-quantize --pure), without the mixture that Q4_K_M and others are."""
+    imatrix: Maybe[fields.ModelPath] = None
+    """A file of llama-imatrix on the host, as /... or ~/...; types below 3 bits need one."""
+    allow_requantize: bool = False
+    """Also from a source that is quantised already. Such a model is marked: good for speed, not for quality."""
+
+    def how(self) -> dict[str, Any]:
+        """Return the fields of the record but its source."""
+        return {name: value for name, value in self if name != "of" and value is not None}
 
 
 class ModelSpec(OneKind):
-    """A model: a GGUF file that is on the host, a recipe, or what is made from a model of one."""
+    """A model: a GGUF file that is on the host, a recipe, or what is made from another model."""
 
     path: Maybe[fields.ModelPath] = None
     """A GGUF file on the host, as /... or ~/..."""
@@ -186,7 +172,7 @@ class ModelSpec(OneKind):
     """A model to write; every key has a default."""
 
     derived: Maybe[DerivedSpec] = None
-    """A model to make from a synthetic one."""
+    """A model to make from another one, in another type."""
 
 
 class ExperimentSpec(Strict):
@@ -234,26 +220,25 @@ class ExperimentSpec(Strict):
             env=self.env,
             models=self.model_records(),
             gates=tuple(gate.kind[1] for gate in self.gates),
-            bench=tuple(entry.kind[1].record() for entry in self.bench or ()),
+            bench=tuple(entry.kind[1] for entry in self.bench or ()),
             session=self.session,
         )
 
     def model_records(self) -> dict[str, model.Model]:
-        """Return the models, without a derived one that lacks a synthetic source: it is refused elsewhere."""
-        recipes = {
-            name: replace(spec.synthetic, vocab_pin=self.llama_cpp.pin if spec.synthetic.vocab else "")
-            for name, spec in self.models.items()
-            if spec.synthetic
-        }
-        records: dict[str, model.Model] = {}
-        for name, spec in self.models.items():
-            if spec.path is not None:
-                records[name] = model.FileModel(spec.path)
-            elif spec.derived and spec.derived.of in recipes:
-                records[name] = model.DerivedModel(recipes[spec.derived.of], spec.derived.quant)
-            elif name in recipes:
-                records[name] = recipes[name]
-        return records
+        """Return the models, without a derived one that lacks a source or is made from itself: refused elsewhere."""
+        return {name: record for name in self.models if (record := self._model(name, ()))}
+
+    def _model(self, name: str, derived: tuple[str, ...]) -> model.Model | None:
+        """Return a model, None without a source; `derived` are the models that are made from it."""
+        if name not in self.models or name in derived:
+            return None
+        kind, spec = self.models[name].kind
+        if kind == "path":
+            return model.FileModel(spec)
+        if isinstance(spec, model.SyntheticModel):
+            return replace(spec, vocab_pin=self.llama_cpp.pin if spec.vocab else "")
+        source = self._model(spec.of, (*derived, name))
+        return model.DerivedModel(source, **spec.how()) if source else None
 
 
 class SpecSchema(GenerateJsonSchema):
@@ -269,12 +254,12 @@ class SpecSchema(GenerateJsonSchema):
         return described | ({"additionalProperties": False} if "patternProperties" in described else {})
 
     def default_schema(self, schema: Any) -> dict[str, Any]:
-        """Keep a default only if it is a valid value: a default that means "left out" may not be."""
+        """Keep a default only if it tells editors a value: a default that means "left out" may be no valid one."""
         described = super().default_schema(schema)
         default = described.get("default")
         below = isinstance(default, (int, float)) and (
             default < described.get("minimum", default) or default <= described.get("exclusiveMinimum", default - 1)
         )
-        if default in (None, "") or below:
+        if default in (None, "", [], {}) or below:
             described.pop("default", None)
         return described

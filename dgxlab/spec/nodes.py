@@ -13,11 +13,8 @@ from pydantic import ValidationError
 from dgxlab.errors import SpecError
 
 Scalar = str | int | float | bool | None
-Loc = tuple[str | int, ...]
-"""The place of a value in the tree: keys and list positions, from the top."""
-
-MAX_LISTED = 100
-"""Max problems in one error; a hostile file can have a hundred thousand."""
+Loc = tuple[str | int, ...]  # the place of a value in the tree: keys and list positions, from the top
+MAX_LISTED = 100  # max problems in one error; a hostile file can have a hundred thousand
 MAX_EXPLAINED = 1000
 """Max pydantic errors that are explained: finding the nearest key takes time, and more are never listed."""
 

@@ -24,14 +24,11 @@ from dgxlab.spec.nodes import SET, Loc, Mark, Node, Problem, dotted, fail, neare
 from dgxlab.spec.yaml_file import MAX_DEPTH, read_file, read_value
 from dgxlab.tools import CHECKS
 
-MODEL_KINDS = {"path", "synthetic", "derived"}
-"""A model entry has one of these keys."""
-SESSION_KINDS = {"effect", "cycles"}
-"""A session has one of these keys at most."""
+MODEL_KINDS = {"path", "synthetic", "derived"}  # a model entry has one of these keys
+SESSION_KINDS = {"effect", "cycles"}  # a session has one of these keys at most
 LIMITS = ("expect", "tests", "engaged", "kld_ratio_at_most", "kld_at_most", "ppl_ratio_at_most", "limit_s")
 """Limits of a gate: keys that do not identify it."""
-OWN = ("name", "hypothesis")
-"""Keys that identify a file: a child does not inherit them."""
+OWN = ("name", "hypothesis")  # keys that identify a file: a child does not inherit them
 MUST_REACH = ("expect", "unsupported", "cases")
 """Limits of a parity gate that `--set` may change; the gate is then marked."""
 SETTABLE = (*MUST_REACH, "limit_s")
@@ -41,8 +38,7 @@ SETTABLE = (*MUST_REACH, "limit_s")
 def resolve(path: Path) -> Node:
     """Read a spec file and everything it extends, and merge them into one tree without `extends`.
 
-    Raises:
-        SpecError: if a file cannot be read or is not a map, or `extends` is not a file name or is circular.
+    Raises SpecError if a file cannot be read or is no map, or if `extends` is no file name or circular.
     """
     tree, *children = reversed(_read_chain(path))
     for child in children:
@@ -66,10 +62,8 @@ def override(tree: Node, setting: str) -> Node:
     """Return the tree with one value replaced.
 
     A new key is added, and validation refuses it when the spec has no such key. List positions are numbers:
-    `bench.0.TOOL.n_prompt=[512]`, or `bench[0]...`.
-
-    Raises:
-        SpecError: if it is not `key=value`, the value is not YAML, or the path does not exist.
+    `bench.0.TOOL.n_prompt=[512]`, or `bench[0]...`. Raises SpecError if it is not `key=value`, if the value is not
+    YAML, or if the path does not exist.
     """
     key, equals, text = setting.partition("=")
     parts = re.sub(r"\[([0-9]+)\]", r".\1", key.strip()).split(".")

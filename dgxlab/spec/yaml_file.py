@@ -58,8 +58,7 @@ def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: M
         may_be_empty: A file without content, or with comments alone, is an empty map.
         named_at: The line with `extends` that names the file; errors of opening it are errors of that line.
 
-    Raises:
-        SpecError: if it cannot be read, is not YAML, or has values that this loader refuses.
+    Raises SpecError if it cannot be read, is not YAML, or has values that this loader refuses.
     """
     text = _text(path, label, named_at)
     if may_be_empty and all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
@@ -68,11 +67,7 @@ def read_file(path: Path, label: str, *, may_be_empty: bool = False, named_at: M
 
 
 def read_value(text: str, loc: Loc) -> Node:
-    """Read the value of a `--set`, which goes to `loc`, by the same rules; no text is null.
-
-    Raises:
-        SpecError: as read_file.
-    """
+    """Read the value of a `--set`, which goes to `loc`, by the rules of `read_file`; no text is null."""
     if len(text) > MAX_BYTES:
         fail(SET, loc, "is larger than 1 MB")
     return _parse(text, SET, loc) if text.strip() else Node(None, SET)

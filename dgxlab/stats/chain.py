@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeGuard
 
 from dgxlab.stats.distributions import MAD_SCALE
 from dgxlab.stats.reasons import VerdictCode, VerdictReason
@@ -151,8 +152,7 @@ def cycles_needed(planned: int) -> int:
 def another_cycle(planned: int, done: int, valid: int) -> bool:
     """Return whether a chain goes on: until the planned cycles are done, then for each flawed one, at most two.
 
-    Args:
-        valid: How many of the `done` cycles are not `Chain.flawed`; with several cells, the fewest of any.
+    `valid` is how many of the `done` cycles are not `Chain.flawed`; with several cells, the fewest of any.
     """
     return done < planned or (valid < planned and done < planned + EXTRA_CYCLES)
 
@@ -164,16 +164,14 @@ def hopeless(planned: int, done: int, valid: int) -> bool:
 
 def successive(values: Sequence[float | None]) -> list[float]:
     """Return the differences of the logarithms of neighbours; none across a run without a value."""
-    logs = [math.log(value) if value is not None and _is_value(value) else None for value in values]
+    logs = [math.log(value) if _is_value(value) else None for value in values]
     return [after - before for before, after in pairwise(logs) if before is not None and after is not None]
 
 
 def _distance(left: float | None, right: float | None) -> float:
-    if left is None or right is None or not (_is_value(left) and _is_value(right)):
-        return math.inf
-    return abs(math.log(left) - math.log(right))
+    return abs(math.log(left) - math.log(right)) if _is_value(left) and _is_value(right) else math.inf
 
 
-def _is_value(value: object) -> bool:
+def _is_value(value: object) -> TypeGuard[float]:
     """Return whether it is a finite number above 0; it may be anything that JSON can hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1.7e308

@@ -13,11 +13,7 @@ TINY = 1e-300  # replaces a 0 that Lentz's method would divide by
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two in the middle.
-
-    Raises:
-        ValueError: if there is no value, or one is NaN or infinite: a broken measurement, not a large one.
-    """
+    """Return the median; raises ValueError if there is no value, or one is NaN or infinite: a broken measurement."""
     if not values:
         raise ValueError("no values")
     for value in values:
@@ -29,8 +25,7 @@ def median(values: Sequence[float]) -> float:
 def mad(values: Sequence[float]) -> float:
     """Return the scaled median absolute deviation from the median, a spread that outliers do not move.
 
-    Raises:
-        ValueError: if there are fewer than two values (one value has no spread, not a spread of 0), or one is NaN.
+    Raises ValueError for fewer than two values (one has no spread, not a spread of 0), or if one is NaN.
     """
     if len(values) < 2:
         raise ValueError(f"a spread needs at least two values, not {len(values)}")
@@ -41,8 +36,7 @@ def mad(values: Sequence[float]) -> float:
 def t_tail(t: float, dof: float) -> float:
     """Return P(T > t), to about 1e-14 of itself, however small it is (Abramowitz and Stegun, 26.5.27 and 26.7.1).
 
-    Raises:
-        ValueError: if t is NaN or `dof` is not above 0.
+    Raises ValueError if t is NaN or `dof` is not above 0.
     """
     if math.isnan(t) or not dof > 0:
         raise ValueError(f"there is no t distribution with {dof} degrees of freedom at {t}")
@@ -56,8 +50,7 @@ def t_tail(t: float, dof: float) -> float:
 def t_quantile(probability: float, dof: float) -> float:
     """Return the t with P(T <= t) = `probability`, to about 1e-13 of itself.
 
-    Raises:
-        ValueError: if the probability is not inside (0, 1), or `dof` is below 1.
+    Raises ValueError if the probability is not inside (0, 1), or `dof` is below 1.
     """
     if not (0 < probability < 1 and dof >= 1):
         raise ValueError(f"no quantile {probability} of the t distribution with {dof} degrees of freedom")
@@ -79,8 +72,7 @@ def t_quantile(probability: float, dof: float) -> float:
 def chi2_quantile(probability: float, dof: float) -> float:
     """Return the x with P(X <= x) = `probability`, to about 1e-12 of itself: bisection of the lower tail.
 
-    Raises:
-        ValueError: if the probability is not inside (0, 1), or `dof` is not above 0.
+    Raises ValueError if the probability is not inside (0, 1), or `dof` is not above 0.
     """
     if not (0 < probability < 1 and dof > 0):
         raise ValueError(f"no quantile {probability} of the chi-squared distribution with {dof} degrees of freedom")

@@ -32,8 +32,7 @@ def share(log: float) -> float:
 def sigma_bound(values: Sequence[float | None]) -> float | None:
     """Return the upper 95 % bound of sigma, given runs in their order; None for fewer than three values.
 
-    The estimate is that of successive differences with the drift removed (von Neumann, Kent, Bellinson and Hart, 1941):
-    s^2 = sum (difference - mean difference)^2 / (2 n - 2 / n) has the mean sigma^2.
+    From successive differences without their drift (von Neumann, Kent, Bellinson and Hart, 1941).
     """
     differences = successive(values)
     n = len(differences)
@@ -59,10 +58,7 @@ def standard_error(spread: float, valid: int, pairs: int) -> float:
     d_i has variance 1.5 sigma^2, and two neighbours, which share a baseline, have covariance sigma^2 / 4:
     Var(mean d) = sigma^2 (1.5 + pairs / (2 m)) / m and E(s_d^2) = sigma^2 (1.5 - pairs / (2 m (m - 1))).
 
-    Args:
-        spread: s_d, sample standard deviation of the valid d.
-        valid: m, at least 2.
-        pairs: Number of pairs of successive valid cycles.
+    `spread` is s_d, `valid` is m (at least 2), `pairs` the number of pairs of successive valid cycles.
     """
     shared = pairs / (2 * valid)
     return spread * math.sqrt((1.5 + shared) / (1.5 - shared / (valid - 1)) / valid)
@@ -71,11 +67,9 @@ def standard_error(spread: float, valid: int, pairs: int) -> float:
 def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the standard error of the mean of d and its degrees of freedom, for any noise of either arm.
 
-    Var(mean d) is (E(s_d^2) + h A) / m, where A is the variance of a single baseline and h = pairs / (2 (m - 1)).
-    A comes from `Chain.triples` x, y, z: the square of the bend x - 2 y + z has the mean 6 A, the product of the steps
-    (y - x)(z - y) the mean -A. Surroundings that wander make the bends larger, so that A is the smaller of the two;
-    drift makes the product smaller, so that A is at least a quarter of what the bends say. The degrees of freedom are
-    those of Satterthwaite (1946), with 7/9 for all runs that the terms share.
+    A, the variance of one baseline, comes from `Chain.triples`: the smaller of two estimates, since surroundings that
+    wander make the bends larger, but at least a quarter of the bends, since drift makes the product of steps smaller.
+    The degrees of freedom are those of Satterthwaite (1946), with 7/9 for all runs that the terms share.
     """
     variance, n = spread**2, len(triples)
     if not triples or not pairs:
@@ -92,8 +86,8 @@ def shared_error(spread: float, valid: int, pairs: int, triples: Sequence[Sequen
 def rounding(chain: Chain) -> float:
     """Return the standard error that rounding adds to the mean of d.
 
-    A value rounded to a last digit of size u has the standard deviation u / sqrt(12). Noise of more than half a digit
-    is in the spread of d; with less, all runs of an arm are rounded alike, and no number of runs averages that away.
+    Noise of more than half a digit is in the spread of d. With less, all runs of an arm are rounded alike, and no
+    number of runs averages that away: a last digit of size u has the standard deviation u / sqrt(12).
     """
     arms = [[value for value in arm if value is not None] for arm in (chain.a, chain.b)]
     # lower bound of the printed decimal places: some of many values does not end in 0
@@ -154,11 +148,8 @@ def to_see(effect: float, noise: float, claims: int = 1) -> int | None:
 
 
 def cycles_for(burn_ins: Iterable[Sequence[float | None]], effect: float, claims: int = 1) -> int:
-    """Return the cycles to detect an effect, a share, at the upper bound of the burn-in's noise.
-
-    `burn_ins` has the values of each cell; the noisiest decides. `claims` is the number in the whole session.
-    """
-    bounds = [sigma_bound(values) for values in burn_ins]
+    """Return the cycles to detect an effect, a share, given the burn-in's values of each cell: the noisiest decides."""
+    bounds = map(sigma_bound, burn_ins)
     return cycles_at(max((math.inf if bound is None else bound for bound in bounds), default=math.inf), effect, claims)
 
 

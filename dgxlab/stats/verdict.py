@@ -109,9 +109,10 @@ def noise_floor(verdict: Verdict) -> float | None:
 
 
 def promoted(verdict: Verdict, noise: float | None = None) -> bool:
-    """Return whether a change is worth keeping: its whole interval is above 2 % and above 3 noise floors, in speed.
+    """Return whether a change is worth keeping: its least speedup is above 2 % and above 3 noise floors.
 
-    A screen promotes nothing. `noise` is given where it is not the chain's own, before `chain.STEPS`.
+    The least speedup is the lower end of the confidence interval. A screen is never promoted. `noise` replaces the
+    chain's own noise floor; a chain of a protocol before `chain.STEPS` has none and needs it.
     """
     noise = verdict.noise if noise is None else noise
     if verdict.verdict != "faster" or verdict.ci is None or noise is None or not 0 < noise < 1:
@@ -236,7 +237,7 @@ class _Estimate:
             yield VerdictReason(VerdictCode.NO_SPREAD)
         if self.chain.protocol >= STEPS and precision.alternates(self.chain):
             yield VerdictReason(VerdictCode.ALTERNATES)
-        yield from _not_counted(self.flaws)
+        yield from not_counted(self.flaws)
 
 
 def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
@@ -250,7 +251,7 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
     if valid < (needed := max(fewest, cycles_needed(chain.planned))):
         code = VerdictCode.TOO_FEW_FOR_CLAIMS if needed == fewest and claims > 1 else VerdictCode.TOO_FEW
         few = VerdictReason(code, valid=valid, done=done, needed=needed, claims=claims)
-        return invalid(done, few, *_not_counted(flaws), flaws=flaws)
+        return invalid(done, few, *not_counted(flaws), flaws=flaws)
     pairs = sum(cycle + 1 in counted for cycle in counted)
     spread, mean = statistics.stdev(counted.values()), statistics.fmean(counted.values())
     if old:
@@ -261,7 +262,8 @@ def _estimate(chain: Chain, claims: int) -> _Estimate | Verdict:
     return _Estimate(chain, flaws, valid, mean, spread, sampling, dof, rounded, fewest)
 
 
-def _not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
+def not_counted(flaws: Mapping[int, str]) -> Iterator[VerdictReason]:
+    """Yield the reason of each cycle that does not count."""
     return (VerdictReason(VerdictCode.NOT_COUNTED, cycle=cycle, flaw=flaw) for cycle, flaw in flaws.items())
 
 

@@ -45,11 +45,7 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each wrong page, trigger, reference, seal or identity; see also `audit.check`.
-
-    Raises:
-        Damaged: if the file is too damaged to be read.
-    """
+    """Return a sentence for each wrong page, trigger, reference, seal or identity; Damaged if it cannot be read."""
     with named_errors(store.path):
         schema = schema_problems(store.connection)
         for problem in schema:

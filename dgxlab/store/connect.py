@@ -20,7 +20,7 @@ from dgxlab.store.schema import APPLICATION_ID, SCHEMA, VERSION, add_functions
 BUSY_S = 10.0  # max wait of a writer for another writer
 PATIENCE_S = 600.0  # max wait if it can show notes
 OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
-MOUNTINFO = Path("/proc/self/mountinfo")
+MOUNTS = Path("/proc/self/mounts")
 # file systems with locks by another machine or process: neither SQLite's locks nor its WAL are safe there
 NETWORK = frozenset({"nfs", "nfs4", "9p", "cifs", "smb3", "smbfs", "fuse.sshfs", "afs", "fuse.rclone", "fuse.davfs2"})
 COPY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-v\d+\.db")
@@ -119,22 +119,18 @@ def plain(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
 
 
 def on_network(path: Path) -> str | None:
-    """Return `type at mount point` if a path is on a network file system, else None; None also without mountinfo."""
+    """Return `type at mount point` if a path is on a network file system, else None; None also without MOUNTS."""
     try:
-        mounts, real = MOUNTINFO.read_text(errors="replace").splitlines(), str(path.resolve())
+        mounts, real = MOUNTS.read_text(errors="replace").splitlines(), str(path.resolve())
     except OSError:
         return None
     best = kind = ""
-    for line in mounts:
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        if not right or len(fields) < 5:
-            continue
+    for _, written, of, *_ in map(str.split, mounts):
         # the kernel writes a space in a mount point as three octal digits
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), written)
         under = point in ("/", real) or real.startswith(point + "/")
         if under and len(point) >= len(best):  # of two mounts on one point the later is on top
-            best, kind = point, right.split(" ")[0]
+            best, kind = point, of
     return f"{kind} at {best}" if kind in NETWORK else None
 
 
@@ -156,11 +152,7 @@ def on_read_only(path: Path) -> bool:
 
 
 def version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the schema version of a database, 0 for an empty file.
-
-    Raises:
-        SpecError: if it is not a dgxlab database, or of a newer dgxlab.
-    """
+    """Return the schema version, 0 for an empty file; SpecError if it is of another program or a newer dgxlab."""
     # one statement, one snapshot: another process may be creating the tables
     application, number, tables = connection.execute(
         "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)"

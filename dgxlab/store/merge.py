@@ -221,11 +221,7 @@ LONG = 120  # longer values are cut to this many characters, with a digest of th
 
 
 def text(path: Path) -> Iterator[str]:
-    """Yield a line for each row of each table, in an order that new rows do not change; the file is only read.
-
-    Raises:
-        SpecError: if it is not a dgxlab database, or damaged.
-    """
+    """Yield each row as a line, in an order that new rows do not change; SpecError if it is no dgxlab database."""
     # git's temporary file has no WAL beside it, and none may be created
     with named_errors(path), contextlib.closing(plain(path, immutable=True)) as connection:
         yield f"schema {version(connection, path)}"

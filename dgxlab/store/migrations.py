@@ -129,6 +129,13 @@ def m011_small(db: Database) -> None:
 _add("m012_views")  # the joins of reports, also for readers with other programs
 
 
+@MIGRATIONS()
+def m013_contents(db: Database) -> None:
+    """Models get what their headers say, which changes the seals of all jobs that read one."""
+    with sealed_anew(db.conn):
+        _run(db, "m013")
+
+
 def _rebuild(db: Database, table: str, changes: Mapping[str, str], *, deflated: Collection[str] = ()) -> None:
     """Recreate a table from its changed SQL, with its rows, indexes and constraints.
 

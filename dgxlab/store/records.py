@@ -31,7 +31,7 @@ class Job:
     host_id: str | None  # None until the agent has reported, and so are boot_id, agent_version and facts
     plan_json: str
     plan_digest: str
-    intent_at: float  # when it was recorded, before any network call; of one found on a host, when it was planned
+    intent_at: float  # when it was recorded, before any network call; of another client's job, when it was planned
     state: str
     exit_code: int | None
     error: str
@@ -82,12 +82,8 @@ def named(job_ids: Iterable[str], text: str) -> list[str]:
     return [text] if text in fitting else fitting
 
 
-def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "") -> str:
-    """Return the single id in `job_ids`, the matches of `text`; `otherwise` ends the error if there is none.
-
-    Raises:
-        UsageError: if there is none, or more than one.
-    """
+def the_one(job_ids: Sequence[str], text: str, otherwise: str = "", *, next: str = "dgxlab jobs") -> str:
+    """Return the one id in `job_ids`, the matches of `text`; UsageError, with `otherwise` at its end, for none."""
     if len(job_ids) == 1:
         return job_ids[0]
     if job_ids:
@@ -119,10 +115,10 @@ def experiment_row(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {"digest": digest(spec), "name": spec["name"], "hypothesis": spec["hypothesis"], "spec": canonical(spec)}
 
 
-def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: str, *, found: str) -> dict[str, Any]:
-    """Return the row of a job that is about to be started, or whose plan was found on a host as this text."""
+def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: str, *, staged: str) -> dict[str, Any]:
+    """Return the row of a job that is about to be started, or, given the text of its plan there, is on a host."""
     intent_at = time.time()
-    if found:  # the id has the time, from another clock: never in the future
+    if staged:  # the id has the time, from another clock: never in the future
         with contextlib.suppress(ValueError):
             stamp = "-".join(plan.job_id.split("-")[:2])
             intent_at = min(intent_at, calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S")))
@@ -132,10 +128,10 @@ def job_row(plan: Plan, experiment: str | None, host_name: str, dgxlab_version: 
         "name": plan.name,
         "experiment": experiment,
         "host": host_name,
-        "plan": found or canonical(plan),  # an older dgxlab's plan has other fields, and files are checked by this text
+        "plan": staged or canonical(plan),  # an older dgxlab's has other fields, and files are checked by this text
         "plan_digest": plan.digest,
         "intent_at": intent_at,
-        "state": "running" if found else "intended",
+        "state": "running" if staged else "intended",
         "protocol": plan.protocol,
         "dgxlab_version": dgxlab_version,
     }

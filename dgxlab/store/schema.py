@@ -15,11 +15,10 @@ from functools import cache
 from pathlib import Path
 
 APPLICATION_ID = 0x6467786C  # `dgxl` in the file's header: tells this database from any other SQLite file
-VERSION = 12  # PRAGMA user_version of a database to which every migration was applied
-SCHEMA = "3d0433d161a656f1"  # `connect.schema_digest` of such a database
+VERSION = 13  # PRAGMA user_version of a database to which every migration was applied
+SCHEMA = "d8059eced4b8bed3"  # `connect.schema_digest` of such a database
 
-ROOFLINE = "roofline"
-"""The kind of flags that ingest adds, not the host: a run exceeds the peaks of its GPU."""
+ROOFLINE = "roofline"  # the kind of flags that ingest adds, not the host: a run exceeds the peaks of its GPU
 
 VIEWS: Mapping[str, tuple[str, ...]] = {"telemetry": ("run_id", "device", "name")}
 """Views into which rows can be inserted, with their keys."""
@@ -66,11 +65,7 @@ def deflated(text: str) -> bytes:
 
 
 def inflated(content: bytes | str) -> str:
-    """Return a stored text, which may be deflated with the dictionary, without one, or not at all.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """Return a stored text: deflated with the dictionary, without one, or not at all; ValueError if damaged."""
     if isinstance(content, str):
         return content
     try:

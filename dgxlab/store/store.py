@@ -10,11 +10,10 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dgxlab.errors import UsageError
-from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, Experiment, ParityGate, Plan, canonical
+from dgxlab.model import PROTOCOL, SESSIONS, Device, Expectation, ParityGate, Plan, canonical
 from dgxlab.store.connect import Tell, backup, connect, copies, damaged, named_errors, transaction
 from dgxlab.store.records import RANK, Job, device_from, experiment_row, job_row, named
 from dgxlab.store.schema import DEFLATED, UPSERT, deflated, inflated
@@ -52,7 +51,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -96,12 +95,7 @@ class Store:
         self._seals.close()
 
     def rows(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[dict[str, Any]]:
-        """Return the rows of one SELECT; deflated values are returned as text.
-
-        Raises:
-            Damaged: if the file or a deflated text is damaged.
-            SpecError: if it writes.
-        """
+        """Return the rows of one SELECT, deflated values as text; Damaged if they cannot be read."""
         with named_errors(self.path):
             self.connection.execute("PRAGMA query_only = ON")
             try:
@@ -135,39 +129,26 @@ class Store:
             self._seals.writing("jobs", ("job_id",), [(job_id,)])
             self.connection.execute(f"UPDATE jobs SET {names} WHERE job_id = ?", (*columns.values(), job_id))
 
-    def know(self, experiment: Experiment) -> None:
-        """Record an experiment, unless it is recorded."""
-        self.put("experiments", experiment_row(experiment.spec))
-
-    def intend(
-        self, plan: Plan, experiment: Experiment | None, host_name: str, dgxlab_version: str, *, found: str = ""
-    ) -> Job:
+    def intend(self, plan: Plan, host_name: str, dgxlab_version: str, *, staged: str = "") -> Job:
         """Record that a job is about to be started, before the first network call; doing it again changes nothing.
 
         Args:
-            experiment: None for the plan's own experiment, if the plan or the record has it.
-            found: The plan as canonical text, for a job found on a host: another client started it, or this one forgot.
+            staged: The text of the plan on a host, for a job that is there and not in this record.
 
         Raises:
             UsageError: if the id belongs to another plan.
-            ValueError: if the plan is of another experiment.
         """
-        if experiment is not None and experiment.digest != plan.experiment:
-            raise ValueError(f"the plan is of experiment {plan.experiment}, not of {experiment.digest}")
         with self.transaction():
-            if experiment is not None:
-                self.know(experiment)
             for spec in plan.specs:
                 self.put("experiments", experiment_row(spec))
             known = self.find_job(plan.job_id)
             if known is None:
+                # the plan of an older dgxlab has no specs
                 recorded = self.rows("SELECT digest FROM experiments WHERE digest = ?", (plan.experiment,))
                 digest = plan.experiment if recorded else None
-                self.put("jobs", job_row(plan, digest, host_name, dgxlab_version, found=found))
+                self.put("jobs", job_row(plan, digest, host_name, dgxlab_version, staged=staged))
             elif known.plan_digest != plan.digest:
                 raise UsageError(f"the job id {plan.job_id} belongs to another plan", next="dgxlab jobs")
-            elif experiment is not None:
-                self.update_job(plan.job_id, experiment=experiment.digest)
             return self.job(plan.job_id)
 
     def job(self, job_id: str) -> Job:
@@ -184,28 +165,17 @@ class Store:
         """Return the ids that match a text, in order: the whole id, its prefix or its alias; "" matches all."""
         return named((str(row["job_id"]) for row in self.rows("SELECT job_id FROM jobs ORDER BY job_id")), text)
 
-    def jobs(self, *, host: str | None = None, states: Sequence[str] = tuple(RANK)) -> list[Job]:
-        """Return the jobs in these states, the latest intent first; `host` is a name in hosts.yaml."""
-        return self._jobs(
-            """WHERE state IN (SELECT value FROM json_each(:states))
-               AND (:host IS NULL OR host = :host) ORDER BY intent_at DESC, job_id DESC""",
-            {"states": canonical(states), "host": host},
-        )
+    def jobs(self) -> list[Job]:
+        """Return all jobs, the latest intent first."""
+        return self._jobs("ORDER BY intent_at DESC, job_id DESC")
 
     def unfinished(self, host: str) -> list[Job]:
-        """Return a host's jobs without a known end, the latest first, except rejected ones."""
-        return [job for job in self.jobs(host=host, states=("intended", "running")) if not job.rejected]
-
-    def latest_job(self) -> Job | None:
-        """Return the latest job that left evidence: a gate or a run."""
-        jobs = self._jobs(
-            """WHERE rejections.job_id IS NULL
-               AND (EXISTS (SELECT 1 FROM runs WHERE runs.job_id = jobs.job_id)
-                    OR EXISTS (SELECT 1 FROM gates WHERE gates.job_id = jobs.job_id)
-                    OR EXISTS (SELECT 1 FROM checks WHERE checks.job_id = jobs.job_id))
-               ORDER BY intent_at DESC, job_id DESC LIMIT 1"""
+        """Return the jobs of a host of hosts.yaml without a known end, the latest first, except rejected ones."""
+        return self._jobs(
+            """WHERE host = ? AND state IN ('intended', 'running') AND rejections.job_id IS NULL
+               ORDER BY intent_at DESC, job_id DESC""",
+            (host,),
         )
-        return jobs[0] if jobs else None
 
     def _jobs(self, where: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[Job]:
         return [Job.from_row(row) for row in self.rows(f"{JOBS} {where}", params)]
@@ -270,7 +240,10 @@ class Store:
         return counted and gate.cases in ("", row["cases"]) and gate.unsupported in (None, row["unsupported"])
 
     def check_passed(self, build_id: str, device_id: str, gate_digest: str, inputs: Mapping[str, str]) -> bool:
-        """Return whether a gate's latest result on these models, this build and device is a pass."""
+        """Return whether a gate's latest result for this build, device and `inputs` is a pass.
+
+        `inputs` has the identities of the gate's models and the digests of its source files, by name.
+        """
         asked = (build_id, device_id, gate_digest, canonical(inputs))
         row = self._latest("checks", "check_id", "inputs = ?", asked)
         return row is not None and row["status"] == "passed"

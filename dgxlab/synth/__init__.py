@@ -19,9 +19,9 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from dgxlab.errors import RemoteError, SpecError, command
-from dgxlab.gguf_header import TYPES, Header
 from dgxlab.model import SyntheticModel
-from dgxlab.synth.tensors import EXPERTS, GATES, LINEAR, Tensor, active, head_dim, stream_key, tensors
+from dgxlab.quantise import MXFP4
+from dgxlab.synth.tensors import EXPERTS, LINEAR, Tensor, active, head_dim, stream_key, tensors
 
 if TYPE_CHECKING:
     import gguf
@@ -39,12 +39,6 @@ LINEAR_FIELDS = (
 
 VOCABULARIES = {"llama-spm": 32000}
 """Vocabularies of the pin for models, by name, with their number of tokens."""
-
-MXFP4 = "MXFP4_MOE"
-"""llama-quantize's type of experts in MXFP4, everything else in Q8_0."""
-
-NVFP4 = "NVFP4"
-"""A type without a name in llama-quantize: matrices of layers get it, embeddings and output stay F16."""
 
 CHUNK = 1 << 23
 """Weights made at a time: 16 MiB of F16, whatever the size of the model."""
@@ -141,54 +135,6 @@ def size(recipe: SyntheticModel) -> int:
 def vocabulary_path(recipe: SyntheticModel) -> str:
     """Return the path of a recipe's vocabulary in llama.cpp's tree."""
     return f"models/ggml-vocab-{recipe.vocab}.gguf"
-
-
-def quantize_argv(quant: str, pure: bool) -> tuple[str, ...]:
-    """Return llama-quantize's command for a type, with {in} and {out} for the files; () for F16."""
-    if quant == "F16":
-        return ()
-    if quant != NVFP4:
-        pure = pure and quant != MXFP4  # it would convert other tensors to MXFP4 too, which has no kernels
-        return ("{bin}/llama-quantize", *(("--pure",) if pure else ()), "{in}", "{out}", quant)
-    # the first pattern that fits counts
-    types = ("--tensor-type", f"{GATES}=f16", "--tensor-type", "blk=nvfp4")
-    # a type by tensor's name counts only where the file's own type is quantised; nothing is left that gets Q8_0
-    others = ("--output-tensor-type", "f16", "--token-embedding-type", "f16")
-    return ("{bin}/llama-quantize", *types, *others, "{in}", "{out}", "Q8_0")
-
-
-def check_types(recipe: SyntheticModel, quant: str, header: Header) -> None:
-    """Check that a quantised file has the requested types: llama-quantize falls back silently.
-
-    Args:
-        quant: The requested type, which may differ from the recipe's.
-
-    Raises:
-        RemoteError: naming the first tensor that has another type, or is missing.
-    """
-    base = re.sub(r"(Q\d_K)_[SML]", r"\1", quant)
-    known = {kind for kind, _, _ in TYPES.values()}
-    kinds = {tensor.name: tensor.type for tensor in header.tensors}
-    for tensor in tensors(recipe):
-        if not tensor.is_matrix:
-            wanted = "F32"
-        elif quant == NVFP4:
-            in_four_bits = tensor.name.startswith("blk.") and not re.search(GATES, tensor.name)
-            wanted = NVFP4 if in_four_bits else "F16"
-        elif quant == MXFP4:
-            wanted = "MXFP4" if "_exps." in tensor.name else "Q8_0"
-        elif recipe.pure and base in known:
-            wanted = base
-        else:
-            wanted = ""  # a mixture, whose types llama-quantize chooses
-        actual = kinds.get(tensor.name, "missing")
-        if wanted not in ("", actual):
-            raise RemoteError(
-                f"llama-quantize did not make {quant}: {tensor.name} is {actual}, not {wanted}",
-                next="choose widths that are multiples of the type's block, or another type",
-            )
-    if base in known and base not in kinds.values() and quant not in (NVFP4, MXFP4):
-        raise RemoteError(f"llama-quantize did not make {quant}: no tensor is {base}", next="choose another type")
 
 
 def write(recipe: SyntheticModel, out: Path, vocabulary: Path | None = None) -> None:

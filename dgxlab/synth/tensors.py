@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dgxlab.model import SyntheticModel
+from dgxlab.quantise import GATES
 
 EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
 """Architectures whose layers have experts."""
@@ -21,9 +22,6 @@ SIGMA = 0.02
 LAYER_SCALE = 0.5
 """Smallest `.scale` of a matrix; they go up to twice that. Published NVFP4 models have far smaller ones, but larger
 blocks; here they only test that scales are applied."""
-
-GATES = "ssm_(alpha|beta|ba)"
-"""The products that set the decay of a gated delta net: a number or two a head, which no NVFP4 model has in 4 bits."""
 
 
 @dataclass(frozen=True)

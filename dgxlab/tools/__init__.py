@@ -6,40 +6,29 @@ A new tool is a module with a TOOL, listed in TOOLS below.
 tool      declarations of a tool, and code shared by several tools
 rows      strict reading of the rows that a tool prints
 reading   imported files: their encodings, and the parsed rows
+profile   kernel times under a tracer; kernel_groups has the rules for kernels' names
 parity    the gate of test-backend-ops, with its own parser
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
+from dgxlab import model
 from dgxlab.errors import SpecError
-from dgxlab.model import (
-    AGAINST,
-    ARM,
-    REFERENCE,
-    Bench,
-    Cell,
-    Check,
-    CheckCommand,
-    Experiment,
-    GateStep,
-    LaunchedGate,
-    ParityGate,
-    Readings,
-)
+from dgxlab.model import Bench, Cell, Check, Experiment, GateStep, LaunchedGate, ParityGate
 from dgxlab.model.reasons import Code, Reason, reason
-from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity
+from dgxlab.tools import backend_ops, batched_bench, completion, harness, llama_bench, parity, perplexity, profile
 from dgxlab.tools.backend_ops import BackendOpsBench
 from dgxlab.tools.batched_bench import BatchedBench
 from dgxlab.tools.completion import GreedyGate
 from dgxlab.tools.harness import HarnessGate
 from dgxlab.tools.llama_bench import LlamaBench
 from dgxlab.tools.perplexity import PerplexityGate
+from dgxlab.tools.profile import ProfileBench
 from dgxlab.tools.tool import WHERE, Benchmark, Key, Launch, Tool, keys_of
 
 TOOLS: Mapping[str, Tool] = {
     module.TOOL.program: module.TOOL
-    for module in (backend_ops, llama_bench, batched_bench, completion, perplexity, harness)
+    for module in (backend_ops, llama_bench, batched_bench, completion, perplexity, harness, profile)
 }
 """By program."""
 
@@ -53,7 +42,7 @@ Check.declared[:] = CHECKS.values()
 EXPORTED: Mapping[str, type[Benchmark]] = {
     tool.program: tool.bench
     for tool in sorted(TOOLS.values(), key=lambda tool: tool is not llama_bench.TOOL)
-    if tool.bench
+    if tool.bench and tool.bench.compared
 }
 """Tools of `dgxlab export`, by program; the default tool of llama.cpp's script comes first."""
 
@@ -91,7 +80,7 @@ def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: T
 def targets_of(experiment: Experiment) -> set[str]:
     """Return the programs to build for an experiment's entries and gates."""
     used = {type(part) for part in (*experiment.bench, *experiment.gates)}
-    targets = {tool.program for tool in TOOLS.values() if tool.built and used & {tool.bench, tool.check}}
+    targets = {tool.runs or tool.program for tool in TOOLS.values() if tool.built and used & {tool.bench, tool.check}}
     return targets | {parity.PROGRAM} if ParityGate in used else targets
 
 
@@ -101,8 +90,8 @@ def targets_of(experiment: Experiment) -> set[str]:
 def gate_step(step: str, arm: str, gate: LaunchedGate, experiment: Experiment) -> GateStep:
     """Return the step of an experiment's gate; raises SpecError if the kernel that it tests is not there."""
     if isinstance(gate, ParityGate):
-        env = {**experiment.env, **gate.env}
-        return GateStep(step, arm, gate, (CheckCommand(ARM, parity.command(gate), env),), limit_s=gate.limit_s)
+        command = model.CheckCommand(model.ARM, parity.command(gate), {**experiment.env, **gate.env})
+        return GateStep(step, arm, gate, (command,), limit_s=gate.limit_s)
     return GateStep(step, arm, gate, limit_s=gate.limit_s, **gate.step(experiment.env, experiment.root))
 
 
@@ -116,19 +105,14 @@ def models_of(gate: Check) -> tuple[str, ...]:
     return tuple(filter(None, (getattr(gate, name, "") for name in ("model", "reference"))))
 
 
-def read_check(gate: Check, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-    """Parse the output of a gate's command; under `problem` why it does not count."""
-    return gate.read(role, stdout, stderr)
-
-
-def judge_check(gate: Check, readings: Readings) -> tuple[Reason, ...]:
+def judge_check(gate: Check, readings: model.Readings) -> tuple[Reason, ...]:
     """Return why a gate did not pass; () when it did."""
     with_reference, with_other = hasattr(gate, "reference"), bool(gate.against)
-    roles = [REFERENCE] * with_reference + [ARM] + [AGAINST] * with_other  # in the order in which they run
-    readings = {role: readings[role] for role in roles if role in readings}
+    in_order = [model.REFERENCE] * with_reference + [model.ARM] + [model.AGAINST] * with_other
+    readings = {role: readings[role] for role in in_order if role in readings}
     problems = {WHERE[role]: reading["problem"] for role, reading in readings.items() if "problem" in reading}
     if problems:  # the commands after one that failed were not run
         return tuple(reason(Code.COMMAND, where=where, problem=problem) for where, problem in problems.items())
-    if missing := [WHERE[role] for role in roles if role not in readings]:
+    if missing := [WHERE[role] for role in in_order if role not in readings]:
         return (reason(Code.NOT_RUN, where=missing[0]),)
     return tuple(gate.judge(readings))

@@ -11,18 +11,17 @@ from typing import Any, ClassVar
 
 from dgxlab.model import Cell, CellResult, Measurement, Param
 from dgxlab.tools import reading
-from dgxlab.tools.ops_files import OF_THE_FILE, OPTIONAL, console, measured, statements, without_values
+from dgxlab.tools.ops_files import OPTIONAL, console, failure, is_set, measured, rows_of_columns
 from dgxlab.tools.parity import PROGRAM
-from dgxlab.tools.reading import ORIGIN, Format
-from dgxlab.tools.rows import Parsed, PrintedRow, Refused, case_params, equal, match_rows
+from dgxlab.tools.reading import Format
+from dgxlab.tools.rows import Columns, Parsed, Refused, case_params, match_rows
 from dgxlab.tools.tool import Benchmark, Keep, Launch, Samples, Tool, excluded, key, settings, text_of
 
 ALTERNATIVES = 200
 """Up to this many cells, a selection that is not a full product is listed; above, extra shapes run too."""
 
 TABLE = "test_backend_ops"
-INSERT = f"INSERT INTO {TABLE} ("
-"""The statements are read, never executed."""
+INSERT = f"INSERT INTO {TABLE} ("  # the statements are read, never executed
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
@@ -30,28 +29,26 @@ INSERT = f"INSERT INTO {TABLE} ("
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     """Read time_us (us), flops (FLOPS) and bandwidth_gb_s (GiB/s) of each cell, one sample each."""
-    rows: list[PrintedRow] = []
+    rows: list[Columns] = []
     problems: list[str] = []
     before, *statements = stdout.split(INSERT)
     line = before.count("\n") + 1
     for statement in statements:
-        printed = reading.statement_columns(statement.partition("\n")[0])
-        if printed:
-            rows.append(PrintedRow(printed, {**case_params(printed.get("op_params", "")), **printed}))
+        if row := reading.statement_columns(statement.partition("\n")[0]):
+            rows.append(row)
         else:
             problems.append(f"line {line} of test-backend-ops's output is a broken row")
         line += statement.count("\n")
-    return match_rows(cells, rows, _read, problems)
+    return match_rows(cells, rows, _read, problems, lambda row: {**case_params(row.get("op_params", "")), **row})
 
 
-def _read(cell: Cell, row: PrintedRow) -> CellResult:
-    if not equal("supported", 1, row.printed.get("supported", "1")):
-        raise Refused(f"{row.printed.get('backend_name', 'the backend')} does not support it")
-    if not equal("passed", 1, row.printed.get("passed", "1")):
-        raise Refused(f"it did not pass ({row.printed.get('error_message') or 'no reason given'})")
-    values = measured(row.printed, OPTIONAL)
-    measurements = tuple(Measurement(cell.key, each.metric, each.unit, each.values) for each in values)
-    return CellResult(cell.key, measurements, row.printed)
+def _read(cell: Cell, row: Columns) -> CellResult:
+    if not is_set(row, "supported"):
+        raise Refused(f"{row.get('backend_name', 'the backend')} does not support it")
+    if why := failure(row):
+        raise Refused(why)
+    values = measured(row, OPTIONAL)
+    return CellResult(cell.key, tuple(Measurement(cell.key, v.metric, v.unit, v.values) for v in values), row)
 
 
 def printed(raw: str) -> str:
@@ -131,7 +128,7 @@ TOOL = Tool(
     formats={
         "console": Format(console, "", r"^Backend \d+/\d+: |us/run - | tests passed$"),
         "sql": Format(
-            statements,
+            rows_of_columns,
             TABLE,
             r"INSERT INTO test_backend_ops |CREATE TABLE .*test_backend_ops",
             rows=lambda text: reading.sql(text, TABLE),
@@ -140,12 +137,9 @@ TOOL = Tool(
                 *("device_description", "backend_reg_name"),
             ),
         ),
-        "csv": Format(without_values, '"op_name"', r'^"backend_name","op_name"'),
         # as `dgxlab export` writes it: the same columns, and where each row comes from
         "jsonl": Format(
-            lambda text: statements(list(reading.json_lines(text)), (*OF_THE_FILE, *ORIGIN)),
-            '"op_name"',
-            r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)',
+            rows_of_columns, '"op_name"', r'^\{(?=.*"op_name"\s*:)(?=.*"test_mode"\s*:)', rows=reading.json_lines
         ),
     },
 )

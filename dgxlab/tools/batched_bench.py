@@ -1,6 +1,5 @@
 """llama-batched-bench: speed with many sequences at once."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +9,11 @@ from dgxlab.errors import SpecError
 from dgxlab.model import Cell, CellResult, Measurement, Param
 from dgxlab.tools import reading, tool
 from dgxlab.tools.reading import Format, Line, Reading, Row
-from dgxlab.tools.rows import Parsed, PrintedRow, Refused, agree, equal, json_rows, match_rows, number, positive, speed
-from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
+from dgxlab.tools.rows import Columns, Parsed, Refused, agree, equal, json_rows, match_rows, number, positive, speed
+from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Tool, key
 
 PROGRAM = "llama-batched-bench"
-
-CTX_STEP = 256
-"""llama.cpp rounds the context of each sequence up to this."""
+CTX_STEP = 256  # llama.cpp rounds the context of each sequence up to this
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
 
@@ -36,7 +33,7 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
         wanted = f"{2 * len(cells)}: {len(cells)} twice, to throw the first half away"
         return Parsed(problems=(*problems, f"{PROGRAM} printed {len(rows)} rows, not {wanted}"))
     half = len(cells)
-    cold, warm = ([PrintedRow(row, row) for row in part if row is not None] for part in (rows[:half], rows[half:]))
+    cold, warm = ([row for row in part if row is not None] for part in (rows[:half], rows[half:]))
     first = match_rows(cells, cold, _read)
     second = match_rows(cells, warm, _read, (*problems, *first.problems))
     before = {result.cell: result for result in first.results}
@@ -49,15 +46,15 @@ def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     return Parsed(tuple(results), second.problems)
 
 
-def _read(cell: Cell, row: PrintedRow) -> CellResult:
+def _read(cell: Cell, row: Columns) -> CellResult:
     # The times are whole microseconds as printed, so they carry the measured value; the speeds are rounded from them.
-    is_shared = not equal("is_pp_shared", 0, row.printed.get("is_pp_shared", 0))
-    sizes = number(row.printed, "pp"), number(row.printed, "tg"), number(row.printed, "pl")
+    is_shared = not equal(0, row.get("is_pp_shared", 0))
+    sizes = number(row, "pp"), number(row, "tg"), number(row, "pl")
     measurements = []
     for metric, time, tokens in _speeds(*sizes, is_shared):
-        speed_of_time = agree(metric, speed(tokens, positive(row.printed, time)), positive(row.printed, metric))
+        speed_of_time = agree(metric, speed(tokens, positive(row, time)), positive(row, metric))
         measurements.append(Measurement(cell.key, metric, "t/s", (speed_of_time,)))
-    return CellResult(cell.key, tuple(measurements), row.printed)
+    return CellResult(cell.key, tuple(measurements), row)
 
 
 def _speeds(pp: float, tg: float, pl: float, is_shared: bool) -> Iterator[tuple[str, str, float]]:
@@ -66,11 +63,6 @@ def _speeds(pp: float, tg: float, pl: float, is_shared: bool) -> Iterator[tuple[
     yield "speed_pp", "t_pp", prompt
     yield "speed_tg", "t_tg", generated
     yield "speed", "t", prompt + generated
-
-
-def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
-    """Return a row with the means of the samples that count."""
-    return {**raw, **{name: math.fsum(values) / len(values) for name, values in samples.items()}}
 
 
 # -- launches ---------------------------------------------------------------------------------------------------------
@@ -87,13 +79,12 @@ class BatchedBench(Benchmark):
         "n_ctx": Key("Count", "Context size, in tokens, for all sequences together.", ("-c", "--ctx-size")),
         **tool.AXES,
     }
-    owned = ("--output-format", "--log-disable", "--log-file", "--log-colors")
+    owned: ClassVar[tuple[str, ...]] = ("--output-format", "--log-disable", "--log-file", "--log-colors")
     rounds = 2
     # now and then it exits 0 before its logger has written the last rows; the spare row makes it rare
     attempts = 3
     form = "concurrency"
     parse = staticmethod(parse)
-    exported = staticmethod(exported)
 
     model: str = key("Name", "A name under models.", flags=("-m", "--model"))
     npp: tuple[int, ...] = key("Many[Count]", "Prompt lengths, in tokens.", flags=("-npp",))
@@ -131,7 +122,7 @@ class BatchedBench(Benchmark):
                 )
             flags = (
                 *("-c", str(n_ctx), "-npp", str(pp), "-ntg", str(tg)),
-                *("-npl", tool.comma([*left, *left, *list(left)[-1:]])),
+                *("-npl", ",".join(map(str, [*left, *left, *list(left)[-1:]]))),
                 *tool.flags_of(axes, tool.AXES),
                 *self.args,
                 *("--output-format", "jsonl"),
@@ -141,28 +132,13 @@ class BatchedBench(Benchmark):
 
 # -- imported files ---------------------------------------------------------------------------------------------------
 
-SHOWN = {
-    "PP": "pp",
-    "TG": "tg",
-    "B": "pl",
-    "N_KV": "n_kv",
-    "T_PP s": "t_pp",
-    "S_PP t/s": "speed_pp",
-    "T_TG s": "t_tg",
-    "S_TG t/s": "speed_tg",
-    "T s": "t",
-    "S t/s": "speed",
-}
-"""The columns of the console by their names in JSON."""
-
-TIMES = {"t_pp": "s", "speed_pp": "t/s", "t_tg": "s", "speed_tg": "t/s", "t": "s", "speed": "t/s"}
+HEADER = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
+"""Of the console; in JSON the same columns are SIZES and TIMES, in this order."""
 SIZES = ("pp", "tg", "pl", "n_kv")
+TIMES = {"t_pp": "s", "speed_pp": "t/s", "t_tg": "s", "speed_tg": "t/s", "t": "s", "speed": "t/s"}
 SETTING = re.compile(r"(\w+) = (-?\w+)(?:, |$)")
 SETTINGS = re.compile(r"^llama_batched_bench: (n_kv_max = .+)$", re.MULTILINE)
-
-DECIMALS = {"s": 3, "t/s": 2}
-"""Digits that the console shows of a value, by its unit."""
-
+DECIMALS = {"s": 3, "t/s": 2}  # digits that the console shows of a value, by its unit
 COLD = "the first row was measured cold: llama-batched-bench warms up with 16 tokens only"
 
 
@@ -176,9 +152,9 @@ def console(text: str) -> Reading:
 
 
 def _printed(line: Line) -> Line:
-    columns = {SHOWN.get(name, name): cell for name, cell in line.columns.items()}
-    if set(columns) != set(SHOWN.values()):
+    if tuple(line.columns) != HEADER:
         raise Refused("a header that llama-batched-bench does not print")
+    columns = dict(zip((*SIZES, *TIMES), line.columns.values(), strict=True))
     if not all(re.fullmatch(r"[0-9]+", columns[name]) for name in SIZES):
         raise Refused("its sizes are not whole numbers")
     for name, unit in TIMES.items():
@@ -187,16 +163,12 @@ def _printed(line: Line) -> Line:
     return Line(line.number, {**columns, **{name: int(columns[name]) for name in SIZES}})
 
 
-def lines(text: str) -> Reading:
-    """Read `--output-format jsonl`: times to a microsecond."""
-    return _reading(list(reading.json_lines(text)), {}, rounded=False)
-
-
-def _reading(rows: Sequence[Line], of_run: Mapping[str, Any], *, rounded: bool) -> Reading:
+def _reading(rows: Sequence[Line], of_run: Mapping[str, Any] | None = None, *, rounded: bool = False) -> Reading:
+    """Return the rows of a run; `rounded` tells times of the console from those to a microsecond."""
     if not rows:
         return Reading((), {})
     names = [name for name in rows[0].columns if name not in (*SIZES, *TIMES)]
-    same = {**of_run, **reading.shared([line.columns for line in rows], names)}
+    same = {**(of_run or {}), **reading.shared([line.columns for line in rows], names)}
     imported = tuple(reading.each_line(rows, lambda line: _row(line.columns, same, rounded)))
     return Reading(imported, {"settings": same} if same else {}, (COLD,))
 
@@ -225,6 +197,6 @@ TOOL = Tool(
     bench=BatchedBench,
     formats={
         "console": Format(console, " TG |", r"^\| +PP \| +TG \| +B \|"),
-        "jsonl": Format(lines, '"speed_pp": ', r'^\{.*"speed_pp": '),
+        "jsonl": Format(_reading, '"speed_pp": ', r'^\{.*"speed_pp": ', rows=reading.json_lines),
     },
 )

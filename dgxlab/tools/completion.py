@@ -10,9 +10,7 @@ from dgxlab.model import AGAINST, ARM, CheckText, Readings
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.tool import ON_DEVICE, WHERE, ModelGate, Tool, key
 
-N_BATCH = 2048
-"""The program's own logical batch size, which n_ubatch may exceed."""
-
+N_BATCH = 2048  # the program's own logical batch size, which n_ubatch may exceed
 PROMPT = re.compile(r"prompt eval time = *[0-9.]+ ms / *([0-9]{1,9}) tokens")
 GENERATED = re.compile(r"(?<!prompt )eval time = *[0-9.]+ ms / *([0-9]{1,9}) runs")
 

@@ -8,7 +8,7 @@ per second, also in `bandwidth_gb_s`; the record stores GiB/s (2^30), as llama.c
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from dgxlab.errors import SpecError, command
 from dgxlab.model import ARM, Against, Check, CheckCommand, Readings, digest, environments
 from dgxlab.model.reasons import Code, Reason, reason
-from dgxlab.tools.reading import Format, Reading, Row, Values, each_line, json_lines, shared
+from dgxlab.tools.reading import Format, Line, Reading, Row, Values, each_line, json_lines, shared
 from dgxlab.tools.rows import Refused, finite
 from dgxlab.tools.tool import Tool, key
 from dgxlab.units import METRICS
@@ -143,9 +143,8 @@ MADE_ON = ("gpu", "host", "driver", "cuda", "arch", "commit", "date")
 """Provenance of the file where all of its rows agree on it."""
 
 
-def lines(text: str) -> Reading:
+def rows_of_kernel(rows: Sequence[Line]) -> Reading:
     """Read one row a line; values of a row that says `"passed": false` are discarded."""
-    rows = list(json_lines(text))
     for line in rows:
         lacking = [name for name in ("kernel", "time_us") if name not in line.columns]
         lacking += [] if any(name in line.columns for name in SHAPE) else [f"any of {', '.join(SHAPE)}"]
@@ -195,6 +194,6 @@ def _samples(name: str, value: Any, factor: Fraction) -> tuple[float, ...]:
 TOOL = Tool(
     "harness",
     check=HarnessGate,
-    formats={"jsonl": Format(lines, '"kernel"', r'^\{(?=.*"kernel"\s*:)(?=.*"time_us"\s*:)', otherwise=True)},
+    formats={"jsonl": Format(rows_of_kernel, '"kernel"', r'^\{(?!.*"phase":).*"kernel"\s*:', rows=json_lines)},
     built=False,
 )

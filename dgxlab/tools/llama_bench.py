@@ -9,20 +9,7 @@ from typing import Any, ClassVar
 from dgxlab.model import Cell, CellResult, Measurement, Param
 from dgxlab.tools import reading, tool
 from dgxlab.tools.reading import Format, Line, Reading, Row, Values
-from dgxlab.tools.rows import (
-    FLASH_ATTN,
-    TRUTH,
-    Parsed,
-    PrintedRow,
-    Refused,
-    agree,
-    finite,
-    json_rows,
-    match_rows,
-    number,
-    positive,
-    speed,
-)
+from dgxlab.tools.rows import Columns, Parsed, Refused, agree, finite, json_rows, match_rows, number, positive, speed
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Samples, Tool, key
 
 PROGRAM = "llama-bench"
@@ -47,22 +34,22 @@ AXES = {
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
     """Read avg_ts (t/s) of each cell: one sample per repetition; the first is cold and discarded."""
     rows, problems = json_rows(stdout, PROGRAM)
-    return match_rows(cells, [PrintedRow(row, row) for row in rows if row is not None], _read, problems)
+    return match_rows(cells, [row for row in rows if row is not None], _read, problems)
 
 
-def _read(cell: Cell, row: PrintedRow) -> CellResult:
+def _read(cell: Cell, row: Columns) -> CellResult:
     # From samples_ns: samples_ts has six digits, avg_ts counts the cold repetition, stddev_ns overflows.
-    tokens = number(row.printed, "n_prompt") + number(row.printed, "n_gen")
+    tokens = number(row, "n_prompt") + number(row, "n_gen")
     speeds = [speed(tokens, ns / 1e9) for ns in _samples(cell, row, "samples_ns")]
-    if "samples_ts" in row.printed:
+    if "samples_ts" in row:
         printed = _samples(cell, row, "samples_ts")
         speeds = [agree("a sample in samples_ts", ts, shown) for ts, shown in zip(speeds, printed, strict=True)]
     measurement = Measurement(cell.key, "avg_ts", "t/s", tuple(speeds[1:]), tuple(speeds[:1]))
-    return CellResult(cell.key, (measurement,), row.printed)
+    return CellResult(cell.key, (measurement,), row)
 
 
-def _samples(cell: Cell, row: PrintedRow, column: str) -> list[float]:
-    samples = row.printed.get(column)
+def _samples(cell: Cell, row: Columns, column: str) -> list[float]:
+    samples = row.get(column)
     if not isinstance(samples, list):
         raise Refused(f"its row has no {column}")
     counted = finite(cell.fixed.get("repetitions"), "the number of repetitions")
@@ -105,8 +92,7 @@ class LlamaBench(Benchmark):
         "Few[Count]", "Prompt lengths, in tokens; a cell each.", [], flags=("-p", "--n-prompt")
     )
     n_gen: tuple[int, ...] = key("Few[Count]", "Numbers of generated tokens; a cell each.", [], flags=("-n", "--n-gen"))
-    axes: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)
-    """Values by key of AXES."""
+    axes: Mapping[str, tuple[Param, ...]] = field(default_factory=dict)  # values by key of AXES
     repetitions: int = key(
         "Annotated[int, Field(ge=1, le=1000)]",
         "Counted repetitions of a cell; one more is run first and thrown away.",
@@ -123,18 +109,16 @@ class LlamaBench(Benchmark):
             asked = [s for s in sizes if not tool.excluded({"n_prompt": s[0], "n_gen": s[1], **setting}, self.exclude)]
             if not asked:
                 continue
-            # as a row of the tool has it: a number for the words of -fa
-            words = {**FLASH_ATTN, **TRUTH, "1": 1, "0": 0, "-1": -1}
-            row = {k: words.get(tool.text_of(v), v) if k == "flash_attn" else v for k, v in setting.items()}
             more = tool.varying({k: v for k, v in setting.items() if k != "n_depth"}, self.axes)
             cells = {}
             for pp, tg in asked:
                 label = _label(pp, tg, setting.get("n_depth")) + more
-                cells[pp, tg] = Cell(self.name, label, {"n_prompt": pp, "n_gen": tg, **row}, fixed)
+                cells[pp, tg] = Cell(self.name, label, {"n_prompt": pp, "n_gen": tg, **setting}, fixed)
             left = {size: cell for size, cell in cells.items() if keep(self.model, cell)}
             flags = (
-                *("-p", tool.comma([pp for pp, _ in left if pp] or [0])),  # an omitted size would be the tool's default
-                *("-n", tool.comma([tg for _, tg in left if tg] or [0])),
+                # an omitted size would be the tool's default
+                *("-p", ",".join(str(pp) for pp, _ in left if pp) or "0"),
+                *("-n", ",".join(str(tg) for _, tg in left if tg) or "0"),
                 *tool.flags_of(setting, AXES),
                 *("-r", str(self.repetitions + 1)),  # the first is cold and discarded
                 *self.args,

@@ -37,32 +37,48 @@ class GateReading:
     """Parsed output of a parity gate for one backend, as CUDA0."""
 
     backend: str
-    seen: tuple[str, ...] = ()
-    """The backends that the program announced."""
-    summaries: int = 0
-    """How many lines `P/T tests passed` there are for the backend."""
+    seen: tuple[str, ...] = ()  # the backends that the program announced
+    summaries: int = 0  # how many lines `P/T tests passed` there are for the backend
     passed: int | None = None
-    total: int | None = None
-    """P and T, None without exactly one readable summary."""
+    total: int | None = None  # P and T; None without exactly one readable summary
     unsupported: int = 0
-    failed: tuple[str, ...] = ()
-    """The cases that failed, each as `-o` takes it back, once for each failure."""
-    backend_ok: bool = False
-    """The backend's section ends in `Backend <name>: OK`."""
-    last_case: str = ""
-    """The last printed case. A case is printed when it has ended: a crash is in the next one."""
-    contradictions: tuple[str, ...] = ()
-    """Sentences for contradictions between the summary and the cases."""
-    cases: tuple[str, ...] = ()
-    """Every case that a line names, supported or not, sorted."""
+    failed: tuple[str, ...] = ()  # the cases that failed, each as `-o` takes it back, once for each failure
+    backend_ok: bool = False  # the backend's section ends in `Backend <name>: OK`
+    last_case: str = ""  # the last printed case. A case is printed when it has ended: a crash is in the next one
+    contradictions: tuple[str, ...] = ()  # sentences for contradictions between the summary and the cases
+    cases: tuple[str, ...] = ()  # every case that a line names, supported or not, sorted
 
 
 @dataclass
-class _Section:
+class Section:
+    """The lines between the announcement of a backend and its status."""
+
+    backend: str  # "" for what comes before the first announcement
+    lines: list[tuple[int, str]] = field(default_factory=list)
+    """Each with its number, from 1, and as printed, but without spaces at its end."""
+    status: str = ""  # OK or FAIL; "another" if the line names another backend; "" where the output ends before
+
+
+def sections(text: str) -> list[Section]:
+    """Split what the program printed, colours and all, into its sections; lines between two are left out."""
+    split = [Section("")]
+    for number, printed in enumerate(text.split("\n"), 1):
+        line, section = printed.rstrip(), split[-1]
+        bare = plain(line) if "Backend" in line else ""  # most lines do without three searches
+        if start := SECTION.fullmatch(bare):
+            split.append(Section(start[1]))
+        elif status := STATUS.fullmatch(bare):
+            section.status = section.status or (status[2] if status[1] == section.backend else "another")
+        elif not section.status:
+            section.lines.append((number, line))
+    return split
+
+
+@dataclass
+class _Counts:
     """The lines of one backend, counted."""
 
     summaries: list[str] = field(default_factory=list)
-    statuses: list[str] = field(default_factory=list)
     ok: int = 0
     unsupported: int = 0
     failed: list[str] = field(default_factory=list)
@@ -98,48 +114,42 @@ class _Section:
 
 def read_gate(text: str, backend: str) -> GateReading:
     """Read what the program printed about a backend, colours and all; sections of other backends are skipped."""
-    section, inside, seen = _Section(), False, []
-    for printed in text.split("\n"):
-        line = printed.rstrip()
-        start, status = SECTION.fullmatch(plain(line)), STATUS.fullmatch(plain(line))
-        if start:
-            seen.append(start[1])
-            inside = start[1] == backend
-        elif status and inside:
-            section.statuses.append(status[2] if status[1] == backend else "of another")
-            inside = False
-        elif inside:
-            section.read(line)
-    summary = SUMMARY.search(section.summaries[0]) if len(section.summaries) == 1 else None
+    announced = sections(text)[1:]
+    own = [section for section in announced if section.backend == backend]
+    counts = _Counts()
+    for section in own:
+        for _, line in section.lines:
+            counts.read(line)
+    summary = SUMMARY.search(counts.summaries[0]) if len(counts.summaries) == 1 else None
     passed, total = (int(summary[1]), int(summary[2])) if summary else (None, None)
     return GateReading(
         backend,
-        seen=tuple(seen),
-        summaries=len(section.summaries),
+        seen=tuple(section.backend for section in announced),
+        summaries=len(counts.summaries),
         passed=passed,
         total=total,
-        unsupported=section.unsupported,
+        unsupported=counts.unsupported,
         # The list also has what failed before it could be printed as a case; a run that broke off has no list.
-        failed=tuple(section.listed or [case for case in section.failed if case]),
-        backend_ok=section.statuses == ["OK"],
-        last_case=section.cases[-1] if section.cases else "",
-        contradictions=tuple(_contradictions(section, passed, seen.count(backend))),
-        cases=tuple(sorted(section.cases)),
+        failed=tuple(counts.listed or [case for case in counts.failed if case]),
+        backend_ok=[section.status for section in own if section.status] == ["OK"],
+        last_case=counts.cases[-1] if counts.cases else "",
+        contradictions=tuple(_contradictions(counts, passed, len(own))),
+        cases=tuple(sorted(counts.cases)),
     )
 
 
-def _contradictions(section: _Section, passed: int | None, sections: int) -> Iterator[str]:
-    if sections > 1:
-        yield f"the backend is announced {sections} times"
+def _contradictions(counts: _Counts, passed: int | None, announced: int) -> Iterator[str]:
+    if announced > 1:
+        yield f"the backend is announced {announced} times"
     if passed is None:
         return
-    ended = section.ok + section.unsupported + len(section.failed)
-    if section.ok != passed:
-        yield f"the summary counts {passed} passed cases, but {section.ok} cases say OK"
-    if len(section.failed) > len(section.listed):
-        yield f"the summary names {len(section.listed)} failing cases, but {len(section.failed)} lines say FAIL"
-    elif sections <= 1 and section.ok == passed and len(section.cases) != ended:
-        yield f"{len(section.cases)} lines name a case, but {ended} say how one ended"
+    ended = counts.ok + counts.unsupported + len(counts.failed)
+    if counts.ok != passed:
+        yield f"the summary counts {passed} passed cases, but {counts.ok} cases say OK"
+    if len(counts.failed) > len(counts.listed):
+        yield f"the summary names {len(counts.listed)} failing cases, but {len(counts.failed)} lines say FAIL"
+    elif announced <= 1 and counts.ok == passed and len(counts.cases) != ended:
+        yield f"{len(counts.cases)} lines name a case, but {ended} say how one ended"
 
 
 def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[Reason, ...]:

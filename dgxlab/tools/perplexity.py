@@ -17,15 +17,9 @@ from dgxlab.tools.reading import Format, Reading, Row, Values, number_or_text
 from dgxlab.tools.rows import Refused
 from dgxlab.tools.tool import ON_DEVICE, WHERE, ModelGate, Tool, key
 
-FEWEST_TOKENS = 100
-"""With fewer tokens the program prints no statistics and exits 0."""
-
-ON_PROCESSOR = ("--device", "none", "-fit", "off")
-"""A GPU's F32 products are TF32, which is no reference."""
-
-LAST_DIGIT = 1e-6
-"""Last printed digit of a KLD."""
-
+FEWEST_TOKENS = 100  # with fewer tokens the program prints no statistics and exits 0
+ON_PROCESSOR = ("--device", "none", "-fit", "off")  # a GPU's F32 products are TF32, which is no reference
+LAST_DIGIT = 1e-6  # last printed digit of a KLD
 NUMBER = r"(\S+)"
 BASE_CHUNK = re.compile(r"\[([0-9]+)\]([^,\s]*),")
 FINAL = re.compile(rf"Final estimate: PPL = {NUMBER} \+/- {NUMBER}")

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -16,12 +17,11 @@ from dgxlab.tools.rows import Refused, column, decode, number, plain, positive
 T = TypeVar("T")
 
 GZIP = b"\x1f\x8b"
-LARGEST = 64 << 20
-"""Bytes of output that one file may hold: a log of a million cases is smaller."""
-
+LARGEST = 64 << 20  # bytes of output that one file may hold: a log of a million cases is smaller
 ORIGIN = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "device_id")
 """The columns of where a row comes from, which `dgxlab export` adds."""
 
+FRACTION = re.compile(r"-?[0-9]{1,40}\.[0-9]{1,40}")
 WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 
 
@@ -32,18 +32,15 @@ class Values:
     metric: str
     unit: str
     values: tuple[float, ...]
-    discarded: str = ""
-    """Why they do not count, "" for values that do."""
+    discarded: str = ""  # why they do not count, "" for values that do
 
 
 @dataclass(frozen=True)
 class Row:
     """One row of a tool's output."""
 
-    label: str
-    """The measured thing, for people."""
-    params: Mapping[str, Any]
-    """The measured thing for programs, with all settings that differ between rows."""
+    label: str  # the measured thing, for people
+    params: Mapping[str, Any]  # the measured thing for programs, with all settings that differ between rows
     values: tuple[Values, ...]
 
 
@@ -51,12 +48,9 @@ class Row:
 class Reading:
     """The parsed content of a file."""
 
-    rows: tuple[Row, ...]
-    """In the order of the file; each has a value."""
-    provenance: Mapping[str, Any]
-    """Common to all rows: program, source, device."""
-    notes: tuple[str, ...] = ()
-    """Sentences about content that is not a value."""
+    rows: tuple[Row, ...]  # in the order of the file; each has a value
+    provenance: Mapping[str, Any]  # common to all rows: program, source, device
+    notes: tuple[str, ...] = ()  # sentences about content that is not a value
 
 
 @dataclass(frozen=True)
@@ -75,18 +69,13 @@ class Line:
 class Format:
     """A format of a tool's output."""
 
-    make: Callable[[Any], Reading]
-    """Makes a reading of the rows, of the text where there is no `rows`; raises Refused."""
-    words: str
-    """Every text of this format holds them; quick to look for."""
-    signs: str
-    """A regex that matches texts of this format only."""
+    make: Callable[[Any], Reading]  # makes a reading of the rows, of the text where there is no `rows`; raises Refused
+    words: str  # every text of this format holds them; quick to look for
+    signs: str  # a regex that matches texts of this format only
     rows: Callable[[str], Iterable[Line]] | None = None
     """Yields the rows of a text, where they have all columns that the tool knows."""
     texts: tuple[str, ...] | None = None
     """Where every value is printed as a text, the columns that are texts; None where JSON tells."""
-    otherwise: bool = False
-    """Whether to read JSON lines of unknown format as this one, so that the error names the missing columns."""
 
     def fits(self, text: str) -> bool:
         """Return whether a text looks like this format."""
@@ -94,24 +83,36 @@ class Format:
 
     def read(self, text: str) -> Reading:
         """Parse a text; raises Refused if it cannot be read exactly."""
-        if not self.rows:
-            return self.make(text)
-        return self.make([self._decoded(line) for line in self.rows(text)])
+        return self.make(list(self.lines(text)) if self.rows else text)
 
-    def _decoded(self, line: Line) -> Line:
-        if self.texts is None:
-            return line
-        columns = {k: text if k in self.texts else number_or_text(text) for k, text in line.columns.items()}
-        return Line(line.number, columns)
+    def lines(self, text: str) -> Iterator[Line]:
+        """Yield the rows of a text, with numbers where a column is not of texts; raises Refused if one is broken."""
+        for line in self.rows(text) if self.rows else ():
+            columns = line.columns
+            if self.texts is not None:
+                columns = {k: v if k in self.texts else _number(v) for k, v in columns.items()}
+            yield Line(line.number, columns)
+
+
+def _number(text: str) -> float | str:
+    """Return a column as a number where it is one as SQL and csv have it."""
+    return float(text) if FRACTION.fullmatch(text) else number_or_text(text)
+
+
+@contextmanager
+def at_line(number: int) -> Iterator[None]:
+    """Give a Refused the number of a line."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(str(error), error.line or number) from error
 
 
 def each_line(lines: Iterable[Line], make: Callable[[Line], T]) -> Iterator[T]:
     """Yield `make` of each row; a Refused gets the row's line."""
     for line in lines:
-        try:
+        with at_line(line.number):
             yield make(line)
-        except Refused as error:
-            raise Refused(str(error), error.line or line.number) from error
 
 
 def value(metric: str, unit: str, columns: Mapping[str, Any], *, above_0: bool = True) -> Values:

@@ -17,13 +17,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Bounded, so that no text is a number too large to convert; \d would take digits of every script.
 NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
-
-ROUNDING = 1e-5
-"""Relative; the tools print six digits at least, some from single precision."""
-
-TRUTH = {"true": 1, "false": 0}
-FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
-"""Arguments of the tools, and the numbers that they print for them."""
+ROUNDING = 1e-5  # relative; the tools print six digits at least, some from single precision
 
 
 class Refused(ValueError):
@@ -39,18 +33,14 @@ class Refused(ValueError):
 class Parsed:
     """The parsed output of one run, by cell."""
 
-    results: tuple[CellResult, ...] = ()
-    """In the order of the cells; a cell with a problem has none."""
+    results: tuple[CellResult, ...] = ()  # in the order of the cells; a cell with a problem has none
     problems: tuple[str, ...] = ()
     """A sentence for each thing that is missing, doubled, broken or not a positive number."""
+    parts: tuple[Cell, ...] = ()
+    """Cells with results that only the output names, each a part of one that was asked for."""
 
 
-@dataclass(frozen=True)
-class PrintedRow:
-    """The columns of one row as printed, and the parameters that tell which cell it belongs to."""
-
-    printed: Mapping[str, Any]
-    params: Mapping[str, Any]
+Columns = Mapping[str, Any]  # a row as printed, by column
 
 
 def plain(text: str) -> str:
@@ -96,16 +86,18 @@ def json_rows(text: str, program: str) -> tuple[list[dict[str, Any] | None], lis
 
 def match_rows(
     cells: Sequence[Cell],
-    rows: Sequence[PrintedRow],
-    read: Callable[[Cell, PrintedRow], CellResult],
+    rows: Sequence[Columns],
+    read: Callable[[Cell, Columns], CellResult],
     problems: Sequence[str] = (),
+    params: Callable[[Columns], Columns] = lambda row: row,
 ) -> Parsed:
-    """Give every cell the one row that has all its parameters; `read` makes its result or raises Refused."""
+    """Give every cell the one row with all its values in `params` of it; `read` makes its result or raises Refused."""
     results: list[CellResult] = []
     sentences = list(problems)
+    told = [(params(row), row) for row in rows]
     for cell in cells:
         asked = cell.params.items()
-        mine = [row for row in rows if all(k in row.params and equal(k, v, row.params[k]) for k, v in asked)]
+        mine = [row for known, row in told if all(k in known and equal(v, known[k]) for k, v in asked)]
         try:
             if len(mine) != 1:
                 raise Refused(f"{len(mine)} rows belong to it, not one" if mine else "it has no row")
@@ -115,16 +107,13 @@ def match_rows(
     return Parsed(tuple(results), tuple(sentences))
 
 
-def equal(name: str, wanted: object, printed: object) -> bool:
+def equal(wanted: object, printed: object) -> bool:
     """Compare two values of a parameter: as numbers where both are numbers, else as text; true is 1."""
-    return _comparable(name, wanted) == _comparable(name, printed)
+    return _comparable(wanted) == _comparable(printed)
 
 
-def _comparable(name: str, value: object) -> Decimal | str:
-    text = str(value)
-    known = TRUTH.get(text.lower(), FLASH_ATTN.get(text) if name == "flash_attn" else None)
-    if known is not None:
-        return Decimal(known)
+def _comparable(value: object) -> Decimal | str:
+    text = {"true": "1", "false": "0"}.get(str(value).lower(), str(value))
     return Decimal(text) if NUMBER.fullmatch(text) else text
 
 
@@ -133,19 +122,19 @@ def case_params(op_params: str) -> dict[str, str]:
     return dict(PARAM.findall(op_params))
 
 
-def column(columns: Mapping[str, Any], name: str) -> Any:
+def column(columns: Columns, name: str) -> Any:
     """Return a row's value in a column; raises Refused if it has no such column."""
     if name not in columns:
         raise Refused(f"its row has no {name}")
     return columns[name]
 
 
-def number(columns: Mapping[str, Any], name: str) -> float:
+def number(columns: Columns, name: str) -> float:
     """Return the finite number in a column; raises Refused if there is none."""
     return finite(column(columns, name), name)
 
 
-def positive(columns: Mapping[str, Any], name: str) -> float:
+def positive(columns: Columns, name: str) -> float:
     """Return the finite number above 0 in a column; raises Refused if there is none."""
     value = number(columns, name)
     if value <= 0:

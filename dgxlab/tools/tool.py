@@ -1,6 +1,7 @@
 """Declarations of a tool, and shared code that turns a spec's entry into launches."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from typing import Any, ClassVar
@@ -10,11 +11,8 @@ from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.reading import Format
 from dgxlab.tools.rows import Parsed
 
-Samples = Mapping[str, Sequence[float]]
-"""The samples of a row that count, by metric."""
-
-Keep = Callable[[str, Cell], bool]
-"""(model name, cell) -> whether it must be measured, of one entry."""
+Samples = Mapping[str, Sequence[float]]  # the samples of a row that count, by metric
+Keep = Callable[[str, Cell], bool]  # (model name, cell) -> whether it must be measured, of one entry
 
 DOWNLOADS = (
     *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token", "--offline"),
@@ -33,16 +31,11 @@ ON_DEVICE = ("-ngl", "99", "-fit", "off")
 class Key:
     """A key of a spec's entry or gate."""
 
-    kind: str
-    """The type of its value, in the words of `spec.fields`; of an axis the type of one value."""
-    about: str
-    """Its help in editors."""
-    flags: tuple[str, ...] = ()
-    """Every spelling of its flag; a launch uses the first."""
-    default: Any = None
-    """None or "" for a key without one."""
-    must: bool = False
-    """Whether it must be there."""
+    kind: str  # the type of its value, in the words of `spec.fields`; of an axis the type of one value
+    about: str  # its help in editors
+    flags: tuple[str, ...] = ()  # every spelling of its flag; a launch uses the first
+    default: Any = None  # None or "" for a key without one
+    must: bool = False  # whether it must be there
 
 
 def key(
@@ -106,20 +99,13 @@ class Launch:
 class Benchmark(Bench):
     """An entry of a tool that measures. Its docstring is its help in editors, its fields with a `key` are keys."""
 
-    compared: ClassVar[Mapping[str, str]]
-    """The metrics that get a verdict, each with the parameter of a cell that must not be 0, or ""."""
     axis_keys: ClassVar[Mapping[str, Key]] = {}
     """Settings that may be varied, by llama.cpp's name for the column; each value is a launch of its own."""
-    owned: ClassVar[tuple[str, ...]] = ()
-    """Flags that dgxlab sets itself."""
-    either: ClassVar[tuple[str, ...]] = ()
-    """Keys of sizes of which a cell has one; all other keys and axes multiply."""
-    rounds: ClassVar[int] = 1
-    """How often a launch measures each cell; only the last counts."""
-    attempts: ClassVar[int] = 1
-    """How often a run may be launched when it ends well with rows missing."""
-    form: ClassVar[str]
-    """Of its tables: ops, single-stream or concurrency."""
+    owned: ClassVar[tuple[str, ...]] = ()  # flags that dgxlab sets itself
+    either: ClassVar[tuple[str, ...]] = ()  # keys of sizes of which a cell has one; all other keys and axes multiply
+    rounds: ClassVar[int] = 1  # how often a launch measures each cell; only the last counts
+    attempts: ClassVar[int] = 1  # how often a run may be launched when it ends well with rows missing
+    form: ClassVar[str]  # of its tables: ops, single-stream or concurrency
     one_device: ClassVar[bool] = False
     """Whether a cell computes on the device that its `backend_name` says; a model may be spread over all."""
 
@@ -132,10 +118,15 @@ class Benchmark(Bench):
         """Read the values of cells from standard output."""
         raise NotImplementedError
 
+    @classmethod
+    def files(cls, root: str) -> dict[str, str]:
+        """Return texts of a project that the host needs for a launch, by path; raises SpecError if one is missing."""
+        return {}
+
     @staticmethod
     def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
-        """Turn a recorded row into the tool's row for the samples that count."""
-        raise NotImplementedError
+        """Turn a recorded row into the tool's row for the samples that count, as a rule with their means."""
+        return {**raw, **{name: math.fsum(values) / len(values) for name, values in samples.items()}}
 
     @staticmethod
     def printed(raw: str) -> str:
@@ -162,10 +153,9 @@ class Tool:
     program: str
     bench: type[Benchmark] | None = None
     check: type[Check] | None = None
-    formats: Mapping[str, Format] = field(default_factory=dict)
-    """The formats of its output that can be imported."""
-    built: bool = True
-    """Whether it is a target of llama.cpp's build."""
+    formats: Mapping[str, Format] = field(default_factory=dict)  # the formats of its output that can be imported
+    built: bool = True  # whether it is a target of llama.cpp's build
+    runs: str = ""  # the target that it runs, where that is another program
 
 
 # -- from an entry to launches ----------------------------------------------------------------------------------------
@@ -202,11 +192,6 @@ def varying(setting: Mapping[str, Param], axes: Mapping[str, Sequence[Param]]) -
 def text_of(value: Param) -> str:
     """Return a value as an argument."""
     return str(int(value)) if isinstance(value, bool) else str(value)
-
-
-def comma(values: Iterable[object]) -> str:
-    """Return values as one argument."""
-    return ",".join(map(str, values))
 
 
 # -- gates on a model -------------------------------------------------------------------------------------------------

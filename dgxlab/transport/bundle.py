@@ -25,6 +25,7 @@ MODULES = (
     "units",
     "replies",
     "gguf_header",
+    "quantise",
     "synth",
     "chains",
     "model",

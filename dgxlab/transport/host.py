@@ -26,15 +26,11 @@ State = Literal["absent", "staged", "running", "done", "lost"]
 Stdin = Callable[[], Iterable[bytes]]
 """Makes the input of a verb; called for each attempt, so that each attempt sends everything. `tuple` sends
 nothing."""
-Wrong = Callable[[T], str]
-"""Returns why a reply does not match the request, "" if it does."""
-
-JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""A valid job id: on both sides it becomes a file name."""
+Wrong = Callable[[T], str]  # returns why a reply does not match the request, "" if it does
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # a valid job id: on both sides it becomes a file name
 NO_PYTHON = (126, 127)
 """Exit statuses by which a shell says that it cannot start the interpreter; the agent has none of them."""
-PATIENCE_S = 120.0
-"""Max silence of a verb; following a job has no such limit."""
+PATIENCE_S = 120.0  # max silence of a verb; following a job has no such limit
 MOST_BYTES = 64 << 20
 """How long a reply, or a line of a journal, may be: the largest that a job writes are a hundredth of it."""
 
@@ -57,18 +53,15 @@ class JobStatus:
     job_id: str
     state: State
     journal_bytes: Count = 0
-    rc: FinalStatus | None = None
-    """Its final word."""
-    cause: str = ""
-    """Why a job with a final word is lost nevertheless."""
+    rc: FinalStatus | None = None  # its final word
+    cause: str = ""  # why a job with a final word is lost nevertheless
 
 
 @dataclass(frozen=True)
 class HostJob(JobStatus):
     """A job in the host's list, of any client; name and kind are "" where its plan cannot be read."""
 
-    rc: Any = field(default=None, compare=False)
-    """Its final word, not read: it may be of any version."""
+    rc: Any = field(default=None, compare=False)  # its final word, not read: it may be of any version
     name: str = ""
     kind: str = ""
     experiment: str = field(default="", compare=False)
@@ -95,10 +88,8 @@ class Probe:
     facts: Facts
     missing: tuple[str, ...]
     models: Mapping[str, ModelFile | None]
-    running: Mapping[str, str]
-    """Jobs that run there, of any client: the digest of each one's experiment by job id."""
-    to_send: tuple[str, ...]
-    """Ids of synthetic models that it neither has nor can make."""
+    running: Mapping[str, str]  # jobs that run there, of any client: the digest of each one's experiment by job id
+    to_send: tuple[str, ...]  # ids of synthetic models that it neither has nor can make
     absent: tuple[tuple[str, str], ...] = ()
     """What hosts.yaml names and the host does not have: key, and path or program."""
 
@@ -304,11 +295,7 @@ class Host:
 
 
 def read_plan(content: Any) -> Plan:
-    """Return the plan that a job's folder holds; nothing in it is trusted.
-
-    Raises:
-        ValueError: if it is none that this dgxlab can read.
-    """
+    """Return the plan that a job's folder holds, which is not trusted; ValueError if it cannot be read."""
     plan = from_json(Plan, content)
     for spec in plan.specs:
         from_json(Experiment, {**spec, "path": "", "root": ""})
@@ -318,11 +305,7 @@ def read_plan(content: Any) -> Plan:
 
 
 def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
-    """Return a reply in one piece.
-
-    Raises:
-        RemoteError: if it is longer than MOST_BYTES.
-    """
+    """Return a reply in one piece; RemoteError if it is longer than MOST_BYTES."""
     reply = bytearray()
     for piece in pieces:
         reply += piece
@@ -332,11 +315,7 @@ def whole(pieces: Iterable[bytes], host: str, verb: str) -> bytes:
 
 
 def whole_lines(pieces: Iterable[bytes], host: str, verb: str) -> Iterator[bytes]:
-    """Yield pieces that each end with a whole line; what follows the last line is dropped.
-
-    Raises:
-        RemoteError: if a line is longer than MOST_BYTES.
-    """
+    """Yield pieces that each end with a whole line; RemoteError if a line is longer than MOST_BYTES."""
     rest = b""
     for piece in pieces:
         rest += piece

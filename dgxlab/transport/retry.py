@@ -15,13 +15,9 @@ from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host
 
 T = TypeVar("T")
-Note = Callable[[str], None]
-"""Takes a sentence on the reason for waiting."""
-
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 18)
-"""Pauses between attempts, ten minutes in all."""
-STEADY_S = 60.0
-"""A connection that held this long was a good one: the pauses start again."""
+Note = Callable[[str], None]  # takes a sentence on the reason for waiting
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, *(30.0,) * 18)  # pauses between attempts, ten minutes in all
+STEADY_S = 60.0  # a connection that held this long was a good one: the pauses start again
 
 
 class _Patience:
@@ -45,11 +41,7 @@ class _Patience:
 
 
 def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[float] = PAUSES_S) -> T:
-    """Return what `call` returns, called again while the host is lost and pauses remain.
-
-    Raises:
-        HostError: at once for a host that is not trusted or does not let us in, else with the last cause.
-    """
+    """Return what `call` returns, called again while the host is lost and pauses remain; then HostError."""
     patience = _Patience(host, note, pauses_s)
     while True:
         try:
@@ -59,16 +51,15 @@ def again(host: Host, call: Callable[[], T], note: Note, pauses_s: Sequence[floa
 
 
 def first(host: Host, call: Callable[[], T], note: Note) -> T:
-    """Return what `call` returns: called once for a host that never answered, which may not exist, else as `again`."""
+    """Return what `call` returns, with the retries of `again` only if the host has answered before.
+
+    A host that never answered may not exist, so its first failure is final.
+    """
     return again(host, call, note) if host.answered else call()
 
 
 def follow(host: Host, job_id: str, offset: int, note: Note, pauses_s: Sequence[float] = PAUSES_S) -> Iterator[bytes]:
-    """Yield what `host.follow` yields; after each loss, go on at the first byte that is missing.
-
-    Raises:
-        HostError: as `again`.
-    """
+    """Yield what `host.follow` yields, after each loss from the first missing byte on; HostError as `again`."""
     patience = _Patience(host, note, pauses_s)
     while True:
         began = time.monotonic()

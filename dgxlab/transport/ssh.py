@@ -31,22 +31,15 @@ if TYPE_CHECKING:
 MARK = "dgxlab-begins-"
 # the mark comes in two halves: a shell that echoes the commands it is given does not print the whole
 SCRIPT = 'printf "%s%s\\n" "$1" "$2"; printf "%s%s\\n" "$1" "$2" >&2; shift 2; exec "$@"'
-NOISE_BYTES = 1 << 20
-"""Max bytes that a login shell may print before the command."""
-STDERR_BYTES = 1 << 18
-"""Bytes kept from the end of a command's stderr."""
+NOISE_BYTES = 1 << 20  # max bytes that a login shell may print before the command
+STDERR_BYTES = 1 << 18  # bytes kept from the end of a command's stderr
 CHUNK_BYTES = 1 << 18
 SEND_BYTES = 1 << 15
-TICK_S = 0.25
-"""How often stderr is read while stdout is silent."""
+TICK_S = 0.25  # how often stderr is read while stdout is silent
 
 
 def fingerprint(destination: str, limits: Limits | None = None) -> HostKey:
-    """Return a host's key without signing in, or that of the first jump host on the way that is not trusted.
-
-    Raises:
-        HostError: if a hop cannot be reached, or a trusted jump host does not let us in.
-    """
+    """Return a host's key without signing in, or that of the first jump host on the way that is not trusted."""
     from dgxlab.transport.ssh_connection import Seen, meet
 
     try:
@@ -124,11 +117,7 @@ class SshTransport:
 
 
 def quote(argv: Sequence[str]) -> bytes:
-    """Return `argv` as a command line for a POSIX shell: the only place where words become shell text.
-
-    Raises:
-        UsageError: for a NUL byte, at which the host would cut the line.
-    """
+    """Return words as a line for a POSIX shell: nothing else makes shell text; UsageError for a NUL byte."""
     if any("\0" in word for word in argv):
         raise UsageError("an argument for the host holds a NUL byte")
     return shlex.join(argv).encode("utf-8", "surrogateescape")

@@ -24,8 +24,7 @@ from dgxlab.transport.ssh_trust import fingerprint_of
 
 E = TypeVar("E", bound=HostError)
 
-AGENT_S = 5.0
-"""How long the agent may take to list its keys."""
+AGENT_S = 5.0  # how long the agent may take to list its keys
 TIMED_OUT = "Authentication timeout."
 """paramiko's message for a host that did not answer; its error type is the same as for a refusal."""
 

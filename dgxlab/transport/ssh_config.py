@@ -21,51 +21,35 @@ from pathlib import Path
 from dgxlab.errors import HostError, edit
 
 MAX_HOPS = 8
-UNSAFE = re.compile(r"^-|[\s'\"`$;&<>|(){}]")
-"""Characters forbidden in names in a ProxyCommand."""
-ASK_S = 30.0
-"""How long ssh may take to read its configuration; a Match may run a program."""
+UNSAFE = re.compile(r"^-|[\s'\"`$;&<>|(){}]")  # characters forbidden in names in a ProxyCommand
+ASK_S = 30.0  # how long ssh may take to read its configuration; a Match may run a program
 
 
 @dataclass(frozen=True)
 class Limits:
     """Deadlines, in seconds."""
 
-    connect_s: float = 15.0
-    """For each of connecting, the banner, the key exchange and opening a channel."""
-    auth_s: float = 60.0
-    """For the host's answer to one key: it may ask a directory first, an agent may ask a person."""
-    ask_s: float = 4.0
-    """Pause between questions whether the host is still there."""
-    silent_s: float = 15.0
-    """Once signed in, a host that sends nothing for this long is lost."""
+    connect_s: float = 15.0  # for each of connecting, the banner, the key exchange and opening a channel
+    auth_s: float = 60.0  # for the host's answer to one key: it may ask a directory first, an agent may ask a person
+    ask_s: float = 4.0  # pause between questions whether the host is still there
+    silent_s: float = 15.0  # once signed in, a host that sends nothing for this long is lost
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One ssh connection of the one or more that lead to a host.
+    """One ssh connection of the one or more that lead to a host."""
 
-    Attributes:
-        destination: What ssh itself would be given: an alias, user@host or a URL.
-        key_names: What known_hosts files call it; a new line is written under the first.
-        identities: Private key files in the order to try; not all need exist.
-        identities_only: Whether the agent may offer only these.
-        agent: Path of the agent's socket, "" for none.
-        proxy_command: A shell command whose streams are the connection, "" for none.
-        algorithms: Those that may be offered, by ssh's keyword, the preferred ones first.
-    """
-
-    destination: str
+    destination: str  # what ssh itself would be given: an alias, user@host or a URL
     hostname: str
     port: int
     user: str
-    key_names: tuple[str, ...]
+    key_names: tuple[str, ...]  # what known_hosts files call it; a new line is written under the first
     known_hosts: tuple[Path, ...]
-    identities: tuple[Path, ...]
-    identities_only: bool
-    agent: str
-    proxy_command: str
-    algorithms: Mapping[str, tuple[str, ...]]
+    identities: tuple[Path, ...]  # private key files in the order to try; not all need exist
+    identities_only: bool  # whether the agent may offer only these
+    agent: str  # path of the agent's socket, "" for none
+    proxy_command: str  # a shell command whose streams are the connection, "" for none
+    algorithms: Mapping[str, tuple[str, ...]]  # those that may be offered, by ssh's keyword, the preferred ones first
 
 
 def route(destination: str) -> tuple[Hop, ...]:

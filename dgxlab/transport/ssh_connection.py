@@ -29,15 +29,11 @@ from dgxlab.transport.ssh_auth import KeysOnly, failure
 from dgxlab.transport.ssh_config import Hop, Limits
 from dgxlab.transport.ssh_trust import TRUSTED, HostKey, KnownHosts, NotTrusted, private_known_hosts
 
-DROPPED_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses between attempts at a first connection on which sshd hangs up."""
+DROPPED_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # pauses between attempts at a first connection on which sshd hangs up
 HUNG_UP = "it hung up at once, as sshd does above its MaxStartups"
-REFUSED_PAUSE_S = 0.05
-"""Pause before a command's channel is asked for again."""
-WEAK = re.compile("cbc|md5")
-"""Algorithms that are never offered, whatever the ssh configuration says."""
-SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
-"""ssh's names of algorithms with another name in paramiko."""
+REFUSED_PAUSE_S = 0.05  # pause before a command's channel is asked for again
+WEAK = re.compile("cbc|md5")  # algorithms that are never offered, whatever the ssh configuration says
+SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}  # ssh's names of algorithms with another name in paramiko
 CUT: tuple[type[Exception], ...] = (paramiko.SSHException, EOFError, OSError)
 """All exceptions of paramiko for an ended connection."""
 
@@ -72,8 +68,7 @@ class Connection:
         HostLost: if a hop cannot be reached now.
     """
 
-    CUT: ClassVar = CUT
-    """For users of its channels that do not import paramiko."""
+    CUT: ClassVar = CUT  # for users of its channels that do not import paramiko
 
     def __init__(self, host: str, hops: Sequence[Hop], limits: Limits, *, peek: bool = False) -> None:
         self.host, self.destination = host, hops[-1].destination
@@ -213,12 +208,12 @@ class _Policy:
     """Checks the key of one hop, between the key exchange and signing in."""
 
     def __init__(self, hop: Hop, add: str, peek: bool) -> None:
-        self.known = KnownHosts([*hop.known_hosts, private_known_hosts()])
+        self.known = KnownHosts([*hop.known_hosts, private_known_hosts()], hop.key_names)
         self._hop, self._add, self._peek = hop, add, peek
 
     def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         """Refuse an untrusted key; paramiko asks about every key, because the client has no known keys."""
-        judged = self.known.judge(self._hop.destination, self._hop.key_names, key.get_name(), key.asbytes())
+        judged = self.known.judge(self._hop.destination, key.get_name(), key.asbytes())
         if self._peek:
             raise Seen(judged)
         if judged.state != TRUSTED:
@@ -243,8 +238,7 @@ def _transport(sock: Any, *, hop: Hop, known: KnownHosts, limits: Limits, **opti
             why = f"allows no {keyword} for {hop.destination} that dgxlab knows: {','.join(allowed)}"
             raise HostError(f"the ssh configuration {why}", next=edit(Path.home() / ".ssh" / "config"))
         setattr(security, option, offered)
-    keytypes = known.keytypes(hop.key_names)
-    first = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in keytypes)
+    first = tuple("rsa-sha2" if keytype == "ssh-rsa" else keytype for keytype in known.keytypes())
     security.key_types = sorted(security.key_types, key=lambda name: not name.startswith(first))
     return transport
 
@@ -253,11 +247,7 @@ def _transport(sock: Any, *, hop: Hop, known: KnownHosts, limits: Limits, **opti
 
 
 def connect(hop: Hop, limits: Limits) -> socket.socket:
-    """Return a socket connected to a hop.
-
-    Raises:
-        OSError: if no address of it answers in time.
-    """
+    """Return a socket connected to a hop; OSError if no address of it answers in time."""
     sock = socket.create_connection((hop.hostname, hop.port), timeout=limits.connect_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else every command waits 40 ms for a delayed ACK
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

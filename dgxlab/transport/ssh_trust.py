@@ -1,9 +1,9 @@
 """Host keys: look up a key in known_hosts files, and trust a new one.
 
-Understood as in OpenSSH: names in lists, with * ? and !, hashed, with a port, under an alias; @revoked. A key that is
-on none of a host's lines means that its key has changed, of whatever type the lines are. Not supported: @cert-authority
-(host certificates are not asked for), KnownHostsCommand, VerifyHostKeyDNS. Besides the files of the ssh configuration
-there is a private one that `dgxlab host add` writes.
+`ssh-keygen -F` finds a host's lines, so that every form of a name means what it means to ssh. A key that is on none of
+them means that the host's key has changed, of whatever type the lines are. Not supported: @cert-authority (host
+certificates are not asked for), KnownHostsCommand, VerifyHostKeyDNS. Besides the files of the ssh configuration there
+is a private one that `dgxlab host add` writes.
 """
 
 from __future__ import annotations
@@ -11,53 +11,46 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import hmac
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dgxlab.errors import HostError
+from dgxlab.project import user_folder
 
 TRUSTED, UNKNOWN, CHANGED, REVOKED = "trusted", "unknown", "changed", "revoked"
+
+PRINTED = re.compile(r"^# Host .* found: line (\d+) .*\n(.*)$", re.MULTILINE)
+"""What ssh-keygen prints for a line: its number, and the line itself."""
 
 
 @dataclass(frozen=True)
 class Line:
     """A line of a known_hosts file; `blob` is the key as it travels, `marker` may be @revoked or @cert-authority."""
 
+    place: str  # file and line, as an editor takes them
     path: Path
-    number: int
     marker: str
-    names: str
     keytype: str
     blob: bytes
-
-    @property
-    def place(self) -> str:
-        """File and line, as an editor takes them."""
-        return f"{self.path}:{self.number}"
 
 
 @dataclass(frozen=True)
 class HostKey:
     """The key that a host presented, and its state."""
 
-    destination: str
-    """The requested destination."""
-    name: str
-    """Its name in known_hosts."""
+    destination: str  # the requested destination
+    name: str  # its name in known_hosts
     keytype: str
     blob: bytes
-    state: str
-    """Trusted, unknown, changed or revoked."""
-    line: Line | None = None
-    """The line that decided the state, None for an unknown key."""
-    certified: bool = False
-    """Whether an @cert-authority line names the host."""
+    state: str  # trusted, unknown, changed or revoked
+    line: Line | None = None  # the line that decided the state, None for an unknown key
+    certified: bool = False  # whether an @cert-authority line names the host
 
     @property
     def fingerprint(self) -> str:
@@ -85,7 +78,7 @@ class NotTrusted(HostError):
             why = f"is not known: {shown}{hint if key.certified else ''}"
             super().__init__(f"{host} ({key.name}) {why}", next=f"dgxlab host add {add}")
             return
-        place, line = key.line.place, f"{shlex.quote(key.name)} -f {shlex.quote(str(key.line.path))}"
+        place, line = key.line.place, shlex.join([key.name, "-f", str(key.line.path)])
         if key.state == REVOKED:
             why = f"is revoked by {place}: {shown}; do not connect, ask its administrator for the new key"
             super().__init__(f"{host} {why}", next=f"ssh-keygen -F {line}")
@@ -99,39 +92,37 @@ class NotTrusted(HostError):
 
 
 class KnownHosts:
-    """The lines of some known_hosts files; files that do not exist or cannot be read hold none."""
+    """The lines for a host in some known_hosts files; files that do not exist or cannot be read have none.
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.lines = [line for path in dict.fromkeys(paths) for line in _read(path)]
+    Args:
+        names: Its name in known_hosts; a second one, without the port, can vouch for a key but not against it.
+    """
 
-    def judge(self, destination: str, names: Sequence[str], keytype: str, blob: bytes) -> HostKey:
-        """Return a key with its state.
+    def __init__(self, paths: Iterable[Path], names: Sequence[str]) -> None:
+        files = [path for path in dict.fromkeys(paths) if os.access(path, os.R_OK)]
+        self.name = names[0]
+        self.named, *spare = [[line for path in files for line in _lines(path, name.lower())] for name in names]
+        self.spare = [line for lines in spare for line in lines]
 
-        Args:
-            names: Its name in known_hosts; a second one, without the port, can vouch for the key but not against it.
-        """
-        named = self._named(names[:1])
-        certified = any(line.marker == "@cert-authority" for line in named)
-        plain = [line for line in named if not line.marker]
-        spare = self._named(names[1:])
-        revoked = [line for line in [*named, *spare] if line.marker == "@revoked" and line.blob == blob]
-        trusted = [line for line in plain or spare if not line.marker and line.blob == blob]
+    def judge(self, destination: str, keytype: str, blob: bytes) -> HostKey:
+        """Return a key of the host with its state."""
+        every = [*self.named, *self.spare]
+        certified = any(line.marker == "@cert-authority" for line in self.named)
+        plain = [line for line in self.named if not line.marker]
+        revoked = [line for line in every if line.marker == "@revoked" and line.blob == blob]
+        trusted = [line for line in plain or self.spare if not line.marker and line.blob == blob]
         state = REVOKED if revoked else TRUSTED if trusted else CHANGED if plain else UNKNOWN
         line = next(iter([*revoked, *trusted, *plain]), None)
-        return HostKey(destination, names[0], keytype, blob, state, line, certified)
+        return HostKey(destination, self.name, keytype, blob, state, line, certified)
 
-    def keytypes(self, names: Sequence[str]) -> list[str]:
-        """Return the types of the keys known for a host: the ones to ask it for first."""
-        return list(dict.fromkeys(line.keytype for line in self._named(names) if not line.marker))
-
-    def _named(self, names: Sequence[str]) -> list[Line]:
-        return [line for name in names for line in self.lines if _matches(line.names, name.lower())]
+    def keytypes(self) -> list[str]:
+        """Return the types of the keys known for the host: the ones to ask it for first."""
+        return list(dict.fromkeys(line.keytype for line in [*self.named, *self.spare] if not line.marker))
 
 
 def private_known_hosts() -> Path:
     """Return dgxlab's own known_hosts file."""
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "dgxlab" / "known_hosts"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "known_hosts"
 
 
 def trust(key: HostKey) -> Path:
@@ -157,37 +148,11 @@ def fingerprint_of(blob: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def _read(path: Path) -> list[Line]:
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return []
-    lines = []
-    for number, words in enumerate(map(str.split, text.splitlines()), 1):
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) >= 3 and not words[0].startswith("#"):
-            with suppress(binascii.Error):  # skip a line without a valid key
-                blob = base64.b64decode(words[2], validate=True)
-                lines.append(Line(path, number, marker, words[0], words[1], blob))
-    return lines
-
-
-def _matches(names: str, name: str) -> bool:
-    """Whether a known_hosts name field means a host; a !pattern that fits rules it out."""
-    if names.startswith("|"):
-        fields = names.split("|")
-        if len(fields) != 4 or fields[1] != "1":
-            return False
-        try:
-            salt, digest = (base64.b64decode(field, validate=True) for field in fields[2:])
-        except binascii.Error:
-            return False
-        return hmac.compare_digest(hmac.new(salt, name.encode(), "sha1").digest(), digest)
-    fitting = [pattern for pattern in names.lower().split(",") if _fits(pattern.removeprefix("!"), name)]
-    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
-
-
-def _fits(pattern: str, name: str) -> bool:
-    """Match * and ? alone: the brackets of [host]:port are no character class."""
-    regex = "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
-    return re.fullmatch(regex, name) is not None
+def _lines(path: Path, name: str) -> Iterator[Line]:
+    argv = ["ssh-keygen", "-F", name, "-f", str(path)]
+    answer = subprocess.run(argv, check=False, capture_output=True).stdout.decode(errors="replace")
+    for number, text in PRINTED.findall(answer):
+        words = text.split()
+        marker = words.pop(0) if words[0].startswith("@") else ""
+        with suppress(binascii.Error, IndexError):  # skip a line without a valid key
+            yield Line(f"{path}:{number}", path, marker, words[1], base64.b64decode(words[2], validate=True))

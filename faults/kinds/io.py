@@ -294,7 +294,7 @@ def _see(made: Agents, plan: Plan, job: Job, status: Status, done: Mapping[str, 
     path = made.folder / "results.db"
     path.unlink(missing_ok=True)
     with Store.open(path) as store:
-        store.intend(plan, None, "box", "0", found=canonical(plan))
+        store.intend(plan, "box", "0", staged=canonical(plan))
         if job.journal.exists():
             ingest(store, plan.job_id, job.journal.read_bytes().splitlines(keepends=True))
         record_end(store, plan.job_id, rc)

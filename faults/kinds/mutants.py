@@ -14,7 +14,6 @@ from typing import Any
 from dgxlab import report
 from dgxlab.cli._display import display
 from dgxlab.cli._out import Format, Out
-from dgxlab.cli.host import facts_lines
 from dgxlab.errors import DgxlabError, RemoteError
 from dgxlab.ingest import beyond, ingest
 from dgxlab.lab.doctor import judge
@@ -214,7 +213,6 @@ def _reply(random: Random) -> str:
     canonical(found)
     if verb == "probe":
         list(judge(found.facts, HostEntry("box"), found.absent))
-        facts_lines(found.facts)
         for cuda in ("ON", "OFF"):
             assert Device.of(to_json(found.facts), {"GGML_CUDA": cuda}).label
     return "read"

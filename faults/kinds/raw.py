@@ -107,7 +107,7 @@ def left() -> Iterator[Left]:
         shutil.copy(data / f"{job_id}.tar.gz", archive)
         with there.store() as store, Store.open(intended) as blank:
             job = store.job(job_id)
-            blank.intend(job.plan, None, "near", job.dgxlab_version, found=job.plan_json)
+            blank.intend(job.plan, "near", job.dgxlab_version, staged=job.plan_json)
         made = Left(there, job_id, other, intended, recorded, copies / "jobs", archive, {}, listing(archive))
         made.anew(intended)
         with made.lab() as lab:

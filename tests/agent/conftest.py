@@ -9,6 +9,12 @@ import pytest
 
 from dgxlab.agent import child
 from dgxlab.agent.environment import Root
+from dgxlab.agent.job import Job
+from dgxlab.agent.measure import Bench
+from dgxlab.model import Facts, Plan
+from tests.journals import TOOLCHAIN
+
+FACTS = Facts("h", "host", "b", TOOLCHAIN, {"gpus": []})
 
 
 @pytest.fixture
@@ -17,6 +23,21 @@ def root(tmp_path: Path) -> Root:
     empty = Root(tmp_path / "root")
     empty.create()
     return empty
+
+
+def workplace(folder: Path) -> tuple[Job, Root]:
+    """Return the job J and its root."""
+    job = Job(folder / "jobs" / "J")
+    job.raw.mkdir(parents=True)
+    return job, Root(folder)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """The bench of a job on the processor, which has built an arm."""
+    bench = Bench(*workplace(tmp_path), Plan("J", "n", "e", (), ()), FACTS)
+    bench.builds["one"] = "B"
+    return bench
 
 
 @pytest.fixture

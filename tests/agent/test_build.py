@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from dgxlab.agent import build
-from dgxlab.agent.build import _held, first_error, installed, progress
+from dgxlab.agent.build import _held, first_error, installed, own_libraries, progress
 from dgxlab.agent.files import sha256
+from dgxlab.errors import BuildFailed
 from tests.tools.captures import capture
 
 PROGRAM, LIBRARY = "llama-bench", "libggml.so.0"
@@ -77,11 +78,7 @@ CHANGES: list[Callable[[Path], object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("settled_s", [1.0, -1.0], ids=["fresh", "hashed before"])
-def test_a_build_that_was_changed_is_not_reused(
-    folder: Path, change: Callable[[Path], object], settled_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "SETTLED_S", settled_s)
+def test_a_build_that_was_changed_is_not_reused(folder: Path, change: Callable[[Path], object]) -> None:
     stamp = installed(folder, "B1")
     assert stamp
     assert stamp["binaries"].keys() == {PROGRAM}
@@ -90,19 +87,17 @@ def test_a_build_that_was_changed_is_not_reused(
     assert installed(folder, "B1") is None
 
 
-def test_a_file_is_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-    monkeypatch.setattr(build, "sha256", lambda path: hashed.append(path.name) or sha256(path))
-    for settled_s, hashes in ((1.0, 4), (-1.0, 6)):  # first as if changed just now
-        monkeypatch.setattr(build, "SETTLED_S", settled_s)
-        assert installed(folder, "B1") == installed(folder, "B1") is not None
-        assert len(hashed) == hashes
-    (folder / "digests.json").write_text("[1]")
-    assert installed(folder, "B1")
-    assert len(hashed) == 8
-    edited(folder)
-    assert installed(folder, "B1") is None
-    assert hashed[8:] == [LIBRARY]
+def test_a_library_that_the_loader_does_not_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ldd = tmp_path / "ldd"
+    ldd.write_text("#!/bin/sh\necho ' libc.so.6 => /lib/libc.so.6 (0x1f)'\necho \" libggml.so.0 => $(cat $1)\"\n")
+    ldd.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program = tmp_path / PROGRAM
+    program.write_text(f"{tmp_path}/libggml.so.0 (0x7f00)")
+    assert own_libraries([program]) == [(program, "libggml.so.0", tmp_path / "libggml.so.0")]
+    program.write_text("not found")
+    with pytest.raises(BuildFailed, match=r"llama-bench needs libggml\.so\.0"):
+        own_libraries([program])
 
 
 @pytest.mark.parametrize(("mark", "kept"), [(None, True), ("this boot", True), ("another boot", False), ("", False)])

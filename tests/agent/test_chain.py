@@ -1,24 +1,137 @@
-"""How a chain is held: which run follows which, on a bench whose values are given."""
+"""How a chain is held: which run follows which, on a bench whose programs are not run: what they come to is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import pytest
 
 from dgxlab.agent import chain
+from dgxlab.agent.measure import Attempt, Bench
 from dgxlab.chains import Slot, planned
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, HostBusy, RemoteError
-from dgxlab.model import ChainStep, RunStep
-from dgxlab.model.events import ChainEvent, RunEvent, flag
-from dgxlab.model.reasons import Code, reason
+from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest
+from dgxlab.model.events import ChainEvent, Event, File, Flag, RunEvent, Summary, flag
+from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.stats import median
-from tests.agent.scripted import CELLS, Outcome, World, scripted
+from tests.agent.conftest import FACTS, workplace
+from tests.journals import read, source
 
+E = TypeVar("E", bound=Event)
+
+CELLS = tuple(Cell("llama-bench", label, {"n_prompt": n}, {}) for label, n in (("pp16", 16), ("pp32", 32)))
 KEYS = [(cell.key, "avg_ts") for cell in CELLS]
+ONE, TWO = (RunStep(f"chain:0:{arm}", arm, "llama-bench", (arm,), {}, CELLS, attempts=2) for arm in ("one", "two"))
+STEP = ChainStep("chain:0", ONE, TWO, cycles=4, drift_limit=0.05)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to; one value for each cell."""
+
+    values: tuple[float, ...] = (100.0, 200.0)
+    status: Literal["valid", "discarded", "failed"] = "valid"
+    reasons: tuple[Reason, ...] = ()
+    again: str = ""
+    flags: tuple[Flag, ...] = ()
+
+
+class World(Bench):
+    """The bench of a job on the processor with one chain, some runs of which have to wait."""
+
+    def __init__(self, folder: Path) -> None:
+        arms = tuple(Arm(name, source(), {"GGML_CUDA": "OFF"}) for name in ("one", "two"))
+        super().__init__(*workplace(folder), Plan("J", "n", "e", arms, (STEP,), "ab"), FACTS)
+        self.says: Callable[[str], Outcome] = lambda name: Outcome()
+        self.warm: Callable[[], float | None] = lambda: None
+        self.waits: dict[int, float] = {}
+        self.holds = 0
+        self.names: list[str] = []
+        self.absent: list[tuple[str, ...]] = []
+        self.pinned: list[bool] = []
+        self.telemetry = self  # type: ignore[assignment]
+
+    def chain(self, says: Mapping[str, Outcome] | None = None, **changes: Any) -> DgxlabError | None:
+        """Hold the chain with these changes of its step; `says` has outcomes by patterns of their runs' names."""
+        if says:
+            self.says = lambda name: next((says[pattern] for pattern in says if re.search(pattern, name)), Outcome())
+        try:
+            return chain.ChainRunner(replace(STEP, **changes), self).carry_out()
+        finally:
+            self.lease.release()
+            self.journal.close()
+
+    def progress(self, step: str, done: int, total: int, note: str) -> None:
+        """Tell nothing."""
+
+    def hold(self) -> float:
+        """Have the processor, as if after a while."""
+        self.holds += 1
+        return super().hold() + self.waits.get(self.holds, 0.0)
+
+    def measure(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
+        """Return what the script says of this run."""
+        self.pinned.append(pin)
+        self.names.append(name)
+        self.absent.append(tuple(absent))
+        outcome = self.says(name)
+        measured = zip(step.cells, outcome.values, strict=False)
+        run = RunEvent(
+            id=step.id,
+            arm=step.arm,
+            build_id=f"B-{step.arm}",
+            tool=step.tool,
+            model_id="",
+            position=next(self._positions),
+            argv=step.argv,
+            env={},
+            env_digest=digest({}),
+            rc=0,
+            signal=None,
+            started=0.0,
+            seconds=1.0,
+            before={},
+            after={},
+            cells={cell.key: cell for cell in step.cells},
+            status=outcome.status,
+            reasons=outcome.reasons,
+            flags=outcome.flags,
+            results=tuple(
+                CellResult(cell.key, (Measurement(cell.key, "avg_ts", "t/s", (value,)),)) for cell, value in measured
+            ),
+            telemetry=(Summary("host", "cpu_mhz", "MHz", 3, 2600.0, 345.0, 3000.0),),
+            raw={stream: File(f"raw/{name}.{stream[3:]}", "0", 0) for stream in ("stdout", "stderr")},
+        )
+        return Attempt(run, outcome.again)
+
+    # -- samplers, of a temperature that no machine here has
+
+    def start(self) -> None:
+        """Begin."""
+
+    def temperature(self) -> float | None:
+        """Return that of the hottest device."""
+        return self.warm()
+
+    def now(self) -> dict[str, dict[str, float]]:
+        """Return what was sampled last."""
+        seen = self.warm()
+        return {} if seen is None else {"GPU-1": {"temperature.gpu": seen}, "GPU-2": {"temperature.gpu": seen - 2}}
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Return the journal's events of a kind."""
+        return [event for event in read(self.journal.path) if isinstance(event, kind)]
+
+    @property
+    def places(self) -> list[str]:
+        """What ran, in short: u1 u2 a0 b1 a1."""
+        letters = {"burn-in": "u", "baseline": "a", "candidate": "b"}
+        return [f"{letters[run.role or '']}{run.cycle}" for run in self.of(RunEvent)]
+
 
 STUCK = flag(Code.STUCK_CLOCK, "GPU-1", hard=True, mhz=611.0, least=1500.0)
 HOT = flag(Code.HW_THERMAL, "GPU-1", hard=True, seconds=2.0)
@@ -43,24 +156,20 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def screen(step: ChainStep) -> ChainStep:
-    return replace(step, screen=True, cycles=1)
-
-
 BURNT = ["u1", "u2", "u3", "u4"]
 EVEN = [*BURNT, "a0", "b1", "a1", "b2", "a2", "b3", "a3", "b4", "a4"]
 
 
 def test_a_chain(world: World) -> None:
-    assert world.hold() is None
+    assert world.chain() is None
     assert world.places == EVEN
     assert world.names[3:6] == ["chain:0-burn-in-4", "chain:0-baseline-0", "chain:0-candidate-1"]
     assert world.holds == len(set(world.names)) == 13
     runs = world.of(RunEvent)
     assert {(run.role, *run.argv, run.build_id) for run in runs} == {
-        ("burn-in", "one", "one", "B-one"),
-        ("baseline", "one", "one", "B-one"),
-        ("candidate", "two", "two", "B-two"),
+        ("burn-in", "one", "B-one"),
+        ("baseline", "one", "B-one"),
+        ("candidate", "two", "B-two"),
     }
     assert [run.position for run in runs] == list(range(13))
     assert {run.chain for run in runs} == {"chain:0"}
@@ -68,10 +177,9 @@ def test_a_chain(world: World) -> None:
 
 
 def test_what_is_told_of_a_chain(world: World) -> None:
-    scripted(world, {"candidate": drifted(0.5), "baseline-1": drifted(0.02)})
-    assert world.hold() is None
+    assert world.chain({"candidate": drifted(0.5), "baseline-1": drifted(0.02)}) is None
     told = world.of(ChainEvent)
-    assert [event.event for event in world.events] == ["run", "chain"] * 13
+    assert [event.event for event in world.of(Event)] == ["lock", *["run", "chain"] * 13, "lock"]
     assert [event.state for event in told] == ["burn-in"] * 4 + ["running"] * 8 + ["done"]
     assert [(event.done, event.total, event.cycles) for event in told] == [(n, 13, 4) for n in range(1, 14)]
     assert [event.valid for event in told] == [0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
@@ -99,7 +207,7 @@ def test_burn_in_until_every_cell_has_settled(world: World, first: list[float], 
     world.says = lambda name: (
         Outcome((first[i - 1], second[i - 1])) if (i := int(name.rpartition("-")[2])) and "burn" in name else Outcome()
     )
-    assert world.hold() is None
+    assert world.chain() is None
     assert world.places[: runs + 1] == [*(f"u{i + 1}" for i in range(runs)), "a0"]
     assert not any(flag for run in world.of(RunEvent) for flag in run.flags)
     assert world.of(ChainEvent)[-1].total == runs + 9
@@ -107,7 +215,7 @@ def test_burn_in_until_every_cell_has_settled(world: World, first: list[float], 
 
 def test_a_burn_in_that_never_settles_ends(world: World) -> None:
     world.says = lambda name: drifted(2.0 ** int(name.rpartition("-")[2]) if "burn-in" in name else 0.0, cell=1)
-    assert world.hold() is None
+    assert world.chain() is None
     assert world.places == [f"u{i}" for i in range(1, 17)] + EVEN[4:]
     unsettled = flag(Code.UNSETTLED, hard=False, runs=16)
     flags = [(run.role, run.cycle, *run.flags) for run in world.of(RunEvent) if run.flags]
@@ -126,7 +234,7 @@ def test_a_burn_in_that_never_settles_ends(world: World) -> None:
 def test_a_baseline_that_cannot_be_run(
     world: World, outcome: Outcome, kind: type[DgxlabError], message: str, next: str
 ) -> None:
-    error = scripted(world, {"burn-in-[23]": outcome}).hold()
+    error = world.chain({"burn-in-[23]": outcome})
     assert type(error) is kind
     assert (error.message, error.next) == (message, next)
     assert world.places == ["u1", "u2", "u3"]
@@ -134,9 +242,8 @@ def test_a_baseline_that_cannot_be_run(
 
 
 def test_a_stuck_clock_ends_the_job(world: World) -> None:
-    scripted(world, {"burn-in-1": Outcome(flags=(STUCK,))})
     with pytest.raises(ConditionsError, match="the GPU was busy at 611 MHz"):
-        world.hold()
+        world.chain({"burn-in-1": Outcome(flags=(STUCK,))})
     assert world.places == ["u1"]
 
 
@@ -158,74 +265,40 @@ MORE = ("b5", "a5", "b6", "a6")
 def test_only_a_flaw_brings_another_cycle(
     world: World, says: dict[str, Outcome], more: Sequence[str], valid: int
 ) -> None:
-    assert scripted(world, says).hold() is None
+    assert world.chain(says) is None
     assert world.places == [*EVEN, *more]
-    assert world.of(ChainEvent)[-1].valid == valid
-
-
-def test_a_cycle_with_a_flaw_gets_another(world: World) -> None:
-    assert scripted(world, {"baseline-2": Outcome(flags=(HOT,))}).hold() is None
-    assert world.places == [*EVEN, "b5", "a5", "b6", "a6"]
     told = world.of(ChainEvent)
-    assert [event.cycles for event in told][-6:] == [4, 5, 5, 6, 6, 6]
-    assert [event.valid for event in told][-6:] == [1, 2, 2, 3, 3, 4]
-    assert told[-1].total == told[-1].done == 17
+    assert (told[-1].valid, told[-1].done, told[-1].total) == (valid, 13 + len(more), 13 + len(more))
+    assert [event.cycles for event in told][-6:] == ([4, 5, 5, 6, 6, 6] if more else [4] * 6)
 
 
 @pytest.mark.parametrize(
-    ("says", "places", "kind", "begins", "ends", "next"),
+    ("says", "outcome", "places", "kind", "counts", "reason"),
     [
         # in the middle of its extra cycles
-        (
-            {"candidate-[1345]": Outcome(flags=(HOT,))},
-            [*EVEN, "b5", "a5"],
-            ConditionsError,
-            "1 of 5 cycles count and 3 are needed; cycle 5: candidate 5 ",
-            "HW thermal slowdown for 2.0 s",
-            AGAIN,
-        ),
+        ("candidate-[1345]", Outcome(flags=(HOT,)), [*EVEN, "b5", "a5"], ConditionsError, "1 of 5", HOT.reason),
         # a candidate that always crashes costs four cycles, not six
-        (
-            {"candidate": CRASH},
-            EVEN,
-            ConditionsError,
-            "0 of 4 cycles count and 3 are needed; cycle 4",
-            "candidate 4 failed: llama-bench was killed by SIGSEGV",
-            "dgxlab logs J raw/chain:0-candidate-4.err",
-        ),
+        ("candidate", CRASH, EVEN, ConditionsError, "0 of 4", f"failed: {CRASH.reasons[0]}"),
         # two cycles tell that a session compares nothing
-        (
-            {"candidate": UNENGAGED},
-            EVEN[:9],
-            GateFailed,
-            "0 of 2 cycles count",
-            f"candidate 2 discarded: {UNENGAGED.reasons[0]}",
-            "dgxlab logs J raw/chain:0-candidate-2.err",
-        ),
+        ("candidate", UNENGAGED, EVEN[:9], GateFailed, "0 of 2", f"discarded: {UNENGAGED.reasons[0]}"),
     ],
 )
 def test_a_chain_that_can_no_longer_count_stops(
-    world: World,
-    says: dict[str, Outcome],
-    places: list[str],
-    kind: type[DgxlabError],
-    begins: str,
-    ends: str,
-    next: str,
+    world: World, says: str, outcome: Outcome, places: list[str], kind: type[DgxlabError], counts: str, reason: str
 ) -> None:
-    error = scripted(world, says).hold()
+    error = world.chain({says: outcome})
     assert world.places == places
     assert type(error) is kind
-    assert error.message.startswith(f"chain:0 (llama-bench) gives no verdict: {begins}")
-    assert error.message.endswith(ends)
-    assert error.next == next
+    cycle = counts[-1]
+    words = f"{counts} cycles count and 3 are needed; cycle {cycle}: candidate {cycle} {reason}"
+    assert error.message == f"chain:0 (llama-bench) gives no verdict: {words}"
+    assert error.next == (AGAIN if outcome.flags else f"dgxlab logs J raw/chain:0-candidate-{cycle}.err")
     last = world.of(ChainEvent)[-1]
     assert (last.state, len(error.details.splitlines())) == ("done", last.cycle - last.valid)
 
 
 def test_one_lost_cell_does_not_cost_the_others_theirs(world: World) -> None:
-    scripted(world, {"baseline-[345]": drifted(0.1, cell=1)})
-    error = world.hold(lambda step: replace(step, cycles=5, claims=2))
+    error = world.chain({"baseline-[345]": drifted(0.1, cell=1)}, cycles=5, claims=2)
     assert world.places == [*EVEN, "b5", "a5"]
     assert type(error) is ConditionsError
     assert error.message.startswith(
@@ -234,13 +307,12 @@ def test_one_lost_cell_does_not_cost_the_others_theirs(world: World) -> None:
 
 
 def test_the_candidates_path_must_not_run_in_the_baseline(world: World) -> None:
-    assert world.hold(lambda step: replace(step, absent=("w4a16:",), cycles=2)) is None
+    assert world.chain(absent=("w4a16:",), cycles=2) is None
     assert world.absent == [("w4a16:",) if place[0] in "ua" else () for place in world.places]
 
 
 def test_lost_rows_are_run_again_in_their_place(world: World) -> None:
-    scripted(world, {"candidate-2-1": Outcome(), "candidate-2": SHORT, "baseline-3": SHORT})
-    assert world.hold() is None
+    assert world.chain({"candidate-2-1": Outcome(), "candidate-2": SHORT, "baseline-3": SHORT}) is None
     assert world.places[7:14] == ["b2", "b2", "a2", "b3", "a3", "a3", "b4"]
     assert world.names[7:9] == ["chain:0-candidate-2", "chain:0-candidate-2-1"]
     assert world.places[14:] == ["a4", "b5", "a5", "b6", "a6"]
@@ -253,7 +325,7 @@ def test_lost_rows_are_run_again_in_their_place(world: World) -> None:
 def test_a_run_after_a_wait_does_not_count(world: World, says: dict[str, Outcome], attempts: int) -> None:
     """The device cooled meanwhile; before the first run that is no gap. Another attempt does not close it."""
     world.waits = {1: 90.0, 6: 5.5}
-    assert scripted(world, says).hold() is None
+    assert world.chain(says) is None
     flags = [(run.role, run.cycle, *(each.kind for each in run.flags)) for run in world.of(RunEvent) if run.flags]
     assert flags == [("candidate", 1, "waited")] * attempts
     assert world.places[-2:] == ["b5", "a5"]
@@ -261,7 +333,7 @@ def test_a_run_after_a_wait_does_not_count(world: World, says: dict[str, Outcome
 
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_screen_is_one_bracket(world: World, closes: bool) -> None:
-    error = scripted(world, {} if closes else {"baseline-1": drifted(0.03)}).hold(screen)
+    error = world.chain({} if closes else {"baseline-1": drifted(0.03)}, screen=True, cycles=1)
     assert world.places == [*BURNT, "a0", "b1", "a1"]
     assert world.of(ChainEvent)[-1].total == 7
     assert type(error) is (type(None) if closes else ConditionsError)
@@ -269,7 +341,7 @@ def test_a_screen_is_one_bracket(world: World, closes: bool) -> None:
 
 
 def test_an_aa_session_runs_one_arm(world: World) -> None:
-    assert world.hold(lambda step: replace(step, candidate=step.baseline, pin=True)) is None
+    assert world.chain(candidate=ONE, pin=True) is None
     assert world.places == EVEN
     assert {run.arm for run in world.of(RunEvent)} == {"one"}
     assert world.pinned == [True] * 13
@@ -280,13 +352,12 @@ def noisy(name: str) -> Outcome:
     return drifted(0.02 * (number % 2) if "burn-in" in name else 0.0)
 
 
-def by_effect(step: ChainStep, **changes: Any) -> ChainStep:
-    return replace(step, **{"cycles": 0, "effect": 0.05, "claims": 2, **changes})
+BY_EFFECT = {"cycles": 0, "effect": 0.05, "claims": 2}
 
 
 def test_the_burn_in_decides_how_long_a_chain_is(world: World) -> None:
     world.says = noisy
-    assert world.hold(by_effect) is None
+    assert world.chain(**BY_EFFECT) is None
     told = world.of(ChainEvent)
     assert [(event.cycles, event.total) for event in told[:8]] == [(0, 0)] * 8
     chosen = told[8]
@@ -298,13 +369,12 @@ def test_the_burn_in_decides_how_long_a_chain_is(world: World) -> None:
         Slot(run.role, run.cycle, dict(zip(KEYS, each, strict=True)), "", run.seconds)
         for run, each in zip(world.of(RunEvent), values, strict=True)
     ]
-    runs = [RunStep("r", arm, "llama-bench", (), {}, CELLS) for arm in ("one", "two")]
-    assert planned(by_effect(ChainStep("chain:0", *runs, cycles=4, drift_limit=0.05)), slots) == 14
+    assert planned(replace(STEP, **BY_EFFECT), slots) == 14
 
 
 def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
     world.says = noisy
-    assert world.hold(lambda step: by_effect(step, max_s=27.5)) is None
+    assert world.chain(**BY_EFFECT, max_s=27.5) is None
     assert len(world.places) == 8 + 2 * 9 + 1
     (note,) = (event.note for event in world.of(ChainEvent) if event.note)
     assert note.startswith("9 cycles, to find ")
@@ -313,27 +383,21 @@ def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:
 
 @pytest.mark.parametrize("max_s", [18.5, 5.0])
 def test_a_limit_that_leaves_nothing_to_claim_ends_the_chain(world: World, max_s: float) -> None:
-    error = world.hold(lambda step: by_effect(step, max_s=max_s))
+    error = world.chain(**BY_EFFECT, max_s=max_s)
     assert type(error) is ConditionsError
     assert world.places == [f"u{i}" for i in range(1, 9)]
     assert world.of(ChainEvent)[-1].state == "done"
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    clock, says = [0.0], world.says
-
-    def run(name: str) -> Outcome:
-        clock[0] += 40.0
-        return says(name)
-
-    world.says = run
-    monkeypatch.setattr("dgxlab.agent.chain.time.monotonic", lambda: clock[0])
+@pytest.fixture
+def long_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dgxlab.agent.chain.time.monotonic", lambda: 40.0 * len(world.names))
 
 
-def test_a_block_warms_its_arm_before_the_run_that_counts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("long_runs")
+def test_a_block_warms_its_arm_before_the_run_that_counts(world: World) -> None:
     """Runs of 40 s in blocks of 60 s: two that warm the device, then one; those are in the record, and flawed."""
-    timed(monkeypatch, world)
-    assert world.hold(lambda step: replace(step, block_s=60.0)) is None
+    assert world.chain(block_s=60.0) is None
     assert world.places == [*BURNT, *(place for place in EVEN[4:] for _ in range(3))]
     kinds = [[flag.kind for flag in run.flags] for run in world.of(RunEvent)]
     assert kinds == [[]] * 4 + [["warming"], ["warming"], []] * 9
@@ -341,14 +405,10 @@ def test_a_block_warms_its_arm_before_the_run_that_counts(world: World, monkeypa
     assert world.of(ChainEvent)[-1].done == 13
 
 
-def test_a_block_whose_run_fails_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed(monkeypatch, scripted(world, {"candidate-2": CRASH}))
-    assert world.hold(lambda step: replace(step, block_s=60.0)) is None
+@pytest.mark.usefixtures("long_runs")
+def test_a_block_whose_run_fails_is_over(world: World) -> None:
+    assert world.chain({"candidate-2": CRASH}, block_s=60.0) is None
     assert [world.places.count(f"b{i}") for i in range(1, 6)] == [3, 1, 3, 3, 3]
-
-
-def cold(step: ChainStep) -> ChainStep:
-    return replace(step, thermal="cold", cycles=2)
 
 
 # -- runs that wait for the device to cool ----------------------------------------------------------------------------
@@ -373,7 +433,7 @@ def cools(world: World, at: Callable[[int, int], float]) -> None:
 @pytest.mark.usefixtures("quickly")
 def test_a_cold_chain_waits_for_its_gate(world: World) -> None:
     cools(world, lambda runs, looks: 50.0 if runs == 0 else max(40.0, 60.0 - looks))
-    assert world.hold(cold) is None
+    assert world.chain(thermal="cold", cycles=2) is None
     assert world.places == ["u1", "u2", "u3", "u4", "a0", "b1", "a1", "b2", "a2"]
     cooling = [event for event in world.of(ChainEvent) if event.state == "cooling"]
     assert cooling[0].note == "cooling from 59.0 °C until it gets no cooler"
@@ -391,7 +451,7 @@ def test_a_cold_chain_waits_for_its_gate(world: World) -> None:
 @pytest.mark.usefixtures("quickly")
 def test_a_device_that_stays_warm(world: World) -> None:
     cools(world, lambda runs, looks: 40.0 if runs < 3 else 44.04)
-    error = world.hold(cold)
+    error = world.chain(thermal="cold", cycles=2)
     assert isinstance(error, ConditionsError)
     assert (error.exit_code, error.next) == (8, AGAIN)
     assert error.message == "the device did not cool to 43.0 °C within 200 ms: it is at 44.0 °C"
@@ -401,7 +461,7 @@ def test_a_device_that_stays_warm(world: World) -> None:
 
 @pytest.mark.usefixtures("quickly")
 def test_no_temperature_no_cold_chain(world: World) -> None:
-    error = world.hold(cold)
+    error = world.chain(thermal="cold", cycles=2)
     assert isinstance(error, ConditionsError)
     assert (
         error.message
@@ -415,4 +475,4 @@ def test_no_temperature_no_cold_chain(world: World) -> None:
 def test_a_temperature_that_is_late_or_pauses(world: World) -> None:
     seen: Iterator[float | None] = iter([None, None, 40.0, None])
     world.warm = lambda: next(seen, 40.0)
-    assert world.hold(cold) is None
+    assert world.chain(thermal="cold", cycles=2) is None

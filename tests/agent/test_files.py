@@ -22,7 +22,6 @@ from dgxlab.agent.environment import Root, search_path
 from dgxlab.agent.files import unpack
 from dgxlab.agent.gates import run_gate
 from dgxlab.agent.measure import Bench
-from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, RemoteError
 from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate
 from dgxlab.model.events import GateEvent
@@ -63,16 +62,15 @@ def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "Traceback" not in caught.value.message + caught.value.details
 
 
-def test_a_gate_on_a_full_disk_blames_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gate_on_a_full_disk_blames_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """If it printed nothing that was kept; not if it printed its failing cases."""
     assert files.full_disk(tmp_path) == ""
     monkeypatch.setattr(files, "NEARLY_FULL", 1 << 62)
-    bench = Bench(tmp_path, (), Telemetry(tmp_path, tmp_path / "agent.pyz", {}), lambda note: None)
 
     def gated(*argv: str) -> GateEvent:
         gate = ParityGate("MUL_MAT", "CPU", Expectation(1, 1), 0)
         step = GateStep("gate:0", "one", gate, (CheckCommand(ARM, argv, {}),))
-        return run_gate(bench, step, "B", {}, lambda argv, paths: list(argv))
+        return run_gate(bench, step)
 
     gate = gated("echo", "-o", "MUL_MAT")
     assert gate.status == "failed"

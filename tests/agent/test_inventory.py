@@ -27,14 +27,15 @@ DAY = 86400.0
 @pytest.fixture
 def full(root: Root) -> Root:
     """A root with one of everything, forty days old."""
-    for folder in (root.build("b1"), root.work / "w1", root.tools / "cmake-1", root.jobs / "job1", root.objects):
+    for folder in (root.builds / "b1", root.work / "w1", root.tools / "cmake-1", root.jobs / "job1", root.objects):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "program").write_bytes(bytes(9000))
     for name in ("plan.json", "started", "journal.jsonl", "rc.reserved"):
         (root.jobs / "job1" / name).write_text("{}")
     Job(root.jobs / "job1").finish(exit_code=0, status="done", message="", next="")
     (root.agents / "a1.pyz").write_bytes(b"PK")
-    for name in ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "mine.gguf", "old.json", "old.gguf"):
+    made = ("synthetic-1.gguf", "synthetic-1.json", "synthetic-2-f16.gguf", "derived-1.gguf", "derived-1.json")
+    for name in (*made, "mine.gguf", "old.json", "old.gguf"):
         (root.models / name).write_bytes(bytes(5000))
     age(root.path, 40)
     return root
@@ -58,7 +59,8 @@ def leftovers(root: Root) -> list[str]:
 
 def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
     listed = {item.name: item for item in inventory(full)}
-    assert sorted(listed) == ["a1", "b1", "cmake-1", "job1", "llama.cpp.git", "synthetic-1", "synthetic-2-f16", "w1"]
+    models = ["derived-1", "synthetic-1", "synthetic-2-f16"]
+    assert sorted(listed) == sorted(["a1", "b1", "cmake-1", "job1", "llama.cpp.git", *models, "w1"])
     assert (listed["b1"].kind, listed["synthetic-1"].kind) == ("builds", "models")
     assert listed["b1"].bytes >= 9000
     assert listed["synthetic-1"].bytes >= 10000
@@ -69,7 +71,7 @@ def test_everything_is_listed_with_its_size_and_last_use(full: Root) -> None:
 def test_what_was_used_after_the_listing_stays(full: Root) -> None:
     """A build whose stamp was touched, a model whose record was."""
     wanted = named(full, "b1", "w1")
-    for touched in (full.build("b1") / "stamp.json", full.models / "synthetic-1.json"):
+    for touched in (full.builds / "b1" / "stamp.json", full.models / "synthetic-1.json"):
         touched.touch()
     assert {item.name for item in inventory(full) if time.time() - item.used < DAY} == {"b1", "synthetic-1"}
     done = remove(full, wanted)
@@ -131,7 +133,7 @@ def test_what_jobs_share_stays_while_a_job_of_an_older_agent_runs(full: Root) ->
     assert done.busy
     assert ("jobs", "job2", "it is running") in done.kept
     assert folder.exists()
-    assert full.build("b1").exists()
+    assert (full.builds / "b1").exists()
 
 
 def test_a_staged_job_and_names_that_are_not_listed_stay(full: Root, tmp_path: Path) -> None:
@@ -152,8 +154,8 @@ def test_links_are_not_followed(full: Root, tmp_path: Path) -> None:
     (outside / "b3" / "bin").mkdir(parents=True)
     (outside / "b3" / "bin" / "program").write_bytes(bytes(100_000))
     (full.builds / "b2").symlink_to(outside / "b3")
-    (full.build("b1") / "bin" / "link").symlink_to(outside)
-    age(full.build("b1"), 40)
+    (full.builds / "b1" / "bin" / "link").symlink_to(outside)
+    age(full.builds / "b1", 40)
     (full.tools / "cmake-1").rename(outside / "cmake-1")
     full.tools.rmdir()
     full.tools.symlink_to(outside)
@@ -161,7 +163,7 @@ def test_links_are_not_followed(full: Root, tmp_path: Path) -> None:
     assert not {"b2", "b3", "cmake-1"} & set(listed)
     assert listed["b1"].bytes < 100_000
     remove(full, named(full))
-    assert not full.build("b1").exists()
+    assert not (full.builds / "b1").exists()
     assert (outside / "b3" / "bin" / "program").stat().st_size == 100_000
     assert (outside / "cmake-1" / "bin" / "program").exists()
 
@@ -179,7 +181,7 @@ def test_leftovers_are_listed_after_a_day(full: Root) -> None:
 
 def test_an_interrupted_removal_is_finished_by_the_next(full: Root) -> None:
     (full.path / "trash").mkdir()
-    full.build("b1").rename(full.path / "trash" / "123-b1")
+    (full.builds / "b1").rename(full.path / "trash" / "123-b1")
     assert "b1" not in {item.name for item in inventory(full)}
     assert remove(full, []).removed == ()
     assert list((full.path / "trash").iterdir()) == []

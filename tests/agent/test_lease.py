@@ -12,7 +12,7 @@ import pytest
 
 from dgxlab.agent.gpus import ComputeProcess
 from dgxlab.agent.lease import DeviceLease, devices
-from dgxlab.agent.lock import BenchLock
+from dgxlab.agent.lock import BenchLock, Signature
 from dgxlab.errors import HostBusy, RemoteError
 from dgxlab.model import ARM, Arm, ChainStep, CheckCommand, GateStep, ParityGate, Plan, RunStep
 from tests.journals import source
@@ -74,7 +74,7 @@ def test_union_over_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices(plan(visible("0"), {}), H200) == ALL[:2]
 
 
-BOB = {"job": "J2", "user": "bob"}
+BOB = Signature("J2", "bob")
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.lock import BenchLock, OwnerFile, measuring, moment
+from dgxlab.agent.lock import BenchLock, OwnerFile, Signature, measuring, moment
 from dgxlab.errors import RemoteError
 from tests.sshd import ORDINARY_UID
 
-ALICE = {"job": "J1", "user": "alice"}
-BOB = {"job": "J2", "user": "bob"}
+ALICE = Signature("J1", "alice")
+BOB = Signature("J2", "bob")
 
 
 @pytest.fixture
@@ -165,11 +165,11 @@ def test_of_many_only_one_at_a_time(tmp_path: Path) -> None:
         """
         import os, sys, time
         from pathlib import Path
-        from dgxlab.agent.lock import BenchLock
+        from dgxlab.agent.lock import BenchLock, Signature
         here, *folders = map(Path, sys.argv[1:])
         lock = BenchLock("cpu", folders)
         for _ in range(20):
-            while not lock.take({"job": str(os.getpid()), "user": "x"}):
+            while not lock.take(Signature(str(os.getpid()), "x")):
                 time.sleep(0.001)
             alone = os.open(here / "alone", os.O_CREAT | os.O_EXCL)
             time.sleep(0.002)
@@ -191,7 +191,7 @@ def test_who_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, other, dead = (BenchLock(device) for device in ("cpu", "GPU-1", "GPU-2"))
     assert mine.take(ALICE)
     assert other.take(BOB)
-    assert dead.take({"job": "J3", "user": "bob"})
+    assert dead.take(Signature("J3", "bob"))
     dead.release()
     (tmp_path / "dgxlab-folder").mkdir()
     (tmp_path / "dgxlab-text").write_text("x")
@@ -235,7 +235,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def owner(path: Path, job: str = "J1") -> OwnerFile:
-    return OwnerFile(path, job, "alice")
+    return OwnerFile(path, Signature(job, "alice"))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def signed(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
     def start(name: str) -> tuple[BenchLock, OwnerFile]:
         held.append(BenchLock(f"GPU-{name}"))
-        assert held[-1].take({"job": name, "user": "alice"})
+        assert held[-1].take(Signature(name, "alice"))
         file = owner(path, name)
         file.sign()
         return held[-1], file

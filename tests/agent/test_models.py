@@ -17,8 +17,8 @@ from dgxlab import synth
 from dgxlab.agent import child, models
 from dgxlab.agent.environment import Root
 from dgxlab.agent.measure import Launch
-from dgxlab.errors import RemoteError
-from dgxlab.model import DerivedModel, ModelStep, SyntheticModel
+from dgxlab.errors import RemoteError, SpecError
+from dgxlab.model import DerivedModel, FileModel, ModelStep, SyntheticModel, model_id
 from dgxlab.model.events import ModelEvent
 
 NAME = "synthetic-1"
@@ -51,8 +51,7 @@ def launch(tmp_path: Path) -> Launcher:
 
 @pytest.fixture
 def make(root: Root, launch: Launcher) -> Callable[..., ModelEvent]:
-    path = root.models / f"{NAME}.gguf"
-    return lambda step=STEP, launch=launch: models.synthesize(root, step, NAME, path, launch)
+    return lambda step=STEP, launch=launch: models.make(root, step, NAME, launch)
 
 
 def names(root: Root) -> list[str]:
@@ -99,16 +98,66 @@ def test_two_jobs_and_one_model(root: Root, make: Callable[..., ModelEvent], lau
 
 def test_neither_sent_nor_written(root: Root, launch: Launcher) -> None:
     with pytest.raises(RemoteError, match="not made: false"):
-        models.synthesize(root, STEP, "synthetic-2", root.models / "synthetic-2.gguf", launch)
+        models.make(root, STEP, "synthetic-2", launch)
 
 
-def test_a_derived_model_is_made_from_the_finished_one(root: Root, launch: Launcher, tmp_path: Path) -> None:
-    source, path = tmp_path / "source.gguf", root.models / "synthetic-2.gguf"
-    source.write_bytes(F16)
-    step = replace(STEP, recipe=DerivedModel(RECIPE, "F16"), make=(), of="m")
-    event = models.synthesize(root, step, "synthetic-2", path, launch, source=source)
-    assert path.read_bytes() == source.read_bytes() == F16
-    assert event.recipe == step.recipe
+def derive(root: Root, launch: Launcher, source: bytes = F16, **changes: object) -> ModelEvent:
+    """Make a model from a file by `cp`."""
+    file = root.path / "source.gguf"
+    file.write_bytes(source)
+    how = DerivedModel(FileModel(str(file)), **{"quant": "F16", **changes})  # type: ignore[arg-type]
+    step = replace(STEP, recipe=how, make=(), of="m")
+    found, files = models.find(root, ModelStep("model:f", "arm", "f", str(file))), models.files(root, step)
+    return models.make(root, step, model_id(how, files), launch, source=found, files=files)
+
+
+def test_a_derived_model_is_made_from_the_finished_one_and_known_by_its_content(root: Root, launch: Launcher) -> None:
+    event = derive(root, launch)
+    assert Path(event.path).read_bytes() == F16
+    assert event.model_id.startswith("derived-")
+    assert event.contents == {
+        "architecture": "llama",
+        "parameters": sum(tensor.size for tensor in synth.tensors(RECIPE)),
+        "type": "F16",
+        "bits": pytest.approx(16.1, abs=0.1),
+        "per_token": 15232,  # two bytes a weight of a product, four of a norm
+        "files": {str(root.path / "source.gguf"): f"file-{DIGEST[:16]}"},
+        "requantised": False,
+        "fidelity": {},  # no tensor has another type
+    }
+    (root.path / "moved").mkdir()
+    shutil.move(root.path / "source.gguf", root.path / "moved")
+    assert derive(Root(root.path), launch).model_id == event.model_id
+
+
+def test_a_source_that_cannot_be_quantised_as_asked(root: Root, launch: Launcher) -> None:
+    with pytest.raises(SpecError, match="MXFP4_MOE is for experts"):
+        derive(root, launch, quant="MXFP4_MOE")
+    with pytest.raises(SpecError, match="IQ1_S needs an importance matrix"):
+        derive(root, launch, quant="IQ1_S")
+    with pytest.raises(SpecError, match=r"no whole GGUF file: tensor .* ends at byte"):
+        derive(root, launch, F16[:-100])
+    with pytest.raises(SpecError, match=r"model m is not on the host: there is no file /none/imatrix"):
+        derive(root, launch, quant="IQ1_S", imatrix="/none/imatrix")
+    assert [path.name for path in root.models.iterdir()] == [f"{NAME}-f16.gguf"]
+
+
+def test_a_file_is_read_once_and_known_by_what_is_in_it(root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"1")
+    seen = [models.identify(root, str(file)), models.identify(root, str(file), read=True)]
+    assert [(each or {})["model_id"] for each in seen] == ["unread", f"file-{hashlib.sha256(b'1').hexdigest()[:16]}"]
+    assert models.identify(root, str(file)) == seen[1]
+    file.rename(tmp_path / "n.gguf")
+    assert (models.identify(root, str(tmp_path / "n.gguf")) or {})["digest"] == (seen[1] or {})["digest"]
+    (tmp_path / "n.gguf").write_bytes(b"22")
+    assert models.identify(root, str(tmp_path / "n.gguf")) == {
+        "model_id": "unread",
+        "digest": "unread",
+        "path": str(tmp_path / "n.gguf"),
+        "size": 2,
+    }
+    assert models.identify(root, str(tmp_path / "none")) is None
 
 
 @pytest.mark.parametrize("suffix", [".json", ".gguf"])

@@ -31,7 +31,6 @@ NOTHING = {"boot_id": "b", "gpus": []}
 
 def started(folder: Path, script: str) -> Sampler:
     running = Sampler(["sh", "-c", script], folder / "samples", parse_host)
-    running.start()
     wait_until(lambda: running.settled)
     return running
 
@@ -96,6 +95,9 @@ def test_this_machine_is_sampled(tmp_path: Path) -> None:
     assert first.keys() == {"t", *facts.condition()}
     assert abs(first["mem_available_mib"] - facts.condition()["mem_available_mib"]) < 2048
     assert all(value is None or (math.isfinite(value) and value >= 0) for value in first.values())
+    state = watching.state()
+    assert (state["gpus"], state.keys() - first.keys()) == ([], {"boot_id", "gpus", "gpu_processes"})
+    assert state["cpu_temp_c"] is None or state["cpu_temp_c"] > 0  # an unknown value is no zero
     time.sleep(facts.PERIOD_S * 2)
     assert file.stat().st_size == size
 
@@ -184,7 +186,6 @@ fd = os.open({str(held)!r}, os.O_RDWR)
 os.set_inheritable(fd, True)
 samples = Path({str(tmp_path / "samples")!r})
 running = Sampler(["sh", "-c", "echo $$; ls -l /proc/$$/fd; echo listed; exec sleep 600"], samples, parse_host)
-running.start()
 while "listed" not in samples.read_text():
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -45,8 +45,7 @@ class Machine:
     repository: Path
     model: Path
     pin: str
-    later: str
-    """A commit that changes ggml/ggml.c."""
+    later: str  # a commit that changes ggml/ggml.c
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Project:
 
     machine: Machine
     folder: Path
-    run: Callable[..., Ran]
-    """Runs `dgxlab ARGS` in this process, through its real entry point."""
+    run: Callable[..., Ran]  # runs `dgxlab ARGS` in this process, through its real entry point
 
     def ok(self, *args: object) -> Ran:
         """Run a command that ends well."""
@@ -141,7 +139,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     source = repository / "ggml" / "ggml.c"
     source.write_text(source.read_text().replace("out of toys", "no toys left"))
     toy.git(repository, "commit", "-q", "-a", "-m", "later")
-    model.write_bytes(b"GGUF" + bytes(60))
+    model.write_bytes(toy.GGUF)
     return Machine(folder / "home", repository, model, pin, toy.git(repository, "rev-parse", "HEAD"))
 
 

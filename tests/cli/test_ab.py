@@ -231,7 +231,7 @@ def test_a_session_that_goes_on_shows_how_far_it_is(two: Project) -> None:
     assert (row["on_host"], row["kind"], row["name"]) == ("running", "ab", "slow-vs-slow")
     two.ok("cancel", job)
     attached = two.run("attach", job)
-    again = "dgxlab ab experiments/slow.yaml experiments/slow.yaml --host local"
+    again = "dgxlab ab slow slow --host local"
     assert (attached.rc, attached.next) == (130, again)
     assert "**invalid: 2 of 2 invalid**" in attached.out
 

@@ -107,20 +107,6 @@ def test_hosts_file_that_is_wrong_or_has_no_such_host(project: Project) -> None:
     assert "hosts.yaml:2: local: " in ran.error
 
 
-def test_known_hosts_matter_where_ssh_does(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "fresh" / ".ssh").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(tmp_path / "fresh"))
-    assert "this client ssh" not in told(project.run("doctor"))
-    (project.folder / "hosts.yaml").write_text("dgx: {ssh: me@dgx}\n")
-    if not Path("/etc/ssh/ssh_known_hosts").exists():
-        state = told(project.run("doctor"))["this client ssh"]
-        assert state.endswith("\nnext: dgxlab host add me@dgx --name dgx")
-    known = tmp_path / "fresh" / ".ssh" / "known_hosts"
-    known.write_text("")
-    state = told(project.run("doctor"))["this client ssh"]
-    assert (state.startswith("ok "), str(known) in state) == (True, True)
-
-
 def test_cache_that_cannot_be_written(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     finding = told(project.run("doctor"))["this client cache"]

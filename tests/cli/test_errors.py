@@ -96,7 +96,7 @@ def test_unknown_jobs_are_refused(measured: Project, command: str) -> None:
     """No pattern, nothing ambiguous: cancel must never hit another job than the one that was meant."""
     ran = measured.run(*command.split())
     refused(ran, 2, "no job begins with")
-    assert ran.next == "dgxlab jobs --host local"
+    assert ran.next == "dgxlab jobs"
 
 
 @pytest.mark.parametrize(

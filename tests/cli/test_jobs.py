@@ -77,8 +77,8 @@ def test_cancel_ends_the_job_and_keeps_what_it_measured(project: Project) -> Non
     assert project.run("cancel", job).out == f"job {job}: cancelled\n"
 
 
-def started_elsewhere(project: Project, tmp_path: Path) -> str:
-    spec = project.spec("slow", f"hypothesis: toys can be slow\n{SLOW}")
+def started_elsewhere(project: Project, tmp_path: Path, bench: str = SLOW) -> str:
+    spec = project.spec("slow", f"hypothesis: toys can be slow\n{bench}")
     job, _ = interrupt(project.spawn("run", spec, "--again", "--db", tmp_path / "other.db"))
     return job
 
@@ -107,7 +107,7 @@ def test_jobs_that_another_record_knows(measured: Project, tmp_path: Path) -> No
 
 
 def test_a_first_record_is_made_for_a_job_of_a_host(project: Project, tmp_path: Path) -> None:
-    job = started_elsewhere(project, tmp_path)
+    job = started_elsewhere(project, tmp_path, SLOW.replace("TOY: slow", "TOY: hang"))
     assert listed(project, job, "--host", "local")["recorded"] == "not here"
     assert not (project.folder / "results.db").exists()
     assert project.run("cancel", job[:-2], "--host", "local").out == f"job {job}: cancelled\n"
@@ -118,7 +118,7 @@ def test_killed_agent_is_lost_and_reported(project: Project) -> None:
     started = json.loads((project.machine.home / ".dgxlab" / "jobs" / job / "started").read_text())
     os.kill(started["pid"], signal.SIGKILL)
     attached = project.run("attach", job)
-    assert (attached.rc, attached.next) == (12, "dgxlab run experiments/slow.yaml --host local")
+    assert (attached.rc, attached.next) == (12, "dgxlab run slow --host local")
     assert attached.error.startswith(f"job {job} was lost")
     assert "| MUL_MAT | CPU | 4/4 |" in attached.out
     row = listed(project, job)
@@ -144,7 +144,7 @@ def test_ctrl_c_before_a_job_is_said_too(project: Project, tmp_path: Path) -> No
 def test_jobs_that_the_record_does_not_know(measured: Project) -> None:
     measured.hosts.write_text("box: {local: true}\nspark: {ssh: spark}\n")
     for command in ("attach", "cancel", "logs", "report"):
-        assert measured.run(command, "nope").next == "dgxlab jobs --host spark"
+        assert measured.run(command, "nope").next == "dgxlab jobs"
     for command in ("attach", "cancel"):
         assert measured.run(command, "nope", "--host", "box").next == "dgxlab jobs --host box"
     attach = "dgxlab attach nope --host box"

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from tests.journals import dump
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LOG = GOLDEN / "h200" / "tbo-perf-gdn.txt"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def test_everything_that_was_read_is_kept(store: Store) -> None:

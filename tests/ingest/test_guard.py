@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ JOB = "20261120-120000-cuda-1"
 H200 = "NVIDIA H200"
 WIDE = SyntheticModel(n_layer=8, n_embd=4096, n_ff=14336, n_head=32, n_head_kv=8, n_vocab=32000, quant="Q4_K_M")
 """1.745e9 weights in its layers."""
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store.open(tmp_path / "results.db") as opened:
-        yield opened
 
 
 def begun(*gpus: str, cuda: str = "ON", **model: Any) -> Journal:

@@ -59,17 +59,6 @@ def test_any_cut_and_overlap(fresh: Fresh, journal: Journal, cuts: list[tuple[in
         assert piecewise.job(job_id).journal_bytes == len(text)
 
 
-def test_the_database_can_be_rebuilt_from_journals(tmp_path: Path) -> None:
-    journals = [whole(f"job-{n}", runs=n + 1) for n in range(3)]
-    with Store.open(tmp_path / "a.db") as first, Store.open(tmp_path / "b.db") as second:
-        for store, order in ((first, journals), (second, journals[::-1])):
-            for journal in order:
-                intend(store, journal)
-                ingest(store, journal.plan.job_id, journal.lines())
-        assert dump(first, intent_times=False) == dump(second, intent_times=False)
-        assert len(dump(first)["runs"]) == 6
-
-
 def test_a_slow_source_does_not_hold_the_database(fresh: Fresh, tmp_path: Path) -> None:
     with fresh(tmp_path) as store, Store.open(tmp_path / "results.db") as other:
 

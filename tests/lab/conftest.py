@@ -91,13 +91,14 @@ class ToyLab:
         assert isinstance(outcome.error, kind), outcome.error
         return outcome.error, events
 
-    def submit(self, experiment: Experiment) -> Plan:
-        """Start a job as `run` does, and be gone before reading a line of it."""
-        side = self.side(experiment)
-        probe = ask(self.host, side)
-        _, job = planned(self.lab.store, Request("run", experiment), [side], probe)
+    def submit(self, experiment: Experiment, baseline: Experiment | None = None) -> Plan:
+        """Start a job as `run` or `ab` does, and be gone before reading a line of it."""
+        request = Request("ab" if baseline else "run", experiment, baseline)
+        sides = [self.side(each) for each in request.experiments]
+        probe = ask(self.host, *sides)
+        _, job = planned(self.lab.store, request, sides, probe)
         assert job
-        start(self.lab, self.host, job, probe, quiet, of=[experiment])
+        start(self.lab, self.host, job, probe, quiet)
         return job
 
     def wait_for(self, job_id: str, text: str) -> None:

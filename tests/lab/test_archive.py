@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dgxlab.errors import CheckFailed, UsageError
-from dgxlab.lab.raw import copy, incoming, listing, path_of, unpack
+from dgxlab.lab.raw import content as raw_content
+from dgxlab.lab.raw import incoming, listing, path_of, unpack
 
 BIG = 1 << 22
 
@@ -111,9 +112,8 @@ def test_unpack_and_copy_give_the_same_bytes(tmp_path: Path) -> None:
     unpack(path, tmp_path / "new" / "out")
     assert (tmp_path / "new" / "out" / "raw" / "run-0.out").read_bytes() == content
     assert (tmp_path / "new" / "out" / "plan.json").read_bytes() == b"{}"
-    chunks: list[bytes] = []
-    copy(path, "raw/run-0.out", chunks.append)
-    assert b"".join(chunks) == content
+    assert raw_content(path, "raw/run-0.out") == content
+    assert raw_content(path, "absent") == b""
     with pytest.raises(UsageError, match="cannot unpack into"):
         unpack(path, tmp_path / "new" / "out")
     (tmp_path / "theirs").mkdir()

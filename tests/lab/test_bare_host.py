@@ -33,8 +33,7 @@ from tests.lab.conftest import ToyLab, kinds, notes
 from tests.proxy import Proxy
 from tests.sshd import make_key, sshd
 
-LACKING = re.compile(r"(cmake|ctest|cpack|ninja|nvcc).*")
-"""Programs that a bare host does not have."""
+LACKING = re.compile(r"(cmake|ctest|cpack|ninja|nvcc).*")  # programs that a bare host does not have
 
 RECIPE = SyntheticModel(n_embd=128, n_ff=256, n_head=2, n_head_kv=2, n_vocab=8000, quant="F16")
 """5 MB; the toy does not read it, and nothing quantises it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dgxlab.agent.lock import BenchLock
+from dgxlab.agent.lock import BenchLock, Signature
 from dgxlab.errors import AGAIN, GateFailed, HostBusy
 from dgxlab.model import EngagedGate, Experiment, HostEntry
 from dgxlab.transport.host import Host
@@ -51,7 +51,7 @@ class Gpus:
 
     def lock(self, gpu: int = 0, job: str = "J1") -> BenchLock:
         lock = BenchLock(self.uuids[gpu])
-        assert lock.take({"job": job, "user": "alice"})
+        assert lock.take(Signature(job, "alice"))
         return lock
 
     def locks(self) -> set[int]:
@@ -59,7 +59,7 @@ class Gpus:
         held = set()
         for number, uuid in enumerate(self.uuids):
             lock = BenchLock(uuid)
-            if not lock.take({}):
+            if not lock.take(Signature("J", "bob")):
                 held.add(number)
             lock.release()
         return held

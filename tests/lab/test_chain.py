@@ -49,7 +49,7 @@ def chain(cycles: int) -> list[str]:
 def test_a_model_of_one_name_that_is_another_in_each_arm(toy_lab: ToyLab) -> None:
     files = {name: toy_lab.folder / f"{name}.gguf" for name in ("stock", "other")}
     for number, path in enumerate(files.values()):
-        path.write_bytes(b"GGUF" + bytes(60 + number))
+        path.write_bytes(toy.GGUF + bytes(number))
     events, end = hold(toy_lab, *(arm(toy_lab, name, models={"m": FileModel(str(files[name]))}) for name in files))
     assert end["exit_code"] == 0
     known = {event["path"]: event["model_id"] for event in kinds(events, "model")}

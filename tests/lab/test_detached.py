@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab import plan
+from dgxlab import audit, plan
 from dgxlab.agent.job import Job
 from dgxlab.errors import AGAIN, Interrupted, JobLost, RemoteError, SpecError
 from dgxlab.lab.jobs import INTENT_S, follow, settle
@@ -20,7 +20,8 @@ from dgxlab.store import Locked, Store, connect
 from dgxlab.transport.base import HostLost
 from dgxlab.transport.host import Host, JobStatus
 from dgxlab.transport.local import LocalTransport
-from tests.lab.conftest import ToyLab, quiet
+from tests.lab.conftest import ToyLab, kinds, notes, quiet
+from tests.lab.test_chain import arm
 
 
 def test_a_locked_record_is_waited_for(toy_lab: ToyLab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +54,7 @@ def intend(lab: ToyLab, experiment: Experiment, *, age_s: float = 0.0) -> Plan:
     """Record a job that its client has not submitted yet."""
     source = resolve(lab.lab.cache, experiment, None, quiet)
     job = plan.make(experiment, source, job_id=plan.new_job_id("toy"))
-    lab.lab.store.intend(job, experiment, lab.host.name, "0")
+    lab.lab.store.intend(job, lab.host.name, "0")
     lab.lab.store.update_job(job.job_id, intent_at=time.time() - age_s)
     return job
 
@@ -164,6 +165,39 @@ def test_a_host_that_answered_is_waited_for(toy_lab: ToyLab) -> None:
     settle(toy_lab.lab, host, None, lambda event: notes.append(event.note))
     assert [note.partition("; ")[2] for note in notes] == ["trying again in 1 s (1 of 23)"]
     assert {toy_lab.lab.store.job(job.job_id).state for job in jobs} == {"lost"}
+
+
+def arms(lab: ToyLab) -> tuple[Experiment, Experiment]:
+    """Return a baseline and a candidate of half its speed, whose session takes some seconds."""
+    return arm(lab, "stock", {"TOY_MS": "100"}), arm(lab, "half", {"TOY_MS": "100", "TOY": "half"})
+
+
+def test_a_session_is_followed_by_the_next_command(toy_lab: ToyLab) -> None:
+    baseline, candidate = arms(toy_lab)
+    job = toy_lab.submit(candidate, baseline)
+    toy_lab.wait_for(job.job_id, '"role":"candidate"')
+    outcome, events = toy_lab.run_well(candidate, "ab", baseline=baseline)
+    assert outcome.job_id == job.job_id
+    assert [job.job_id in note for note in notes(events, "went on without this command")] == [True]
+    places = [(run["role"], run["cycle"]) for run in kinds(events, "run")]
+    assert (len(places), len(set(places))) == (4 + 1 + 2 * 6, len(places))
+    assert [row["verdict"] for row in toy_lab.lab.store.verdicts(job.job_id)] == ["slower"]
+
+
+def test_a_cancelled_session_is_held_again(toy_lab: ToyLab) -> None:
+    """Its verdicts are invalid; the next one has the same builds and measures everything itself."""
+    baseline, candidate = arms(toy_lab)
+    job, store = toy_lab.submit(candidate, baseline), toy_lab.lab.store
+    toy_lab.wait_for(job.job_id, '"role":"candidate"')
+    toy_lab.host.cancel(job.job_id)
+    outcome, events = toy_lab.run_well(candidate, "ab", baseline=baseline)
+    assert (outcome.job_id != job.job_id, store.job(job.job_id).state) == (True, "cancelled")
+    verdicts = [[row["verdict"] for row in store.verdicts(job_id)] for job_id in (job.job_id, outcome.job_id)]
+    assert verdicts == [["invalid"], ["slower"]]
+    assert [build["reused"] for build in kinds(events, "build")][-2:] == [
+        True
+    ] * 2  # the first are of the cancelled one
+    assert audit.check(store) == []
 
 
 def test_killed_agent_loses_nothing_that_was_measured(toy_lab: ToyLab) -> None:

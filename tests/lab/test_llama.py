@@ -15,7 +15,7 @@ from dgxlab.judgement import Judged
 from dgxlab.lab import provision
 from dgxlab.lab.outlook import outlook
 from dgxlab.lab.session import Outcome
-from dgxlab.model import DerivedModel, Experiment, ParityGate, Session, SyntheticModel
+from dgxlab.model import DerivedModel, Expectation, Experiment, ParityGate, Session, SyntheticModel
 from dgxlab.source import PinCache
 from dgxlab.spec import load
 from dgxlab.tools import GreedyGate, LlamaBench, PerplexityGate
@@ -72,6 +72,22 @@ def test_stock_and_patched_are_different_builds(quickstart: Quickstart) -> None:
     assert outcome.error is None
     rows = quickstart.bench.lab.store.rows("SELECT tree, binaries FROM builds")
     assert len({row["tree"] for row in rows}) == len({row["binaries"] for row in rows}) == len(rows) == 2
+
+
+OPERATIONS = {"GATED_DELTA_NET": 36, "SSM_CONV": 45, "MUL_MAT_ID": 789}
+"""Cases of the pin for what models with experts or a gated delta net add."""
+
+
+@pytest.mark.usefixtures("llama_bin")
+def test_experts_and_delta_nets_are_gated(make_bench: Callable[[], Bench]) -> None:
+    gates = tuple(ParityGate(op, "CPU", Expectation(count, count)) for op, count in OPERATIONS.items())
+    experiment = load(PROJECT / "experiments" / "cpu" / "quickstart.yaml")
+    outcome, events = make_bench().run(replace(experiment, models={}, gates=gates, bench=()), kind="gate")
+    assert outcome.error is None
+    counted = {event["gate"]["op"]: event["readings"]["arm"] for event in kinds(events, "gate")}
+    assert {op: (reading["passed"], reading["total"]) for op, reading in counted.items()} == {
+        op: (count, count) for op, count in OPERATIONS.items()
+    }
 
 
 RECIPE = SyntheticModel(

@@ -171,7 +171,7 @@ def test_a_journal_that_was_changed_before_it_was_read(toy_lab: ToyLab, make_toy
     journal = folder(toy_lab, job.job_id) / "journal.jsonl"
     journal.write_bytes(journal.read_bytes().replace(b'"samples":[', b'"samples":[9'))
     other = make_toy_lab("other")
-    other.lab.store.intend(job.plan, None, "local", "0.1.0", found=job.plan_json)
+    other.lab.store.intend(job.plan, "local", "0.1.0", staged=job.plan_json)
     with pytest.raises(JobLost, match="journal is not"):
         follow(other.lab, other.host, job.job_id, quiet)
     assert other.lab.store.job(job.job_id).state == "lost"

@@ -81,8 +81,7 @@ def test_lost_rows_are_run_again(toy_lab: ToyLab) -> None:
     assert raw.describe(toy_lab.lab.store.job(outcome.job_id), "raw/run-0-2.out") == "run:0 batched-bench 2 stdout"
 
 
-FAILING = "MUL_MAT(type_a=q4_0,n=9)"
-"""The toy's case that fails."""
+FAILING = "MUL_MAT(type_a=q4_0,n=9)"  # the toy's case that fails
 
 
 def test_a_flaky_case_is_recorded_and_passes(toy_lab: ToyLab, tmp_path: Path) -> None:

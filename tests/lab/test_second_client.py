@@ -136,7 +136,7 @@ def test_another_tree_is_not_joined(mine: ToyLab, theirs: ToyLab, running: Plan,
 def test_an_adopted_job_is_as_old_as_its_id(
     theirs: ToyLab, running: Plan, slow: Experiment, stamp: str, at: float | None
 ) -> None:
-    theirs.lab.store.intend(replace(running, job_id="20260601-000000-toy-000000"), slow, "local", "0")
+    theirs.lab.store.intend(replace(running, job_id="20260601-000000-toy-000000"), "local", "0")
     theirs.lab.store.update_job("20260601-000000-toy-000000", intent_at=1780272000.0)
     folder = theirs.root / "jobs" / f"{stamp}-toy-abcdef"
     shutil.copytree(theirs.root / "jobs" / running.job_id, folder)

@@ -71,10 +71,8 @@ def test_runs_by_role_and_cycles_that_do_not_count(store: Store) -> None:
         _, _, before, between = times["_drift"][:4]
         after = times["_drift"][4]
         spans = [patch.get_extents().transformed(axes.transData.inverted()) for patch in axes.patches]
-        assert [(span.x0, span.x1) for span in spans] == [
-            pytest.approx((before, between)),
-            pytest.approx((between, after)),
-        ]
+        cycles = [pytest.approx(ends) for ends in ((before, between), (between, after))]
+        assert [(span.x0, span.x1) for span in spans] == cycles
         assert 0 < times[BURN_IN][0] < times[CANDIDATE][-1] < axes.get_xlim()[1]
 
 

@@ -122,7 +122,7 @@ def figure(**changes: object) -> Figure:
 def test_the_test_of_llama_bench_is_read_from_metric_or_test(test: str, metric: str, cell: str, more: str) -> None:
     about = stream(figure(test=test, metric=metric))
     assert about is not None
-    assert (about.cell, about.metric, about.more) == ((cell,), "avg_ts", more)
+    assert (about.cell, about.metric, about.more) == ((("test", cell),), "avg_ts", more)
 
 
 @pytest.mark.parametrize("test", ["prefill today", "ppl", "GGML_CUDA_FORCE_CUBLAS env off", "", "512"])
@@ -131,8 +131,8 @@ def test_what_names_no_test_is_of_none(test: str) -> None:
 
 
 def test_missing_sizes_are_not_guessed(store: Store) -> None:
-    assert batch(figure(test="B=8", metric="S_TG")).cell == (None, None, 8)  # type: ignore[union-attr]
-    assert batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (128, 64, 8)  # type: ignore[union-attr]
+    assert batch(figure(test="B=8", metric="S_TG")).cell == (("PP", None), ("TG", None), ("B", 8))  # type: ignore[union-attr]
+    assert batch(figure(test="npp128 ntg64 npl8 -c 33000", metric="S_PP")).cell == (("PP", 128), ("TG", 64), ("B", 8))  # type: ignore[union-attr]
     assert batch(figure(test="npp128", metric="S_PP")) is None
     (table,) = page(store, query(ASKED["concurrency"])).tables
     unsaid = [row for row in table.rows if row["B"] == 8 and row["PP"] is None]

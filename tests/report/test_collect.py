@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 
 from dgxlab import stats
-from dgxlab.model import CellResult, Device, FileModel, GateStep, Measurement, ParityGate, RunStep, to_json
-from dgxlab.report import Number, Report, Table, collect, collect_experiment
+from dgxlab.model import (
+    CellResult,
+    DerivedModel,
+    Device,
+    FileModel,
+    GateStep,
+    Measurement,
+    ModelStep,
+    ParityGate,
+    RunStep,
+    to_json,
+)
+from dgxlab.report import Number, Report, Table, collect, collect_experiment, page, query, render
 from dgxlab.store import Store
 from dgxlab.tools import BackendOpsBench, LlamaBench, PerplexityGate
 from tests.journals import facts, source
@@ -200,22 +211,6 @@ def test_a_spec_of_another_dgxlab_falls_back_to_the_plan(store: Store) -> None:
     assert speeds(collect(store, "h200")) == {"pp512": 100.0, "tg32": 100.0}
 
 
-def test_the_json_twin_has_the_numbers(store: Store) -> None:
-    whole(store, A)
-    report = json.loads(json.dumps(to_json(collect(store, "h200")), allow_nan=False))
-    (ops,) = (table for table in report["tables"] if table["form"] == "ops")
-    alone = {"n": 1, "spread": None, "of": "samples"}
-    assert ops["rows"][0] == {
-        "type_a": "q4_0",
-        "m": 4096,
-        "n": 1,
-        "k": 14336,
-        "time_us": {"metric": "time_us", "unit": "us", "median": 14.388455, **alone},
-        "flops": {"metric": "flops", "unit": "FLOPS", "median": 8162135152842.867, **alone},
-    }
-    assert ops["provenance"]["sessions"] == [A]
-
-
 @pytest.mark.parametrize("samples", [(7.0,), (3.0, 1.0), (0.3, 0.1, 0.2, 9.9), (5.0, 5.0, 1.7, 2.4, 9.1)])
 def test_views_say_what_stats_says(store: Store, samples: tuple[float, ...]) -> None:
     def tool(step: RunStep) -> tuple[CellResult, ...]:
@@ -230,3 +225,50 @@ def test_views_say_what_stats_says(store: Store, samples: tuple[float, ...]) -> 
     columns = ",".join(wanted)
     rows = store.rows(f"SELECT {columns} FROM measurements WHERE job_id = ?", (B,))  # noqa: S608 - names above
     assert rows == store.rows(f"SELECT {columns} FROM latest") == [wanted] * 2  # noqa: S608
+
+
+def test_tables_name_what_a_model_holds(store: Store) -> None:
+    """Architecture, weights and type beneath the table; how near the weights are with the provenance of a session."""
+    near = {"types": "Q4_0", "weights": 9000, "sampled": 8192, "nmse": 0.01, "sqnr_db": 20.0}
+    unknown = {**near, "types": "IQ2_XS", "sampled": 0, "nmse": None, "sqnr_db": None}
+    contents = {
+        "architecture": "qwen3",
+        "parameters": 1_500_000_000,
+        "type": "Q4_0",
+        "bits": 4.5,
+        "per_token": 1_000_000_000,
+        "files": {},
+        "requantised": True,
+        "fidelity": {"ffn": near, "output": unknown},
+    }
+    session = Session(store, SMALL, A)
+    session.journal.build("h200")
+    for step in session.plan.steps:
+        if isinstance(step, ModelStep):
+            session.model(step, contents=contents)
+    session.runs(numbers(100.0)).end()
+    report = collect(store, "h200")
+    text = "q4k: qwen3, 1.50 B weights, Q4_0, 4.50 bits a weight, quantised twice: not for quality"
+    assert form(report, "single-stream").provenance.models == (text,)
+    assert f"model {text}" in render(report)
+    shares = {row["test"]: row["of_ceiling"] for row in form(report, "single-stream").rows}
+    assert shares == {"pp512": None, "tg32": "2.1"}  # 100 times 1 GB of 4800 GB/s
+    (table,) = page(store, query({"form": "provenance", "experiment": "h200"})).tables
+    (told,) = (row for row in table.rows if "model q4k" in row.values())
+    assert "ffn Q4_0 SQNR 20.0 dB (NMSE 0.01) over 8,192 of 9,000 weights; output IQ2_XS no SQNR" in str(told)
+
+
+def test_a_model_made_from_a_file_is_the_one_of_the_newest_run(store: Store) -> None:
+    """The host knows the file's content, and so the model's id; the client knows the recipe."""
+    models = {"f": FileModel("~/f16.gguf"), "q4k": DerivedModel(FileModel("~/f16.gguf"), "Q4_K_M")}
+    experiment = replace(SMALL, models=models)
+    for job, identity, value in ((A, "derived-old", 100.0), (B, "derived-new", 200.0)):
+        session = Session(store, experiment, job)
+        session.journal.build("h200")
+        for step in session.plan.steps:
+            if isinstance(step, ModelStep):
+                session.model(step, **({"model_id": identity} if step.recipe else {}))
+        session.runs(numbers(value), model_id=identity).end()
+    report = collect(store, "h200")
+    assert (speeds(report), report.missing) == ({"pp512": 200.0, "tg32": 200.0}, ())
+    assert form(report, "single-stream").provenance.synthetic == ()

@@ -16,9 +16,9 @@ from dgxlab.model import CANDIDATE, PROTOCOL, CellResult, ChainStep, RunStep, to
 from dgxlab.report import KEYS, Table, overview, page, query, render_overview, render_page
 from dgxlab.report.forms import FORMS
 from dgxlab.store import Store
+from dgxlab.store.records import experiment_row
 from dgxlab.tools import BackendOpsBench
 from tests.journals import CAPPED, CLOCK, THROTTLED, source
-from tests.report.test_markdown import EVIL, tokens
 from tests.report.worlds import GPU, H200, Session, agrees, h200, numbers, session_of_two
 
 GOLDEN = Path(__file__).resolve().parent / "golden" / "forms"
@@ -87,7 +87,7 @@ def world(store: Store) -> None:
     prepack.gates(**gate, reasons=["passed 1101 of 1103"])
     prepack.journal.add("error", exit_code=5, message="gate MUL_MAT on CUDA0 failed", next="", details="")
     prepack.end("failed", 5)
-    store.know(h200(name="stream-k", hypothesis="stream-k fills the last wave"))
+    store.put("experiments", experiment_row(h200(name="stream-k", hypothesis="stream-k fills the last wave").spec))
     last = session_of_two(
         store, "20261120-180000-forms", host=MACHINE, bench=BENCH, candidate={"name": "async", "hypothesis": "cp.async"}
     )
@@ -127,7 +127,8 @@ def table(store: Store, **words: str) -> Table:
 
 
 def test_the_command_line_has_every_form() -> None:
-    assert [form.value for form in Form] == list(KEYS) == list(FORMS) == [*ASKED, "published", "imported"]
+    assert [form.value for form in Form] == list(KEYS) == list(FORMS)
+    assert set(FORMS) == {*ASKED, "profile", "published", "imported"}
 
 
 @pytest.mark.parametrize("form", ASKED)
@@ -281,17 +282,3 @@ def test_golden_refusals(store: Store) -> None:
         question = " ".join(f"{key}={value!r}" for key, value in words.items())
         lines.append(f"{question}\n  {message}\n  next: {error.value.next}\n")
     assert agrees("".join(lines), GOLDEN / "refused.txt")
-
-
-def test_no_text_of_the_record_can_forge_a_row(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "results.db") as store:
-        session = step(store, "tiles", "20261120-150000-forms", hypothesis=EVIL).build()
-        session.journal.add("error", exit_code=4, message=EVIL, next="", details="")
-        session.end("failed", 4)
-        pages = [shown(store, form="levers"), render_overview(overview(store))]
-    for text, rows in zip(pages, (2, 2), strict=True):
-        parsed = tokens(text)
-        assert sum(token.type == "tr_open" for token in parsed) == rows
-        inline = {child.type for token in parsed for child in token.children or []}
-        assert inline <= {"text", "text_special", "code_inline", "softbreak"}
-    assert "h2" not in {token.tag for token in tokens(pages[0])}

@@ -45,12 +45,7 @@ def test_what_varies_is_a_column_and_the_rest_is_beneath(store: Store) -> None:
     )
     headers, _, body = layout(table)
     assert headers == ["model", "test", "n_ubatch", "t/s"]
-    assert [row[:3] for row in body] == [
-        ["q4k", "pp512", "512"],
-        ["q4k", "pp512", "2048"],
-        ["q4k", "tg32", "512"],
-        ["q4k", "tg32", "2048"],
-    ]
+    assert [row[:3] for row in body] == [["q4k", test, size] for test in ("pp512", "tg32") for size in ("512", "2048")]
     assert table.settings == {"type_k": "f16"}
 
 
@@ -75,14 +70,7 @@ def test_op_columns_come_in_the_order_of_a_gemm(store: Store) -> None:
     headers, rules, body = layout(table)
     assert headers == ["type_a", "m", "n", "k", "bs", "time (us)"]
     assert rules == ["---", "---:", "---:", "---:", "---", "---:"]
-    assert [(row[0], row[2]) for row in body] == [
-        ("q4_0", "1"),
-        ("q4_0", "8"),
-        ("q4_0", "512"),
-        ("q4_K", "1"),
-        ("q4_K", "8"),
-        ("q4_K", "512"),
-    ]
+    assert [(row[0], row[2]) for row in body] == [(type_a, n) for type_a in ("q4_0", "q4_K") for n in ("1", "8", "512")]
 
 
 def test_each_op_backend_and_model_has_its_table(store: Store) -> None:

@@ -77,10 +77,10 @@ def h200(**changes: Any) -> Experiment:
         "name": "h200",
         "hypothesis": "stock MMQ is bound by weights up to n=8",
         "pin": PIN,
-        "sources": ("https://github.com/ggml-org/llama.cpp",),
         "path": "/lab/experiments/h200.yaml",
         "root": "/lab",
         "host": "h200",
+        "sources": ("https://github.com/ggml-org/llama.cpp",),
         "cmake": {"GGML_CUDA": "ON", "CMAKE_CUDA_ARCHITECTURES": "90"},
         "models": {"q4k": RECIPE},
         "gates": (ParityGate("MUL_MAT", "CUDA0", Expectation(1103, 1103), 306),),
@@ -188,7 +188,7 @@ class Session:
     ) -> None:
         self.store = store
         self.plan = plan or planning.make(experiment, tree or source(), job_id=job_id, wanted=wanted)
-        store.intend(self.plan, experiment, host_name, "0.1.0")
+        store.intend(self.plan, host_name, "0.1.0")
         # sessions later in the alphabet are later in time, also in the clock that tells which is newest
         at = 1_763_640_000.0 + 100_000 * sum(ord(c) for c in job_id)
         store.update_job(job_id, intent_at=at)
@@ -216,17 +216,9 @@ class Session:
         for step in self.plan.steps:
             if isinstance(step, GateStep) and isinstance(step.gate, ParityGate) and step.id.endswith(":after") == after:
                 reading = read_gate(text or (GOLDEN / "tbo-test-mul_mat.txt").read_text(), step.gate.backend)
-                fields = {
-                    "id": step.id,
-                    "arm": step.arm,
-                    "gate": step.gate,
-                    "env": step.env,
-                    "argv": step.commands[0].argv,
-                    "total": reading.total,
-                    "unsupported": reading.unsupported,
-                    "passed": reading.passed,
-                }
-                self.journal.gate(**{**fields, **changes})
+                counts = {"total": reading.total, "unsupported": reading.unsupported, "passed": reading.passed}
+                about = {"id": step.id, "arm": step.arm, "gate": step.gate, "env": step.env}
+                self.journal.gate(**{**about, "argv": step.commands[0].argv, **counts, **changes})
         return self
 
     def runs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dgxlab import series
-from tests.repos import GGML_C, function, git, write
+from tests.repos import function, git, write
 from tests.series.conftest import Project, twice
 
 
@@ -14,21 +14,11 @@ def check(project: Project, name: str = "shout", pin: str = "") -> list[str]:
     return series.check(project.root, name, project.cache, pin or project.pin)
 
 
-def test_good(shout: Project) -> None:
-    assert check(shout) == []
-
-
 def test_files(shout: Project) -> None:
     write(shout.root, {"patches/shout/stray.patch": "x", "patches/shout/series": "shout.patch\ngone.patch\n"})
     assert [problem.split()[0] for problem in check(shout)] == ["gone.patch:", "stray.patch"]
     (problem,) = check(shout, "none")
     assert f"{shout.root}/patches/none/series" in problem
-
-
-def test_moved(shout: Project) -> None:
-    moved = shout.new_pin({"ggml/ggml.c": function("zero") + GGML_C})
-    problem = check(shout, pin=moved)[0]
-    assert all(word in problem for word in ("series shout", "shout.patch", moved[:12], "ggml/ggml.c moved"))
 
 
 @pytest.mark.parametrize(

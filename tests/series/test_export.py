@@ -163,7 +163,7 @@ def test_refused(project: Project, tmp_path: Path) -> None:
     (project.clone / "ggml/x.bin").unlink()
     git(project.clone, "checkout", "--quiet", "-b", "side")
     commit(project.clone, {"ggml/a": "a\n"})
-    git(project.clone, "checkout", "--quiet", "master")
+    git(project.clone, "checkout", "--quiet", "main")
     commit(project.clone, {"ggml/b": "b\n"})
     git(project.clone, "merge", "--quiet", "-m", "merge", "side")
     refuses("has merges over pin")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dgxlab.series.patchfile import NO_BLOB, Patch, PatchSyntaxError, is_plain
+from dgxlab.series.patchfile import NO_BLOB, Patch, PatchSyntaxError
 from tests.repos import FORMAT, GGML_C, git, patch_text, write
 from tests.series.conftest import Project, twice
 
@@ -149,8 +149,3 @@ def test_signature_and_open_end(project: Project) -> None:
     assert b"\n \n-b" in content
     assert len(Patch.parse("p.patch", content + b"-- \n2.39.5\n\n").changes) == 1
     assert len(Patch.parse("p.patch", content.replace(b"\n \n-b", b"\n\n-b")).changes) == 1
-
-
-def test_plain_paths() -> None:
-    assert all(is_plain(path) for path in (".github/workflows/build.yml", "tools/git/x", "a b"))
-    assert not any(is_plain(path) for path in ("a\tb", "/x", "../x", "a/..", "a/./b", "a//b", "x/.GIT /y", "git~1/x"))

@@ -20,13 +20,6 @@ def test_shipped_series_are_well(pin_cache: PinCache) -> None:
         assert series.check(PROJECT, name, pin_cache, PIN) == []
 
 
-def test_shapes(pin_cache: PinCache) -> None:
-    source = series.apply(pin_cache, PIN, [series.read(PROJECT, "backend-ops-shapes")])
-    changed = pin_cache.git.run("diff-tree", "-r", "--name-only", PIN, source.commit).splitlines()
-    assert changed == ["tests/test-backend-ops.cpp"]
-    assert pin_cache.git.run("rev-parse", f"{source.commit}^{{tree}}") == source.tree
-
-
 def test_checkout_of_the_pin(pin_cache: PinCache, tmp_path: Path) -> None:
     """The real checkout with the series applied by hand is the series' tree, and exports to the same patch."""
     where = tmp_path / "llama.cpp"

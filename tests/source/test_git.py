@@ -38,8 +38,6 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         PinCache(tmp_path / "cache").ensure("a" * 40, ["/x"], lambda line: None)
     assert "apt-get install git" in caught.value.next
     with pytest.raises(SpecError, match="not installed"):
-        list(Git(tmp_path).stream("version"))
-    with pytest.raises(SpecError, match="not installed"):
         Git(tmp_path).follow("version", on_line=lambda line: None)
 
 

@@ -7,14 +7,7 @@ import json
 import pytest
 
 from dgxlab import model
-from dgxlab.model import (
-    DerivedModel,
-    Expectation,
-    ParityGate,
-    SyntheticModel,
-    model_id,
-    to_json,
-)
+from dgxlab.model import DerivedModel, Expectation, ParityGate, SyntheticModel, model_id, to_json
 from dgxlab.spec import load
 from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate
 from tests.spec.specs import BASE, PIN, child_refusal, read, write

@@ -9,7 +9,7 @@ import pytest
 
 from dgxlab.errors import SpecError, UsageError
 from dgxlab.ingest import ingest
-from dgxlab.model import PROTOCOL, Expectation, ParityGate, case_digest, model_id
+from dgxlab.model import PROTOCOL, Expectation, ParityGate, canonical, case_digest, model_id
 from dgxlab.store import Store, alias, gate_digest, named, the_one
 from tests.journals import PIN, TINY, Journal, cell, device, env_digest, experiment, intend, plan, source, whole
 from tests.store.conftest import measured
@@ -47,7 +47,7 @@ def test_an_alias_of_several_is_refused_with_their_ids() -> None:
 
 def test_an_intent_is_recorded_with_the_whole_plan(store: Store) -> None:
     asked = plan("job-1")
-    job = store.intend(asked, experiment(), "dgx", "0.1.0")
+    job = store.intend(asked, "dgx", "0.1.0")
     assert store.job("job-1") == job
     assert (job.state, job.host, job.host_id, job.journal_bytes, job.ended) == ("intended", "dgx", None, 0, False)
     assert (job.plan, job.plan_digest, job.experiment) == (asked, asked.digest, experiment().digest)
@@ -58,12 +58,10 @@ def test_an_intent_is_recorded_with_the_whole_plan(store: Store) -> None:
 
 
 def test_intending_again_changes_nothing(store: Store) -> None:
-    first = store.intend(plan("job-1"), experiment(), "dgx", "0.1.0")
-    assert store.intend(plan("job-1"), experiment(path="/elsewhere/toy.yaml"), "spark", "0.2.0") == first
+    first = store.intend(plan("job-1"), "dgx", "0.1.0")
+    assert store.intend(plan("job-1", of=experiment(path="/elsewhere/toy.yaml")), "spark", "0.2.0") == first
     with pytest.raises(UsageError, match="job-1 belongs"):
-        store.intend(replace(plan("job-1"), kind="ab"), experiment(), "dgx", "0.1.0")
-    with pytest.raises(ValueError, match="is of experiment"):
-        store.intend(plan("job-2"), experiment("other"), "dgx", "0.1.0")
+        store.intend(replace(plan("job-1"), kind="ab"), "dgx", "0.1.0")
     assert store.rows("SELECT count(*) AS n FROM jobs, experiments") == [{"n": 1}]
 
 
@@ -72,8 +70,12 @@ def test_a_job_that_another_client_started(store: Store) -> None:
     with pytest.raises(UsageError) as caught:
         store.job("job-1")
     assert caught.value.next == "dgxlab jobs"
-    assert store.intend(plan("job-1"), None, "dgx", "0.1.0").experiment is None
-    assert store.intend(plan("job-1"), experiment(), "dgx", "0.1.0").experiment == experiment().digest
+    without_specs = replace(plan("job-1"), specs=())
+    assert store.intend(without_specs, "dgx", "0.1.0").experiment is None
+    store.intend(plan("job-2"), "dgx", "0.1.0")
+    another = replace(without_specs, job_id="job-3")
+    job = store.intend(another, "dgx", "0.1.0", staged=canonical(another))
+    assert (job.experiment, job.state) == (experiment().digest, "running")
 
 
 def test_states_only_go_forward(store: Store) -> None:
@@ -99,17 +101,14 @@ def test_a_state_keeps_what_the_journal_told(store: Store) -> None:
 
 def test_lists_of_jobs(store: Store) -> None:
     """The latest first; unfinished are those of a host whose end is not known."""
-    assert store.latest_job() is None
     measured(store, whole("job-0"))
     for name, host in (("job-1", "dgx"), ("job-2", "dgx"), ("job-3", "spark"), ("job-4", "dgx")):
-        store.intend(plan(name), experiment(), host, "0.1.0")
+        store.intend(plan(name), host, "0.1.0")
     store.set_state("job-1", "running")
     store.set_state("job-4", "lost")
     assert [job.job_id for job in store.unfinished("dgx")] == ["job-2", "job-1"]
     assert [job.job_id for job in store.jobs()] == ["job-4", "job-3", "job-2", "job-1", "job-0"]
-    assert [job.job_id for job in store.jobs(states=["lost"])] == ["job-4"]
     assert store.unfinished("local") == []
-    assert store.latest_job() == store.job("job-0")  # the only one with evidence
 
 
 def test_up_to_date(store: Store) -> None:
@@ -194,7 +193,7 @@ def test_a_gate_that_the_command_line_changed_is_another_gate(store: Store) -> N
 
 
 def test_rows_only_reads(store: Store) -> None:
-    store.intend(plan("job-1"), experiment(), "dgx", "0.1.0")
+    store.intend(plan("job-1"), "dgx", "0.1.0")
     assert store.rows("SELECT host, ? AS x FROM jobs WHERE job_id = ?", (1.5, "job-1")) == [{"host": "dgx", "x": 1.5}]
     with pytest.raises(SpecError, match="cannot be written"):
         store.rows("DELETE FROM jobs")
@@ -208,10 +207,10 @@ def test_a_transaction_is_all_or_nothing(store: Store) -> None:
 
     def both() -> None:
         with store.transaction():
-            store.intend(plan("job-1"), experiment(), "dgx", "0.1.0")
-            store.intend(plan("job-2"), experiment("other"), "dgx", "0.1.0")
+            store.intend(plan("job-1"), "dgx", "0.1.0")
+            store.intend(replace(plan("job-1"), kind="ab"), "dgx", "0.1.0")
 
-    with pytest.raises(ValueError, match="is of experiment"):
+    with pytest.raises(UsageError, match="another plan"):
         both()
     assert store.jobs() == []
     assert store.rows("SELECT * FROM experiments") == []

@@ -34,7 +34,6 @@ def test_nothing_of_it_is_up_to_date(store: Store) -> None:
     assert known(store, build) == [True, True, True]
     judgement.reject(store, "job-1", "the GPU was shared")
     assert known(store, build) == [False, False, False]
-    assert store.latest_job() is None
     assert [store.rows(sql) for sql in kept] == before
     assert check(store) == []
     measured(store, whole("job-2"))

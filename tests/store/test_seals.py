@@ -69,15 +69,3 @@ def test_later_writes_hide_nothing(store: Store, edit: str, sentence: str) -> No
     store.connection.execute("ROLLBACK TO edit")
     store.connection.execute("RELEASE edit")
     assert told(store) == []
-
-
-def test_what_is_put_back_is_sound_again(store: Store) -> None:
-    measured(store, *map(whole, ("job-1", "job-2", "job-3")))
-    rows = store.rows("SELECT * FROM jobs WHERE job_id = 'job-2'")
-    (seal,) = store.rows("SELECT * FROM seals WHERE unit = 'job/job-2'")
-    store.connection.execute("UPDATE jobs SET host = 'other' WHERE job_id = 'job-2'")
-    store.connection.execute("DELETE FROM seals WHERE unit = 'job/job-2'")
-    assert len(told(store)) == 2
-    store.connection.execute("UPDATE jobs SET host = ? WHERE job_id = 'job-2'", (rows[0]["host"],))
-    store.connection.execute("INSERT INTO seals VALUES (?, ?, ?)", tuple(seal.values()))
-    assert told(store) == []

@@ -15,8 +15,7 @@ from tests.journals import Journal, intend, whole
 
 PROJECT = Path(__file__).resolve().parents[2]
 SAMPLES = 40
-ENDLESS = 400
-"""Runs in a journal that a writer has not finished when it is killed."""
+ENDLESS = 400  # runs in a journal that a writer has not finished when it is killed
 
 
 def journal(job_id: str, runs: int) -> Journal:

@@ -9,9 +9,9 @@ from typing import Any
 import gguf
 import pytest
 
-from dgxlab import gguf_header, synth
+from dgxlab import gguf_header, quantise, synth
 from dgxlab.errors import RemoteError, SpecError
-from dgxlab.model import SyntheticModel
+from dgxlab.model import SyntheticModel, quantisation
 
 pytestmark = pytest.mark.llama
 
@@ -64,13 +64,14 @@ def test_experts_and_delta_nets_are_quantised_and_run(arch: Any, quant: str, lla
     synth.check(recipe)
     synth.write(recipe, tmp_path / "f16.gguf")
     files = {"bin": llama_bin, "in": tmp_path / "f16.gguf", "out": tmp_path / "quantised.gguf"}
-    run(*(arg.format(**files) for arg in synth.quantize_argv(quant, pure=True)))
-    header = gguf_header.read(files["out"])
-    synth.check_types(recipe, quant, header)
+    how = quantisation(recipe)
+    run(*(arg.format(**files) for arg in quantise.argv(how)))
+    source, header = gguf_header.read(files["in"]), gguf_header.read(files["out"])
+    quantise.check_types(how, source, header)
     assert header.architecture == arch
     assert header.parameters == sum(tensor.size for tensor in synth.tensors(recipe))
     with pytest.raises(RemoteError, match="did not make Q4_0"):
-        synth.check_types(replace(recipe, quant="Q4_0"), "Q4_0", header)
+        quantise.check_types(replace(how, quant="Q4_0"), source, header)
     (row,) = map(
         json.loads,
         run(

@@ -260,15 +260,3 @@ def test_a_token_passes_the_experts_that_are_used() -> None:
     recipe = replace(SMALL, arch="qwen3moe", n_layer=1, n_ff_expert=96, head_dim=16)
     attention = 64 * 64 + 2 * 32 * 64 + 64 * 64
     assert synth.active(recipe) == attention + 2 * 3 * 64 * 96
-
-
-def test_nvfp4_has_a_way_of_its_own() -> None:
-    (program, *words, source, out, kind) = synth.quantize_argv("NVFP4", pure=True)
-    assert (program, source, out, kind) == ("{bin}/llama-quantize", "{in}", "{out}", "Q8_0")
-    assert " ".join(words) == (
-        "--tensor-type ssm_(alpha|beta|ba)=f16 --tensor-type blk=nvfp4 "
-        "--output-tensor-type f16 --token-embedding-type f16"
-    )
-    assert "--pure" not in synth.quantize_argv("MXFP4_MOE", pure=True)
-    assert synth.quantize_argv("Q4_0", pure=True)[1] == "--pure"
-    assert synth.quantize_argv("F16", pure=True) == ()

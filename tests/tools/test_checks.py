@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate, judge_check, read_check
+from dgxlab.tools import GreedyGate, HarnessGate, PerplexityGate, judge_check
 from tests.tools.captures import GOLDEN, capture
 
 TEXT = {"md5": "a" * 32, "bytes": 90, "n_prompt": 65, "n_gen": 32}
@@ -25,60 +25,59 @@ def compared(kld: float, ratio: float = 1.0) -> dict[str, Any]:
     return {"kld": kld, "kld_error": 0.0, "ppl_ratio": ratio, "ppl_ratio_error": 0.0, "same_top_p": 99.0}
 
 
+def against(arm: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {"reference": REFERENCE, "arm": arm, "against": other}
+
+
+def alone(arm: dict[str, Any]) -> dict[str, Any]:
+    return {"reference": REFERENCE, "arm": arm}
+
+
+ON, OFF = {"engaged": True}, {"engaged": False}
+NAN = float("nan")
+
+
 @pytest.mark.parametrize(
-    ("gate", "readings", "reasons"),
+    ("gate", "readings", "codes"),
     [
-        (GREEDY, {"arm": TEXT, "against": TEXT}, []),
-        (GREEDY, {"arm": TEXT, "against": OTHER}, ["the text is another one"]),
-        (replace(GREEDY, against={}, expect="a" * 32), {"arm": TEXT}, []),
-        (replace(GREEDY, against={}, expect="b" * 32), {"arm": TEXT}, ["expected md5 b"]),
-        (GREEDY, {"arm": TEXT}, ["the environment of against was not run"]),
-        (
-            GREEDY,
-            {"arm": {**TEXT, "n_gen": 12}, "against": {**TEXT, "n_gen": None}},
-            ["the arm generated 12 of 32", "the environment of against generated an unknown number of 32"],
-        ),
-        (
-            replace(GREEDY, against={}),
-            {"arm": {**TEXT, "bytes": 0, "n_prompt": None}},
-            ["the arm printed no text", "the arm does not say how many"],
-        ),
-        (GREEDY, {"arm": TEXT, "against": BROKEN}, ["the environment of against: it crashed"]),
-        (ENGAGED, {"arm": {**TEXT, "engaged": True}, "against": {**TEXT, "engaged": False}}, []),
-        (
-            ENGAGED,
-            {"arm": {**TEXT, "engaged": False}, "against": {**TEXT, "engaged": True}},
-            ["the path under test did not run", "the path under test ran on both sides"],
-        ),
-        (RATIO, {"reference": REFERENCE, "arm": compared(0.002), "against": compared(0.00401)}, []),
-        # 0.0020004 is printed as 0.002 too
-        (RATIO, {"reference": REFERENCE, "arm": compared(0.002), "against": compared(0.004)}, ["the KLD is 0.5 times"]),
-        (RATIO, {"reference": REFERENCE, "arm": compared(0.0), "against": compared(0.000001)}, ["the KLD in the env"]),
-        (RATIO, {"reference": BROKEN}, ["the reference: it crashed"]),
-        (RATIO, {"arm": compared(0.001), "against": compared(0.004)}, ["the reference was not run"]),
-        (LIMIT, {"reference": REFERENCE, "arm": compared(0.01, 0.9902)}, []),
-        (LIMIT, {"reference": REFERENCE, "arm": compared(0.0101)}, ["the KLD is 0.010100, at most 0.01"]),
-        (LIMIT, {"reference": REFERENCE, "arm": compared(0.001, 0.989)}, ["the perplexity is 0.989000 times"]),
-        (
-            LIMIT,
-            {"reference": REFERENCE, "arm": compared(float("nan"), float("nan"))},
-            ["the KLD is nan", "the perplexity is nan times"],
-        ),
-        (
-            replace(LIMIT, engaged="fast: on"),
-            {"reference": REFERENCE, "arm": {**compared(0.001), "engaged": False}},
-            ["the path under test did not run"],
-        ),
-        (HarnessGate("toy", tests=72), {"arm": PASSED}, []),
-        (HarnessGate("toy", tests=1691), {"arm": PASSED}, ["expected 1691 tests, got 72"]),
-        (HarnessGate("toy"), {"arm": {**PASSED, "passed": 0}}, ["no test was run"]),
-        (HarnessGate("toy"), {"arm": {**PASSED, "verdict": ""}}, ["the harness does not end"]),
-        (HarnessGate("toy"), {"arm": {**PASSED, "failed": ["a: b", "c: d"]}}, ["failed: a: b and 1 more"]),
+        (GREEDY, against(TEXT, TEXT), ""),
+        (GREEDY, against(TEXT, OTHER), "other_text"),
+        (replace(GREEDY, against={}, expect="a" * 32), alone(TEXT), ""),
+        (replace(GREEDY, against={}, expect="b" * 32), alone(TEXT), "md5"),
+        (GREEDY, alone(TEXT), "not_run"),
+        (GREEDY, against({**TEXT, "n_gen": 12}, {**TEXT, "n_gen": None}), "generated generated"),
+        (replace(GREEDY, against={}), alone({**TEXT, "bytes": 0, "n_prompt": None}), "no_text no_prompt"),
+        (GREEDY, against(TEXT, BROKEN), "command"),
+        (ENGAGED, against({**TEXT, **ON}, {**TEXT, **OFF}), ""),
+        (ENGAGED, against({**TEXT, **OFF}, {**TEXT, **ON}), "arm_not_engaged both_engaged"),
+        (RATIO, against(compared(0.002), compared(0.00401)), ""),
+        (RATIO, against(compared(0.002), compared(0.004)), "kld_ratio"),  # 0.0020004 is printed as 0.002 too
+        (RATIO, against(compared(0.0), compared(0.000001)), "kld_too_small"),
+        (RATIO, {"reference": BROKEN}, "command"),
+        (RATIO, {"arm": compared(0.001), "against": compared(0.004)}, "not_run"),
+        (LIMIT, alone(compared(0.01, 0.9902)), ""),
+        (LIMIT, alone(compared(0.0101)), "kld"),
+        (LIMIT, alone(compared(0.001, 0.989)), "ppl_ratio"),
+        (LIMIT, alone(compared(NAN, NAN)), "kld ppl_ratio"),
+        (replace(LIMIT, engaged="fast: on"), alone({**compared(0.001), **OFF}), "arm_not_engaged"),
+        (HarnessGate("toy", tests=72), alone(PASSED), ""),
+        (HarnessGate("toy", tests=1691), alone(PASSED), "tests"),
+        (HarnessGate("toy"), alone({**PASSED, "passed": 0}), "no_test"),
+        (HarnessGate("toy"), alone({**PASSED, "verdict": ""}), "no_verdict"),
+        (HarnessGate("toy"), alone({**PASSED, "failed": ["a: b", "c: d"]}), "cases_failed"),
     ],
 )
-def test_a_gate_passes_on_evidence_alone(gate: Any, readings: dict[str, Any], reasons: list[str]) -> None:
-    judged = judge_check(gate, readings)
-    assert [text[: len(reason)] for text, reason in zip(map(str, judged), reasons, strict=True)] == reasons
+def test_a_gate_passes_on_evidence_alone(gate: Any, readings: dict[str, Any], codes: str) -> None:
+    assert [reason.code for reason in judge_check(gate, readings)] == codes.split()
+
+
+def test_a_reason_says_where_and_how_much() -> None:
+    (short,) = judge_check(GREEDY, against(TEXT, {**TEXT, "n_gen": 12}))
+    assert short.params == {"where": "the environment of against", "count": 12, "wanted": 32}
+    (missing,) = judge_check(RATIO, {"arm": compared(0.001), "against": compared(0.004)})
+    assert missing.params == {"where": "the reference"}
+    (failed,) = judge_check(HarnessGate("toy"), alone({**PASSED, "failed": ["a: b", "c: d"]}))
+    assert failed.params == {"case": "a: b", "more": 1}
 
 
 def test_what_was_read_is_shown() -> None:
@@ -100,13 +99,13 @@ OUT, ERR = (GOLDEN / "cpu/completion.out").read_bytes(), capture("cpu/completion
 def test_a_text_is_digested_and_its_tokens_counted() -> None:
     md5 = hashlib.md5(OUT, usedforsecurity=False).hexdigest()
     reading = {"md5": md5, "bytes": len(OUT.strip()), "n_prompt": 61, "n_gen": 16}
-    assert read_check(GREEDY, "arm", OUT, ERR) == reading
-    assert read_check(GREEDY, "arm", b"\n\n", "")["bytes"] == 0
+    assert GREEDY.read("arm", OUT, ERR) == reading
+    assert GREEDY.read("arm", b"\n\n", "")["bytes"] == 0
 
 
 @pytest.mark.parametrize("err", ["", ERR + ERR, ERR.replace("tokens", "words").replace("runs", "steps")])
 def test_counts_that_are_not_there_once_are_unknown(err: str) -> None:
-    reading = read_check(GREEDY, "arm", OUT, err)
+    reading = GREEDY.read("arm", OUT, err)
     assert (reading["n_prompt"], reading["n_gen"]) == (None, None)
     assert reading.get("cut", False) == (err != ERR + ERR)
 
@@ -118,9 +117,9 @@ COMPARED = capture("cpu/perplexity-compared.out")
 
 
 def test_perplexities_are_read() -> None:
-    reading = read_check(RATIO, "reference", FIRST.encode(), ESTIMATE)
+    reading = RATIO.read("reference", FIRST.encode(), ESTIMATE)
     assert reading == {"ppl": 36861.5399, "ppl_error": 784.80721}
-    assert read_check(RATIO, "arm", COMPARED.encode(), "") == {
+    assert RATIO.read("arm", COMPARED.encode(), "") == {
         "kld": 0.000016,
         "kld_error": 0.0,
         "ppl_ratio": 1.000083,
@@ -149,10 +148,10 @@ def test_perplexities_are_read() -> None:
     ],
 )
 def test_what_is_not_whole_does_not_count(role: str, out: str, err: str, problem: str, cut: bool) -> None:
-    reading = read_check(RATIO, role, out.encode(), err)
+    reading = RATIO.read(role, out.encode(), err)
     assert reading == {"problem": problem, **({"cut": True} if cut else {})}
 
 
 @pytest.mark.parametrize("length", range(0, len(COMPARED), 97))
 def test_no_beginning_of_the_output_counts(length: int) -> None:
-    assert list(read_check(RATIO, "arm", COMPARED.encode()[:length], "")) == ["problem", "cut"]
+    assert list(RATIO.read("arm", COMPARED.encode()[:length], "")) == ["problem", "cut"]

@@ -33,12 +33,12 @@ def test_llama_bench_is_one_launch_with_a_repetition_to_throw_away() -> None:
 
 
 def test_axes_multiply_into_launches() -> None:
-    axes = {"n_depth": (4096,), "n_ubatch": (512, 2048), "flash_attn": ("on", "off")}
+    axes = {"n_depth": (4096,), "n_ubatch": (512, 2048), "flash_attn": (1, 0)}
     first, *_, last = expanded = launches(llama_bench(axes=axes))
-    settings = [("512", "on"), ("512", "off"), ("2048", "on"), ("2048", "off")]
+    settings = [("512", "1"), ("512", "0"), ("2048", "1"), ("2048", "0")]
     assert [after(launch, "-ub", "-fa") for launch in expanded] == settings
     assert first.cells[0].params["flash_attn"] == 1
-    assert last.cells[0].label == "pp16 @ d4096 n_ubatch=2048 flash_attn=off"
+    assert last.cells[0].label == "pp16 @ d4096 n_ubatch=2048 flash_attn=0"
 
 
 def test_exclude_removes_cells_and_whole_launches() -> None:

@@ -1,9 +1,16 @@
 """How rows are decoded, values compared and numbers taken."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dgxlab.model import Cell, CellResult
-from dgxlab.tools.rows import PrintedRow, Refused, agree, equal, finite, json_rows, match_rows, plain, positive, speed
+from dgxlab.tools import batched_bench
+from dgxlab.tools.rows import Refused, agree, equal, finite, json_rows, match_rows, plain, positive, speed
+from faults.damage import Parse
+from faults.fault import seeded
+from faults.kinds.fuzz import PARSED
+from tests.tools.captures import capture
 
 
 def test_plain_removes_colours() -> None:
@@ -31,26 +38,22 @@ def test_broken_rows_keep_their_place(line: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "others"),
+    ("values", "others"),
     [
         # however they are written
-        ("x", (4096, "4096"), ("4096.001", "4_096", "\u0664\u0660\u0669\u0666")),
-        ("x", (0.1, "0.100000"), ()),
-        ("x", (1e-5, "0.00001"), (0,)),
-        ("x", (1, True, "true", "1"), ("on", "1.000001")),
-        ("x", ("q4_K",), ("q4_k",)),
-        ("x", (2**60 + 1, str(2**60 + 1)), (2**60,)),
-        ("x", (0, "0"), ("", None)),
-        ("x", ("nan",), (float("inf"),)),
-        # what -fa takes is what the row prints as a number
-        *(("flash_attn", pair, (4,)) for pair in (("auto", -1), ("off", 0, "0"), ("on", 1, True))),
+        ((4096, "4096"), ("4096.001", "4_096", "\u0664\u0660\u0669\u0666")),
+        ((0.1, "0.100000"), ()),
+        ((1e-5, "0.00001"), (0,)),
+        ((1, True, "true", "1"), ("on", "1.000001")),
+        (("q4_K",), ("q4_k",)),
+        ((2**60 + 1, str(2**60 + 1)), (2**60,)),
+        ((0, "0"), ("", None)),
+        (("nan",), (float("inf"),)),
     ],
 )
-def test_values_are_compared_as_numbers_or_texts(
-    name: str, values: tuple[object, ...], others: tuple[object, ...]
-) -> None:
-    assert all(equal(name, a, b) for a in values for b in values)
-    assert not any(equal(name, *pair) for a in values for b in others for pair in ((a, b), (b, a)))
+def test_values_are_compared_as_numbers_or_texts(values: tuple[object, ...], others: tuple[object, ...]) -> None:
+    assert all(equal(a, b) for a in values for b in values)
+    assert not any(equal(*pair) for a in values for b in others for pair in ((a, b), (b, a)))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,21 @@ def test_agree_allows_rounding_only() -> None:
 
 def test_match_rows_gives_each_cell_its_own_row() -> None:
     cells = [Cell("t", f"n={n}", {"n": n, "k": 0}) for n in (1, 2, 3)]
-    rows = [*(PrintedRow({"n": n}, {"n": n, "k": 0, "other": 1}) for n in (2, 3, 2, 9)), PrintedRow({}, {"n": 1})]
-    parsed = match_rows(cells, rows, lambda cell, row: CellResult(cell.key, (), row.printed), ["line 1 is broken"])
-    assert parsed.results == (CellResult(cells[2].key, (), {"n": 3}),)
+    rows = [*({"n": n, "other": 1} for n in (2, 3, 2, 9)), {"k": 1, "n": 1}]
+    parsed = match_rows(
+        cells, rows, lambda cell, row: CellResult(cell.key, (), row), ["line 1 is broken"], lambda row: {"k": 0, **row}
+    )
+    assert parsed.results == (CellResult(cells[2].key, (), {"n": 3, "other": 1}),)
     assert [problem[:6] for problem in parsed.problems] == ["line 1", "n=1: i", "n=2: 2"]
+
+
+@pytest.mark.parametrize(("parse", "name", "cells"), PARSED, ids=["backend-ops", "llama-bench", "batched-bench"])
+def test_the_order_of_rows_and_cells_does_not_matter(parse: Parse, name: str, cells: Sequence[Cell]) -> None:
+    lines, expected = capture(name).split("\n"), parse(capture(name), cells)
+    cold = len(cells) if parse is batched_bench.parse else 0
+    for number in range(20):
+        random = seeded(1, name, number)
+        tail = random.sample(lines[cold:], len(lines) - cold)
+        assert parse("\n".join([*lines[:cold], *tail]), cells) == expected
+        again = parse(capture(name), random.sample(cells, len(cells)))
+        assert {r.cell: r for r in again.results} == {r.cell: r for r in expected.results}

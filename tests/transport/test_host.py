@@ -13,7 +13,7 @@ from dgxlab.errors import DgxlabError, HostError, RemoteError
 from dgxlab.model import HostEntry
 from dgxlab.source import PinCache
 from dgxlab.transport import host as module
-from dgxlab.transport.bundle import OLD_PYTHON, bundle
+from dgxlab.transport.bundle import bundle
 from dgxlab.transport.host import Host, HostJob, JobStatus
 from dgxlab.transport.local import LocalTransport
 from tests import toy
@@ -155,11 +155,6 @@ DROPPED += ("run the same command again with --trust-source", "python3 -c 'impor
 def test_what_a_host_may_have_typed(answer: str, typed: str) -> None:
     """Its own few commands: here those that look, and there through ssh; what else it says is dropped."""
     assert HostEntry("dgx", "me@dgx").next_of_agent(answer) == typed
-
-
-def test_an_old_python_is_known_by_its_exit_status(tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match="the agent needs Python"):
-        saying(tmp_path, "", rc=OLD_PYTHON).jobs()
 
 
 class Watched(LocalTransport):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,15 +163,6 @@ def test_host_that_is_not_there(client: Client, reach: Reach, host: str) -> None
     with pytest.raises(HostLost, match=rf"box \({host}:1\) cannot be reached: \w+") as caught:
         run(reach(), "true")
     assert caught.value.next == "ssh -o BatchMode=yes box true"
-
-
-def test_the_ssh_program_ends_up_at_the_same_place(client: Client, server: Sshd, reach: Reach) -> None:
-    lines = (f"UserKnownHostsFile {client.known_hosts}", f"IdentityFile {client.home}/.ssh/id_ed25519")
-    client.add("box", server, *lines)
-    argv = ["ssh", "-F", str(client.home / ".ssh" / "config"), "-o", "BatchMode=yes", "box", "echo $SSH_CONNECTION"]
-    theirs = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
-    ours = run(reach(), "sh", "-c", "echo $SSH_CONNECTION").decode().split()
-    assert ours[2:] == theirs[2:] == ["127.0.0.1", str(server.port)]
 
 
 @pytest.mark.parametrize("name", ["a;b", "$(b)", "`b`", "-b", "a|b", "a b"])

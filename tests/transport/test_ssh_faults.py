@@ -37,8 +37,7 @@ except KeyboardInterrupt:
     print("stopped")
 """
 """A client that follows a command which is silent for some seconds."""
-NOTICED_S = QUICK.silent_s + 1.0
-"""A silence is noticed well within this."""
+NOTICED_S = QUICK.silent_s + 1.0  # a silence is noticed well within this
 
 
 def following(transport: SshTransport, script: str, stdin: Iterable[bytes] = ()) -> Iterator[bytes]:

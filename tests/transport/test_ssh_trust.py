@@ -30,29 +30,16 @@ def hashed(name: str) -> str:
 
 PLAIN = [
     ("", "unknown"),
-    ("# gpu.lab ssh-ed25519 AAAA", "unknown"),
-    (f"gpu.lab {LINE['mine']}", "trusted"),
-    (f"  GPU.lab\t{LINE['mine']} a comment", "trusted"),
-    (f"other.lab,gpu.lab,10.0.0.1 {LINE['mine']}", "trusted"),
-    (f"*.lab {LINE['mine']}", "trusted"),
-    (f"gpu.l?b {LINE['mine']}", "trusted"),
-    (f"*.lab,!gpu.lab {LINE['mine']}", "unknown"),
-    (f"[gpu.lab]:22 {LINE['mine']}", "unknown"),
-    (f"gpuxlab {LINE['mine']}", "unknown"),
+    (f"other.lab,GPU.lab,10.0.0.1\t{LINE['mine']} a comment", "trusted"),
+    (f"*.l?b,!gpu.lab {LINE['mine']}", "unknown"),
     (f"{hashed('gpu.lab')} {LINE['mine']}", "trusted"),
-    (f"{hashed('cpu.lab')} {LINE['mine']}", "unknown"),
-    (f"|1|???|!!! {LINE['mine']}", "unknown"),
-    (f"|1|short {LINE['mine']}", "unknown"),
-    (f"gpu.lab {LINE['other']}", "changed"),
     (f"{hashed('gpu.lab')} {LINE['other']}", "changed"),
-    ("gpu.lab ssh-rsa AAAAB3NzaC1yc2E=", "changed"),
+    ("*.lab ssh-rsa AAAAB3NzaC1yc2E=", "changed"),
     (f"gpu.lab {LINE['other']}\ngpu.lab {LINE['mine']}", "trusted"),
-    (f"gpu.lab {LINE['mine']}\n@revoked * {LINE['mine']}", "revoked"),
+    (f"gpu.lab {LINE['mine']}\n \t@revoked * {LINE['mine']}", "revoked"),
     (f"gpu.lab {LINE['mine']}\n@revoked gpu.lab {LINE['other']}", "trusted"),
     (f"@cert-authority *.lab {LINE['mine']}", "unknown"),
-    ("gpu.lab ssh-ed25519", "unknown"),
-    ("gpu.lab ssh-ed25519 not-base64!", "unknown"),
-    ("\0\xff@ @ @", "unknown"),
+    ("gpu.lab ssh-ed25519\ngpu.lab ssh-ed25519 not-base64!\n\0\xff@ @ @", "unknown"),
 ]
 PORT = [
     (f"[gpu.lab]:2222 {LINE['mine']}", "trusted"),
@@ -71,14 +58,14 @@ PORT = [
     [*((*case, ("gpu.lab",)) for case in PLAIN), *((*case, ("[gpu.lab]:2222", "gpu.lab")) for case in PORT)],
 )
 def test_known_hosts_line(tmp_path: Path, text: str, state: str, names: tuple[str, ...]) -> None:
-    """Each form of a line means what it means to ssh; a line of no such form is ignored."""
+    """Each form of a line means what it means to ssh; a line without a key is ignored."""
     path = tmp_path / "known_hosts"
     path.write_text(text, encoding="latin-1")
-    assert KnownHosts([path]).judge("gpu", names, KEY, BLOBS["mine"]).state == state
+    assert KnownHosts([path], names).judge("gpu", KEY, BLOBS["mine"]).state == state
 
 
 def test_missing_files_hold_no_keys(tmp_path: Path) -> None:
-    assert KnownHosts([tmp_path / "none", tmp_path]).lines == []
+    assert KnownHosts([tmp_path / "none", tmp_path], ["gpu.lab"]).named == []
 
 
 def refused(transport: SshTransport, server: Sshd) -> NotTrusted:

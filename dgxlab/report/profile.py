@@ -1,0 +1,216 @@
+"""Profiles: which groups of kernels take the time of a prompt or a step, of one experiment or of two side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dgxlab.errors import UsageError
+from dgxlab.report.arms import of_forms, side_by_side
+from dgxlab.report.ask import CellAsk, Query
+from dgxlab.report.evidence import Evidence, Measured
+from dgxlab.report.records import Column, Number, Page, Row, Table, Value
+from dgxlab.report.tables import flags, origin_of
+from dgxlab.tools import BY_FORM
+from dgxlab.tools.kernel_groups import OTHER, group_of
+
+if TYPE_CHECKING:
+    from dgxlab.store import Store
+
+UNEXPLAINED = 0.05
+"""A note names the kernels that no rule groups, if they take a larger share than this."""
+SHOWN = 0.01
+"""Kernels with a smaller share of a step are not listed; of two experiments, those that moved by less."""
+
+KERNELS = """SELECT cells.params, cells.fixed, metric, value, n, spread
+             FROM measurements JOIN cells USING (cell) WHERE run_id = ? ORDER BY cell, metric"""
+
+TIMES = (
+    Column("launches", "launches", numeric=True),
+    Column("launch_us", "of one", "launch_us"),
+    Column("step_us", "a step", "step_us"),
+    Column("share", "share (%)", numeric=True),
+    Column("token_us", "a token (us)", numeric=True),
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel in a step: its numbers by metric."""
+
+    name: str
+    group: str
+    numbers: Mapping[str, Number]
+
+    @property
+    def us(self) -> float:
+        """Its time in a step."""
+        return self.numbers["step_us"].middle
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The kernels of one cell of an experiment, the longest first."""
+
+    arm: Evidence
+    cell: Measured
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def us(self) -> float:
+        """The sum of all kernels in a step; those of several streams may overlap."""
+        return sum(kernel.us for kernel in self.kernels)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a step; a prompt is one step."""
+        params = self.cell.ask.cell.params
+        return int(params["pl"]) * (int(params["pp"]) if params["phase"] == "prompt" else 1)
+
+    def groups(self) -> dict[str, list[Kernel]]:
+        """Return the kernels of each group, the longest group first."""
+        groups: dict[str, list[Kernel]] = {}
+        for kernel in self.kernels:
+            groups.setdefault(kernel.group, []).append(kernel)
+        return dict(sorted(groups.items(), key=lambda item: -sum(kernel.us for kernel in item[1])))
+
+
+def profile(store: Store, wanted: Query) -> Page:
+    """Return the tables of one experiment, or of two side by side; raises UsageError if there is no profile."""
+    arms = of_forms(store, wanted, "profile")
+    if len(arms) > 2:
+        raise UsageError("profiles of at most two experiments fit side by side", next="dgxlab report --help")
+    first, *others = [profiles(store, arm) for arm in arms]
+    if not others:
+        return Page(wanted.form, tuple(table for each in first for table in (by_group(each), _by_kernel(each))))
+    there = {_name(each.cell.ask): each for each in others[0]}
+    pairs = [(each, there[_name(each.cell.ask)]) for each in first if _name(each.cell.ask) in there]
+    if not pairs:
+        raise UsageError(f"{arms[0].name} and {arms[1].name} have no profile in common", next="dgxlab report")
+    return Page(wanted.form, tuple(table for pair in pairs for table in _beside(pair)))
+
+
+def profiles(store: Store, arm: Evidence) -> list[Profile]:
+    """Return the profiles of an experiment, in the order of its cells."""
+    measured = [cell for cell in arm.measured if cell.ask.cell.tool == BY_FORM["profile"]]
+    return [Profile(arm, cell, tuple(_kernels(store, cell))) for cell in measured]
+
+
+def _kernels(store: Store, cell: Measured) -> list[Kernel]:
+    mine = cell.ask.cell
+    found: dict[str, dict[str, Number]] = {}
+    for row in store.rows(KERNELS, (cell.run["run_id"],)):
+        params = json.loads(row["params"])
+        name = params["kernel"]
+        if name != mine.params["kernel"] and {**mine.params, "kernel": name} == params:
+            unit = "launches" if row["metric"] == "launches" else "us"
+            number = Number(row["metric"], unit, row["n"], row["spread"], median=row["value"], of="samples")
+            found.setdefault(name, {})[row["metric"]] = number
+    return sorted((Kernel(name, group_of(name), numbers) for name, numbers in found.items()), key=lambda each: -each.us)
+
+
+def by_group(each: Profile) -> Table:
+    """Return a row for each group of kernels."""
+    rows = [{"group": name, **_times(kernels, each)} for name, kernels in each.groups().items()]
+    columns = (Column("group", "group"), *(column for column in TIMES if column.key != "launch_us"))
+    return _table(each, _name(each.cell.ask), columns, rows, tuple(_notes(each)))
+
+
+def _by_kernel(each: Profile) -> Table:
+    shown = [kernel for kernel in each.kernels if kernel.us >= SHOWN * each.us]
+    rows: list[Row] = []
+    for kernel in shown:
+        lead = {"kernel": kernel.name, "group": kernel.group}
+        rows.append({**lead, "launch_us": kernel.numbers["launch_us"], **_times([kernel], each)})
+    left = len(each.kernels) - len(shown)
+    notes = [f"{left} kernels below {100 * SHOWN:g} % are left out"] if left else []
+    columns = (Column("kernel", "kernel"), Column("group", "group"), *TIMES)
+    return _table(each, f"Kernels: {_name(each.cell.ask)}", columns, rows, notes)
+
+
+def _table(each: Profile, title: str, columns: Sequence[Column], rows: Sequence[Row], notes: Sequence[str]) -> Table:
+    settings = {"model": each.cell.ask.model, **{k: v for k, v in each.cell.ask.cell.fixed.items() if v != ""}}
+    return Table(
+        "profile",
+        title,
+        tuple(columns),
+        tuple(rows),
+        origin_of(each.arm, [each.cell]),
+        settings,
+        each.cell.conditions,
+        flags(each.arm, [each.cell]),
+        notes=tuple(notes),
+    )
+
+
+def _times(kernels: Sequence[Kernel], each: Profile) -> dict[str, Value]:
+    us = sum(kernel.us for kernel in kernels)
+    spread = kernels[0].numbers["step_us"].spread if len(kernels) == 1 else None
+    n = kernels[0].numbers["step_us"].n
+    count = sum(kernel.numbers["launches"].middle for kernel in kernels)
+    return {
+        "launches": f"{count:g}",
+        "step_us": Number("step_us", "us", n, spread, median=us, of="samples"),
+        "share": f"{100 * us / each.us:.1f}",
+        "share_pct": 100 * us / each.us,
+        "token_us": f"{us / each.tokens:.4g}",
+    }
+
+
+def _notes(each: Profile) -> Iterable[str]:
+    numbers = each.cell.quantities
+    busy, wall = numbers["busy_us"].middle, numbers["wall_us"].middle
+    yield f"kernels run in {100 * busy / wall:.1f} % of a step of {wall:.4g} us, which the tracer makes longer"
+    others = [kernel for kernel in each.kernels if kernel.group == OTHER]
+    if (share := sum(kernel.us for kernel in others) / each.us) > UNEXPLAINED:
+        names = ", ".join(kernel.name for kernel in others[:3])
+        yield f"{100 * share:.1f} % is of kernels that no rule names: {names}"
+
+
+def _beside(pair: tuple[Profile, Profile]) -> tuple[Table, Table]:
+    """Return what moved between two experiments: by group, and by kernel."""
+    groups = [{name: sum(k.us for k in kernels) for name, kernels in each.groups().items()} for each in pair]
+    kernels = [{kernel.name: kernel.us for kernel in each.kernels} for each in pair]
+    least = SHOWN * max(each.us for each in pair)
+    name = _name(pair[0].cell.ask)
+    total = " and ".join(f"{each.us:.4g}" for each in pair)
+    return (
+        _moved(pair, name, "group", groups, 0.0, notes=[f"a step has {total} us of kernels"]),
+        _moved(pair, f"Kernels that moved: {name}", "kernel", kernels, least),
+    )
+
+
+def _moved(
+    pair: tuple[Profile, Profile],
+    title: str,
+    lead: str,
+    times: Sequence[Mapping[str, float]],
+    least: float,
+    notes: Sequence[str] = (),
+) -> Table:
+    first, second = times
+    rows: list[dict[str, Value]] = []
+    for name in dict.fromkeys((*first, *second)):
+        moved = second.get(name, 0.0) - first.get(name, 0.0)
+        if abs(moved) < least:
+            continue
+        row: dict[str, Value] = {lead: name, "moved": f"{moved:+.4g}", "moved_us": moved}
+        for place, each in enumerate(pair):
+            if name in times[place]:
+                us = times[place][name]
+                row[f"us.{place}"] = Number("step_us", "us", None, value=us)
+                row[f"share.{place}"] = f"{100 * us / each.us:.1f}"
+        rows.append(row)
+    columns = [Column(lead, lead)]
+    for place, each in enumerate(pair):
+        columns.append(Column(f"us.{place}", each.arm.name, "step_us"))
+        columns.append(Column(f"share.{place}", "share (%)", numeric=True))
+    columns.append(Column("moved", "moved (us)", numeric=True))
+    arms = [each.arm for each in pair]
+    return side_by_side("profile", title, arms, columns, rows, settings={"model": pair[0].cell.ask.model}, notes=notes)
+
+
+def _name(ask: CellAsk) -> str:
+    return f"{ask.cell.label} of {ask.model}"

@@ -1,0 +1,58 @@
+"""Groups of kernels by name: what a kernel of llama.cpp, cuBLAS or the driver works on.
+
+The first rule that fits decides. `{type}` in a group is ggml's name of the weights' type, a number in the kernel's
+name: 40 is NVFP4. CUPTI, nsys and ncu write template arguments differently; `short` makes them alike.
+"""
+
+import re
+
+from dgxlab.gguf_header import TYPES
+
+RULES = tuple(
+    (re.compile(pattern), group)
+    for pattern, group in (
+        (r"\bmul_mat_(?:q|vec_q|vec_q_moe|q_stream_k_fixup)<[^,>]*?(?P<type>\d+)[,>]", "products {type}"),
+        (r"\bquantize_(?:mmq_)?(?:q8_1|mxfp4|nvfp4)\b", "activation quantise"),
+        (r"\bflash_attn|\bsoft_?max|\bsoftcap|\bdiag_mask", "attention"),
+        (r"\b(?:rms|l2|group)?_?norm_f32", "norms"),
+        (r"\brope_", "rope"),
+        (
+            r"\bgated_(?:delta_net|linear_attn)|\bgdn_state|\bssm_(?:conv|scan)|\brwkv_|\bsolve_tri|\bcumsum|\btri_kernel",
+            "state",
+        ),
+        (r"\btopk_moe|\bargsort|\bmm_ids_helper|\binit_(?:indices|offsets)|RadixSort|\bargmax", "routing"),
+        (r"\bdequantize_block", "dequantise"),
+        (r"\bmul_mat_(?:f|f_ids|vec_f)\b|gemm|gemv|nvjet|cutlass|xmma|splitK|k_compute_batched_ptrs", "products float"),
+        (r"^\[mem|\bcpy_|\bk_(?:get|set)_rows|\bconcat|\bconvert_unary|\bk_repeat|\bpad_f32|\bfill_kernel", "copies"),
+        (
+            r"\bk_bin_bcast|\bunary_|\bswiglu|\bscale_f32|\bop_clamp|\badd_id|\bsilu|\breduce_rows|\bxielu|\bacc_f32",
+            "elementwise",
+        ),
+    )
+)
+"""(pattern, group), in order."""
+
+OTHER = "other"
+"""The group of kernels that no rule names."""
+
+
+def group_of(kernel: str) -> str:
+    """Return the group of a kernel."""
+    for pattern, group in RULES:
+        if match := pattern.search(kernel):
+            number = int(match.groupdict().get("type") or -1)
+            return group.format(type=TYPES.get(number, (f"type {number}",))[0])
+    return OTHER
+
+
+def short(kernel: str) -> str:
+    """Return a kernel's name without return type and parameters: `mul_mat_q<40, 128, false>`."""
+    name = re.sub(r"\((?:ggml_type|int|bool|unsigned int|long)\)(?=[\w-])", "", kernel)  # nsys and ncu write (int)64
+    name = re.sub(r"\[clone .*\]$|<unnamed>::|\(anonymous namespace\)::", "", name)
+    depth, end = 0, len(name)
+    for place, char in enumerate(name):
+        depth += (char in "<") - (char in ">")
+        if char == "(" and depth == 0:
+            end = place
+            break
+    return re.sub(r"^(?:static )?void ", "", name[:end]).strip()

@@ -1,0 +1,211 @@
+"""llama-batched-bench under our tracer: which kernels take the time of a step, and never rates, which tracing lowers.
+
+The tracer, kernels/trace, is compiled on the host. It marks every call of llama_decode, a pass, so that prompts and
+generation are told apart by the passes that were asked for; loading and warming up are in none that counts. One program
+does both: with llama-batched-bench generation begins behind a prompt, with any number of sequences.
+"""
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+from dgxlab.model import Cell, CellResult, Measurement, Param
+from dgxlab.tools import batched_bench, profile_files
+from dgxlab.tools.batched_bench import BatchedBench
+from dgxlab.tools.harness import kernel_files
+from dgxlab.tools.kernel_groups import short
+from dgxlab.tools.profile_files import ALL, UNITS, Durations, samples, summary
+from dgxlab.tools.reading import whole
+from dgxlab.tools.rows import Columns, Parsed, Refused, json_rows, match_rows
+from dgxlab.tools.tool import Keep, Launch, Tool, key
+
+TRACER = "trace"
+"""The tracer's folder in kernels/."""
+PHASES = ("prompt", "decode")
+WARM_UP = 16
+"""Tokens of the program's first pass."""
+
+# -- the trace --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pass:
+    """A call of llama_decode; times are ns."""
+
+    tokens: int
+    wall: int
+    """By the host's clock."""
+    busy: int = 0
+    """While any kernel ran."""
+    kernels: dict[str, list[int]] = field(default_factory=dict)
+
+
+FIELDS = {"trace": 3, "kernel": 6, "pass": 3, "launch": 5, "end": 3}
+"""Values on a line, by its first word; kernels/trace/trace.cpp says what they are."""
+
+
+def passes(text: str) -> list[Pass]:
+    """Return the passes of a trace, with the launches that began in each.
+
+    Raises:
+        Refused: if it was cut short, lost records, or is of another program or of several devices.
+    """
+    lines: dict[str, list[list[str]]] = {kind: [] for kind in FIELDS}
+    for line in text.split("\n"):
+        kind, *values = line.split("\t")
+        if values and len(values) == FIELDS.get(kind):
+            lines[kind].append(values)
+    if [version for version, *_ in lines["trace"]] != ["1"] or len(lines["end"]) != 1:
+        raise Refused("the trace has no beginning or no end: the program ended early, or used no GPU")
+    (_, program, _), (marked, launched, dropped) = lines["trace"][0], map(int, lines["end"][0])
+    if PurePosixPath(program).name != batched_bench.PROGRAM:
+        raise Refused(f"the trace is of another process, {program}")
+    if (marked, launched, 0) != (len(lines["pass"]), len(lines["launch"]), dropped):
+        whole = f"{len(lines['launch'])} of {launched} launches, {dropped} were dropped"
+        raise Refused(f"the trace is not whole: it has {whole}")
+    if len(devices := {device for _, device, *_ in lines["kernel"]}) > 1:
+        raise Refused(f"the trace is of {len(devices)} devices")
+    names = {number: short(name) for number, *_, name in lines["kernel"]}
+    result = [Pass(int(tokens), int(end) - int(begin)) for tokens, begin, end in lines["pass"]]
+    begins, ends = ([int(values[place]) for values in lines["pass"]] for place in (1, 2))
+    until = 0  # kernels of several streams overlap
+    launches = ((int(start), int(ns), names[kernel]) for kernel, _, _, start, ns in lines["launch"])
+    for start, ns, kernel in sorted(launches):
+        at = bisect.bisect_right(begins, start) - 1
+        if at >= 0 and start < ends[at]:  # else it belongs to loading
+            result[at].kernels.setdefault(kernel, []).append(ns)
+            result[at].busy += max(0, start + ns - max(start, until))
+            until = max(until, start + ns)
+    return result
+
+
+def _rows(traced: Sequence[Pass], cells: Sequence[Cell], printed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a trace, given what was asked for and a row of the program; the first repetition is cold."""
+    n_batch = whole(printed, "n_batch")
+    pp, tg, repetitions = (int(cells[0].params[name]) for name in ("pp", "tg", "repetitions"))
+    asked = _chunks(WARM_UP, n_batch)
+    places: dict[tuple[str, int], list[slice]] = {}
+    for pl in _order([int(cell.params["pl"]) for cell in cells], repetitions):
+        for phase, chunks in zip(PHASES, (_chunks(pp * pl, n_batch), _chunks(pl, n_batch) * tg), strict=True):
+            places.setdefault((phase, pl), []).append(slice(len(asked), len(asked) + len(chunks)))
+            asked += chunks
+    if [each.tokens for each in traced] != asked:
+        raise Refused(f"its {len(traced)} passes are not the {len(asked)} of these prompts and generations")
+    for cell in cells:
+        size = {name: cell.params[name] for name in ("phase", "pp", "tg", "pl", "repetitions")}
+        rounds = [traced[place] for place in places[str(size["phase"]), int(size["pl"])]][: repetitions + 1]
+        steps = tg if size["phase"] == "decode" else 1
+        cold = {row["kernel"]: row["step_us"] for row in summary([_together(rounds[0])], steps)}
+        for row in summary([_together(each) for each in rounds[1:]], steps):
+            more: dict[str, Any] = {"cold_us": cold.get(row["kernel"], [])}
+            if row["kernel"] == ALL:
+                more |= {name: printed[name] for name in ("n_threads", "n_threads_batch") if name in printed}
+                more["busy_us"] = [sum(each.busy for each in one) / steps / 1e3 for one in rounds[1:]]
+                more["wall_us"] = [sum(each.wall for each in one) / steps / 1e3 for one in rounds[1:]]
+            yield {**size, **row, **more}
+
+
+def _chunks(tokens: int, n_batch: int) -> list[int]:
+    return [min(n_batch, tokens - done) for done in range(0, tokens, n_batch)]
+
+
+def _order(sizes: Sequence[int], repetitions: int) -> list[int]:
+    """Return npl of every row: a cold round, the repetitions, and a spare row, as llama-batched-bench may lose one."""
+    once = list(dict.fromkeys(sizes))
+    return [*once * (repetitions + 1), once[-1]]
+
+
+def _together(traced: Sequence[Pass]) -> Durations:
+    kernels: dict[str, list[int]] = {}
+    for each in traced:
+        for name, durations in each.kernels.items():
+            kernels.setdefault(name, []).extend(durations)
+    return kernels
+
+
+# -- the output of a launch -------------------------------------------------------------------------------------------
+
+
+def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
+    """Read the metrics of UNITS of each cell, and of each kernel in it, which is a cell of its own.
+
+    What was printed is a trace, or rows that were made of one before.
+    """
+    printed, problems = json_rows(stdout, batched_bench.PROGRAM)
+    rows = [row for row in printed if row is not None and "kernel" in row]
+    try:
+        if not rows:
+            rows = list(_rows(passes(stdout), cells, next(filter(None, printed), {})))
+            problems = []  # the program's own rows, which it may lose, give no number
+    except Refused as error:
+        return Parsed(problems=(*problems, str(error)))
+    except (ValueError, LookupError) as error:
+        return Parsed(problems=(*problems, f"the trace is broken: {error}"))
+    parts = tuple(
+        Cell(cell.tool, f"{cell.label}: {row['kernel']}", {**cell.params, "kernel": row["kernel"]}, cell.fixed)
+        for cell in cells
+        for row in rows
+        if row["kernel"] != ALL and {**row, "kernel": ALL}.items() >= cell.params.items()
+    )
+    matched = match_rows([*cells, *parts], rows, _read, problems)
+    return replace(matched, parts=parts)
+
+
+def _read(cell: Cell, row: Columns) -> CellResult:
+    measurements = []
+    for metric, unit in UNITS.items():
+        if metric in row:
+            cold = samples(row, "cold_us") if metric == "step_us" else ()
+            measurements.append(Measurement(cell.key, metric, unit, samples(row, metric), cold))
+    return CellResult(cell.key, tuple(measurements), row)
+
+
+@dataclass(frozen=True)
+class ProfileBench(BatchedBench):
+    """llama-batched-bench under a tracer: the time of every kernel in a prompt and in a step of generation."""
+
+    name = "profile"
+    compared: ClassVar = {}
+    owned: ClassVar[tuple[str, ...]] = (*BatchedBench.owned, "-pps", "-tgs")
+    rounds = 1
+    attempts = 1
+    form = "profile"
+    parse = staticmethod(parse)
+
+    _: KW_ONLY
+    phase: tuple[str, ...] = key("Few[Literal['prompt', 'decode']]", "What to record; both, when left out.", [])
+    repetitions: int = key(
+        "Annotated[int, Field(ge=1, le=100)]", "Counted repetitions; one more is run first and thrown away.", 3
+    )
+
+    def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
+        """Yield those of llama-batched-bench, each under the tracer, with cells of its phases."""
+
+        def kept(cell: Cell) -> list[Cell]:
+            return [each for each in self._phases(cell) if keep(self.model, each)]
+
+        for launch in super().launches(env, lambda _, cell: bool(kept(cell))):
+            cells = tuple(each for cell in launch.cells for each in kept(cell))
+            argv = list(launch.argv)
+            if cells:
+                order = _order([int(cell.params["pl"]) for cell in cells], self.repetitions)
+                argv[argv.index("-npl") + 1] = ",".join(map(str, order))
+            yield replace(launch, cells=cells, argv=("sh", f"{{files}}/{TRACER}/run.sh", *argv))
+
+    def _phases(self, cell: Cell) -> list[Cell]:
+        more: dict[str, Param] = {"repetitions": self.repetitions, "kernel": ALL}
+        return [
+            replace(cell, label=f"{phase} {cell.label}", params={"phase": phase, **cell.params, **more})
+            for phase in self.phase or PHASES
+        ]
+
+    @classmethod
+    def files(cls, root: str) -> dict[str, str]:
+        """Return the tracer's sources."""
+        files = kernel_files(root, TRACER)
+        return {path: text for path, text in files.items() if path.startswith(f"{TRACER}/")}
+
+
+TOOL = Tool("profile", bench=ProfileBench, formats=profile_files.FORMATS, runs=batched_bench.PROGRAM)
