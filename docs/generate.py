@@ -30,8 +30,8 @@ def keys(name: str = "") -> str:
     required = part.get("required", [])
     rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     for key, schema in part["properties"].items():
-        default = "required" if key in required else f"`{json.dumps(schema['default'])}`" if "default" in schema else ""
-        rows.append(f"| `{key}` | {', '.join(dict.fromkeys(_types(schema)))} | {default} | {_meaning(schema)} |")
+        default = "required" if key in required else _default(schema)
+        rows.append(f"| `{key}` | {_values(schema)} | {default} | {_meaning(schema)} |")
     return "\n".join(rows)
 
 
@@ -44,12 +44,28 @@ def _referred(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else {}
 
 
+def _default(schema: Mapping[str, Any]) -> str:
+    """Return a key's default; "all" for a list of every choice, nothing where there is none."""
+    choices = [choice.get("items", {}).get("enum") for choice in schema.get("anyOf", [])]
+    if "default" not in schema:
+        return ""
+    return "all" if schema["default"] and schema["default"] in choices else f"`{json.dumps(schema['default'])}`"
+
+
+def _values(schema: Mapping[str, Any]) -> str:
+    """Return what a key takes, in words; a list of what the key also takes alone is "or a list"."""
+    types = list(dict.fromkeys(_types(schema)))
+    alone = [kind for kind in types if not kind.startswith("list of ")]
+    also_listed = f"list of {' or '.join(alone)}"
+    return ", ".join(alone) + " or a list" if alone and also_listed in types else ", ".join(types)
+
+
 def _types(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield the kinds of value that a key takes, as a reader calls them."""
     if "$ref" in schema:
         yield "map"
     elif "enum" in schema:
-        yield " or ".join(f"`{value}`" for value in schema["enum"])
+        yield ", ".join(f"`{value}`" for value in schema["enum"])
     elif "anyOf" in schema:
         for choice in schema["anyOf"]:
             yield from _types(choice)
