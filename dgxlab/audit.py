@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
-from typing import Any, Union, get_type_hints
+from typing import Any, get_type_hints
 
 from dgxlab import judgement
 from dgxlab import store as stores
@@ -25,10 +25,8 @@ from dgxlab.model import (
     Cell,
     CellResult,
     Check,
-    DerivedModel,
     Device,
     Source,
-    SyntheticModel,
     Toolchain,
     build_id,
     digest,
@@ -38,7 +36,9 @@ from dgxlab.model import (
 )
 from dgxlab.model.checks import Cases, Launched
 from dgxlab.model.events import HOST
+from dgxlab.model.experiment import Recipe
 from dgxlab.model.parts import Texts
+from dgxlab.model.wire import decoder
 from dgxlab.store import Store, gate_digest
 from dgxlab.tools import BENCHES, judge_check
 
@@ -144,8 +144,7 @@ class _Job:
         for identity, row in self.inputs.items():
             recipes = [step["recipe"] for (_, model), step in self.models.items() if model == row["name"]]
             files = (row["contents"] or {}).get("files", {})
-            made = Union[SyntheticModel, DerivedModel]
-            prefix = model_id(from_json(made, row["recipe"]), files) if row["recipe"] else "file-"  # type: ignore[arg-type]
+            prefix = model_id(decoder(Recipe)(row["recipe"]), files) if row["recipe"] else "file-"
             if row["recipe"] not in recipes or not identity.startswith(prefix):
                 yield f"model {identity} of job {self.job_id} is not the plan's {row['name']}"
 

@@ -18,7 +18,7 @@ from dgxlab.errors import SpecError, UsageError
 from dgxlab.model import canonical
 from dgxlab.roofline import implausible, together, weights_of
 from dgxlab.store import Store
-from dgxlab.tools import TOOLS, profile_files
+from dgxlab.tools import TOOLS
 from dgxlab.tools.reading import GZIP, LARGEST, Format, Reading, Row, decoded, unpacked
 from dgxlab.tools.rows import Refused
 from dgxlab.units import METRICS
@@ -75,13 +75,10 @@ def open_file(path: Path, tool: str = "", format: str = "") -> Imported:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", next=f"ls -l {_typed(path)}") from error
     try:
-        content = profile_files.nsys_summary(path).encode() if raw.startswith(profile_files.SQLITE) else unpacked(raw)
+        formats = [each for kinds in FORMATS.values() for each in kinds.values()]
+        summary = next((each.summary for each in formats if each.summary and raw.startswith(each.binary)), None)
+        content = summary(path).encode() if summary else unpacked(raw)
         text = decoded(content)
-        if profile_files.FORMATS["ncu"].fits(text):
-            tool = tool or "profile"  # what the program printed besides is no result
-        if tool != "profile" and (watched := WATCHED.search(text)):
-            why = f"a profiler or sanitizer was watching ({watched[0].strip()}), which makes every time a wrong one"
-            raise Refused(why, text.count("\n", 0, watched.start()) + 1)
         detected, kind = _detect(text, tool, format)
         reading = FORMATS[detected][kind].read(text)
         if not reading.rows:
@@ -106,6 +103,11 @@ def _detect(text: str, tool: str, format: str) -> tuple[str, str]:
     """Detect tool and format; refuse a text that matches none or several, or not the requested ones."""
     seen = [(t, f) for t, kinds in FORMATS.items() for f, kind in kinds.items() if kind.fits(text)]
     wanted = [(t, f) for t, f in seen if tool in ("", t) and format in ("", f)]
+    if profilers := [(t, f) for t, f in wanted if FORMATS[t][f].profiler]:
+        wanted = profilers  # what the program printed besides has no true time
+    elif watched := WATCHED.search(text):
+        why = f"a profiler or sanitizer was watching ({watched[0].strip()}), which makes every time a wrong one"
+        raise Refused(why, text.count("\n", 0, watched.start()) + 1)
     if len(wanted) == 1:
         return wanted[0]
     names = " and ".join(f"{t} ({f})" for t, f in (wanted or seen))

@@ -92,12 +92,12 @@ def _event(step: ModelStep, fields: Mapping[str, Any], *, reused: bool) -> Model
     return ModelEvent(name=step.model, recipe=step.recipe, seconds=0.0, reused=reused, **fields)
 
 
-def _contents(header: Header, **made: Any) -> Contents:
-    """Return what a file holds; `made` has the further fields of a model that was made here."""
+def _contents(header: Header, **further: Any) -> Contents:
+    """Return what a file holds; `further` has more of a model that was made here."""
     told = {"architecture": header.architecture, "parameters": header.parameters, "type": header.type}
     sizes = {"bits": header.bits, "per_token": header.per_token}
     nothing: dict[str, Any] = {"files": {}, "requantised": False, "fidelity": {}}
-    return cast("Contents", {**told, **sizes, **nothing, **made})
+    return cast("Contents", {**told, **sizes, **nothing, **further})
 
 
 def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
@@ -115,7 +115,7 @@ def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
 
 
 def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
-    """Store a synthetic model's f16 file from a stream; `synthesize` then need not write it.
+    """Store a synthetic model's f16 file from a stream; `make` then need not write it.
 
     Raises:
         RemoteError: if the file is incomplete, or the disk is full.

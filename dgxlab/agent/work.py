@@ -129,9 +129,7 @@ class Worker:
                 argv = bench.fill(argv, step.arm)
                 return bench.launch(name, argv, {}, step.limit_s, file_limit=RLIM_INFINITY)
 
-            event = models.make(
-                bench.root, step, model_id(step.recipe, files), launch, source=source, files=files
-            )
+            event = models.make(bench.root, step, model_id(step.recipe, files), launch, source=source, files=files)
         bench.models[step.arm, step.model] = event
         self.emit(replace(event, seconds=time.monotonic() - begin))
 

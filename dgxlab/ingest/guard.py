@@ -17,7 +17,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dgxlab import roofline, synth, units
-from dgxlab.model import SyntheticModel
+from dgxlab.model import FileModel
+from dgxlab.model.experiment import Recipe, root_of
+from dgxlab.model.wire import decoder
 from dgxlab.roofline import Peaks, Weights
 from dgxlab.store import Store
 from dgxlab.tools import BENCHES
@@ -123,11 +125,10 @@ def _weights(model: Row | None, called: str) -> Weights | None:
 @lru_cache(maxsize=64)
 def _of_recipe(recipe: str) -> Weights | None:
     try:
-        made = json.loads(recipe)
-        quant = made["quant"]
-        while "source" in made:
-            made = made["source"]
-        model = SyntheticModel(**made)
-    except (LookupError, TypeError):  # made from a file, or written by a dgxlab with other fields
+        model = decoder(Recipe)(json.loads(recipe))
+    except ValueError:  # written by a dgxlab with other fields
         return None
-    return Weights(float(synth.active(model)), roofline.bits_of(quant), roofline.path_of(quant))
+    root, quant = root_of(model), model.quant
+    if isinstance(root, FileModel):
+        return None
+    return Weights(float(synth.active(root)), roofline.bits_of(quant), roofline.path_of(quant))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union, cast, get_type_hints
 
 from dgxlab.model.checks import Cases, Launched, Reading
-from dgxlab.model.experiment import DerivedModel, ParityGate, SyntheticModel
+from dgxlab.model.experiment import ParityGate, Recipe
 from dgxlab.model.parts import (
     Contents,
     Count,
@@ -175,7 +175,7 @@ class ModelEvent(Event):
     path: Path
     size: Count
     digest: Digest
-    recipe: Union[SyntheticModel, DerivedModel, None]
+    recipe: Union[Recipe, None]
     seconds: Seconds
     reused: Union[bool, None] = None
     contents: Union[Contents, None] = field(default=None, metadata=LATER)

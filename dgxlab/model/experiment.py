@@ -121,9 +121,11 @@ class DerivedModel:
 
 
 Model = Union[SyntheticModel, DerivedModel, FileModel]
+Recipe = Union[SyntheticModel, DerivedModel]
+"""A model that is made on the host."""
 
 
-def quantisation(recipe: SyntheticModel | DerivedModel) -> DerivedModel:
+def quantisation(recipe: Recipe) -> DerivedModel:
     """Return how a model gets its types: a synthetic one is its own F16 form, quantised."""
     if isinstance(recipe, DerivedModel):
         return recipe

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Union
 
 from dgxlab.model.checks import Check
-from dgxlab.model.experiment import DerivedModel, Param, ParityGate, SyntheticModel
+from dgxlab.model.experiment import Param, ParityGate, Recipe
 from dgxlab.model.wire import LATER, Reshaped, digest
 
 PROTOCOL = 3  # of plan, journal and agent together; results of another protocol are measured again
@@ -85,7 +85,7 @@ class ModelStep:
     arm: str
     model: str  # the spec's name for it; later argv have {model:NAME}
     path: str
-    recipe: Union[SyntheticModel, DerivedModel, None] = None
+    recipe: Union[Recipe, None] = None
     make: tuple[str, ...] = ()  # writes {out}, an f16 GGUF; () for an existing file, or a model made from another
     quantize: tuple[str, ...] = ()  # reads {in}, writes {out}; () for an f16 model
     limit_s: float = 3600.0

@@ -20,7 +20,7 @@ MXFP4 = "MXFP4_MOE"
 NVFP4 = "NVFP4"
 """A type without a name in llama-quantize: matrices of layers get it, embeddings and output stay F16."""
 
-GATES = "ssm_(alpha|beta|ba)"
+DECAY = "ssm_(alpha|beta|ba)"
 """The products that set the decay of a gated delta net: a number or two a head, which no NVFP4 model has in 4 bits."""
 
 WITH_IMATRIX = re.compile(r"IQ1_.*|IQ2_.*|IQ3_XXS|IQ3_XS|Q2_K_S")
@@ -76,19 +76,19 @@ def argv(how: DerivedModel) -> tuple[str, ...]:
     if how.quant != NVFP4:
         return (*words, "{in}", "{out}", how.quant)
     # the first pattern that fits counts
-    words += ["--tensor-type", f"{GATES}=f16", "--tensor-type", "blk=nvfp4"]
+    words += ["--tensor-type", f"{DECAY}=f16", "--tensor-type", "blk=nvfp4"]
     # a type by tensor's name counts only where the file's own type is quantised; nothing is left that gets Q8_0
     words += ["--output-tensor-type", "f16", "--token-embedding-type", "f16"]
     return (*words, "{in}", "{out}", "Q8_0")
 
 
-def check_types(how: DerivedModel, source: Header, made: Header) -> None:
+def check_types(how: DerivedModel, source: Header, result: Header) -> None:
     """Check that a quantised file has the requested types.
 
     Raises:
         RemoteError: naming the first tensor that has another type, or is missing.
     """
-    kinds = {tensor.name: tensor.type for tensor in made.tensors}
+    kinds = {tensor.name: tensor.type for tensor in result.tensors}
     for tensor in source.tensors:
         wanted, actual = _wanted(how, tensor), kinds.get(tensor.name, "missing")
         if wanted not in ("", actual):
@@ -98,7 +98,7 @@ def check_types(how: DerivedModel, source: Header, made: Header) -> None:
         for tensor in source.tensors:
             if is_matrix(tensor) and tensor.shape[0] % length:
                 raise _other(how, f"{tensor.name} is {kinds[tensor.name]}, as its rows are no multiple of {length}")
-        layers = [tensor for tensor in made.tensors if tensor.name.startswith("blk.")]
+        layers = [tensor for tensor in result.tensors if tensor.name.startswith("blk.")]
         if (most := Header({}, tuple(filter(is_matrix, layers)), 0).type) not in ("", base):
             raise _other(how, f"most weights of its layers are {most}")
 
@@ -115,7 +115,7 @@ def _wanted(how: DerivedModel, tensor: TensorInfo) -> str:
     if not is_matrix(tensor):
         return tensor.type
     if how.quant == NVFP4:
-        return NVFP4 if tensor.name.startswith("blk.") and not re.search(GATES, tensor.name) else "F16"
+        return NVFP4 if tensor.name.startswith("blk.") and not re.search(DECAY, tensor.name) else "F16"
     if how.quant == MXFP4:
         return "MXFP4" if "_exps." in tensor.name else "Q8_0"
     return base_of(how.quant) if how.pure or how.quant in FLOATS else ""

@@ -33,8 +33,8 @@ CLASSES = (
 """Classes by a tensor's name; first match. A shared expert is a ffn: every token passes it."""
 
 
-def fidelity(source: Path, before: Header, made: Path, after: Header) -> dict[str, Fidelity]:
-    """Return by class how near the tensors of `made` whose type differs from the source's are to it."""
+def fidelity(source: Path, before: Header, result: Path, after: Header) -> dict[str, Fidelity]:
+    """Return by class how near the tensors of `result` whose type differs from the source's are to it."""
     originals = {tensor.name: tensor for tensor in before.tensors}
     # a gated delta net projects into q, k, v and its gate by tensors that are named as an attention's
     nets = {tensor.name.partition(".ssm_")[0] for tensor in after.tensors if ".ssm_" in tensor.name}
@@ -44,12 +44,12 @@ def fidelity(source: Path, before: Header, made: Path, after: Header) -> dict[st
             layer, _, name = tensor.name.rpartition(".attn_")
             part_of_net = layer in nets and name.startswith(("qkv", "gate"))
             classes["ssm" if part_of_net else class_of(tensor.name)].append(tensor)
-    with source.open("rb") as old, made.open("rb") as new:
-        result = {}
+    with source.open("rb") as old, result.open("rb") as new:
+        by_class = {}
         for name, tensors in sorted(classes.items()):
             pairs = [(originals[tensor.name], tensor) for tensor in tensors]
-            result[name] = _of_class(pairs, (old, before.begin), (new, after.begin))
-        return result
+            by_class[name] = _of_class(pairs, (old, before.begin), (new, after.begin))
+        return by_class
 
 
 def class_of(name: str) -> str:

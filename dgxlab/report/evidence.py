@@ -202,11 +202,10 @@ def _measured(store: Store, ask: Ask, valid: Sequence[Row]) -> Iterator[Measured
     # prefer an ordinary run to a chain's, whatever its age: the other rows of a table are ordinary runs too
     for run in valid:
         for row in values[run["run_id"]] if run["role"] is None else ():
-            number = Number(row["metric"], row["unit"], row["n"], row["spread"], median=row["value"], of="samples")
             key = (row["cell"], run["model_id"], run["env_digest"])
             if newest.get(key, ([], {}))[0] != [run]:
                 newest[key] = ([run], {})
-            newest[key][1][row["metric"]] = number
+            newest[key][1][row["metric"]] = Number.of_row(row)
     accepted = {name: _accepted(model, valid) for name, model in ask.models.items()}
     chosen = []
     for cell in ask.cells:

@@ -11,7 +11,7 @@ from dgxlab.errors import UsageError
 from dgxlab.report.arms import of_forms, side_by_side
 from dgxlab.report.ask import CellAsk, Query
 from dgxlab.report.evidence import Evidence, Measured
-from dgxlab.report.records import Column, Number, Page, Row, Table, Value
+from dgxlab.report.records import Column, Number, Page, Row, Table, Value, grouped
 from dgxlab.report.tables import flags, origin_of
 from dgxlab.tools import BY_FORM
 from dgxlab.tools.kernel_groups import OTHER, group_of
@@ -24,7 +24,7 @@ UNEXPLAINED = 0.05
 SHOWN = 0.01
 """Kernels with a smaller share of a step are not listed; of two experiments, those that moved by less."""
 
-KERNELS = """SELECT cells.params, cells.fixed, metric, value, n, spread
+KERNELS = """SELECT cells.params, metric, unit, value, n, spread
              FROM measurements JOIN cells USING (cell) WHERE run_id = ? ORDER BY cell, metric"""
 
 TIMES = (
@@ -71,9 +71,7 @@ class Profile:
 
     def groups(self) -> dict[str, list[Kernel]]:
         """Return the kernels of each group, the longest group first."""
-        groups: dict[str, list[Kernel]] = {}
-        for kernel in self.kernels:
-            groups.setdefault(kernel.group, []).append(kernel)
+        groups = grouped((kernel.group, kernel) for kernel in self.kernels)
         return dict(sorted(groups.items(), key=lambda item: -sum(kernel.us for kernel in item[1])))
 
 
@@ -99,16 +97,15 @@ def profiles(store: Store, arm: Evidence) -> list[Profile]:
 
 
 def _kernels(store: Store, cell: Measured) -> list[Kernel]:
-    mine = cell.ask.cell
-    found: dict[str, dict[str, Number]] = {}
-    for row in store.rows(KERNELS, (cell.run["run_id"],)):
-        params = json.loads(row["params"])
-        name = params["kernel"]
-        if name != mine.params["kernel"] and {**mine.params, "kernel": name} == params:
-            unit = "launches" if row["metric"] == "launches" else "us"
-            number = Number(row["metric"], unit, row["n"], row["spread"], median=row["value"], of="samples")
-            found.setdefault(name, {})[row["metric"]] = number
-    return sorted((Kernel(name, group_of(name), numbers) for name, numbers in found.items()), key=lambda each: -each.us)
+    total = cell.ask.cell.params
+    rows = [(json.loads(row["params"]), row) for row in store.rows(KERNELS, (cell.run["run_id"],))]
+    by_kernel = grouped(
+        (params["kernel"], (row["metric"], Number.of_row(row)))
+        for params, row in rows
+        if params["kernel"] != total["kernel"] and {**total, "kernel": params["kernel"]} == params
+    )
+    kernels = [Kernel(name, group_of(name), dict(numbers)) for name, numbers in by_kernel.items()]
+    return sorted(kernels, key=lambda kernel: -kernel.us)
 
 
 def by_group(each: Profile) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, Union
+from typing import Any, TypeVar, Union
 
 from dgxlab.compare import Difference
 from dgxlab.model import Device, SeriesRef
@@ -24,6 +24,11 @@ class Number:
     mean: float | None = field(default=None, metadata=LATER)  # geometric, of the runs of a chain that count
     value: float | None = field(default=None, metadata=LATER)  # as printed
     of: str = field(default="", metadata=LATER)  # "samples" or "values": what the median is taken over
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Number:
+        """Return the median of a run's samples, given a row of the view `measurements`."""
+        return cls(row["metric"], row["unit"], row["n"], row["spread"], median=row["value"], of="samples")
 
     @property
     def middle(self) -> float:

@@ -115,10 +115,10 @@ def provenance(
             backends.add(_kind(str(cell.params["backend_name"])))
         else:
             backends.add(both if {**cell.params, **cell.fixed}.get("n_gpu_layers") == 0 else built)
-    made = (evidence.build_id, evidence.host, source.dirty, tuple(sorted(recipes)), evidence.device)
+    what = (evidence.build_id, evidence.host, source.dirty, tuple(sorted(recipes)), evidence.device)
     sessions, backend = tuple(sorted(set(jobs))), ", ".join(sorted(backends)) or built
     return Provenance(
-        evidence.experiment, sessions, source.pin, source.series, source.tree, *made, backend, tuple(sorted(held))
+        evidence.experiment, sessions, source.pin, source.series, source.tree, *what, backend, tuple(sorted(held))
     )
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dgxlab.model import SyntheticModel
-from dgxlab.quantise import GATES
+from dgxlab.quantise import DECAY
 
 EXPERTS = ("qwen3moe", "qwen35moe", "qwen3next")
 """Architectures whose layers have experts."""
@@ -81,7 +81,7 @@ def tensors(recipe: SyntheticModel) -> tuple[Tensor, ...]:
         parts += _experts(recipe) if recipe.arch in EXPERTS else _feed_forward("", (), recipe.n_ff, recipe)
         result += [replace(part, name=f"blk.{i}.{part.name}") for part in parts]
         for part in parts if recipe.scales else ():
-            if part.is_matrix and not re.search(GATES, part.name):
+            if part.is_matrix and not re.search(DECAY, part.name):
                 name = f"blk.{i}.{part.name.removesuffix('.weight')}.scale"
                 scale = LAYER_SCALE * (1 + stream_key(name, recipe.seed)[0] / 256)
                 result.append(Tensor(name, part.shape[:-2] or (1,), values=(scale,)))

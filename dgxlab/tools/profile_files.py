@@ -61,7 +61,6 @@ def samples(row: Mapping[str, Any], metric: str) -> tuple[float, ...]:
 
 # -- Nsight Systems ---------------------------------------------------------------------------------------------------
 
-SQLITE = b"SQLite format 3\0"
 KERNELS, COPIES, SETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 GRAPHS, CALLS, RANGES = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COLUMNS = {
@@ -211,6 +210,14 @@ def _ncu_row(shape: Sequence[str], metrics: Mapping[tuple[str, str], Sequence[fl
 
 
 FORMATS = {
-    "nsys": Format(nsys, '"nsys_schema"', r'^\{"nsys_schema"', rows=json_lines),
-    "ncu": Format(ncu, '"Kernel Name"', r'^"ID","Process ID","Process Name"'),
+    "nsys": Format(
+        nsys,
+        '"nsys_schema"',
+        r'^\{"nsys_schema"',
+        rows=json_lines,
+        profiler=True,
+        binary=b"SQLite format 3\0",
+        summary=nsys_summary,
+    ),
+    "ncu": Format(ncu, '"Kernel Name"', r'^"ID","Process ID","Process Name"', profiler=True),
 }

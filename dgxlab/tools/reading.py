@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dgxlab.tools.rows import Refused, column, decode, number, plain, positive
@@ -76,6 +77,9 @@ class Format:
     """Yields the rows of a text, where they have all columns that the tool knows."""
     texts: tuple[str, ...] | None = None
     """Where every value is printed as a text, the columns that are texts; None where JSON tells."""
+    profiler: bool = False  # whether it is a profiler's, which makes every other time in the text a wrong one
+    summary: Callable[[Path], str] | None = None  # makes the text of a binary file; raises Refused
+    binary: bytes = b""  # the first bytes of such a file
 
     def fits(self, text: str) -> bool:
         """Return whether a text looks like this format."""

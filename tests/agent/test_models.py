@@ -115,16 +115,19 @@ def test_a_derived_model_is_made_from_the_finished_one_and_known_by_its_content(
     event = derive(root, launch)
     assert Path(event.path).read_bytes() == F16
     assert event.model_id.startswith("derived-")
-    assert event.contents == {
-        "architecture": "llama",
-        "parameters": sum(tensor.size for tensor in synth.tensors(RECIPE)),
-        "type": "F16",
-        "bits": pytest.approx(16.1, abs=0.1),
-        "per_token": 15232,  # two bytes a weight of a product, four of a norm
-        "files": {str(root.path / "source.gguf"): f"file-{DIGEST[:16]}"},
-        "requantised": False,
-        "fidelity": {},  # no tensor has another type
-    }
+    assert (
+        event.contents
+        == {
+            "architecture": "llama",
+            "parameters": sum(tensor.size for tensor in synth.tensors(RECIPE)),
+            "type": "F16",
+            "bits": pytest.approx(16.1, abs=0.1),
+            "per_token": 15232,  # two bytes a weight of a product, four of a norm
+            "files": {str(root.path / "source.gguf"): f"file-{DIGEST[:16]}"},
+            "requantised": False,
+            "fidelity": {},  # no tensor has another type
+        }
+    )
     (root.path / "moved").mkdir()
     shutil.move(root.path / "source.gguf", root.path / "moved")
     assert derive(Root(root.path), launch).model_id == event.model_id
