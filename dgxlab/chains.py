@@ -16,7 +16,7 @@ from dgxlab.stats import Chain
 from dgxlab.tools import BENCHES
 from dgxlab.units import metric
 
-IDLE_CYCLES = 2  # if the path under test ran in none of these first cycles, the chain ends
+_IDLE_CYCLES = 2  # if the path under test ran in none of these first cycles, the chain ends
 
 
 class Over(Enum):
@@ -149,7 +149,7 @@ def over(step: ChainStep, chains: Sequence[Chain], slots: Iterable[Slot] = ()) -
     `chains` are one a comparison, all equally long.
     """
     done, needed = whole_cycles(chains[0]), chains[0].planned
-    if done == IDLE_CYCLES == sum(slot.idle for slot in slots if slot.role == CANDIDATE):
+    if done == _IDLE_CYCLES == sum(slot.idle for slot in slots if slot.role == CANDIDATE):
         return Over.IDLE
     if step.screen:
         return None if done < needed else Over.COMPLETE

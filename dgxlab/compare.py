@@ -16,8 +16,11 @@ from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about
 from dgxlab.tools import Launch, bench_of, keys_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that are refused unless allowed by name
-ARGUMENTS = ("args", "repetitions")  # keys of a bench entry that are arguments of the tool and do not distinguish cells
-ABSENT = "-"
+_ARGUMENTS = (
+    "args",
+    "repetitions",
+)  # keys of a bench entry that are arguments of the tool and do not distinguish cells
+_ABSENT = "-"
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Difference:
 
     what: str  # pin, series, cmake, env, arguments, gates, or one of MUST_AGREE
     name: str  # which one of that kind, "" if there is only one
-    baseline: str  # the baseline's value, ABSENT if it has none
+    baseline: str  # the baseline's value, _ABSENT if it has none
     candidate: str
 
     def __str__(self) -> str:
@@ -82,7 +85,7 @@ def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], wher
         if what == "env" and value == "":  # set to empty differs from unset
             return '""'
         if value is None or value in ("", ()):
-            return ABSENT
+            return _ABSENT
         return value if isinstance(value, str) else _plain(value)
 
     for name in dict.fromkeys((*left, *right)):
@@ -123,7 +126,7 @@ def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:
 def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Difference]:
     for number, (before, after) in enumerate(zip_longest(left, right)):
         where = f"bench[{number}]"
-        tools = [entry.name if entry else ABSENT for entry in (before, after)]
+        tools = [entry.name if entry else _ABSENT for entry in (before, after)]
         if tools[0] != tools[1]:
             yield Difference("matrix", where, *tools)
             continue
@@ -135,7 +138,7 @@ def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Differe
 
 def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
     """Return the axes that distinguish an entry's cells, without the settings `free`."""
-    names = (name for name in keys_of(entry) if name not in ("model", *ARGUMENTS))
+    names = (name for name in keys_of(entry) if name not in ("model", *_ARGUMENTS))
     axes = {name: values for name, values in _axes(entry).items() if name not in free}
     return {**{name: getattr(entry, name) for name in (*names, "exclude")}, **axes}
 
@@ -143,7 +146,7 @@ def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
 def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
     """Return the arguments of an entry's tool."""
     arguments = {name: values[0] for name, values in _axes(entry).items() if name in free}
-    for name in ARGUMENTS:
+    for name in _ARGUMENTS:
         if hasattr(entry, name):
             value = getattr(entry, name)
             arguments[name] = " ".join(value) if isinstance(value, tuple) else value
@@ -163,7 +166,7 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 def _paired(
     left: Bench, right: Bench, left_env: Mapping[str, str], right_env: Mapping[str, str]
 ) -> Iterator[tuple[Launch, Launch]]:
-    free = {*settings(left, right), *ARGUMENTS}
+    free = {*settings(left, right), *_ARGUMENTS}
 
     def name(cell: Cell) -> str:
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})

@@ -16,12 +16,12 @@ from dgxlab.model import Arm, ChainStep, Check, EngagedGate, Experiment, GateSte
 from dgxlab.stats import fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
 
-NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a file name
+_NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a file name
 
 
 def new_job_id(name: str) -> str:
     """Return an id that sorts by time and names the experiment: 20261120-120301-quickstart-3f2a9c."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name[:NAME_LENGTH]}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name[:_NAME_LENGTH]}-{secrets.token_hex(3)}"
 
 
 def make(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dgxlab.agent.job import Job
     from dgxlab.replies import Status
 
-FOLLOW_S = 0.1
+_FOLLOW_S = 0.1
 """Pause between looks at the journal."""
 
 
@@ -122,7 +122,7 @@ def follow(root: str, job_id: str, offset: str) -> None:
         elif not running:
             return
         else:
-            time.sleep(FOLLOW_S)
+            time.sleep(_FOLLOW_S)
 
 
 def synth(recipe: str, out: str, vocabulary: str = "") -> None:

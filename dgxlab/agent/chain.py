@@ -31,10 +31,10 @@ from dgxlab.stats import (
 )
 from dgxlab.units import duration, percent
 
-WAITED_S = 5.0
+_WAITED_S = 5.0
 """After a longer wait the device has cooled: the next run does not count as a neighbour of the last."""
 
-ABOVE_C = 3.0
+_ABOVE_C = 3.0
 """Max degrees C above the lowest temperature seen, when a run begins."""
 STILL_S = 30.0
 """Without a new lowest temperature for this long, the device has stopped cooling."""
@@ -45,7 +45,7 @@ LOOK_S = 1.0
 KNOWN_S = 5.0
 """A temperature that is unknown for longer counts as not available."""
 
-Ranges = dict[str, tuple[float, float]]
+_Ranges = dict[str, tuple[float, float]]
 
 
 class ChainRunner:
@@ -59,9 +59,9 @@ class ChainRunner:
         self._slots: list[Slot] = []
         """One per run, in order; where a place was run again, the last one counts."""
         self._at = (BURN_IN, 1)
-        self._around: Ranges = {}
+        self._around: _Ranges = {}
         self._failed: RunEvent | None = None
-        self._cooling = Cooling(bench.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
+        self._cooling = _Cooling(bench.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
         self._took: list[float] = []
 
     def carry_out(self) -> DgxlabError | None:
@@ -73,7 +73,7 @@ class ChainRunner:
         """
         try:
             return self._burn_in() or self._choose() or self._alternate()
-        except NotCool as error:
+        except _NotCool as error:
             self._tell("done", error.message)
             return error
 
@@ -180,7 +180,7 @@ class ChainRunner:
         """Record a run with the flags that only the chain knows."""
         (role, cycle), run = self._at, attempt.run
         flags = list(run.flags)
-        if waited > WAITED_S:
+        if waited > _WAITED_S:
             flags.insert(0, flag(Code.WAITED, hard=True, seconds=waited))
         if warms:
             flags.insert(0, flag(Code.WARMING, hard=True, block_s=self._step.block_s))
@@ -284,9 +284,9 @@ class ChainRunner:
         return burn_in_of(self._step, self._slots)
 
 
-def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
+def _ranges(seen: Iterable[tuple[str, float]]) -> _Ranges:
     """Return the lowest and the highest of each quantity, over the devices."""
-    ranges: Ranges = {}
+    ranges: _Ranges = {}
     for name, value in seen:
         low, high = ranges.get(name, (value, value))
         ranges[name] = (min(low, value), max(high, value))
@@ -296,11 +296,11 @@ def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
 # -- `thermal: cold`: a run begins when the device is nearly as cool as it gets by itself ------------------------------
 
 
-class NotCool(ConditionsError):
+class _NotCool(ConditionsError):
     """The device does not cool, or its temperature is unknown: this chain ends, the next one is still tried."""
 
 
-class Cooling:
+class _Cooling:
     """The temperature gate of one chain, in degrees C; `tell` is called with a sentence whenever a wait begins."""
 
     def __init__(self, temperature: Callable[[], float | None], tell: Callable[[str], None]) -> None:
@@ -317,10 +317,10 @@ class Cooling:
             seen = self._look()
             if seen < lowest:
                 lowest, since = seen, time.monotonic()
-        self._gate = lowest + ABOVE_C
+        self._gate = lowest + _ABOVE_C
 
     def wait(self) -> bool:
-        """Wait until a run may begin, the first at once; return whether it had to wait. Raises NotCool if it cannot."""
+        """Wait until a run may begin, the first at once; return whether it had to wait. Raises _NotCool."""
         seen = self._look()
         if self._gate is None or seen <= self._gate:
             return False
@@ -329,7 +329,7 @@ class Cooling:
         while seen > self._gate:
             if time.monotonic() >= deadline:
                 least = f"{self._gate:.1f} °C within {duration(LIMIT_S)}"
-                raise NotCool(f"the device did not cool to {least}: it is at {seen:.1f} °C", next=AGAIN)
+                raise _NotCool(f"the device did not cool to {least}: it is at {seen:.1f} °C", next=AGAIN)
             time.sleep(LOOK_S)
             seen = self._look()
         return True
@@ -338,7 +338,7 @@ class Cooling:
         deadline = time.monotonic() + KNOWN_S
         while (seen := self._temperature()) is None:
             if time.monotonic() >= deadline:
-                raise NotCool(
+                raise _NotCool(
                     "thermal: cold needs the device's temperature, and this host tells none; thermal: hot needs none",
                     next=f"dgxlab doctor {settings().name}",
                 )

@@ -23,17 +23,17 @@ from dgxlab.errors import AGAIN, RemoteError, one_line
 from dgxlab.model.reasons import Code, Reason, reason
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
-GRACE_S = 5.0
+_GRACE_S = 5.0
 """Wait between TERM and KILL, and after KILL."""
-LEFT_S = 0.2
+_LEFT_S = 0.2
 """A process that ends this soon after its parent does not count as left running."""
-NICE = 10
+_NICE = 10
 """Niceness of samplers, so that they yield to the measured program."""
 OUTPUT_LIMIT = 64 << 20
 """Bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
 OUTPUT_LOOK_S = 0.5
 """Pause between looks at how much was printed."""
-FILE_LIMIT = 1 << 30
+_FILE_LIMIT = 1 << 30
 """Max bytes per file for a program that writes only its output; CUDA's kernel cache is such a file too."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -95,7 +95,7 @@ def run(  # noqa: PLR0913 - all but argv by name
     keep: Sequence[int] = (),
     look: Callable[[int], float] | None = None,
     death_signal: int = signal.SIGKILL,
-    file_limit: int = FILE_LIMIT,
+    file_limit: int = _FILE_LIMIT,
     processors: Sequence[int] = (),
 ) -> Ended:
     """Run `argv` to its end with stdin closed and both streams in files: an inherited pipe would stay open.
@@ -145,7 +145,7 @@ def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subp
         begin()
         if os.getppid() != agent:  # the agent died before the death signal was set
             os._exit(1)
-        os.nice(NICE)
+        os.nice(_NICE)
 
     with output.open("ab") as out:
         child = subprocess.Popen(
@@ -168,17 +168,17 @@ def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, .
     """
     left: list[int] = []
     if _wait(child, time.monotonic()):
-        deadline = time.monotonic() + LEFT_S
+        deadline = time.monotonic() + _LEFT_S
         while (left := _strays(but=child.pid)) and time.monotonic() < deadline:
             time.sleep(0.005)
     named = tuple(map(_named, left))
     # the group is killed before its leader is collected: until then the kernel gives the number to no other group
     if not _wait(child, time.monotonic()):
         _signal_group(child.pid, signal.SIGTERM)
-        _wait(child, time.monotonic() + GRACE_S, streams=streams)
+        _wait(child, time.monotonic() + _GRACE_S, streams=streams)
     _signal_group(child.pid, signal.SIGKILL)
     child.wait()
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + _GRACE_S
     while strays := _strays():
         if time.monotonic() > deadline:
             program = Path(str(child.args[0])).name  # type: ignore[index]

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
+_COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
 JOB = "DGXLAB_JOB"
 """The job that a process belongs to; everything that the agent starts inherits it, so that it can be found."""
-KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *COMPILERS, "XDG_CACHE_HOME", JOB)
-KEEP_PREFIX = ("CCACHE_",)
+_KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *_COMPILERS, "XDG_CACHE_HOME", JOB)
+_KEEP_PREFIX = ("CCACHE_",)
 """What programs inherit from the login. Any other variable comes from the plan or from hosts.yaml."""
 
 PATIENCE_S = 20.0
 """Max time for a program to print its version or its state."""
-ANSWER_LIMIT = 1 << 20
+_ANSWER_LIMIT = 1 << 20
 """Bytes of an answer; the longest known, nvidia-smi's list of fields, has 30 kB."""
-LAST_S = 0.05
+_LAST_S = 0.05
 """Minimum timeout, so that buffered output is still read."""
 
 
@@ -104,7 +104,7 @@ def absent() -> list[tuple[str, str]]:
     """Return paths and programs in hosts.yaml that do not exist on this host, each with its key."""
     here, path = settings(), search_path()
     missing = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
-    for name in COMPILERS:
+    for name in _COMPILERS:
         program, *_ = here.env.get(name, "").split() or [""]  # CC may be `ccache gcc`
         if name in here.env and shutil.which(program, path=path) is None:
             missing.append((name, here.env[name]))
@@ -126,14 +126,14 @@ def measured_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _kept(name: str) -> bool:
-    return name in KEEP_ENV or name.startswith(KEEP_PREFIX)
+    return name in _KEEP_ENV or name.startswith(_KEEP_PREFIX)
 
 
 class Answer(NamedTuple):
     """What a short program printed on stdout, and its exit status."""
 
     status: int
-    """127: it cannot be started; negative, and the text "": it was killed, or exceeded PATIENCE_S or ANSWER_LIMIT."""
+    """127: it cannot be started; negative, and the text "": it was killed, or exceeded PATIENCE_S or _ANSWER_LIMIT."""
     text: str
 
 
@@ -157,7 +157,7 @@ def _answer(child: subprocess.Popen[bytes], deadline: float) -> Answer:
     sources = [pipe, end]
     with child:
         try:
-            while ready := select.select(sources, [], [], max(LAST_S, deadline - time.monotonic()))[0]:
+            while ready := select.select(sources, [], [], max(_LAST_S, deadline - time.monotonic()))[0]:
                 if pipe not in ready:
                     child.wait()
                     break
@@ -165,7 +165,7 @@ def _answer(child: subprocess.Popen[bytes], deadline: float) -> Answer:
                 printed += chunk
                 if not chunk:
                     sources.remove(pipe)
-                if len(printed) > ANSWER_LIMIT:
+                if len(printed) > _ANSWER_LIMIT:
                     break
         finally:
             os.close(end)

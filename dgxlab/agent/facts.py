@@ -26,13 +26,13 @@ from dgxlab.errors import RemoteError
 if TYPE_CHECKING:  # most verbs of the agent end before the vocabulary would be loaded
     from dgxlab.model import Facts, Toolchain
 
-GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
+_GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
-TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
-OTHERS = ("git", "ccache")
+_TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
+_OTHERS = ("git", "ccache")
 """Tools whose versions are reported although they do not shape a program."""
 
-SYSTEMD = tuple(Path(folder, "systemd") for folder in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))
+_SYSTEMD = tuple(Path(folder, "systemd") for folder in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))
 
 PERIOD_S = 0.5
 """Time between two samples: enough samples in a run of seconds, at no measurable cost."""
@@ -48,10 +48,10 @@ def gather() -> Facts:
     env = base_env()
     compilers = (env.get("CC", "cc"), env.get("CXX", "c++"), "cmake", "nvcc")
     # nvidia-smi --version takes 18 ms on an H200, the table whose header has the same versions 100 ms
-    asked = [query(GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
-    answers = ask([*([tool, "--version"] for tool in (*compilers, *OTHERS)), *asked])
+    asked = [query(_GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
+    answers = ask([*([tool, "--version"] for tool in (*compilers, *_OTHERS)), *asked])
     rows, smi_version, processes = (answer.text for answer in answers[-3:])
-    gpus = parse_gpus(GPU_FIELDS, rows)
+    gpus = parse_gpus(_GPU_FIELDS, rows)
     memory = _pairs("/proc/meminfo")
     folder = settings().root or Path.home()
     disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
@@ -79,8 +79,8 @@ def gather() -> Facts:
             "nvidia_devices": len(gpus) or sum(read(str(path)).strip() == "0x10de" for path in displays),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
             "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
-            "versions": {name: _lines(answer)[0] for name, answer in zip(OTHERS, answers[4:-3], strict=True)},
-            "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in TOOLS},
+            "versions": {name: _lines(answer)[0] for name, answer in zip(_OTHERS, answers[4:-3], strict=True)},
+            "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in _TOOLS},
         },
     )
 
@@ -147,7 +147,7 @@ def _lines(answer: Answer) -> list[str]:
     return [line.strip() for line in answer.text.strip().splitlines()] or [""]
 
 
-def logout_kills(user: str, systemd: Sequence[Path] = SYSTEMD) -> str:
+def logout_kills(user: str, systemd: Sequence[Path] = _SYSTEMD) -> str:
     """Return the logind.conf that makes systemd end a user's processes at logout, "" if none does."""
     main = [folder / "logind.conf" for folder in systemd]  # the first folder has precedence
     extra = {path.name: path for folder in reversed(systemd) for path in folder.glob("logind.conf.d/*.conf")}

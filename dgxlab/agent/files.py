@@ -21,7 +21,7 @@ from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import PATIENCE_S, Root, base_env, settings
 from dgxlab.errors import AGAIN, RemoteError, command
 
-PIECE = 1 << 20
+_PIECE = 1 << 20
 NEARLY_FULL = 16 << 20
 """Bytes free below which a full disk is the likely cause of a failure; the program's own message seldom names it."""
 
@@ -45,7 +45,7 @@ def sha256(path: Path) -> str:
         return ""
     total = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(_PIECE):
             total.update(piece)
     return total.hexdigest()
 
@@ -68,7 +68,7 @@ def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterato
         with tempfile.TemporaryDirectory(prefix=".in-", dir=beside) as scratch:
             path, total = Path(scratch, "file"), hashlib.sha256()
             with path.open("wb") as file:
-                while piece := stream.read(PIECE):
+                while piece := stream.read(_PIECE):
                     total.update(piece)
                     file.write(piece)
             if total.hexdigest() != digest:

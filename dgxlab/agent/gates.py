@@ -17,11 +17,11 @@ from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools import judge_check, parity
 from dgxlab.tools.parity import GateReading
 
-RERUNS = 3
+_RERUNS = 3
 """How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
-RERUN_AT_MOST = 20
+_RERUN_AT_MOST = 20
 """With more failing cases than this the kernel is wrong: no rerun."""
-ATTEMPTS = 3
+_ATTEMPTS = 3
 """llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
 
 Reasons = tuple[Reason, ...]
@@ -85,9 +85,9 @@ def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent 
     passed = None if reading.passed is None else reading.passed + len(reading.failed)
     forgiven = replace(reading, passed=passed, failed=(), backend_ok=True)
     others = _reasons(gate, step.limit_s, launched, forgiven, 0 if rc == 1 else rc)  # besides the cases that failed
-    if not others and 0 < len(flaky) <= RERUN_AT_MOST:
+    if not others and 0 < len(flaky) <= _RERUN_AT_MOST:
         again: Reasons = ()
-        for number in range(1, RERUNS + 1):
+        for number in range(1, _RERUNS + 1):
             if again := _reasons(gate, step.limit_s, *launch(f"{step.id}-again{number}")):
                 break
         further = (reason(Code.AGAIN, reasons="; ".join(map(str, again))),) if again != reasons else ()
@@ -161,7 +161,7 @@ def _attempt(
     bench: Bench, step: GateStep, gate: Check, command: CheckCommand, argv: Sequence[str], judged: _Judged
 ) -> None:
     """Launch a command; repeat it if its output was cut off."""
-    for name in (command.role, *(f"{command.role}-{number}" for number in range(1, ATTEMPTS))):
+    for name in (command.role, *(f"{command.role}-{number}" for number in range(1, _ATTEMPTS))):
         # no limit of files: logits are written, and kernels compiled
         launched = bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
         judged.add(command.role, argv, command.env, launched.ended.rc, launched)
@@ -178,7 +178,7 @@ def _attempt(
             return
 
 
-LIST = """
+_LIST = """
 about after all also any back because before between both call change city come could day down each early end even
 every far few find first food four from game get give good great group hand hard have help here high home house idea
 into keep kind know large last late learn leave left letter life light line list little live long look made make many
@@ -189,7 +189,7 @@ there these they thing think this three time together took tree try turn under u
 way well went were what when where which while white who why will with word work world would write year you young
 """
 
-WORDS = LIST.split()
+_WORDS = _LIST.split()
 """Common enough to be one token each in most vocabularies."""
 
 
@@ -197,4 +197,4 @@ def text(words: int, seed: int) -> str:
     """Return this many words in one line; a seed gives the same text on every machine and Python."""
     # a digest per place: a random generator's choice may differ between Python versions
     draws = (hashlib.sha256(f"{seed}/{place}".encode()).digest() for place in range(words))
-    return " ".join(WORDS[int.from_bytes(draw[:4], "big") % len(WORDS)] for draw in draws)
+    return " ".join(_WORDS[int.from_bytes(draw[:4], "big") % len(_WORDS)] for draw in draws)

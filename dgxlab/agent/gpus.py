@@ -13,7 +13,7 @@ from pathlib import Path
 from dgxlab.agent.environment import ask
 from dgxlab.errors import one_line
 
-NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
+_NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
 """nvidia-smi's spellings of 'not known': null, never 0."""
 
 HELP = ("nvidia-smi", "--help-query-gpu")
@@ -56,7 +56,7 @@ def sampling(uuids: Sequence[str], fields: Sequence[str], period_s: float) -> li
 
 def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
     """Read csv without header and units; an unknown value is None, a line with more or fewer cells is left out."""
-    rows = [[None if cell.strip() in NULLS else cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    rows = [[None if cell.strip() in _NULLS else cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 

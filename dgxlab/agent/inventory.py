@@ -23,28 +23,28 @@ from dgxlab.agent.lock import lock
 from dgxlab.errors import RemoteError
 from dgxlab.replies import SHARED, Item, Removal, Status
 
-IN_USE, REMOVED = "in-use.lock", "jobs.removed"
+_IN_USE, _REMOVED = "in-use.lock", "jobs.removed"
 
-LEFTOVER_S = 86400.0
+_LEFTOVER_S = 86400.0
 """Age from which an unfinished folder is a leftover; a younger one may still be in use."""
 
 
 def was_removed(root: Root, job_id: str) -> bool:
     """Return whether a job ran here and was removed: a job runs at most once."""
-    removed = root.path / REMOVED
+    removed = root.path / _REMOVED
     return removed.exists() and job_id in removed.read_text().splitlines()
 
 
 def hold(root: Root) -> int:
     """Return a descriptor of the lock that protects shared items until the descriptor and all its copies are closed."""
-    fd = _open(root, IN_USE)
+    fd = _open(root, _IN_USE)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
 
 
 def unfit(root: Root) -> Iterator[tuple[str, str]]:
     """Yield each obstacle to running jobs under this root: `root` or the missing program, and the reason."""
-    with os.fdopen(_open(root, IN_USE), "ab") as file:
+    with os.fdopen(_open(root, _IN_USE), "ab") as file:
         try:
             lock(file.fileno(), fcntl.LOCK_SH)
         except RemoteError as error:
@@ -72,7 +72,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
     Every call also empties the trash.
     """
     removed, kept, trash = [], [], root.path / "trash"
-    with os.fdopen(_open(root, IN_USE), "ab") as file:
+    with os.fdopen(_open(root, _IN_USE), "ab") as file:
         # no job begins while this is locked; an older agent does not hold it, so job states are read as well
         jobs = (Job(path).status().state for path in _children(root.jobs))
         alone = lock(file.fileno()) and "running" not in jobs
@@ -86,7 +86,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
                 continue
             if kind == "jobs":
                 (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
-                with os.fdopen(_open(root, REMOVED), "ab") as note:
+                with os.fdopen(_open(root, _REMOVED), "ab") as note:
                     note.write(f"{name}\n".encode())
                     note.flush()
                     os.fsync(note.fileno())
@@ -143,7 +143,7 @@ def _things(root: Root) -> Iterator[_Thing]:
         partial += _children(folder, hidden=True)
     for path in partial:
         thing = _Thing("leftovers", f"{path.parent.name}/{path.name}", (path,))
-        if path.name.startswith(".broken-") or time.time() - thing.used > LEFTOVER_S:
+        if path.name.startswith(".broken-") or time.time() - thing.used > _LEFTOVER_S:
             yield thing
 
 

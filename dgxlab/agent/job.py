@@ -33,16 +33,16 @@ from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
 from dgxlab.replies import Status, final_status, sealed
 
-STAGED = ("plan.json", "agent.pyz")
+_STAGED = ("plan.json", "agent.pyz")
 """Files of a staged job; MANIFEST has their digests."""
 
-RESERVE = 4096
+_RESERVE = 4096
 """Bytes reserved for each of `started` and `rc`, so that they can be written on a full disk."""
 SEAL = 128
-"""Bytes of RESERVE for the digest of a final status."""
-START_S = 20.0
+"""Bytes of _RESERVE for the digest of a final status."""
+_START_S = 20.0
 """Max time until a started agent shows a sign of life."""
-LEVEL = 6
+_LEVEL = 6
 """gzip level: text shrinks to a tenth, at 100 MB/s."""
 
 
@@ -71,9 +71,9 @@ class Job:
             (incoming / "plan.json").write_bytes(plan)
             shutil.copyfile(agent, incoming / "agent.pyz")
             for word in ("started", "rc"):
-                (incoming / f"{word}.reserved").write_bytes(b" " * RESERVE)
+                (incoming / f"{word}.reserved").write_bytes(b" " * _RESERVE)
             (incoming / "run.lock").touch(mode=0o600)  # shows the first status call whether there are locks
-            (incoming / "MANIFEST").write_text(json.dumps({name: sha256(incoming / name) for name in STAGED}))
+            (incoming / "MANIFEST").write_text(json.dumps({name: sha256(incoming / name) for name in _STAGED}))
             settle(incoming, job.folder)
         except OSError:
             # the disk is full, or another client staged the same job first
@@ -102,7 +102,7 @@ class Job:
                     cwd="/",
                     check=True,
                 )
-            deadline = time.monotonic() + START_S
+            deadline = time.monotonic() + _START_S
             while not self._started.exists() and time.monotonic() < deadline:
                 time.sleep(0.005)
         return self.status()
@@ -122,7 +122,7 @@ class Job:
     def finish(self, **fields: Any) -> None:
         """Write the final status into the space reserved for it; the last write of a job."""
         rc = {**fields, "t": time.time(), "journal_bytes": self._size(), "journal_sha256": sha256(self.journal)}
-        while len(json.dumps(rc)) > RESERVE - SEAL and rc.get("message"):  # the journal has all of it
+        while len(json.dumps(rc)) > _RESERVE - SEAL and rc.get("message"):  # the journal has all of it
             rc["message"] = rc["message"][: len(rc["message"]) // 2]
         _put(self.rc, {**rc, "sha256": sealed(rc)})
 
@@ -246,7 +246,7 @@ class Job:
         out.write(json.dumps({"size": size, "files": len(sizes)}).encode() + b"\n")
         if size <= limit:
             with (
-                gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=LEVEL, mtime=0) as packed,
+                gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=_LEVEL, mtime=0) as packed,
                 tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as archive,
             ):
                 for path, bytes_ in sizes.items():
@@ -271,7 +271,7 @@ class Job:
         """Whether all staged files are present and match MANIFEST."""
         try:
             sums = json.loads((self.folder / "MANIFEST").read_text())
-            return all(sums[name] == sha256(self.folder / name) for name in STAGED)
+            return all(sums[name] == sha256(self.folder / name) for name in _STAGED)
         except (OSError, ValueError, LookupError, TypeError):
             return False
 
@@ -280,7 +280,7 @@ def _put(path: Path, value: dict[str, Any]) -> None:
     """Write a value into its reserved space, completely or not at all."""
     reserved = path.with_name(f"{path.name}.reserved")
     with reserved.open("r+b") as file:
-        file.write(json.dumps(value).encode().ljust(RESERVE))
+        file.write(json.dumps(value).encode().ljust(_RESERVE))
     settle(reserved, path)
 
 

@@ -15,7 +15,7 @@ from dgxlab.agent.boot import sync
 if TYPE_CHECKING:  # following a journal needs no vocabulary, and should be quick
     from dgxlab.model.events import Event
 
-DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
+_DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
 """Events that are fsynced: losing one would lose or repeat work."""
 
 
@@ -46,7 +46,7 @@ class Journal:
             os.ftruncate(self._fd, end)
             raise
         self._seq += 1
-        if event.event in DURABLE:
+        if event.event in _DURABLE:
             os.fsync(self._fd)
 
     def close(self) -> None:

@@ -21,11 +21,11 @@ from dgxlab.errors import RemoteError, command, one_line
 FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is closed, /tmp is the one place all users share
 TRIES, PAUSE_S = 5, 0.002
 """Retries: a probe or a job that backs off may hold the lock briefly."""
-SHORT = 120
+_SHORT = 120
 """Max characters shown of other people's text."""
 
 FREE = "FREE"
-OURS = "dgxlab job "
+_OURS = "dgxlab job "
 """Prefix of every signature of dgxlab. No job waits for a job named in the owner file: a live job on the same device
 would hold the benchmark lock, so the named job uses other devices or is dead."""
 
@@ -40,7 +40,7 @@ class Signature:
     """Unix seconds."""
 
     def __str__(self) -> str:
-        return one_line(f"job {self.job} of {self.user}, since {moment(self.since)}", SHORT)
+        return one_line(f"job {self.job} of {self.user}, since {moment(self.since)}", _SHORT)
 
     @classmethod
     def read(cls, fd: int) -> Signature | None:
@@ -154,7 +154,7 @@ class OwnerFile:
         except OSError as error:
             return f"an unknown user ({error.strerror})"
         free = text.startswith(FREE) and not text[len(FREE) :][:1].isalpha()  # FREEMAN is a name
-        return f'another user: "{text}"' if text and not free and not text.startswith(OURS) else ""
+        return f'another user: "{text}"' if text and not free and not text.startswith(_OURS) else ""
 
     def sign(self) -> None:
         """Write this job's signature, unless the file names another running job; best effort."""
@@ -182,11 +182,11 @@ class OwnerFile:
 
 def _named(text: str) -> str:
     """Return the job named in a signature of dgxlab, "" for any other text."""
-    return text[len(OURS) :].partition(" ")[0] if text.startswith(OURS) else ""
+    return text[len(_OURS) :].partition(" ")[0] if text.startswith(_OURS) else ""
 
 
 def _read(fd: int) -> str:
-    return one_line(os.read(fd, 4096).decode(errors="replace").strip(), SHORT)
+    return one_line(os.read(fd, 4096).decode(errors="replace").strip(), _SHORT)
 
 
 def _write(fd: int, text: str) -> None:

@@ -29,9 +29,9 @@ from dgxlab.model.reasons import Code, Reason, left_running, reason
 from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
 
-PROGRESS_S = 0.5
+_PROGRESS_S = 0.5
 """Minimum time between progress events of one step: ninja counts faster than one can read."""
-LAST_WORDS = 4096
+_LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
 
 
@@ -58,7 +58,7 @@ class Launch:
     def last_words(self) -> str:
         """Return the last line of stderr, or of stdout: usually the program's own reason."""
         for path in (self.stderr, self.stdout):
-            if printed := tail(path, LAST_WORDS).strip():
+            if printed := tail(path, _LAST_WORDS).strip():
                 return printed.splitlines()[-1].strip()[:300]
         return "it printed nothing"
 
@@ -113,7 +113,7 @@ class Bench:
     def progress(self, step: str, done: int, total: int, note: str) -> None:
         """Tell how far a step is, twice a second at most."""
         now, (last, at) = time.monotonic(), self._last_progress
-        if step != last or now - at >= PROGRESS_S or done == total:
+        if step != last or now - at >= _PROGRESS_S or done == total:
             self._last_progress = (step, now)
             self.journal.emit(ProgressEvent(id=step, done=done, total=total, note=note))
 

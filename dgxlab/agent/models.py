@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
     from dgxlab.model.events import ModelEvent
     from dgxlab.model.parts import Contents
 
-UNREAD = "unread"
+_UNREAD = "unread"
 """Id and digest of a file whose content this host has not read yet."""
 
 
@@ -50,7 +50,7 @@ def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | N
         part.write_text(digest)
         settle(part, kept)
     known = {"model_id": f"file-{digest[:16]}", "digest": f"sha256:{digest}"} if digest else {}
-    return {"model_id": UNREAD, "digest": UNREAD, "path": str(file), "size": file.stat().st_size, **known}
+    return {"model_id": _UNREAD, "digest": _UNREAD, "path": str(file), "size": file.stat().st_size, **known}
 
 
 def _stamp(file: Path) -> str:

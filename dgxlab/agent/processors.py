@@ -17,14 +17,14 @@ from itertools import pairwise
 
 from dgxlab.agent.facts import PERIOD_S, read
 
-THREAD_FLAGS = ("-t", "--threads", "-tb", "--threads-batch")
+_THREAD_FLAGS = ("-t", "--threads", "-tb", "--threads-batch")
 TOPOLOGY = "/sys/devices/system/cpu"
 
 FIRST_S, FIRST_PERIOD_S = 1.0, 0.1
 """Looks are frequent in a program's first second: a task that ends takes its count with it."""
 LOOKS, SHORTEST_S = 5, 0.2
 """Fewer looks: waiting time unknown. Shorter run: the other values unknown, as times are in hundredths of a second."""
-BUSY, STEAL = (0, 1, 2, 5, 6), 7
+_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
 """Columns of a line of /proc/stat: user, nice, system, irq and softirq; steal."""
 
 
@@ -44,7 +44,7 @@ def pinned(argv: Sequence[str]) -> tuple[int, ...]:
         siblings = read(f"{TOPOLOGY}/cpu{number}/topology/thread_siblings_list").strip()
         cores.setdefault(siblings or str(number), number)
     in_order = sorted(usable, key=lambda number: (number not in cores.values(), -speeds[number], number))
-    given = [word for flag, word in pairwise(argv) if flag in THREAD_FLAGS]
+    given = [word for flag, word in pairwise(argv) if flag in _THREAD_FLAGS]
     threads = max((int(n) for word in given for n in word.split(",") if n.isdigit()), default=0)
     return tuple(sorted(in_order[: threads or len(cores)]))
 
@@ -124,8 +124,8 @@ def parse_stat(text: str, usable: set[int], ticks: int) -> dict[str, float]:
     rows = [[int(word) for word in times.split()] for number, times in lines if int(number) in usable]
     if len(rows) != len(usable):
         return {}
-    busy = sum(row[i] for row in rows for i in BUSY)
-    return {"others": busy / ticks, "steal": sum(row[STEAL] for row in rows) / ticks}
+    busy = sum(row[i] for row in rows for i in _BUSY)
+    return {"others": busy / ticks, "steal": sum(row[_STEAL] for row in rows) / ticks}
 
 
 def parse_pressure(text: str) -> dict[str, float]:

@@ -30,7 +30,7 @@ from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.processors import Contention
 from dgxlab.model.events import HOST
 
-State = Mapping[str, Any]
+_State = Mapping[str, Any]
 
 READY_S = 2.0
 """Max wait for the samplers' first lines, so that no sampler starts up during the first run."""
@@ -112,7 +112,9 @@ class Telemetry:
             "gpu_processes": compute_processes(),
         }
 
-    def around(self, run: child.Ended, states: tuple[State, State], contention: Contention, threads: int) -> Conditions:
+    def around(
+        self, run: child.Ended, states: tuple[_State, _State], contention: Contention, threads: int
+    ) -> Conditions:
         """Return the conditions of a finished run with this many threads, between two states."""
         end = run.started + run.seconds
         samples = [sample for sampler in self._samplers for sample in sampler.read(run.started, end)]

@@ -43,11 +43,11 @@ from dgxlab.model import (
 from dgxlab.model.events import EndEvent, ErrorEvent, GateEvent, JobEvent, StepEvent
 from dgxlab.model.parts import FinalStatus
 
-DISTURBED_AGAIN = 2
+_DISTURBED_AGAIN = 2
 """Max repeats of a run because others used the device or the processors."""
 
 
-class Cancelled(BaseException):
+class _Cancelled(BaseException):
     """TERM arrived. Not an Exception, so that no step swallows it."""
 
 
@@ -170,7 +170,7 @@ class Worker:
             self.fail(GateFailed(message, details=details, next=look))
 
     def _run(self, step: RunStep) -> None:
-        left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
+        left = {"": 0, "rows": step.attempts - 1, "disturbed": _DISTURBED_AGAIN}
         runs = [other.id for other in self.plan.steps if isinstance(other, RunStep)]
         for number in itertools.count():
             self.bench.hold()
@@ -192,7 +192,7 @@ def work(folder: Path) -> None:
     """Run a staged job to its end; does nothing if it was started before."""
 
     def cancel(number: int, frame: object) -> None:
-        raise Cancelled
+        raise _Cancelled
 
     job = Job(folder)
     if job.begin() is None:
@@ -201,8 +201,8 @@ def work(folder: Path) -> None:
     signal.signal(signal.SIGTERM, cancel)
     try:
         end = _carry_out(job, Root(folder.parent.parent))
-    except Cancelled:
-        end = CANCELLED
+    except _Cancelled:
+        end = _CANCELLED
     except DgxlabError as error:
         end = _end_of(error)
     except OSError as error:  # mostly a full disk: the journal may have no space, but rc has reserved space
@@ -220,8 +220,8 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
     except DgxlabError as error:
         worker.report(error)
         end = _end_of(error)
-    except Cancelled:
-        end = CANCELLED
+    except _Cancelled:
+        end = _CANCELLED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
@@ -232,7 +232,7 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
     return end
 
 
-CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+_CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
 
 
 def _end_of(error: DgxlabError | None) -> FinalStatus:

@@ -339,12 +339,12 @@ def _has_stdout(raw: Mapping[str, File]) -> None:
 
 EVENTS: Mapping[str, type[Event]] = {kind.event: kind for kind in Event.__subclasses__()}
 
-Stamp = TypedDict("Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP013 - what every line has
+_Stamp = TypedDict("_Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP013 - what every line has
 
 
 def read(value: Any) -> Event:
     """Decode an event or raise ValueError; an unknown event of a newer agent keeps only number and time."""
-    stamp = from_json(Stamp, value)
+    stamp = from_json(_Stamp, value)
     # older agents had two kinds of gate
     kind = GateEvent if stamp["event"] == "check" else EVENTS.get(stamp["event"], Event)
     try:

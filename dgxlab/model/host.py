@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from dgxlab.errors import AGAIN
 
 _WORD = r"(?:(?!-)[A-Za-z0-9_@%+=:,./~-]+|'[^'\x00-\x1f\x7f]*')"
-ON_CLIENT = re.compile(
+_ON_CLIENT = re.compile(
     rf"dgxlab (?:report|attach|doctor|logs)(?: {_WORD}){{1,2}}|dgxlab host clean {_WORD} --older-than 0 --dry-run"
 )
 """Commands that a host may suggest for typing here: read-only, without options or shell syntax."""
-ON_HOST = re.compile(
+_ON_HOST = re.compile(
     rf"sudo chmod 1777 /tmp|sudo apt-get install cmake ninja-build|(?:df -h|ls -l) {_WORD}|{_WORD} --version"
 )
 """Commands that a host may suggest for typing on the host."""
@@ -42,6 +42,6 @@ class HostEntry:
 
     def next_of_agent(self, command: str) -> str:
         """Return the agent's `next` of an error as it is typed here; "" for a command of unknown form."""
-        if ON_HOST.fullmatch(command):
+        if _ON_HOST.fullmatch(command):
             return self.typed(command)
-        return command if command == AGAIN or ON_CLIENT.fullmatch(command) else ""
+        return command if command == AGAIN or _ON_CLIENT.fullmatch(command) else ""

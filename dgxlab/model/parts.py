@@ -26,7 +26,7 @@ Number = Union[float, None]
 
 # a host's facts; None where unknown
 
-Driver = TypedDict("Driver", {"version": MaybeText, "cuda": MaybeText})
+_Driver = TypedDict("_Driver", {"version": MaybeText, "cuda": MaybeText})
 Disk = TypedDict("Disk", {"path": str, "total_mib": Count, "free_mib": Count})
 Process = TypedDict("Process", {"gpu_uuid": str, "pid": Count, "program": str, "user": str, "used_mib": MaybeCount})
 Tools = TypedDict("Tools", {"git": str, "cmake": str, "ninja": str, "ccache": str, "nvcc": str})
@@ -54,7 +54,7 @@ class Details(TypedDict, total=False):
     mem_available_mib: Count
     disk: Disk
     gpus: list[Gpu]
-    driver: Driver
+    driver: _Driver
     nvidia_devices: Count
     gpu_processes: list[Process]
     lock_folder: str
@@ -62,14 +62,14 @@ class Details(TypedDict, total=False):
     tools: Tools
 
 
-Graphics = TypedDict("Graphics", {"uuid": MaybeText})  # a GPU's state: nvidia-smi's fields as it printed them
+_Graphics = TypedDict("_Graphics", {"uuid": MaybeText})  # a GPU's state: nvidia-smi's fields as it printed them
 
 
 class State(TypedDict, total=False):
     """The host's condition at one instant; older agents report less."""
 
     boot_id: str
-    gpus: Union[list[Graphics], None]
+    gpus: Union[list[_Graphics], None]
     load_1min: Number
     mem_available_mib: Number
     swap_used_mib: Number

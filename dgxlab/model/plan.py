@@ -14,7 +14,7 @@ from dgxlab.model.wire import LATER, Reshaped, digest
 PROTOCOL = 3  # of plan, journal and agent together; results of another protocol are measured again
 WAIT_S = 3600.0  # how long a job waits for its devices unless it is told otherwise
 SESSIONS = ("ab", "screen", "noise")  # kinds of plan that hold chains
-UNIDENTIFYING = ("job_id", "wait_s", "specs")  # fields of a plan that do not identify the work
+_UNIDENTIFYING = ("job_id", "wait_s", "specs")  # fields of a plan that do not identify the work
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def plan_digest(fields: Mapping[str, Any]) -> str:
 
     An empty baseline is omitted: plans from before A/B sessions lack the field, and keep their digest.
     """
-    return digest({k: v for k, v in fields.items() if k not in UNIDENTIFYING and not (k == "baseline" and v == "")})
+    return digest({k: v for k, v in fields.items() if k not in _UNIDENTIFYING and not (k == "baseline" and v == "")})
 
 
 def subject(kind: str, experiment: str, baseline: str = "") -> str:

@@ -25,7 +25,7 @@ GPU_BACKENDS: Mapping[str, str] = {
 }
 """By cmake key, llama.cpp's name of the backend; a device name adds a number."""
 
-UUID_DIGITS = 12  # characters of a GPU's uuid that reports show: `GPU-1a69cc14`
+_UUID_DIGITS = 12  # characters of a GPU's uuid that reports show: `GPU-1a69cc14`
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Device:
         if not self.uuids:
             return f"{self.names[0]}, {self.cpus} processors" if self.cpus else self.names[0]
         pairs = zip(self.names, self.uuids, strict=True)
-        return ", ".join(f"{name} {uuid[:UUID_DIGITS]}".strip() for name, uuid in pairs)
+        return ", ".join(f"{name} {uuid[:_UUID_DIGITS]}".strip() for name, uuid in pairs)
 
 
 @dataclass(frozen=True)

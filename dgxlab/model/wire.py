@@ -23,7 +23,7 @@ LATER: Mapping[str, Any] = types.MappingProxyType({"later": True})
 
 LONGEST = 1 << 20  # characters of the longest text that is accepted
 LARGEST = 1e30  # the largest number that is accepted: results computed from such numbers are finite
-DEEPEST = 20  # max nesting of JSON without a declared type
+_DEEPEST = 20  # max nesting of JSON without a declared type
 
 
 class Told:
@@ -131,14 +131,14 @@ def from_json(kind: type[T], value: Any) -> T:
     return result
 
 
-def open_json(value: Any, depth: int = 0) -> Any:
+def _open_json(value: Any, depth: int = 0) -> Any:
     """Return any JSON whose numbers and texts can be stored and printed, or raise ValueError."""
-    if depth > DEEPEST:
-        raise ValueError(f"it is nested more than {DEEPEST} deep")
+    if depth > _DEEPEST:
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
     if isinstance(value, (list, tuple)):
-        return [open_json(item, depth + 1) for item in value]
+        return [_open_json(item, depth + 1) for item in value]
     if isinstance(value, dict):
-        return {_text(name): open_json(item, depth + 1) for name, item in value.items()}
+        return {_text(name): _open_json(item, depth + 1) for name, item in value.items()}
     return _SCALARS[type(value)](value) if type(value) in _SCALARS else _wrong(value, "JSON")
 
 
@@ -170,7 +170,7 @@ _SCALARS: Mapping[Any, Read] = {
 def decoder(kind: Any) -> Read:
     """Return a function that decodes a value of this type from JSON or raises ValueError."""
     if kind is Any or kind in _SCALARS:
-        return open_json if kind is Any else _SCALARS[kind]
+        return _open_json if kind is Any else _SCALARS[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return functools.partial(_ruled, decoder(args[0]), args[1:])
@@ -227,7 +227,7 @@ def _fields(known: Mapping[str, Read], needed: Set[str], value: Any) -> dict[str
     for name, content in value.items():
         key = _text(name)
         try:
-            fields[key] = known.get(name, open_json)(content)
+            fields[key] = known.get(name, _open_json)(content)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     return fields

@@ -17,7 +17,7 @@ from dgxlab.tools.reading import Format
 from dgxlab.tools.rows import Columns, Parsed, Refused, case_params, match_rows
 from dgxlab.tools.tool import Benchmark, Keep, Launch, Samples, Tool, excluded, key, settings, text_of
 
-ALTERNATIVES = 200
+_ALTERNATIVES = 200
 """Up to this many cells, a selection that is not a full product is listed; above, extra shapes run too."""
 
 TABLE = "test_backend_ops"
@@ -106,7 +106,7 @@ class BackendOpsBench(Benchmark):
         left = [(case, cell) for case, cell in cells if keep("", cell)]
         # an ECMAScript regex; lookaheads, because the order of the parameters in the tool's text is the test case's own
         axes = {k: list(dict.fromkeys(case[k] for case, _ in left)) for k in self.where}
-        if math.prod(map(len, axes.values())) == len(left) or len(left) > ALTERNATIVES:
+        if math.prod(map(len, axes.values())) == len(left) or len(left) > _ALTERNATIVES:
             regex = "^" + "".join(_lookahead(k, values) for k, values in axes.items())
         else:
             each = ("".join(_lookahead(k, [v]) for k, v in case.items()) for case, _ in left)

@@ -10,9 +10,9 @@ from dgxlab.model import AGAINST, ARM, CheckText, Readings
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.tool import ON_DEVICE, WHERE, ModelGate, Tool, key
 
-N_BATCH = 2048  # the program's own logical batch size, which n_ubatch may exceed
-PROMPT = re.compile(r"prompt eval time = *[0-9.]+ ms / *([0-9]{1,9}) tokens")
-GENERATED = re.compile(r"(?<!prompt )eval time = *[0-9.]+ ms / *([0-9]{1,9}) runs")
+_N_BATCH = 2048  # the program's own logical batch size, which n_ubatch may exceed
+_PROMPT = re.compile(r"prompt eval time = *[0-9.]+ ms / *([0-9]{1,9}) tokens")
+_GENERATED = re.compile(r"(?<!prompt )eval time = *[0-9.]+ ms / *([0-9]{1,9}) runs")
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class GreedyGate(ModelGate):
             *("{bin}/llama-completion", "-m", f"{{model:{self.model}}}"),
             *("-f", "{text}", "-no-cnv", "--no-display-prompt", "--ignore-eos", "--temp", "0", "--seed", "0"),
             *("-n", str(self.n_gen), "-c", str(context)),
-            *("-b", str(max(N_BATCH, self.n_ubatch)), "-ub", str(self.n_ubatch), *ON_DEVICE),
+            *("-b", str(max(_N_BATCH, self.n_ubatch)), "-ub", str(self.n_ubatch), *ON_DEVICE),
         )
         return {"commands": self.in_both(env, argv), "text": CheckText(self.n_prompt, self.seed)}
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
         """Return the text's md5, length and tokens; `cut` where a count is not there, as when its line was lost."""
-        prompt, generated = PROMPT.findall(stderr), GENERATED.findall(stderr)
+        prompt, generated = _PROMPT.findall(stderr), _GENERATED.findall(stderr)
         return {
             **({} if prompt and generated else {"cut": True}),
             "md5": hashlib.md5(stdout, usedforsecurity=False).hexdigest(),

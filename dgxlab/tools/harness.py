@@ -25,7 +25,7 @@ from dgxlab.units import METRICS
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
 
-TEST = re.compile(r"(ok  |FAIL) (\S.*)")
+_TEST = re.compile(r"(ok  |FAIL) (\S.*)")
 
 
 def kernel_files(root: str, kernel: str) -> dict[str, str]:
@@ -84,7 +84,7 @@ class HarnessGate(Check):
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
         """Read stderr: a line a test, `ok   WHAT` or `FAIL WHAT: WHY`, and in the end `passed` or `FAILED`."""
         lines = [line.rstrip() for line in stderr.split("\n")]
-        tests = [match.groups() for line in lines if (match := TEST.fullmatch(line))]
+        tests = [match.groups() for line in lines if (match := _TEST.fullmatch(line))]
         verdicts = [line for line in lines if line in ("passed", "FAILED")]
         return {
             "passed": sum(how == "ok  " for how, _ in tests),
@@ -128,7 +128,7 @@ UNITS = {
 """Units by suffix of a name; the longest matching suffix counts."""
 
 _GB = Fraction(10**9, 2**30)
-SYNONYMS = {
+_SYNONYMS = {
     "tflops": ("flops", Fraction(10**12)),
     "gflops": ("flops", Fraction(10**9)),
     "bandwidth_gb_s": ("bandwidth_gb_s", _GB),
@@ -137,21 +137,21 @@ SYNONYMS = {
 }
 """Further names of a value: its name in the record, and the factor to that one's unit."""
 
-SHAPE = ("case", "m", "n", "k", "rows", "cols")
+_SHAPE = ("case", "m", "n", "k", "rows", "cols")
 
-MADE_ON = ("gpu", "host", "driver", "cuda", "arch", "commit", "date")
+_MADE_ON = ("gpu", "host", "driver", "cuda", "arch", "commit", "date")
 """Provenance of the file where all of its rows agree on it."""
 
 
-def rows_of_kernel(rows: Sequence[Line]) -> Reading:
+def _rows_of_kernel(rows: Sequence[Line]) -> Reading:
     """Read one row a line; values of a row that says `"passed": false` are discarded."""
     for line in rows:
         lacking = [name for name in ("kernel", "time_us") if name not in line.columns]
-        lacking += [] if any(name in line.columns for name in SHAPE) else [f"any of {', '.join(SHAPE)}"]
+        lacking += [] if any(name in line.columns for name in _SHAPE) else [f"any of {', '.join(_SHAPE)}"]
         if lacking:  # JSON lines are what many programs print
             text = f"a row without {' and '.join(lacking)}: no harness's, nor of a tool of llama.cpp"
             raise Refused(text, line.number)
-    same = shared([line.columns for line in rows], MADE_ON)
+    same = shared([line.columns for line in rows], _MADE_ON)
     return Reading(tuple(each_line(rows, lambda line: _row(line.columns, same))), same)
 
 
@@ -160,7 +160,7 @@ def _row(columns: Mapping[str, Any], same: Mapping[str, Any]) -> Row:
     values: dict[str, Values] = {}
     params: dict[str, Any] = {}
     for name, value in columns.items():
-        metric, factor = SYNONYMS.get(name, (name, Fraction(1)))
+        metric, factor = _SYNONYMS.get(name, (name, Fraction(1)))
         ends = [end for end in UNITS if metric.endswith(end)]
         unit = METRICS[metric].unit if metric in METRICS else UNITS[max(ends, key=len)] if ends else ""
         if not unit:
@@ -182,7 +182,7 @@ def _samples(name: str, value: Any, factor: Fraction) -> tuple[float, ...]:
     if value == []:
         raise Refused(f"{name} is an empty list")
     samples = [finite(sample, name) for sample in (value if isinstance(value, list) else [value])]
-    if (name in METRICS or name in SYNONYMS) and min(samples) < 0:
+    if (name in METRICS or name in _SYNONYMS) and min(samples) < 0:
         raise Refused(f"{name} is {min(samples):g}, below 0")
     # the decimals that are printed times the factor, rounded once
     exact = [Fraction(Decimal(repr(sample))) * factor for sample in samples]
@@ -194,6 +194,6 @@ def _samples(name: str, value: Any, factor: Fraction) -> tuple[float, ...]:
 TOOL = Tool(
     "harness",
     check=HarnessGate,
-    formats={"jsonl": Format(rows_of_kernel, '"kernel"', r'^\{.*"kernel"\s*:', rows=json_lines)},
+    formats={"jsonl": Format(_rows_of_kernel, '"kernel"', r'^\{.*"kernel"\s*:', rows=json_lines)},
     built=False,
 )

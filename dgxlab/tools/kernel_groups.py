@@ -8,7 +8,7 @@ import re
 
 from dgxlab.gguf_header import TYPES
 
-RULES = tuple(
+_RULES = tuple(
     (re.compile(pattern), group)
     for pattern, group in (
         (r"\bmul_mat_(?:q|vec_q|vec_q_moe|q_stream_k_fixup)<[^,>]*?(?P<type>\d+)[,>]", "products {type}"),
@@ -38,7 +38,7 @@ OTHER = "other"
 
 def group_of(kernel: str) -> str:
     """Return the group of a kernel."""
-    for pattern, group in RULES:
+    for pattern, group in _RULES:
         if match := pattern.search(kernel):
             number = int(match.groupdict().get("type") or -1)
             return group.format(type=TYPES.get(number, (f"type {number}",))[0])

@@ -15,16 +15,16 @@ from dgxlab.tools.rows import plain
 
 PROGRAM = "test-backend-ops"
 
-SECTION = re.compile(r"Backend [0-9]+/[0-9]+: (.+)")
-STATUS = re.compile(r"  Backend (.+): (OK|FAIL)")
+_SECTION = re.compile(r"Backend [0-9]+/[0-9]+: (.+)")
+_STATUS = re.compile(r"  Backend (.+): (OK|FAIL)")
 # A diagnostic without a line end may precede either of these; it ends in a space.
-SUMMARY = re.compile(r"(?:^| )  ([0-9]{1,9})/([0-9]{1,9}) tests passed$")
+_SUMMARY = re.compile(r"(?:^| )  ([0-9]{1,9})/([0-9]{1,9}) tests passed$")
 CASE = re.compile(r"(?:^| )  (\w+\(.*?\)):(?: |$)")
-LISTED = re.compile(r"  (\w+\(.*\))")
-UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
-FAILED = re.compile(r"(?<!\w)FAIL$")
+_LISTED = re.compile(r"  (\w+\(.*\))")
+_UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
+_FAILED = re.compile(r"(?<!\w)FAIL$")
 # Its green colour tells a case's OK from a diagnostic that ends in the same word without a line end.
-PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
+_PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
 
 
 def command(gate: ParityGate) -> tuple[str, ...]:
@@ -65,9 +65,9 @@ def sections(text: str) -> list[Section]:
     for number, printed in enumerate(text.split("\n"), 1):
         line, section = printed.rstrip(), split[-1]
         bare = plain(line) if "Backend" in line else ""  # most lines do without three searches
-        if start := SECTION.fullmatch(bare):
+        if start := _SECTION.fullmatch(bare):
             split.append(Section(start[1]))
-        elif status := STATUS.fullmatch(bare):
+        elif status := _STATUS.fullmatch(bare):
             section.status = section.status or (status[2] if status[1] == section.backend else "another")
         elif not section.status:
             section.lines.append((number, line))
@@ -90,7 +90,7 @@ class _Counts:
     def read(self, line: str) -> None:
         """Count one line; diagnostics may come before a case, or between a case and its verdict."""
         text = plain(line)
-        listed = LISTED.fullmatch(text) if self.listing else None
+        listed = _LISTED.fullmatch(text) if self.listing else None
         self.listing = bool(listed) or text == "Failing tests:"
         if listed:
             self.listed.append(listed[1])
@@ -101,11 +101,11 @@ class _Counts:
         if case := CASE.search(text):
             self.open_case = case[1]
             self.cases.append(case[1])
-        if FAILED.search(text):
+        if _FAILED.search(text):
             self.failed.append(self.open_case)
-        elif UNSUPPORTED.search(text):
+        elif _UNSUPPORTED.search(text):
             self.unsupported += 1
-        elif PASSED.search(line):
+        elif _PASSED.search(line):
             self.ok += 1
         else:
             return
@@ -120,7 +120,7 @@ def read_gate(text: str, backend: str) -> GateReading:
     for section in own:
         for _, line in section.lines:
             counts.read(line)
-    summary = SUMMARY.search(counts.summaries[0]) if len(counts.summaries) == 1 else None
+    summary = _SUMMARY.search(counts.summaries[0]) if len(counts.summaries) == 1 else None
     passed, total = (int(summary[1]), int(summary[2])) if summary else (None, None)
     return GateReading(
         backend,

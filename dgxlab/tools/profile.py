@@ -21,10 +21,10 @@ from dgxlab.tools.reading import whole
 from dgxlab.tools.rows import Columns, Parsed, Refused, json_rows, match_rows
 from dgxlab.tools.tool import Keep, Launch, Tool, key
 
-TRACER = "trace"
+_TRACER = "trace"
 """The tracer's folder in kernels/."""
-PHASES = ("prompt", "decode")
-WARM_UP = 16
+_PHASES = ("prompt", "decode")
+_WARM_UP = 16
 """Tokens of the program's first pass."""
 
 # -- the trace --------------------------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def _rows(traced: Sequence[Pass], cells: Sequence[Cell], printed: Mapping[str, A
     """Yield the rows of a trace, given what was asked for and a row of the program; the first repetition is cold."""
     n_batch = whole(printed, "n_batch")
     pp, tg, repetitions = (int(cells[0].params[name]) for name in ("pp", "tg", "repetitions"))
-    asked = _chunks(WARM_UP, n_batch)
+    asked = _chunks(_WARM_UP, n_batch)
     places: dict[tuple[str, int], list[slice]] = {}
     for pl in _order([int(cell.params["pl"]) for cell in cells], repetitions):
-        for phase, chunks in zip(PHASES, (_chunks(pp * pl, n_batch), _chunks(pl, n_batch) * tg), strict=True):
+        for phase, chunks in zip(_PHASES, (_chunks(pp * pl, n_batch), _chunks(pl, n_batch) * tg), strict=True):
             places.setdefault((phase, pl), []).append(slice(len(asked), len(asked) + len(chunks)))
             asked += chunks
     if [each.tokens for each in traced] != asked:
@@ -192,20 +192,20 @@ class ProfileBench(BatchedBench):
             if cells:
                 order = _order([int(cell.params["pl"]) for cell in cells], self.repetitions)
                 argv[argv.index("-npl") + 1] = ",".join(map(str, order))
-            yield replace(launch, cells=cells, argv=("sh", f"{{files}}/{TRACER}/run.sh", *argv))
+            yield replace(launch, cells=cells, argv=("sh", f"{{files}}/{_TRACER}/run.sh", *argv))
 
     def _phases(self, cell: Cell) -> list[Cell]:
         more: dict[str, Param] = {"repetitions": self.repetitions, "kernel": ALL}
         return [
             replace(cell, label=f"{phase} {cell.label}", params={"phase": phase, **cell.params, **more})
-            for phase in self.phase or PHASES
+            for phase in self.phase or _PHASES
         ]
 
     @classmethod
     def files(cls, root: str) -> dict[str, str]:
         """Return the tracer's sources."""
-        files = kernel_files(root, TRACER)
-        return {path: text for path, text in files.items() if path.startswith(f"{TRACER}/")}
+        files = kernel_files(root, _TRACER)
+        return {path: text for path, text in files.items() if path.startswith(f"{_TRACER}/")}
 
 
 TOOL = Tool("profile", bench=ProfileBench, formats=profile_files.FORMATS, runs=batched_bench.PROGRAM)

@@ -22,8 +22,8 @@ LARGEST = 64 << 20  # bytes of output that one file may hold: a log of a million
 ORIGIN = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "device_id")
 """The columns of where a row comes from, which `dgxlab export` adds."""
 
-FRACTION = re.compile(r"-?[0-9]{1,40}\.[0-9]{1,40}")
-WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_FRACTION = re.compile(r"-?[0-9]{1,40}\.[0-9]{1,40}")
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Format:
 
 def _number(text: str) -> float | str:
     """Return a column as a number where it is one as SQL and csv have it."""
-    return float(text) if FRACTION.fullmatch(text) else number_or_text(text)
+    return float(text) if _FRACTION.fullmatch(text) else number_or_text(text)
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def whole(columns: Mapping[str, Any], name: str) -> int:
 @lru_cache(maxsize=4096)
 def number_or_text(text: str) -> int | str:
     """Return a text such as `12` as an int, any other text (`012`, `1.0`) unchanged."""
-    return int(text) if WHOLE.fullmatch(text) else text
+    return int(text) if _WHOLE.fullmatch(text) else text
 
 
 def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
@@ -189,13 +189,13 @@ def decoded(content: bytes) -> str:
 # -- rows with columns: SQL statements, JSON lines, a JSON array, csv, markdown ----------------------------------------
 
 # Values are quoted, but a quote inside a value is not escaped.
-STATEMENT = re.compile(r"([a-z0-9_, ]+)\) VALUES \('(.*)'\);\s*")
-POSITION = re.compile(r": line ([0-9]+) column [0-9]+ \(char [0-9]+\)$")
+_STATEMENT = re.compile(r"([a-z0-9_, ]+)\) VALUES \('(.*)'\);\s*")
+_POSITION = re.compile(r": line ([0-9]+) column [0-9]+ \(char [0-9]+\)$")
 
 
 def statement_columns(statement: str) -> dict[str, str] | None:
     """Return the columns of an INSERT, given from its list of names on; None where it is not whole."""
-    match = STATEMENT.fullmatch(statement)
+    match = _STATEMENT.fullmatch(statement)
     if not match:
         return None
     names, values = match[1].split(", "), match[2].split("', '")
@@ -222,7 +222,7 @@ def json_lines(text: str) -> Iterator[Line]:
         if line.startswith("{"):
             row, why = decode(line)
             if why:
-                raise Refused(f"a broken row: {POSITION.sub('', why)}", at)
+                raise Refused(f"a broken row: {_POSITION.sub('', why)}", at)
             yield Line(at, row)
         elif '":' in line:
             raise Refused("a broken row: its { is missing, or text comes before it", at)
@@ -239,8 +239,8 @@ def json_array(text: str) -> Iterator[Line]:
         raise Refused("its JSON array does not end: the file was cut short", len(lines))
     rows, why = decode("\n".join(lines[starts[0] - 1 : ends[0]]))
     if why:
-        where = POSITION.search(why)
-        raise Refused(f"broken JSON: {POSITION.sub('', why)}", starts[0] - 1 + int(where[1]) if where else starts[0])
+        where = _POSITION.search(why)
+        raise Refused(f"broken JSON: {_POSITION.sub('', why)}", starts[0] - 1 + int(where[1]) if where else starts[0])
     at = starts[0]
     for row in rows:
         if not isinstance(row, dict):

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from dgxlab.model import Cell, CellResult
 
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Bounded, so that no text is a number too large to convert; \d would take digits of every script.
-NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
-PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
-ROUNDING = 1e-5  # relative; the tools print six digits at least, some from single precision
+_NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
+_PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
+_ROUNDING = 1e-5  # relative; the tools print six digits at least, some from single precision
 
 
 class Refused(ValueError):
@@ -45,7 +45,7 @@ Columns = Mapping[str, Any]  # a row as printed, by column
 
 def plain(text: str) -> str:
     """Return the text without terminal colours."""
-    return ANSI.sub("", text)
+    return _ANSI.sub("", text)
 
 
 def decode(text: str) -> tuple[Any, str]:
@@ -114,12 +114,12 @@ def equal(wanted: object, printed: object) -> bool:
 
 def _comparable(value: object) -> Decimal | str:
     text = {"true": "1", "false": "0"}.get(str(value).lower(), str(value))
-    return Decimal(text) if NUMBER.fullmatch(text) else text
+    return Decimal(text) if _NUMBER.fullmatch(text) else text
 
 
 def case_params(op_params: str) -> dict[str, str]:
     """Split `type_a=q4_0,m=16,bs=[1,1]` at the commas outside brackets; words without `=` are left out."""
-    return dict(PARAM.findall(op_params))
+    return dict(_PARAM.findall(op_params))
 
 
 def column(columns: Columns, name: str) -> Any:
@@ -144,7 +144,7 @@ def positive(columns: Columns, name: str) -> float:
 
 def finite(value: object, name: str) -> float:
     """Return a printed value as a finite number; raises Refused if it is not one."""
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and NUMBER.fullmatch(str(value)):
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and _NUMBER.fullmatch(str(value)):
         result = float(value)
         if math.isfinite(result):
             return result
@@ -161,7 +161,7 @@ def speed(tokens: float, seconds: float) -> float:
 
 def agree(name: str, value: float, printed: float) -> float:
     """Return the recomputed value; raises Refused if the printed one differs by more than rounding."""
-    if not math.isclose(value, printed, rel_tol=ROUNDING, abs_tol=1e-6):
+    if not math.isclose(value, printed, rel_tol=_ROUNDING, abs_tol=1e-6):
         raise Refused(f"{name} is {printed:g}, but its tokens and time give {value:g}")
     return value
 

@@ -14,11 +14,11 @@ from dgxlab.tools.rows import Parsed
 Samples = Mapping[str, Sequence[float]]  # the samples of a row that count, by metric
 Keep = Callable[[str, Cell], bool]  # (model name, cell) -> whether it must be measured, of one entry
 
-DOWNLOADS = (
+_DOWNLOADS = (
     *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token", "--offline"),
     *("-mu", "--model-url", "-dr", "--docker-repo"),
 )
-STOPS = ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--list-devices", "--completion-bash")
+_STOPS = ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--list-devices", "--completion-bash")
 
 ON_DEVICE = ("-ngl", "99", "-fit", "off")
 """All layers on the GPU: the tools' own choice would depend on the free memory."""
@@ -137,8 +137,8 @@ class Benchmark(Bench):
     def refused(cls, args: Sequence[str]) -> dict[int, str]:
         """Return why raw arguments of an entry are refused, by their place; llama.cpp reads `--a_b` as `--a-b`."""
         reasons = dict.fromkeys(cls.owned, "is set by dgxlab, which reads the tool's output")
-        reasons |= dict.fromkeys(DOWNLOADS, "would measure another model: name it under models")
-        reasons |= dict.fromkeys(STOPS, "measures nothing")
+        reasons |= dict.fromkeys(_DOWNLOADS, "would measure another model: name it under models")
+        reasons |= dict.fromkeys(_STOPS, "measures nothing")
         for name, each in {**keys_of(cls), **cls.axis_keys}.items():
             reasons |= dict.fromkeys(each.flags, f"has a key of its own: {name}")
         flags = {place: arg.split("=")[0] for place, arg in enumerate(args) if arg.startswith("-")}
