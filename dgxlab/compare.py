@@ -1,7 +1,7 @@
-"""Compare two experiments' specs: their differences, and which of their launches are compared.
+"""Compare two experiments: the differences of their specs, and the pairs of launches to compare.
 
 A candidate may differ from its baseline in its build and its arguments. Cells, models, session and host must agree, or
-they could cause the difference. An axis with one value is a setting of the tool, not part of the matrix.
+they could cause the measured difference. An axis with one value is an argument of the tool, not part of the matrix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ABSENT = "-"
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two experiments."""
+    """One difference between the specs of two experiments."""
 
     what: str  # pin, series, cmake, env, arguments, gates, or one of MUST_AGREE
     name: str  # which one of that kind, "" if there is only one
@@ -37,7 +37,7 @@ class Difference:
 
 
 def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]:
-    """Return all differences of a candidate from its baseline, except name and hypothesis."""
+    """Return all differences between two specs, except name and hypothesis."""
     return [
         *differing("pin", {"": baseline.pin[:12]}, {"": candidate.pin[:12]}),
         *differing("series", {"": " ".join(baseline.series)}, {"": " ".join(candidate.series)}),
@@ -52,7 +52,10 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Raise SpecError if a difference of MUST_AGREE is not allowed; `path` is the candidate's spec."""
+    """Raise SpecError if one of the differences is of a kind in MUST_AGREE and not in `allow`.
+
+    `path` is the candidate's spec, which the error asks to edit.
+    """
     wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
         allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})
@@ -61,9 +64,12 @@ def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> N
 
 
 def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
-    """Yield pairs of launches to compare, in the baseline's order, with the same cells in the same order.
+    """Yield pairs of launches, a baseline's and a candidate's, whose cells are compared in order.
 
-    Where the matrices differ, only the common cells are compared; raises SpecError if there is none.
+    If the matrices differ, only the common cells are in the launches.
+
+    Raises:
+        SpecError: if no cell is common.
     """
     some = False
     for left, right in zip(baseline.bench, candidate.bench, strict=False):
@@ -76,7 +82,7 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 
 
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
-    """Yield a `Difference` of kind `what` for each name whose values differ; `where` is put before the name.
+    """Yield a `Difference` of kind `what` for each name whose values differ; `where`, if any, precedes the name.
 
     A missing name equals None, "" and (); only in `env` does "" differ from a missing name.
     """
@@ -154,7 +160,7 @@ def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
 
 
 def settings(left: Bench, right: Bench) -> set[str]:
-    """Return the axes with at most one value in both entries: these are arguments of the tool."""
+    """Return the axes with at most one value in both of two bench entries: such axes are arguments of the tool."""
     axes = (_axes(left), _axes(right))
     return {name for name in (*axes[0], *axes[1]) if all(len(side.get(name, ())) <= 1 for side in axes)}
 

@@ -1,8 +1,8 @@
 """Build an arm: one worktree and one cmake folder per (pin, cmake, toolchain), finished programs under builds/<id>.
 
-git moves the worktree, so ninja compiles only what differs. An installed build has a stamp with the sha256 of every
-program and of every library that the loader gives to them: a program that still loads the other arm's library would
-measure the wrong arm. Each job compares what is installed with the stamp before it uses it.
+git switches the worktree between arms, so ninja compiles only what differs. An installed build has a stamp: the sha256
+of every program and of every library of llama.cpp that it loads. A program that loaded another arm's library would
+measure the wrong arm. Each job compares the installed files with the stamp before it uses them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dgxlab.agent.boot import flush, settle, sync
 from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import full_disk, sha256, tail
-from dgxlab.agent.measure import Bench
+from dgxlab.agent.measure import Workbench
 from dgxlab.agent.objects import Objects
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
@@ -38,14 +38,14 @@ from dgxlab.tools.rows import plain
 
 _STAMP = "stamp.json"
 LOOK_S, TAIL = 0.25, 1 << 16
-"""Seconds between looks at ninja's output, and bytes that are read of its end."""
+"""Seconds between looks at ninja's output, and how many bytes at its end are read."""
 _OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
 
 
 class Builder:
-    """Builds one arm in one job; configure and compile print to `log`."""
+    """Builds one arm in one job; the file `log` has the output of cmake and ninja."""
 
-    def __init__(self, bench: Bench, step: BuildStep) -> None:
+    def __init__(self, bench: Workbench, step: BuildStep) -> None:
         self.bench, self.step, self.arm = bench, step, bench.plan.arm(step.arm)
         self.toolchain = bench.facts.toolchain
         self.identity = build_id(self.arm.source, self.arm.cmake, self.toolchain)
@@ -54,11 +54,11 @@ class Builder:
         self._logs = bench.log(self.log.name)
 
     def build(self) -> BuildEvent:
-        """Build the arm unless it is installed and unchanged; return the event of its build.
+        """Build and install the arm, unless it is installed with all its targets and unchanged; return the event.
 
         Raises:
-            BuildFailed: with the first compiler error and the log's path.
-            RemoteError: if the sources are missing or differ from the plan's.
+            BuildFailed: if configuring, compiling or linking fails; `details` has the first error.
+            RemoteError: if the source code is missing or differs from the plan's.
         """
         begin, folder = time.monotonic(), self.bench.root.builds / self.identity
         stamp = installed(folder, self.identity)
@@ -98,7 +98,7 @@ class Builder:
             if not installed_at:
                 raise BuildFailed(f"there is no {name} on the host", next=f"dgxlab doctor {settings().name}")
         configured = self.work / "cmake" / "dgxlab-configured"
-        wanted = digest([configure, objects.names(source.commit)])
+        wanted = digest([configure, objects.names(source.commit)])  # with other files cmake's globs must run again
         if not configured.exists() or configured.read_text() != wanted:
             self._step(configure, "configuring", lock)
             configured.write_text(wanted)
@@ -182,9 +182,9 @@ class Builder:
 
 
 def installed(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the stamp of an installed build, None if its files differ from those in the stamp.
+    """Return the stamp of the build in a folder; None if its id is not `identity`, or the files are not the stamp's.
 
-    An extra file counts too: the loader looks for libraries in this folder first.
+    An extra file counts as a difference: the loader searches this folder for libraries first.
     """
     try:
         stamp: dict[str, Any] = json.loads((folder / _STAMP).read_text())
@@ -202,10 +202,10 @@ def _digest(path: Path) -> str:
 
 
 def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
-    """Return the llama.cpp libraries that the loader would give to programs: program, soname, resolved path.
+    """Return (program, soname, resolved path) for each library of llama.cpp that one of the programs would load.
 
     Raises:
-        BuildFailed: if one of them is not found.
+        BuildFailed: if the loader cannot find such a library.
     """
     # a single call, because ldd is a shell script that starts the loader three times
     env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}
@@ -266,20 +266,19 @@ _LD_FUNCTION = re.compile(r"\S*ld: .*: in function ")
 FAILED = "FAILED: "
 _STEP_END = re.compile(rf"{_PROGRESS.pattern}|{FAILED}|ninja: ")
 _CONTEXT, _WIDTH = 5, 300
-"""Lines kept after an error, and characters of a line: a template's name can have thousands."""
+"""Lines that are kept after an error, and characters of a line: a template's name can have thousands."""
 
 
 def progress(line: str) -> tuple[int, int, str] | None:
-    """Read `[n/m] what` as (n, m, what); None for any other line."""
+    """Return (n, m, what) for ninja's line `[n/m] what`, None for any other line."""
     match = _PROGRESS.fullmatch(plain(line).strip())
     return (int(match[1]), int(match[2]), match[3]) if match and int(match[1]) <= int(match[2]) else None
 
 
 def first_error(log_text: str) -> str:
-    """Return the first error of a build log with a few lines of context, "" when there is none.
+    """Return the first error of a compiler, linker, cmake or ninja in a build log, with a few lines of context.
 
-    Without an error of a known compiler, linker, cmake or ninja (a tool is missing, or was killed), it is the first
-    FAILED step with the end of its output.
+    Without one (a tool is missing or was killed) return the first FAILED step with the end of its output, else "".
     """
     lines = [line.rstrip() for line in plain(log_text).split("\n")]
     for number, line in enumerate(lines):

@@ -1,9 +1,9 @@
-"""The conditions of a run: a summary of the samples taken during it, and the flags derived from them.
+"""The conditions of a run: statistics of the samples taken during it, and the flags derived from them.
 
-A run's `status` says whether its values count: a run that failed or shared the device has none. A flag does not change
-the status. A hard flag (hardware throttle, swapping, other programs on the processors) means that the machine had
-changed: every report shows it beside the numbers, and a verdict leaves the run out. A soft flag (software throttle,
-missing samples) is only reported: the neighbouring runs cancel its effect.
+A run's `status` says whether its values count: those of a run that failed or shared the device do not. A flag does not
+change the status. A hard flag (hardware throttle, swapping, other programs on the processors) means that the machine
+had changed: every report shows the flag beside the numbers, and a verdict leaves the run out. A soft flag (software
+throttle, missing samples) is only reported: the neighbouring runs cancel its effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GAUGES = {
     "load_1min": "processes",
     "mem_available_mib": "MiB",
 }
-"""What is sampled, with its unit: nvidia-smi's names for a GPU, our own for the host."""
+"""Unit of each sampled quantity; a GPU's have nvidia-smi's names."""
 
 _ACTIVE = "clocks_event_reasons.active"
 """Bit mask: why the clock is lowered at this instant."""
@@ -55,16 +55,17 @@ _CONTENTION = {
     "steal_percent": ("steal", "%", 100),
     "psi_cpu_some": ("psi", "s/s", 1),
 }
-"""Reported fields of Contention, one number per run: the field, the unit, and the factor to that unit."""
+"""By name in the telemetry: a field of Contention, the unit, and the factor to that unit."""
 
 _RUN_QUEUE = (0.05, 0.10)
-"""Of a run's threads, soft and hard, how many waited for a processor: of two, one that ran beside nothing else had up
-to 0.064 waiting, and one beside a busy loop 0.44 and more."""
+"""Limits (soft, hard) for the waiting time of a run, in seconds per second and thread. Two threads together waited up
+to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop."""
 _OTHERS = 0.25
-"""Used where the waiting time is unknown: other programs may use this many processors beyond those left by the run."""
+"""If the waiting time is unknown: other programs may use this many processors beyond those that the run left free."""
 _STEAL = (0.01, 0.05)
+"""Limits (soft, hard) for the share of time that the hypervisor gave to other machines."""
 _PSI = 0.10
-"""Shares of time: stolen by other virtual machines (soft, hard); with a task that waits."""
+"""Limit for the share of time in which a task waited for a processor."""
 
 _SWAP_MIB = 1.0
 """Pages swapped in for an idle daemon are less than this, those of a model more."""
@@ -73,12 +74,13 @@ _WATCHED_S = 2.0
 """A run of at least this length has samples, unless a sampler fails."""
 
 _STUCK_MHZ, _BUSY_PERCENT, _BUSY_SAMPLES = 1500.0, 90.0, 4
-"""A GPU busier than this, at a lower clock, is stuck; with fewer busy samples the clock may still be rising."""
+"""A GPU is stuck if this many samples are busier than this and their median clock is below this. With fewer busy
+samples the clock may still be rising."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One look at one device: known values by name; `at` is in unix seconds."""
+class DeviceSample:
+    """The known quantities of one device at one time, by name; `at` is in Unix seconds."""
 
     at: float
     device: str
@@ -87,9 +89,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Everything observed around one run: samples taken during it, the host's states right before and after it."""
+    """What was observed around one run: samples during it, and the host's states right before and after it."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[DeviceSample]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     gpus: Mapping[str, str]
@@ -99,7 +101,7 @@ class Conditions:
     threads: int
 
     def telemetry(self) -> tuple[Summary, ...]:
-        """Return a summary of every known quantity of every device."""
+        """Return statistics of each known quantity of each device during the run."""
         gauges = [
             Summary(device, name, unit, len(values), median(values), min(values), max(values))
             for device in (*self.gpus, HOST)
@@ -116,16 +118,16 @@ class Conditions:
         return (*gauges, *single)
 
     def flags(self, left_running: Flag | None = None) -> tuple[Flag, ...]:
-        """Return the flags of the run, the hard ones first."""
+        """Return the flags of the run, the hard ones first, with `left_running` among them if given."""
         flags = [*self._throttled(), *self._stuck(), *self._changed(), *([left_running] if left_running else [])]
         return tuple(sorted([*flags, *self._shared(), *self._unwatched()], key=lambda each: not each.hard))
 
     @property
     def contended(self) -> bool:
-        """Whether other programs used the processors so much that the run should be repeated."""
+        """Whether other programs used the processors so much that their flag is hard: the run should be repeated."""
         return any(each.hard for each in self._shared())
 
-    def _of(self, device: str) -> list[Sample]:
+    def _of(self, device: str) -> list[DeviceSample]:
         return [sample for sample in self.samples if sample.device == device]
 
     def _grown(self) -> dict[tuple[str, str], float]:
@@ -207,7 +209,7 @@ class Conditions:
 
 
 def number(text: str | None) -> float | None:
-    """Return nvidia-smi's text as a number, bit masks included; None for any other text."""
+    """Return a value that nvidia-smi printed, also a hexadecimal bit mask, as a finite number; None for other text."""
     try:
         value = float(int(text, 16)) if text and text.startswith("0x") else float(text or "")
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Gates: the commands of a step are run in order and judged together; a parity gate that fails is run again."""
+"""Run gates: the commands of a step in order, judged together; a parity gate with failed cases is run again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resource import RLIM_INFINITY
 from typing import Any
 
 from dgxlab.agent.files import full_disk, written
-from dgxlab.agent.measure import Bench, Launch, raw_file
+from dgxlab.agent.measure import Completed, Workbench, raw_file
 from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, case_digest
 from dgxlab.model.events import File, GateEvent
 from dgxlab.model.reasons import Code, Reason, reason
@@ -18,11 +18,11 @@ from dgxlab.tools import judge_check, parity
 from dgxlab.tools.parity import GateReading
 
 _RERUNS = 3
-"""How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
+"""How often a parity gate is run again after cases failed, each time with all cases: one may depend on another."""
 _RERUN_AT_MOST = 20
-"""With more failing cases than this the kernel is wrong: no rerun."""
+"""With more failed cases than this the kernel is wrong, and the gate is not run again."""
 _ATTEMPTS = 3
-"""llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
+"""Max launches of a command whose output is cut: llama.cpp's logger can lose the last lines before an exit with 0."""
 
 Reasons = tuple[Reason, ...]
 
@@ -38,15 +38,19 @@ class _Judged:
     flaky: tuple[str, ...] = ()
     case_list: tuple[str, ...] | None = None
 
-    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], rc: int | None, launched: Launch) -> None:
+    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], rc: int | None, launched: Completed) -> None:
         seconds = launched.ended.seconds
         self.commands.append({"role": role, "argv": list(argv), "env": dict(env), "rc": rc, "seconds": seconds})
 
 
-def run_gate(bench: Bench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
-    """Run a gate and judge it; return its event, of a parity gate with the list of cases.
+def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
+    """Run a gate's commands, judge their output and return the event of the gate.
 
-    A candidate's parity gate is compared with `baseline`, its baseline's of the same operation.
+    Args:
+        bench: Of the job.
+        step: The gate's step.
+        baseline: For a candidate's parity gate: the event of the baseline's gate that `step.like` names. Both must run
+            the same cases, and a case may be flaky only if it is in both.
     """
     inputs = {name: bench.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
     if isinstance(step.gate, ParityGate):
@@ -70,10 +74,10 @@ def run_gate(bench: Bench, step: GateStep, baseline: GateEvent | None = None) ->
 # -- parity gates -----------------------------------------------------------------------------------------------------
 
 
-def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
+def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
     argv = bench.fill(step.commands[0].argv, step.arm)
 
-    def launch(name: str) -> tuple[Launch, GateReading, int]:
+    def launch(name: str) -> tuple[Completed, GateReading, int]:
         launched = bench.launch(name, argv, step.env, step.limit_s)
         rc = -1 if launched.ended.rc is None else launched.ended.rc
         return launched, parity.read_gate(launched.text(), gate.backend), rc
@@ -104,7 +108,7 @@ def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent 
     return judged
 
 
-def _reasons(gate: ParityGate, limit_s: float, launched: Launch, reading: GateReading, rc: int) -> Reasons:
+def _reasons(gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, rc: int) -> Reasons:
     """Return why one run of a gate did not pass, () when it did."""
     program = parity.PROGRAM
     reasons = parity.judge_gate(reading, rc, gate)
@@ -136,7 +140,7 @@ def _beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], base
 # -- gates on a model or a kernel -------------------------------------------------------------------------------------
 
 
-def _check(bench: Bench, step: GateStep, gate: Check) -> _Judged:
+def _check(bench: Workbench, step: GateStep, gate: Check) -> _Judged:
     stem = step.id.replace(":", "-")
     job = bench.job
     words, logits, files = job.raw / f"{stem}.txt", job.folder / f"{stem}.logits", job.folder / stem
@@ -158,7 +162,7 @@ def _check(bench: Bench, step: GateStep, gate: Check) -> _Judged:
 
 
 def _attempt(
-    bench: Bench, step: GateStep, gate: Check, command: CheckCommand, argv: Sequence[str], judged: _Judged
+    bench: Workbench, step: GateStep, gate: Check, command: CheckCommand, argv: Sequence[str], judged: _Judged
 ) -> None:
     """Launch a command; repeat it if its output was cut off."""
     for name in (command.role, *(f"{command.role}-{number}" for number in range(1, _ATTEMPTS))):
@@ -190,11 +194,11 @@ way well went were what when where which while white who why will with word work
 """
 
 _WORDS = _LIST.split()
-"""Common enough to be one token each in most vocabularies."""
+"""Words so common that each is one token in most vocabularies."""
 
 
 def text(words: int, seed: int) -> str:
-    """Return this many words in one line; a seed gives the same text on every machine and Python."""
-    # a digest per place: a random generator's choice may differ between Python versions
-    draws = (hashlib.sha256(f"{seed}/{place}".encode()).digest() for place in range(words))
+    """Return a line of `words` random words; the same seed gives the same text on every machine and Python."""
+    # a digest per word: a random generator's choice may differ between Python versions
+    draws = (hashlib.sha256(f"{seed}/{number}".encode()).digest() for number in range(words))
     return " ".join(_WORDS[int.from_bytes(draw[:4], "big") % len(_WORDS)] for draw in draws)

@@ -1,10 +1,11 @@
 """A job's folder on the host: staging, state, final status, and raw files.
 
-A job runs while the agent holds run.lock; no stored state or pid is trusted. Processes that outlive a killed agent keep
-the locks of devices and of the root's folders; the job's id in their environment identifies them.
+To stage a job is to make its folder with the plan; the agent is then started in it. The job runs as long as the agent
+holds run.lock: no stored state or pid is trusted. Processes that outlive a killed agent keep the locks of devices and
+of shared items; they are known by the job's id in their environment.
 
-    jobs/<id>/  plan.json  agent.pyz  MANIFEST    written whole, then renamed into place
-                run.lock   started   journal.jsonl   raw/   rc
+    jobs/<id>/  plan.json  agent.pyz  MANIFEST        the staged files
+                run.lock   started   journal.jsonl   raw/   rc (the final status)
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _LEVEL = 6
 
 
 class Job:
-    """One job's folder."""
+    """One job on this host, by its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +62,10 @@ class Job:
 
     @classmethod
     def stage(cls, jobs: Path, job_id: str, plan: bytes, agent: Path) -> Job:
-        """Make the folder, completely or not at all; an existing one is kept unless damaged before the job began."""
+        """Make a job's folder below `jobs`, completely or not at all, with a copy of the zipapp `agent`.
+
+        An existing folder is kept, unless it was damaged before the job began.
+        """
         job = cls(jobs / job_id)
         if job.folder.exists() and not job.set_aside():
             return job
@@ -83,10 +87,10 @@ class Job:
         return job
 
     def start(self) -> Status:
-        """Start the agent detached, unless it was started before; return when it shows a sign of life.
+        """Start the agent as a detached process, unless it was started before; return the state once it has begun.
 
         Raises:
-            RemoteError: if the job is damaged, and another client is about to replace it.
+            RemoteError: if the staged files are damaged.
         """
         if self.status().state == "staged":
             if not self._whole():
@@ -108,7 +112,10 @@ class Job:
         return self.status()
 
     def begin(self) -> int | None:
-        """As the agent, take run.lock until exit; None if the job was started before: it runs at most once."""
+        """Take run.lock for this process, which is the agent, and write `started`; return the lock's descriptor.
+
+        None if the job was started before: a job runs at most once.
+        """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         # a status call holds the lock briefly, another starting agent until it exits
         while not self._started.exists() and not lock(fd):
@@ -120,14 +127,15 @@ class Job:
         return fd
 
     def finish(self, **fields: Any) -> None:
-        """Write the final status into the space reserved for it; the last write of a job."""
+        """Write the final status, with these fields, into the space reserved for it; the last write of a job."""
         rc = {**fields, "t": time.time(), "journal_bytes": self._size(), "journal_sha256": sha256(self.journal)}
         while len(json.dumps(rc)) > _RESERVE - SEAL and rc.get("message"):  # the journal has all of it
             rc["message"] = rc["message"][: len(rc["message"]) // 2]
         _put(self.rc, {**rc, "sha256": sealed(rc)})
 
     def status(self) -> Status:
-        """Return the job's state. Checks `started`, then the lock, then rc: this order avoids races."""
+        """Return the job's state: absent, staged, running, done or lost."""
+        # first `started`, then the lock, then rc: this order avoids races
         if not self.plan.exists():
             return Status(self.job_id, "absent")
         begun = self._started.exists()  # read before the lock: a job that began in between would look lost
@@ -147,9 +155,12 @@ class Job:
         return self.journal.stat().st_size if self.journal.exists() else 0
 
     def cancel(self, patience_s: float = 15.0) -> Status:
-        """End all processes of a job and no others: TERM lets the agent write its final status, KILL ends the rest.
+        """End all processes of the job, and return its state: TERM for the agent, which then ends the job, else KILL.
 
-        A job that has not begun will never start. Raises RemoteError if a process survives.
+        A job that has not begun will never start. `patience_s` is how long to wait after each signal.
+
+        Raises:
+            RemoteError: if a process survives.
         """
         staged = self.status().state == "staged"
         if staged and not self.set_aside() and (fd := self.begin()) is not None:
@@ -203,10 +214,8 @@ class Job:
             return False
 
     def set_aside(self) -> bool:
-        """Rename the folder if it was damaged before the job began; return whether it is gone.
-
-        Requires run.lock of the folder now at this path, not of one that was replaced.
-        """
+        """Rename the folder if it was damaged before the job began; return whether no folder is left at this path."""
+        # requires run.lock of the folder that is now at this path, not of one that was replaced
         with contextlib.suppress(FileNotFoundError), self._lock.open("ab") as file:
             fd = file.fileno()
             taken = not self._started.exists() and lock(fd, tries=TRIES) and in_place(fd, self._lock)
@@ -216,7 +225,7 @@ class Job:
         return True
 
     def about(self) -> dict[str, Any]:
-        """Return name, kind, experiment and age; empty for a folder that is being deleted or is not a job's."""
+        """Return name, kind, experiment (of the plan) and age_s; {} if the folder is being deleted or has no plan."""
         try:
             staged = json.loads(self.plan.read_text())
             age_s = max(0.0, time.time() - self.plan.stat().st_mtime)
@@ -225,16 +234,16 @@ class Job:
             return {}
 
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of every raw file that no longer grows, by its path in the job's folder."""
+        """Return the sha256 of every file of evidence that no longer grows, by its path in the job's folder."""
         grow = (self.rc, self.journal, self.folder / "agent.err")
         return {str(path.relative_to(self.folder)): sha256(path) for path in self._files() if path not in grow}
 
     def send(self, limit: int, out: BinaryIO) -> None:
-        """Write the raw files' size as a JSON line, then a gzipped tar of them unless they are larger than `limit`.
+        """Write {"size": bytes, "files": count} of the raw files to `out`, then their gzipped tar if size <= `limit`.
 
         Raises:
             JobLost: if there is no such job.
-            UsageError: if it has not ended.
+            UsageError: if the job has not ended.
         """
         state = self.status().state
         if state == "absent":
@@ -264,7 +273,7 @@ class Job:
 
     @property
     def torn(self) -> bool:
-        """Whether the job was damaged before it began: a power loss may leave empty files."""
+        """Whether the job has not begun and its staged files are damaged: a power loss may leave empty files."""
         return not self._started.exists() and not self._whole()
 
     def _whole(self) -> bool:
@@ -288,21 +297,22 @@ def _put(path: Path, value: dict[str, Any]) -> None:
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
-    """Return every job's status with its name, its kind and its age in seconds, oldest first."""
+    """Return status and `Job.about` of every job in the folder of jobs, the oldest first."""
     return [{**vars(job.status()), **job.about()} for job in _jobs(folder)]
 
 
 def running(folder: Path) -> dict[str, str]:
-    """Return the subject of each running job by job id. Part of every probe, so ended jobs are skipped cheaply."""
+    """Return the plan's subject of each running job, by job id."""
     from dgxlab.model import subject  # only here: most verbs need no vocabulary
 
+    # part of every probe, so ended jobs are skipped cheaply
     live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
     plans = {job.job_id: plan(job) for job in live if job.about()}
     return {job_id: subject(p["kind"], p["experiment"], p.get("baseline", "")) for job_id, p in plans.items()}
 
 
 def plan(job: Job) -> Any:
-    """Return a job's plan; raises JobLost if there is no such job."""
+    """Return a job's plan as JSON; raises JobLost if there is no such job."""
     try:
         return json.loads(job.plan.read_text())
     except FileNotFoundError:

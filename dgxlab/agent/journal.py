@@ -1,6 +1,6 @@
 """The journal: an append-only log of a job's events, one JSON object per line.
 
-It is the client's only source, so an event that a result depends on is on disk before the next step begins.
+It is all that the client records, so an event that a result depends on is on disk before the next step begins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
 
 
 class Journal:
-    """Appends events to a file; one writer at a time, which the job's run.lock guarantees."""
+    """Appends events to a file. The job's run.lock guarantees that there is one writer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,13 +50,13 @@ class Journal:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file."""
+        """Flush the file to disk and close it."""
         os.fsync(self._fd)
         os.close(self._fd)
 
 
 def whole_lines(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
-    """Return the complete lines from `offset`, about `limit` bytes at most; b"" if there is no complete line yet."""
+    """Return the complete lines of a file from byte `offset` on, about `limit` bytes at most; b"" if there is none."""
     with path.open("rb") as file:
         file.seek(offset)
         chunk = file.read(limit)

@@ -1,4 +1,4 @@
-"""Exclusive use of a job's devices; they may be used by other jobs, people who sign a file, or processes."""
+"""Exclusive use of a job's devices, against other jobs, people who sign the owner file, and other compute processes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _uses_cuda(plan: Plan) -> bool:
 
 
 def devices(plan: Plan, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
-    """Return the devices to lock, in the fixed order that prevents deadlock between two jobs.
+    """Return the devices that a plan must lock: CPU, or GPUs by uuid, sorted, which prevents deadlock between two jobs.
 
-    All GPUs, unless every gate and run has an unambiguous CUDA_VISIBLE_DEVICES. Empty if the plan needs a GPU and no
-    GPU has a uuid to lock.
+    `gpus` are the host's. All of them, unless each gate and run has an unambiguous CUDA_VISIBLE_DEVICES; () if the plan
+    needs a GPU and none has a uuid.
     """
     if not _uses_cuda(plan):
         return (CPU,)
@@ -64,7 +64,7 @@ def _visible(env: Mapping[str, str], gpus: Sequence[_Gpu]) -> Sequence[_Gpu]:
 
 
 class _Holder(NamedTuple):
-    """The holder of the file or GPU that a job waits for, in words; `key` identifies the holder."""
+    """Who holds the file or GPU `what` that a job waits for; `who` is in words, `key` is for comparison."""
 
     what: str
     key: object
@@ -75,8 +75,10 @@ class DeviceLease:
     """The devices of one job, locked between `hold` and `release`.
 
     Args:
-        own: Pids that the job started.
-        on_change: Called with the state, path and owner of the `lock` events.
+        plan: Of the job.
+        gpus: Of the host, as in its facts.
+        own: Pids that the job started; the caller adds to them.
+        on_change: Called with `state`, `path` and `owner` of a LockEvent.
     """
 
     def __init__(
@@ -89,28 +91,28 @@ class DeviceLease:
         self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if _uses_cuda(plan) else None
         path = settings().lock
         self._file = OwnerFile(path, self._owner) if path else None
-        self._unwatched_told = False
+        self._unwatched_noted = False
         self._left_s = plan.wait_s
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors of the locks that are held, for children to inherit."""
+        """Descriptors of the locks that are held, which measured programs inherit."""
         return [fd for lock in self._locks for fd in lock.fds]
 
     def hold(self) -> float:
-        """Wait for exclusive use of the devices; return the seconds waited, at most plan.wait_s over the whole job.
+        """Wait for exclusive use of the devices, and return the seconds waited; safe to repeat.
 
         Raises:
-            HostBusy: if others hold them for longer.
-            RemoteError: if the plan needs a GPU and there is none that can be locked.
+            HostBusy: if all waits of the job together take longer than plan.wait_s.
+            RemoteError: if the plan needs a GPU and the host has none that can be locked.
         """
         if not self._locks:
             raise RemoteError(
                 "nvidia-smi lists no GPU on this host, and the plan needs one", next=f"dgxlab doctor {settings().name}"
             )
-        if self._file and not self._file.watched and not self._unwatched_told:
+        if self._file and not self._file.watched and not self._unwatched_noted:
             self._on_change("unwatched", str(self._file.path), "its folder is not there")
-            self._unwatched_told = True
+            self._unwatched_noted = True
         before = [lock.since for lock in self._locks]
         begin, pause, reported = time.monotonic(), _FIRST_PAUSE_S, ("", object())
         try:
@@ -135,16 +137,16 @@ class DeviceLease:
         return waited
 
     def strangers(self, processes: Iterable[ComputeProcess]) -> list[ComputeProcess]:
-        """Return the processes that disturb this job's GPUs, [] for a job on the processor."""
+        """Return those compute processes of other sessions that use this job's GPUs; [] for a job on the processor."""
         if self._others is None:
             return []
         return foreign([p for p in processes if p.gpu_uuid not in self._others], self._own)
 
     def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> Reason | None:
-        """Return which process may have disturbed a run, None if the run was alone.
+        """Return a reason if other processes may have used the devices during a run, None if it was alone.
 
         Args:
-            looks: Processes before and after the run; None where nvidia-smi failed, which does not mean no processes.
+            looks: The compute processes before and after the run, None if nvidia-smi failed.
         """
         if self._others is None:
             return None
@@ -154,7 +156,7 @@ class DeviceLease:
         return reason(Code.STRANGER, processes=phrase(seen)) if seen else None
 
     def release(self) -> None:
-        """Release everything; safe to repeat."""
+        """Release all locks and free the owner file; safe to repeat."""
         if self._file:
             self._file.free()
         held = [lock for lock in self._locks if lock.since]

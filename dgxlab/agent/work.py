@@ -1,4 +1,4 @@
-"""Carry out a plan: build, find models, check flags, gate, measure; every event goes to the journal."""
+"""Carry out a job's plan: build, find models, check flags, gate, measure; every event goes to the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dgxlab.agent.facts import gather
 from dgxlab.agent.files import clean, full_disk, refused
 from dgxlab.agent.gates import run_gate
 from dgxlab.agent.job import Job
-from dgxlab.agent.measure import Bench, Launch
+from dgxlab.agent.measure import Completed, Workbench
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
@@ -44,7 +44,7 @@ from dgxlab.model.events import EndEvent, ErrorEvent, GateEvent, JobEvent, StepE
 from dgxlab.model.parts import FinalStatus
 
 _DISTURBED_AGAIN = 2
-"""Max repeats of a run because others used the device or the processors."""
+"""How often a run is repeated because others used the device or the processors."""
 
 
 class _Cancelled(BaseException):
@@ -52,10 +52,10 @@ class _Cancelled(BaseException):
 
 
 class Worker:
-    """One job being carried out."""
+    """Carries out the plan of one job."""
 
     def __init__(self, job: Job, root: Root, plan: Plan) -> None:
-        self.plan, self.bench = plan, Bench(job, root, plan, gather())
+        self.plan, self.bench = plan, Workbench(job, root, plan, gather())
         self.emit = self.bench.journal.emit
         self.gates: dict[str, GateEvent] = {}
         """By step id."""
@@ -67,7 +67,7 @@ class Worker:
         self.closed_arms: set[str] = set()
 
     def carry_out(self) -> DgxlabError | None:
-        """Run every step and return the worst failure; earlier results are in the journal."""
+        """Run all steps, except those of arms whose gates failed; return the worst error, None if there is none."""
         facts = self.bench.facts
         self.emit(
             JobEvent(
@@ -100,7 +100,7 @@ class Worker:
         return not self.closed_arms.isdisjoint(arms)
 
     def fail(self, error: DgxlabError) -> None:
-        """Record a failure; the other steps go on."""
+        """Write an error to the journal and remember it for the job's end; the other steps go on."""
         self.failures.append(error)
         self.report(error)
 
@@ -125,7 +125,7 @@ class Worker:
             source = bench.models[step.arm, step.of] if step.of else None
             files = models.files(bench.root, step)
 
-            def launch(name: str, argv: Sequence[str]) -> Launch:
+            def launch(name: str, argv: Sequence[str]) -> Completed:
                 argv = bench.fill(argv, step.arm)
                 return bench.launch(name, argv, {}, step.limit_s, file_limit=RLIM_INFINITY)
 
@@ -162,7 +162,7 @@ class Worker:
         self.emit(event)
         if event.status == "failed":  # the other steps of its arm are left out
             self.closed_arms.add(step.arm)
-            stream = "stderr" if "problem" in reading else getattr(step.gate, "told_on", "stdout")
+            stream = "stderr" if "problem" in reading else getattr(step.gate, "failures_on", "stdout")
             last = [name for name in event.raw if name == stream or re.fullmatch(rf"{role}(-\d+)? {stream}", name)][-1]
             message = f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(map(str, event.reasons))}"
             look = self.bench.log(event.raw[last].path)
@@ -189,7 +189,7 @@ class Worker:
 
 
 def work(folder: Path) -> None:
-    """Run a staged job to its end; does nothing if it was started before."""
+    """Run the staged job in a folder to its end; does nothing if the job was started before."""
 
     def cancel(number: int, frame: object) -> None:
         raise _Cancelled

@@ -202,8 +202,9 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
         question = gate_digest(gate, plan.gate_env(experiment, gate))
         if isinstance(gate, ParityGate):
             return store.gate_passed(build, device, question, gate)
-        inputs = {name: _identity(experiment, name, probe) for name in tools.models_of(gate)}
-        inputs |= gate.sources(tools.files_of(gate, experiment.root))
+        step = tools.gate_step("", "", gate, experiment)
+        names = {command.model for command in step.commands if command.model}
+        inputs = {name: _identity(experiment, name, probe) for name in names} | gate.sources(step.files)
         return store.check_passed(build, device, question, inputs)
 
     gates = plan.own(experiment)

@@ -1,4 +1,4 @@
-"""Types of fields: texts and numbers with their limits, and the maps that stay JSON where the record keeps them."""
+"""Types of fields: texts and numbers with their limits, and JSON objects that are stored as they arrive."""
 
 # ruff: noqa: UP013 - a map of few keys is a line
 
@@ -34,14 +34,14 @@ _Gpu = TypedDict("_Gpu", {"name": MaybeText, "uuid": MaybeText})
 
 
 class Gpu(_Gpu, total=False):
-    """A GPU as nvidia-smi names it."""
+    """A GPU of a host, from nvidia-smi."""
 
     driver_version: MaybeText
     compute_cap: MaybeText
 
 
 class Details(TypedDict, total=False):
-    """Further facts of a host; older agents report fewer."""
+    """`Facts.details`; older agents report fewer."""
 
     user: str
     kernel: str
@@ -66,7 +66,7 @@ _Graphics = TypedDict("_Graphics", {"uuid": MaybeText})  # a GPU's state: nvidia
 
 
 class State(TypedDict, total=False):
-    """The host's condition at one instant; older agents report less."""
+    """The condition of a host right before or after a run; older agents report less."""
 
     boot_id: str
     gpus: Union[list[_Graphics], None]

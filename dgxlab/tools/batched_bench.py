@@ -19,10 +19,10 @@ _CTX_STEP = 256  # llama.cpp rounds the context of each sequence up to this
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded one.
+    """Parse speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded cold one.
 
-    The rows of the first half are cold. The spare last row is optional. Any other number of rows is refused: the tool
-    omits rows that do not fit the context and exits with 0.
+    The first half of the rows is cold. The last row is spare and may be missing. With any other number of rows there
+    are no results: the program omits rows that do not fit the context and exits with 0.
     """
     rows, problems = json_rows(stdout, PROGRAM)
     if len(rows) == 2 * len(cells) + 1:
@@ -94,10 +94,10 @@ class BatchedBench(Benchmark):
     args: tuple[str, ...] = ()
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield a launch for all npl at one (npp, ntg, other axes).
+        """Yield a launch for each combination of npp, ntg and other axes, with all values of npl.
 
-        It has the whole list twice, because the first call of a size also allocates buffers and loads kernels; and a
-        spare last row, because the tool can lose output printed just before it exits.
+        The launch measures the list of npl twice, because the first call of a size also allocates buffers and loads
+        kernels, and its last value once more, because the tool can lose output printed just before it exits.
         """
         for setting in tool.settings({"npp": self.npp, "ntg": self.ntg, **self.axes}):
             asked = [pl for pl in self.npl if not tool.excluded({**setting, "npl": pl}, self.exclude)]
@@ -133,7 +133,7 @@ class BatchedBench(Benchmark):
 # -- imported files ---------------------------------------------------------------------------------------------------
 
 _HEADER = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
-"""Of the console; in JSON the same columns are _SIZES and _TIMES, in this order."""
+"""Columns on the console; in JSON the same columns are _SIZES and _TIMES, in this order."""
 _SIZES = ("pp", "tg", "pl", "n_kv")
 _TIMES = {"t_pp": "s", "speed_pp": "t/s", "t_tg": "s", "speed_tg": "t/s", "t": "s", "speed": "t/s"}
 _SETTING = re.compile(r"(\w+) = (-?\w+)(?:, |$)")
@@ -143,7 +143,11 @@ COLD = "the first row was measured cold: llama-batched-bench warms up with 16 to
 
 
 def console(text: str) -> Reading:
-    """Read the table: times to a millisecond, speeds to a hundredth of a token."""
+    """Parse the table on the console, in which times are rounded to a millisecond and speeds to 0.01 t/s.
+
+    Raises:
+        Refused: if a row cannot be read exactly, or the text holds runs with different settings.
+    """
     runs = [dict(_SETTING.findall(each)) for each in _SETTINGS.findall(text)]
     if len({tuple(each.items()) for each in runs}) > 1:
         raise Refused(f"it holds {len(runs)} runs with different settings: split it")

@@ -26,9 +26,9 @@ class GreedyGate(ModelGate):
     expect: str = key("Md5", "The md5 that the text must have; it belongs to one model, build and machine.", "")
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits, in words."""
+        """Return what must hold for the gate to pass, in words."""
         same = ("the same text in both environments",) if self.against else ()
-        return (*same, *((f"md5 {self.expect}",) if self.expect else ()))
+        return (*same, *((f"md5 {self.expect}",) if self.expect else ()), *super().limits())
 
     def flaws(self) -> Iterator[str]:
         """Yield why the gate would always pass."""
@@ -36,7 +36,7 @@ class GreedyGate(ModelGate):
             yield "compares with nothing: give against, expect or both"
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
-        """Return the commands and the prompt."""
+        """Return the commands and the text of the prompt."""
         # room for words that are two tokens; it is part of the command, because the cache's size chooses kernels
         context = 2 * self.n_prompt + self.n_gen + 64
         argv = (
@@ -48,7 +48,7 @@ class GreedyGate(ModelGate):
         return {"commands": self.in_both(env, argv), "text": CheckText(self.n_prompt, self.seed)}
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Return the text's md5, length and tokens; `cut` where a count is not there, as when its line was lost."""
+        """Return md5 and length (bytes) of the text, and the tokens of prompt and text; `cut` if a count is missing."""
         prompt, generated = _PROMPT.findall(stderr), _GENERATED.findall(stderr)
         return {
             **({} if prompt and generated else {"cut": True}),
@@ -76,7 +76,7 @@ class GreedyGate(ModelGate):
             yield reason(Code.OTHER_TEXT, where=WHERE[AGAINST], md5=md5, other=readings[AGAINST]["md5"])
 
     def shown(self, readings: Readings) -> Iterator[str]:
-        """Yield each text's md5 once, with the tokens of the arm's."""
+        """Yield each different md5, with the numbers of tokens of the arm."""
         arm, other = (readings.get(role, {}) for role in (ARM, AGAINST))
         sizes = f", {arm['n_prompt']} + {arm['n_gen']} tokens" if "md5" in arm else ""
         yield from (f"md5 {md5}{sizes}" for md5 in dict.fromkeys(filter(None, (arm.get("md5"), other.get("md5")))))

@@ -1,9 +1,9 @@
-"""A kernel's own harness: its tests as a gate, and its JSON lines, which can be imported.
+"""Harnesses of kernels/: a gate that runs a kernel's tests, and the import of the JSON lines that a harness prints.
 
-Every row has `kernel`, `time_us` (a sample, or a list of them) and what tells cases apart: `case`, or `m`, `n`, `k`, or
-`rows`, `cols`. Other values: `flops` or `tflops`, `bandwidth_gb_s` or `gbps`, `clock`, and whatever ends in a unit, as
-`sm_clock_mhz` does. All other keys are labels; a true value, as in `"cold": true`, gives its name. GB/s are 10^9 bytes
-per second, also in `bandwidth_gb_s`; the record stores GiB/s (2^30), as llama.cpp does.
+Every line has `kernel`, `time_us` (a sample, or a list of them) and the name or sizes of the case: `case`, or `m`, `n`,
+`k`, or `rows`, `cols`. Other measured values are `flops` or `tflops`, `bandwidth_gb_s` or `gbps`, `clock`, and every
+key that ends in a unit, such as `sm_clock_mhz`. All other keys label the row; a true one, as in `"cold": true`, by its
+name. GB/s are 10^9 bytes per second, also in `bandwidth_gb_s`; the record stores GiB/s (2^30), as llama.cpp does.
 """
 
 import re
@@ -29,7 +29,11 @@ _TEST = re.compile(r"(ok  |FAIL) (\S.*)")
 
 
 def kernel_files(root: str, kernel: str) -> dict[str, str]:
-    """Return a kernel's sources and the shared ones, by path below kernels/; raises SpecError if one is not there."""
+    """Return the texts of a kernel's sources and of those that all kernels share, by path below `root`/kernels/.
+
+    Raises:
+        SpecError: if the kernel has no Makefile, or a file is not text.
+    """
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
         raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
@@ -51,7 +55,7 @@ class HarnessGate(Check):
     """A kernel's own tests: kernels/<kernel> is compiled on the host with its Makefile and run."""
 
     name = "harness"
-    told_on = "stderr"
+    failures_on = "stderr"
     model: ClassVar[str] = ""
     against: ClassVar[Against] = {}
 
@@ -68,21 +72,25 @@ class HarnessGate(Check):
         return self.kernel
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits, in words; older records may lack the number."""
+        """Return what must hold for the gate to pass, in words."""
+        # older records may lack the number of tests
         return (f"{self.tests} tests pass" if self.tests else "every test passes, and there are some",)
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
-        """Return the command and the sources that it compiles; raises SpecError as `kernel_files` does."""
+        """Return the command and the sources that it compiles; raises SpecError if `kernel_files` does."""
         argv = ("make", "-C", f"{{files}}/{self.kernel}", "test", f"ARCH={self.arch}", "OUT={files}/build")
         commands = (CheckCommand(ARM, argv, environments(self, env)[0]),)
         return {"commands": commands, "files": kernel_files(root, self.kernel)}
 
     def sources(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return the digest of the kernel's files by its folder."""
+        """Return {"kernels/<kernel>": digest of all the files}."""
         return {f"kernels/{self.kernel}": digest(files, 16)}
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Read stderr: a line a test, `ok   WHAT` or `FAIL WHAT: WHY`, and in the end `passed` or `FAILED`."""
+        """Return the number of tests that passed, the failed ones, and the verdict.
+
+        stderr has a line per test, `ok   WHAT` or `FAIL WHAT: WHY`, and at the end the verdict: `passed` or `FAILED`.
+        """
         lines = [line.rstrip() for line in stderr.split("\n")]
         tests = [match.groups() for line in lines if (match := _TEST.fullmatch(line))]
         verdicts = [line for line in lines if line in ("passed", "FAILED")]

@@ -1,7 +1,6 @@
-"""Groups of kernels by name: what a kernel of llama.cpp, cuBLAS or the driver works on.
+"""Groups of GPU kernels by name: what a kernel of llama.cpp, cuBLAS or the driver computes.
 
-The first rule that fits decides. `{type}` in a group is ggml's name of the weights' type, a number in the kernel's
-name: 40 is NVFP4. CUPTI, nsys and ncu write template arguments differently; `short` makes them alike.
+`{type}` in a group is ggml's name of the weights' type, which the kernel's name has as a number: 40 is NVFP4.
 """
 
 import re
@@ -30,14 +29,14 @@ _RULES = tuple(
         ),
     )
 )
-"""(pattern, group), in order."""
+"""(pattern, group); the first pattern that matches decides."""
 
 OTHER = "other"
-"""The group of kernels that no rule names."""
+"""The group of kernels that no rule matches."""
 
 
 def group_of(kernel: str) -> str:
-    """Return the group of a kernel."""
+    """Return the group of a kernel, given its `short` name: `attention`, `products q4_0`."""
     for pattern, group in _RULES:
         if match := pattern.search(kernel):
             number = int(match.groupdict().get("type") or -1)
@@ -46,7 +45,10 @@ def group_of(kernel: str) -> str:
 
 
 def short(kernel: str) -> str:
-    """Return a kernel's name without return type and parameters: `mul_mat_q<40, 128, false>`."""
+    """Return a kernel's name without return type and parameters, the same from CUPTI, nsys and ncu.
+
+    For example `mul_mat_q<40, 128, false>`.
+    """
     name = re.sub(r"\((?:ggml_type|int|bool|unsigned int|long)\)(?=[\w-])", "", kernel)  # nsys and ncu write (int)64
     name = re.sub(r"\[clone .*\]$|<unnamed>::|\(anonymous namespace\)::", "", name)
     depth, end = 0, len(name)

@@ -25,14 +25,14 @@ AXES = {
     "cpu_strict": Key("bool", "Keep each thread on one CPU.", ("--cpu-strict",)),
     "poll": Key("Percent", "How eagerly threads wait for work, 0 to 100.", ("--poll",)),
 }
-"""By the columns that the tool prints."""
+"""Settings that an entry may vary, by the columns that the tool prints."""
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read avg_ts (t/s) of each cell: one sample per repetition; the first is cold and discarded."""
+    """Parse avg_ts (t/s) of each cell: one sample per repetition; the first is cold and discarded."""
     rows, problems = json_rows(stdout, PROGRAM)
     return match_rows(cells, [row for row in rows if row is not None], _read, problems)
 
@@ -59,7 +59,7 @@ def _samples(cell: Cell, row: Columns, column: str) -> list[float]:
 
 
 def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
-    """Return a row with recomputed mean and spread: the tool's own include the cold repetition."""
+    """Return a recorded row with mean and spread of `samples`; the tool's own include the cold repetition."""
     speeds = list(samples["avg_ts"])
     times = [(raw["n_prompt"] + raw["n_gen"]) / ts * 1e9 for ts in speeds]
     spread_ns, spread_ts = (statistics.stdev(v) if len(v) > 1 else 0.0 for v in (times, speeds))

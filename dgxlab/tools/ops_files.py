@@ -1,4 +1,4 @@
-"""What test-backend-ops wrote elsewhere, to be imported: the console of `perf` and `test`, and rows of columns."""
+"""Imported output of test-backend-ops: the console of `perf` and `test`, and rows with columns (SQL, JSON lines)."""
 
 import math
 import re
@@ -13,11 +13,11 @@ from dgxlab.tools.reading import ORIGIN, Line, Reading, Row, Values
 from dgxlab.tools.rows import Columns, Refused, case_params, equal, number
 
 OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GiB/s"))
-"""A case has one of the two; the other is printed as 0 and means that there is none."""
+"""(metric, unit) of which a case has one; the program prints the other as 0."""
 
 
 def measured(columns: Columns, optional: Sequence[tuple[str, str]]) -> list[Values]:
-    """Return the time of a row, and those of the optional metrics that it has."""
+    """Return a row's time_us, and its values of the `optional` metrics (name, unit) that are not 0 or missing."""
     values = [reading.value("time_us", "us", columns)]
     for metric, unit in optional:
         amount = number(columns, metric) if metric in columns else 0.0
@@ -40,7 +40,11 @@ _HALF = 0.0050001  # half of the console's second decimal, and what binary fract
 
 
 def console(text: str) -> Reading:
-    """Read what `perf` or `test` print on the console, diagnostics in the middle of a result included."""
+    """Parse the console output of `perf` or `test`; diagnostics may come in the middle of a result.
+
+    Raises:
+        Refused: if a result cannot be read exactly, or the output contradicts itself.
+    """
     rows: list[Row] = []
     notes: list[str] = []
     for section in sections(text):
@@ -134,14 +138,18 @@ def _test(text: str, backend: str, line: int, notes: list[str]) -> Row:
 # -- imported rows with columns ---------------------------------------------------------------------------------------
 
 _OF_THE_FILE = ("build_commit", "device_description", "backend_reg_name", *ORIGIN)
-"""Columns that the rows of a file most often share."""
+"""Columns that become provenance of the file if all of its rows agree on them."""
 _EXACT = 5.0001e-7  # half of the sixth decimal that SQL has
 _FACTORS = {"MUL_MAT": ("m", "n", "k", "bs", "nr"), "MUL_MAT_ID": ("m", "n", "k", "n_used")}
-"""By operation the parameters whose product, doubled, is its FLOPs; others have formulas that change with llama.cpp."""
+"""By operation, the parameters whose product is half its FLOPs; other formulas change with llama.cpp."""
 
 
 def rows_of_columns(lines: Sequence[Line]) -> Reading:
-    """Read the rows of `--output sql`, or of `dgxlab export`: one a case of `perf`; of `test` the counts of each op."""
+    """Parse the rows of `--output sql` or of `dgxlab export`: a row per case of `perf`, and one per op of `test`.
+
+    Raises:
+        Refused: if a row is of another mode, or its values contradict each other.
+    """
     same = reading.shared([line.columns for line in lines], _OF_THE_FILE)
     differing = [name for name in _OF_THE_FILE if name not in same]
     rows: list[Row] = []
@@ -207,7 +215,7 @@ def _product(rate: float, time_us: float) -> tuple[float, float]:
 
 
 def is_set(columns: Columns, name: str) -> bool:
-    """Return whether a column says 1, as one that is not there does; refuse any other word than 1 and 0."""
+    """Return whether the column `name` is 1 or missing; raises Refused if it is neither 1 nor 0."""
     shown = columns.get(name, "1")
     if not (equal(1, shown) or equal(0, shown)):
         raise Refused(f"{name} is {shown}, neither 1 nor 0")
@@ -215,7 +223,7 @@ def is_set(columns: Columns, name: str) -> bool:
 
 
 def failure(columns: Columns) -> str:
-    """Return why the values of a row do not count, "" if its case passed."""
+    """Return why the values of a row do not count: its case did not pass; "" if it did."""
     return "" if is_set(columns, "passed") else f"it did not pass ({columns.get('error_message') or 'no reason given'})"
 
 

@@ -1,7 +1,6 @@
-"""Parse the console output of `test-backend-ops test`, and judge whether it proves that the gate passed.
+"""The parity gate: parse the console output of `test-backend-ops test`, and judge whether the gate passed.
 
-The program prints OK and exits 0 for a missing backend and when nothing ran, so its own verdict is only one of a
-gate's conditions.
+The program prints OK and exits 0 for a missing backend, and when nothing ran: its own verdict is not enough.
 """
 
 import re
@@ -28,19 +27,19 @@ _PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
 
 
 def command(gate: ParityGate) -> tuple[str, ...]:
-    """Return the command of a gate."""
+    """Return the argv of a gate, as plans have it."""
     return (f"{{bin}}/{PROGRAM}", "test", "-o", gate.op, "-b", gate.backend)
 
 
 @dataclass(frozen=True)
 class GateReading:
-    """Parsed output of a parity gate for one backend, as CUDA0."""
+    """What the program printed about one backend, such as CUDA0."""
 
     backend: str
     seen: tuple[str, ...] = ()  # the backends that the program announced
     summaries: int = 0  # how many lines `P/T tests passed` there are for the backend
     passed: int | None = None
-    total: int | None = None  # P and T; None without exactly one readable summary
+    total: int | None = None  # these two are P and T; None unless there is exactly one readable summary
     unsupported: int = 0
     failed: tuple[str, ...] = ()  # the cases that failed, each as `-o` takes it back, once for each failure
     backend_ok: bool = False  # the backend's section ends in `Backend <name>: OK`
@@ -51,16 +50,16 @@ class GateReading:
 
 @dataclass
 class Section:
-    """The lines between the announcement of a backend and its status."""
+    """The lines from `Backend 1/2: NAME`, exclusive, to the status `Backend NAME: OK` (or FAIL)."""
 
-    backend: str  # "" for what comes before the first announcement
+    backend: str  # "" for the lines before the first backend
     lines: list[tuple[int, str]] = field(default_factory=list)
-    """Each with its number, from 1, and as printed, but without spaces at its end."""
-    status: str = ""  # OK or FAIL; "another" if the line names another backend; "" where the output ends before
+    """(line number from 1, line as printed, without trailing spaces)"""
+    status: str = ""  # OK or FAIL; "another" if it names another backend; "" if the output ends before it
 
 
 def sections(text: str) -> list[Section]:
-    """Split what the program printed, colours and all, into its sections; lines between two are left out."""
+    """Return the sections of the program's output, which may have colours; lines between two of them are left out."""
     split = [Section("")]
     for number, printed in enumerate(text.split("\n"), 1):
         line, section = printed.rstrip(), split[-1]
@@ -113,7 +112,7 @@ class _Counts:
 
 
 def read_gate(text: str, backend: str) -> GateReading:
-    """Read what the program printed about a backend, colours and all; sections of other backends are skipped."""
+    """Return what the program's output, which may have colours, says about one backend."""
     announced = sections(text)[1:]
     own = [section for section in announced if section.backend == backend]
     counts = _Counts()
@@ -153,7 +152,7 @@ def _contradictions(counts: _Counts, passed: int | None, announced: int) -> Iter
 
 
 def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[Reason, ...]:
-    """Return why the gate did not pass; an `rc` of None or below 0 is a signal's."""
+    """Return why the gate `wanted` did not pass, () if it did; `rc` is None or below 0 after a signal."""
     reasons = [*_count_reasons(reading, wanted)]
     reasons += [reason(Code.CONTRADICTION, what=what) for what in reading.contradictions]
     if rc is None or rc < 0:
@@ -194,7 +193,7 @@ def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[Reason]
 
 
 def unlike(cases: Iterable[str], reference: Iterable[str]) -> str:
-    """Return how a list of cases differs from another, in words; "" if equal."""
+    """Return in words how `cases` differ from `reference`, repetitions included; "" if equal."""
     here, there = Counter(cases), Counter(reference)
     more = here - there
     differing = {

@@ -1,8 +1,7 @@
-"""llama-perplexity: a model's logits beside a reference's, as a gate, and its statistics in imported logs.
+"""llama-perplexity: a gate that compares a model's logits with a reference's, and the import of its logs.
 
 The program exits 0 when it computed nothing, when the reference's file ends early, and when a batch could not be
-decoded. So a value counts only if all chunks before it were printed. `cut` beside `problem` means that output is
-missing; another launch may give it.
+decoded. So a value counts only if all chunks before it were printed.
 """
 
 import math
@@ -55,13 +54,14 @@ class PerplexityGate(ModelGate):
         return f"{self.model} against {self.reference}"
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits, in words."""
+        """Return what must hold for the gate to pass, in words."""
         asked = {
             "KLD at most {} times the other environment's": self.kld_ratio_at_most,
             "KLD at most {}": self.kld_at_most,
             "perplexity at most {} times the reference's, and its inverse": self.ppl_ratio_at_most,
         }
-        return tuple(words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None)
+        limits = (words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None)
+        return (*limits, *super().limits())
 
     def flaws(self) -> Iterator[str]:
         """Yield why the gate would always pass, or always fail."""
@@ -92,7 +92,7 @@ class PerplexityGate(ModelGate):
         }
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Parse a command's output; under `problem` why it does not count."""
+        """Return the reference's perplexity, or another role's mean KLD, PPL ratio and same top tokens in percent."""
         text = stdout.decode(errors="replace")
         if role == REFERENCE:
             chunks = _BASE_CHUNK.findall(text)
@@ -122,7 +122,7 @@ class PerplexityGate(ModelGate):
             yield reason(Code.PPL_RATIO, ratio=ratio, limit=limit)
 
     def shown(self, readings: Readings) -> Iterator[str]:
-        """Yield the KLD, beside the other environment's, and the ratio of perplexities."""
+        """Yield the arm's KLD, with that of the AGAINST command, and the ratio of perplexities."""
         arm, other = (readings.get(role, {}) for role in (ARM, AGAINST))
         if "kld" in arm:
             against = f", there {other['kld']:.6f}" if "kld" in other else ""
@@ -179,7 +179,11 @@ _LAST = "Same top p"
 
 
 def console(text: str) -> Reading:
-    """Read the final estimate, and the statistics of `--kl-divergence`, each once."""
+    """Parse a log: the final estimate of the perplexity, and the statistics of `--kl-divergence`.
+
+    Raises:
+        Refused: if a value occurs twice or cannot be read, or the file was cut short.
+    """
     values: dict[str, Values] = {}
     in_block = False
     for number, line in enumerate(text.split("\n"), 1):

@@ -1,7 +1,7 @@
-"""Profiles from elsewhere: SQLite exports of Nsight Systems, and `ncu --csv`.
+"""Imported profiles: SQLite exports of Nsight Systems (nsys), and `ncu --csv` of Nsight Compute.
 
-An export of nsys may have gigabytes. Its summary is kept: a line about the file, and a row for each kernel in each
-marked range. The ranges are NVTX's, which the program pushes around each prompt and each step.
+An export of nsys may have gigabytes, so the record keeps a summary: a line about the file, and a row for each kernel in
+each NVTX range. The profiled program must put such a range around each prompt and each step.
 """
 
 import json
@@ -19,20 +19,24 @@ from dgxlab.tools.reading import Format, Line, Reading, Row, Values, csv_rows, e
 from dgxlab.tools.rows import Refused, column, positive
 
 Durations = Mapping[str, Sequence[int]]
-"""What each launch took, in ns, by kernel."""
+"""The duration of each launch, in ns, by kernel."""
 
 UNITS = {"step_us": "us", "busy_us": "us", "wall_us": "us", "launch_us": "us", "launches": "launches"}
-"""Of the metrics of a row."""
+"""Unit of each metric of a row."""
 
 ALL = "all"
-"""In place of a kernel's name: all of them together."""
+"""A row's `kernel` if the row is of all kernels together."""
 
 
 def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
-    """Return a row for each kernel, the longest first, and one for all, given repetitions of so many steps.
+    """Return a row for all kernels together, then one for each, by falling time.
+
+    Args:
+        rounds: The launches of each repetition.
+        steps: Number of steps in a repetition; `launches` and `step_us` are per step.
 
     Raises:
-        Refused: if the repetitions differ in what they launched, or took no time.
+        Refused: if the repetitions launched different kernels, or a kernel took no time.
     """
     rows: list[dict[str, Any]] = []
     for kernel in dict.fromkeys(kernel for each in rounds for kernel in each):
@@ -54,7 +58,7 @@ def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
 
 
 def samples(row: Mapping[str, Any], metric: str) -> tuple[float, ...]:
-    """Return a row's values of a metric, a list or a number; raises Refused if one is not above 0."""
+    """Return a row's values of a metric, which are a list or a number; raises Refused if one is not above 0."""
     value = column(row, metric)
     return tuple(positive({metric: each}, metric) for each in (value if isinstance(value, list) else [value]))
 
@@ -70,9 +74,9 @@ _COLUMNS = {
     "StringIds": "id value",
     "META_DATA_EXPORT": "name value",
 }
-"""Columns that are read, by table: of another schema nothing is guessed."""
+"""Columns that are read, by table; an export that lacks one is refused."""
 _PUSHED, _STARTED = 59, 60
-"""eventType of NVTX's ranges of both kinds."""
+"""eventType of both kinds of NVTX ranges."""
 
 _MARKS = f"""SELECT n.start, n.end, coalesce(n.text, s.value, '') FROM {_RANGES} AS n
             LEFT JOIN StringIds AS s ON s.id = n.textId
@@ -85,7 +89,7 @@ _WORK = {
     _COPIES: f"SELECT start, end, '[memcpy]', correlationId FROM {_COPIES}",  # noqa: S608
     _SETS: f"SELECT start, end, '[memset]', correlationId FROM {_SETS}",  # noqa: S608
 }
-"""By table, what ran on the device."""
+"""Queries for what ran on the device, by table."""
 
 
 def _nsys_summary(path: Path) -> str:
@@ -145,7 +149,7 @@ def _ranges(database: Any, tables: set[str]) -> dict[str, list[dict[str, list[in
 
 
 def nsys(rows: Sequence[Line]) -> Reading:
-    """Read the summary of an nsys export."""
+    """Parse the summary of an nsys export; raises Refused if a column is missing or not above 0."""
     head, *kernels = rows
     return Reading(tuple(each_line(kernels, lambda line: _nsys_row(line.columns))), head.columns)
 
@@ -169,14 +173,14 @@ _SCALES = {
     **dict.fromkeys(("s", "second"), ("us", 1e6)),
     **{f"{prefix}byte": ("byte", 1e3**power) for power, prefix in enumerate(("", "K", "M", "G"))},
 }
-"""By ncu's unit, which depends on the size of a value: the unit to keep, and how many of it."""
+"""ncu's units, which depend on the size of a value: (unit to record, factor to it)."""
 
 
 def ncu(text: str) -> Reading:
-    """Read `ncu --csv`: the metrics of each kernel by its shape, a value for each launch.
+    """Parse `ncu --csv`: a row for each kernel with its grid and block size, a value of each metric per launch.
 
     Raises:
-        Refused: if it is of several processes or devices, a row is broken or missing, or a kernel took no time.
+        Refused: if the text is of several processes or devices, a row is broken or missing, or a kernel took no time.
     """
     rows = list(csv_rows(text, _FIRST))
     for name in ("Process ID", "Device"):
