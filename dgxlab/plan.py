@@ -12,7 +12,7 @@ from dgxlab import model, quantise, tools
 from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
-from dgxlab.model import Arm, ChainStep, Check, EngagedGate, Experiment, GateStep, ParityGate, Plan, RunStep
+from dgxlab.model import Arm, ChainStep, EngagedGate, Experiment, GateStep, LaunchedGate, ParityGate, Plan, RunStep
 from dgxlab.stats import fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
 
@@ -30,7 +30,7 @@ def make(
     *,
     job_id: str,
     wanted: Wanted = lambda model, env, cell: True,
-    gates: Sequence[ParityGate | Check] | None = None,
+    gates: Sequence[LaunchedGate] | None = None,
     bench: bool = True,
     wait_s: float = model.WAIT_S,
 ) -> Plan:
@@ -134,14 +134,9 @@ def make_arm(experiment: Experiment, source: model.Source) -> Arm:
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
 
 
-def own(experiment: Experiment) -> list[ParityGate | Check]:
+def own(experiment: Experiment) -> list[LaunchedGate]:
     """Return an experiment's gates that run commands, without the `EngagedGate`s."""
     return [gate for gate in experiment.gates if not isinstance(gate, EngagedGate)]
-
-
-def gate_env(experiment: Experiment, gate: ParityGate | Check) -> dict[str, str]:
-    """Return the environment of a gate's ARM command."""
-    return {**experiment.env, **gate.env}
 
 
 def _build(arm: Arm) -> model.BuildStep:

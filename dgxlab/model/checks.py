@@ -34,7 +34,7 @@ CommandReading = Union[_Problem, Cases, _Greedy, _Tests, _Divergence, _Reference
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Base of all kinds. Fields are keys of a spec; editors show the docstring of a kind as the help of its gate."""
+    """Base of all kinds of such gates. Fields are keys of a spec; editors show a kind's docstring as its help."""
 
     declared: ClassVar[list[type[Check]]] = []
     """All kinds; `dgxlab.tools` fills the list."""

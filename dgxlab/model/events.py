@@ -148,7 +148,7 @@ class NoteEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LockEvent(Event):
-    """A lock file or owner file at `path`: waiting (`owner` holds it), held, released, or unwatched (no such folder)."""
+    """State of the lock or owner file at `path`: waiting (for `owner`), held, released or unwatched (no folder)."""
 
     state: Name
     path: str
@@ -184,8 +184,7 @@ class ModelEvent(Event):
     recipe: Union[Recipe, None]
     seconds: Seconds
     reused: Union[bool, None] = None
-    contents: Union[Contents, None] = field(default=None, metadata=LATER)
-    """None from older agents."""
+    contents: Union[Contents, None] = field(default=None, metadata=LATER)  # None from older agents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +225,10 @@ class GateEvent(Event):
         }
 
     def check(self) -> None:
-        """Raise ValueError if reasons and status differ, a parity gate lacks counts or stdout, or another is flaky."""
+        """Raise ValueError if status and reasons, or status and kind of gate, contradict each other.
+
+        A parity gate must also have counts and stdout.
+        """
         if bool(self.reasons) != (self.status == "failed"):
             raise ValueError(f"it {self.status}, with {len(self.reasons)} reasons against that")
         if isinstance(self.gate, ParityGate):
@@ -240,7 +242,7 @@ class GateEvent(Event):
 class RunEvent(Event):
     """One launch of a benchmark, with every raw value.
 
-    `chain`, `role` and `cycle` are its place in a chain; `role` is None outside a chain.
+    `chain`, `role` and `cycle` say where it is in a chain; they are None outside a chain.
     """
 
     id: Name
@@ -288,7 +290,7 @@ class RunEvent(Event):
         return {**value, "reasons": [words] if words else []}
 
     def check(self) -> None:
-        """Raise ValueError if status, results or place in a chain are inconsistent, or stdout is missing."""
+        """Raise ValueError if the fields on status, results or chain are inconsistent, or stdout is missing."""
         _has_stdout(self.raw)
         if not self.reason and self.status != "valid":
             raise ValueError(f"it is {self.status} without a reason")

@@ -195,7 +195,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class EngagedGate:
-    """The path under test prints a marker on stderr in every timed run of `tools`."""
+    """The path under test, the code that a patch adds, prints a marker on stderr in every timed run of `tools`."""
 
     stderr: str
     """The marker: a text that must be on stderr."""

@@ -47,7 +47,7 @@ EXPORTED: Mapping[str, type[Benchmark]] = {
 """Tools whose rows `dgxlab export` writes, by program; the default of llama.cpp's compare script comes first."""
 
 BY_FORM: Mapping[str, str] = {bench.form: name for name, bench in BENCHES.items()}
-"""Key in specs of the bench whose results a report's `--form` shows."""
+"""By a report's `--form`, the kind of bench entries whose results it shows."""
 
 Wanted = Callable[[str, Mapping[str, str], Cell], bool]
 """Takes model name, environment and cell; returns whether the cell must be measured."""

@@ -17,7 +17,7 @@ _GENERATED = re.compile(r"(?<!prompt )eval time = *[0-9.]+ ms / *([0-9]{1,9}) ru
 
 @dataclass(frozen=True)
 class GreedyGate(ModelGate):
-    """The most likely tokens are the same, byte for byte, in the arm's environment and in that of against."""
+    """The model generates the same text, byte for byte, in the arm's environment and with the variables of against."""
 
     name = "greedy"
 

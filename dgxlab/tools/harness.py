@@ -68,7 +68,7 @@ class HarnessGate(Check):
     )
 
     def subject(self) -> str:
-        """Return the kernel."""
+        """Return the kernel's name."""
         return self.kernel
 
     def limits(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ _SAME_TOP = re.compile(r"Same top p: +(\S+) ± +\S+ %")
 
 @dataclass(frozen=True)
 class PerplexityGate(ModelGate):
-    """The logits are close to a reference on the processor, and closer than in the environment of against."""
+    """The model's logits are as close as the limits demand to those of a reference that is run on the processor."""
 
     name = "perplexity"
 

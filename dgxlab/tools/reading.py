@@ -38,7 +38,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a tool's output."""
+    """One parsed row: what was measured, and the values."""
 
     label: str  # the measured thing, for people
     params: Mapping[str, Any]  # the measured thing for programs, with all settings that differ between rows
@@ -68,7 +68,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a tool's output."""
+    """A format of a tool's output: how to recognise it, and how to parse it."""
 
     make: Callable[[Any], Reading]  # takes the rows, or the text if there is no `rows`; raises Refused
     words: str  # every text of this format contains these; quick to search for
@@ -143,7 +143,7 @@ def number_or_text(text: str) -> int | str:
 
 
 def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return, of the columns in `names`, those that all rows have with the same value, and that value."""
+    """Return the columns in `names` that all rows have with the same value, with that value."""
     first = rows[0] if rows else {}
     return {
         name: first[name]
@@ -153,7 +153,7 @@ def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str,
 
 
 def span(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return {"test_time": "FIRST to LAST"} for the times of all rows, of equal times one; {} if no row has one."""
+    """Return {"test_time": "FIRST to LAST"} of rows; one time if all are equal, {} if no row has a time."""
     times = sorted({str(row["test_time"]) for row in rows if row.get("test_time")})
     return {"test_time": " to ".join(dict.fromkeys((times[0], times[-1])))} if times else {}
 

@@ -143,7 +143,7 @@ class Benchmark(Bench):
 
     @classmethod
     def refused(cls, args: Sequence[str]) -> dict[int, str]:
-        """Return, for each of an entry's `args` that is not allowed, its index and the reason."""
+        """Return the reason for each word of an entry's `args` that is not allowed, by its index."""
         reasons = dict.fromkeys(cls.owned, "is set by dgxlab, which reads the tool's output")
         reasons |= dict.fromkeys(_DOWNLOADS, "would measure another model: name it under models")
         reasons |= dict.fromkeys(_STOPS, "measures nothing")
@@ -217,12 +217,12 @@ class ModelGate(Check):
     n_ubatch: int = key("Count", "Tokens computed at once (physical batch size).", 512)
     against: Mapping[str, str | None] = key(
         "Against",
-        "Environment that the arm is held against: variables with another value, null for one that is not set there.",
+        "Variables that differ in the environment that the arm is compared with; null for one that is not set there.",
         {},
     )
     engaged: str = key(
         "Line",
-        "What must be on the arm's stderr and not on that of against, because the path under test prints it.",
+        "Text that the path under test prints: must be on stderr of the arm, and not with the variables of against.",
         "",
         later=True,
     )
