@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     try:
         reply = VERBS[verb](*args)
     except (OSError, DgxlabError) as refusal:
-        error: DgxlabError = _of("files").refused(verb, refusal) if isinstance(refusal, OSError) else refusal
+        error: DgxlabError = _of("files").remote_error(verb, refusal) if isinstance(refusal, OSError) else refusal
         print(json.dumps({"exit_code": error.exit_code, **vars(error)}), file=sys.stderr)
         return error.exit_code
     if reply is not None:
@@ -105,7 +105,7 @@ def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
     if hashlib.sha256(plan).hexdigest() != sha256:
         raise RemoteError(f"the plan of job {job_id} did not arrive whole", next=AGAIN)
     if _of("inventory").was_removed(_root(root), job_id):
-        raise jobs.gone(job_id)
+        raise jobs.job_lost(job_id)
     status: Status = jobs.Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0])).start()
     return vars(status)
 

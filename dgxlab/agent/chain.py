@@ -11,19 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from dgxlab import chains
 from dgxlab.agent.environment import settings
 from dgxlab.agent.measure import Attempt, Workbench
-from dgxlab.chains import (
-    ChainRun,
-    burn_in_values,
-    chain_of,
-    comparisons,
-    cycles_planned,
-    cycles_wanted,
-    flaw,
-    needs_burn_in,
-    over,
-)
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.model.events import ChainEvent, RunEvent, flag
@@ -64,9 +54,9 @@ class ChainRunner:
     def __init__(self, step: ChainStep, bench: Workbench) -> None:
         limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
         self._step = replace(step, drift_limit=limit)
-        self._comparisons = comparisons(step)
+        self._comparisons = chains.comparisons(step)
         self._bench = bench
-        self._runs: list[ChainRun] = []
+        self._runs: list[chains.ChainRun] = []
         """All runs in order, repeated ones too."""
         self._at = (BURN_IN, 1)
         self._around: _Ranges = {}
@@ -90,7 +80,7 @@ class ChainRunner:
     def _burn_in(self) -> DgxlabError | None:
         """Run the baseline until it has settled; return an error if it cannot be run."""
         failures = 0
-        while needs_burn_in(self._step, self._burn_in_values()):
+        while chains.needs_burn_in(self._step, self._burn_in_values()):
             number = self._number(BURN_IN) + 1
             attempt = self._run(BURN_IN, number)
             failures = 0 if attempt.run.status == "valid" else failures + 1
@@ -109,8 +99,8 @@ class ChainRunner:
         if step.cycles:
             return None
         cycles, needed, least = (
-            cycles_planned(step, self._runs),
-            cycles_wanted(step, self._runs),
+            chains.cycles_planned(step, self._runs),
+            chains.cycles_wanted(step, self._runs),
             fewest_cycles(step.claims),
         )
         if cycles < least:
@@ -138,7 +128,7 @@ class ChainRunner:
         return self._shortfall()
 
     def _goes_on(self) -> bool:
-        return over(self._step, self._chains(), self._runs) is None
+        return chains.over(self._step, self._chains(), self._runs) is None
 
     def _shortfall(self) -> DgxlabError | None:
         """Return why a comparison cannot be judged; of several, the one with the fewest valid cycles."""
@@ -199,11 +189,11 @@ class ChainRunner:
         if warms:
             flags.insert(0, flag(Code.WARMING, hard=True, block_s=self._step.block_s))
         run = replace(run, flags=tuple(flags), chain=self._step.id, role=role, cycle=cycle)
-        wrong = flaw(run.status, run.reason, run.hard)
+        wrong = chains.flaw(run.status, run.reason, run.hard)
         results = run.results if run.status == "valid" else ()
         values = {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
         idle = any(says_not_engaged(str(reason)) for reason in run.reasons[:1])
-        self._runs.append(ChainRun(role, cycle, values, wrong, run.seconds, idle))
+        self._runs.append(chains.ChainRun(role, cycle, values, wrong, run.seconds, idle))
         self._around = _ranges((row.name, row.median) for row in run.telemetry)
         if run.status != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
             self._failed = run
@@ -255,7 +245,9 @@ class ChainRunner:
         """Return whether the burn-in has used all its runs and has not settled."""
         values = self._burn_in_values()
         return (
-            self._at[0] == BURN_IN and not needs_burn_in(self._step, values) and not all(map(burn_in_settled, values))
+            self._at[0] == BURN_IN
+            and not chains.needs_burn_in(self._step, values)
+            and not all(map(burn_in_settled, values))
         )
 
     @property
@@ -286,7 +278,7 @@ class ChainRunner:
         return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in invalid]
 
     def _chains(self) -> list[Chain]:
-        return [chain_of(self._step, comparison, self._runs) for comparison in self._comparisons]
+        return [chains.chain_of(self._step, comparison, self._runs) for comparison in self._comparisons]
 
     def _drift(self) -> float | None:
         """Return the distance of the last two baseline runs, burn-in included; the largest over all comparisons."""
@@ -297,7 +289,7 @@ class ChainRunner:
         return max((abs(math.log(pair[1] / pair[0])) for pair in pairs if len(pair) == 2), default=None)
 
     def _burn_in_values(self) -> list[list[float | None]]:
-        return burn_in_values(self._step, self._runs)
+        return chains.burn_in_values(self._step, self._runs)
 
 
 def _ranges(seen: Iterable[tuple[str, float]]) -> _Ranges:

@@ -69,13 +69,7 @@ class Ended:
         return self.timed_out or self.too_long
 
     def reason(self, program: str, limit_s: float, last: str = "") -> Reason:
-        """Return why a program failed that is not `ok`.
-
-        Args:
-            program: Its name.
-            limit_s: Its time limit, in seconds.
-            last: The last line that it printed, for the sentence.
-        """
+        """Return why the program, which is not `ok`, failed; `last` is the last line that it printed."""
         more = {"program": program, **({"last": last} if last else {})}
         if self.too_long:
             return reason(Code.TOO_LONG, mib=OUTPUT_LIMIT >> 20, **more)
@@ -109,7 +103,7 @@ def run(  # noqa: PLR0913 - all but argv by name
     Args:
         limit_s: Max duration, in seconds.
         keep: Lock descriptors that the program inherits, so that a process that outlives the agent still holds them.
-        look: Called with the pid at the start and at the end; it returns the seconds until its next call in between.
+        look: Called with the pid at the start, after each number of seconds that it returned, and at the end.
         death_signal: The signal that the kernel sends the program when the agent dies.
         file_limit: Max bytes of each file that the program writes.
         processors: Processors to pin the program to; empty for all that the agent may use.

@@ -24,7 +24,7 @@ NEARLY_FULL = 16 << 20
 
 
 @contextmanager
-def written(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
+def scratch_folder(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
     """Write texts into a new folder, by relative path, and delete the folder with all its content on exit."""
     try:
         for name, content in texts.items():
@@ -79,13 +79,13 @@ def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterato
         ) from error
 
 
-def refused(doing: str, error: OSError) -> RemoteError:
+def remote_error(doing: str, error: OSError) -> RemoteError:
     """Return an error of the operating system as a RemoteError: `<doing> failed: <cause>`."""
     host = settings().name
     program = error.filename if isinstance(error.filename, str) else ""
     cause, remedy, details = str(error), f"dgxlab doctor {host}", ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        cause, remedy, details = f"the disk of {host} is full", clean(), cause
+        cause, remedy, details = f"the disk of {host} is full", clean_command(), cause
     elif error.errno == errno.EIO:  # a write names no file
         cause, details = f"an I/O error on the disk of {host}", cause
     elif isinstance(error, FileNotFoundError) and program and os.sep not in program:
@@ -98,7 +98,7 @@ def full_disk(folder: Path) -> str:
     return f": the disk of {settings().name} is full" if shutil.disk_usage(folder).free < NEARLY_FULL else ""
 
 
-def clean() -> str:
+def clean_command() -> str:
     """Return the client's command that lists what dgxlab could delete on this host."""
     return f"dgxlab host clean {settings().name} --older-than 0 --dry-run"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from resource import RLIM_INFINITY
 from typing import Any
 
-from dgxlab.agent.files import full_disk, written
+from dgxlab.agent.files import full_disk, scratch_folder
 from dgxlab.agent.measure import Completed, Workbench, raw_file
 from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, case_digest
 from dgxlab.model.events import File, GateEvent
@@ -50,7 +50,7 @@ def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None
         bench: Of the job.
         step: The gate's step.
         baseline: For a candidate's parity gate: the event of the baseline's gate that `step.like` names. Both must run
-            the same cases, and a case may be flaky only if it is in both.
+            the same cases, and a case that is flaky here must be flaky there.
     """
     inputs = {name: bench.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
     if isinstance(step.gate, ParityGate):
@@ -147,10 +147,10 @@ def _check(bench: Workbench, step: GateStep, gate: Check) -> _Judged:
     paths = {"text": str(words), "logits": str(logits), "files": str(files)}
     judged = _Judged()
     if step.text:
-        words.write_text(text(step.text.words, step.text.seed), encoding="utf-8")
+        words.write_text(random_text(step.text.words, step.text.seed), encoding="utf-8")
         judged.raw["text"] = raw_file(words)
     try:
-        with written(files, step.files):
+        with scratch_folder(files, step.files):
             for command in step.commands:
                 _attempt(bench, step, gate, command, bench.fill(command.argv, step.arm, **paths), judged)
                 if "problem" in judged.readings[command.role]:
@@ -197,7 +197,7 @@ _WORDS = _LIST.split()
 """Words so common that each is one token in most vocabularies."""
 
 
-def text(words: int, seed: int) -> str:
+def random_text(words: int, seed: int) -> str:
     """Return a line of `words` random words; the same seed gives the same text on every machine and Python."""
     # a digest per word: a random generator's choice may differ between Python versions
     draws = (hashlib.sha256(f"{seed}/{number}".encode()).digest() for number in range(words))

@@ -155,9 +155,9 @@ class Job:
         return self.journal.stat().st_size if self.journal.exists() else 0
 
     def cancel(self, patience_s: float = 15.0) -> Status:
-        """End all processes of the job, and return its state: TERM for the agent, which then ends the job, else KILL.
+        """End all processes of the job and return its state; a job that has not begun will never start.
 
-        A job that has not begun will never start. `patience_s` is how long to wait after each signal.
+        TERM lets the agent write the final status, KILL ends what is left after `patience_s` seconds.
 
         Raises:
             RemoteError: if a process survives.
@@ -247,7 +247,7 @@ class Job:
         """
         state = self.status().state
         if state == "absent":
-            raise gone(self.job_id)
+            raise job_lost(self.job_id)
         if state not in ("done", "lost"):
             raise UsageError(f"job {self.job_id} has not ended", next=f"dgxlab attach {self.job_id}")
         sizes = {path: path.lstat().st_size for path in self._files()}
@@ -316,10 +316,10 @@ def plan(job: Job) -> Any:
     try:
         return json.loads(job.plan.read_text())
     except FileNotFoundError:
-        raise gone(job.job_id) from None
+        raise job_lost(job.job_id) from None
 
 
-def gone(job_id: str) -> JobLost:
+def job_lost(job_id: str) -> JobLost:
     """Return the error for a job whose folder is missing."""
     cause = "its folder was deleted, or was never there"
     return JobLost(f"the host has no job {job_id}: {cause}", next=f"dgxlab report {job_id}")

@@ -28,10 +28,10 @@ def _uses_cuda(plan: Plan) -> bool:
 
 
 def devices(plan: Plan, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
-    """Return the devices that a plan must lock: CPU, or GPUs by uuid, sorted, which prevents deadlock between two jobs.
+    """Return the devices that a plan must lock: (CPU,), or uuids of GPUs, sorted, so that two jobs cannot deadlock.
 
-    `gpus` are the host's. All of them, unless each gate and run has an unambiguous CUDA_VISIBLE_DEVICES; () if the plan
-    needs a GPU and none has a uuid.
+    These are all GPUs of the host, `gpus`, unless every gate and run has an unambiguous CUDA_VISIBLE_DEVICES; () if the
+    plan needs a GPU and none has a uuid.
     """
     if not _uses_cuda(plan):
         return (CPU,)
@@ -173,7 +173,7 @@ class DeviceLease:
                     later.release()
                 return _Holder(str(lock.path), lock.owner(), lock.owner())
         if self._file:
-            if who := self._file.claim():
+            if who := self._file.claimed_by():
                 return _Holder(str(self._file.path), who, who)
             self._file.sign()  # before waiting for a process, so that no other job begins meanwhile
         if self._others is None:

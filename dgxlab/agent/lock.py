@@ -144,8 +144,8 @@ class OwnerFile:
         """Whether the file's folder exists; without it the file is neither read nor signed."""
         return self.path.parent.is_dir()
 
-    def claim(self) -> str:
-        """Return in words which other person uses the machine, or why the file cannot be read; "" if it is free."""
+    def claimed_by(self) -> str:
+        """Return who measures, if it is another person, or why the file cannot be read, in words; "" if it is free."""
         try:
             with _opened(self.path, os.O_RDONLY) as fd:
                 text = _read(fd)

@@ -15,7 +15,7 @@ from dgxlab.agent import child
 from dgxlab.agent.boot import sync
 from dgxlab.agent.environment import Root, measured_env
 from dgxlab.agent.facts import cpus
-from dgxlab.agent.files import full_disk, sha256, tail, written
+from dgxlab.agent.files import full_disk, scratch_folder, sha256, tail
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
@@ -186,14 +186,14 @@ class Workbench:
         watch = Watch(processors := pinned(argv) if pin else ())
         if processors:
             before = {**before, "pinned": list(processors)}
-        with written(files, step.files):
+        with scratch_folder(files, step.files):
             launched = self.launch(name, argv, step.env, step.limit_s, look=watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
         ended = launched.ended
         parsed = BENCHES[step.tool].parse(launched.text(), step.cells)
         conditions = self.telemetry.around(ended, (before, after), contention, threads(parsed))
-        status, reasons = verdict(step, launched, parsed, absent)
+        status, reasons = run_status(step, launched, parsed, absent)
         again = "rows" if ended.ok and parsed.problems else ""
         if status == "valid" and conditions.contended:  # its number is kept: the host may always be shared
             again = "disturbed"
@@ -246,7 +246,7 @@ def threads(parsed: Parsed) -> int:
     return max((n for n in named if isinstance(n, int) and n > 0), default=cpus())
 
 
-def verdict(
+def run_status(
     step: RunStep, launched: Completed, parsed: Parsed, absent: Sequence[str] = ()
 ) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
     """Return a run's status, and the reasons if it is not valid; stderr must not have a text of `absent`."""

@@ -33,7 +33,7 @@ class Objects:
     path: Path
 
     def missing(self, commits: Sequence[str]) -> list[str]:
-        """Return those commits that the repository lacks: all of them if it is damaged, and then it is set aside."""
+        """Return those commits that the repository lacks; a damaged one is renamed, so that it lacks all of them."""
         if not self.path.exists():
             return list(commits)
         ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))

@@ -20,7 +20,7 @@ from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import ChainRunner
 from dgxlab.agent.environment import Root
 from dgxlab.agent.facts import gather
-from dgxlab.agent.files import clean, full_disk, refused
+from dgxlab.agent.files import clean_command, full_disk, remote_error
 from dgxlab.agent.gates import run_gate
 from dgxlab.agent.job import Job
 from dgxlab.agent.measure import Completed, Workbench
@@ -142,7 +142,7 @@ class Worker:
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
         unknown = [flag for flag in step.flags if flag not in known]
         if unknown and (full := full_disk(self.bench.job.raw)):
-            raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean())
+            raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean_command())
         if unknown:
             raise UsageError(
                 f"{program} of this build does not know {', '.join(unknown)}, which the spec asks for",
@@ -206,7 +206,7 @@ def work(folder: Path) -> None:
     except DgxlabError as error:
         end = _end_of(error)
     except OSError as error:  # mostly a full disk: the journal may have no space, but rc has reserved space
-        end = _end_of(refused("the job", error))
+        end = _end_of(remote_error("the job", error))
     except Exception as error:  # a bug: report it, or the agent would look killed
         traceback.print_exc()
         end = _end_of(DgxlabError(f"the agent failed: {error!r}", next=f"dgxlab logs {job.job_id} agent.err"))

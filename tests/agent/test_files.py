@@ -41,15 +41,15 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "cause", "next"),
     [
-        (OSError(errno.ENOSPC, "x"), "the disk of dgx is full", files.clean),
-        (OSError(errno.EDQUOT, "x"), "the disk of dgx is full", files.clean),
+        (OSError(errno.ENOSPC, "x"), "the disk of dgx is full", files.clean_command),
+        (OSError(errno.EDQUOT, "x"), "the disk of dgx is full", files.clean_command),
         (OSError(errno.EIO, "x"), "an I/O error on the disk of dgx", None),
         (OSError(errno.EACCES, "no", "/x"), "[Errno 13] no: '/x'", None),
         (OSError(errno.ENOENT, "no", "no-such-git"), "there is no no-such-git on dgx", None),
     ],
 )
 def test_errors_of_the_system(error: OSError, cause: str, next: Callable[[], str] | None) -> None:
-    told = files.refused("submit", error)
+    told = files.remote_error("submit", error)
     assert told.message == f"submit failed: {cause}"
     assert told.next == (next() if next else "dgxlab doctor dgx")
 

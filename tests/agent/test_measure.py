@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dgxlab.agent import child
-from dgxlab.agent.gates import run_gate, text
+from dgxlab.agent.gates import random_text, run_gate
 from dgxlab.agent.measure import Attempt, Workbench
 from dgxlab.agent.work import Worker
 from dgxlab.errors import DgxlabError, HostBusy
@@ -49,10 +49,10 @@ def test_what_is_left_running_is_told(bench: Workbench) -> None:
 
 def test_the_words_are_the_seeds_for_ever() -> None:
     """A recorded md5 of greedy text belongs to these very words; a longer text begins with the shorter one."""
-    assert text(3, 0) == "food look near"
+    assert random_text(3, 0) == "food look near"
     wanted = "97bbbf17f647b5d871138d453a8f7fadd3b5af8c54f1374c6a96fe508b65b091"
-    assert hashlib.sha256(text(1000, 7).encode()).hexdigest() == wanted
-    assert text(1000, 7).startswith(text(20, 7) + " ")
+    assert hashlib.sha256(random_text(1000, 7).encode()).hexdigest() == wanted
+    assert random_text(1000, 7).startswith(random_text(20, 7) + " ")
 
 
 STEP = RunStep("run:0", "one", "llama-bench", ("{bin}/llama-bench",), {}, (), attempts=2)
