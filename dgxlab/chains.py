@@ -68,7 +68,7 @@ def flaw(status: str, reason: str, hard: Sequence[str]) -> str:
 
 
 def burn_in_values(step: ChainStep, runs: Iterable[ChainRun]) -> list[list[float | None]]:
-    """Return, for each comparison, its metric in each burn-in run; None if the run has a flaw or began cold.
+    """Return the baseline's value in each burn-in run, for each comparison; None for a run with a flaw or begun cold.
 
     Here and below, `runs` are all runs of the chain, in the order in which they ran.
     """

@@ -136,7 +136,7 @@ def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Differe
         if tools[0] != tools[1]:
             yield Difference("matrix", where, *tools)
             continue
-        free = settings(before, after)
+        free = _argument_axes(before, after)
         yield from differing("matrix", _matrix(before, free), _matrix(after, free), where)
         yield from differing("arguments", _arguments(before, free), _arguments(after, free), where)
         yield from differing("env", before.env, after.env, where)
@@ -159,8 +159,8 @@ def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
     return arguments
 
 
-def settings(left: Bench, right: Bench) -> set[str]:
-    """Return the axes with at most one value in both of two bench entries: such axes are arguments of the tool."""
+def _argument_axes(left: Bench, right: Bench) -> set[str]:
+    """Return the axes with at most one value in both entries: such axes are arguments of the tool."""
     axes = (_axes(left), _axes(right))
     return {name for name in (*axes[0], *axes[1]) if all(len(side.get(name, ())) <= 1 for side in axes)}
 
@@ -172,7 +172,7 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 def _paired(
     left: Bench, right: Bench, left_env: Mapping[str, str], right_env: Mapping[str, str]
 ) -> Iterator[tuple[Launch, Launch]]:
-    free = {*settings(left, right), *_ARGUMENTS}
+    free = {*_argument_axes(left, right), *_ARGUMENTS}
 
     def name(cell: Cell) -> str:
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})

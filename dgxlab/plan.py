@@ -20,7 +20,7 @@ _NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a f
 
 
 def new_job_id(name: str) -> str:
-    """Return a new id with the time now and this name: 20261120-120301-quickstart-3f2a9c."""
+    """Return a new id that sorts by time and has this name: 20261120-120301-quickstart-3f2a9c."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name[:_NAME_LENGTH]}-{secrets.token_hex(3)}"
 
 
@@ -50,7 +50,7 @@ def make(
     runs = [_run(f"run:{number}", experiment, arm, launch) for number, launch in left]
     asked = [
         tools.gate_step(f"gate:{number}", arm.name, gate, experiment)
-        for number, gate in enumerate(own(experiment) if gates is None else gates)
+        for number, gate in enumerate(launched_gates(experiment) if gates is None else gates)
     ]
     steps: list[model.Step] = [_build(arm), *_prepared(experiment, arm, runs, asked), *asked, *runs]
     work = (experiment.name, experiment.digest, (arm,), tuple(steps), "run" if bench else "gate")
@@ -79,7 +79,7 @@ def make_ab(
 
     Raises:
         SpecError: if two different arms have the same name or no common cell; if session.cycles is too small for the
-            number of claims, or `max_s` would have no effect.
+            number of verdicts, or `max_s` would have no effect.
     """
     arms = [make_arm(baseline, sources[0])]
     if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
@@ -89,7 +89,7 @@ def make_ab(
         arms.append(make_arm(candidate, sources[1]))
     sides = list(zip((baseline, candidate), arms, strict=False))
     chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
-    gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in own(experiment)]
+    gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in launched_gates(experiment)]
     before = [tools.gate_step(f"gate:{n}", arm, gate, experiment) for n, (experiment, arm, gate) in enumerate(gates)]
     before = [_beside(arms[0].name, step, before) for step in before]
     steps: list[model.Step] = [_build(arm) for arm in arms]
@@ -134,7 +134,7 @@ def make_arm(experiment: Experiment, source: model.Source) -> Arm:
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
 
 
-def own(experiment: Experiment) -> list[LaunchedGate]:
+def launched_gates(experiment: Experiment) -> list[LaunchedGate]:
     """Return an experiment's gates that run commands, without the `EngagedGate`s."""
     return [gate for gate in experiment.gates if not isinstance(gate, EngagedGate)]
 

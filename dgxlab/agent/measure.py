@@ -23,7 +23,7 @@ from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.processors import Watch, pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError
-from dgxlab.model import FILES, Facts, Plan, RunStep, digest
+from dgxlab.model import FILES, Facts, Plan, RunStep, digest, program_of
 from dgxlab.model.events import File, LockEvent, ModelEvent, NoteEvent, ProgressEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, Reason, left_running, reason
 from dgxlab.tools import BENCHES
@@ -250,7 +250,7 @@ def run_status(
     step: RunStep, launched: Completed, parsed: Parsed, absent: Sequence[str] = ()
 ) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
     """Return a run's status, and the reasons if it is not valid; stderr must not have a text of `absent`."""
-    program = Path(step.program).name
+    program = Path(program_of(step.argv)).name
     if not launched.ended.ok:
         return "failed", (launched.failure(program, step.limit_s),)
     if parsed.problems:

@@ -207,7 +207,7 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
         inputs = {name: _identity(experiment, name, probe) for name in names} | gate.sources(step.files)
         return store.check_passed(build, device, question, inputs)
 
-    gates = plan.own(experiment)
+    gates = plan.launched_gates(experiment)
     if bench and not again:
         gates = [gate for gate in gates if not passed(gate)]
     if not bench and not gates:

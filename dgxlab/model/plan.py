@@ -212,11 +212,6 @@ class RunStep:
     kind: str = "run"
     files: Mapping[str, str] = field(default_factory=dict, metadata=LATER)  # written into {files} first, by path
 
-    @property
-    def program(self) -> str:
-        """The program to measure, as `program_of` finds it in argv."""
-        return program_of(self.argv)
-
 
 BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
 """Roles of a chain's runs; burn-in runs use the baseline."""
