@@ -68,12 +68,13 @@ def flaw(status: str, reason: str, hard: Sequence[str]) -> str:
 
 
 def burn_in_values(step: ChainStep, runs: Iterable[ChainRun]) -> list[list[float | None]]:
-    """Return the baseline's value in each burn-in run, for each comparison; None for a run with a flaw or begun cold.
+    """Return, for each comparison, the baseline's value in each burn-in run.
 
-    Here and below, `runs` are all runs of the chain, in the order in which they ran.
+    The value is None for a run with a flaw, and for the first run if `thermal` is cold. Here and below, `runs` are all
+    runs of the chain, in the order in which they ran.
     """
     ran = {run.cycle: run for run in runs if run.role == BURN_IN}
-    # with `thermal: cold` the first run may begin at any temperature
+    # the first run may begin at any temperature
     counts = {cycle: not run.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, run in ran.items()}
     return [
         [
@@ -111,7 +112,7 @@ def cycles_planned(step: ChainStep, runs: Iterable[ChainRun]) -> int:
 
 
 def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], protocol: int = PROTOCOL) -> Chain:
-    """Return the `stats.Chain` of one comparison; `protocol` is the version by which the runs were measured."""
+    """Return the `stats.Chain` of one comparison; `protocol` is the version of the protocol of its job."""
     runs = list(runs)
     ran = {(run.role, run.cycle): run for run in runs}
 
@@ -149,7 +150,7 @@ def whole_cycles(chain: Chain) -> int:
 def over(step: ChainStep, chains: Sequence[Chain], runs: Iterable[ChainRun] = ()) -> Over | None:
     """Return why a chain has ended, None if another cycle must be run.
 
-    `chains` has the `chain_of` each comparison. Comparisons that can no longer be judged need no further cycle.
+    `chains` has the `stats.Chain` of each comparison; those that can no longer be judged need no further cycle.
     """
     done, needed = whole_cycles(chains[0]), chains[0].planned
     if done == _IDLE_CYCLES == sum(run.idle for run in runs if run.role == CANDIDATE):

@@ -52,7 +52,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Raise SpecError if one of the differences is of a kind in MUST_AGREE and not in `allow`.
+    """Raise SpecError if a difference is of a kind that MUST_AGREE has and `allow` does not.
 
     `path` is the candidate's spec, which the error asks to edit.
     """

@@ -124,7 +124,7 @@ class Conditions:
 
     @property
     def contended(self) -> bool:
-        """Whether other programs used the processors so much that their flag is hard: the run should be repeated."""
+        """Whether others used the processors so much that a flag for it is hard: the run should be repeated."""
         return any(each.hard for each in self._shared())
 
     def _of(self, device: str) -> list[DeviceSample]:

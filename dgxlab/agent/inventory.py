@@ -72,7 +72,7 @@ def inventory(root: Root) -> list[Item]:
 def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
     """Remove items, each given as (kind, name, last use in its `Item`), and empty the trash; return what was removed.
 
-    An item is kept if it was used since, is needed by a running job, or is never removed.
+    An item is kept if it was used since, if a running job may need it, or if it is of a kind that is always kept.
     """
     removed, kept, trash = [], [], root.path / "trash"
     with os.fdopen(_open(root, _IN_USE), "ab") as file:

@@ -104,7 +104,7 @@ class BenchLock:
         return True
 
     def owner(self) -> str:
-        """Return who held the lock at the last `take`: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
+        """Return who held the lock at the last failed `take`: `job 2026...-x of alice, since 2026-11-20 12:01:44`."""
         return str(self._holder or "an unknown user")
 
     def release(self) -> None:
@@ -145,7 +145,7 @@ class OwnerFile:
         return self.path.parent.is_dir()
 
     def claimed_by(self) -> str:
-        """Return who measures, if it is another person, or why the file cannot be read, in words; "" if it is free."""
+        """Return what another person wrote, or why the file cannot be read; "" if it is free or names a dgxlab job."""
         try:
             with _opened(self.path, os.O_RDONLY) as fd:
                 text = _read(fd)

@@ -228,7 +228,7 @@ class Workbench:
         return Attempt(run, again)
 
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
-        """Return the error for a run without valid values, which was attempted `tries` times."""
+        """Return the error for the run called `name`, whose last of `tries` attempts was not valid."""
         words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
         if attempt.again == "disturbed":
             return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)

@@ -33,7 +33,7 @@ class Objects:
     path: Path
 
     def missing(self, commits: Sequence[str]) -> list[str]:
-        """Return those commits that the repository lacks; a damaged one is renamed, so that it lacks all of them."""
+        """Return those commits that the repository lacks: all if it is damaged, and then it is renamed."""
         if not self.path.exists():
             return list(commits)
         ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
@@ -44,7 +44,9 @@ class Objects:
         return [commit for commit, line in zip(commits, ran.stdout.splitlines(), strict=True) if line != commit]
 
     def receive(self, stream: IO[bytes]) -> None:
-        """Store a commit's objects from a stream: a JSON line {"commit", "shallow"}, then a git pack.
+        """Store a commit's objects from a stream: a JSON line, then a git pack.
+
+        The line has `commit`, and `shallow`: the commits whose parents are not sent.
 
         Raises:
             RemoteError: if the pack or the commit's tree is incomplete, as after a cut connection.

@@ -85,7 +85,7 @@ class Check:
         raise NotImplementedError
 
     def judge(self, readings: Readings) -> Iterator[Any]:
-        """Yield a `Reason` for each limit that the readings violate; none has a `problem`."""
+        """Yield a `Reason` for each limit that is not met; all commands must have a reading without a `problem`."""
         raise NotImplementedError
 
     def shown(self, readings: Readings) -> Iterator[str]:

@@ -77,7 +77,7 @@ class Flag(Lenient, JsonHooks):
 
     @staticmethod
     def pre_load(value: Any) -> Any:
-        """Accept a flag of an older agent, with its sentence in place of parameters."""
+        """Return the fields of a flag; an older agent wrote its sentence in place of the parameters."""
         if not isinstance(value, dict) or "params" in value:
             return value
         if not (words := from_json(str, value.get("reason"))):
@@ -214,7 +214,7 @@ class GateEvent(Event):
 
     @staticmethod
     def pre_load(value: Any) -> Any:
-        """Accept a parity gate of an older agent, with the command and the counts as fields of the event."""
+        """Return the fields of a gate; an older agent wrote a parity gate's command and counts as further fields."""
         if "commands" in value:
             return value
         known = {"cases": None, "inputs": {}, **value}
@@ -283,7 +283,7 @@ class RunEvent(Event):
 
     @staticmethod
     def pre_load(value: Any) -> Any:
-        """Accept a run of an older agent, with one sentence in place of the reasons."""
+        """Return the fields of a run; an older agent wrote one sentence in place of the reasons."""
         if "reasons" in value:
             return value
         words = from_json(str, value.get("reason"))
@@ -338,7 +338,7 @@ class EndEvent(Event):
     raw: Mapping[Path, Digest] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError if the job is done with an exit code other than 0, or not done with 0."""
+        """Raise ValueError if only one of these is true: the job is done, and its exit code is 0."""
         if (self.status == "done") != (self.exit_code == 0):
             raise ValueError(f"it is {self.status} with exit code {self.exit_code}")
 

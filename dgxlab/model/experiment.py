@@ -75,7 +75,7 @@ class SyntheticModel:
     plain_text: bool = field(default=False, metadata=LATER)
     """With vocab: zero the output rows of byte, control and unknown tokens, as servers need."""
     head_dim: Annotated[int, Within(8, 1024)] = field(default=64, metadata=LATER)
-    """Width of an attention head, a multiple of 8; ignored for llama, which has n_embd / n_head."""
+    """Width of an attention head, a multiple of 8; not for llama, whose width is n_embd / n_head."""
     n_expert: Annotated[int, Within(2, 1024)] = field(default=8, metadata=LATER)
     """Experts of a layer."""
     n_expert_used: Annotated[int, Within(1, 1024)] = field(default=2, metadata=LATER)
@@ -111,7 +111,7 @@ class FileModel:
 
 @dataclass(frozen=True)
 class DerivedModel:
-    """A model that llama-quantize makes from another one; F32 gives exactly the dequantised weights."""
+    """A model that llama-quantize makes from another one; with `quant` F32 it has exactly the dequantised weights."""
 
     source: Model
     quant: str

@@ -98,7 +98,7 @@ _Contents = TypedDict(
 
 
 class Contents(_Contents, total=False):
-    """What a GGUF file holds, as its header says; an older agent's has fewer fields."""
+    """What is known of a model's GGUF file, from its header and from making it; an older agent wrote fewer fields."""
 
     per_token: Count  # bytes of weights that generating a token reads
 
@@ -111,7 +111,7 @@ _FinalStatus = TypedDict("_FinalStatus", {"exit_code": Exit, "status": Ending})
 
 
 class FinalStatus(_FinalStatus, total=False):
-    """A job's final status, outside its journal; an older agent's has fewer fields."""
+    """A job's final status, which is not in its journal; an older agent wrote fewer fields."""
 
     message: str
     next: str

@@ -158,11 +158,9 @@ class GateStep(JsonHooks):
         """The environment of the ARM command."""
         return next(command.env for command in self.commands if command.role == ARM)
 
-    # In plans a parity gate has the argv and the environment of its one command, and any other gate the kind "check".
-
     @staticmethod
     def post_dump(fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields in the form of plans."""
+        """Return a parity gate with `argv` and `env` of its one command, any other gate with the kind "check"."""
         if not isinstance(fields["gate"], ParityGate):
             return {**fields, "kind": "check"}
         (command,) = fields["commands"]
@@ -171,7 +169,7 @@ class GateStep(JsonHooks):
 
     @staticmethod
     def pre_load(value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of this class from the form of plans."""
+        """Return the fields of a step, given what `post_dump` returned."""
         fields = {name: each for name, each in value.items() if name not in ("argv", "env")}
         if "argv" in value:
             fields["commands"] = [{"role": ARM, "argv": value["argv"], "env": value.get("env")}]
@@ -304,7 +302,7 @@ class Plan:
 
     @property
     def runs(self) -> Iterator[RunStep]:
-        """The run steps of the plan and of its chains, in order; of an A/A chain one."""
+        """The run steps of the plan and of its chains, in order; an A/A chain has one."""
         for step in self.steps:
             if isinstance(step, RunStep):
                 yield step

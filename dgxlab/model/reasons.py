@@ -185,7 +185,7 @@ class Reason(JsonHooks):
 
     @staticmethod
     def pre_load(value: Any) -> Any:
-        """Accept the bare sentence of an older agent."""
+        """Return the fields of a reason; an older agent wrote its sentence alone."""
         return {"code": Code.TOLD.key, "params": {"words": value}} if isinstance(value, str) else value
 
 

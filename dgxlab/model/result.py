@@ -41,7 +41,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Facts:
-    """A host's identity and state when a job starts, stored with the job."""
+    """A host's identity, toolchain and further details at one time; every job stores them."""
 
     host_id: Name  # digest of the machine id and user: the same under another name, and on cloned machines
     hostname: str

@@ -38,12 +38,12 @@ class JsonHooks:
 
     @staticmethod
     def post_dump(fields: dict[str, Any]) -> dict[str, Any]:
-        """Convert fields of the record to fields of its JSON."""
+        """Return the fields of the JSON, given those of the record."""
         return fields
 
     @staticmethod
     def pre_load(value: Any) -> Any:
-        """Convert JSON, which is not trusted and may be anything, to fields of the record."""
+        """Return the fields of the record, given its JSON, which is not trusted and may be anything."""
         return value
 
 
@@ -103,7 +103,7 @@ class Within:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Regular expression that an Annotated str must match as a whole; errors say `must be <wanted>`."""
+    """Rule for an Annotated str: the whole text must match `pattern`; errors say `must be <wanted>`."""
 
     pattern: str
     wanted: str = ""

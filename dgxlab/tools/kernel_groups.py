@@ -36,7 +36,7 @@ OTHER = "other"
 
 
 def group_of(kernel: str) -> str:
-    """Return the group of a kernel, given its `short` name: `attention`, `products q4_0`."""
+    """Return the group of a kernel, given its name: `attention`, `products q4_0`."""
     for pattern, group in _RULES:
         if match := pattern.search(kernel):
             number = int(match.groupdict().get("type") or -1)

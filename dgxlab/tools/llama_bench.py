@@ -102,7 +102,7 @@ class LlamaBench(Benchmark):
     args: tuple[str, ...] = ()
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield a launch for all sizes at one setting of the axes."""
+        """Yield a launch for each combination of the axes, with all sizes."""
         fixed: dict[str, Param] = {"repetitions": self.repetitions, "args": " ".join(self.args)}
         sizes = [(n, 0) for n in self.n_prompt if n] + [(0, n) for n in self.n_gen if n]
         for setting in tool.settings(self.axes):

@@ -112,7 +112,7 @@ class _Counts:
 
 
 def read_gate(text: str, backend: str) -> GateReading:
-    """Return what the program's output, which may have colours, says about one backend."""
+    """Return the counts and cases of one backend, given the program's output, which may have colours."""
     announced = sections(text)[1:]
     own = [section for section in announced if section.backend == backend]
     counts = _Counts()
