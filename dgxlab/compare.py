@@ -19,7 +19,7 @@ MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that
 _ARGUMENTS = (
     "args",
     "repetitions",
-)  # keys of a bench entry that are arguments of the tool and do not distinguish cells
+)  # keys of a bench entry that are arguments of the tool: cells do not depend on them
 _ABSENT = "-"
 
 
@@ -52,10 +52,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Raise SpecError if a difference is of a kind that MUST_AGREE has and `allow` does not.
-
-    `path` is the candidate's spec, which the error asks to edit.
-    """
+    """Raise SpecError, on the spec `path`, if a difference is of a kind that MUST_AGREE has and `allow` does not."""
     wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
         allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})
@@ -66,10 +63,7 @@ def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> N
 def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
     """Yield pairs of launches, a baseline's and a candidate's, whose cells are compared in order.
 
-    If the matrices differ, only the common cells are in the launches.
-
-    Raises:
-        SpecError: if no cell is common.
+    If the matrices differ, they have only the common cells; raises SpecError if there is none.
     """
     some = False
     for left, right in zip(baseline.bench, candidate.bench, strict=False):

@@ -98,11 +98,8 @@ class ChainRunner:
         step = self._step
         if step.cycles:
             return None
-        cycles, needed, least = (
-            chains.cycles_planned(step, self._runs),
-            chains.cycles_wanted(step, self._runs),
-            fewest_cycles(step.claims),
-        )
+        cycles, needed = chains.cycles_planned(step, self._runs), chains.cycles_wanted(step, self._runs)
+        least = fewest_cycles(step.claims)
         if cycles < least:
             why = f"{duration(step.max_s)} allow {cycles} cycles after the burn-in, and its session needs {least}"
             self._tell("done", why)
@@ -244,11 +241,8 @@ class ChainRunner:
     def _unsettled(self) -> bool:
         """Return whether the burn-in has used all its runs and has not settled."""
         values = self._burn_in_values()
-        return (
-            self._at[0] == BURN_IN
-            and not chains.needs_burn_in(self._step, values)
-            and not all(map(burn_in_settled, values))
-        )
+        ended = not chains.needs_burn_in(self._step, values)
+        return self._at[0] == BURN_IN and ended and not all(map(burn_in_settled, values))
 
     @property
     def _done(self) -> int:

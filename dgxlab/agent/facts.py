@@ -111,10 +111,7 @@ def cpus() -> int:
 
 
 def parse_cuda(text: str) -> str | None:
-    """Return the newest CUDA version that the driver supports, `13.0`, given the output of `nvidia-smi --version`.
-
-    None if the output does not have it.
-    """
+    """Return the newest CUDA version that the driver supports, `13.0`, as `nvidia-smi --version` prints it."""
     match = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", text)  # UMD: from driver 610 on
     return match[1] if match else None
 

@@ -46,11 +46,8 @@ class _Judged:
 def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
     """Run a gate's commands, judge their output and return the event of the gate.
 
-    Args:
-        bench: Of the job.
-        step: The gate's step.
-        baseline: For a candidate's parity gate: the event of the baseline's gate that `step.like` names. Both must run
-            the same cases, and a case that is flaky here must be flaky there.
+    For a candidate's parity gate, `baseline` is the event of the gate that `step.like` names. Both must run the same
+    cases, and a case that is flaky here must be flaky there.
     """
     inputs = {name: bench.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
     if isinstance(step.gate, ParityGate):

@@ -74,11 +74,8 @@ class _Holder(NamedTuple):
 class DeviceLease:
     """The devices of one job, locked between `hold` and `release`.
 
-    Args:
-        plan: Of the job.
-        gpus: Of the host, as in its facts.
-        own: Pids that the job started; the caller adds to them.
-        on_change: Called with `state`, `path` and `owner` of a LockEvent.
+    `gpus` are those of the host's facts. `own` has the pids that the job started; the caller adds to them. `on_change`
+    is called with `state`, `path` and `owner` of a LockEvent.
     """
 
     def __init__(

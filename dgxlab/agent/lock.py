@@ -217,15 +217,9 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def lock(fd: int, kind: int = fcntl.LOCK_EX, tries: int = 1) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it.
+    """Lock an open file until it is closed, with fcntl.LOCK_EX or LOCK_SH; try every PAUSE_S seconds.
 
-    Args:
-        fd: The file.
-        kind: fcntl.LOCK_EX or LOCK_SH.
-        tries: How often to try, every PAUSE_S seconds.
-
-    Raises:
-        RemoteError: if the file system has no locks.
+    Return False if another process has locked the file; raises RemoteError if the file system has no locks.
     """
     for pause_s in (*[PAUSE_S] * (tries - 1), 0.0):
         try:

@@ -155,12 +155,9 @@ class Workbench:
     def launch(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any
     ) -> Completed:
-        """Run one program to its end, with its output in raw files called `name`.
+        """Run one program for at most `limit_s` seconds, with its output in raw files called `name`.
 
-        Args:
-            env: Variables that the plan adds.
-            limit_s: Max duration, in seconds.
-            options: Further arguments of `child.run`.
+        `env` has the variables that the plan adds, `options` are further arguments of `child.run`.
         """
         stem = name.replace(":", "-")
         stdout, stderr = self.job.raw / f"{stem}.out", self.job.raw / f"{stem}.err"
@@ -174,11 +171,8 @@ class Workbench:
     def measure(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
         """Run one benchmark and parse its output, also if it failed; the caller writes the event to the journal.
 
-        Args:
-            step: The run.
-            name: Of its raw files.
-            absent: Texts that must not be on its stderr.
-            pin: Pin it to as many processors as it has threads.
+        Its raw files are called `name`, and its stderr must not have a text of `absent`. With `pin` it runs on as many
+        processors as it has threads.
         """
         files = self.job.folder / FILES
         argv = self.fill(step.argv, step.arm, files=str(files))

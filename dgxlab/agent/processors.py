@@ -118,12 +118,9 @@ def parse_wait(schedstat: bytes) -> int | None:
 
 
 def parse_stat(text: str, usable: set[int], ticks: int) -> dict[str, float]:
-    """Return the seconds so far that all programs used the processors ("others") and that were stolen ("steal").
+    """Return the seconds so far that programs used the processors `usable` ("others") and that were stolen ("steal").
 
-    Args:
-        text: Of /proc/stat.
-        usable: Numbers of the processors; {} is returned if one is missing, as in some containers.
-        ticks: The kernel's counts per second.
+    `text` is that of /proc/stat, in counts of 1 / `ticks` s. {} if a processor is missing, as in some containers.
     """
     lines = re.findall(r"^cpu(\d+)((?: \d+){8,})", text, re.MULTILINE)
     rows = [[int(word) for word in times.split()] for number, times in lines if int(number) in usable]

@@ -41,12 +41,9 @@ FRESH_S = 5.0
 
 
 class Sampler:
-    """One program that prints a line per sample; if it cannot be started, there are no samples.
+    """One program that prints a line per sample to a file, where `parse` returns None for other lines.
 
-    Args:
-        argv: Of the program.
-        path: The file that it prints to.
-        parse: Returns the sample in a line, None if there is none.
+    If the program cannot be started, there are no samples.
     """
 
     def __init__(self, argv: Sequence[str], path: Path, parse: Callable[[str], DeviceSample | None]) -> None:
@@ -84,13 +81,7 @@ class Sampler:
 
 
 class Telemetry:
-    """The samplers of one job.
-
-    Args:
-        raw: The job's folder of raw files.
-        agent: The agent's zipapp, which has the sampler of the host.
-        gpus: Names of the job's GPUs, by uuid.
-    """
+    """The samplers of one job: one for the host, in the zipapp `agent`, and one for its `gpus` (names by uuid)."""
 
     def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
         self._raw, self._agent, self._gpus = raw, agent, gpus

@@ -71,9 +71,7 @@ class Check:
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
         """Return the fields of a `GateStep` that depend on the kind: `commands`, and `text` or `files` if needed.
 
-        Args:
-            env: The environment of the experiment.
-            root: The project's folder.
+        `env` is the experiment's environment, `root` the project's folder.
         """
         raise NotImplementedError
 

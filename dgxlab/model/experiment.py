@@ -210,7 +210,7 @@ Gate = Union[ParityGate, EngagedGate, Check]
 class Session:
     """How an A/B session is run."""
 
-    cycles: int = 0  # where each chain's burn-in decides how many `effect` needs
+    cycles: int = 0  # 0: computed from each chain's burn-in and `effect`
     """Number of candidate runs of a chain, fixed by hand in place of effect."""
     thermal: str = "hot"
     """hot: steady state; cold: each run waits until the device has cooled."""

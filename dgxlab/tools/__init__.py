@@ -88,11 +88,7 @@ def targets_of(experiment: Experiment) -> set[str]:
 
 
 def gate_step(step: str, arm: str, gate: LaunchedGate, experiment: Experiment) -> GateStep:
-    """Return the `GateStep` with id `step` for a gate on `arm`.
-
-    Raises:
-        SpecError: if the source code that the gate compiles is missing.
-    """
+    """Return the `GateStep` with id `step` for a gate on `arm`; raises SpecError if code to compile is missing."""
     if isinstance(gate, ParityGate):
         command = model.CheckCommand(model.ARM, parity.command(gate), {**experiment.env, **gate.env})
         return GateStep(step, arm, gate, (command,), limit_s=gate.limit_s)

@@ -143,11 +143,7 @@ COLD = "the first row was measured cold: llama-batched-bench warms up with 16 to
 
 
 def console(text: str) -> Reading:
-    """Parse the table on the console, in which times are rounded to a millisecond and speeds to 0.01 t/s.
-
-    Raises:
-        Refused: if a row cannot be read exactly, or the text holds runs with different settings.
-    """
+    """Parse the table on the console; raises Refused if a row cannot be read exactly, or runs differ in settings."""
     runs = [dict(_SETTING.findall(each)) for each in _SETTINGS.findall(text)]
     if len({tuple(each.items()) for each in runs}) > 1:
         raise Refused(f"it holds {len(runs)} runs with different settings: split it")

@@ -156,7 +156,7 @@ def _rows_of_kernel(rows: Sequence[Line]) -> Reading:
     for line in rows:
         lacking = [name for name in ("kernel", "time_us") if name not in line.columns]
         lacking += [] if any(name in line.columns for name in _SHAPE) else [f"any of {', '.join(_SHAPE)}"]
-        if lacking:  # JSON lines are what many programs print
+        if lacking:  # many other programs print JSON lines
             text = f"a row without {' and '.join(lacking)}: no harness's, nor of a tool of llama.cpp"
             raise Refused(text, line.number)
     same = shared([line.columns for line in rows], _MADE_ON)

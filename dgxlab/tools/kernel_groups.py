@@ -45,10 +45,7 @@ def group_of(kernel: str) -> str:
 
 
 def short(kernel: str) -> str:
-    """Return a kernel's name without return type and parameters, the same from CUPTI, nsys and ncu.
-
-    For example `mul_mat_q<40, 128, false>`.
-    """
+    """Return a kernel's name without return type and parameters, from CUPTI, nsys or ncu: `mul_mat_q<40, 128>`."""
     name = re.sub(r"\((?:ggml_type|int|bool|unsigned int|long)\)(?=[\w-])", "", kernel)  # nsys and ncu write (int)64
     name = re.sub(r"\[clone .*\]$|<unnamed>::|\(anonymous namespace\)::", "", name)
     depth, end = 0, len(name)

@@ -40,11 +40,7 @@ _HALF = 0.0050001  # half of the console's second decimal, and what binary fract
 
 
 def console(text: str) -> Reading:
-    """Parse the console output of `perf` or `test`; diagnostics may come in the middle of a result.
-
-    Raises:
-        Refused: if a result cannot be read exactly, or the output contradicts itself.
-    """
+    """Parse the console output of `perf` or `test`; raises Refused if it cannot be read exactly."""
     rows: list[Row] = []
     notes: list[str] = []
     for section in sections(text):
@@ -145,11 +141,7 @@ _FACTORS = {"MUL_MAT": ("m", "n", "k", "bs", "nr"), "MUL_MAT_ID": ("m", "n", "k"
 
 
 def rows_of_columns(lines: Sequence[Line]) -> Reading:
-    """Parse the rows of `--output sql` or of `dgxlab export`: a row per case of `perf`, and one per op of `test`.
-
-    Raises:
-        Refused: if a row is of another mode, or its values contradict each other.
-    """
+    """Parse the rows of `--output sql` or `dgxlab export` to a row per case of `perf`, and one per op of `test`."""
     same = reading.shared([line.columns for line in lines], _OF_THE_FILE)
     differing = [name for name in _OF_THE_FILE if name not in same]
     rows: list[Row] = []

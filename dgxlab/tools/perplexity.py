@@ -179,11 +179,7 @@ _LAST = "Same top p"
 
 
 def console(text: str) -> Reading:
-    """Parse a log: the final estimate of the perplexity, and the statistics of `--kl-divergence`.
-
-    Raises:
-        Refused: if a value occurs twice or cannot be read, or the file was cut short.
-    """
+    """Parse the final estimate and the statistics of `--kl-divergence` in a log; raises Refused if it is broken."""
     values: dict[str, Values] = {}
     in_block = False
     for number, line in enumerate(text.split("\n"), 1):

@@ -48,7 +48,7 @@ def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
         if not sum(durations):
             raise Refused(f"the time of {kernel} is 0")
         step_us = [sum(each[kernel]) / steps / 1e3 for each in rounds]
-        launch_us = (median(durations) or 1) / 1e3  # of the clock's ticks one at least
+        launch_us = (median(durations) or 1) / 1e3  # at least one tick of the clock
         rows.append({"kernel": kernel, "launches": counts.pop() / steps, "launch_us": launch_us, "step_us": step_us})
     if not rows:
         raise Refused("no kernel ran: kernel time is 0")

@@ -111,10 +111,7 @@ class Benchmark(Bench):
     """Whether a cell uses only the device named by its parameter `backend_name`; else it may use all devices."""
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield the launches of this entry, with those of its cells that `keep` selects, perhaps none.
-
-        `env` is the entry's environment, with the experiment's.
-        """
+        """Yield the launches of this entry in `env`, each with those of its cells that `keep` selects, perhaps none."""
         raise NotImplementedError
 
     @staticmethod
@@ -124,11 +121,7 @@ class Benchmark(Bench):
 
     @classmethod
     def files(cls, root: str) -> dict[str, str]:
-        """Return the texts that a launch needs on the host, by path; `root` is the project's folder.
-
-        Raises:
-            SpecError: if one is missing.
-        """
+        """Return the texts of the project `root` that a launch needs, by path; raises SpecError if one is missing."""
         return {}
 
     @staticmethod
@@ -233,10 +226,7 @@ class ModelGate(Check):
         return (f"{self.engaged!r} on stderr",) if self.engaged else ()
 
     def in_both(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[CheckCommand, ...]:
-        """Return the ARM command with this argv and, if the gate has `against`, the AGAINST command.
-
-        `env` is the environment of the experiment.
-        """
+        """Return an ARM command and, if the gate has `against`, an AGAINST command; `env` is the experiment's."""
         arm, other = environments(self, env)
         command = CheckCommand(ARM, argv, arm, self.model)
         return (command, CheckCommand(AGAINST, argv, other, self.model)) if self.against else (command,)
