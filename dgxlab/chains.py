@@ -1,7 +1,10 @@
-"""The places of a chain, the runs in them, the values per comparison, and when the chain is over.
+"""Chains of alternating runs: from runs to the values that are compared, and when a chain has ended.
 
-The agent that holds a chain and the client that judges it call the same functions: what made a cycle invalid on the
-host makes it invalid in the record. The agent carries this module.
+A chain's order is burn-in 1, 2, ... (of the baseline), then baseline 0, candidate 1, baseline 1, candidate 2, ... Cycle
+i is baseline i - 1, candidate i and baseline i. A run may be repeated in its position; then the last one counts.
+
+The agent, which runs a chain, and the client, which judges it, call the same functions: a cycle that is invalid on the
+host is invalid in the record.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dgxlab.stats import Chain
 from dgxlab.tools import BENCHES
 from dgxlab.units import metric
 
-IDLE_CYCLES = 2  # if the path under test ran in none of these first cycles, the chain ends
+_IDLE_CYCLES = 2  # if the path under test ran in none of these first cycles, the chain ends
 
 
 class Over(Enum):
@@ -37,11 +40,11 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """One run in its place of a chain."""
+class ChainRun:
+    """One run of a chain; `role` and `cycle` are its position."""
 
     role: str
-    cycle: int  # baselines count from 0, the others from 1; cycle i is baseline i - 1, candidate i, baseline i
+    cycle: int
     values: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by cell and metric
     flaw: str = ""  # why no verdict may use the run
     seconds: float = 0.0
@@ -49,7 +52,7 @@ class Slot:
 
 
 def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
-    """Return a chain's comparisons, in the order of its cells."""
+    """Return the comparisons of a chain: one for each pair of cells and each metric that gets a verdict."""
     pairs = zip(step.baseline.cells, step.candidate.cells, strict=True)
     return tuple(
         Comparison(baseline.key, candidate.key, name)
@@ -60,46 +63,47 @@ def comparisons(step: ChainStep) -> tuple[Comparison, ...]:
 
 
 def flaw(status: str, reason: str, hard: Sequence[str]) -> str:
-    """Return why verdicts must not use a run, given the reasons of its hard flags; "" if they may."""
+    """Return why verdicts must not use a run, given its status, reason and hard flags in words; "" if they may."""
     return f"{status}: {reason}" if status != "valid" else "; ".join(hard)
 
 
-def burn_in_of(step: ChainStep, slots: Iterable[Slot]) -> list[list[float | None]]:
-    """Return the burn-in's values for each comparison; None for a run that does not show how values settle.
+def burn_in_values(step: ChainStep, runs: Iterable[ChainRun]) -> list[list[float | None]]:
+    """Return, for each comparison, the baseline's value in each burn-in run.
 
-    Here and below, `slots` are in the order in which they ran; the last one in each place counts.
+    The value is None for a run with a flaw, and for the first run if `thermal` is cold. Here and below, `runs` are all
+    runs of the chain, in the order in which they ran.
     """
-    ran = {slot.cycle: slot for slot in slots if slot.role == BURN_IN}
-    # in a cold chain the first run begins at any temperature
-    counts = {cycle: not slot.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, slot in ran.items()}
+    ran = {run.cycle: run for run in runs if run.role == BURN_IN}
+    # the first run may begin at any temperature
+    counts = {cycle: not run.flaw and not (step.thermal == "cold" and cycle == 1) for cycle, run in ran.items()}
     return [
         [
-            slot.values.get((comparison.baseline, comparison.metric)) if counts[cycle] else None
-            for cycle, slot in ran.items()
+            run.values.get((comparison.baseline, comparison.metric)) if counts[cycle] else None
+            for cycle, run in ran.items()
         ]
         for comparison in comparisons(step)
     ]
 
 
-def burns_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) -> bool:
-    """Return whether a burn-in with these values, as `burn_in_of` gives them, needs another run."""
+def needs_burn_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) -> bool:
+    """Return whether the burn-in needs another run, given its `burn_in_values`."""
     fewest = stats.BURN_IN_RUNS[0] if step.cycles else stats.PLANNING_RUNS
     return any(stats.burn_in_needed(values, fewest) for values in burn_in)
 
 
-def wanted(step: ChainStep, slots: Iterable[Slot]) -> int:
-    """Return how many cycles a chain needs: the number in the spec, or the one computed from its burn-in."""
-    return step.cycles or stats.cycles_for(burn_in_of(step, slots), step.effect, step.claims)
+def cycles_wanted(step: ChainStep, runs: Iterable[ChainRun]) -> int:
+    """Return how many cycles a chain needs: the number in the spec, else one computed from the burn-in's noise."""
+    return step.cycles or stats.cycles_for(burn_in_values(step, runs), step.effect, step.claims)
 
 
-def planned(step: ChainStep, slots: Iterable[Slot]) -> int:
-    """Return how many cycles a chain will have: the wanted number, or as many as its time limit allows.
+def cycles_planned(step: ChainStep, runs: Iterable[ChainRun]) -> int:
+    """Return how many cycles a chain will have: `cycles_wanted`, or fewer if its time limit allows no more.
 
-    It depends on the baseline's runs alone. It may be less than the claims need, even 0: then no cycle begins.
+    The number depends on the burn-in alone. It may be less than a verdict needs, even 0.
     """
-    slots = list(slots)
-    most = wanted(step, slots)
-    took = [slot.seconds for slot in slots if slot.role == BURN_IN]
+    runs = list(runs)
+    most = cycles_wanted(step, runs)
+    took = [run.seconds for run in runs if run.role == BURN_IN]
     if step.cycles or not step.max_s or not took:
         return most
     # assumes that the candidate is as fast as its baseline: its real speed must not matter
@@ -107,31 +111,31 @@ def planned(step: ChainStep, slots: Iterable[Slot]) -> int:
     return min(most, max(0, int((places - 1) // 2)))
 
 
-def chain_of(step: ChainStep, comparison: Comparison, slots: Iterable[Slot], protocol: int = PROTOCOL) -> Chain:
-    """Return the chain of one comparison, run by this protocol; its burn-in is among the slots."""
-    slots = list(slots)
-    ran = {(slot.role, slot.cycle): slot for slot in slots}
+def chain_of(step: ChainStep, comparison: Comparison, runs: Iterable[ChainRun], protocol: int = PROTOCOL) -> Chain:
+    """Return the `stats.Chain` of one comparison; `protocol` is the version of the protocol of its job."""
+    runs = list(runs)
+    ran = {(run.role, run.cycle): run for run in runs}
 
-    def in_a_row(role: str, first: int) -> list[Slot]:
-        row: list[Slot] = []
-        while slot := ran.get((role, first + len(row))):
-            row.append(slot)
+    def in_a_row(role: str, first: int) -> list[ChainRun]:
+        row: list[ChainRun] = []
+        while run := ran.get((role, first + len(row))):
+            row.append(run)
         return row
 
     baselines, candidates = in_a_row(BASELINE, 0), in_a_row(CANDIDATE, 1)
     flaws = {}
     for cycle, candidate in enumerate(candidates, 1):
         beside = (*baselines[cycle - 1 : cycle], candidate, *baselines[cycle : cycle + 1])
-        if wrong := [f"{slot.role} {slot.cycle} {slot.flaw}" for slot in beside if slot.flaw]:
+        if wrong := [f"{run.role} {run.cycle} {run.flaw}" for run in beside if run.flaw]:
             flaws[cycle] = "; ".join(wrong)
-    burn_in = [slot for (role, _), slot in ran.items() if role == BURN_IN]
+    burn_in = [run for (role, _), run in ran.items() if role == BURN_IN]
     last = burn_in[-1].values if burn_in and not burn_in[-1].flaw else {}
     return Chain(
-        [slot.values.get((comparison.baseline, comparison.metric)) for slot in baselines],
-        [slot.values.get((comparison.candidate, comparison.metric)) for slot in candidates],
+        [run.values.get((comparison.baseline, comparison.metric)) for run in baselines],
+        [run.values.get((comparison.candidate, comparison.metric)) for run in candidates],
         better=metric(comparison.metric).better,
         drift_limit=step.drift_limit,
-        cycles=planned(step, slots),
+        cycles=cycles_planned(step, runs),
         flaws=flaws,
         before=last.get((comparison.baseline, comparison.metric)),
         protocol=protocol,
@@ -139,17 +143,17 @@ def chain_of(step: ChainStep, comparison: Comparison, slots: Iterable[Slot], pro
 
 
 def whole_cycles(chain: Chain) -> int:
-    """Return how many cycles of a chain are complete, including the baseline run after the candidate."""
+    """Return how many cycles have both baseline runs and the candidate run, whether they count or not."""
     return max(0, min(len(chain.a) - 1, len(chain.b)))
 
 
-def over(step: ChainStep, chains: Sequence[Chain], slots: Iterable[Slot] = ()) -> Over | None:
-    """Return why the chain has ended, None if another cycle follows, for the comparisons that can still be judged.
+def over(step: ChainStep, chains: Sequence[Chain], runs: Iterable[ChainRun] = ()) -> Over | None:
+    """Return why a chain has ended, None if another cycle must be run.
 
-    `chains` are one a comparison, all equally long.
+    `chains` has the `stats.Chain` of each comparison; those that can no longer be judged need no further cycle.
     """
     done, needed = whole_cycles(chains[0]), chains[0].planned
-    if done == IDLE_CYCLES == sum(slot.idle for slot in slots if slot.role == CANDIDATE):
+    if done == _IDLE_CYCLES == sum(run.idle for run in runs if run.role == CANDIDATE):
         return Over.IDLE
     if step.screen:
         return None if done < needed else Over.COMPLETE

@@ -1,7 +1,7 @@
-"""Compare two experiments' specs: their differences, and which of their launches are compared.
+"""Compare two experiments: the differences of their specs, and the pairs of launches to compare.
 
 A candidate may differ from its baseline in its build and its arguments. Cells, models, session and host must agree, or
-they could cause the difference. An axis with one value is a setting of the tool, not part of the matrix.
+they could cause the measured difference. An axis with one value is an argument of the tool, not part of the matrix.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from dgxlab.model import Bench, Cell, EngagedGate, Experiment, ParityGate, about
 from dgxlab.tools import Launch, bench_of, keys_of
 
 MUST_AGREE = ("matrix", "models", "session", "host")  # kinds of difference that are refused unless allowed by name
-ARGUMENTS = ("args", "repetitions")  # keys of a bench entry that are arguments of the tool and do not distinguish cells
-ABSENT = "-"
+_ARGUMENTS = (
+    "args",
+    "repetitions",
+)  # keys of a bench entry that are arguments of the tool: cells do not depend on them
+_ABSENT = "-"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two experiments."""
+    """One difference between the specs of two experiments."""
 
     what: str  # pin, series, cmake, env, arguments, gates, or one of MUST_AGREE
     name: str  # which one of that kind, "" if there is only one
-    baseline: str  # the baseline's value, ABSENT if it has none
+    baseline: str  # the baseline's value, _ABSENT if it has none
     candidate: str
 
     def __str__(self) -> str:
@@ -34,7 +37,7 @@ class Difference:
 
 
 def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]:
-    """Return all differences of a candidate from its baseline, except name and hypothesis."""
+    """Return all differences between two specs, except name and hypothesis."""
     return [
         *differing("pin", {"": baseline.pin[:12]}, {"": candidate.pin[:12]}),
         *differing("series", {"": " ".join(baseline.series)}, {"": " ".join(candidate.series)}),
@@ -49,7 +52,7 @@ def differences(baseline: Experiment, candidate: Experiment) -> list[Difference]
 
 
 def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> None:
-    """Raise SpecError if a difference of MUST_AGREE is not allowed; `path` is the candidate's spec."""
+    """Raise SpecError, on the spec `path`, if a difference is of a kind that MUST_AGREE has and `allow` does not."""
     wrong = [each for each in differ if each.what in MUST_AGREE and each.what not in allow]
     if wrong:
         allowing = " ".join(f"--allow {kind}" for kind in MUST_AGREE if kind in {each.what for each in wrong})
@@ -58,9 +61,9 @@ def refuse(differ: Iterable[Difference], allow: Collection[str], path: str) -> N
 
 
 def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch, Launch]]:
-    """Yield pairs of launches to compare, in the baseline's order, with the same cells in the same order.
+    """Yield pairs of launches, a baseline's and a candidate's, whose cells are compared in order.
 
-    Where the matrices differ, only the common cells are compared; raises SpecError if there is none.
+    If the matrices differ, they have only the common cells; raises SpecError if there is none.
     """
     some = False
     for left, right in zip(baseline.bench, candidate.bench, strict=False):
@@ -73,7 +76,7 @@ def pairs(baseline: Experiment, candidate: Experiment) -> Iterator[tuple[Launch,
 
 
 def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
-    """Yield a `Difference` of kind `what` for each name whose values differ; `where` is put before the name.
+    """Yield a `Difference` of kind `what` for each name whose values differ; `where`, if any, precedes the name.
 
     A missing name equals None, "" and (); only in `env` does "" differ from a missing name.
     """
@@ -82,7 +85,7 @@ def differing(what: str, left: Mapping[str, Any], right: Mapping[str, Any], wher
         if what == "env" and value == "":  # set to empty differs from unset
             return '""'
         if value is None or value in ("", ()):
-            return ABSENT
+            return _ABSENT
         return value if isinstance(value, str) else _plain(value)
 
     for name in dict.fromkeys((*left, *right)):
@@ -123,11 +126,11 @@ def _of_models(left: Experiment, right: Experiment) -> Iterator[Difference]:
 def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Difference]:
     for number, (before, after) in enumerate(zip_longest(left, right)):
         where = f"bench[{number}]"
-        tools = [entry.name if entry else ABSENT for entry in (before, after)]
+        tools = [entry.name if entry else _ABSENT for entry in (before, after)]
         if tools[0] != tools[1]:
             yield Difference("matrix", where, *tools)
             continue
-        free = settings(before, after)
+        free = _argument_axes(before, after)
         yield from differing("matrix", _matrix(before, free), _matrix(after, free), where)
         yield from differing("arguments", _arguments(before, free), _arguments(after, free), where)
         yield from differing("env", before.env, after.env, where)
@@ -135,7 +138,7 @@ def _of_bench(left: Sequence[Bench], right: Sequence[Bench]) -> Iterator[Differe
 
 def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
     """Return the axes that distinguish an entry's cells, without the settings `free`."""
-    names = (name for name in keys_of(entry) if name not in ("model", *ARGUMENTS))
+    names = (name for name in keys_of(entry) if name not in ("model", *_ARGUMENTS))
     axes = {name: values for name, values in _axes(entry).items() if name not in free}
     return {**{name: getattr(entry, name) for name in (*names, "exclude")}, **axes}
 
@@ -143,15 +146,15 @@ def _matrix(entry: Bench, free: Collection[str]) -> dict[str, Any]:
 def _arguments(entry: Bench, free: Collection[str]) -> dict[str, Any]:
     """Return the arguments of an entry's tool."""
     arguments = {name: values[0] for name, values in _axes(entry).items() if name in free}
-    for name in ARGUMENTS:
+    for name in _ARGUMENTS:
         if hasattr(entry, name):
             value = getattr(entry, name)
             arguments[name] = " ".join(value) if isinstance(value, tuple) else value
     return arguments
 
 
-def settings(left: Bench, right: Bench) -> set[str]:
-    """Return the axes with at most one value in both entries: these are arguments of the tool."""
+def _argument_axes(left: Bench, right: Bench) -> set[str]:
+    """Return the axes with at most one value in both entries: such axes are arguments of the tool."""
     axes = (_axes(left), _axes(right))
     return {name for name in (*axes[0], *axes[1]) if all(len(side.get(name, ())) <= 1 for side in axes)}
 
@@ -163,7 +166,7 @@ def _axes(entry: Bench) -> Mapping[str, Sequence[Any]]:
 def _paired(
     left: Bench, right: Bench, left_env: Mapping[str, str], right_env: Mapping[str, str]
 ) -> Iterator[tuple[Launch, Launch]]:
-    free = {*settings(left, right), *ARGUMENTS}
+    free = {*_argument_axes(left, right), *_ARGUMENTS}
 
     def name(cell: Cell) -> str:
         return canonical({k: v for k, v in {**cell.fixed, **cell.params}.items() if k not in free})

@@ -1,4 +1,4 @@
-"""Make plans from experiments: build, models, flag checks, gates, runs."""
+"""Make plans from experiments; a plan's steps are builds, models, flag checks, gates and runs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dgxlab import model, quantise, tools
 from dgxlab.chains import comparisons
 from dgxlab.compare import pairs
 from dgxlab.errors import SpecError, edit
-from dgxlab.model import Arm, ChainStep, Check, EngagedGate, Experiment, GateStep, ParityGate, Plan, RunStep
+from dgxlab.model import Arm, ChainStep, EngagedGate, Experiment, GateStep, LaunchedGate, ParityGate, Plan, RunStep
 from dgxlab.stats import fewest_cycles
 from dgxlab.tools import Launch, Wanted, launches, parity
 
-NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a file name
+_NAME_LENGTH = 80  # characters of a session's name in its id, which becomes a file name
 
 
 def new_job_id(name: str) -> str:
-    """Return an id that sorts by time and names the experiment: 20261120-120301-quickstart-3f2a9c."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name[:NAME_LENGTH]}-{secrets.token_hex(3)}"
+    """Return a new id that sorts by time and has this name: 20261120-120301-quickstart-3f2a9c."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{name[:_NAME_LENGTH]}-{secrets.token_hex(3)}"
 
 
 def make(
@@ -30,24 +30,27 @@ def make(
     *,
     job_id: str,
     wanted: Wanted = lambda model, env, cell: True,
-    gates: Sequence[ParityGate | Check] | None = None,
+    gates: Sequence[LaunchedGate] | None = None,
     bench: bool = True,
     wait_s: float = model.WAIT_S,
 ) -> Plan:
     """Return the plan of one arm: build, models, flag checks, gates, runs, in this order.
 
-    `wanted` selects the cells to measure, `gates` the gates to run (None for all); without `bench` only gates run. The
-    job may wait for its devices for `wait_s` seconds.
+    Args:
+        wanted: Selects the cells to measure.
+        gates: The gates to run; None for all of the experiment.
+        bench: False to run the gates alone.
+        wait_s: How long the job may wait for its devices, in seconds.
 
     Raises:
-        SpecError: if an entry's matrix is empty, or its sizes exceed its own n_ctx.
+        SpecError: if a bench entry has no cell, or its sizes exceed its own n_ctx.
     """
     arm = make_arm(experiment, source)
     left = enumerate(launches(experiment, wanted) if bench else ())
     runs = [_run(f"run:{number}", experiment, arm, launch) for number, launch in left]
     asked = [
         tools.gate_step(f"gate:{number}", arm.name, gate, experiment)
-        for number, gate in enumerate(own(experiment) if gates is None else gates)
+        for number, gate in enumerate(launched_gates(experiment) if gates is None else gates)
     ]
     steps: list[model.Step] = [_build(arm), *_prepared(experiment, arm, runs, asked), *asked, *runs]
     work = (experiment.name, experiment.digest, (arm,), tuple(steps), "run" if bench else "gate")
@@ -66,13 +69,17 @@ def make_ab(
 ) -> Plan:
     """Return the plan of a session: both builds, models, flag checks and gates, the chains, the gates again.
 
-    The same experiment on the same tree gives one arm and an A/A session. The baseline's `session` settings apply.
-    Kind "screen" is one bracket instead of a chain, without gates after it. All chains together may take `max_s`
-    seconds, 0 for no limit.
+    If both experiments and sources are equal, the session is A/A, with one arm. The `session` settings of the baseline
+    apply to both.
+
+    Args:
+        kind: One of SESSIONS. A "screen" has one cycle per chain, and no gates after the chains.
+        wait_s: How long the job may wait for its devices, in seconds.
+        max_s: How long all chains together may take, in seconds; 0 for no limit.
 
     Raises:
-        SpecError: if two different arms have the same name or no common cell; if the session has fewer cycles than its
-            family of claims needs, or a time limit that has no effect.
+        SpecError: if two different arms have the same name or no common cell; if session.cycles is too small for the
+            number of verdicts, or `max_s` would have no effect.
     """
     arms = [make_arm(baseline, sources[0])]
     if (candidate.digest, sources[1]) != (baseline.digest, sources[0]):
@@ -82,7 +89,7 @@ def make_ab(
         arms.append(make_arm(candidate, sources[1]))
     sides = list(zip((baseline, candidate), arms, strict=False))
     chains = _of_family(baseline, tuple(_chains(baseline, candidate, arms, kind)), max_s)
-    gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in own(experiment)]
+    gates = [(experiment, arm.name, gate) for experiment, arm in sides for gate in launched_gates(experiment)]
     before = [tools.gate_step(f"gate:{n}", arm, gate, experiment) for n, (experiment, arm, gate) in enumerate(gates)]
     before = [_beside(arms[0].name, step, before) for step in before]
     steps: list[model.Step] = [_build(arm) for arm in arms]
@@ -105,12 +112,12 @@ def make_ab(
 
 
 def session_name(baseline: Experiment, candidate: Experiment) -> str:
-    """Return the name of a session of two experiments."""
+    """Return the name of the session that compares two experiments."""
     return f"{baseline.name}-vs-{candidate.name}"
 
 
 def make_arm(experiment: Experiment, source: model.Source) -> Arm:
-    """Return the arm that an experiment describes: source, cmake definitions with our defaults, programs."""
+    """Return the arm that builds an experiment from `source`, with our defaults for cmake definitions."""
     defaults = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
@@ -127,14 +134,9 @@ def make_arm(experiment: Experiment, source: model.Source) -> Arm:
     return Arm(experiment.name, source, dict(sorted(cmake.items())), experiment.env, tuple(sorted(targets)))
 
 
-def own(experiment: Experiment) -> list[ParityGate | Check]:
-    """Return the gates that run by themselves; an engaged gate only reads the output of other runs."""
+def launched_gates(experiment: Experiment) -> list[LaunchedGate]:
+    """Return an experiment's gates that run commands, without the `EngagedGate`s."""
     return [gate for gate in experiment.gates if not isinstance(gate, EngagedGate)]
-
-
-def gate_env(experiment: Experiment, gate: ParityGate | Check) -> dict[str, str]:
-    """Return the environment that a gate runs the arm in."""
-    return {**experiment.env, **gate.env}
 
 
 def _build(arm: Arm) -> model.BuildStep:
@@ -190,7 +192,7 @@ def _quantize(recipe: model.Model) -> tuple[str, ...]:
 
 
 def is_flag(word: str) -> bool:
-    """Return whether an argument is a flag; a negative number is a value."""
+    """Return whether an argument is a flag: it begins with `-` and is no negative number."""
     return word.startswith("-") and not word[1:2].isdigit()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dgxlab.chains import Over, Slot, chain_of, comparisons, over
+from dgxlab.chains import ChainRun, Over, chain_of, comparisons, over
 from dgxlab.ingest import ingest
 from dgxlab.judgement import judge
 from dgxlab.model import BASELINE, CANDIDATE
@@ -17,30 +17,30 @@ STRANGER = f"{reason(Code.STRANGER, processes='pid 7')}; {UNENGAGED}"
 STEP = chain_step()
 
 
-def slots(cycles: int, *, idle: int = 0, flawed: int = 0) -> list[Slot]:
+def runs(cycles: int, *, idle: int = 0, flawed: int = 0) -> list[ChainRun]:
     """Return what ran in a chain of so many cycles, of which the first candidates were idle or flawed."""
     (comparison,) = comparisons(STEP)
     values = {(comparison.baseline, comparison.metric): 100.0, (comparison.candidate, comparison.metric): 110.0}
-    ran = [Slot(BASELINE, 0, values)]
+    ran = [ChainRun(BASELINE, 0, values)]
     for cycle in range(1, cycles + 1):
         wrong = "it is wrong" if cycle <= max(idle, flawed) else ""
-        ran += [Slot(CANDIDATE, cycle, values, wrong, idle=cycle <= idle), Slot(BASELINE, cycle, values)]
+        ran += [ChainRun(CANDIDATE, cycle, values, wrong, idle=cycle <= idle), ChainRun(BASELINE, cycle, values)]
     return ran
 
 
 @pytest.mark.parametrize(
     ("ran", "expected"),
     [
-        (slots(1, idle=1), None),
-        (slots(2, idle=1), None),
-        (slots(2, flawed=2), None),
-        (slots(2, idle=2), Over.IDLE),
-        (slots(6), Over.COMPLETE),
-        (slots(6, flawed=1), None),
-        (slots(6, flawed=5), Over.HOPELESS),
+        (runs(1, idle=1), None),
+        (runs(2, idle=1), None),
+        (runs(2, flawed=2), None),
+        (runs(2, idle=2), Over.IDLE),
+        (runs(6), Over.COMPLETE),
+        (runs(6, flawed=1), None),
+        (runs(6, flawed=5), Over.HOPELESS),
     ],
 )
-def test_why_no_further_cycle_follows(ran: list[Slot], expected: Over | None) -> None:
+def test_why_no_further_cycle_follows(ran: list[ChainRun], expected: Over | None) -> None:
     (comparison,) = comparisons(STEP)
     assert over(STEP, [chain_of(STEP, comparison, ran)], ran) is expected
 

@@ -1,20 +1,22 @@
-"""The agent's command line: each request of the client is one short process that prints JSON on stdout.
+"""The agent's command line: each request of the client is one short process, which prints its reply on stdout as JSON.
 
 probe ROOT              facts, missing commits, model files that exist, running jobs, and paths in hosts.yaml
                         that do not exist; stdin has the commits and models
-receive ROOT            objects on stdin
+receive ROOT            store the git pack on stdin
 tool ROOT NAME VERSION SHA256
-                        a wheel on stdin: unpack the build tool in it
-model ROOT ID SHA256    a synthetic model's f16 file on stdin
-submit ROOT JOB SHA256  plan on stdin: stage and start the job, print its state
-status ROOT JOB         its state          jobs ROOT    every job's state, name, kind and age
-plan ROOT JOB           its plan           raw ROOT JOB LIMIT   its raw files, unless they are larger
-follow ROOT JOB OFFSET  its journal from a byte on, until it ends
-cancel ROOT JOB         end it
-inventory ROOT          everything under the root: size and last use
-clean ROOT              remove the things on stdin
-work FOLDER             run the job (the detached part)
-sense                   the host's condition twice a second, sampled during a measurement
+                        unpack the build tool in the wheel on stdin
+model ROOT ID SHA256    store a synthetic model's f16 file from stdin
+submit ROOT JOB SHA256  stage and start a job with the plan on stdin; its state
+status ROOT JOB         the job's state
+jobs ROOT               every job's state, name, kind and age
+plan ROOT JOB           the job's plan
+raw ROOT JOB LIMIT      the job's raw files, unless they are larger than LIMIT bytes
+follow ROOT JOB OFFSET  the job's journal from this byte on, until the job ends
+cancel ROOT JOB         end the job
+inventory ROOT          size and last use of everything under the root
+clean ROOT              remove the items on stdin
+work FOLDER             run the job in this folder; `submit` starts this as a detached process
+sense                   the host's condition twice a second, for samples during a measurement
 synth RECIPE OUT [VOCABULARY]
                         write a synthetic model
 """
@@ -37,17 +39,17 @@ if TYPE_CHECKING:
     from dgxlab.agent.job import Job
     from dgxlab.replies import Status
 
-FOLLOW_S = 0.1
+_FOLLOW_S = 0.1
 """Pause between looks at the journal."""
 
 
 def main(argv: list[str]) -> int:
-    """Do what `argv` asks; errors go to stderr as one JSON line, which the client turns back into an error."""
+    """Run the verb `argv[0]` and return the exit status; an error goes to stderr as JSON, and the client raises it."""
     verb, *args = argv
     try:
         reply = VERBS[verb](*args)
     except (OSError, DgxlabError) as refusal:
-        error: DgxlabError = _of("files").refused(verb, refusal) if isinstance(refusal, OSError) else refusal
+        error: DgxlabError = _of("files").remote_error(verb, refusal) if isinstance(refusal, OSError) else refusal
         print(json.dumps({"exit_code": error.exit_code, **vars(error)}), file=sys.stderr)
         return error.exit_code
     if reply is not None:
@@ -72,11 +74,12 @@ def _job(root: str, job_id: str) -> Job:
 
 
 def probe(root: str) -> dict[str, Any]:
-    """Return the host's facts, its running jobs, and what it has of the commits and models listed on stdin.
+    """Return what the client needs to know before it plans; stdin has `commits`, `models` and `synthetic` models.
 
-    `missing` lists commits, `models` identifies each model file (None: no such file), and `to_send` lists synthetic
-    models that the client must send. `absent` lists obstacles: paths and programs of hosts.yaml that do not exist, an
-    unusable root folder, or no `setsid`.
+    Returns:
+        `facts` of the host; `running` jobs; `missing` commits; `models`: the identity of each model file, None if there
+        is no such file; `to_send`: synthetic models that the client must send; `absent`: paths and programs of
+        hosts.yaml that do not exist, and obstacles to any job.
     """
     from dgxlab.model import to_json
 
@@ -92,23 +95,23 @@ def probe(root: str) -> dict[str, Any]:
 
 
 def submit(root: str, job_id: str, sha256: str) -> dict[str, Any]:
-    """Stage the plan on stdin with a copy of this agent, start it, and return its status; safe to repeat.
+    """Stage a job with the plan on stdin and a copy of this agent, start it, and return its status; safe to repeat.
 
     Raises:
-        RemoteError: if the plan is incomplete: a cut connection looks like its end.
+        RemoteError: if the plan is incomplete, as after a cut connection.
         JobLost: if the job existed and was removed.
     """
     plan, jobs = sys.stdin.buffer.read(), _of("job")
     if hashlib.sha256(plan).hexdigest() != sha256:
         raise RemoteError(f"the plan of job {job_id} did not arrive whole", next=AGAIN)
     if _of("inventory").was_removed(_root(root), job_id):
-        raise jobs.gone(job_id)
+        raise jobs.job_lost(job_id)
     status: Status = jobs.Job.stage(_root(root).jobs, job_id, plan, Path(sys.argv[0])).start()
     return vars(status)
 
 
 def follow(root: str, job_id: str, offset: str) -> None:
-    """Copy the journal's complete lines to stdout from `offset` on, until the job ends or is damaged."""
+    """Copy the complete lines of a job's journal to stdout, from byte `offset` on, until the job ends or is damaged."""
     job, at = _job(root, job_id), int(offset)
     while True:
         now = job.status()
@@ -122,11 +125,11 @@ def follow(root: str, job_id: str, offset: str) -> None:
         elif not running:
             return
         else:
-            time.sleep(FOLLOW_S)
+            time.sleep(_FOLLOW_S)
 
 
 def synth(recipe: str, out: str, vocabulary: str = "") -> None:
-    """Write a synthetic model, with the tokenizer of a llama.cpp vocabulary."""
+    """Write the synthetic model of a recipe (JSON) to the file `out`, with the tokenizer in the file `vocabulary`."""
     from dgxlab.model import SyntheticModel, from_json
     from dgxlab.synth import write
 

@@ -1,10 +1,10 @@
-"""The first program that a host's Python reads: check that only we can write the root and that the agent is undamaged.
+"""The first program of each call: check that only this user can write the root and that the agent is undamaged.
 
-The client sends this text with every call, because no file on the host is trusted before. So it cannot import the
-agent; the agent imports from here how a file survives a power loss, which installing needs.
+The client sends this source code with every call, because no file on the host is trusted before. So it cannot import
+the agent. It also has what installing needs and the agent imports: writing files so that they survive a power loss.
 
-    AGENT ROOT install      take the agent on stdin
-    AGENT ROOT VERB ...     start it
+    AGENT ROOT install      install the agent that is on stdin
+    AGENT ROOT VERB ...     start the agent
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 NO_AGENT, OPEN_ROOT = 97, 96
-"""Exit statuses: the agent is missing or damaged; another user may write in a folder of the root (see stderr)."""
+"""Exit statuses: the agent is missing or damaged; another user can write in a folder of the root (see stderr)."""
 
 SEAL = 64
 """Length of the agent's last bytes: the sha256, in hex, of all bytes before them."""
@@ -27,7 +27,7 @@ CODE = ("agent", "tools", "src", "work", "builds", "jobs")
 
 
 def sync(path: Path) -> None:
-    """Write one file, or the names in one folder, to the disk itself."""
+    """Call fsync on one file, or on one folder for the names in it."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Write a file, or a folder with everything in it, to the disk itself; files that vanish meanwhile are skipped."""
+    """Call fsync on a file, or on a folder and everything below it; files that vanish meanwhile are skipped."""
     if path.is_file():
         sync(path)
     for folder, _, names in os.walk(path, topdown=False):
@@ -47,9 +47,9 @@ def flush(path: Path) -> None:
 
 
 def settle(part: Path, path: Path) -> None:
-    """Flush a finished file or folder to disk and rename it to `path`; a file replaces an existing file.
+    """Flush the finished file or folder `part` to disk and rename it to `path`; a file replaces an existing file.
 
-    After a power loss `path` is complete or as before.
+    After a power loss `path` is either complete or as it was before.
 
     Raises:
         OSError: if the disk is full, or `path` is a folder that is not empty.
@@ -60,12 +60,12 @@ def settle(part: Path, path: Path) -> None:
 
 
 def whole(content: bytes) -> bool:
-    """Return whether an agent's seal matches its bytes."""
+    """Return whether the bytes of an agent end with the digest of the bytes before it."""
     return content[-SEAL:] == hashlib.sha256(content[:-SEAL]).hexdigest().encode()
 
 
 def stranger(root: Path) -> tuple[int, Path] | None:
-    """Return owner and path of a folder in which another user could plant a program that we would run; None if safe.
+    """Return owner (uid) and path of a folder in which another user could plant a program that we run; None if safe.
 
     The rule is that of sshd's StrictModes: the root, its folders of programs and all folders above belong to us or to
     root, and no other user may write in them. Above the root the sticky bit is enough: others cannot rename our files.
@@ -88,7 +88,7 @@ def stranger(root: Path) -> tuple[int, Path] | None:
 
 
 def main(agent: str, root: str, verb: str, *args: str) -> int:
-    """Install the agent or start it."""
+    """Install the agent or start it; return the exit status."""
     if other := stranger(Path(root)):
         sys.stderr.write(f"{other[0]} {os.getuid()} {other[1]}\n")
         return OPEN_ROOT

@@ -1,8 +1,8 @@
 """Build an arm: one worktree and one cmake folder per (pin, cmake, toolchain), finished programs under builds/<id>.
 
-git moves the worktree, so ninja compiles only what differs. An installed build has a stamp with the sha256 of every
-program and of every library that the loader gives to them: a program that still loads the other arm's library would
-measure the wrong arm. Each job compares what is installed with the stamp before it uses it.
+git switches the worktree between arms, so ninja compiles only what differs. An installed build has a stamp: the sha256
+of every program and of every library of llama.cpp that it loads. A program that loaded another arm's library would
+measure the wrong arm. Each job compares the installed files with the stamp before it uses them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dgxlab.agent.boot import flush, settle, sync
 from dgxlab.agent.environment import base_env, settings
 from dgxlab.agent.facts import boot_id
 from dgxlab.agent.files import full_disk, sha256, tail
-from dgxlab.agent.measure import Bench
+from dgxlab.agent.measure import Workbench
 from dgxlab.agent.objects import Objects
 from dgxlab.errors import AGAIN, BuildFailed
 from dgxlab.model import BuildStep, Source, Toolchain, build_id, digest, from_json, to_json
@@ -36,16 +36,16 @@ from dgxlab.model.events import BuildEvent
 from dgxlab.model.reasons import left_running
 from dgxlab.tools.rows import plain
 
-STAMP = "stamp.json"
+_STAMP = "stamp.json"
 LOOK_S, TAIL = 0.25, 1 << 16
-"""Seconds between looks at ninja's output, and bytes that are read of its end."""
-OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
+"""Seconds between looks at ninja's output, and how many bytes at its end are read."""
+_OWN_LIBRARY = re.compile(r"lib(ggml|llama|mtmd)[\w.-]*\.so[\w.]*")
 
 
 class Builder:
-    """Builds one arm in one job; configure and compile print to `log`."""
+    """Builds one arm in one job; the file `log` has the output of cmake and ninja."""
 
-    def __init__(self, bench: Bench, step: BuildStep) -> None:
+    def __init__(self, bench: Workbench, step: BuildStep) -> None:
         self.bench, self.step, self.arm = bench, step, bench.plan.arm(step.arm)
         self.toolchain = bench.facts.toolchain
         self.identity = build_id(self.arm.source, self.arm.cmake, self.toolchain)
@@ -54,11 +54,11 @@ class Builder:
         self._logs = bench.log(self.log.name)
 
     def build(self) -> BuildEvent:
-        """Build the arm unless it is installed and unchanged; return the event of its build.
+        """Build and install the arm, unless it is installed with all its targets and unchanged; return the event.
 
         Raises:
-            BuildFailed: with the first compiler error and the log's path.
-            RemoteError: if the sources are missing or differ from the plan's.
+            BuildFailed: if configuring, compiling or linking fails; `details` has the first error.
+            RemoteError: if the source code is missing or differs from the plan's.
         """
         begin, folder = time.monotonic(), self.bench.root.builds / self.identity
         stamp = installed(folder, self.identity)
@@ -66,7 +66,7 @@ class Builder:
             self.bench.note(f"build {self.identity} is not what was installed: it is built anew")
         reused = bool(stamp and set(self.arm.targets) <= set(stamp["binaries"]))
         if stamp and reused:
-            os.utime(folder / STAMP)  # its last use, for `host clean`
+            os.utime(folder / _STAMP)  # its last use, for `host clean`
         else:
             # installed programs are built again too: in the work folder they may be those of another arm
             others = sorted(set(stamp["binaries"] if stamp else ()) - set(self.arm.targets))
@@ -86,7 +86,7 @@ class Builder:
 
     def _compile(self, targets: Sequence[str], compile: Sequence[str], lock: int) -> None:
         for path in (self.work / "cmake" / "bin").glob("*"):
-            if path.name in targets or OWN_LIBRARY.fullmatch(path.name):
+            if path.name in targets or _OWN_LIBRARY.fullmatch(path.name):
                 path.unlink()  # ninja would keep a program that is newer than its source, even if it was replaced
         objects, source = Objects(self.bench.root.objects), self.arm.source
         objects.check_out(self.work / "src", self.work / "index", source.commit, source.tree)
@@ -98,7 +98,7 @@ class Builder:
             if not installed_at:
                 raise BuildFailed(f"there is no {name} on the host", next=f"dgxlab doctor {settings().name}")
         configured = self.work / "cmake" / "dgxlab-configured"
-        wanted = digest([configure, objects.names(source.commit)])
+        wanted = digest([configure, objects.names(source.commit)])  # with other files cmake's globs must run again
         if not configured.exists() or configured.read_text() != wanted:
             self._step(configure, "configuring", lock)
             configured.write_text(wanted)
@@ -173,7 +173,7 @@ class Builder:
             "libraries": {name: sha256(bin_folder / name) for name in sorted({name for _, name, _ in loaded})},
             "cmake_cache": sha256(cmake / "CMakeCache.txt"),
         }
-        (incoming / STAMP).write_text(json.dumps(stamp, indent=1))
+        (incoming / _STAMP).write_text(json.dumps(stamp, indent=1))
         if folder.exists():  # an earlier install with fewer programs: what runs from it keeps its files
             folder.rename(old)
         settle(incoming, folder)
@@ -182,12 +182,12 @@ class Builder:
 
 
 def installed(folder: Path, identity: str) -> dict[str, Any] | None:
-    """Return the stamp of an installed build, None if its files differ from those in the stamp.
+    """Return the stamp of the build in a folder; None if its id is not `identity`, or the files are not the stamp's.
 
-    An extra file counts too: the loader looks for libraries in this folder first.
+    An extra file counts as a difference: the loader searches this folder for libraries first.
     """
     try:
-        stamp: dict[str, Any] = json.loads((folder / STAMP).read_text())
+        stamp: dict[str, Any] = json.loads((folder / _STAMP).read_text())
         wanted = {**stamp["binaries"], **stamp["libraries"]}
         same = stamp["build_id"] == identity and stamp.keys() >= {"source", "cmake", "toolchain", "cmake_cache"}
         return stamp if same and {path.name: _digest(path) for path in (folder / "bin").iterdir()} == wanted else None
@@ -197,15 +197,15 @@ def installed(folder: Path, identity: str) -> dict[str, Any] | None:
 
 def _digest(path: Path) -> str:
     """Return a file's sha256; "" for a non-file, or a program that is not executable."""
-    usable = S_ISREG(path.lstat().st_mode) and (OWN_LIBRARY.fullmatch(path.name) or os.access(path, os.X_OK))
+    usable = S_ISREG(path.lstat().st_mode) and (_OWN_LIBRARY.fullmatch(path.name) or os.access(path, os.X_OK))
     return sha256(path) if usable else ""
 
 
 def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
-    """Return the llama.cpp libraries that the loader would give to programs: program, soname, resolved path.
+    """Return (program, soname, resolved path) for each library of llama.cpp that one of the programs would load.
 
     Raises:
-        BuildFailed: if one of them is not found.
+        BuildFailed: if the loader cannot find such a library.
     """
     # a single call, because ldd is a shell script that starts the loader three times
     env = {k: v for k, v in base_env().items() if not k.startswith("LD_")}
@@ -216,7 +216,7 @@ def own_libraries(programs: Sequence[Path]) -> list[tuple[Path, str, Path]]:
         if line.startswith("/"):  # for several programs ldd prints each program's name first
             program = Path(line.removesuffix(":"))
         match = re.match(r"\s*(\S+) => (not found|/.*?)(?: \(0x[0-9a-f]+\))?$", line)
-        if match and OWN_LIBRARY.fullmatch(match[1]):
+        if match and _OWN_LIBRARY.fullmatch(match[1]):
             if match[2] == "not found":
                 cause = f"{program.name} needs {match[1]} and the loader does not find it"
                 raise BuildFailed(cause, next=AGAIN)
@@ -251,52 +251,51 @@ def _held(work: Path) -> Iterator[int]:
 
 # -- logs of cmake, ninja and the compilers ---------------------------------------------------------------------------
 
-PROGRESS = re.compile(r"\[([0-9]{1,7})/([0-9]{1,7})\] (.+)")
+_PROGRESS = re.compile(r"\[([0-9]{1,7})/([0-9]{1,7})\] (.+)")
 
 # gcc, clang, nvcc, ptxas, ninja; the linker; cmake. Diagnostics start in the first column: indented text is quoted
 # source.
-ERRORS = re.compile(
+_ERRORS = re.compile(
     r"(?!.*?(?:warning|note)(?: #[\w-]+)?\s*:.*error)"
     r"\S.*?[:);] ?(?:fatal |internal compiler |catastrophic )?error(?: #[\w-]+)?\s*:"
     r"|(?:nvcc|ptxas|nvlink|fatbinary|cicc|cudafe\+\+|ninja:) ?(?:error|fatal)\s*:"
     r"|.*undefined reference to |.*multiple definition of |\S*ld: cannot find "
     r"|CMake Error"
 )
-LD_FUNCTION = re.compile(r"\S*ld: .*: in function ")
+_LD_FUNCTION = re.compile(r"\S*ld: .*: in function ")
 FAILED = "FAILED: "
-STEP_END = re.compile(rf"{PROGRESS.pattern}|{FAILED}|ninja: ")
-CONTEXT, WIDTH = 5, 300
-"""Lines kept after an error, and characters of a line: a template's name can have thousands."""
+_STEP_END = re.compile(rf"{_PROGRESS.pattern}|{FAILED}|ninja: ")
+_CONTEXT, _WIDTH = 5, 300
+"""Lines that are kept after an error, and characters of a line: a template's name can have thousands."""
 
 
 def progress(line: str) -> tuple[int, int, str] | None:
-    """Read `[n/m] what` as (n, m, what); None for any other line."""
-    match = PROGRESS.fullmatch(plain(line).strip())
+    """Return (n, m, what) for ninja's line `[n/m] what`, None for any other line."""
+    match = _PROGRESS.fullmatch(plain(line).strip())
     return (int(match[1]), int(match[2]), match[3]) if match and int(match[1]) <= int(match[2]) else None
 
 
 def first_error(log_text: str) -> str:
-    """Return the first error of a build log with a few lines of context, "" when there is none.
+    """Return the first error of a compiler, linker, cmake or ninja in a build log, with a few lines of context.
 
-    Without an error of a known compiler, linker, cmake or ninja (a tool is missing, or was killed), it is the first
-    FAILED step with the end of its output.
+    Without one (a tool is missing or was killed) return the first FAILED step with the end of its output, else "".
     """
     lines = [line.rstrip() for line in plain(log_text).split("\n")]
     for number, line in enumerate(lines):
-        if ERRORS.match(line) and not PROGRESS.match(line):
+        if _ERRORS.match(line) and not _PROGRESS.match(line):
             after = lines[number + 1 :]
             if line.startswith("CMake"):  # cmake's message, which may quote the error of a compiler that it tried
                 block = [each for each in takewhile(lambda each: not each or each[0].isspace(), after) if each]
-                tried = [each.strip() for each in block if ERRORS.match(each.strip())]
-                return _text([line, *(tried or block)[:CONTEXT]])
-            before = [lines[number - 1]] if number and LD_FUNCTION.match(lines[number - 1]) else []
-            return _text([*before, line, *takewhile(lambda each: each[:1].isspace(), after[:CONTEXT])])
+                tried = [each.strip() for each in block if _ERRORS.match(each.strip())]
+                return _text([line, *(tried or block)[:_CONTEXT]])
+            before = [lines[number - 1]] if number and _LD_FUNCTION.match(lines[number - 1]) else []
+            return _text([*before, line, *takewhile(lambda each: each[:1].isspace(), after[:_CONTEXT])])
     for number, line in enumerate(lines):
         if line.startswith(FAILED):
-            output = list(takewhile(lambda each: not STEP_END.match(each), lines[number + 1 :]))
-            return _text([line, *output[-CONTEXT:]])
+            output = list(takewhile(lambda each: not _STEP_END.match(each), lines[number + 1 :]))
+            return _text([line, *output[-_CONTEXT:]])
     return ""
 
 
 def _text(lines: Sequence[str]) -> str:
-    return "\n".join(line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in lines)
+    return "\n".join(line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..." for line in lines)

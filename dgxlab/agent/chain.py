@@ -1,7 +1,7 @@
-"""Runs one chain of an A/B session: burn-in, then baseline and candidate in turn, each a fresh process.
+"""Run one chain of an A/B session: burn-in, then baseline and candidate in turn, each run a fresh process.
 
 No value is shown while the chain runs. `chains` and `stats` decide whether a cycle counts and whether another follows;
-the verdict later uses the same functions.
+the verdict uses the same functions later.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from dgxlab import chains
 from dgxlab.agent.environment import settings
-from dgxlab.agent.measure import Attempt, Bench
-from dgxlab.chains import Slot, burn_in_of, burns_in, chain_of, comparisons, flaw, over, planned, wanted
+from dgxlab.agent.measure import Attempt, Workbench
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed
 from dgxlab.model import BASELINE, BURN_IN, CANDIDATE, ChainStep
 from dgxlab.model.events import ChainEvent, RunEvent, flag
-from dgxlab.model.reasons import Code
+from dgxlab.model.reasons import Code, says_not_engaged
 from dgxlab.stats import (
     BURN_IN_RUNS,
     SCREEN_DRIFT_LIMIT,
@@ -31,41 +31,41 @@ from dgxlab.stats import (
 )
 from dgxlab.units import duration, percent
 
-WAITED_S = 5.0
+_WAITED_S = 5.0
 """After a longer wait the device has cooled: the next run does not count as a neighbour of the last."""
 
-ABOVE_C = 3.0
+_ABOVE_C = 3.0
 """Max degrees C above the lowest temperature seen, when a run begins."""
 STILL_S = 30.0
 """Without a new lowest temperature for this long, the device has stopped cooling."""
 LIMIT_S = 900.0
-"""Maximum length of one wait."""
+"""Max wait for the device to cool."""
 LOOK_S = 1.0
-"""Pause between two looks."""
+"""Pause between two looks at the temperature."""
 KNOWN_S = 5.0
 """A temperature that is unknown for longer counts as not available."""
 
-Ranges = dict[str, tuple[float, float]]
+_Ranges = dict[str, tuple[float, float]]
 
 
 class ChainRunner:
-    """Runs one chain."""
+    """Runs one chain step of a plan."""
 
-    def __init__(self, step: ChainStep, bench: Bench) -> None:
+    def __init__(self, step: ChainStep, bench: Workbench) -> None:
         limit = min(step.drift_limit, SCREEN_DRIFT_LIMIT) if step.screen else step.drift_limit
         self._step = replace(step, drift_limit=limit)
-        self._comparisons = comparisons(step)
+        self._comparisons = chains.comparisons(step)
         self._bench = bench
-        self._slots: list[Slot] = []
-        """One per run, in order; where a place was run again, the last one counts."""
+        self._runs: list[chains.ChainRun] = []
+        """All runs in order, repeated ones too."""
         self._at = (BURN_IN, 1)
-        self._around: Ranges = {}
+        self._around: _Ranges = {}
         self._failed: RunEvent | None = None
-        self._cooling = Cooling(bench.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
+        self._cooling = _Cooling(bench.telemetry.temperature, self._tell_cooling) if step.thermal == "cold" else None
         self._took: list[float] = []
 
     def carry_out(self) -> DgxlabError | None:
-        """Run the chain to its end; return why no verdict is possible, None if one is.
+        """Run the chain to its end; return an error if too few cycles count for a verdict, else None.
 
         Raises:
             ConditionsError: if the device's state rules out every chain of this job.
@@ -73,14 +73,14 @@ class ChainRunner:
         """
         try:
             return self._burn_in() or self._choose() or self._alternate()
-        except NotCool as error:
+        except _NotCool as error:
             self._tell("done", error.message)
             return error
 
     def _burn_in(self) -> DgxlabError | None:
         """Run the baseline until it has settled; return an error if it cannot be run."""
         failures = 0
-        while burns_in(self._step, self._burn_in_values()):
+        while chains.needs_burn_in(self._step, self._burn_in_values()):
             number = self._number(BURN_IN) + 1
             attempt = self._run(BURN_IN, number)
             failures = 0 if attempt.run.status == "valid" else failures + 1
@@ -98,7 +98,8 @@ class ChainRunner:
         step = self._step
         if step.cycles:
             return None
-        cycles, needed, least = planned(step, self._slots), wanted(step, self._slots), fewest_cycles(step.claims)
+        cycles, needed = chains.cycles_planned(step, self._runs), chains.cycles_wanted(step, self._runs)
+        least = fewest_cycles(step.claims)
         if cycles < least:
             why = f"{duration(step.max_s)} allow {cycles} cycles after the burn-in, and its session needs {least}"
             self._tell("done", why)
@@ -124,7 +125,7 @@ class ChainRunner:
         return self._shortfall()
 
     def _goes_on(self) -> bool:
-        return over(self._step, self._chains(), self._slots) is None
+        return chains.over(self._step, self._chains(), self._runs) is None
 
     def _shortfall(self) -> DgxlabError | None:
         """Return why a comparison cannot be judged; of several, the one with the fewest valid cycles."""
@@ -149,7 +150,7 @@ class ChainRunner:
     # -- one run ------------------------------------------------------------------------------------------------------
 
     def _run(self, role: str, cycle: int) -> Attempt:
-        """Fill one place; repeat a run that lost rows. A block begins with warm-up runs, unless one fails."""
+        """Run one position; repeat a run that lost rows. A block begins with warm-up runs, unless one fails."""
         self._at = (role, cycle)
         step = self._step.candidate if role == CANDIDATE else self._step.baseline
         absent = () if role == CANDIDATE else self._step.absent
@@ -161,7 +162,7 @@ class ChainRunner:
             while self._cooling and self._cooling.wait():  # another job may have taken the device meanwhile
                 took += self._bench.hold()
             warm = warm or time.monotonic() + block_s
-            if self._slots and (number or not block_s):  # the first run has no neighbour
+            if self._runs and (number or not block_s):  # the first run has no neighbour
                 waited += took
             self._bench.progress(self._step.id, self._places + 1, self._total, f"{step.tool}, {role} {cycle}")
             warms = time.monotonic() < warm
@@ -180,16 +181,16 @@ class ChainRunner:
         """Record a run with the flags that only the chain knows."""
         (role, cycle), run = self._at, attempt.run
         flags = list(run.flags)
-        if waited > WAITED_S:
+        if waited > _WAITED_S:
             flags.insert(0, flag(Code.WAITED, hard=True, seconds=waited))
         if warms:
             flags.insert(0, flag(Code.WARMING, hard=True, block_s=self._step.block_s))
         run = replace(run, flags=tuple(flags), chain=self._step.id, role=role, cycle=cycle)
-        wrong = flaw(run.status, run.reason, run.hard)
+        wrong = chains.flaw(run.status, run.reason, run.hard)
         results = run.results if run.status == "valid" else ()
         values = {(result.cell, m.metric): median(m.samples) for result in results for m in result.measurements}
-        idle = any(reason.not_engaged for reason in run.reasons[:1])
-        self._slots.append(Slot(role, cycle, values, wrong, run.seconds, idle))
+        idle = any(says_not_engaged(str(reason)) for reason in run.reasons[:1])
+        self._runs.append(chains.ChainRun(role, cycle, values, wrong, run.seconds, idle))
         self._around = _ranges((row.name, row.median) for row in run.telemetry)
         if run.status != "valid" and attempt.again != "disturbed" and role != BURN_IN and not again:
             self._failed = run
@@ -231,7 +232,7 @@ class ChainRunner:
     def _last_flaw(self) -> str:
         """Return the flaw of the last run, "" for none."""
         role, cycle = self._at
-        wrong = self._slots[-1].flaw
+        wrong = self._runs[-1].flaw
         if role == BASELINE and cycle and not wrong:
             flaws = dict.fromkeys(flaws[cycle] for flaws in self._flaws() if cycle in flaws)
             return f"cycle {cycle} does not count: {'; '.join(flaws)}" if flaws else ""
@@ -240,7 +241,8 @@ class ChainRunner:
     def _unsettled(self) -> bool:
         """Return whether the burn-in has used all its runs and has not settled."""
         values = self._burn_in_values()
-        return self._at[0] == BURN_IN and not burns_in(self._step, values) and not all(map(burn_in_settled, values))
+        ended = not chains.needs_burn_in(self._step, values)
+        return self._at[0] == BURN_IN and ended and not all(map(burn_in_settled, values))
 
     @property
     def _done(self) -> int:
@@ -253,7 +255,7 @@ class ChainRunner:
 
     @property
     def _total(self) -> int:
-        """Number of places, burn-in included; 0 until that is decided."""
+        """Number of positions, burn-in included; 0 until that is decided."""
         cycles = self._cycles
         return max(BURN_IN_RUNS[0], self._number(BURN_IN)) + 2 * cycles + 1 if cycles else 0
 
@@ -262,7 +264,7 @@ class ChainRunner:
         return sum(map(self._number, (BURN_IN, BASELINE, CANDIDATE)))
 
     def _number(self, role: str) -> int:
-        return len({slot.cycle for slot in self._slots if slot.role == role})
+        return len({run.cycle for run in self._runs if run.role == role})
 
     def _flaws(self) -> list[dict[int, str]]:
         """For each comparison, return the cycles so far that do not count, with the reason."""
@@ -270,23 +272,23 @@ class ChainRunner:
         return [{i: why for i, why in flaws.items() if i <= self._done} for flaws in invalid]
 
     def _chains(self) -> list[Chain]:
-        return [chain_of(self._step, comparison, self._slots) for comparison in self._comparisons]
+        return [chains.chain_of(self._step, comparison, self._runs) for comparison in self._comparisons]
 
     def _drift(self) -> float | None:
         """Return the distance of the last two baseline runs, burn-in included; the largest over all comparisons."""
-        places = {(slot.role, slot.cycle): slot.values for slot in self._slots if slot.role != CANDIDATE}
+        places = {(run.role, run.cycle): run.values for run in self._runs if run.role != CANDIDATE}
         last = list(places.values())[-2:]
         keys = [(comparison.baseline, comparison.metric) for comparison in self._comparisons]
         pairs = [[values[key] for values in last if key in values] for key in keys]
         return max((abs(math.log(pair[1] / pair[0])) for pair in pairs if len(pair) == 2), default=None)
 
     def _burn_in_values(self) -> list[list[float | None]]:
-        return burn_in_of(self._step, self._slots)
+        return chains.burn_in_values(self._step, self._runs)
 
 
-def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
+def _ranges(seen: Iterable[tuple[str, float]]) -> _Ranges:
     """Return the lowest and the highest of each quantity, over the devices."""
-    ranges: Ranges = {}
+    ranges: _Ranges = {}
     for name, value in seen:
         low, high = ranges.get(name, (value, value))
         ranges[name] = (min(low, value), max(high, value))
@@ -296,11 +298,11 @@ def _ranges(seen: Iterable[tuple[str, float]]) -> Ranges:
 # -- `thermal: cold`: a run begins when the device is nearly as cool as it gets by itself ------------------------------
 
 
-class NotCool(ConditionsError):
+class _NotCool(ConditionsError):
     """The device does not cool, or its temperature is unknown: this chain ends, the next one is still tried."""
 
 
-class Cooling:
+class _Cooling:
     """The temperature gate of one chain, in degrees C; `tell` is called with a sentence whenever a wait begins."""
 
     def __init__(self, temperature: Callable[[], float | None], tell: Callable[[str], None]) -> None:
@@ -317,10 +319,10 @@ class Cooling:
             seen = self._look()
             if seen < lowest:
                 lowest, since = seen, time.monotonic()
-        self._gate = lowest + ABOVE_C
+        self._gate = lowest + _ABOVE_C
 
     def wait(self) -> bool:
-        """Wait until a run may begin, the first at once; return whether it had to wait. Raises NotCool if it cannot."""
+        """Wait until a run may begin, the first at once; return whether it had to wait. Raises _NotCool."""
         seen = self._look()
         if self._gate is None or seen <= self._gate:
             return False
@@ -329,7 +331,7 @@ class Cooling:
         while seen > self._gate:
             if time.monotonic() >= deadline:
                 least = f"{self._gate:.1f} °C within {duration(LIMIT_S)}"
-                raise NotCool(f"the device did not cool to {least}: it is at {seen:.1f} °C", next=AGAIN)
+                raise _NotCool(f"the device did not cool to {least}: it is at {seen:.1f} °C", next=AGAIN)
             time.sleep(LOOK_S)
             seen = self._look()
         return True
@@ -338,7 +340,7 @@ class Cooling:
         deadline = time.monotonic() + KNOWN_S
         while (seen := self._temperature()) is None:
             if time.monotonic() >= deadline:
-                raise NotCool(
+                raise _NotCool(
                     "thermal: cold needs the device's temperature, and this host tells none; thermal: hot needs none",
                     next=f"dgxlab doctor {settings().name}",
                 )

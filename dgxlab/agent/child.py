@@ -1,7 +1,7 @@
 """Run one program in its own process group, with limits of time and output, and end everything that it started.
 
-A program may leave others running, in a session of their own and with closed descriptors. The kernel gives them to the
-agent, which is a subreaper. A child that the agent did not start was left running; the agent ends and names it.
+A program may leave others running, in a session of their own and with closed descriptors. They become children of the
+agent, because it is a subreaper. The agent ends every child that it did not start, and names it as left running.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from dgxlab.errors import AGAIN, RemoteError, one_line
 from dgxlab.model.reasons import Code, Reason, reason
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37
-GRACE_S = 5.0
+_GRACE_S = 5.0
 """Wait between TERM and KILL, and after KILL."""
-LEFT_S = 0.2
+_LEFT_S = 0.2
 """A process that ends this soon after its parent does not count as left running."""
-NICE = 10
-"""Niceness of samplers, so that they yield to the measured program."""
+_NICE = 10
+"""Niceness of programs that `beside` starts, so that they yield to the measured program."""
 OUTPUT_LIMIT = 64 << 20
-"""Bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
+"""Max bytes that a program may print on a stream: a week of samples of one GPU. More would fill disk and memory."""
 OUTPUT_LOOK_S = 0.5
 """Pause between looks at how much was printed."""
-FILE_LIMIT = 1 << 30
+_FILE_LIMIT = 1 << 30
 """Max bytes per file for a program that writes only its output; CUDA's kernel cache is such a file too."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _beside: set[int] = set()
-"""Process groups of what `beside` started."""
+"""Process groups of programs that `beside` started."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,30 @@ class Ended:
     """How a program ended."""
 
     rc: int | None
-    """Exit status, None when a signal ended it."""
+    """Exit status, None if a signal ended the program."""
     signal: int | None
     started: float
     """Unix seconds."""
     seconds: float
     timed_out: bool = False
     too_long: bool = False
-    """It printed more than OUTPUT_LIMIT; only that much was kept."""
+    """The program printed more than OUTPUT_LIMIT and was ended; only that much was kept."""
     left: tuple[str, ...] = ()
-    """Processes that it left running and that were ended: `pid 77 (sleep)`."""
+    """Processes that the program left running, and that were ended: `pid 77 (sleep)`."""
     pid: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether it exited with status 0 by itself, and its output is whole."""
+        """Whether the program exited with status 0 by itself, and its output is complete."""
         return self.rc == 0 and not self.stopped
 
     @property
     def stopped(self) -> bool:
-        """Whether it exceeded a limit."""
+        """Whether the program was ended because it exceeded its limit of time or output."""
         return self.timed_out or self.too_long
 
     def reason(self, program: str, limit_s: float, last: str = "") -> Reason:
-        """Return why the program failed; `last` is the last line that it printed."""
+        """Return why the program, which is not `ok`, failed; `last` is the last line that it printed."""
         more = {"program": program, **({"last": last} if last else {})}
         if self.too_long:
             return reason(Code.TOO_LONG, mib=OUTPUT_LIMIT >> 20, **more)
@@ -81,7 +81,7 @@ class Ended:
 
 
 def adopt() -> None:
-    """Make this process the parent of all that its programs leave running."""
+    """Make this process a subreaper: it becomes the parent of processes that its programs leave running."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -95,22 +95,24 @@ def run(  # noqa: PLR0913 - all but argv by name
     keep: Sequence[int] = (),
     look: Callable[[int], float] | None = None,
     death_signal: int = signal.SIGKILL,
-    file_limit: int = FILE_LIMIT,
+    file_limit: int = _FILE_LIMIT,
     processors: Sequence[int] = (),
 ) -> Ended:
-    """Run `argv` to its end with stdin closed and both streams in files: an inherited pipe would stay open.
+    """Run a program to its end, with stdin closed and its output in the files `stdout` and `stderr`.
 
     Args:
-        keep: Lock descriptors that the program inherits, so that an orphan still holds them.
-        look: Called with the pid at the start, then after each number of seconds that it returned, and at the end.
-        death_signal: What the kernel sends the program when the agent dies.
-        file_limit: Bytes of any file that it may write.
-        processors: Processors to pin it to; empty means all that the agent may use.
+        limit_s: Max duration, in seconds.
+        keep: Lock descriptors that the program inherits, so that a process that outlives the agent still holds them.
+        look: Called with the pid at the start, after each number of seconds that it returned, and at the end.
+        death_signal: The signal that the kernel sends the program when the agent dies.
+        file_limit: Max bytes of each file that the program writes.
+        processors: Processors to pin the program to; empty for all that the agent may use.
 
     Raises:
         OSError: if the program cannot be started.
-        RemoteError: if something that it left running cannot be ended.
+        RemoteError: if a process that the program left running cannot be ended.
     """
+    # files, not pipes: a process that is left running would keep a pipe open
     started, begin = time.time(), time.monotonic()
     with stdout.open("wb") as out, stderr.open("wb") as err:
         streams = (out.fileno(), err.fileno())
@@ -138,14 +140,17 @@ def run(  # noqa: PLR0913 - all but argv by name
 
 
 def beside(argv: Sequence[str], *, env: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start a small program beside what is measured; it dies with the agent and inherits none of its descriptors."""
+    """Start a program that runs beside a measured one and prints to the file `output`.
+
+    The program dies with the agent, and inherits none of the agent's descriptors.
+    """
     agent, begin = os.getpid(), _prepare(signal.SIGKILL, OUTPUT_LIMIT)
 
     def prepare() -> None:
         begin()
         if os.getppid() != agent:  # the agent died before the death signal was set
             os._exit(1)
-        os.nice(NICE)
+        os.nice(_NICE)
 
     with output.open("ab") as out:
         child = subprocess.Popen(
@@ -168,17 +173,17 @@ def _end(child: subprocess.Popen[bytes], streams: Sequence[int]) -> tuple[str, .
     """
     left: list[int] = []
     if _wait(child, time.monotonic()):
-        deadline = time.monotonic() + LEFT_S
+        deadline = time.monotonic() + _LEFT_S
         while (left := _strays(but=child.pid)) and time.monotonic() < deadline:
             time.sleep(0.005)
     named = tuple(map(_named, left))
     # the group is killed before its leader is collected: until then the kernel gives the number to no other group
     if not _wait(child, time.monotonic()):
         _signal_group(child.pid, signal.SIGTERM)
-        _wait(child, time.monotonic() + GRACE_S, streams=streams)
+        _wait(child, time.monotonic() + _GRACE_S, streams=streams)
     _signal_group(child.pid, signal.SIGKILL)
     child.wait()
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + _GRACE_S
     while strays := _strays():
         if time.monotonic() > deadline:
             program = Path(str(child.args[0])).name  # type: ignore[index]

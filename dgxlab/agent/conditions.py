@@ -1,9 +1,9 @@
-"""The conditions of a run: a summary of the samples taken during it, and the flags derived from them.
+"""The conditions of a run: statistics of the samples taken during it, and the flags derived from them.
 
-A run's `status` says whether its values count: a run that failed or shared the device has none. A flag does not change
-the status. A hard flag (hardware throttle, swapping, other programs on the processors) means that the machine had
-changed: every report shows it beside the numbers, and a verdict leaves the run out. A soft flag (software throttle,
-missing samples) is only reported: the neighbouring runs cancel its effect.
+A run's `status` says whether its values count: those of a run that failed or shared the device do not. A flag does not
+change the status. A hard flag (hardware throttle, swapping, other programs on the processors) means that the machine
+had changed: every report shows the flag beside the numbers, and a verdict leaves the run out. A soft flag (software
+throttle, missing samples) is only reported: the neighbouring runs cancel its effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dgxlab.model.events import HOST, Flag, Summary, flag
 from dgxlab.model.reasons import Code
 from dgxlab.stats import median
 
-GAUGES = {
+_GAUGES = {
     "clocks.sm": "MHz",
     "clocks.mem": "MHz",
     "temperature.gpu": "C",
@@ -30,13 +30,13 @@ GAUGES = {
     "load_1min": "processes",
     "mem_available_mib": "MiB",
 }
-"""What is sampled, with its unit: nvidia-smi's names for a GPU, our own for the host."""
+"""Unit of each sampled quantity; a GPU's have nvidia-smi's names."""
 
-ACTIVE = "clocks_event_reasons.active"
+_ACTIVE = "clocks_event_reasons.active"
 """Bit mask: why the clock is lowered at this instant."""
 
 _COUNTER = "clocks_event_reasons_counters"
-THROTTLES = (
+_THROTTLES = (
     (Code.HW_THERMAL, 0x40, f"{_COUNTER}.hw_thermal_slowdown", True),
     (Code.POWER_BRAKE, 0x80, f"{_COUNTER}.hw_power_brake_slowdown", True),
     (Code.HW_SLOWDOWN, 0x8, "", True),
@@ -45,40 +45,42 @@ THROTTLES = (
 )
 """Why a GPU lowers its clock: NVML's bit for it, the counter of its microseconds, and whether the flag is hard."""
 
-COUNTERS = {counter: "us" for _, _, counter, _ in THROTTLES if counter}
-COUNTERS |= {"swap_in_mib": "MiB", "oom_kills": "processes"}
+_COUNTERS = {counter: "us" for _, _, counter, _ in _THROTTLES if counter}
+_COUNTERS |= {"swap_in_mib": "MiB", "oom_kills": "processes"}
 """Counters, which only grow: a sample can miss a throttle, a counter cannot."""
 
-CONTENTION = {
+_CONTENTION = {
     "run_queue_s_per_s": ("run_queue", "s/s", 1),
     "others_cpu": ("others", "processors", 1),
     "steal_percent": ("steal", "%", 100),
     "psi_cpu_some": ("psi", "s/s", 1),
 }
-"""Reported fields of Contention, one number per run: the field, the unit, and the factor to that unit."""
+"""By name in the telemetry: a field of Contention, the unit, and the factor to that unit."""
 
-RUN_QUEUE = (0.05, 0.10)
-"""Of a run's threads, soft and hard, how many waited for a processor: of two, one that ran beside nothing else had up
-to 0.064 waiting, and one beside a busy loop 0.44 and more."""
-OTHERS = 0.25
-"""Used where the waiting time is unknown: other programs may use this many processors beyond those left by the run."""
-STEAL = (0.01, 0.05)
-PSI = 0.10
-"""Shares of time: stolen by other virtual machines (soft, hard); with a task that waits."""
+_RUN_QUEUE = (0.05, 0.10)
+"""Limits (soft, hard) for the waiting time of a run, in seconds per second and thread. Two threads together waited up
+to 0.064 s per second alone on a machine, and 0.44 s and more beside a busy loop."""
+_OTHERS = 0.25
+"""If the waiting time is unknown: other programs may use this many processors beyond those that the run left free."""
+_STEAL = (0.01, 0.05)
+"""Limits (soft, hard) for the share of time that the hypervisor gave to other machines."""
+_PSI = 0.10
+"""Limit for the share of time in which a task waited for a processor."""
 
-SWAP_MIB = 1.0
+_SWAP_MIB = 1.0
 """Pages swapped in for an idle daemon are less than this, those of a model more."""
 
-WATCHED_S = 2.0
+_WATCHED_S = 2.0
 """A run of at least this length has samples, unless a sampler fails."""
 
-STUCK_MHZ, BUSY_PERCENT, BUSY_SAMPLES = 1500.0, 90.0, 4
-"""A GPU busier than this, at a lower clock, is stuck; with fewer busy samples the clock may still be rising."""
+_STUCK_MHZ, _BUSY_PERCENT, _BUSY_SAMPLES = 1500.0, 90.0, 4
+"""A GPU is stuck if this many samples are busier than this and their median clock is below this. With fewer busy
+samples the clock may still be rising."""
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One look at one device: known values by name; `at` is in unix seconds."""
+class DeviceSample:
+    """The known quantities of one device at one time, by name; `at` is in Unix seconds."""
 
     at: float
     device: str
@@ -87,9 +89,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Conditions:
-    """Everything observed around one run: samples taken during it, the host's states right before and after it."""
+    """What was observed around one run: samples during it, and the host's states right before and after it."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[DeviceSample]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
     gpus: Mapping[str, str]
@@ -99,48 +101,48 @@ class Conditions:
     threads: int
 
     def telemetry(self) -> tuple[Summary, ...]:
-        """Return a summary of every known quantity of every device."""
+        """Return statistics of each known quantity of each device during the run."""
         gauges = [
             Summary(device, name, unit, len(values), median(values), min(values), max(values))
             for device in (*self.gpus, HOST)
-            for name, unit in GAUGES.items()
+            for name, unit in _GAUGES.items()
             if (values := [s.values[name] for s in self._of(device) if name in s.values])
         ]
-        grown = [(device, name, COUNTERS[name], by) for (device, name), by in self._grown().items()]
+        grown = [(device, name, _COUNTERS[name], by) for (device, name), by in self._grown().items()]
         shared = [
             (HOST, name, unit, scale * share)
-            for name, (field, unit, scale) in CONTENTION.items()
+            for name, (field, unit, scale) in _CONTENTION.items()
             if (share := getattr(self.contention, field)) is not None
         ]
         single = (Summary(device, name, unit, 1, value, value, value) for device, name, unit, value in grown + shared)
         return (*gauges, *single)
 
     def flags(self, left_running: Flag | None = None) -> tuple[Flag, ...]:
-        """Return the flags of the run, the hard ones first."""
+        """Return the flags of the run, the hard ones first, with `left_running` among them if given."""
         flags = [*self._throttled(), *self._stuck(), *self._changed(), *([left_running] if left_running else [])]
         return tuple(sorted([*flags, *self._shared(), *self._unwatched()], key=lambda each: not each.hard))
 
     @property
     def contended(self) -> bool:
-        """Whether other programs used the processors so much that the run should be repeated."""
+        """Whether others used the processors so much that a flag for it is hard: the run should be repeated."""
         return any(each.hard for each in self._shared())
 
-    def _of(self, device: str) -> list[Sample]:
+    def _of(self, device: str) -> list[DeviceSample]:
         return [sample for sample in self.samples if sample.device == device]
 
     def _grown(self) -> dict[tuple[str, str], float]:
         """Return the growth of each counter, without those that a driver restart reset."""
         before, after = _readings(self.before), _readings(self.after)
-        both = [(device, name) for device in (*self.gpus, HOST) for name in COUNTERS]
+        both = [(device, name) for device in (*self.gpus, HOST) for name in _COUNTERS]
         moved = {key: after[key] - before[key] for key in both if key in before and key in after}
         return {key: by for key, by in moved.items() if by >= 0}
 
     def _throttled(self) -> Iterator[Flag]:
         grown = self._grown()
         for device in self.gpus:
-            active = [int(s.values[ACTIVE]) for s in self._of(device) if ACTIVE in s.values]
+            active = [int(s.values[_ACTIVE]) for s in self._of(device) if _ACTIVE in s.values]
             seen = False
-            for code, bit, counter, hard in THROTTLES:
+            for code, bit, counter, hard in _THROTTLES:
                 hits = sum(bool(bits & bit) for bits in active)
                 by = grown.get((device, counter), 0.0)
                 if (by or hits) and not (code is Code.HW_SLOWDOWN and seen):  # unless its cause was named
@@ -155,9 +157,9 @@ class Conditions:
         """
         for device, name in self.gpus.items():
             known = [s.values for s in self._of(device) if s.values.keys() >= {"clocks.sm", "utilization.gpu"}]
-            busy = [values["clocks.sm"] for values in known if values["utilization.gpu"] > BUSY_PERCENT]
-            if "GB10" in name and len(busy) >= BUSY_SAMPLES and (clock := median(busy)) < STUCK_MHZ:
-                yield flag(Code.STUCK_CLOCK, device, hard=True, mhz=clock, least=STUCK_MHZ, **self._on(device))
+            busy = [values["clocks.sm"] for values in known if values["utilization.gpu"] > _BUSY_PERCENT]
+            if "GB10" in name and len(busy) >= _BUSY_SAMPLES and (clock := median(busy)) < _STUCK_MHZ:
+                yield flag(Code.STUCK_CLOCK, device, hard=True, mhz=clock, least=_STUCK_MHZ, **self._on(device))
 
     def _changed(self) -> Iterator[Flag]:
         """Yield changes of the machine during the run: a reboot, another driver, a lack of memory."""
@@ -170,7 +172,7 @@ class Conditions:
         if before and after and before != after:
             yield flag(Code.DRIVER, hard=True, before=before, after=after)
         grown = self._grown()
-        if (swapped := grown.get((HOST, "swap_in_mib"), 0.0)) >= SWAP_MIB:
+        if (swapped := grown.get((HOST, "swap_in_mib"), 0.0)) >= _SWAP_MIB:
             yield flag(Code.SWAP_IN, hard=True, mib=swapped)
         if killed := grown.get((HOST, "oom_kills"), 0.0):
             yield flag(Code.OOM_KILL, hard=True, n=killed)
@@ -181,14 +183,14 @@ class Conditions:
         waited, others, steal = seen.run_queue, seen.others, seen.steal
         ran: dict[str, Any] = {"threads": threads, "processors": seen.processors}
         flags = []
-        if waited is not None and waited >= RUN_QUEUE[0] * threads:
-            hard = waited >= RUN_QUEUE[1] * threads
+        if waited is not None and waited >= _RUN_QUEUE[0] * threads:
+            hard = waited >= _RUN_QUEUE[1] * threads
             flags.append(flag(Code.RUN_QUEUE, hard=hard, **ran, waited=waited, others=others))
-        if waited is None and others is not None and others >= max(OTHERS, seen.processors - threads + OTHERS):
+        if waited is None and others is not None and others >= max(_OTHERS, seen.processors - threads + _OTHERS):
             flags.append(flag(Code.OTHERS_CPU, hard=True, **ran, others=others))
-        if steal is not None and steal >= STEAL[0]:
-            flags.append(flag(Code.STEAL, hard=steal >= STEAL[1], share=steal))
-        if not flags and seen.psi is not None and seen.psi > PSI:
+        if steal is not None and steal >= _STEAL[0]:
+            flags.append(flag(Code.STEAL, hard=steal >= _STEAL[1], share=steal))
+        if not flags and seen.psi is not None and seen.psi > _PSI:
             flags.append(flag(Code.PSI, hard=False, share=seen.psi))
         return flags
 
@@ -197,7 +199,7 @@ class Conditions:
         due = self.seconds / PERIOD_S
         for device in (*self.gpus, HOST):
             n = len(self._of(device))
-            if self.seconds >= WATCHED_S and n < due / 2:
+            if self.seconds >= _WATCHED_S and n < due / 2:
                 on = {} if device == HOST else self._on(device)
                 yield flag(Code.NO_TELEMETRY, device, hard=False, n=n, due=due, nvidia_smi=device != HOST, **on)
 
@@ -207,7 +209,7 @@ class Conditions:
 
 
 def number(text: str | None) -> float | None:
-    """Return nvidia-smi's text as a number, bit masks included; None for any other text."""
+    """Return a value that nvidia-smi printed, also a hexadecimal bit mask, as a finite number; None for other text."""
     try:
         value = float(int(text, 16)) if text and text.startswith("0x") else float(text or "")
     except (ValueError, OverflowError):
@@ -217,6 +219,6 @@ def number(text: str | None) -> float | None:
 
 def _readings(state: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     """Return the counters of a state by device and name, those that are known."""
-    counters = {(row["uuid"], name): number(row.get(name)) for row in state["gpus"] for name in COUNTERS}
-    counters |= {(HOST, name): state.get(name) for name in COUNTERS}
+    counters = {(row["uuid"], name): number(row.get(name)) for row in state["gpus"] for name in _COUNTERS}
+    counters |= {(HOST, name): state.get(name) for name in _COUNTERS}
     return {key: value for key, value in counters.items() if value is not None}

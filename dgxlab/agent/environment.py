@@ -1,4 +1,4 @@
-"""This host's settings, the folders under the root, and the environment, PATH and output of short programs.
+"""This host's settings, the folders under the root, the environment and PATH of programs, and short queries to them.
 
 <root>/  agent/<digest>.pyz  tools/<name>/  src/llama.cpp.git  work/<key>/  builds/<id>/  models/  digests/  jobs/<id>/
 """
@@ -16,44 +16,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
+_COMPILERS = ("CC", "CXX", "CUDACXX", "CUDAHOSTCXX")
 JOB = "DGXLAB_JOB"
-"""The job that a process belongs to; everything that the agent starts inherits it, so that it can be found."""
-KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *COMPILERS, "XDG_CACHE_HOME", JOB)
-KEEP_PREFIX = ("CCACHE_",)
-"""What programs inherit from the login. Any other variable comes from the plan or from hosts.yaml."""
+"""Variable with the id of the job that a process belongs to. Everything that the agent starts inherits it."""
+_KEEP_ENV = ("HOME", "USER", "LOGNAME", "TMPDIR", "TZ", *_COMPILERS, "XDG_CACHE_HOME", JOB)
+_KEEP_PREFIX = ("CCACHE_",)
+"""Variables that programs inherit from the login. All others come from the plan or from hosts.yaml."""
 
 PATIENCE_S = 20.0
 """Max time for a program to print its version or its state."""
-ANSWER_LIMIT = 1 << 20
-"""Bytes of an answer; the longest known, nvidia-smi's list of fields, has 30 kB."""
-LAST_S = 0.05
+_ANSWER_LIMIT = 1 << 20
+"""Max bytes of an answer; the longest known, nvidia-smi's list of fields, has 30 kB."""
+_LAST_S = 0.05
 """Minimum timeout, so that buffered output is still read."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the client's hosts.yaml says of this host."""
+    """Settings of this host, most of them from the client's hosts.yaml."""
 
     name: str = "local"
     root: Path | None = None
-    """The agent's folder, None where it runs on its own."""
+    """The agent's root folder; None if no client called the agent."""
     path_prepend: tuple[Path, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     lock: Path | None = None
-    """The file in which people who share the machine sign while they measure."""
+    """The owner file, in which people who share the machine write their name while they measure."""
     locks: tuple[Path, ...] = ()
-    """Folders of the benchmark locks in place of the usual ones. Only the host itself sets them, never a spec or the
-    client: a lock in another place excludes no other job."""
+    """Folders of the benchmark locks in place of `lock.FOLDERS`. Only the host can set them, not a spec or the client:
+    jobs with different folders would not exclude each other."""
 
     @property
     def measured(self) -> dict[str, str]:
-        """The variables that may change what is measured, not only how it is built."""
+        """The variables of `env` that may change measured values; those of compilers and caches do not."""
         return {name: value for name, value in self.env.items() if not _kept(name)}
 
 
 def settings() -> Settings:
-    """Return this host's settings: from the client's DGXLAB_ROOT and DGXLAB_HOST, and from the host's DGXLAB_LOCKS."""
+    """Return this host's settings, from DGXLAB_ROOT and DGXLAB_HOST (set by the client) and the host's DGXLAB_LOCKS."""
     given = json.loads(os.environ.get("DGXLAB_HOST") or "{}")
     root, lock = os.environ.get("DGXLAB_ROOT", ""), given.get("lock", "")
     return Settings(
@@ -67,7 +67,7 @@ def settings() -> Settings:
 
 
 class Root:
-    """Paths under the root folder."""
+    """The paths of the folders under the agent's root folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Root:
 
 
 def search_path() -> str:
-    """Return the PATH of every program: folders of hosts.yaml, the login's PATH, tools that the client sent, CUDA's."""
+    """Return the PATH of programs: folders in hosts.yaml, the login's PATH, tools that the client sent, then CUDA."""
     own = os.environ.get("PATH", "/usr/bin:/bin")
     here = settings()
     # a power loss may leave an empty program: skip it
@@ -101,10 +101,10 @@ def search_path() -> str:
 
 
 def absent() -> list[tuple[str, str]]:
-    """Return paths and programs in hosts.yaml that do not exist on this host, each with its key."""
+    """Return (key, value) for each path or program in hosts.yaml that does not exist on this host."""
     here, path = settings(), search_path()
     missing = [("path_prepend", str(folder)) for folder in here.path_prepend if not folder.is_dir()]
-    for name in COMPILERS:
+    for name in _COMPILERS:
         program, *_ = here.env.get(name, "").split() or [""]  # CC may be `ccache gcc`
         if name in here.env and shutil.which(program, path=path) is None:
             missing.append((name, here.env[name]))
@@ -114,31 +114,34 @@ def absent() -> list[tuple[str, str]]:
 
 
 def base_env() -> dict[str, str]:
-    """Return the environment that every program on the host starts from."""
+    """Return the environment of programs on the host, to which steps of a plan add variables."""
     kept = {name: value for name, value in os.environ.items() if _kept(name)}
     return {**kept, **settings().env, "PATH": search_path(), "LC_ALL": "C.UTF-8"}
 
 
 def measured_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a gate or a benchmark."""
+    """Return the environment of a gate or benchmark, given the variables that the plan adds."""
     # otherwise an abort runs gdb, which prints its backtrace on stdout in the middle of the results
     return {**base_env(), "GGML_NO_BACKTRACE": "1", **env}
 
 
 def _kept(name: str) -> bool:
-    return name in KEEP_ENV or name.startswith(KEEP_PREFIX)
+    return name in _KEEP_ENV or name.startswith(_KEEP_PREFIX)
 
 
 class Answer(NamedTuple):
     """What a short program printed on stdout, and its exit status."""
 
     status: int
-    """127: it cannot be started; negative, and the text "": it was killed, or exceeded PATIENCE_S or ANSWER_LIMIT."""
+    """127 if the program cannot be started; negative, and the text "", if it was killed or exceeded a limit."""
     text: str
 
 
 def ask(commands: Sequence[Sequence[str]]) -> list[Answer]:
-    """Run short programs side by side and return their answers."""
+    """Run short programs at the same time and return their answers, in order.
+
+    A program is killed after PATIENCE_S, or when it prints more than 1 MiB.
+    """
     env, pipe, null = {**base_env(), "LC_ALL": "C"}, subprocess.PIPE, subprocess.DEVNULL
     children: list[subprocess.Popen[bytes] | None] = []
     for argv in commands:
@@ -157,7 +160,7 @@ def _answer(child: subprocess.Popen[bytes], deadline: float) -> Answer:
     sources = [pipe, end]
     with child:
         try:
-            while ready := select.select(sources, [], [], max(LAST_S, deadline - time.monotonic()))[0]:
+            while ready := select.select(sources, [], [], max(_LAST_S, deadline - time.monotonic()))[0]:
                 if pipe not in ready:
                     child.wait()
                     break
@@ -165,7 +168,7 @@ def _answer(child: subprocess.Popen[bytes], deadline: float) -> Answer:
                 printed += chunk
                 if not chunk:
                     sources.remove(pipe)
-                if len(printed) > ANSWER_LIMIT:
+                if len(printed) > _ANSWER_LIMIT:
                     break
         finally:
             os.close(end)

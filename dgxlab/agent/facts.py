@@ -1,7 +1,4 @@
-"""Facts of the host: its identity, its compilers, its condition.
-
-`sense` prints the condition twice a second during a measurement.
-"""
+"""Facts of the host: its identity, its compilers, and its condition now."""
 
 from __future__ import annotations
 
@@ -26,32 +23,30 @@ from dgxlab.errors import RemoteError
 if TYPE_CHECKING:  # most verbs of the agent end before the vocabulary would be loaded
     from dgxlab.model import Facts, Toolchain
 
-GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
+_GPU_FIELDS = ("index", "uuid", "name", "driver_version", "compute_cap", "memory.total")
 
-TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
-OTHERS = ("git", "ccache")
-"""Tools whose versions are reported although they do not shape a program."""
+_TOOLS = ("git", "cmake", "ninja", "ccache", "nvcc", "nvidia-smi")
+_OTHERS = ("git", "ccache")
+"""Tools whose versions are reported, although they do not change what is built."""
 
-SYSTEMD = tuple(Path(folder, "systemd") for folder in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))
+_SYSTEMD = tuple(Path(folder, "systemd") for folder in ("/etc", "/run", "/usr/local/lib", "/usr/lib"))
 
 PERIOD_S = 0.5
-"""Time between two samples: enough samples in a run of seconds, at no measurable cost."""
+"""Time between two samples of the host's condition: enough samples in a run of seconds, at no measurable cost."""
 
 
 def gather() -> Facts:
-    """Return the facts of this host; raises RemoteError if an installed compiler does not print its version.
-
-    All programs run at the same time: this is part of each command's first round trip.
-    """
+    """Return the facts of this host; raises RemoteError if a compiler does not print its version in time."""
+    # all programs run at the same time, because a client waits for this at each command
     from dgxlab.model import Facts
 
     env = base_env()
     compilers = (env.get("CC", "cc"), env.get("CXX", "c++"), "cmake", "nvcc")
     # nvidia-smi --version takes 18 ms on an H200, the table whose header has the same versions 100 ms
-    asked = [query(GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
-    answers = ask([*([tool, "--version"] for tool in (*compilers, *OTHERS)), *asked])
+    asked = [query(_GPU_FIELDS), ["nvidia-smi", "--version"], QUERY]
+    answers = ask([*([tool, "--version"] for tool in (*compilers, *_OTHERS)), *asked])
     rows, smi_version, processes = (answer.text for answer in answers[-3:])
-    gpus = parse_gpus(GPU_FIELDS, rows)
+    gpus = parse_gpus(_GPU_FIELDS, rows)
     memory = _pairs("/proc/meminfo")
     folder = settings().root or Path.home()
     disk = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
@@ -79,17 +74,17 @@ def gather() -> Facts:
             "nvidia_devices": len(gpus) or sum(read(str(path)).strip() == "0x10de" for path in displays),
             "gpu_processes": [vars(process) for process in parse_processes(processes)],
             "lock_folder": next((str(f) for f in settings().locks or FOLDERS if os.access(f, os.W_OK)), ""),
-            "versions": {name: _lines(answer)[0] for name, answer in zip(OTHERS, answers[4:-3], strict=True)},
-            "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in TOOLS},
+            "versions": {name: _lines(answer)[0] for name, answer in zip(_OTHERS, answers[4:-3], strict=True)},
+            "tools": {name: shutil.which(name, path=env["PATH"]) or "" for name in _TOOLS},
         },
     )
 
 
 def host_id() -> str:
-    """Return a digest of the machine id and the user, so that no table holds the machine id itself.
+    """Return the identity of this host, 16 hex digits: a digest, because the machine id must stay private.
 
-    It includes the variables that hosts.yaml sets for what is measured: another CUDA_VISIBLE_DEVICES means another
-    device, whose numbers must not be compared with this one's.
+    It depends on machine, user and `Settings.measured`: another CUDA_VISIBLE_DEVICES means another device, whose values
+    must not be compared.
     """
     machine = read("/etc/machine-id") or read("/var/lib/dbus/machine-id") or socket.gethostname()
     env = settings().measured
@@ -98,12 +93,12 @@ def host_id() -> str:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot; a job that began in an earlier boot is lost."""
+    """Return the kernel's id of this boot, which changes with every restart of the machine."""
     return read("/proc/sys/kernel/random/boot_id").strip()
 
 
 def user() -> str:
-    """Return the user's name, or the number where there is none."""
+    """Return the user's name, or the uid if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -116,7 +111,7 @@ def cpus() -> int:
 
 
 def parse_cuda(text: str) -> str | None:
-    """Return the newest CUDA version that the driver supports, `13.0`, from `nvidia-smi --version`."""
+    """Return the newest CUDA version that the driver supports, `13.0`, as `nvidia-smi --version` prints it."""
     match = re.search(r"CUDA (?:UMD )?Version\s*:\s*(\d+\.\d+)", text)  # UMD: from driver 610 on
     return match[1] if match else None
 
@@ -147,8 +142,11 @@ def _lines(answer: Answer) -> list[str]:
     return [line.strip() for line in answer.text.strip().splitlines()] or [""]
 
 
-def logout_kills(user: str, systemd: Sequence[Path] = SYSTEMD) -> str:
-    """Return the logind.conf that makes systemd end a user's processes at logout, "" if none does."""
+def logout_kills(user: str, systemd: Sequence[Path] = _SYSTEMD) -> str:
+    """Return the path of the logind.conf that makes systemd end this user's processes at logout, "" if none does.
+
+    `systemd` are the folders of systemd's configuration, the one with precedence first.
+    """
     main = [folder / "logind.conf" for folder in systemd]  # the first folder has precedence
     extra = {path.name: path for folder in reversed(systemd) for path in folder.glob("logind.conf.d/*.conf")}
     killer = ""
@@ -170,9 +168,9 @@ def _line(path: str, pattern: str) -> str:
 
 
 def condition() -> dict[str, float | None]:
-    """Return memory, swapping, load, clock and temperature of the host now; an unknown value is None, never 0.
+    """Return memory, swapping, load, clock and temperature of the host now, by name; an unknown value is None, never 0.
 
-    From /proc/meminfo, /proc/vmstat, cpufreq's scaling_cur_freq (in a virtual machine /proc/cpuinfo) and thermal_zone*.
+    They come from /proc/meminfo, /proc/vmstat, scaling_cur_freq of cpufreq (or /proc/cpuinfo) and thermal_zone*.
     """
     memory, counted = _pairs("/proc/meminfo"), _pairs("/proc/vmstat")
     policies = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_cur_freq")
@@ -191,14 +189,14 @@ def condition() -> dict[str, float | None]:
 
 
 def sense() -> None:
-    """Write the host's condition to stdout every PERIOD_S, a line of JSON each, until this process is ended."""
+    """Print the host's `condition` every PERIOD_S as a line of JSON, with `t` in Unix seconds; never returns."""
     while True:
         os.write(1, json.dumps({"t": time.time(), **condition()}).encode() + b"\n")
         time.sleep(PERIOD_S)
 
 
 def read(path: str) -> str:
-    """Return a small file's text, "" where there is none."""
+    """Return a small file's text, "" if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:

@@ -1,7 +1,4 @@
-"""Files on a host: their digests, files that the client sends, and errors of the operating system.
-
-Build tools arrive as wheels, unpacked under tools/<name>-<version>/; `environment.search_path` has them last on PATH.
-"""
+"""Files on a host: their digests, files that the client sends, and errors of the operating system."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ from dgxlab.agent.boot import settle
 from dgxlab.agent.environment import PATIENCE_S, Root, base_env, settings
 from dgxlab.errors import AGAIN, RemoteError, command
 
-PIECE = 1 << 20
+_PIECE = 1 << 20
 NEARLY_FULL = 16 << 20
-"""Bytes free below which a full disk is the likely cause of a failure; the program's own message seldom names it."""
+"""With fewer bytes free, a full disk is the likely cause of a failure; a program's own message seldom says so."""
 
 
 @contextmanager
-def written(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
-    """Write texts into a folder, by their relative paths, and delete it afterwards with all that was made in it."""
+def scratch_folder(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
+    """Write texts into a new folder, by relative path, and delete the folder with all its content on exit."""
     try:
         for name, content in texts.items():
             path = folder / name
@@ -40,18 +37,18 @@ def written(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
 
 
 def sha256(path: Path) -> str:
-    """Return a file's sha256 in hex, "" when the file is missing."""
+    """Return a file's sha256 in hex, "" if the file is missing."""
     if not path.exists():
         return ""
     total = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(_PIECE):
             total.update(piece)
     return total.hexdigest()
 
 
 def tail(path: Path, size: int) -> str:
-    """Return the text in a file's last bytes; undecodable ones are replaced."""
+    """Return the last `size` bytes of a file as text; undecodable bytes are replaced."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - size))
         return file.read().decode(errors="replace")
@@ -59,16 +56,18 @@ def tail(path: Path, size: int) -> str:
 
 @contextmanager
 def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterator[Path]:
-    """Write a stream to a file in a scratch folder under `beside`; the caller moves it from there.
+    """Yield the path of a temporary file below `beside` with the content of a stream; the caller renames it.
+
+    `what` names the content in errors.
 
     Raises:
-        RemoteError: if its sha256 is not `digest` (a cut connection looks like its end), or the disk is full.
+        RemoteError: if the sha256 is not `digest`, as after a cut connection, or the disk is full.
     """
     try:
         with tempfile.TemporaryDirectory(prefix=".in-", dir=beside) as scratch:
             path, total = Path(scratch, "file"), hashlib.sha256()
             with path.open("wb") as file:
-                while piece := stream.read(PIECE):
+                while piece := stream.read(_PIECE):
                     total.update(piece)
                     file.write(piece)
             if total.hexdigest() != digest:
@@ -80,13 +79,13 @@ def incoming(stream: IO[bytes], digest: str, beside: Path, what: str) -> Iterato
         ) from error
 
 
-def refused(doing: str, error: OSError) -> RemoteError:
-    """Return an error of the operating system as one of ours; `doing`, the verb that failed, begins its sentence."""
+def remote_error(doing: str, error: OSError) -> RemoteError:
+    """Return an error of the operating system as a RemoteError: `<doing> failed: <cause>`."""
     host = settings().name
     program = error.filename if isinstance(error.filename, str) else ""
     cause, remedy, details = str(error), f"dgxlab doctor {host}", ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        cause, remedy, details = f"the disk of {host} is full", clean(), cause
+        cause, remedy, details = f"the disk of {host} is full", clean_command(), cause
     elif error.errno == errno.EIO:  # a write names no file
         cause, details = f"an I/O error on the disk of {host}", cause
     elif isinstance(error, FileNotFoundError) and program and os.sep not in program:
@@ -95,19 +94,19 @@ def refused(doing: str, error: OSError) -> RemoteError:
 
 
 def full_disk(folder: Path) -> str:
-    """Return `: the disk of HOST is full` below NEARLY_FULL, "" otherwise."""
+    """Return `: the disk of HOST is full`, to end an error's sentence, if the folder's disk is nearly full; else ""."""
     return f": the disk of {settings().name} is full" if shutil.disk_usage(folder).free < NEARLY_FULL else ""
 
 
-def clean() -> str:
-    """Return the command that shows what takes room on this host."""
+def clean_command() -> str:
+    """Return the client's command that lists what dgxlab could delete on this host."""
     return f"dgxlab host clean {settings().name} --older-than 0 --dry-run"
 
 
 def unpack(root: Root, name: str, version: str, sha256: str, stream: IO[bytes]) -> None:
-    """Unpack a tool's wheel from a stream; an installed tool is kept if it runs.
+    """Install a build tool from the wheel in a stream as tools/<name>-<version>, unless that exists and runs.
 
-    The folder gets its name after the tool ran, so PATH never has an incomplete tool or one for another machine.
+    The folder gets this name only after the tool ran, so that PATH has no incomplete tool, or one for another machine.
 
     Raises:
         RemoteError: if the wheel is incomplete or damaged, the tool does not run here, or the disk is full.

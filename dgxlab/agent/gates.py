@@ -1,4 +1,4 @@
-"""Gates: the commands of a step are run in order and judged together; a parity gate that fails is run again."""
+"""Run gates: the commands of a step in order, judged together; a parity gate with failed cases is run again."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from resource import RLIM_INFINITY
 from typing import Any
 
-from dgxlab.agent.files import full_disk, written
-from dgxlab.agent.measure import Bench, Launch, raw_file
+from dgxlab.agent.files import full_disk, scratch_folder
+from dgxlab.agent.measure import Completed, Workbench, raw_file
 from dgxlab.model import ARM, Check, CheckCommand, GateStep, ParityGate, case_digest
 from dgxlab.model.events import File, GateEvent
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools import judge_check, parity
 from dgxlab.tools.parity import GateReading
 
-RERUNS = 3
-"""How often a gate is run again, whole, after a case failed: a case may fail only after those before it."""
-RERUN_AT_MOST = 20
-"""With more failing cases than this the kernel is wrong: no rerun."""
-ATTEMPTS = 3
-"""llama.cpp's logger can lose what a program printed just before it exited, with status 0."""
+_RERUNS = 3
+"""How often a parity gate is run again after cases failed, each time with all cases: one may depend on another."""
+_RERUN_AT_MOST = 20
+"""With more failed cases than this the kernel is wrong, and the gate is not run again."""
+_ATTEMPTS = 3
+"""Max launches of a command whose output is cut: llama.cpp's logger can lose the last lines before an exit with 0."""
 
 Reasons = tuple[Reason, ...]
 
@@ -38,15 +38,16 @@ class _Judged:
     flaky: tuple[str, ...] = ()
     case_list: tuple[str, ...] | None = None
 
-    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], rc: int | None, launched: Launch) -> None:
+    def add(self, role: str, argv: Sequence[str], env: Mapping[str, str], rc: int | None, launched: Completed) -> None:
         seconds = launched.ended.seconds
         self.commands.append({"role": role, "argv": list(argv), "env": dict(env), "rc": rc, "seconds": seconds})
 
 
-def run_gate(bench: Bench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
-    """Run a gate and judge it; return its event, of a parity gate with the list of cases.
+def run_gate(bench: Workbench, step: GateStep, baseline: GateEvent | None = None) -> GateEvent:
+    """Run a gate's commands, judge their output and return the event of the gate.
 
-    A candidate's parity gate is compared with `baseline`, its baseline's of the same operation.
+    For a candidate's parity gate, `baseline` is the event of the gate that `step.like` names. Both must run the same
+    cases, and a case that is flaky here must be flaky there.
     """
     inputs = {name: bench.models[step.arm, name].model_id for name in {c.model for c in step.commands} if name}
     if isinstance(step.gate, ParityGate):
@@ -70,10 +71,10 @@ def run_gate(bench: Bench, step: GateStep, baseline: GateEvent | None = None) ->
 # -- parity gates -----------------------------------------------------------------------------------------------------
 
 
-def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
+def _parity(bench: Workbench, step: GateStep, gate: ParityGate, baseline: GateEvent | None) -> _Judged:
     argv = bench.fill(step.commands[0].argv, step.arm)
 
-    def launch(name: str) -> tuple[Launch, GateReading, int]:
+    def launch(name: str) -> tuple[Completed, GateReading, int]:
         launched = bench.launch(name, argv, step.env, step.limit_s)
         rc = -1 if launched.ended.rc is None else launched.ended.rc
         return launched, parity.read_gate(launched.text(), gate.backend), rc
@@ -85,9 +86,9 @@ def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent 
     passed = None if reading.passed is None else reading.passed + len(reading.failed)
     forgiven = replace(reading, passed=passed, failed=(), backend_ok=True)
     others = _reasons(gate, step.limit_s, launched, forgiven, 0 if rc == 1 else rc)  # besides the cases that failed
-    if not others and 0 < len(flaky) <= RERUN_AT_MOST:
+    if not others and 0 < len(flaky) <= _RERUN_AT_MOST:
         again: Reasons = ()
-        for number in range(1, RERUNS + 1):
+        for number in range(1, _RERUNS + 1):
             if again := _reasons(gate, step.limit_s, *launch(f"{step.id}-again{number}")):
                 break
         further = (reason(Code.AGAIN, reasons="; ".join(map(str, again))),) if again != reasons else ()
@@ -104,7 +105,7 @@ def _parity(bench: Bench, step: GateStep, gate: ParityGate, baseline: GateEvent 
     return judged
 
 
-def _reasons(gate: ParityGate, limit_s: float, launched: Launch, reading: GateReading, rc: int) -> Reasons:
+def _reasons(gate: ParityGate, limit_s: float, launched: Completed, reading: GateReading, rc: int) -> Reasons:
     """Return why one run of a gate did not pass, () when it did."""
     program = parity.PROGRAM
     reasons = parity.judge_gate(reading, rc, gate)
@@ -136,17 +137,17 @@ def _beside(wanted: ParityGate, reading: GateReading, flaky: Sequence[str], base
 # -- gates on a model or a kernel -------------------------------------------------------------------------------------
 
 
-def _check(bench: Bench, step: GateStep, gate: Check) -> _Judged:
+def _check(bench: Workbench, step: GateStep, gate: Check) -> _Judged:
     stem = step.id.replace(":", "-")
     job = bench.job
     words, logits, files = job.raw / f"{stem}.txt", job.folder / f"{stem}.logits", job.folder / stem
     paths = {"text": str(words), "logits": str(logits), "files": str(files)}
     judged = _Judged()
     if step.text:
-        words.write_text(text(step.text.words, step.text.seed), encoding="utf-8")
+        words.write_text(random_text(step.text.words, step.text.seed), encoding="utf-8")
         judged.raw["text"] = raw_file(words)
     try:
-        with written(files, step.files):
+        with scratch_folder(files, step.files):
             for command in step.commands:
                 _attempt(bench, step, gate, command, bench.fill(command.argv, step.arm, **paths), judged)
                 if "problem" in judged.readings[command.role]:
@@ -158,10 +159,10 @@ def _check(bench: Bench, step: GateStep, gate: Check) -> _Judged:
 
 
 def _attempt(
-    bench: Bench, step: GateStep, gate: Check, command: CheckCommand, argv: Sequence[str], judged: _Judged
+    bench: Workbench, step: GateStep, gate: Check, command: CheckCommand, argv: Sequence[str], judged: _Judged
 ) -> None:
     """Launch a command; repeat it if its output was cut off."""
-    for name in (command.role, *(f"{command.role}-{number}" for number in range(1, ATTEMPTS))):
+    for name in (command.role, *(f"{command.role}-{number}" for number in range(1, _ATTEMPTS))):
         # no limit of files: logits are written, and kernels compiled
         launched = bench.launch(f"{step.id}-{name}", argv, command.env, step.limit_s, file_limit=RLIM_INFINITY)
         judged.add(command.role, argv, command.env, launched.ended.rc, launched)
@@ -178,7 +179,7 @@ def _attempt(
             return
 
 
-LIST = """
+_LIST = """
 about after all also any back because before between both call change city come could day down each early end even
 every far few find first food four from game get give good great group hand hard have help here high home house idea
 into keep kind know large last late learn leave left letter life light line list little live long look made make many
@@ -189,12 +190,12 @@ there these they thing think this three time together took tree try turn under u
 way well went were what when where which while white who why will with word work world would write year you young
 """
 
-WORDS = LIST.split()
-"""Common enough to be one token each in most vocabularies."""
+_WORDS = _LIST.split()
+"""Words so common that each is one token in most vocabularies."""
 
 
-def text(words: int, seed: int) -> str:
-    """Return this many words in one line; a seed gives the same text on every machine and Python."""
-    # a digest per place: a random generator's choice may differ between Python versions
-    draws = (hashlib.sha256(f"{seed}/{place}".encode()).digest() for place in range(words))
-    return " ".join(WORDS[int.from_bytes(draw[:4], "big") % len(WORDS)] for draw in draws)
+def random_text(words: int, seed: int) -> str:
+    """Return a line of `words` random words; the same seed gives the same text on every machine and Python."""
+    # a digest per word: a random generator's choice may differ between Python versions
+    draws = (hashlib.sha256(f"{seed}/{number}".encode()).digest() for number in range(words))
+    return " ".join(_WORDS[int.from_bytes(draw[:4], "big") % len(_WORDS)] for draw in draws)

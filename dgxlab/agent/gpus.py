@@ -1,4 +1,4 @@
-"""nvidia-smi's output: the GPUs' fields, whose names differ between drivers, and the compute processes."""
+"""Queries to nvidia-smi: fields of GPUs, whose names differ between drivers, and compute processes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from dgxlab.agent.environment import ask
 from dgxlab.errors import one_line
 
-NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
-"""nvidia-smi's spellings of 'not known': null, never 0."""
+_NULLS = frozenset({"", "N/A", "[N/A]", "[Not Supported]", "Not Supported", "[Unknown Error]", "[Not Found]"})
+"""nvidia-smi's spellings of an unknown value, which becomes None, never 0."""
 
 HELP = ("nvidia-smi", "--help-query-gpu")
-"""Prints the fields that this driver knows; it needs no GPU and takes 18 ms on an H200."""
+"""Command that prints the fields that this driver knows; it needs no GPU and takes 18 ms on an H200."""
 QUERY = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,process_name,used_memory", "--format=csv,noheader,nounits")
 
 _EVERY = ("uuid", "temperature.gpu", "clocks.sm", "clocks.mem", "power.draw", "utilization.gpu", "pstate")
 BASIC = {name: name for name in _EVERY}
-"""Fields that every driver knows, as `choose` returns them."""
+"""Fields that every driver knows, in the form of `choose`."""
 _COUNTERS = ("sw_power_cap", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 FIELDS = (
     *BASIC,
@@ -30,33 +30,31 @@ FIELDS = (
     "clocks_event_reasons.active",
     *(f"clocks_event_reasons_counters.{counter}" for counter in _COUNTERS),
 )
-"""The fields that we query, under the newest driver's names; older ones have `throttle` for `event`."""
+"""The sampled fields, by the newest driver's names; older drivers have `throttle` in place of `event`."""
 
 
 def choose(printed: str) -> dict[str, str]:
-    """Return our name and this driver's name of each field that it knows, from the output of `HELP`.
-
-    A single field that the driver does not know would fail a whole query.
-    """
+    """Return, by name in FIELDS, this driver's name of each field that it knows, given the output of `HELP`."""
+    # one unknown field makes a whole query fail
     known = set(re.findall(r'"([\w.]+)"', printed))
     words = {name: name if name in known else name.replace("event", "throttle") for name in FIELDS}
     return {name: word for name, word in words.items() if word in known} if "uuid" in known else dict(BASIC)
 
 
 def query(fields: Sequence[str]) -> list[str]:
-    """Return the command that prints these fields once, a line a GPU."""
+    """Return the command that prints these fields once, a line for each GPU."""
     return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
 def sampling(uuids: Sequence[str], fields: Sequence[str], period_s: float) -> list[str]:
-    """Return the command that prints a header, then every `period_s` the time and these fields of these GPUs."""
+    """Return the command that prints a header, and every `period_s` seconds a line per GPU with time and fields."""
     asked = f"--query-gpu={','.join(('timestamp', *fields))}"
     return ["nvidia-smi", "-i", ",".join(uuids), asked, "--format=csv,nounits", "-lms", f"{period_s * 1000:.0f}"]
 
 
 def parse_gpus(fields: Sequence[str], text: str) -> list[dict[str, str | None]]:
-    """Read csv without header and units; an unknown value is None, a line with more or fewer cells is left out."""
-    rows = [[None if cell.strip() in NULLS else cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+    """Parse the output of `query(fields)`; an unknown value is None, a line with missing or extra cells is left out."""
+    rows = [[None if cell.strip() in _NULLS else cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
     return [dict(zip(fields, row, strict=True)) for row in rows if len(row) == len(fields)]
 
 
@@ -68,9 +66,9 @@ class ComputeProcess:
     pid: int
     program: str
     user: str
-    """ "" where /proc does not know the process, e.g. in another pid namespace."""
+    """ "" if /proc does not have the process, e.g. because it is in another pid namespace."""
     used_mib: int | None
-    """Device memory, None where the driver does not count it, as on unified memory."""
+    """Device memory, None if the driver does not count it, as on unified memory."""
 
 
 def compute_processes() -> list[ComputeProcess] | None:
@@ -80,9 +78,9 @@ def compute_processes() -> list[ComputeProcess] | None:
 
 
 def parse_processes(text: str) -> list[ComputeProcess]:
-    """Read nvidia-smi's csv, which quotes nothing: a comma between pid and memory belongs to the program's name."""
+    """Parse the output of QUERY."""
     processes = []
-    for line in text.splitlines():
+    for line in text.splitlines():  # nothing is quoted: commas between pid and memory belong to the program's name
         uuid, _, rest = line.partition(", ")
         pid, _, rest = rest.partition(", ")
         program, _, used = rest.rpartition(", ")
@@ -93,9 +91,9 @@ def parse_processes(text: str) -> list[ComputeProcess]:
 
 
 def foreign(processes: Iterable[ComputeProcess], own: Collection[int]) -> list[ComputeProcess]:
-    """Return the processes outside this process's session, each once however many GPUs it uses.
+    """Return the processes that are not of this process's session, each once even if it uses several GPUs.
 
-    `own` are pids that this process started: nvidia-smi may list one for an instant after its end.
+    `own` are the pids that this process started: nvidia-smi may list a process briefly after its end.
     """
     others = {}
     for process in processes:
@@ -111,7 +109,7 @@ def foreign(processes: Iterable[ComputeProcess], own: Collection[int]) -> list[C
 
 
 def phrase(processes: Sequence[ComputeProcess]) -> str:
-    """Return processes in words: `pid 430 (python3 of alice, 518 MiB) and 2 more`."""
+    """Return one or more processes in words: `pid 430 (python3 of alice, 518 MiB) and 2 more`."""
     first, more = processes[0], len(processes) - 1
     program = one_line(Path(first.program).name, 120)
     size = "" if first.used_mib is None else f", {first.used_mib} MiB"

@@ -1,8 +1,8 @@
-"""Files and folders under the root: their last use and their removal.
+"""Items under the root, such as builds, models and jobs: their sizes, their last use and their removal.
 
-A job holds a shared lock on `in-use.lock` while it runs, so shared items (builds, work folders, models, tools) are
-removed only while no job runs. An item is renamed into `trash/` first: an interrupted removal leaves no partial item.
-`jobs.removed` lists the ids of removed jobs, so that a client that missed a job's end does not start it again.
+A job holds a shared lock on `in-use.lock` while it runs, so items that jobs share (builds, work folders, models, tools)
+are removed only while no job runs. An item is renamed into `trash/` first: an interrupted removal leaves no partial
+item. `jobs.removed` lists the ids of removed jobs, so that a client that missed a job's end does not start it again.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from dgxlab.agent.lock import lock
 from dgxlab.errors import RemoteError
 from dgxlab.replies import SHARED, Item, Removal, Status
 
-IN_USE, REMOVED = "in-use.lock", "jobs.removed"
+_IN_USE, _REMOVED = "in-use.lock", "jobs.removed"
 
-LEFTOVER_S = 86400.0
-"""Age from which an unfinished folder is a leftover; a younger one may still be in use."""
+_LEFTOVER_S = 86400.0
+"""Seconds after which an unfinished folder is a leftover; a younger one may still be in use."""
 
 
 def was_removed(root: Root, job_id: str) -> bool:
-    """Return whether a job ran here and was removed: a job runs at most once."""
-    removed = root.path / REMOVED
+    """Return whether a job was removed from this host; it must not run again."""
+    removed = root.path / _REMOVED
     return removed.exists() and job_id in removed.read_text().splitlines()
 
 
 def hold(root: Root) -> int:
-    """Return a descriptor of the lock that protects shared items until the descriptor and all its copies are closed."""
-    fd = _open(root, IN_USE)
+    """Lock the items that jobs share against removal, and return the lock's descriptor.
+
+    The lock lasts until the descriptor and all copies in child processes are closed.
+    """
+    fd = _open(root, _IN_USE)
     fcntl.flock(fd, fcntl.LOCK_SH)
     return fd
 
 
 def unfit(root: Root) -> Iterator[tuple[str, str]]:
-    """Yield each obstacle to running jobs under this root: `root` or the missing program, and the reason."""
-    with os.fdopen(_open(root, IN_USE), "ab") as file:
+    """Yield each obstacle to running jobs under this root, as (`root` or the program that is missing, reason)."""
+    with os.fdopen(_open(root, _IN_USE), "ab") as file:
         try:
             lock(file.fileno(), fcntl.LOCK_SH)
         except RemoteError as error:
@@ -56,7 +59,7 @@ def unfit(root: Root) -> Iterator[tuple[str, str]]:
 
 
 def inventory(root: Root) -> list[Item]:
-    """Return everything under the root except the trash, by kind, the longest unused first."""
+    """Return all items under the root except the trash, sorted by kind and last use, the oldest first."""
     items = []
     for thing in _things(root):
         used, size = thing.used, sum(map(_size, thing.paths))
@@ -67,12 +70,12 @@ def inventory(root: Root) -> list[Item]:
 
 
 def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
-    """Remove items, each given as kind, name and last use seen; an item used since then is kept.
+    """Remove items, each given as (kind, name, last use in its `Item`), and empty the trash; return what was removed.
 
-    Every call also empties the trash.
+    An item is kept if it was used since, if a running job may need it, or if it is of a kind that is always kept.
     """
     removed, kept, trash = [], [], root.path / "trash"
-    with os.fdopen(_open(root, IN_USE), "ab") as file:
+    with os.fdopen(_open(root, _IN_USE), "ab") as file:
         # no job begins while this is locked; an older agent does not hold it, so job states are read as well
         jobs = (Job(path).status().state for path in _children(root.jobs))
         alone = lock(file.fileno()) and "running" not in jobs
@@ -86,7 +89,7 @@ def remove(root: Root, wanted: Sequence[tuple[str, str, float]]) -> Removal:
                 continue
             if kind == "jobs":
                 (thing.paths[0] / "agent.pyz").unlink(missing_ok=True)  # room for the note on a full disk
-                with os.fdopen(_open(root, REMOVED), "ab") as note:
+                with os.fdopen(_open(root, _REMOVED), "ab") as note:
                     note.write(f"{name}\n".encode())
                     note.flush()
                     os.fsync(note.fileno())
@@ -143,7 +146,7 @@ def _things(root: Root) -> Iterator[_Thing]:
         partial += _children(folder, hidden=True)
     for path in partial:
         thing = _Thing("leftovers", f"{path.parent.name}/{path.name}", (path,))
-        if path.name.startswith(".broken-") or time.time() - thing.used > LEFTOVER_S:
+        if path.name.startswith(".broken-") or time.time() - thing.used > _LEFTOVER_S:
             yield thing
 
 

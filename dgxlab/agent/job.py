@@ -1,10 +1,11 @@
 """A job's folder on the host: staging, state, final status, and raw files.
 
-A job runs while the agent holds run.lock; no stored state or pid is trusted. Processes that outlive a killed agent keep
-the locks of devices and of the root's folders; the job's id in their environment identifies them.
+To stage a job is to make its folder with the plan; the agent is then started in it. The job runs as long as the agent
+holds run.lock: no stored state or pid is trusted. Processes that outlive a killed agent keep the locks of devices and
+of shared items; they are known by the job's id in their environment.
 
-    jobs/<id>/  plan.json  agent.pyz  MANIFEST    written whole, then renamed into place
-                run.lock   started   journal.jsonl   raw/   rc
+    jobs/<id>/  plan.json  agent.pyz  MANIFEST        the staged files
+                run.lock   started   journal.jsonl   raw/   rc (the final status)
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from dgxlab.agent.lock import TRIES, in_place, lock
 from dgxlab.errors import AGAIN, JobLost, RemoteError, UsageError, one_line
 from dgxlab.replies import Status, final_status, sealed
 
-STAGED = ("plan.json", "agent.pyz")
+_STAGED = ("plan.json", "agent.pyz")
 """Files of a staged job; MANIFEST has their digests."""
 
-RESERVE = 4096
+_RESERVE = 4096
 """Bytes reserved for each of `started` and `rc`, so that they can be written on a full disk."""
 SEAL = 128
-"""Bytes of RESERVE for the digest of a final status."""
-START_S = 20.0
+"""Bytes of _RESERVE for the digest of a final status."""
+_START_S = 20.0
 """Max time until a started agent shows a sign of life."""
-LEVEL = 6
+_LEVEL = 6
 """gzip level: text shrinks to a tenth, at 100 MB/s."""
 
 
 class Job:
-    """One job's folder."""
+    """One job on this host, by its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,7 +62,10 @@ class Job:
 
     @classmethod
     def stage(cls, jobs: Path, job_id: str, plan: bytes, agent: Path) -> Job:
-        """Make the folder, completely or not at all; an existing one is kept unless damaged before the job began."""
+        """Make a job's folder below `jobs`, completely or not at all, with a copy of the zipapp `agent`.
+
+        An existing folder is kept, unless it was damaged before the job began.
+        """
         job = cls(jobs / job_id)
         if job.folder.exists() and not job.set_aside():
             return job
@@ -71,9 +75,9 @@ class Job:
             (incoming / "plan.json").write_bytes(plan)
             shutil.copyfile(agent, incoming / "agent.pyz")
             for word in ("started", "rc"):
-                (incoming / f"{word}.reserved").write_bytes(b" " * RESERVE)
+                (incoming / f"{word}.reserved").write_bytes(b" " * _RESERVE)
             (incoming / "run.lock").touch(mode=0o600)  # shows the first status call whether there are locks
-            (incoming / "MANIFEST").write_text(json.dumps({name: sha256(incoming / name) for name in STAGED}))
+            (incoming / "MANIFEST").write_text(json.dumps({name: sha256(incoming / name) for name in _STAGED}))
             settle(incoming, job.folder)
         except OSError:
             # the disk is full, or another client staged the same job first
@@ -83,10 +87,10 @@ class Job:
         return job
 
     def start(self) -> Status:
-        """Start the agent detached, unless it was started before; return when it shows a sign of life.
+        """Start the agent as a detached process, unless it was started before; return the state once it has begun.
 
         Raises:
-            RemoteError: if the job is damaged, and another client is about to replace it.
+            RemoteError: if the staged files are damaged.
         """
         if self.status().state == "staged":
             if not self._whole():
@@ -102,13 +106,16 @@ class Job:
                     cwd="/",
                     check=True,
                 )
-            deadline = time.monotonic() + START_S
+            deadline = time.monotonic() + _START_S
             while not self._started.exists() and time.monotonic() < deadline:
                 time.sleep(0.005)
         return self.status()
 
     def begin(self) -> int | None:
-        """As the agent, take run.lock until exit; None if the job was started before: it runs at most once."""
+        """Take run.lock for this process, which is the agent, and write `started`; return the lock's descriptor.
+
+        None if the job was started before: a job runs at most once.
+        """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o600)
         # a status call holds the lock briefly, another starting agent until it exits
         while not self._started.exists() and not lock(fd):
@@ -120,14 +127,15 @@ class Job:
         return fd
 
     def finish(self, **fields: Any) -> None:
-        """Write the final status into the space reserved for it; the last write of a job."""
+        """Write the final status, with these fields, into the space reserved for it; the last write of a job."""
         rc = {**fields, "t": time.time(), "journal_bytes": self._size(), "journal_sha256": sha256(self.journal)}
-        while len(json.dumps(rc)) > RESERVE - SEAL and rc.get("message"):  # the journal has all of it
+        while len(json.dumps(rc)) > _RESERVE - SEAL and rc.get("message"):  # the journal has all of it
             rc["message"] = rc["message"][: len(rc["message"]) // 2]
         _put(self.rc, {**rc, "sha256": sealed(rc)})
 
     def status(self) -> Status:
-        """Return the job's state. Checks `started`, then the lock, then rc: this order avoids races."""
+        """Return the job's state: absent, staged, running, done or lost."""
+        # first `started`, then the lock, then rc: this order avoids races
         if not self.plan.exists():
             return Status(self.job_id, "absent")
         begun = self._started.exists()  # read before the lock: a job that began in between would look lost
@@ -147,9 +155,12 @@ class Job:
         return self.journal.stat().st_size if self.journal.exists() else 0
 
     def cancel(self, patience_s: float = 15.0) -> Status:
-        """End all processes of a job and no others: TERM lets the agent write its final status, KILL ends the rest.
+        """End all processes of the job and return its state; a job that has not begun will never start.
 
-        A job that has not begun will never start. Raises RemoteError if a process survives.
+        TERM lets the agent write the final status, KILL ends what is left after `patience_s` seconds.
+
+        Raises:
+            RemoteError: if a process survives.
         """
         staged = self.status().state == "staged"
         if staged and not self.set_aside() and (fd := self.begin()) is not None:
@@ -203,10 +214,8 @@ class Job:
             return False
 
     def set_aside(self) -> bool:
-        """Rename the folder if it was damaged before the job began; return whether it is gone.
-
-        Requires run.lock of the folder now at this path, not of one that was replaced.
-        """
+        """Rename the folder if it was damaged before the job began; return whether no folder is left at this path."""
+        # requires run.lock of the folder that is now at this path, not of one that was replaced
         with contextlib.suppress(FileNotFoundError), self._lock.open("ab") as file:
             fd = file.fileno()
             taken = not self._started.exists() and lock(fd, tries=TRIES) and in_place(fd, self._lock)
@@ -216,7 +225,7 @@ class Job:
         return True
 
     def about(self) -> dict[str, Any]:
-        """Return name, kind, experiment and age; empty for a folder that is being deleted or is not a job's."""
+        """Return name, kind, experiment (of the plan) and age_s; {} if the folder is being deleted or has no plan."""
         try:
             staged = json.loads(self.plan.read_text())
             age_s = max(0.0, time.time() - self.plan.stat().st_mtime)
@@ -225,20 +234,20 @@ class Job:
             return {}
 
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of every raw file that no longer grows, by its path in the job's folder."""
+        """Return the sha256 of every file of evidence that no longer grows, by its path in the job's folder."""
         grow = (self.rc, self.journal, self.folder / "agent.err")
         return {str(path.relative_to(self.folder)): sha256(path) for path in self._files() if path not in grow}
 
     def send(self, limit: int, out: BinaryIO) -> None:
-        """Write the raw files' size as a JSON line, then a gzipped tar of them unless they are larger than `limit`.
+        """Write {"size": bytes, "files": count} of the raw files to `out`, then their gzipped tar if size <= `limit`.
 
         Raises:
             JobLost: if there is no such job.
-            UsageError: if it has not ended.
+            UsageError: if the job has not ended.
         """
         state = self.status().state
         if state == "absent":
-            raise gone(self.job_id)
+            raise job_lost(self.job_id)
         if state not in ("done", "lost"):
             raise UsageError(f"job {self.job_id} has not ended", next=f"dgxlab attach {self.job_id}")
         sizes = {path: path.lstat().st_size for path in self._files()}
@@ -246,7 +255,7 @@ class Job:
         out.write(json.dumps({"size": size, "files": len(sizes)}).encode() + b"\n")
         if size <= limit:
             with (
-                gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=LEVEL, mtime=0) as packed,
+                gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=_LEVEL, mtime=0) as packed,
                 tarfile.open(fileobj=packed, mode="w|", format=tarfile.GNU_FORMAT) as archive,
             ):
                 for path, bytes_ in sizes.items():
@@ -264,14 +273,14 @@ class Job:
 
     @property
     def torn(self) -> bool:
-        """Whether the job was damaged before it began: a power loss may leave empty files."""
+        """Whether the job has not begun and its staged files are damaged: a power loss may leave empty files."""
         return not self._started.exists() and not self._whole()
 
     def _whole(self) -> bool:
         """Whether all staged files are present and match MANIFEST."""
         try:
             sums = json.loads((self.folder / "MANIFEST").read_text())
-            return all(sums[name] == sha256(self.folder / name) for name in STAGED)
+            return all(sums[name] == sha256(self.folder / name) for name in _STAGED)
         except (OSError, ValueError, LookupError, TypeError):
             return False
 
@@ -280,7 +289,7 @@ def _put(path: Path, value: dict[str, Any]) -> None:
     """Write a value into its reserved space, completely or not at all."""
     reserved = path.with_name(f"{path.name}.reserved")
     with reserved.open("r+b") as file:
-        file.write(json.dumps(value).encode().ljust(RESERVE))
+        file.write(json.dumps(value).encode().ljust(_RESERVE))
     settle(reserved, path)
 
 
@@ -288,28 +297,29 @@ def _put(path: Path, value: dict[str, Any]) -> None:
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:
-    """Return every job's status with its name, its kind and its age in seconds, oldest first."""
+    """Return status and `Job.about` of every job in the folder of jobs, the oldest first."""
     return [{**vars(job.status()), **job.about()} for job in _jobs(folder)]
 
 
 def running(folder: Path) -> dict[str, str]:
-    """Return the subject of each running job by job id. Part of every probe, so ended jobs are skipped cheaply."""
+    """Return the plan's subject of each running job, by job id."""
     from dgxlab.model import subject  # only here: most verbs need no vocabulary
 
+    # part of every probe, so ended jobs are skipped cheaply
     live = (job for job in _jobs(folder) if not job.rc.exists() and job.status().state == "running")
     plans = {job.job_id: plan(job) for job in live if job.about()}
     return {job_id: subject(p["kind"], p["experiment"], p.get("baseline", "")) for job_id, p in plans.items()}
 
 
 def plan(job: Job) -> Any:
-    """Return a job's plan; raises JobLost if there is no such job."""
+    """Return a job's plan as JSON; raises JobLost if there is no such job."""
     try:
         return json.loads(job.plan.read_text())
     except FileNotFoundError:
-        raise gone(job.job_id) from None
+        raise job_lost(job.job_id) from None
 
 
-def gone(job_id: str) -> JobLost:
+def job_lost(job_id: str) -> JobLost:
     """Return the error for a job whose folder is missing."""
     cause = "its folder was deleted, or was never there"
     return JobLost(f"the host has no job {job_id}: {cause}", next=f"dgxlab report {job_id}")

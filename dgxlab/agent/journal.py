@@ -1,6 +1,6 @@
 """The journal: an append-only log of a job's events, one JSON object per line.
 
-It is the client's only source, so an event that a result depends on is on disk before the next step begins.
+It is all that the client records, so an event that a result depends on is on disk before the next step begins.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dgxlab.agent.boot import sync
 if TYPE_CHECKING:  # following a journal needs no vocabulary, and should be quick
     from dgxlab.model.events import Event
 
-DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
+_DURABLE = frozenset({"job", "build", "model", "gate", "run", "error", "end"})
 """Events that are fsynced: losing one would lose or repeat work."""
 
 
 class Journal:
-    """Appends events to a file; one writer at a time, which the job's run.lock guarantees."""
+    """Appends events to a file. The job's run.lock guarantees that there is one writer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,17 +46,17 @@ class Journal:
             os.ftruncate(self._fd, end)
             raise
         self._seq += 1
-        if event.event in DURABLE:
+        if event.event in _DURABLE:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file."""
+        """Flush the file to disk and close it."""
         os.fsync(self._fd)
         os.close(self._fd)
 
 
 def whole_lines(path: Path, offset: int, limit: int = 1 << 20) -> bytes:
-    """Return the complete lines from `offset`, about `limit` bytes at most; b"" if there is no complete line yet."""
+    """Return the complete lines of a file from byte `offset` on, about `limit` bytes at most; b"" if there is none."""
     with path.open("rb") as file:
         file.seek(offset)
         chunk = file.read(limit)

@@ -1,4 +1,4 @@
-"""Exclusive use of a job's devices; they may be used by other jobs, people who sign a file, or processes."""
+"""Exclusive use of a job's devices, against other jobs, people who sign the owner file, and other compute processes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.units import duration
 
 CPU = "cpu"
-Gpu = Mapping[str, Any]
+_Gpu = Mapping[str, Any]
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 """First and longest pause between looks while waiting; they grow, because every look disturbs measurements."""
 
 
-def uses_cuda(plan: Plan) -> bool:
+def _uses_cuda(plan: Plan) -> bool:
     """Return whether any arm is built for CUDA."""
     return any("CUDA" in gpu_backends(arm.cmake) for arm in plan.arms)
 
 
-def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """Return the devices to lock, in the fixed order that prevents deadlock between two jobs.
+def devices(plan: Plan, gpus: Sequence[_Gpu]) -> tuple[str, ...]:
+    """Return the devices that a plan must lock: (CPU,), or uuids of GPUs, sorted, so that two jobs cannot deadlock.
 
-    All GPUs, unless every gate and run has an unambiguous CUDA_VISIBLE_DEVICES. Empty if the plan needs a GPU and no
-    GPU has a uuid to lock.
+    These are all GPUs of the host, `gpus`, unless every gate and run has an unambiguous CUDA_VISIBLE_DEVICES; () if the
+    plan needs a GPU and none has a uuid.
     """
-    if not uses_cuda(plan):
+    if not _uses_cuda(plan):
         return (CPU,)
     every = [gpu for gpu in gpus if gpu["uuid"]]
     envs = [command.env for step in plan.steps if isinstance(step, GateStep) for command in step.commands]
@@ -42,7 +42,7 @@ def devices(plan: Plan, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     return tuple(sorted({gpu["uuid"] for gpus in seen for gpu in gpus} or {gpu["uuid"] for gpu in every}))
 
 
-def _visible(env: Mapping[str, str], gpus: Sequence[Gpu]) -> Sequence[Gpu]:
+def _visible(env: Mapping[str, str], gpus: Sequence[_Gpu]) -> Sequence[_Gpu]:
     """Return the GPUs that a program sees in this environment; all GPUs if ambiguous.
 
     A uuid prefix is unambiguous; an index is only where CUDA counts as nvidia-smi does.
@@ -51,7 +51,7 @@ def _visible(env: Mapping[str, str], gpus: Sequence[Gpu]) -> Sequence[Gpu]:
     if named is None:
         return gpus
     by_bus = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu["name"] for gpu in gpus}) == 1
-    visible: list[Gpu] = []
+    visible: list[_Gpu] = []
     for word in map(str.strip, named.split(",")):
         if word.startswith("GPU-"):
             matching = [gpu for gpu in gpus if gpu["uuid"].startswith(word)]
@@ -63,8 +63,8 @@ def _visible(env: Mapping[str, str], gpus: Sequence[Gpu]) -> Sequence[Gpu]:
     return visible
 
 
-class Holder(NamedTuple):
-    """The holder of the file or GPU that a job waits for, in words; `key` identifies the holder."""
+class _Holder(NamedTuple):
+    """Who holds the file or GPU `what` that a job waits for; `who` is in words, `key` is for comparison."""
 
     what: str
     key: object
@@ -74,45 +74,44 @@ class Holder(NamedTuple):
 class DeviceLease:
     """The devices of one job, locked between `hold` and `release`.
 
-    Args:
-        own: Pids that the job started.
-        on_change: Called with the state, path and owner of the `lock` events.
+    `gpus` are those of the host's facts. `own` has the pids that the job started; the caller adds to them. `on_change`
+    is called with `state`, `path` and `owner` of a LockEvent.
     """
 
     def __init__(
-        self, plan: Plan, gpus: Sequence[Gpu], own: Collection[int], on_change: Callable[[str, str, str], None]
+        self, plan: Plan, gpus: Sequence[_Gpu], own: Collection[int], on_change: Callable[[str, str, str], None]
     ) -> None:
         self.devices = devices(plan, gpus)
         self._plan, self._own, self._on_change = plan, own, on_change
         self._owner = Signature(plan.job_id, user())
         self._locks = [BenchLock(device) for device in self.devices]
-        self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if uses_cuda(plan) else None
+        self._others = {gpu["uuid"] for gpu in gpus} - set(self.devices) if _uses_cuda(plan) else None
         path = settings().lock
         self._file = OwnerFile(path, self._owner) if path else None
-        self._unwatched_told = False
+        self._unwatched_noted = False
         self._left_s = plan.wait_s
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors of the locks that are held, for children to inherit."""
+        """Descriptors of the locks that are held, which measured programs inherit."""
         return [fd for lock in self._locks for fd in lock.fds]
 
     def hold(self) -> float:
-        """Wait for exclusive use of the devices; return the seconds waited, at most plan.wait_s over the whole job.
+        """Wait for exclusive use of the devices, and return the seconds waited; safe to repeat.
 
         Raises:
-            HostBusy: if others hold them for longer.
-            RemoteError: if the plan needs a GPU and there is none that can be locked.
+            HostBusy: if all waits of the job together take longer than plan.wait_s.
+            RemoteError: if the plan needs a GPU and the host has none that can be locked.
         """
         if not self._locks:
             raise RemoteError(
                 "nvidia-smi lists no GPU on this host, and the plan needs one", next=f"dgxlab doctor {settings().name}"
             )
-        if self._file and not self._file.watched and not self._unwatched_told:
+        if self._file and not self._file.watched and not self._unwatched_noted:
             self._on_change("unwatched", str(self._file.path), "its folder is not there")
-            self._unwatched_told = True
+            self._unwatched_noted = True
         before = [lock.since for lock in self._locks]
-        begin, pause, reported = time.monotonic(), FIRST_PAUSE_S, ("", object())
+        begin, pause, reported = time.monotonic(), _FIRST_PAUSE_S, ("", object())
         try:
             while holder := self._holder():
                 left = self._left_s - (time.monotonic() - begin)
@@ -125,7 +124,7 @@ class DeviceLease:
                     self._on_change("waiting", holder.what, holder.who)
                     reported = holder[:2]
                 time.sleep(min(pause, left))
-                pause = min(2 * pause, LAST_PAUSE_S)
+                pause = min(2 * pause, _LAST_PAUSE_S)
         finally:
             waited = time.monotonic() - begin
             self._left_s -= waited
@@ -135,16 +134,16 @@ class DeviceLease:
         return waited
 
     def strangers(self, processes: Iterable[ComputeProcess]) -> list[ComputeProcess]:
-        """Return the processes that disturb this job's GPUs, [] for a job on the processor."""
+        """Return those compute processes of other sessions that use this job's GPUs; [] for a job on the processor."""
         if self._others is None:
             return []
         return foreign([p for p in processes if p.gpu_uuid not in self._others], self._own)
 
     def disturbance(self, looks: Sequence[list[ComputeProcess] | None]) -> Reason | None:
-        """Return which process may have disturbed a run, None if the run was alone.
+        """Return a reason if other processes may have used the devices during a run, None if it was alone.
 
         Args:
-            looks: Processes before and after the run; None where nvidia-smi failed, which does not mean no processes.
+            looks: The compute processes before and after the run, None if nvidia-smi failed.
         """
         if self._others is None:
             return None
@@ -154,7 +153,7 @@ class DeviceLease:
         return reason(Code.STRANGER, processes=phrase(seen)) if seen else None
 
     def release(self) -> None:
-        """Release everything; safe to repeat."""
+        """Release all locks and free the owner file; safe to repeat."""
         if self._file:
             self._file.free()
         held = [lock for lock in self._locks if lock.since]
@@ -163,23 +162,23 @@ class DeviceLease:
         for lock in held:
             self._on_change("released", str(lock.path), "")
 
-    def _holder(self) -> Holder | None:
+    def _holder(self) -> _Holder | None:
         """Return the first holder to wait for. Locks come first, so that only one job at a time checks the rest."""
         for number, lock in enumerate(self._locks):
             if not lock.take(self._owner):
                 for later in self._locks[number:]:  # keep only locks that come earlier in the common order
                     later.release()
-                return Holder(str(lock.path), lock.owner(), lock.owner())
+                return _Holder(str(lock.path), lock.owner(), lock.owner())
         if self._file:
-            if who := self._file.claim():
-                return Holder(str(self._file.path), who, who)
+            if who := self._file.claimed_by():
+                return _Holder(str(self._file.path), who, who)
             self._file.sign()  # before waiting for a process, so that no other job begins meanwhile
         if self._others is None:
             return None
         processes = compute_processes()
         if processes is None:
-            return Holder("the GPU", "unknown", "an unknown user (nvidia-smi does not say who computes)")
+            return _Holder("the GPU", "unknown", "an unknown user (nvidia-smi does not say who computes)")
         strangers = self.strangers(processes)
         if not strangers:
             return None
-        return Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))
+        return _Holder(strangers[0].gpu_uuid, [process.pid for process in strangers], phrase(strangers))

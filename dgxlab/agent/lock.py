@@ -1,7 +1,7 @@
 """Locks for measuring: one benchmark lock per device, and the owner file that people who share a machine sign.
 
-The lock works across users, and the kernel releases it when the holder dies. The owner file is read before measuring
-and signed during it, for scripts of other people that do not use flock.
+A benchmark lock works across users, and the kernel releases it when the holder dies. The owner file is for people and
+scripts that do not use flock: a job waits while another person's name is in it, and signs it while it measures.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dgxlab.errors import RemoteError, command, one_line
 
 FOLDERS = (Path("/var/lock"), Path("/tmp"))  # noqa: S108 - where /var/lock is closed, /tmp is the one place all users share
 TRIES, PAUSE_S = 5, 0.002
-"""Retries: a probe or a job that backs off may hold the lock briefly."""
-SHORT = 120
+"""Tries to lock a file, and seconds between them: a probe or a job that backs off may hold the lock briefly."""
+_SHORT = 120
 """Max characters shown of other people's text."""
 
 FREE = "FREE"
-OURS = "dgxlab job "
-"""Prefix of every signature of dgxlab. No job waits for a job named in the owner file: a live job on the same device
-would hold the benchmark lock, so the named job uses other devices or is dead."""
+_OURS = "dgxlab job "
+"""How dgxlab's text in an owner file begins. A job does not wait for a job that the file names: a running job on the
+same device would hold the benchmark lock, so the named one uses other devices or is dead."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The text that a holder writes into its lock files and into the owner file."""
+    """Who holds a lock, as written into lock files (JSON) and owner files (words)."""
 
     job: str
     user: str
@@ -40,11 +40,11 @@ class Signature:
     """Unix seconds."""
 
     def __str__(self) -> str:
-        return one_line(f"job {self.job} of {self.user}, since {moment(self.since)}", SHORT)
+        return one_line(f"job {self.job} of {self.user}, since {moment(self.since)}", _SHORT)
 
     @classmethod
     def read(cls, fd: int) -> Signature | None:
-        """Return a file's signature, None if it has none that can be parsed."""
+        """Return the signature in an open lock file, None if there is none that can be parsed."""
         try:
             signed = json.loads(os.pread(fd, 4096, 0))
             signature = cls(str(signed["job"]), str(signed["user"]), float(signed["since"]))
@@ -55,10 +55,10 @@ class Signature:
 
 
 class BenchLock:
-    """An exclusive flock on dgxlab-<device> in every folder where that file is or can be made.
+    """An exclusive flock on the file dgxlab-<device> in each of FOLDERS in which it exists or can be created.
 
-    Some users cannot create a file in the first folder, so the lock needs the files of all folders.
-    Measured programs inherit the descriptors: a program that outlives the agent keeps the device locked.
+    All of them must be locked, because some users cannot create a file in the first folder. Measured programs inherit
+    the descriptors: a program that outlives the agent keeps the device locked.
     """
 
     def __init__(self, device: str, folders: Sequence[Path] = ()) -> None:
@@ -66,23 +66,23 @@ class BenchLock:
         """When the lock was taken, None while it is not held."""
         self._paths = [folder / f"dgxlab-{device}" for folder in folders or _folders()]
         self.path = self._paths[0]
-        """The first file that is held, or the file that another job holds."""
+        """The first file of the lock; after a failed `take` the file that another job holds."""
         self._files: dict[Path, int] = {}
         self._holder: Signature | None = None
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors of the files that are held."""
+        """The descriptors of the locked files."""
         return list(self._files.values())
 
     def take(self, owner: Signature) -> bool:
-        """Take and sign the lock if it is free; safe to repeat.
+        """Take the lock if it is free, and sign it as `owner`; return whether it is held now.
 
-        A holder checks again: a file may have been removed, or can now be created. A job that does not get every file
-        releases all, which prevents deadlock.
+        If it is held already, check all files again: one may have been removed, or can now be created. If not all files
+        can be locked, all are released, which prevents deadlock.
 
         Raises:
-            RemoteError: if the path is not a lock file, or no folder can hold one.
+            RemoteError: if a file cannot be opened or locked, or no folder can have one.
         """
         before = None
         while before != self._files:  # repeat until the set of lock files is stable
@@ -104,11 +104,11 @@ class BenchLock:
         return True
 
     def owner(self) -> str:
-        """Return the holder at the last try: `job 2026...-stock of alice, since 2026-11-20 12:01:44`."""
+        """Return who held the lock at the last failed `take`: `job 2026...-x of alice, since 2026-11-20 12:01:44`."""
         return str(self._holder or "an unknown user")
 
     def release(self) -> None:
-        """Release the lock; a child that inherited the descriptors still holds it."""
+        """Close the files; the lock stays held while a child has the descriptors that it inherited."""
         for fd in self._files.values():
             os.close(fd)
         self._files, self.since = {}, None
@@ -131,9 +131,9 @@ class BenchLock:
 
 
 class OwnerFile:
-    """A file such as ~/gpu_bench_lock/owner: empty, missing or beginning with the word FREE when no one measures.
+    """A file such as ~/gpu_bench_lock/owner: it names who measures, or is empty, missing or begins with FREE.
 
-    Jobs on different devices share the file: it names one of them until the last is done.
+    Jobs on different devices share the file: it names one of them until the last has ended.
     """
 
     def __init__(self, path: Path, owner: Signature) -> None:
@@ -144,8 +144,8 @@ class OwnerFile:
         """Whether the file's folder exists; without it the file is neither read nor signed."""
         return self.path.parent.is_dir()
 
-    def claim(self) -> str:
-        """Return another person's text, cleaned and shortened, or why the file cannot be read; "" if free."""
+    def claimed_by(self) -> str:
+        """Return what another person wrote, or why the file cannot be read; "" if it is free or names a dgxlab job."""
         try:
             with _opened(self.path, os.O_RDONLY) as fd:
                 text = _read(fd)
@@ -154,17 +154,17 @@ class OwnerFile:
         except OSError as error:
             return f"an unknown user ({error.strerror})"
         free = text.startswith(FREE) and not text[len(FREE) :][:1].isalpha()  # FREEMAN is a name
-        return f'another user: "{text}"' if text and not free and not text.startswith(OURS) else ""
+        return f'another user: "{text}"' if text and not free and not text.startswith(_OURS) else ""
 
     def sign(self) -> None:
-        """Write this job's signature, unless the file names another running job; best effort."""
+        """Write this job's signature, unless the file names another running job; errors are ignored."""
         with contextlib.suppress(OSError), self._open(create=True) as fd:
             named = _named(_read(fd))
             if named == self._mine.job or named not in measuring(but=self._mine.job):
                 _write(fd, f"dgxlab {self._mine}")
 
     def free(self) -> None:
-        """If the file names this job, write another running job there, else FREE."""
+        """If the file names this job, write the name of another running job, or FREE; errors are ignored."""
         with contextlib.suppress(OSError), self._open() as fd:
             if _named(_read(fd)) == self._mine.job:
                 others = measuring(but=self._mine.job).values()
@@ -182,11 +182,11 @@ class OwnerFile:
 
 def _named(text: str) -> str:
     """Return the job named in a signature of dgxlab, "" for any other text."""
-    return text[len(OURS) :].partition(" ")[0] if text.startswith(OURS) else ""
+    return text[len(_OURS) :].partition(" ")[0] if text.startswith(_OURS) else ""
 
 
 def _read(fd: int) -> str:
-    return one_line(os.read(fd, 4096).decode(errors="replace").strip(), SHORT)
+    return one_line(os.read(fd, 4096).decode(errors="replace").strip(), _SHORT)
 
 
 def _write(fd: int, text: str) -> None:
@@ -197,7 +197,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def measuring(but: str) -> dict[str, Signature]:
-    """Return the other jobs that hold a device's lock on this host, without the job `but`."""
+    """Return the signatures of jobs that hold a benchmark lock on this host, by job id, without the job `but`."""
     jobs = {}
     for path in (path for folder in _folders() for path in folder.glob("dgxlab-*")):
         with contextlib.suppress(OSError), _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
@@ -217,10 +217,9 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def lock(fd: int, kind: int = fcntl.LOCK_EX, tries: int = 1) -> bool:
-    """Lock an open file until it is closed; return False if another process holds it.
+    """Lock an open file until it is closed, with fcntl.LOCK_EX or LOCK_SH; try every PAUSE_S seconds.
 
-    Raises:
-        RemoteError: if its file system has no locks.
+    Return False if another process has locked the file; raises RemoteError if the file system has no locks.
     """
     for pause_s in (*[PAUSE_S] * (tries - 1), 0.0):
         try:
@@ -240,7 +239,7 @@ def lock(fd: int, kind: int = fcntl.LOCK_EX, tries: int = 1) -> bool:
 
 
 def moment(t: float) -> str:
-    """Return unix seconds as the host's own clock shows them."""
+    """Return Unix seconds as local time of the host: `2026-11-20 12:01:44`."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
 
 

@@ -1,4 +1,4 @@
-"""Launch programs that use the device, each as a fresh process with its output kept, and run benchmarks."""
+"""Launch the programs of a job, each as a fresh process with its output in raw files, and run benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dgxlab.agent import child
 from dgxlab.agent.boot import sync
 from dgxlab.agent.environment import Root, measured_env
 from dgxlab.agent.facts import cpus
-from dgxlab.agent.files import full_disk, sha256, tail, written
+from dgxlab.agent.files import full_disk, scratch_folder, sha256, tail
 from dgxlab.agent.inventory import hold
 from dgxlab.agent.job import Job
 from dgxlab.agent.journal import Journal
@@ -23,21 +23,21 @@ from dgxlab.agent.lease import DeviceLease
 from dgxlab.agent.processors import Watch, pinned
 from dgxlab.agent.telemetry import Telemetry
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, HostBusy, RemoteError
-from dgxlab.model import FILES, Facts, Plan, RunStep, digest
+from dgxlab.model import FILES, Facts, Plan, RunStep, digest, program_of
 from dgxlab.model.events import File, LockEvent, ModelEvent, NoteEvent, ProgressEvent, RunEvent, flag
 from dgxlab.model.reasons import Code, Reason, left_running, reason
 from dgxlab.tools import BENCHES
 from dgxlab.tools.rows import Parsed
 
-PROGRESS_S = 0.5
+_PROGRESS_S = 0.5
 """Minimum time between progress events of one step: ninja counts faster than one can read."""
-LAST_WORDS = 4096
+_LAST_WORDS = 4096
 """Bytes at a stream's end that are searched for a program's last line."""
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A finished program with its output."""
+class Completed:
+    """A program that has ended, with the files of its output."""
 
     ended: child.Ended
     stdout: Path
@@ -52,23 +52,23 @@ class Launch:
         return "" if self.ended.too_long else self.stderr.read_text(errors="replace")
 
     def raw(self) -> dict[str, File]:
-        """Return both files as the journal names them."""
+        """Return both files as entries of an event's `raw`."""
         return {"stdout": raw_file(self.stdout), "stderr": raw_file(self.stderr)}
 
     def last_words(self) -> str:
-        """Return the last line of stderr, or of stdout: usually the program's own reason."""
+        """Return the last line of stderr, else of stdout: usually the program's reason for a failure."""
         for path in (self.stderr, self.stdout):
-            if printed := tail(path, LAST_WORDS).strip():
+            if printed := tail(path, _LAST_WORDS).strip():
                 return printed.splitlines()[-1].strip()[:300]
         return "it printed nothing"
 
     def failure(self, program: str, limit_s: float) -> Reason:
-        """Return why the program failed, with its last line and whether the disk is full."""
+        """Return `Ended.reason` of a failure, with the program's last line and whether the disk is full."""
         return self.ended.reason(program, limit_s, self.last_words() + full_disk(self.stdout.parent))
 
 
 def raw_file(path: Path) -> File:
-    """Flush a raw file to disk, since the record will have its digest, and return its journal entry."""
+    """Flush a file of the folder raw/ to disk, and return its entry for an event."""
     sync(path)
     return File(f"raw/{path.name}", sha256(path), path.stat().st_size)
 
@@ -79,11 +79,11 @@ class Attempt:
 
     run: RunEvent
     again: str = ""
-    """"rows" if rows are missing, "disturbed" if others used the device or the processors, else ""."""
+    """Why the run should be repeated: "rows" are missing, others "disturbed" device or processors; "" if not."""
 
 
-class Bench:
-    """What the steps of one job share: its devices and samplers, its programs and their journal, and what it built."""
+class Workbench:
+    """What the steps of one job share: the journal, the devices, their samplers, the builds and models, launching."""
 
     def __init__(self, job: Job, root: Root, plan: Plan, facts: Facts) -> None:
         self.job, self.root, self.plan, self.facts = job, root, plan, facts
@@ -103,17 +103,17 @@ class Bench:
 
     @property
     def keep(self) -> list[int]:
-        """Lock descriptors that programs inherit, so that an orphan still holds them."""
+        """Descriptors of locks that programs inherit, so that a process that outlives the agent still holds them."""
         return [self._in_use, *self.lease.fds]
 
     def note(self, note: str) -> None:
-        """Tell the user something."""
+        """Write a sentence for the user to the journal."""
         self.journal.emit(NoteEvent(note=note))
 
     def progress(self, step: str, done: int, total: int, note: str) -> None:
-        """Tell how far a step is, twice a second at most."""
+        """Write the progress of a step to the journal, twice a second at most."""
         now, (last, at) = time.monotonic(), self._last_progress
-        if step != last or now - at >= PROGRESS_S or done == total:
+        if step != last or now - at >= _PROGRESS_S or done == total:
             self._last_progress = (step, now)
             self.journal.emit(ProgressEvent(id=step, done=done, total=total, note=note))
 
@@ -121,7 +121,13 @@ class Bench:
         self.journal.emit(LockEvent(state=state, path=path, owner=owner))
 
     def fill(self, argv: Sequence[str], arm: str, **extra: str) -> list[str]:
-        """Replace the placeholders that only the host knows; raises RemoteError if one has no value."""
+        """Return an argv with the placeholders of a `Plan` replaced, those of an arm by its build and models.
+
+        `extra` has values of further placeholders by name.
+
+        Raises:
+            RemoteError: if a placeholder has no value.
+        """
         known = {
             "python": sys.executable,
             "agent": str(self.job.folder / "agent.pyz"),
@@ -141,13 +147,18 @@ class Bench:
         return [re.sub(r"\{([a-z]+(?::[\w.-]+)?)\}", replace, arg) for arg in argv]
 
     def hold(self) -> float:
-        """Wait for the devices before the next launch; return the seconds waited."""
+        """Wait for exclusive use of the devices, start the samplers, and return the seconds waited."""
         waited = self.lease.hold()
         self.telemetry.start()
         return waited
 
-    def launch(self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any) -> Launch:
-        """Run one program to its end; `name` becomes its raw files' names, the options are those of `child.run`."""
+    def launch(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], limit_s: float, **options: Any
+    ) -> Completed:
+        """Run one program for at most `limit_s` seconds, with its output in raw files called `name`.
+
+        `env` has the variables that the plan adds, `options` are further arguments of `child.run`.
+        """
         stem = name.replace(":", "-")
         stdout, stderr = self.job.raw / f"{stem}.out", self.job.raw / f"{stem}.err"
         options |= {"stdout": stdout, "stderr": stderr, "limit_s": limit_s, "keep": self.keep}
@@ -155,13 +166,13 @@ class Bench:
         self._pids.add(ended.pid)
         if ended.left:
             self.note(left_running(name, ended.left))
-        return Launch(ended, stdout, stderr)
+        return Completed(ended, stdout, stderr)
 
     def measure(self, step: RunStep, name: str, absent: Sequence[str] = (), *, pin: bool = False) -> Attempt:
-        """Run one benchmark and parse its output; values that could be parsed are kept even if it failed.
+        """Run one benchmark and parse its output, also if it failed; the caller writes the event to the journal.
 
-        Its stderr must not have a text of `absent`; with `pin` it runs on as many processors as it has threads. The
-        caller writes its event to the journal, maybe with more flags.
+        Its raw files are called `name`, and its stderr must not have a text of `absent`. With `pin` it runs on as many
+        processors as it has threads.
         """
         files = self.job.folder / FILES
         argv = self.fill(step.argv, step.arm, files=str(files))
@@ -169,14 +180,14 @@ class Bench:
         watch = Watch(processors := pinned(argv) if pin else ())
         if processors:
             before = {**before, "pinned": list(processors)}
-        with written(files, step.files):
+        with scratch_folder(files, step.files):
             launched = self.launch(name, argv, step.env, step.limit_s, look=watch.look, processors=processors)
         contention = watch.ended()
         after = self.telemetry.state()
         ended = launched.ended
         parsed = BENCHES[step.tool].parse(launched.text(), step.cells)
         conditions = self.telemetry.around(ended, (before, after), contention, threads(parsed))
-        status, reasons = verdict(step, launched, parsed, absent)
+        status, reasons = run_status(step, launched, parsed, absent)
         again = "rows" if ended.ok and parsed.problems else ""
         if status == "valid" and conditions.contended:  # its number is kept: the host may always be shared
             again = "disturbed"
@@ -211,7 +222,7 @@ class Bench:
         return Attempt(run, again)
 
     def failure(self, name: str, attempt: Attempt, tries: int = 1) -> DgxlabError:
-        """Return the error that the job ends with, for a run that gave no number."""
+        """Return the error for the run called `name`, whose last of `tries` attempts was not valid."""
         words = attempt.run.reason + (f" ({tries} attempts)" if tries > 1 else "")
         if attempt.again == "disturbed":
             return HostBusy(f"{name} was not left alone: {words}", next=AGAIN)
@@ -219,24 +230,21 @@ class Bench:
         return kind(words, next=self.log(attempt.run.raw["stderr"].path))
 
     def log(self, path: str) -> str:
-        """Return the command that shows a file of the job."""
+        """Return the client's command that shows a file of the job."""
         return f"dgxlab logs {self.job.job_id} {path}"
 
 
 def threads(parsed: Parsed) -> int:
-    """Return a tool's number of threads: the largest in its rows.
-
-    If no row has it, the tool starts one thread per processor.
-    """
+    """Return how many threads a tool used: the largest number in its rows, else one per processor."""
     named = (result.raw.get(name) for result in parsed.results for name in ("n_threads", "n_threads_batch"))
     return max((n for n in named if isinstance(n, int) and n > 0), default=cpus())
 
 
-def verdict(
-    step: RunStep, launched: Launch, parsed: Parsed, absent: Sequence[str] = ()
+def run_status(
+    step: RunStep, launched: Completed, parsed: Parsed, absent: Sequence[str] = ()
 ) -> tuple[Literal["valid", "discarded", "failed"], tuple[Reason, ...]]:
-    """Return a run's status and, unless valid, the reason."""
-    program = Path(step.program).name
+    """Return a run's status, and the reasons if it is not valid; stderr must not have a text of `absent`."""
+    program = Path(program_of(step.argv)).name
     if not launched.ended.ok:
         return "failed", (launched.failure(program, step.limit_s),)
     if parsed.problems:

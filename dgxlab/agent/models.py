@@ -1,4 +1,4 @@
-"""Models on the host: existing files, and models that are written from their recipe and quantised."""
+"""Models on the host: existing files, and models that are made from their recipes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dgxlab.errors import RemoteError, SpecError, command
 from dgxlab.model import ModelStep, SyntheticModel, files_of, quantisation
 
 if TYPE_CHECKING:  # `identify` answers a probe, which needs no parsers
-    from dgxlab.agent.measure import Launch
+    from dgxlab.agent.measure import Completed
     from dgxlab.gguf_header import Header
     from dgxlab.model.events import ModelEvent
     from dgxlab.model.parts import Contents
 
-UNREAD = "unread"
-"""Id and digest of a file whose content this host has not read yet."""
+_UNREAD = "unread"
+"""Id and digest of a file that has not been read yet."""
 
 
 def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | None:
-    """Return model_id, absolute path, size and digest of a file, None when it is missing.
+    """Return model_id, absolute path, size and digest of a file, None if it is missing.
 
-    A file is known by its content. Its sha256 is kept by inode, size and time of change; one that is not known yet is
-    computed only with `read`: a probe should be quick, and 20 GB take half a minute.
+    The id depends on the content. The sha256 is kept by inode, size and time of change; if it is not known, id and
+    digest are "unread", unless `read` is set: 20 GB take half a minute.
 
     Raises:
         RemoteError: if the file changes while it is read.
@@ -50,7 +50,7 @@ def identify(root: Root, path: str, *, read: bool = False) -> dict[str, Any] | N
         part.write_text(digest)
         settle(part, kept)
     known = {"model_id": f"file-{digest[:16]}", "digest": f"sha256:{digest}"} if digest else {}
-    return {"model_id": UNREAD, "digest": UNREAD, "path": str(file), "size": file.stat().st_size, **known}
+    return {"model_id": _UNREAD, "digest": _UNREAD, "path": str(file), "size": file.stat().st_size, **known}
 
 
 def _stamp(file: Path) -> str:
@@ -59,7 +59,7 @@ def _stamp(file: Path) -> str:
 
 
 def _identified(root: Root, name: str, path: str) -> dict[str, Any]:
-    """Return `identify` of a file of a model, with its content read; raises SpecError if it is not on the host."""
+    """Return `identify` of a model's file, with its content read; raises SpecError if it is not on the host."""
     if (file := identify(root, path, read=True)) is None:
         raise SpecError(
             f"model {name} is not on the host: there is no file {path}; put it there, or change models.{name}",
@@ -69,16 +69,16 @@ def _identified(root: Root, name: str, path: str) -> dict[str, Any]:
 
 
 def files(root: Root, step: ModelStep) -> dict[str, str]:
-    """Return the ids of the files that a model is made from, by path; raises SpecError if one is not on the host."""
+    """Return the ids of the files that a model's recipe names, by path; raises SpecError if one is not on the host."""
     paths = files_of(step.recipe) if step.recipe else ()
     return {path: _identified(root, step.model, path)["model_id"] for path in paths}
 
 
 def find(root: Root, step: ModelStep) -> ModelEvent:
-    """Return the event of a model file.
+    """Return the event of a model that is a file on the host.
 
     Raises:
-        SpecError: if it is not on the host, or no whole GGUF file.
+        SpecError: if there is no such file, or it is not a complete GGUF file.
     """
     from dgxlab import gguf_header
 
@@ -94,14 +94,16 @@ def _event(step: ModelStep, fields: Mapping[str, Any], *, reused: bool) -> Model
 
 def _contents(header: Header, **further: Any) -> Contents:
     """Return what a file holds; `further` has more of a model that was made here."""
-    told = {"architecture": header.architecture, "parameters": header.parameters, "type": header.type}
-    sizes = {"bits": header.bits, "per_token": header.per_token}
+    of_header = ("architecture", "parameters", "type", "bits", "per_token")
     nothing: dict[str, Any] = {"files": {}, "requantised": False, "fidelity": {}}
-    return cast("Contents", {**told, **sizes, **nothing, **further})
+    return cast("Contents", {**{name: getattr(header, name) for name in of_header}, **nothing, **further})
 
 
 def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
-    """Return the synthetic models that are missing on this host and that it cannot write itself."""
+    """Return the ids of those synthetic models that the client must send.
+
+    They are missing on this host, and its Python lacks gguf or numpy to write them.
+    """
     missing = [
         name for name in model_ids if not _finished(root.models / f"{name}.gguf") and not _sent(root, name).exists()
     ]
@@ -115,7 +117,7 @@ def to_send(root: Root, model_ids: Sequence[str]) -> list[str]:
 
 
 def receive(root: Root, model_id: str, sha256: str, stream: IO[bytes]) -> None:
-    """Store a synthetic model's f16 file from a stream; `make` then need not write it.
+    """Store the f16 file of a synthetic model from a stream, for `make` to quantise.
 
     Raises:
         RemoteError: if the file is incomplete, or the disk is full.
@@ -128,20 +130,24 @@ def make(
     root: Root,
     step: ModelStep,
     model_id: str,
-    launch: Callable[[str, Sequence[str]], Launch],
+    launch: Callable[[str, Sequence[str]], Completed],
     *,
     source: ModelEvent | None = None,
     files: Mapping[str, str] | None = None,
 ) -> ModelEvent:
-    """Write and quantise a model unless it exists; return its event.
+    """Make a model from its recipe unless it exists; return its event.
 
     Args:
-        source: The finished model that it is derived from, None to write it from its recipe.
-        files: As `files` returns them.
+        root: The agent's folders.
+        step: The model's step.
+        model_id: The id that the model will have.
+        launch: Runs a program, given the name of its raw files and its argv.
+        source: The finished model that it is quantised from; None for a synthetic model, which is written first.
+        files: The ids that `files` returns.
 
     Raises:
         SpecError: if the source is damaged, or cannot be quantised as asked.
-        RemoteError: if gguf is not installed, the disk is full, or llama-quantize made other types than asked.
+        RemoteError: if a program fails, or llama-quantize made other types than the recipe's.
     """
     root.models.mkdir(parents=True, exist_ok=True)
     path = root.models / f"{model_id}.gguf"
@@ -157,9 +163,9 @@ def make(
             if not source and not written.exists():
                 _write(root, step, written, launch)
             contents = _quantise(step, launch, source, written, part)
-            told = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}", "contents": contents}
+            facts = {"size": part.stat().st_size, "digest": f"sha256:{sha256(part)}", "contents": contents}
             settle(part, path)
-            part.write_text(json.dumps(told))
+            part.write_text(json.dumps(facts))
             settle(part, record)
         sent.unlink(missing_ok=True)
     finally:
@@ -174,7 +180,7 @@ def make(
 
 def _quantise(
     step: ModelStep,
-    launch: Callable[[str, Sequence[str]], Launch],
+    launch: Callable[[str, Sequence[str]], Completed],
     source: ModelEvent | None,
     written: Path,
     part: Path,
@@ -212,7 +218,7 @@ def _sent(root: Root, model_id: str) -> Path:
     return root.models / f"{model_id}-f16.gguf"
 
 
-def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Launch]) -> None:
+def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequence[str]], Completed]) -> None:
     """Write the f16 file; the vocabulary of the recipe's pin is beside it meanwhile."""
     from dgxlab.agent.objects import Objects  # imported late: a probe, which imports this module, should be quick
     from dgxlab.synth import vocabulary_path
@@ -227,7 +233,7 @@ def _write(root: Root, step: ModelStep, out: Path, launch: Callable[[str, Sequen
 
 
 def _launch(
-    launch: Callable[[str, Sequence[str]], Launch], name: str, argv: Sequence[str], paths: Mapping[str, Path]
+    launch: Callable[[str, Sequence[str]], Completed], name: str, argv: Sequence[str], paths: Mapping[str, Path]
 ) -> None:
     launched = launch(name, [str(paths.get(arg, arg)) for arg in argv])
     if not launched.ended.ok:

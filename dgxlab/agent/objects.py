@@ -1,6 +1,6 @@
-"""Sources on the host: a bare repository that receives packs, and worktrees that move between trees.
+"""Source code on the host: a bare git repository that receives packs, and worktrees that switch between commits.
 
-A host needs no internet: the client sends the pin's objects once and a patched tree's few objects each time.
+A host needs no internet: the client sends the objects of a pin once, and the few objects of a patched tree each time.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dgxlab.agent.environment import base_env
 from dgxlab.errors import AGAIN, RemoteError
 
 CUT_PACK_S = 3600.0
-"""A partial pack that did not grow for this long belongs to a cut connection."""
+"""A partial pack that has not grown for this long was left by a cut connection."""
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The bare repository of a host."""
+    """The bare repository of a host, at `path`."""
 
     path: Path
 
     def missing(self, commits: Sequence[str]) -> list[str]:
-        """Return the commits that the repository lacks. A damaged repository is renamed, so it lacks all of them."""
+        """Return those commits that the repository lacks: all if it is damaged, and then it is renamed."""
         if not self.path.exists():
             return list(commits)
         ran = self._run("cat-file", "--batch-check=%(objectname)", input="\n".join(commits))
@@ -44,10 +44,12 @@ class Objects:
         return [commit for commit, line in zip(commits, ran.stdout.splitlines(), strict=True) if line != commit]
 
     def receive(self, stream: IO[bytes]) -> None:
-        """Take a pack: one JSON line {"commit", "shallow"}, then the pack's bytes.
+        """Store a commit's objects from a stream: a JSON line, then a git pack.
 
-        A ref makes the objects reachable only after the commit's tree is verified as complete. Raises RemoteError if it
-        is not.
+        The line has `commit`, and `shallow`: the commits whose parents are not sent.
+
+        Raises:
+            RemoteError: if the pack or the commit's tree is incomplete, as after a cut connection.
         """
         header = json.loads(stream.readline())
         self._make()
@@ -71,10 +73,12 @@ class Objects:
         flush(self.path)
 
     def check_out(self, worktree: Path, index: Path, commit: str, tree: str) -> None:
-        """Move a worktree to a commit, touching only files that differ; raises RemoteError if its tree is another.
+        """Switch a worktree to a commit, and write only files that differ; `index` is the path of its git index.
 
-        The index is outside the worktree, which has no .git: cmake would reconfigure whenever it changes.
+        Raises:
+            RemoteError: if the hash of the resulting tree is not `tree`.
         """
+        # the index is outside the worktree, which has no .git: cmake would reconfigure whenever it changes
         worktree.mkdir(parents=True, exist_ok=True)
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(worktree)}
         self._git("read-tree", "--reset", "-u", commit, env=env, at=worktree)
@@ -89,11 +93,11 @@ class Objects:
             raise RemoteError(f"the host checked out tree {written[:12]}, the plan names {tree[:12]}", next=AGAIN)
 
     def names(self, commit: str) -> str:
-        """Return a commit's file names, one per line: when they change, cmake's globs must run again."""
+        """Return the paths of all files in a commit, one per line."""
         return self._git("ls-tree", "-r", "--name-only", commit)
 
     def copy(self, commit: str, name: str, out: Path) -> None:
-        """Copy a commit's file to another place. Raises RemoteError if the commit or its file is not here."""
+        """Copy the file `name` of a commit to the path `out`; raises RemoteError if the repository lacks it."""
         with out.open("wb") as file:
             argv = self._argv("cat-file", "blob", f"{commit}:{name}")
             ran = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, env=_git_env(), check=False)

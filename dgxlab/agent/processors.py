@@ -1,7 +1,7 @@
-"""The processors of a run: which ones it is pinned to, and how much other programs used them during it.
+"""The processors of a run: which ones it is pinned to, and how much other programs used them during the run.
 
-The agent looks at the program's tasks while it waits for its end. A look takes 0.05 ms at 2 threads, 0.3 ms at 16 and
-1.7 ms at 128: two a second cost at most 0.4 % of one processor.
+The agent looks at the tasks (threads) of the program while it runs. A look takes 0.05 ms at 2 threads, 0.3 ms at 16 and
+1.7 ms at 128: two looks a second cost at most 0.4 % of one processor.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from itertools import pairwise
 
 from dgxlab.agent.facts import PERIOD_S, read
 
-THREAD_FLAGS = ("-t", "--threads", "-tb", "--threads-batch")
+_THREAD_FLAGS = ("-t", "--threads", "-tb", "--threads-batch")
 TOPOLOGY = "/sys/devices/system/cpu"
 
 FIRST_S, FIRST_PERIOD_S = 1.0, 0.1
-"""Looks are frequent in a program's first second: a task that ends takes its count with it."""
+"""Looks come every FIRST_PERIOD_S in a program's first FIRST_S: the count of a task is lost when the task ends."""
 LOOKS, SHORTEST_S = 5, 0.2
-"""Fewer looks: waiting time unknown. Shorter run: the other values unknown, as times are in hundredths of a second."""
-BUSY, STEAL = (0, 1, 2, 5, 6), 7
+"""After fewer looks the waiting time is unknown; in a shorter run the other values, which are counted in 0.01 s."""
+_BUSY, _STEAL = (0, 1, 2, 5, 6), 7
 """Columns of a line of /proc/stat: user, nice, system, irq and softirq; steal."""
 
 
 def pinned(argv: Sequence[str]) -> tuple[int, ...]:
-    """Return the processors for a program: as many as it has threads, among those that the agent may use.
+    """Return the processors to pin a program to: as many as it has threads, of those that the agent may use.
 
-    One per core first, the fastest cores first (a DGX Spark has ten fast ones and ten slow ones), then the cores'
-    second threads. Without a number of threads in its argv, a program gets one processor of every core: that is the
-    number of threads that llama.cpp starts by default.
+    They are of different cores as far as possible, the fastest first: a DGX Spark has ten fast cores and ten slow ones.
+    If argv does not set the number of threads, they are one per core, which is llama.cpp's default.
     """
     usable = sorted(os.sched_getaffinity(0))
     cores: dict[str, int] = {}
@@ -44,29 +43,32 @@ def pinned(argv: Sequence[str]) -> tuple[int, ...]:
         siblings = read(f"{TOPOLOGY}/cpu{number}/topology/thread_siblings_list").strip()
         cores.setdefault(siblings or str(number), number)
     in_order = sorted(usable, key=lambda number: (number not in cores.values(), -speeds[number], number))
-    given = [word for flag, word in pairwise(argv) if flag in THREAD_FLAGS]
+    given = [word for flag, word in pairwise(argv) if flag in _THREAD_FLAGS]
     threads = max((int(n) for word in given for n in word.split(",") if n.isdigit()), default=0)
     return tuple(sorted(in_order[: threads or len(cores)]))
 
 
 @dataclass(frozen=True)
 class Contention:
-    """How a program shared the processors; None is unknown: not reported by the kernel, or the run was too short."""
+    """How a program shared the processors. None is unknown: the kernel does not report it, or the run was too short."""
 
     processors: int
-    """Number of processors it could use; the values below are about these, except `psi`."""
+    """Number of processors that the program could use; the values below are of these, except `psi`."""
     run_queue: float | None = None
-    """Waiting time of all its tasks for a processor, in seconds per second."""
+    """Time that all tasks of the program together waited for a processor, in seconds per second."""
     others: float | None = None
-    """How many processors all other programs used."""
+    """How many processors all other programs used, on average."""
     steal: float | None = None
-    """Share of the processors' time that the hypervisor gave to other machines."""
+    """Share of the processors' time that the hypervisor gave to other virtual machines."""
     psi: float | None = None
     """Share of the time in which any task on the host waited for a processor."""
 
 
 class Watch:
-    """Measures contention for one program, from right before its start to right after its end."""
+    """Measures the contention of one program.
+
+    Make it right before the program starts, pass its `look` to `child.run`, and call `ended` right after.
+    """
 
     def __init__(self, processors: Sequence[int] = ()) -> None:
         self._usable = set(processors) or os.sched_getaffinity(0)
@@ -76,7 +78,7 @@ class Watch:
         self._began = time.monotonic()
 
     def look(self, pid: int) -> float:
-        """Note how long each task of the program has waited so far; return the seconds until the next look."""
+        """Note how long each task of the program `pid` has waited so far; return the seconds until the next look."""
         self._looks += 1
         with contextlib.suppress(OSError):  # a Path would take longer than all the rest
             for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
@@ -89,7 +91,7 @@ class Watch:
                 self._waited[task] = waited
 
     def ended(self) -> Contention:
-        """Return the contention; call it after the program and its children have ended."""
+        """Return the contention of the program, which must have ended, with its children."""
         seconds, count = time.monotonic() - self._began, len(self._usable)
         waited = sum(self._waited.values()) / 1e9 / seconds if self._waited and self._looks >= LOOKS else None
         now = self._now()
@@ -109,26 +111,26 @@ class Watch:
 
 
 def parse_wait(schedstat: bytes) -> int | None:
-    """Return a task's waiting time in ns; None for three zeros, from a kernel that does not count it."""
+    """Return a task's waiting time in ns, given its /proc/.../schedstat; None if the kernel does not count it."""
     words = schedstat.split()
     known = len(words) == 3 and all(word.isdigit() for word in words) and any(map(int, words))
     return int(words[1]) if known else None
 
 
 def parse_stat(text: str, usable: set[int], ticks: int) -> dict[str, float]:
-    """Return "others", the seconds that all programs used these processors, and "steal", from /proc/stat.
+    """Return the seconds so far that programs used the processors `usable` ("others") and that were stolen ("steal").
 
-    `ticks` are counts a second. The result is empty if one of the processors is missing, as in some containers.
+    `text` is that of /proc/stat, in counts of 1 / `ticks` s. {} if a processor is missing, as in some containers.
     """
     lines = re.findall(r"^cpu(\d+)((?: \d+){8,})", text, re.MULTILINE)
     rows = [[int(word) for word in times.split()] for number, times in lines if int(number) in usable]
     if len(rows) != len(usable):
         return {}
-    busy = sum(row[i] for row in rows for i in BUSY)
-    return {"others": busy / ticks, "steal": sum(row[STEAL] for row in rows) / ticks}
+    busy = sum(row[i] for row in rows for i in _BUSY)
+    return {"others": busy / ticks, "steal": sum(row[_STEAL] for row in rows) / ticks}
 
 
 def parse_pressure(text: str) -> dict[str, float]:
-    """Return "psi", the seconds so far in which some task waited, from /proc/pressure/cpu; empty without that file."""
+    """Return {"psi": seconds so far in which a task waited}, given /proc/pressure/cpu; {} if that is empty."""
     match = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
     return {"psi": int(match[1]) / 1e6} if match else {}

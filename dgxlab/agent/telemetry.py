@@ -1,8 +1,8 @@
-"""Samples the host's condition during a job: one program per source, with its output in the raw files.
+"""Sample the host's condition during a job, with one program (sampler) for the host and one for its GPUs.
 
-The samplers write while a measured program runs, and are read when the run has ended. They are the agent's children and
-die with it, but hold none of its locks: a sampler stuck in the driver must not make a dead job look alive.
-If a sampler hangs, dies or prints nonsense, the job goes on, and its runs are flagged.
+The samplers print to raw files while a measured program runs; the files are read when the run has ended. Samplers are
+the agent's children and die with it, but hold none of its locks: a sampler stuck in the driver must not make a dead job
+look alive. If a sampler hangs, dies or prints nonsense, the job goes on, and its runs are flagged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dgxlab.agent import child
-from dgxlab.agent.conditions import Conditions, Sample, number
+from dgxlab.agent.conditions import Conditions, DeviceSample, number
 from dgxlab.agent.environment import ask, base_env
 from dgxlab.agent.facts import PERIOD_S, boot_id, condition
 from dgxlab.agent.gpus import BASIC, HELP, choose, compute_processes, parse_gpus, query, sampling
@@ -30,26 +30,26 @@ from dgxlab.agent.journal import whole_lines
 from dgxlab.agent.processors import Contention
 from dgxlab.model.events import HOST
 
-State = Mapping[str, Any]
+_State = Mapping[str, Any]
 
 READY_S = 2.0
 """Max wait for the samplers' first lines, so that no sampler starts up during the first run."""
 STOP_S = 1.0
-"""Max wait for the samplers at the end of a job."""
+"""Max wait for the end of the samplers at the end of a job."""
 FRESH_S = 5.0
-"""Max age of a current sample: with older ones the sampler hangs or has died."""
+"""Max age of a current sample; if the last one is older, the sampler hangs or has died."""
 
 
 class Sampler:
-    """One program that prints a line per sample; `parse` returns None for any other line.
+    """One program that prints a line per sample to a file, where `parse` returns None for other lines.
 
-    If it cannot be started there are no samples.
+    If the program cannot be started, there are no samples.
     """
 
-    def __init__(self, argv: Sequence[str], path: Path, parse: Callable[[str], Sample | None]) -> None:
+    def __init__(self, argv: Sequence[str], path: Path, parse: Callable[[str], DeviceSample | None]) -> None:
         self._path, self._parse, self._offset = path, parse, 0
-        self.newest: dict[str, Sample] = {}
-        """The last sample of each device that was read."""
+        self.newest: dict[str, DeviceSample] = {}
+        """The newest sample that was read of each device."""
         self._child: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             # nvidia-smi prints local time
@@ -57,12 +57,12 @@ class Sampler:
 
     @property
     def settled(self) -> bool:
-        """Whether it has printed a line or has ended."""
+        """Whether the program has printed something, or has ended."""
         return self._child is None or self._path.stat().st_size > 0 or self._child.poll() is not None
 
-    def read(self, begin: float, end: float) -> list[Sample]:
-        """Return the samples between `begin` and `end`, and drop earlier ones."""
-        within: list[Sample] = []
+    def read(self, begin: float, end: float) -> list[DeviceSample]:
+        """Read what was printed since the last call, and return the samples from `begin` to `end`, in Unix seconds."""
+        within: list[DeviceSample] = []
         while self._child and (chunk := whole_lines(self._path, self._offset)):
             self._offset += len(chunk)
             samples = list(filter(None, map(self._parse, chunk.decode(errors="replace").splitlines())))
@@ -71,7 +71,7 @@ class Sampler:
         return within
 
     def stop(self, deadline: float) -> None:
-        """End the program; if that fails, the kernel ends it with the agent."""
+        """Kill the program, and wait for its end until `deadline` (of time.monotonic)."""
         if self._child is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -81,7 +81,7 @@ class Sampler:
 
 
 class Telemetry:
-    """One job's samplers of the host and its GPUs; `gpus` has the GPUs' names by uuid."""
+    """The samplers of one job: one for the host, in the zipapp `agent`, and one for its `gpus` (names by uuid)."""
 
     def __init__(self, raw: Path, agent: Path, gpus: Mapping[str, str]) -> None:
         self._raw, self._agent, self._gpus = raw, agent, gpus
@@ -103,7 +103,7 @@ class Telemetry:
             time.sleep(0.005)
 
     def state(self) -> dict[str, Any]:
-        """Return the condition of the host and all its GPUs at this instant."""
+        """Return the condition of the host and of all its GPUs now, as `parts.State` with the compute processes."""
         (gpus,) = ask([query(tuple(self._fields.values()))])
         return {
             "boot_id": boot_id(),
@@ -112,25 +112,27 @@ class Telemetry:
             "gpu_processes": compute_processes(),
         }
 
-    def around(self, run: child.Ended, states: tuple[State, State], contention: Contention, threads: int) -> Conditions:
-        """Return the conditions of a finished run with this many threads, between two states."""
+    def around(
+        self, run: child.Ended, states: tuple[_State, _State], contention: Contention, threads: int
+    ) -> Conditions:
+        """Return the conditions of a run that has ended, given the states before and after it; reads the samples."""
         end = run.started + run.seconds
         samples = [sample for sampler in self._samplers for sample in sampler.read(run.started, end)]
         return Conditions(samples, *states, self._gpus, run.seconds, contention, threads)
 
     def now(self) -> dict[str, Mapping[str, float]]:
-        """Return the last sample by device, without devices whose sample is older than FRESH_S.
+        """Return the values of each device's last sample, unless it is older than FRESH_S.
 
-        Call it between runs only: it skips the samples of a run in progress.
+        Call it between runs only: the samples that it reads are in the conditions of no run.
         """
-        due, newest = time.time() - FRESH_S, dict[str, Sample]()
+        due, newest = time.time() - FRESH_S, dict[str, DeviceSample]()
         for sampler in self._samplers:
             sampler.read(0.0, 0.0)
             newest |= sampler.newest
         return {device: sample.values for device, sample in newest.items() if sample.at >= due}
 
     def temperature(self) -> float | None:
-        """Return the temperature of the hottest of the job's GPUs or else of the processor; None if not known."""
+        """Return the temperature now of the job's hottest GPU, or of the processor if it uses none; None if unknown."""
         now = self.now()
         seen = [now.get(gpu, {}).get("temperature.gpu") for gpu in self._gpus]
         known = [c for c in seen or [now.get(HOST, {}).get("cpu_temp_c")] if c is not None]
@@ -143,19 +145,19 @@ class Telemetry:
             sampler.stop(deadline)
 
 
-def parse_host(line: str) -> Sample | None:
-    """Read a line of `facts.sense`."""
+def parse_host(line: str) -> DeviceSample | None:
+    """Return the sample in a line of `facts.sense`, None if it cannot be parsed."""
     try:
         row = json.loads(line)
         at = float(row.pop("t"))
         values = {name: float(value) for name, value in row.items() if value is not None}
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         return None
-    return Sample(at, HOST, values) if all(map(math.isfinite, values.values())) else None
+    return DeviceSample(at, HOST, values) if all(map(math.isfinite, values.values())) else None
 
 
-def parse_gpu(fields: Sequence[str], line: str) -> Sample | None:
-    """Parse a line of nvidia-smi that begins with the UTC time; None for the header or an incomplete line."""
+def parse_gpu(fields: Sequence[str], line: str) -> DeviceSample | None:
+    """Return the sample in a line that `gpus.sampling` prints in UTC; None for the header or an incomplete line."""
     time_of_day, *words = (word.strip() for word in line.split(","))
     whole, _, fraction = time_of_day.partition(".")  # 2026/11/21 13:07:17.328
     try:
@@ -166,4 +168,4 @@ def parse_gpu(fields: Sequence[str], line: str) -> Sample | None:
         return None
     row = dict(zip(fields, words, strict=True))
     values = {name: number(word) for name, word in row.items()}
-    return Sample(at, row["uuid"], {name: value for name, value in values.items() if value is not None})
+    return DeviceSample(at, row["uuid"], {name: value for name, value in values.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Carry out a plan: build, find models, check flags, gate, measure; every event goes to the journal."""
+"""Carry out a job's plan: build, find models, check flags, gate, measure; every event goes to the journal."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dgxlab.agent.build import Builder
 from dgxlab.agent.chain import ChainRunner
 from dgxlab.agent.environment import Root
 from dgxlab.agent.facts import gather
-from dgxlab.agent.files import clean, full_disk, refused
+from dgxlab.agent.files import clean_command, full_disk, remote_error
 from dgxlab.agent.gates import run_gate
 from dgxlab.agent.job import Job
-from dgxlab.agent.measure import Bench, Launch
+from dgxlab.agent.measure import Completed, Workbench
 from dgxlab.errors import AGAIN, DgxlabError, GateFailed, RemoteError, UsageError
 from dgxlab.model import (
     PROTOCOL,
@@ -43,19 +43,19 @@ from dgxlab.model import (
 from dgxlab.model.events import EndEvent, ErrorEvent, GateEvent, JobEvent, StepEvent
 from dgxlab.model.parts import FinalStatus
 
-DISTURBED_AGAIN = 2
-"""Max repeats of a run because others used the device or the processors."""
+_DISTURBED_AGAIN = 2
+"""How often a run is repeated because others used the device or the processors."""
 
 
-class Cancelled(BaseException):
+class _Cancelled(BaseException):
     """TERM arrived. Not an Exception, so that no step swallows it."""
 
 
 class Worker:
-    """One job being carried out."""
+    """Carries out the plan of one job."""
 
     def __init__(self, job: Job, root: Root, plan: Plan) -> None:
-        self.plan, self.bench = plan, Bench(job, root, plan, gather())
+        self.plan, self.bench = plan, Workbench(job, root, plan, gather())
         self.emit = self.bench.journal.emit
         self.gates: dict[str, GateEvent] = {}
         """By step id."""
@@ -67,7 +67,7 @@ class Worker:
         self.closed_arms: set[str] = set()
 
     def carry_out(self) -> DgxlabError | None:
-        """Run every step and return the worst failure; earlier results are in the journal."""
+        """Run all steps, except those of arms whose gates failed; return the worst error, None if there is none."""
         facts = self.bench.facts
         self.emit(
             JobEvent(
@@ -100,7 +100,7 @@ class Worker:
         return not self.closed_arms.isdisjoint(arms)
 
     def fail(self, error: DgxlabError) -> None:
-        """Record a failure; the other steps go on."""
+        """Write an error to the journal and remember it for the job's end; the other steps go on."""
         self.failures.append(error)
         self.report(error)
 
@@ -125,7 +125,7 @@ class Worker:
             source = bench.models[step.arm, step.of] if step.of else None
             files = models.files(bench.root, step)
 
-            def launch(name: str, argv: Sequence[str]) -> Launch:
+            def launch(name: str, argv: Sequence[str]) -> Completed:
                 argv = bench.fill(argv, step.arm)
                 return bench.launch(name, argv, {}, step.limit_s, file_limit=RLIM_INFINITY)
 
@@ -142,7 +142,7 @@ class Worker:
         known = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", launched.text() + launched.errors()))
         unknown = [flag for flag in step.flags if flag not in known]
         if unknown and (full := full_disk(self.bench.job.raw)):
-            raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean())
+            raise RemoteError(f"{program} could not say which flags it knows{full}", next=clean_command())
         if unknown:
             raise UsageError(
                 f"{program} of this build does not know {', '.join(unknown)}, which the spec asks for",
@@ -162,7 +162,7 @@ class Worker:
         self.emit(event)
         if event.status == "failed":  # the other steps of its arm are left out
             self.closed_arms.add(step.arm)
-            stream = "stderr" if "problem" in reading else getattr(step.gate, "told_on", "stdout")
+            stream = "stderr" if "problem" in reading else getattr(step.gate, "failures_on", "stdout")
             last = [name for name in event.raw if name == stream or re.fullmatch(rf"{role}(-\d+)? {stream}", name)][-1]
             message = f"gate {about(step.gate)} failed for {step.arm}: {'; '.join(map(str, event.reasons))}"
             look = self.bench.log(event.raw[last].path)
@@ -170,7 +170,7 @@ class Worker:
             self.fail(GateFailed(message, details=details, next=look))
 
     def _run(self, step: RunStep) -> None:
-        left = {"": 0, "rows": step.attempts - 1, "disturbed": DISTURBED_AGAIN}
+        left = {"": 0, "rows": step.attempts - 1, "disturbed": _DISTURBED_AGAIN}
         runs = [other.id for other in self.plan.steps if isinstance(other, RunStep)]
         for number in itertools.count():
             self.bench.hold()
@@ -189,10 +189,10 @@ class Worker:
 
 
 def work(folder: Path) -> None:
-    """Run a staged job to its end; does nothing if it was started before."""
+    """Run the staged job in a folder to its end; does nothing if the job was started before."""
 
     def cancel(number: int, frame: object) -> None:
-        raise Cancelled
+        raise _Cancelled
 
     job = Job(folder)
     if job.begin() is None:
@@ -201,12 +201,12 @@ def work(folder: Path) -> None:
     signal.signal(signal.SIGTERM, cancel)
     try:
         end = _carry_out(job, Root(folder.parent.parent))
-    except Cancelled:
-        end = CANCELLED
+    except _Cancelled:
+        end = _CANCELLED
     except DgxlabError as error:
         end = _end_of(error)
     except OSError as error:  # mostly a full disk: the journal may have no space, but rc has reserved space
-        end = _end_of(refused("the job", error))
+        end = _end_of(remote_error("the job", error))
     except Exception as error:  # a bug: report it, or the agent would look killed
         traceback.print_exc()
         end = _end_of(DgxlabError(f"the agent failed: {error!r}", next=f"dgxlab logs {job.job_id} agent.err"))
@@ -220,8 +220,8 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
     except DgxlabError as error:
         worker.report(error)
         end = _end_of(error)
-    except Cancelled:
-        end = CANCELLED
+    except _Cancelled:
+        end = _CANCELLED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         worker.bench.telemetry.stop()
@@ -232,7 +232,7 @@ def _carry_out(job: Job, root: Root) -> FinalStatus:
     return end
 
 
-CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
+_CANCELLED: FinalStatus = {"exit_code": 130, "status": "cancelled", "message": "", "next": ""}
 
 
 def _end_of(error: DgxlabError | None) -> FinalStatus:

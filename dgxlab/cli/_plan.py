@@ -56,7 +56,7 @@ def _step(step: model.Step) -> Iterator[str]:
         files = f"{{files}} is a folder with {plural(len(step.files), 'file')}" if step.files else ""
         yield f"  {'; '.join(filter(None, (model.about(gate), text, files)))}"
         yield from (_command(command.argv, command.env) for command in step.commands)
-        yield f"  must hold: {'; '.join(model.limits(gate))}"
+        yield f"  must hold: {'; '.join(gate.limits())}"
     else:
         yield _command(step.argv, step.env)
         yield _cells(step)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dgxlab import stats
-from dgxlab.chains import Comparison, Over, Slot, chain_of, comparisons, flaw, over, whole_cycles
+from dgxlab.chains import ChainRun, Comparison, Over, chain_of, comparisons, flaw, over, whole_cycles
 from dgxlab.model import ChainStep, Check, GateStep, NoiseFloor, ParityGate, about, from_json
 from dgxlab.model.plan import BASELINE, BURN_IN, CANDIDATE
 from dgxlab.model.reasons import says_not_engaged
@@ -74,7 +74,7 @@ class _Run:
     chain: str
     model_id: str | None
     failed: str  # why it failed as a process
-    slot: Slot
+    slot: ChainRun
     unsettled: str  # set if it was the last run of a burn-in that had not settled
     clock: float | None  # median SM clock in MHz; None for several GPUs, or without telemetry
     power: float | None  # sum of the median W of its GPUs; None without telemetry
@@ -145,7 +145,7 @@ def _runs(store: Store, job_id: str) -> Iterator[_Run]:
             row["chain"],
             row["model_id"],
             row["reason"] if row["status"] == "failed" else "",
-            Slot(row["role"], row["cycle"], medians, wrong, row["seconds"], says_not_engaged(row["reason"])),
+            ChainRun(row["role"], row["cycle"], medians, wrong, row["seconds"], says_not_engaged(row["reason"])),
             "".join(unsettled),
             clocks[0] if len(clocks) == 1 else None,
             sum(powers) if powers else None,

@@ -199,14 +199,15 @@ def _left_to_do(store: Store, request: Request, side: Side, probe: Probe, *, aga
     cells = frozenset(name for name, stored in asked.items() if stored not in done)
 
     def passed(gate: ParityGate | Check) -> bool:
-        question = gate_digest(gate, plan.gate_env(experiment, gate))
+        step = tools.gate_step("", "", gate, experiment)
+        question = gate_digest(gate, step.env)
         if isinstance(gate, ParityGate):
             return store.gate_passed(build, device, question, gate)
-        inputs = {name: _identity(experiment, name, probe) for name in tools.models_of(gate)}
-        inputs |= gate.sources(tools.files_of(gate, experiment.root))
+        names = {command.model for command in step.commands if command.model}
+        inputs = {name: _identity(experiment, name, probe) for name in names} | gate.sources(step.files)
         return store.check_passed(build, device, question, inputs)
 
-    gates = plan.own(experiment)
+    gates = plan.launched_gates(experiment)
     if bench and not again:
         gates = [gate for gate in gates if not passed(gate)]
     if not bench and not gates:

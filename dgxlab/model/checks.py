@@ -1,4 +1,8 @@
-"""Gates that run commands of a tool; each kind is a record in the module of its tool, in `dgxlab.tools`."""
+"""Base of the gates that run commands of a tool and judge their output; each kind is a class in its tool's module.
+
+A role names one of the commands (ARM, AGAINST or REFERENCE in `model.plan`). A reading is what the gate parsed from the
+output of one command.
+"""
 
 # ruff: noqa: UP013 - a map of few keys is a line
 
@@ -11,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, Union
 from dgxlab.model.parts import Count, MaybeCount, MaybeText, Name, Texts, Variables
 
 Against = Mapping[str, Union[str, None]]
-"""Variables that differ in the other environment; None for a variable that is unset there."""
+"""Environment variables that a gate's AGAINST command changes; None unsets one."""
 
 Readings = Mapping[str, Mapping[str, Any]]
-"""By role: the parsed output of a gate's command, or under `problem` why it does not count."""
+"""The reading of each command by its role; {"problem": why} if its output cannot be used."""
 
 Launched = TypedDict("Launched", {"role": Name, "argv": list[str], "env": Variables, "rc": Union[int, None]})
 Cases = TypedDict(  # of test-backend-ops; `cases` is the digest of their list
@@ -25,19 +29,18 @@ _Greedy = TypedDict("_Greedy", {"md5": str, "n_prompt": MaybeCount, "n_gen": May
 _Tests = TypedDict("_Tests", {"passed": Count, "failed": list[str], "verdict": str})
 _Divergence = TypedDict("_Divergence", {"kld": float, "ppl_ratio": float})  # of a model from its reference
 _Reference = TypedDict("_Reference", {"ppl": float})
-Reading = Union[_Problem, Cases, _Greedy, _Tests, _Divergence, _Reference]
-"""Parsed output of one command, or why it does not count."""
+CommandReading = Union[_Problem, Cases, _Greedy, _Tests, _Divergence, _Reference]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Base of all kinds. The docstring of a kind is its help in editors."""
+    """Base of all kinds of such gates. Fields are keys of a spec; editors show a kind's docstring as its help."""
 
     declared: ClassVar[list[type[Check]]] = []
-    """Filled by `dgxlab.tools`."""
+    """All kinds; `dgxlab.tools` fills the list."""
     name: ClassVar[str] = ""
-    """Its key in specs."""
-    told_on: ClassVar[str] = "stdout"
+    """The kind's key in specs."""
+    failures_on: ClassVar[str] = "stdout"
     """The stream on which the program reports failed cases."""
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,52 +50,52 @@ class Check:
 
         @property
         def model(self) -> str:
-            """The model that the gate reads, "" for none."""
+            """The spec's name of the model that the gate reads, "" for none."""
 
         @property
         def against(self) -> Against:
-            """The other environment, {} for none."""
+            """The variables that the AGAINST command changes, {} if the gate has no such command."""
 
     def subject(self) -> str:
-        """Return the name of the tested thing, for people."""
+        """Return what the gate tests, for reports: the model, unless a kind overrides this."""
         return self.model
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits for its readings, in words."""
+        """Return what must hold for the gate to pass, in words: `KLD at most 0.01`."""
         raise NotImplementedError
 
     def flaws(self) -> Iterator[str]:
-        """Yield why the gate would always pass, or always fail."""
+        """Yield a sentence for each setting with which the gate would always pass, or always fail."""
         yield from ()
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
-        """Return `commands` and, where the gate needs them, `text` or `files` of its step; `root` is the project."""
+        """Return the fields of a `GateStep` that depend on the kind: `commands`, and `text` or `files` if needed.
+
+        `env` is the experiment's environment, `root` the project's folder.
+        """
         raise NotImplementedError
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Parse the output of a role's command; under `problem` why it does not count."""
+        """Return the reading of the command with this role, or {"problem": why}.
+
+        `cut` in it means that output is missing: the command is repeated.
+        """
         raise NotImplementedError
 
     def judge(self, readings: Readings) -> Iterator[Any]:
-        """Yield why the gate did not pass, given the readings of all its commands."""
+        """Yield a `Reason` for each limit that is not met; all commands must have a reading without a `problem`."""
         raise NotImplementedError
 
     def shown(self, readings: Readings) -> Iterator[str]:
-        """Yield the readings in words."""
+        """Yield the readings as phrases for reports: `KLD 0.001234`."""
         raise NotImplementedError
 
     def sources(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return digests of the gate's compiled sources by their recorded name, given its files."""
+        """Return the digest of the source code among `files` (texts by path), by its name in the record."""
         return {}
 
 
-def limits(gate: Check) -> tuple[str, ...]:
-    """Return a gate's limits, in words."""
-    marker = getattr(gate, "engaged", "")
-    return (*gate.limits(), *([f"{marker!r} on stderr"] if marker else []))
-
-
 def environments(gate: Check, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the arm's environment and the one to compare it with, given the experiment's own."""
+    """Return the environments of a gate's ARM and AGAINST commands; `env` is the experiment's."""
     arm = {**env, **gate.env}
     return arm, {name: value for name, value in {**arm, **gate.against}.items() if value is not None}

@@ -1,7 +1,7 @@
 """Events of a job's journal: one class per event, with its fields, their types and their limits.
 
-The agent writes events with `written` and every reader parses lines with `read`, so both follow these declarations. A
-default is used where an older agent did not write the field.
+The agent encodes events with `written` and all readers decode them with `read`, so both follow these declarations. A
+field with a default may be missing in the journals of older agents.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict, Union, cast, get_type_hints
 
-from dgxlab.model.checks import Cases, Launched, Reading
+from dgxlab.model.checks import Cases, CommandReading, Launched
 from dgxlab.model.experiment import ParityGate, Recipe
 from dgxlab.model.parts import (
     Contents,
@@ -31,14 +31,14 @@ from dgxlab.model.parts import (
 from dgxlab.model.plan import ARM, BASELINE, CANDIDATE, Cell, LaunchedGate, Source
 from dgxlab.model.reasons import Code, Reason, sentence
 from dgxlab.model.result import CellResult, Facts, Toolchain
-from dgxlab.model.wire import LATER, Reshaped, Told, Within, decoder, from_json, to_json
+from dgxlab.model.wire import LATER, JsonHooks, Lenient, Within, decoder, from_json, to_json
 
 HOST = "host"  # the device of values that belong to no GPU
 
 
 @dataclass(frozen=True)
-class File(Told):
-    """A raw file: its path in the job's folder, and its size in bytes."""
+class File(Lenient):
+    """A file of raw output: its path in the job's folder, its digest and its size in bytes."""
 
     path: Path
     sha256: Digest
@@ -46,8 +46,8 @@ class File(Told):
 
 
 @dataclass(frozen=True)
-class Summary(Told):
-    """One quantity of one device during a run, of `n` samples; a counter's growth is one number."""
+class Summary(Lenient):
+    """One quantity of one device during a run, from `n` samples; for a counter its growth, with `n` 1."""
 
     device: Name
     name: Name
@@ -59,8 +59,11 @@ class Summary(Told):
 
 
 @dataclass(frozen=True)
-class Flag(Told, Reshaped):
-    """Something that makes a run's numbers doubtful, by `reasons.Code`; no verdict may use a run with a hard flag."""
+class Flag(Lenient, JsonHooks):
+    """Something that makes a run's numbers doubtful; verdicts leave out runs with a hard flag.
+
+    `kind` is the key of a `Code`, `params` are the parameters of its sentence.
+    """
 
     device: Name
     kind: Name
@@ -69,12 +72,12 @@ class Flag(Told, Reshaped):
 
     @property
     def reason(self) -> str:
-        """The flag in words."""
+        """The flag's sentence."""
         return sentence(self.kind, self.params)
 
     @staticmethod
-    def restored(value: Any) -> Any:
-        """Return a flag of an older agent, which wrote its sentence, with that as a parameter."""
+    def pre_load(value: Any) -> Any:
+        """Return the fields of a flag; an older agent wrote its sentence in place of the parameters."""
         if not isinstance(value, dict) or "params" in value:
             return value
         if not (words := from_json(str, value.get("reason"))):
@@ -83,13 +86,16 @@ class Flag(Told, Reshaped):
 
 
 def flag(code: Code, device: str = HOST, *, hard: bool, **params: Any) -> Flag:
-    """Return a flag that this program knows; params are those of its sentence."""
+    """Return the `Flag` for a code, given the parameters of its sentence."""
     return Flag(device, code.key, hard, params)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event(Told, Reshaped):
-    """Base of all events: line number and time. An instance of this class is an unknown event of a newer agent."""
+class Event(Lenient, JsonHooks):
+    """Base of all events, with the line number and the Unix time.
+
+    An instance of this class itself is an event of a newer agent, unknown to this program.
+    """
 
     event: ClassVar[str] = ""  # its name in the journal: that of the class, as "job" of JobEvent
     seq: Count = 0
@@ -99,12 +105,12 @@ class Event(Told, Reshaped):
         cls.event = cls.__name__.removesuffix("Event").lower()
 
     def check(self) -> None:
-        """Raise ValueError where the fields contradict one another."""
+        """Raise ValueError if fields contradict each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEvent(Event):
-    """The agent has begun: its identity and the host's facts."""
+    """The agent has started the job: what it runs, and the host's facts."""
 
     job_id: Name
     plan_digest: Digest
@@ -116,7 +122,7 @@ class JobEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent(Event):
-    """A step has begun or ended, or is left out."""
+    """A step's state changed to started, done or skipped."""
 
     id: Name
     kind: Name
@@ -125,7 +131,7 @@ class StepEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent(Event):
-    """Progress of a step; `total` is 0 if unknown."""
+    """`done` of `total` parts of the step `id` are done; `total` is 0 if unknown."""
 
     id: Name
     done: Count
@@ -142,7 +148,7 @@ class NoteEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LockEvent(Event):
-    """The job waits for a device, or has released it."""
+    """State of the lock or owner file at `path`: waiting (for `owner`), held, released or unwatched (no folder)."""
 
     state: Name
     path: str
@@ -151,7 +157,7 @@ class LockEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildEvent(Event):
-    """An arm has its build."""
+    """An arm's build is installed; `reused` if an earlier job installed it."""
 
     arm: Name
     build_id: Digest
@@ -168,7 +174,7 @@ class BuildEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEvent(Event):
-    """A model is ready; `reused` is None from older agents."""
+    """A model is on the host; `reused` if it was there before (None from older agents)."""
 
     name: Name
     model_id: Name
@@ -178,13 +184,12 @@ class ModelEvent(Event):
     recipe: Union[Recipe, None]
     seconds: Seconds
     reused: Union[bool, None] = None
-    contents: Union[Contents, None] = field(default=None, metadata=LATER)
-    """None from older agents."""
+    contents: Union[Contents, None] = field(default=None, metadata=LATER)  # None from older agents
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateEvent(Event):
-    """A gate was judged."""
+    """A gate's commands were run and judged."""
 
     id: Name
     arm: Name
@@ -193,10 +198,10 @@ class GateEvent(Event):
     inputs: Mapping[Name, Name]
     env: Variables
     commands: list[Launched]
-    readings: Mapping[Name, Reading]
+    readings: Mapping[Name, CommandReading]
     status: Literal["passed", "failed", "flaky"]
     reasons: tuple[Reason, ...]
-    """Why it failed."""
+    """Why the gate failed; () if it did not."""
     flaky: Texts = ()
     case_list: Union[Texts, None] = field(default=None, metadata=LATER)
     raw: Mapping[Name, File]
@@ -204,12 +209,12 @@ class GateEvent(Event):
 
     @property
     def counts(self) -> Cases:
-        """The counts printed by a parity gate's program."""
+        """The numbers of cases that a parity gate's program printed."""
         return cast("Cases", self.readings[ARM])
 
     @staticmethod
-    def restored(value: Any) -> Any:
-        """Return a parity gate of an older agent, which wrote its command and its cases as fields of the event."""
+    def pre_load(value: Any) -> Any:
+        """Return the fields of a gate; an older agent wrote a parity gate's command and counts as further fields."""
         if "commands" in value:
             return value
         known = {"cases": None, "inputs": {}, **value}
@@ -220,7 +225,10 @@ class GateEvent(Event):
         }
 
     def check(self) -> None:
-        """Raise ValueError unless a failed gate, and no other, has reasons, and a parity gate has cases and stdout."""
+        """Raise ValueError if status and reasons, or status and kind of gate, contradict each other.
+
+        A parity gate must also have counts and stdout.
+        """
         if bool(self.reasons) != (self.status == "failed"):
             raise ValueError(f"it {self.status}, with {len(self.reasons)} reasons against that")
         if isinstance(self.gate, ParityGate):
@@ -232,7 +240,10 @@ class GateEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEvent(Event):
-    """One launch of a benchmark, with every raw value; `chain`, `role` and `cycle` are None outside a chain."""
+    """One launch of a benchmark, with every raw value.
+
+    `chain`, `role` and `cycle` say where it is in a chain; they are None outside a chain.
+    """
 
     id: Name
     arm: Name
@@ -262,24 +273,24 @@ class RunEvent(Event):
 
     @property
     def reason(self) -> str:
-        """Why it is not valid, in words; "" for a valid one."""
+        """Why the run is not valid, in words; "" if it is."""
         return "; ".join(map(str, self.reasons))
 
     @property
     def hard(self) -> tuple[str, ...]:
-        """Its hard flags in words."""
+        """The sentences of the run's hard flags."""
         return tuple(flag.reason for flag in self.flags if flag.hard)
 
     @staticmethod
-    def restored(value: Any) -> Any:
-        """Return a run of an older agent, which wrote one sentence, with that as its reasons."""
+    def pre_load(value: Any) -> Any:
+        """Return the fields of a run; an older agent wrote one sentence in place of the reasons."""
         if "reasons" in value:
             return value
         words = from_json(str, value.get("reason"))
         return {**value, "reasons": [words] if words else []}
 
     def check(self) -> None:
-        """Raise ValueError if its status, results or place in a chain are inconsistent."""
+        """Raise ValueError if the fields on status, results or chain are inconsistent, or stdout is missing."""
         _has_stdout(self.raw)
         if not self.reason and self.status != "valid":
             raise ValueError(f"it is {self.status} without a reason")
@@ -293,7 +304,7 @@ class RunEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainEvent(Event):
-    """Progress of a chain, without any value of the candidate."""
+    """Progress of a chain. It reveals no value of the candidate: the user must not stop a chain for its result."""
 
     id: Name
     state: Name
@@ -311,7 +322,7 @@ class ChainEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorEvent(Event):
-    """Something failed; the last one is the reason for the job's end."""
+    """Something failed. The last such event of a job is the reason why the job failed."""
 
     message: str
     next: str
@@ -320,14 +331,14 @@ class ErrorEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EndEvent(Event):
-    """The job is over; `raw` has the sha256 of each raw file (absent from older agents)."""
+    """The job is over; `raw` has the sha256 of each raw file by path, {} from older agents."""
 
     exit_code: Exit
     status: Ending
     raw: Mapping[Path, Digest] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise ValueError unless the exit code is 0 exactly if the job is done."""
+        """Raise ValueError if only one of these is true: the job is done, and its exit code is 0."""
         if (self.status == "done") != (self.exit_code == 0):
             raise ValueError(f"it is {self.status} with exit code {self.exit_code}")
 
@@ -339,12 +350,12 @@ def _has_stdout(raw: Mapping[str, File]) -> None:
 
 EVENTS: Mapping[str, type[Event]] = {kind.event: kind for kind in Event.__subclasses__()}
 
-Stamp = TypedDict("Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP013 - what every line has
+_Stamp = TypedDict("_Stamp", {"seq": Count, "t": Time, "event": Name})  # noqa: UP013 - what every line has
 
 
 def read(value: Any) -> Event:
-    """Decode an event or raise ValueError; an unknown event of a newer agent keeps only number and time."""
-    stamp = from_json(Stamp, value)
+    """Return the event in a journal line's JSON; raises ValueError if it violates its declaration."""
+    stamp = from_json(_Stamp, value)
     # older agents had two kinds of gate
     kind = GateEvent if stamp["event"] == "check" else EVENTS.get(stamp["event"], Event)
     try:
@@ -356,7 +367,7 @@ def read(value: Any) -> Event:
 
 
 def written(event: Event, seq: int) -> dict[str, Any]:
-    """Encode an event with its line number, or raise ValueError where a reader would."""
+    """Return an event as JSON with its line number and the time now; raises ValueError if `read` would refuse it."""
     value = {**to_json(event), "seq": seq, "t": time.time(), "event": event.event}
     read(value)
     return value

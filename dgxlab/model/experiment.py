@@ -1,4 +1,4 @@
-"""Experiments: an arm's build and what to measure on it."""
+"""Experiments: the contents of a spec, as records."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Param = Union[str, int, float, bool]  # of a cell, as llama.cpp prints it
 
 @dataclass(frozen=True)
 class Expectation:
-    """How many cases a parity gate must run and pass, e.g. 1103/1103."""
+    """How many cases a parity gate must pass, and of how many; both numbers are equal, as in 1103/1103."""
 
     passed: int
     total: int
 
     @classmethod
     def parse(cls, text: str) -> Expectation:
-        """Read `1103/1103`, or raise ValueError."""
+        """Parse `1103/1103`; raises ValueError for any other form, unequal numbers or 0."""
         match = re.fullmatch(r"(\d+)/(\d+)", text)
         if not match or match[1] != match[2] or int(match[1]) == 0:
             raise ValueError(f"expected all of a positive number of cases, as in 1103/1103, not {text!r}")
@@ -45,11 +45,11 @@ class SyntheticModel:
     """A model written from a fixed seed: good for shapes and throughput, not for quality."""
 
     arch: Architecture = "llama"
-    """By llama.cpp's name; all but llama and qwen35 have experts."""
+    """llama.cpp's name of the architecture; all but llama and qwen35 have experts."""
     n_layer: Annotated[int, Within(1, 1000)] = 2
     """Number of layers."""
     n_embd: Width = 256
-    """Width; a multiple of n_head and of the quantisation's block."""
+    """Width of the model; a multiple of n_head and of the quantisation's block."""
     n_ff: Width = 1024
     """Width of the feed-forward part; a multiple of the quantisation's block."""
     n_head: Width = 4
@@ -57,25 +57,25 @@ class SyntheticModel:
     n_head_kv: Width = 4
     """Key and value heads."""
     n_vocab: Width = 1000
-    """Size of the vocabulary, which has no text unless vocab names one."""
+    """Number of tokens in the vocabulary, which have no text unless vocab is set."""
     n_ctx_train: Annotated[int, Within(1, 2**31 - 1)] = 4096
-    """Context length that the model states, in tokens."""
+    """Context length in the model's metadata, in tokens."""
     seed: Annotated[int, Within(0, 2**31 - 1)] = 0
     """Seed of the weights."""
     quant: Quant = "Q4_0"
-    """A type that llama-quantize knows, F16, or NVFP4 for the matrices of layers and F16 for the others."""
+    """Type of the weights: one of llama-quantize, F16, or NVFP4, with which matrices outside the layers are F16."""
     pure: bool = True
-    """Every tensor in quant (llama-quantize --pure); of no meaning for NVFP4 and F16."""
+    """Quantise every tensor to quant (llama-quantize --pure); ignored for NVFP4 and F16."""
     vocab: Annotated[str, Text(NAME.pattern, "a name, as llama-spm")] = field(default="", metadata=LATER)
-    """Tokenizer of the pin's models/ggml-vocab-NAME.gguf, for gates on text: llama-spm, with n_vocab 32000."""
+    """Take the tokenizer of the pin's models/ggml-vocab-NAME.gguf, for gates on text: llama-spm, with n_vocab 32000."""
     vocab_pin: str = field(default="", metadata=LATER)
-    """The commit that the vocabulary comes from."""
+    """The commit of llama.cpp that vocab is taken from."""
     scales: bool = field(default=False, metadata=LATER)
     """Give every matrix of a layer a scale of its own, as models published in NVFP4 have."""
     plain_text: bool = field(default=False, metadata=LATER)
     """With vocab: zero the output rows of byte, control and unknown tokens, as servers need."""
     head_dim: Annotated[int, Within(8, 1024)] = field(default=64, metadata=LATER)
-    """Width of an attention head, a multiple of 8; that of llama is n_embd / n_head."""
+    """Width of an attention head, a multiple of 8; not for llama, whose width is n_embd / n_head."""
     n_expert: Annotated[int, Within(2, 1024)] = field(default=8, metadata=LATER)
     """Experts of a layer."""
     n_expert_used: Annotated[int, Within(1, 1024)] = field(default=2, metadata=LATER)
@@ -85,21 +85,21 @@ class SyntheticModel:
     n_ff_shared: Width = field(default=256, metadata=LATER)
     """Width of the shared expert; qwen3moe has none."""
     routing_skew: Annotated[float, Within(0, 10)] = field(default=0.0, metadata=LATER)
-    """How uneven experts are used: the router's last row is exp(-skew) of its first; 0 uses all alike."""
+    """How unevenly tokens use the experts: the router's last row is exp(-skew) times its first; 0 is evenly."""
     ssm_state: Literal[16, 32, 64, 128] = field(default=128, metadata=LATER)
     """Width of a head of the gated delta net; a head's state is its square."""
     ssm_k_heads: Annotated[int, Within(1, 1024)] = field(default=2, metadata=LATER)
     """Key heads of the gated delta net."""
     ssm_v_heads: Annotated[int, Within(1, 1024)] = field(default=4, metadata=LATER)
-    """Value heads of the gated delta net, a multiple of ssm_k_heads; each has a state of every sequence."""
+    """Value heads of the gated delta net, a multiple of ssm_k_heads; each has one state per sequence."""
     ssm_conv: Annotated[int, Within(2, 16)] = field(default=4, metadata=LATER)
-    """Taps of its convolution."""
+    """Taps of the gated delta net's convolution."""
     decay_min: Annotated[float, Within(1e-6, 20)] = field(default=1e-4, metadata=LATER)
-    """Decay of the slowest head in a token, as -log of the factor; heads lie between at equal ratios."""
+    """Decay per token of the slowest head, as -log of the factor; heads are spaced by equal ratios up to decay_max."""
     decay_max: Annotated[float, Within(1e-6, 20)] = field(default=0.05, metadata=LATER)
-    """Decay of the fastest head in a token."""
+    """Decay per token of the fastest head."""
     full_attention_interval: Annotated[int, Within(1, 1000)] = field(default=4, metadata=LATER)
-    """Every so many-th layer has attention, the others a gated delta net."""
+    """Every Nth layer has attention, the others a gated delta net."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class FileModel:
 
 @dataclass(frozen=True)
 class DerivedModel:
-    """A model that llama-quantize makes from another one; F32 gives exactly the dequantised weights."""
+    """A model that llama-quantize makes from another one; with `quant` F32 it has exactly the dequantised weights."""
 
     source: Model
     quant: str
@@ -126,19 +126,19 @@ Recipe = Union[SyntheticModel, DerivedModel]
 
 
 def quantisation(recipe: Recipe) -> DerivedModel:
-    """Return how a model gets its types: a synthetic one is its own F16 form, quantised."""
+    """Return a recipe as a quantisation of another model: for a synthetic model, of its F16 form."""
     if isinstance(recipe, DerivedModel):
         return recipe
     return DerivedModel(replace(recipe, quant="F16"), recipe.quant, recipe.pure)
 
 
 def root_of(model: Model) -> SyntheticModel | FileModel:
-    """Return the recipe or the file that a model is made from in the end."""
+    """Return the synthetic model or file that a chain of derived models begins with."""
     return root_of(model.source) if isinstance(model, DerivedModel) else model
 
 
 def files_of(model: Model) -> tuple[str, ...]:
-    """Return the paths of the host's files that a model is, or is made from."""
+    """Return the paths of files on the host that a model needs: its own, its source's, importance matrices."""
     if isinstance(model, DerivedModel):
         return (*files_of(model.source), *filter(None, (model.imatrix,)))
     return (model.path,) if isinstance(model, FileModel) else ()
@@ -146,7 +146,7 @@ def files_of(model: Model) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ParityGate:
-    """test-backend-ops test: every case of op on backend agrees with the CPU reference."""
+    """test-backend-ops test: every case of `op` on `backend` agrees with the CPU reference."""
 
     op: str
     """The operation, as MUL_MAT."""
@@ -172,21 +172,21 @@ CHANGED = " (changed by --set)"  # follows the status of a gate that is `overrid
 
 
 def case_digest(cases: Iterable[str]) -> str:
-    """Return the identity of a list of test cases in any order, 16 hex digits: a repeated case counts twice."""
+    """Return a digest of test cases, 16 hex digits, that depends on repetitions but not on the order."""
     return hashlib.sha256("\n".join(sorted(cases)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measurements with one tool; each kind is a record in the module of its tool, in `dgxlab.tools`."""
+    """One entry of a spec's `bench`: what to measure with one tool. Each kind is a class in its tool's module."""
 
     declared: ClassVar[list[type[Bench]]] = []
-    """Filled by `dgxlab.tools`."""
+    """All kinds; `dgxlab.tools` fills the list."""
     name: ClassVar[str] = ""
-    """Its key in specs, and its name in the record."""
+    """The kind's key in specs, and its name in the record."""
     compared: ClassVar[Mapping[str, str]] = {}
-    """The metrics that get a verdict, each with the parameter of a cell that must not be 0, or ""; what has none is a
-    picture of a run: it is neither compared nor exported."""
+    """The metrics that get a verdict. A cell has such a metric unless the cell's parameter named as its value is 0; ""
+    is no parameter. A kind without such metrics, as a profile, is neither compared nor exported."""
 
     exclude: tuple[Mapping[str, Param], ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -195,12 +195,12 @@ class Bench:
 
 @dataclass(frozen=True)
 class EngagedGate:
-    """The path under test prints a marker on stderr in every timed run of `tools`."""
+    """The path under test, the code that a patch adds, prints a marker on stderr in every timed run of `tools`."""
 
     stderr: str
-    """The marker: text that a line of stderr holds."""
+    """The marker: a text that must be on stderr."""
     tools: tuple[str, ...] = field(default_factory=lambda: tuple(kind.name for kind in Bench.declared if kind.compared))
-    """The tools whose runs must print it; all that are compared, when left out."""
+    """The tools whose runs must print the marker; by default all whose metrics get a verdict."""
 
 
 Gate = Union[ParityGate, EngagedGate, Check]
@@ -210,25 +210,25 @@ Gate = Union[ParityGate, EngagedGate, Check]
 class Session:
     """How an A/B session is run."""
 
-    cycles: int = 0  # where each chain's burn-in decides how many `effect` needs
-    """Candidate runs of a chain, fixed by hand, in place of effect."""
+    cycles: int = 0  # 0: computed from each chain's burn-in and `effect`
+    """Number of candidate runs of a chain, fixed by hand in place of effect."""
     thermal: str = "hot"
-    """hot: steady state; cold: each run waits for a temperature."""
+    """hot: steady state; cold: each run waits until the device has cooled."""
     drift_limit: float = 0.05
-    """Largest distance of two neighbouring baselines that does not count as a step, as a fraction."""
+    """A cycle does not count if its two baseline runs differ by more than this fraction."""
     min_effect: float | None = None
     """Always None; specs recorded before protocol 3 may have it."""
     effect: float = field(default=0.02, metadata=LATER)
-    """The effect to be found with a chance of 80 %, as in 2% or 0.02; it sets the cycles of a chain."""
+    """A chain has enough cycles to detect this effect with a chance of 80 %: 2% or 0.02."""
     pin: bool = field(default=False, metadata=LATER)
-    """Pin a run to as many processors as it has threads, each of its own core where there are enough."""
+    """Pin each run to as many processors as it has threads, of different cores if there are enough."""
     block_minutes: float = field(default=0.0, metadata=LATER)
-    """Run an arm for this long before each run that counts, so that each arm is at its own temperature."""
+    """Run an arm for this many minutes before each run that counts, so that each arm is at its own temperature."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One arm: a build and what to measure on it, fully resolved from the spec file."""
+    """The content of a spec file, with everything it extends: a build and what to measure on it."""
 
     name: str
     pin: str
@@ -247,10 +247,10 @@ class Experiment:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The experiment as plain JSON, without the file's path."""
+        """The experiment as JSON, without the paths of the spec file and the project."""
         return {k: v for k, v in to_json(self).items() if k not in ("path", "root")}
 
     @property
     def digest(self) -> str:
-        """Identity of the experiment: the same spec at another path has the same digest."""
+        """sha256 of `spec`, in hex."""
         return digest(self.spec)

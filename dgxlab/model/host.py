@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from dgxlab.errors import AGAIN
 
 _WORD = r"(?:(?!-)[A-Za-z0-9_@%+=:,./~-]+|'[^'\x00-\x1f\x7f]*')"
-ON_CLIENT = re.compile(
+_ON_CLIENT = re.compile(
     rf"dgxlab (?:report|attach|doctor|logs)(?: {_WORD}){{1,2}}|dgxlab host clean {_WORD} --older-than 0 --dry-run"
 )
-"""Commands that a host may suggest for typing here: read-only, without options or shell syntax."""
-ON_HOST = re.compile(
+"""Commands that an agent's error may suggest for the client: read-only, without options or shell syntax."""
+_ON_HOST = re.compile(
     rf"sudo chmod 1777 /tmp|sudo apt-get install cmake ninja-build|(?:df -h|ls -l) {_WORD}|{_WORD} --version"
 )
-"""Commands that a host may suggest for typing on the host."""
+"""Commands that an agent's error may suggest for the host."""
 
 
 @dataclass(frozen=True)
 class HostEntry:
-    """One entry of hosts.yaml."""
+    """One entry of hosts.yaml: a host and how to reach it."""
 
     name: str
     ssh: str = ""  # an alias of ssh's configuration, user@host or ssh://user@host:port; "" is this machine
@@ -34,14 +34,14 @@ class HostEntry:
     file: str = field(default="", compare=False)  # the hosts.yaml that has this entry
 
     def typed(self, command: str) -> str:
-        """Return the client command that runs a command there; with a terminal, because sudo asks for a password."""
+        """Return what to type on the client to run `command` on this host: `ssh -t HOST COMMAND`."""
         if not self.ssh:
             return command
         words = command if re.fullmatch(r"[\w@%+=:,./ -]*", command) else shlex.quote(command)
-        return f"ssh -t {shlex.quote(self.ssh)} {words}"
+        return f"ssh -t {shlex.quote(self.ssh)} {words}"  # -t: sudo asks for a password
 
     def next_of_agent(self, command: str) -> str:
-        """Return the agent's `next` of an error as it is typed here; "" for a command of unknown form."""
-        if ON_HOST.fullmatch(command):
+        """Return what to type on the client for the `next` of an agent's error; "" if its form is not allowed."""
+        if _ON_HOST.fullmatch(command):
             return self.typed(command)
-        return command if command == AGAIN or ON_CLIENT.fullmatch(command) else ""
+        return command if command == AGAIN or _ON_CLIENT.fullmatch(command) else ""

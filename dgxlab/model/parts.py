@@ -1,4 +1,4 @@
-"""Types of fields: texts and numbers with their limits, and the maps that stay JSON where the record keeps them."""
+"""Types of fields: texts and numbers with their limits, and JSON objects that are stored as they arrive."""
 
 # ruff: noqa: UP013 - a map of few keys is a line
 
@@ -26,7 +26,7 @@ Number = Union[float, None]
 
 # a host's facts; None where unknown
 
-Driver = TypedDict("Driver", {"version": MaybeText, "cuda": MaybeText})
+_Driver = TypedDict("_Driver", {"version": MaybeText, "cuda": MaybeText})
 Disk = TypedDict("Disk", {"path": str, "total_mib": Count, "free_mib": Count})
 Process = TypedDict("Process", {"gpu_uuid": str, "pid": Count, "program": str, "user": str, "used_mib": MaybeCount})
 Tools = TypedDict("Tools", {"git": str, "cmake": str, "ninja": str, "ccache": str, "nvcc": str})
@@ -34,14 +34,14 @@ _Gpu = TypedDict("_Gpu", {"name": MaybeText, "uuid": MaybeText})
 
 
 class Gpu(_Gpu, total=False):
-    """A GPU as nvidia-smi names it."""
+    """A GPU of a host, from nvidia-smi."""
 
     driver_version: MaybeText
     compute_cap: MaybeText
 
 
 class Details(TypedDict, total=False):
-    """Further facts of a host; older agents report fewer."""
+    """`Facts.details`; older agents report fewer."""
 
     user: str
     kernel: str
@@ -54,7 +54,7 @@ class Details(TypedDict, total=False):
     mem_available_mib: Count
     disk: Disk
     gpus: list[Gpu]
-    driver: Driver
+    driver: _Driver
     nvidia_devices: Count
     gpu_processes: list[Process]
     lock_folder: str
@@ -62,14 +62,14 @@ class Details(TypedDict, total=False):
     tools: Tools
 
 
-Graphics = TypedDict("Graphics", {"uuid": MaybeText})  # a GPU's state: nvidia-smi's fields as it printed them
+_Graphics = TypedDict("_Graphics", {"uuid": MaybeText})  # a GPU's state: nvidia-smi's fields as it printed them
 
 
 class State(TypedDict, total=False):
-    """The host's condition at one instant; older agents report less."""
+    """The condition of a host right before or after a run; older agents report less."""
 
     boot_id: str
-    gpus: Union[list[Graphics], None]
+    gpus: Union[list[_Graphics], None]
     load_1min: Number
     mem_available_mib: Number
     swap_used_mib: Number
@@ -98,7 +98,7 @@ _Contents = TypedDict(
 
 
 class Contents(_Contents, total=False):
-    """What a GGUF file holds, as its header says; an older agent's has fewer fields."""
+    """What is known of a model's GGUF file, from its header and from making it; an older agent wrote fewer fields."""
 
     per_token: Count  # bytes of weights that generating a token reads
 
@@ -111,7 +111,7 @@ _FinalStatus = TypedDict("_FinalStatus", {"exit_code": Exit, "status": Ending})
 
 
 class FinalStatus(_FinalStatus, total=False):
-    """A job's final status, outside its journal; an older agent's has fewer fields."""
+    """A job's final status, which is not in its journal; an older agent wrote fewer fields."""
 
     message: str
     next: str

@@ -9,17 +9,17 @@ from typing import Any, Union
 
 from dgxlab.model.checks import Check
 from dgxlab.model.experiment import Param, ParityGate, Recipe
-from dgxlab.model.wire import LATER, Reshaped, digest
+from dgxlab.model.wire import LATER, JsonHooks, digest
 
 PROTOCOL = 3  # of plan, journal and agent together; results of another protocol are measured again
 WAIT_S = 3600.0  # how long a job waits for its devices unless it is told otherwise
 SESSIONS = ("ab", "screen", "noise")  # kinds of plan that hold chains
-UNIDENTIFYING = ("job_id", "wait_s", "specs")  # fields of a plan that do not identify the work
+_UNIDENTIFYING = ("job_id", "wait_s", "specs")  # fields of a plan that do not identify the work
 
 
 @dataclass(frozen=True)
 class SeriesRef:
-    """A patch series by name, with the sha256 over its patches and overlay files, in order."""
+    """A patch series: its name, and the sha256 over its patches and overlay files in order."""
 
     name: str
     digest: str
@@ -27,11 +27,11 @@ class SeriesRef:
 
 @dataclass(frozen=True)
 class Source:
-    """The tree to build: a pin, the series applied to it, and the deterministic commit that holds both."""
+    """The source code to build: a pin of llama.cpp with series applied to it."""
 
     pin: str
-    tree: str
-    commit: str  # the pin itself when nothing is applied
+    tree: str  # git's hash of the patched tree
+    commit: str  # deterministic, of the patched tree; the pin itself when nothing is applied
     series: tuple[SeriesRef, ...] = ()
     dirty: bool = False  # made from a checkout (--tree): measured, never promoted
 
@@ -40,7 +40,7 @@ class Source:
 class Cell:
     """One thing to measure: a tool and every parameter that affects the number.
 
-    A row of the tool's output belongs to the cell if it has all values of `params`, by llama.cpp's column names.
+    `params` are by llama.cpp's column names: the row of the output with all of these values belongs to the cell.
     """
 
     tool: str
@@ -50,13 +50,13 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """Identity of the cell within a build, a model, an environment and a host: 16 hex digits."""
+        """Identity of the cell, 16 hex digits; build, model, environment and host are not part of it."""
         return digest([self.tool, self.params, self.fixed], 16)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison: a source, its cmake definitions, the environment of its programs."""
+    """One side of a comparison: source, cmake definitions, programs to build (`targets`) and their environment."""
 
     name: str
     source: Source
@@ -95,7 +95,7 @@ class ModelStep:
 
 @dataclass(frozen=True)
 class ProbeStep:
-    """Ask a tool for its own help and refuse flags that it does not have, before anything is measured."""
+    """Run a program's `--help` and fail if it lacks one of `flags`, before anything is measured."""
 
     id: str
     arm: str
@@ -106,34 +106,33 @@ class ProbeStep:
 
 
 LaunchedGate = Union[ParityGate, Check]
-"""A gate that is a run of its own."""
+"""A gate that runs commands; an EngagedGate only reads the output of other runs."""
 
 ARM, AGAINST, REFERENCE = "arm", "against", "reference"
-"""Roles of a gate's commands: the arm, the arm in another environment, the reference for both."""
+"""Roles of a gate's commands: the arm, the arm in another environment, the reference that both are compared with."""
 
 
 @dataclass(frozen=True)
 class CheckCommand:
-    """One launch of a gate."""
+    """One command of a gate; `model` is the spec's name of the model that it reads, "" for none."""
 
     role: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     model: str = ""
-    """The model that it reads, or ""."""
 
 
 @dataclass(frozen=True)
 class CheckText:
-    """Text that the agent writes for a gate: random words from a seed."""
+    """Text that the agent writes for a gate to {text}: this many random words, chosen by `seed`."""
 
     words: int
     seed: int = 0
 
 
 @dataclass(frozen=True)
-class GateStep(Reshaped):
-    """Run a gate's commands in order and judge their output together."""
+class GateStep(JsonHooks):
+    """Run a gate's commands in order, then judge the output of all of them."""
 
     kinds = ("gate", "check")
 
@@ -141,28 +140,27 @@ class GateStep(Reshaped):
     arm: str
     gate: LaunchedGate
     commands: tuple[CheckCommand, ...]
-    """Their argv may have {text}, {files}, and {logits} for a file; the latter two are deleted afterwards."""
+    """Their argv may name the file {text}, the folder {files} and the file {logits}; the last two are deleted after."""
     text: Union[CheckText, None] = None
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files to write into a folder first, by relative path."""
+    """Texts to write into the folder {files} first, by relative path."""
     limit_s: float = 3600.0
     """Longest time of one command."""
     kind: str = "gate"
     like: str = field(default="", metadata=LATER)
-    """The baseline's parity gate of the same operation, whose cases it must have unless both specs declare others."""
+    """Id of the baseline's parity gate of the same operation. Both must run the same cases, unless the specs expect
+    different ones."""
     listed: bool = field(default=False, metadata=LATER)
     """The record already has the list of cases with the digest `gate.cases`."""
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment of the arm's command."""
+        """The environment of the ARM command."""
         return next(command.env for command in self.commands if command.role == ARM)
 
-    # In plans a parity gate has the argv and the environment of its one command, and any other gate the kind "check".
-
     @staticmethod
-    def reshaped(fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields as plans have them."""
+    def post_dump(fields: dict[str, Any]) -> dict[str, Any]:
+        """Return a parity gate with `argv` and `env` of its one command, any other gate with the kind "check"."""
         if not isinstance(fields["gate"], ParityGate):
             return {**fields, "kind": "check"}
         (command,) = fields["commands"]
@@ -170,8 +168,8 @@ class GateStep(Reshaped):
         return {**kept, "argv": command.argv, "env": command.env}
 
     @staticmethod
-    def restored(value: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of this class, given those of a plan."""
+    def pre_load(value: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a step, given what `post_dump` returned."""
         fields = {name: each for name, each in value.items() if name not in ("argv", "env")}
         if "argv" in value:
             fields["commands"] = [{"role": ARM, "argv": value["argv"], "env": value.get("env")}]
@@ -179,16 +177,19 @@ class GateStep(Reshaped):
 
 
 def about(gate: LaunchedGate) -> str:
-    """Name a gate for people: `MUL_MAT on CUDA0`, `greedy of tiny`."""
+    """Return a gate's name for reports: `MUL_MAT on CUDA0`, `greedy of tiny`."""
     return f"{gate.op} on {gate.backend}" if isinstance(gate, ParityGate) else f"{gate.name} of {gate.subject()}"
 
 
 FILES = "files"
-"""The folder of a job in which the files of a run are written."""
+"""The folder {files} of a run, within the job's folder."""
 
 
 def program_of(argv: Sequence[str]) -> str:
-    """Return the program of the build in a plan's argv, perhaps run by another one; else the first word."""
+    """Return the first word of an argv that is a program of the build (`{bin}/...`), else the first word.
+
+    Another program, such as a tracer, may come before it.
+    """
     return next((word for word in argv if word.startswith("{bin}/")), argv[0])
 
 
@@ -209,11 +210,6 @@ class RunStep:
     kind: str = "run"
     files: Mapping[str, str] = field(default_factory=dict, metadata=LATER)  # written into {files} first, by path
 
-    @property
-    def program(self) -> str:
-        """The program of the build that it runs."""
-        return program_of(self.argv)
-
 
 BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
 """Roles of a chain's runs; burn-in runs use the baseline."""
@@ -221,7 +217,7 @@ BURN_IN, BASELINE, CANDIDATE = "burn-in", "baseline", "candidate"
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Run-to-run noise of one metric of one cell on a host, measured by an A/A session."""
+    """Run-to-run noise of one metric of one cell on one host, measured by an A/A session."""
 
     cell: str  # Cell.key
     metric: str
@@ -232,10 +228,10 @@ class NoiseFloor:
 
 @dataclass(frozen=True)
 class ChainStep:
-    """Runs of a baseline and a candidate that alternate, A B A ... B A, after a burn-in of A.
+    """Alternating runs of a baseline (A) and a candidate (B): a burn-in of A, then A B A ... B A.
 
-    Both run steps have the same number of cells, compared pairwise. In an A/A session both steps are equal.
-    Where `cycles` is 0 the burn-in decides (`chains.planned`), with `effect`, `claims` and `max_s`.
+    The cells of both run steps are compared in pairs. In an A/A session both steps are equal.
+    If `cycles` is 0, `chains.cycles_planned` computes it after the burn-in from `effect`, `claims` and `max_s`.
     """
 
     id: str
@@ -248,7 +244,7 @@ class ChainStep:
     noise: tuple[NoiseFloor, ...] = ()  # known for the baseline's cells on this host
     absent: tuple[str, ...] = ()  # markers of the candidate's path under test: must not be on a baseline run's stderr
     effect: float = field(default=0.0, metadata=LATER)  # to be detected, a share
-    claims: int = field(default=0, metadata=LATER)  # of the whole session; 0 for a screen, and before protocol 3
+    claims: int = field(default=0, metadata=LATER)  # verdicts of the whole session; 0 for a screen, before protocol 3
     max_s: float = field(default=0.0, metadata=LATER)  # for the chain, burn-in included; 0 for no limit
     pin: bool = field(default=False, metadata=LATER)  # pin each run to as many processors as it has threads
     block_s: float = field(default=0.0, metadata=LATER)  # how long an arm runs before each run that counts
@@ -264,7 +260,7 @@ Step = Union[BuildStep, ModelStep, ProbeStep, GateStep, RunStep, ChainStep]
 
 
 def arms_of(step: Step) -> tuple[str, ...]:
-    """Return the arms of a step."""
+    """Return the names of the arms that a step builds, tests or measures."""
     return step.arms if isinstance(step, ChainStep) else (step.arm,)
 
 
@@ -272,10 +268,10 @@ def arms_of(step: Step) -> tuple[str, ...]:
 class Plan:
     """The complete description of a job's steps, in order.
 
-    argv and paths may hold placeholders that only the host can fill in: {bin} the arm's installed programs, {src} its
+    argv and paths may hold placeholders, which the agent replaces: {bin} the folder of the arm's programs, {src} its
     source, {cmake} its cmake folder, {models} the models folder, {model:NAME} a model's path, {python} and {agent} the
-    interpreter and this program, {jobs} the number of compile jobs, {id} the id of a model, and within one step the
-    files {in}, {out}, {vocab} and {imatrix}.
+    interpreter and the agent, {jobs} the number of compile jobs, {id} the id of a model, and within one step the files
+    {in}, {out}, {vocab} and {imatrix}.
     """
 
     job_id: str
@@ -292,12 +288,12 @@ class Plan:
 
     @property
     def subject(self) -> str:
-        """Digest of the job's purpose: a running job of the same subject is not started again."""
+        """Digest of kind and experiments. No second job with the same subject is started while one runs."""
         return subject(self.kind, self.experiment, self.baseline)
 
     @property
     def digest(self) -> str:
-        """Identity of the work, independent of the job's id and waiting time."""
+        """Digest of the work, without the job's id and its waiting time."""
         return plan_digest(vars(self))
 
     def arm(self, name: str) -> Arm:
@@ -306,7 +302,7 @@ class Plan:
 
     @property
     def runs(self) -> Iterator[RunStep]:
-        """All run steps, including those of chains."""
+        """The run steps of the plan and of its chains, in order; an A/A chain has one."""
         for step in self.steps:
             if isinstance(step, RunStep):
                 yield step
@@ -322,13 +318,11 @@ class Plan:
 
 
 def plan_digest(fields: Mapping[str, Any]) -> str:
-    """Return Plan.digest given a plan's fields, as JSON or as records.
-
-    An empty baseline is omitted: plans from before A/B sessions lack the field, and keep their digest.
-    """
-    return digest({k: v for k, v in fields.items() if k not in UNIDENTIFYING and not (k == "baseline" and v == "")})
+    """Return Plan.digest, given the plan's fields as JSON or as records."""
+    # plans from before A/B sessions have no baseline, and keep their digest
+    return digest({k: v for k, v in fields.items() if k not in _UNIDENTIFYING and not (k == "baseline" and v == "")})
 
 
 def subject(kind: str, experiment: str, baseline: str = "") -> str:
-    """Return the subject of a job of this kind, given the digests of its experiments."""
+    """Return Plan.subject, given the plan's kind and the digests of its experiments."""
     return digest([kind, baseline, experiment]) if baseline else experiment

@@ -23,14 +23,14 @@ GPU_BACKENDS: Mapping[str, str] = {
     "GGML_CANN": "CANN",
     "GGML_WEBGPU": "WebGPU",
 }
-"""By cmake key, llama.cpp's name of the backend; a device name adds a number."""
+"""llama.cpp's names of GPU backends by cmake option; a device is named by backend and number, as CUDA0."""
 
-UUID_DIGITS = 12  # characters of a GPU's uuid that reports show: `GPU-1a69cc14`
+_UUID_DIGITS = 12  # characters of a GPU's uuid that reports show: `GPU-1a69cc14`
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Build tools of a host, with a version line each; "" for a missing tool."""
+    """Versions of a host's build tools, a line each; "" for a missing tool."""
 
     cc: str = ""
     cxx: str = ""
@@ -41,7 +41,7 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Facts:
-    """One look at a host, stored with every job."""
+    """A host's identity, toolchain and further details at one time; every job stores them."""
 
     host_id: Name  # digest of the machine id and user: the same under another name, and on cloned machines
     hostname: str
@@ -52,7 +52,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Device:
-    """The GPUs or the processor of one host, as a job saw them; numbers of different devices are never mixed."""
+    """What a job measures on: the GPUs, or the processor, of one host. Values of different devices are never mixed."""
 
     host_id: str
     names: tuple[str, ...]  # of each GPU in nvidia-smi's order, or of the processor
@@ -63,7 +63,7 @@ class Device:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], cmake: Mapping[str, str]) -> Device:
-        """Return the device for a build with these cmake definitions, given the job's `Facts` as JSON."""
+        """Return the device of a job, given its `Facts` as JSON and its build's cmake definitions."""
         details = facts.get("details", {})
         if not gpu_backends(cmake):
             return cls(facts["host_id"], (details.get("cpu") or "unknown processor",), cpus=details.get("cpus") or 0)
@@ -78,21 +78,21 @@ class Device:
 
     @property
     def id(self) -> str:
-        """Identity, 16 hex digits."""
+        """Digest of the fields, 16 hex digits."""
         return digest(self, 16)
 
     @property
     def label(self) -> str:
-        """Name it for people: `NVIDIA H200 GPU-1a69cc14`, `AMD EPYC, 2 processors`."""
+        """The device's name for reports: `NVIDIA H200 GPU-1a69cc14`, `AMD EPYC, 2 processors`."""
         if not self.uuids:
             return f"{self.names[0]}, {self.cpus} processors" if self.cpus else self.names[0]
         pairs = zip(self.names, self.uuids, strict=True)
-        return ", ".join(f"{name} {uuid[:UUID_DIGITS]}".strip() for name, uuid in pairs)
+        return ", ".join(f"{name} {uuid[:_UUID_DIGITS]}".strip() for name, uuid in pairs)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One metric of one cell in one run: raw values in the order measured."""
+    """The raw values of one metric of one cell in one run, in the order measured."""
 
     cell: Name
     metric: Name  # llama.cpp's column name: avg_ts, speed_pp, speed_tg, time_us, flops, bandwidth_gb_s
@@ -103,7 +103,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A run's result for one cell: its metrics, and the tool's printed row."""
+    """A run's measurements of one cell (a Cell.key), and the row that the tool printed for it."""
 
     cell: str
     measurements: tuple[Measurement, ...]
@@ -111,24 +111,22 @@ class CellResult:
 
 
 def gpu_backends(cmake: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPU backends that are built with these cmake definitions; () for a CPU build."""
+    """Return llama.cpp's names of the GPU backends that cmake definitions switch on; () for a CPU build."""
     return tuple(name for key, name in GPU_BACKENDS.items() if cmake.get(key) == "ON")
 
 
 def build_id(source: Source, cmake: Mapping[str, str], toolchain: Toolchain) -> str:
-    """Return a build's identity, computed alike by client and agent: 16 hex digits.
-
-    nvcc counts only where CUDA is on, so that installing it does not make a CPU build stale.
-    """
+    """Return the digest of all that determines a build, 16 hex digits; client and agent compute the same."""
+    # installing nvcc must not make a CPU build stale
     tools = toolchain if "CUDA" in gpu_backends(cmake) else dataclasses.replace(toolchain, nvcc="")
     return digest([source.pin, source.tree, cmake, tools], 16)
 
 
 def model_id(model: Model, files: Mapping[str, str] | None = None) -> str:
-    """Return a model's id: the digest of its recipe, in which files are named by their own ids.
+    """Return a model's id: that of its file, else a digest of its recipe with each file path replaced by the file's id.
 
     Args:
-        files: The ids of the host's files by path. Without them a file is known by its path alone.
+        files: Ids of files on the host, by path. The id of any other file depends on its path alone.
     """
     known = files or {}
     if isinstance(model, FileModel):

@@ -19,36 +19,36 @@ T = TypeVar("T")
 Read = Callable[[Any], Any]  # makes a value from JSON, or raises ValueError
 
 LATER: Mapping[str, Any] = types.MappingProxyType({"later": True})
-"""Metadata of a field that is written only if it differs from its default, so that older records keep their digest."""
+"""Metadata of a field that was added later. It is written only if not at its default: older digests stay valid."""
 
 LONGEST = 1 << 20  # characters of the longest text that is accepted
 LARGEST = 1e30  # the largest number that is accepted: results computed from such numbers are finite
-DEEPEST = 20  # max nesting of JSON without a declared type
+_DEEPEST = 20  # max nesting of JSON without a declared type
 
 
-class Told:
-    """Base of records whose unknown fields, of a newer agent, are dropped. All other records are strict."""
+class Lenient:
+    """Base of records that ignore unknown fields, which a newer agent may write. Other records refuse them."""
 
 
-class Reshaped:
-    """Base of records whose JSON has other fields, or had them in the past."""
+class JsonHooks:
+    """Base of records whose JSON has other fields than the record, or had them in an older version."""
 
     kinds: tuple[str, ...] = ()
-    """Values of `kind` in their JSON."""
+    """In a union, the values of `kind` in JSON that mean this record; () for its default alone."""
 
     @staticmethod
-    def reshaped(fields: dict[str, Any]) -> dict[str, Any]:
+    def post_dump(fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of the JSON, given those of the record."""
         return fields
 
     @staticmethod
-    def restored(value: Any) -> Any:
+    def pre_load(value: Any) -> Any:
         """Return the fields of the record, given its JSON, which is not trusted and may be anything."""
         return value
 
 
 def canonical(value: Any) -> str:
-    """Return JSON with sorted keys and no spaces: the text that digests are made from."""
+    """Return a value as JSON text with sorted keys and no spaces, from which `digest` is computed."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_open)
 
 
@@ -58,7 +58,7 @@ def digest(value: Any, length: int = 64) -> str:
 
 
 def to_json(value: Any) -> Any:
-    """Turn records into plain JSON values; tuples become lists, fields keep their names."""
+    """Return a value with each record in it as a dict by field name, and each tuple as a list."""
     if value is None or isinstance(value, (str, int, float)):  # first, because nearly every value is one of these
         return value
     if isinstance(value, (list, tuple)):
@@ -74,7 +74,7 @@ def _open(value: Any) -> dict[str, Any]:
         return dict(value)
     fields = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
     kept = {f.name: content for f, content in fields if not (f.metadata.get("later") and content == _default(f))}
-    return value.reshaped(kept) if isinstance(value, Reshaped) else kept
+    return value.post_dump(kept) if isinstance(value, JsonHooks) else kept
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -83,9 +83,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Within:
-    """From `least` to `most`: a number, or the length of a text or a list. Follows a type in Annotated.
+    """Limits for an Annotated type, both included: of a number, or of the length of a text or list.
 
-    Some records are also maps of the spec file: pydantic asks this and `Text` for the same rule.
+    A spec is checked with pydantic, which takes the rule from here too.
     """
 
     least: float = -math.inf
@@ -103,7 +103,7 @@ class Within:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """Pattern for a whole text, and what the text must be, in words. Follows a type in Annotated."""
+    """Rule for an Annotated str: the whole text must match `pattern`; errors say `must be <wanted>`."""
 
     pattern: str
     wanted: str = ""
@@ -122,23 +122,23 @@ class Text:
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Rebuild a record from `to_json`'s output, which is not trusted, or raise ValueError.
+    """Return a value of type `kind` from JSON that `to_json` gave; raises ValueError if it does not fit.
 
-    In a union of records the `kind` field's default decides, else the record with exactly these keys. A TypedDict
-    stays a dictionary; its undeclared keys may have any JSON.
+    Of a union of records, the one is chosen whose `kind` has the JSON's value as its default, else the one with exactly
+    these fields. A TypedDict stays a dict, and may have further keys.
     """
     result: T = decoder(typing.cast("Any", kind))(value)
     return result
 
 
-def open_json(value: Any, depth: int = 0) -> Any:
+def _open_json(value: Any, depth: int = 0) -> Any:
     """Return any JSON whose numbers and texts can be stored and printed, or raise ValueError."""
-    if depth > DEEPEST:
-        raise ValueError(f"it is nested more than {DEEPEST} deep")
+    if depth > _DEEPEST:
+        raise ValueError(f"it is nested more than {_DEEPEST} deep")
     if isinstance(value, (list, tuple)):
-        return [open_json(item, depth + 1) for item in value]
+        return [_open_json(item, depth + 1) for item in value]
     if isinstance(value, dict):
-        return {_text(name): open_json(item, depth + 1) for name, item in value.items()}
+        return {_text(name): _open_json(item, depth + 1) for name, item in value.items()}
     return _SCALARS[type(value)](value) if type(value) in _SCALARS else _wrong(value, "JSON")
 
 
@@ -170,7 +170,7 @@ _SCALARS: Mapping[Any, Read] = {
 def decoder(kind: Any) -> Read:
     """Return a function that decodes a value of this type from JSON or raises ValueError."""
     if kind is Any or kind in _SCALARS:
-        return open_json if kind is Any else _SCALARS[kind]
+        return _open_json if kind is Any else _SCALARS[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return functools.partial(_ruled, decoder(args[0]), args[1:])
@@ -227,18 +227,18 @@ def _fields(known: Mapping[str, Read], needed: Set[str], value: Any) -> dict[str
     for name, content in value.items():
         key = _text(name)
         try:
-            fields[key] = known.get(name, open_json)(content)
+            fields[key] = known.get(name, _open_json)(content)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     return fields
 
 
 def _record(kind: Any, known: Mapping[str, Read], needed: Set[str], value: Any) -> Any:
-    if issubclass(kind, Reshaped):
-        value = kind.restored(value)
+    if issubclass(kind, JsonHooks):
+        value = kind.pre_load(value)
     if not isinstance(value, dict):
         raise ValueError(f"{kind.__name__} expects an object, not {type(value).__name__}")
-    if issubclass(kind, Told):
+    if issubclass(kind, Lenient):
         value = {name: content for name, content in value.items() if name in known}
     elif extra := sorted(value.keys() - known.keys()):
         raise ValueError(f"{kind.__name__} has no field {extra[0]!r}")

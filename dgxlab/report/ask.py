@@ -310,7 +310,7 @@ def _of_experiment(experiment: Experiment, arm: Arm, **about: Any) -> Ask:
     except DgxlabError:  # refused by a newer rule: no cells to look for
         launches = []
     cells = [CellAsk(cell, launch.model, launch.env) for launch in launches for cell in launch.cells]
-    gates = [(gate, plan.gate_env(experiment, gate)) for gate in plan.own(experiment)]
+    gates = [(gate, {**experiment.env, **gate.env}) for gate in plan.launched_gates(experiment)]
     return _ask(arm, cells, gates, experiment.models, hypothesis=experiment.hypothesis, **about)
 
 

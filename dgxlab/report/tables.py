@@ -19,7 +19,6 @@ from dgxlab.model import (
     SyntheticModel,
     about,
     gpu_backends,
-    limits,
     root_of,
 )
 from dgxlab.report.ask import CellAsk, Gate, label, op_params
@@ -235,7 +234,7 @@ def _check_row(gate: Check, env: Mapping[str, str], row: Mapping[str, Any] | Non
         "against": env_text(gate.against),
         "sizes": ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None),
         "found": "; ".join(gate.shown(readings)),
-        "asked": "; ".join(limits(gate)),
+        "asked": "; ".join(gate.limits()),
         "status": row["status"] if row else "not run",
         **{f"{role}_{name}": value for role, told in readings.items() for name, value in told.items()},
     }

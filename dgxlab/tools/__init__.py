@@ -3,9 +3,9 @@
 Other packages use this registry and name no program. The agent carries it: standard library only, Python 3.10.
 A new tool is a module with a TOOL, listed in TOOLS below.
 
-tool      declarations of a tool, and code shared by several tools
-rows      strict reading of the rows that a tool prints
-reading   imported files: their encodings, and the parsed rows
+tool      classes that declare a tool, and code that several tools share
+rows      strict parsing of the rows that a tool prints
+reading   imported files: their encodings and formats, and the parsed rows
 profile   kernel times under a tracer; kernel_groups has the rules for kernels' names
 parity    the gate of test-backend-ops, with its own parser
 """
@@ -30,11 +30,11 @@ TOOLS: Mapping[str, Tool] = {
     module.TOOL.program: module.TOOL
     for module in (backend_ops, llama_bench, batched_bench, completion, perplexity, harness, profile)
 }
-"""By program."""
+"""All tools by program."""
 
 BENCHES: Mapping[str, type[Benchmark]] = {tool.bench.name: tool.bench for tool in TOOLS.values() if tool.bench}
 CHECKS: Mapping[str, type[Check]] = {tool.check.name: tool.check for tool in TOOLS.values() if tool.check}
-"""Both by their keys in specs."""
+"""The kinds of bench entries, and of gates that run commands, by their keys in specs."""
 
 Bench.declared[:] = BENCHES.values()
 Check.declared[:] = CHECKS.values()
@@ -44,27 +44,27 @@ EXPORTED: Mapping[str, type[Benchmark]] = {
     for tool in sorted(TOOLS.values(), key=lambda tool: tool is not llama_bench.TOOL)
     if tool.bench and tool.bench.compared
 }
-"""Tools of `dgxlab export`, by program; the default tool of llama.cpp's script comes first."""
+"""Tools whose rows `dgxlab export` writes, by program; the default of llama.cpp's compare script comes first."""
 
 BY_FORM: Mapping[str, str] = {bench.form: name for name, bench in BENCHES.items()}
-"""The name of a bench by the form of its tables."""
+"""By a report's `--form`, the kind of bench entries whose results it shows."""
 
 Wanted = Callable[[str, Mapping[str, str], Cell], bool]
-"""(model name, environment, cell) -> whether it must be measured."""
+"""Takes model name, environment and cell; returns whether the cell must be measured."""
 
 
 def bench_of(entry: Bench) -> Benchmark:
-    """Cast an entry to Benchmark: every entry is of a tool."""
+    """Return a spec's bench entry as its type `Benchmark`."""
     if not isinstance(entry, Benchmark):
         raise TypeError(f"{entry} is of no tool")
     return entry
 
 
 def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: True) -> Iterator[Launch]:
-    """Expand every bench entry into launches, with the unwanted cells left out of them.
+    """Yield the launches that measure an experiment's cells; cells that are not `wanted` are left out.
 
     Raises:
-        SpecError: if an entry has no cell, or its sizes do not fit its own settings.
+        SpecError: if `exclude` of an entry leaves no cell, or its sizes do not fit its settings.
     """
     for number, entry in enumerate(experiment.bench):
         env = {**experiment.env, **entry.env}
@@ -78,7 +78,7 @@ def launches(experiment: Experiment, wanted: Wanted = lambda model, env, cell: T
 
 
 def targets_of(experiment: Experiment) -> set[str]:
-    """Return the programs to build for an experiment's entries and gates."""
+    """Return the cmake targets that an experiment's bench entries and gates run."""
     used = {type(part) for part in (*experiment.bench, *experiment.gates)}
     targets = {tool.runs or tool.program for tool in TOOLS.values() if tool.built and used & {tool.bench, tool.check}}
     return targets | {parity.PROGRAM} if ParityGate in used else targets
@@ -88,25 +88,15 @@ def targets_of(experiment: Experiment) -> set[str]:
 
 
 def gate_step(step: str, arm: str, gate: LaunchedGate, experiment: Experiment) -> GateStep:
-    """Return the step of an experiment's gate; raises SpecError if the kernel that it tests is not there."""
+    """Return the `GateStep` with id `step` for a gate on `arm`; raises SpecError if code to compile is missing."""
     if isinstance(gate, ParityGate):
         command = model.CheckCommand(model.ARM, parity.command(gate), {**experiment.env, **gate.env})
         return GateStep(step, arm, gate, (command,), limit_s=gate.limit_s)
     return GateStep(step, arm, gate, limit_s=gate.limit_s, **gate.step(experiment.env, experiment.root))
 
 
-def files_of(gate: Check, root: str) -> dict[str, str]:
-    """Return the texts that a gate of a project compiles, by path; raises SpecError as `gate_step` does."""
-    return dict(gate.step({}, root).get("files", {}))
-
-
-def models_of(gate: Check) -> tuple[str, ...]:
-    """Return the names of the models that a gate reads."""
-    return tuple(filter(None, (getattr(gate, name, "") for name in ("model", "reference"))))
-
-
 def judge_check(gate: Check, readings: model.Readings) -> tuple[Reason, ...]:
-    """Return why a gate did not pass; () when it did."""
+    """Return why a gate did not pass, given the readings of its commands by role; () if it passed."""
     with_reference, with_other = hasattr(gate, "reference"), bool(gate.against)
     in_order = [model.REFERENCE] * with_reference + [model.ARM] + [model.AGAINST] * with_other
     readings = {role: readings[role] for role in in_order if role in readings}

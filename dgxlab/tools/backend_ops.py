@@ -1,6 +1,6 @@
 """test-backend-ops perf: kernel times of built-in cases.
 
-Its gate is in `parity`, what it wrote elsewhere is read in `ops_files`.
+Its gate is in `parity`, the import of its output in `ops_files`.
 """
 
 import json
@@ -17,7 +17,7 @@ from dgxlab.tools.reading import Format
 from dgxlab.tools.rows import Columns, Parsed, Refused, case_params, match_rows
 from dgxlab.tools.tool import Benchmark, Keep, Launch, Samples, Tool, excluded, key, settings, text_of
 
-ALTERNATIVES = 200
+_ALTERNATIVES = 200
 """Up to this many cells, a selection that is not a full product is listed; above, extra shapes run too."""
 
 TABLE = "test_backend_ops"
@@ -28,7 +28,7 @@ INSERT = f"INSERT INTO {TABLE} ("  # the statements are read, never executed
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read time_us (us), flops (FLOPS) and bandwidth_gb_s (GiB/s) of each cell, one sample each."""
+    """Parse time_us (us) of each cell, and its flops (FLOPS) or bandwidth_gb_s (GiB/s), one sample each."""
     rows: list[Columns] = []
     problems: list[str] = []
     before, *statements = stdout.split(INSERT)
@@ -52,14 +52,17 @@ def _read(cell: Cell, row: Columns) -> CellResult:
 
 
 def printed(raw: str) -> str:
-    """Return the statement that printed a recorded row."""
+    """Return a recorded row, given as JSON, as the SQL statement that the program printed."""
     columns = json.loads(raw)
     values = "', '".join(columns.values())
     return f"{INSERT}{', '.join(columns)}) VALUES ('{values}');"
 
 
 def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
-    """Return a row with numbers for texts, and 0 for a metric that the case does not have, as the tool prints it."""
+    """Return a recorded row with numbers in place of texts and the means of `samples`.
+
+    A metric that the case does not have is 0, as the program prints it.
+    """
     row = dict(raw)
     for name in {"supported", "passed", "memory_kb", "n_runs"} & raw.keys():
         row[name] = int(raw[name])
@@ -74,7 +77,7 @@ def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BackendOpsBench(Benchmark):
-    """test-backend-ops perf on the built-in shapes that where selects."""
+    """test-backend-ops perf on the built-in shapes that `where` selects."""
 
     name = "backend-ops"
     compared: ClassVar = {"time_us": ""}
@@ -94,7 +97,7 @@ class BackendOpsBench(Benchmark):
     limit_s: float = 600.0
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield one launch for all cells."""
+        """Yield the one launch of all cells that `keep` selects."""
         cells = []
         for case in settings(self.where):
             if not excluded(case, self.exclude):
@@ -106,7 +109,7 @@ class BackendOpsBench(Benchmark):
         left = [(case, cell) for case, cell in cells if keep("", cell)]
         # an ECMAScript regex; lookaheads, because the order of the parameters in the tool's text is the test case's own
         axes = {k: list(dict.fromkeys(case[k] for case, _ in left)) for k in self.where}
-        if math.prod(map(len, axes.values())) == len(left) or len(left) > ALTERNATIVES:
+        if math.prod(map(len, axes.values())) == len(left) or len(left) > _ALTERNATIVES:
             regex = "^" + "".join(_lookahead(k, values) for k, values in axes.items())
         else:
             each = ("".join(_lookahead(k, [v]) for k, v in case.items()) for case, _ in left)

@@ -13,16 +13,16 @@ from dgxlab.tools.rows import Columns, Parsed, Refused, agree, equal, json_rows,
 from dgxlab.tools.tool import Benchmark, Keep, Key, Launch, Tool, key
 
 PROGRAM = "llama-batched-bench"
-CTX_STEP = 256  # llama.cpp rounds the context of each sequence up to this
+_CTX_STEP = 256  # llama.cpp rounds the context of each sequence up to this
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded one.
+    """Parse speed_pp, speed_tg and speed (t/s) of each cell, one sample each and a discarded cold one.
 
-    The rows of the first half are cold. The spare last row is optional. Any other number of rows is refused: the tool
-    omits rows that do not fit the context and exits with 0.
+    The first half of the rows is cold. The last row is spare and may be missing. With any other number of rows there
+    are no results: the program omits rows that do not fit the context and exits with 0.
     """
     rows, problems = json_rows(stdout, PROGRAM)
     if len(rows) == 2 * len(cells) + 1:
@@ -94,10 +94,10 @@ class BatchedBench(Benchmark):
     args: tuple[str, ...] = ()
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield a launch for all npl at one (npp, ntg, other axes).
+        """Yield a launch for each combination of npp, ntg and other axes, with all values of npl.
 
-        It has the whole list twice, because the first call of a size also allocates buffers and loads kernels; and a
-        spare last row, because the tool can lose output printed just before it exits.
+        The launch measures the list of npl twice, because the first call of a size also allocates buffers and loads
+        kernels, and its last value once more, because the tool can lose output printed just before it exits.
         """
         for setting in tool.settings({"npp": self.npp, "ntg": self.ntg, **self.axes}):
             asked = [pl for pl in self.npl if not tool.excluded({**setting, "npl": pl}, self.exclude)]
@@ -112,7 +112,7 @@ class BatchedBench(Benchmark):
                 cell = Cell(self.name, label, {"pp": pp, "tg": tg, "pl": pl}, fixed)
                 left |= {pl: cell} if keep(self.model, cell) else {}
             # the tool silently skips rows that do not fit, and aborts if they fit only by its rounding
-            need = max(asked) * -(-(pp + tg) // CTX_STEP) * CTX_STEP
+            need = max(asked) * -(-(pp + tg) // _CTX_STEP) * _CTX_STEP
             n_ctx = int(axes.pop("n_ctx", need))
             if n_ctx < need:
                 raise SpecError(
@@ -132,19 +132,19 @@ class BatchedBench(Benchmark):
 
 # -- imported files ---------------------------------------------------------------------------------------------------
 
-HEADER = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
-"""Of the console; in JSON the same columns are SIZES and TIMES, in this order."""
-SIZES = ("pp", "tg", "pl", "n_kv")
-TIMES = {"t_pp": "s", "speed_pp": "t/s", "t_tg": "s", "speed_tg": "t/s", "t": "s", "speed": "t/s"}
-SETTING = re.compile(r"(\w+) = (-?\w+)(?:, |$)")
-SETTINGS = re.compile(r"^llama_batched_bench: (n_kv_max = .+)$", re.MULTILINE)
-DECIMALS = {"s": 3, "t/s": 2}  # digits that the console shows of a value, by its unit
+_HEADER = ("PP", "TG", "B", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s", "T s", "S t/s")
+"""Columns on the console; in JSON the same columns are _SIZES and _TIMES, in this order."""
+_SIZES = ("pp", "tg", "pl", "n_kv")
+_TIMES = {"t_pp": "s", "speed_pp": "t/s", "t_tg": "s", "speed_tg": "t/s", "t": "s", "speed": "t/s"}
+_SETTING = re.compile(r"(\w+) = (-?\w+)(?:, |$)")
+_SETTINGS = re.compile(r"^llama_batched_bench: (n_kv_max = .+)$", re.MULTILINE)
+_DECIMALS = {"s": 3, "t/s": 2}  # digits that the console shows of a value, by its unit
 COLD = "the first row was measured cold: llama-batched-bench warms up with 16 tokens only"
 
 
 def console(text: str) -> Reading:
-    """Read the table: times to a millisecond, speeds to a hundredth of a token."""
-    runs = [dict(SETTING.findall(each)) for each in SETTINGS.findall(text)]
+    """Parse the table on the console; raises Refused if a row cannot be read exactly, or runs differ in settings."""
+    runs = [dict(_SETTING.findall(each)) for each in _SETTINGS.findall(text)]
     if len({tuple(each.items()) for each in runs}) > 1:
         raise Refused(f"it holds {len(runs)} runs with different settings: split it")
     of_run = {name: reading.number_or_text(setting) for name, setting in (runs[0] if runs else {}).items()}
@@ -152,31 +152,31 @@ def console(text: str) -> Reading:
 
 
 def _printed(line: Line) -> Line:
-    if tuple(line.columns) != HEADER:
+    if tuple(line.columns) != _HEADER:
         raise Refused("a header that llama-batched-bench does not print")
-    columns = dict(zip((*SIZES, *TIMES), line.columns.values(), strict=True))
-    if not all(re.fullmatch(r"[0-9]+", columns[name]) for name in SIZES):
+    columns = dict(zip((*_SIZES, *_TIMES), line.columns.values(), strict=True))
+    if not all(re.fullmatch(r"[0-9]+", columns[name]) for name in _SIZES):
         raise Refused("its sizes are not whole numbers")
-    for name, unit in TIMES.items():
-        if not re.fullmatch(rf"[0-9]+\.[0-9]{{{DECIMALS[unit]}}}", columns[name]):
+    for name, unit in _TIMES.items():
+        if not re.fullmatch(rf"[0-9]+\.[0-9]{{{_DECIMALS[unit]}}}", columns[name]):
             raise Refused(f"{name} is {columns[name]}, not as llama-batched-bench prints it")
-    return Line(line.number, {**columns, **{name: int(columns[name]) for name in SIZES}})
+    return Line(line.number, {**columns, **{name: int(columns[name]) for name in _SIZES}})
 
 
 def _reading(rows: Sequence[Line], of_run: Mapping[str, Any] | None = None, *, rounded: bool = False) -> Reading:
     """Return the rows of a run; `rounded` tells times of the console from those to a microsecond."""
     if not rows:
         return Reading((), {})
-    names = [name for name in rows[0].columns if name not in (*SIZES, *TIMES)]
+    names = [name for name in rows[0].columns if name not in (*_SIZES, *_TIMES)]
     same = {**(of_run or {}), **reading.shared([line.columns for line in rows], names)}
     imported = tuple(reading.each_line(rows, lambda line: _row(line.columns, same, rounded)))
     return Reading(imported, {"settings": same} if same else {}, (COLD,))
 
 
 def _row(columns: Mapping[str, Any], same: Mapping[str, Any], rounded: bool) -> Row:
-    sizes = {name: reading.whole(columns, name) for name in SIZES}
-    values = tuple(reading.value(name, unit, columns) for name, unit in TIMES.items())
-    own = {name: columns[name] for name in columns if name not in (*SIZES, *TIMES, *same)}
+    sizes = {name: reading.whole(columns, name) for name in _SIZES}
+    values = tuple(reading.value(name, unit, columns) for name, unit in _TIMES.items())
+    own = {name: columns[name] for name in columns if name not in (*_SIZES, *_TIMES, *same)}
     is_shared = {**same, **own}.get("is_pp_shared", 0) not in (0, False)
     printed = {each.metric: each.values[0] for each in values}
     for name, time, tokens in _speeds(sizes["pp"], sizes["tg"], sizes["pl"], is_shared):

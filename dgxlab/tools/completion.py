@@ -10,14 +10,14 @@ from dgxlab.model import AGAINST, ARM, CheckText, Readings
 from dgxlab.model.reasons import Code, Reason, reason
 from dgxlab.tools.tool import ON_DEVICE, WHERE, ModelGate, Tool, key
 
-N_BATCH = 2048  # the program's own logical batch size, which n_ubatch may exceed
-PROMPT = re.compile(r"prompt eval time = *[0-9.]+ ms / *([0-9]{1,9}) tokens")
-GENERATED = re.compile(r"(?<!prompt )eval time = *[0-9.]+ ms / *([0-9]{1,9}) runs")
+_N_BATCH = 2048  # the program's own logical batch size, which n_ubatch may exceed
+_PROMPT = re.compile(r"prompt eval time = *[0-9.]+ ms / *([0-9]{1,9}) tokens")
+_GENERATED = re.compile(r"(?<!prompt )eval time = *[0-9.]+ ms / *([0-9]{1,9}) runs")
 
 
 @dataclass(frozen=True)
 class GreedyGate(ModelGate):
-    """The most likely tokens are the same, byte for byte, in the arm's environment and in that of against."""
+    """The model generates the same text, byte for byte, in the arm's environment and with the variables of against."""
 
     name = "greedy"
 
@@ -26,9 +26,9 @@ class GreedyGate(ModelGate):
     expect: str = key("Md5", "The md5 that the text must have; it belongs to one model, build and machine.", "")
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits, in words."""
+        """Return what must hold for the gate to pass, in words."""
         same = ("the same text in both environments",) if self.against else ()
-        return (*same, *((f"md5 {self.expect}",) if self.expect else ()))
+        return (*same, *((f"md5 {self.expect}",) if self.expect else ()), *super().limits())
 
     def flaws(self) -> Iterator[str]:
         """Yield why the gate would always pass."""
@@ -36,20 +36,20 @@ class GreedyGate(ModelGate):
             yield "compares with nothing: give against, expect or both"
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
-        """Return the commands and the prompt."""
+        """Return the commands and the text of the prompt."""
         # room for words that are two tokens; it is part of the command, because the cache's size chooses kernels
         context = 2 * self.n_prompt + self.n_gen + 64
         argv = (
             *("{bin}/llama-completion", "-m", f"{{model:{self.model}}}"),
             *("-f", "{text}", "-no-cnv", "--no-display-prompt", "--ignore-eos", "--temp", "0", "--seed", "0"),
             *("-n", str(self.n_gen), "-c", str(context)),
-            *("-b", str(max(N_BATCH, self.n_ubatch)), "-ub", str(self.n_ubatch), *ON_DEVICE),
+            *("-b", str(max(_N_BATCH, self.n_ubatch)), "-ub", str(self.n_ubatch), *ON_DEVICE),
         )
         return {"commands": self.in_both(env, argv), "text": CheckText(self.n_prompt, self.seed)}
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Return the text's md5, length and tokens; `cut` where a count is not there, as when its line was lost."""
-        prompt, generated = PROMPT.findall(stderr), GENERATED.findall(stderr)
+        """Return md5 and length (bytes) of the text, and the tokens of prompt and text; `cut` if a count is missing."""
+        prompt, generated = _PROMPT.findall(stderr), _GENERATED.findall(stderr)
         return {
             **({} if prompt and generated else {"cut": True}),
             "md5": hashlib.md5(stdout, usedforsecurity=False).hexdigest(),
@@ -76,7 +76,7 @@ class GreedyGate(ModelGate):
             yield reason(Code.OTHER_TEXT, where=WHERE[AGAINST], md5=md5, other=readings[AGAINST]["md5"])
 
     def shown(self, readings: Readings) -> Iterator[str]:
-        """Yield each text's md5 once, with the tokens of the arm's."""
+        """Yield each different md5, with the numbers of tokens of the arm."""
         arm, other = (readings.get(role, {}) for role in (ARM, AGAINST))
         sizes = f", {arm['n_prompt']} + {arm['n_gen']} tokens" if "md5" in arm else ""
         yield from (f"md5 {md5}{sizes}" for md5 in dict.fromkeys(filter(None, (arm.get("md5"), other.get("md5")))))

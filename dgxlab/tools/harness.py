@@ -1,9 +1,9 @@
-"""A kernel's own harness: its tests as a gate, and its JSON lines, which can be imported.
+"""Harnesses of kernels/: a gate that runs a kernel's tests, and the import of the JSON lines that a harness prints.
 
-Every row has `kernel`, `time_us` (a sample, or a list of them) and what tells cases apart: `case`, or `m`, `n`, `k`, or
-`rows`, `cols`. Other values: `flops` or `tflops`, `bandwidth_gb_s` or `gbps`, `clock`, and whatever ends in a unit, as
-`sm_clock_mhz` does. All other keys are labels; a true value, as in `"cold": true`, gives its name. GB/s are 10^9 bytes
-per second, also in `bandwidth_gb_s`; the record stores GiB/s (2^30), as llama.cpp does.
+Every line has `kernel`, `time_us` (a sample, or a list of them) and the name or sizes of the case: `case`, or `m`, `n`,
+`k`, or `rows`, `cols`. Other measured values are `flops` or `tflops`, `bandwidth_gb_s` or `gbps`, `clock`, and every
+key that ends in a unit, such as `sm_clock_mhz`. All other keys label the row; a true one, as in `"cold": true`, by its
+name. GB/s are 10^9 bytes per second, also in `bandwidth_gb_s`; the record stores GiB/s (2^30), as llama.cpp does.
 """
 
 import re
@@ -25,11 +25,15 @@ from dgxlab.units import METRICS
 
 # -- the gate ---------------------------------------------------------------------------------------------------------
 
-TEST = re.compile(r"(ok  |FAIL) (\S.*)")
+_TEST = re.compile(r"(ok  |FAIL) (\S.*)")
 
 
 def kernel_files(root: str, kernel: str) -> dict[str, str]:
-    """Return a kernel's sources and the shared ones, by path below kernels/; raises SpecError if one is not there."""
+    """Return the texts of a kernel's sources and of those that all kernels share, by path below `root`/kernels/.
+
+    Raises:
+        SpecError: if the kernel has no Makefile, or a file is not text.
+    """
     home = Path(root) / "kernels"
     if not (home / kernel / "Makefile").is_file():
         raise SpecError(f"there is no kernel {kernel}: {home / kernel} has no Makefile", next=command("ls", home))
@@ -51,7 +55,7 @@ class HarnessGate(Check):
     """A kernel's own tests: kernels/<kernel> is compiled on the host with its Makefile and run."""
 
     name = "harness"
-    told_on = "stderr"
+    failures_on = "stderr"
     model: ClassVar[str] = ""
     against: ClassVar[Against] = {}
 
@@ -64,27 +68,31 @@ class HarnessGate(Check):
     )
 
     def subject(self) -> str:
-        """Return the kernel."""
+        """Return the kernel's name."""
         return self.kernel
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits, in words; older records may lack the number."""
+        """Return what must hold for the gate to pass, in words."""
+        # older records may lack the number of tests
         return (f"{self.tests} tests pass" if self.tests else "every test passes, and there are some",)
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
-        """Return the command and the sources that it compiles; raises SpecError as `kernel_files` does."""
+        """Return the command and the sources that it compiles; raises SpecError if `kernel_files` does."""
         argv = ("make", "-C", f"{{files}}/{self.kernel}", "test", f"ARCH={self.arch}", "OUT={files}/build")
         commands = (CheckCommand(ARM, argv, environments(self, env)[0]),)
         return {"commands": commands, "files": kernel_files(root, self.kernel)}
 
     def sources(self, files: Mapping[str, str]) -> dict[str, str]:
-        """Return the digest of the kernel's files by its folder."""
+        """Return {"kernels/<kernel>": digest of all the files}."""
         return {f"kernels/{self.kernel}": digest(files, 16)}
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Read stderr: a line a test, `ok   WHAT` or `FAIL WHAT: WHY`, and in the end `passed` or `FAILED`."""
+        """Return the number of tests that passed, the failed ones, and the verdict.
+
+        stderr has a line per test, `ok   WHAT` or `FAIL WHAT: WHY`, and at the end the verdict: `passed` or `FAILED`.
+        """
         lines = [line.rstrip() for line in stderr.split("\n")]
-        tests = [match.groups() for line in lines if (match := TEST.fullmatch(line))]
+        tests = [match.groups() for line in lines if (match := _TEST.fullmatch(line))]
         verdicts = [line for line in lines if line in ("passed", "FAILED")]
         return {
             "passed": sum(how == "ok  " for how, _ in tests),
@@ -128,7 +136,7 @@ UNITS = {
 """Units by suffix of a name; the longest matching suffix counts."""
 
 _GB = Fraction(10**9, 2**30)
-SYNONYMS = {
+_SYNONYMS = {
     "tflops": ("flops", Fraction(10**12)),
     "gflops": ("flops", Fraction(10**9)),
     "bandwidth_gb_s": ("bandwidth_gb_s", _GB),
@@ -137,21 +145,21 @@ SYNONYMS = {
 }
 """Further names of a value: its name in the record, and the factor to that one's unit."""
 
-SHAPE = ("case", "m", "n", "k", "rows", "cols")
+_SHAPE = ("case", "m", "n", "k", "rows", "cols")
 
-MADE_ON = ("gpu", "host", "driver", "cuda", "arch", "commit", "date")
+_MADE_ON = ("gpu", "host", "driver", "cuda", "arch", "commit", "date")
 """Provenance of the file where all of its rows agree on it."""
 
 
-def rows_of_kernel(rows: Sequence[Line]) -> Reading:
+def _rows_of_kernel(rows: Sequence[Line]) -> Reading:
     """Read one row a line; values of a row that says `"passed": false` are discarded."""
     for line in rows:
         lacking = [name for name in ("kernel", "time_us") if name not in line.columns]
-        lacking += [] if any(name in line.columns for name in SHAPE) else [f"any of {', '.join(SHAPE)}"]
-        if lacking:  # JSON lines are what many programs print
+        lacking += [] if any(name in line.columns for name in _SHAPE) else [f"any of {', '.join(_SHAPE)}"]
+        if lacking:  # many other programs print JSON lines
             text = f"a row without {' and '.join(lacking)}: no harness's, nor of a tool of llama.cpp"
             raise Refused(text, line.number)
-    same = shared([line.columns for line in rows], MADE_ON)
+    same = shared([line.columns for line in rows], _MADE_ON)
     return Reading(tuple(each_line(rows, lambda line: _row(line.columns, same))), same)
 
 
@@ -160,7 +168,7 @@ def _row(columns: Mapping[str, Any], same: Mapping[str, Any]) -> Row:
     values: dict[str, Values] = {}
     params: dict[str, Any] = {}
     for name, value in columns.items():
-        metric, factor = SYNONYMS.get(name, (name, Fraction(1)))
+        metric, factor = _SYNONYMS.get(name, (name, Fraction(1)))
         ends = [end for end in UNITS if metric.endswith(end)]
         unit = METRICS[metric].unit if metric in METRICS else UNITS[max(ends, key=len)] if ends else ""
         if not unit:
@@ -182,7 +190,7 @@ def _samples(name: str, value: Any, factor: Fraction) -> tuple[float, ...]:
     if value == []:
         raise Refused(f"{name} is an empty list")
     samples = [finite(sample, name) for sample in (value if isinstance(value, list) else [value])]
-    if (name in METRICS or name in SYNONYMS) and min(samples) < 0:
+    if (name in METRICS or name in _SYNONYMS) and min(samples) < 0:
         raise Refused(f"{name} is {min(samples):g}, below 0")
     # the decimals that are printed times the factor, rounded once
     exact = [Fraction(Decimal(repr(sample))) * factor for sample in samples]
@@ -194,6 +202,6 @@ def _samples(name: str, value: Any, factor: Fraction) -> tuple[float, ...]:
 TOOL = Tool(
     "harness",
     check=HarnessGate,
-    formats={"jsonl": Format(rows_of_kernel, '"kernel"', r'^\{.*"kernel"\s*:', rows=json_lines)},
+    formats={"jsonl": Format(_rows_of_kernel, '"kernel"', r'^\{.*"kernel"\s*:', rows=json_lines)},
     built=False,
 )

@@ -1,14 +1,13 @@
-"""Groups of kernels by name: what a kernel of llama.cpp, cuBLAS or the driver works on.
+"""Groups of GPU kernels by name: what a kernel of llama.cpp, cuBLAS or the driver computes.
 
-The first rule that fits decides. `{type}` in a group is ggml's name of the weights' type, a number in the kernel's
-name: 40 is NVFP4. CUPTI, nsys and ncu write template arguments differently; `short` makes them alike.
+`{type}` in a group is ggml's name of the weights' type, which the kernel's name has as a number: 40 is NVFP4.
 """
 
 import re
 
 from dgxlab.gguf_header import TYPES
 
-RULES = tuple(
+_RULES = tuple(
     (re.compile(pattern), group)
     for pattern, group in (
         (r"\bmul_mat_(?:q|vec_q|vec_q_moe|q_stream_k_fixup)<[^,>]*?(?P<type>\d+)[,>]", "products {type}"),
@@ -30,15 +29,15 @@ RULES = tuple(
         ),
     )
 )
-"""(pattern, group), in order."""
+"""(pattern, group); the first pattern that matches decides."""
 
 OTHER = "other"
-"""The group of kernels that no rule names."""
+"""The group of kernels that no rule matches."""
 
 
 def group_of(kernel: str) -> str:
-    """Return the group of a kernel."""
-    for pattern, group in RULES:
+    """Return the group of a kernel, given its name: `attention`, `products q4_0`."""
+    for pattern, group in _RULES:
         if match := pattern.search(kernel):
             number = int(match.groupdict().get("type") or -1)
             return group.format(type=TYPES.get(number, (f"type {number}",))[0])
@@ -46,7 +45,7 @@ def group_of(kernel: str) -> str:
 
 
 def short(kernel: str) -> str:
-    """Return a kernel's name without return type and parameters: `mul_mat_q<40, 128, false>`."""
+    """Return a kernel's name without return type and parameters, from CUPTI, nsys or ncu: `mul_mat_q<40, 128>`."""
     name = re.sub(r"\((?:ggml_type|int|bool|unsigned int|long)\)(?=[\w-])", "", kernel)  # nsys and ncu write (int)64
     name = re.sub(r"\[clone .*\]$|<unnamed>::|\(anonymous namespace\)::", "", name)
     depth, end = 0, len(name)

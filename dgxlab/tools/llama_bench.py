@@ -25,14 +25,14 @@ AXES = {
     "cpu_strict": Key("bool", "Keep each thread on one CPU.", ("--cpu-strict",)),
     "poll": Key("Percent", "How eagerly threads wait for work, 0 to 100.", ("--poll",)),
 }
-"""By the columns that the tool prints."""
+"""Settings that an entry may vary, by the columns that the tool prints."""
 
 
 # -- the output of a launch -------------------------------------------------------------------------------------------
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read avg_ts (t/s) of each cell: one sample per repetition; the first is cold and discarded."""
+    """Parse avg_ts (t/s) of each cell: one sample per repetition; the first is cold and discarded."""
     rows, problems = json_rows(stdout, PROGRAM)
     return match_rows(cells, [row for row in rows if row is not None], _read, problems)
 
@@ -59,7 +59,7 @@ def _samples(cell: Cell, row: Columns, column: str) -> list[float]:
 
 
 def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
-    """Return a row with recomputed mean and spread: the tool's own include the cold repetition."""
+    """Return a recorded row with mean and spread of `samples`; the tool's own include the cold repetition."""
     speeds = list(samples["avg_ts"])
     times = [(raw["n_prompt"] + raw["n_gen"]) / ts * 1e9 for ts in speeds]
     spread_ns, spread_ts = (statistics.stdev(v) if len(v) > 1 else 0.0 for v in (times, speeds))
@@ -102,7 +102,7 @@ class LlamaBench(Benchmark):
     args: tuple[str, ...] = ()
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield a launch for all sizes at one setting of the axes."""
+        """Yield a launch for each combination of the axes, with all sizes."""
         fixed: dict[str, Param] = {"repetitions": self.repetitions, "args": " ".join(self.args)}
         sizes = [(n, 0) for n in self.n_prompt if n] + [(0, n) for n in self.n_gen if n]
         for setting in tool.settings(self.axes):
@@ -134,17 +134,17 @@ def _label(pp: int, tg: int, depth: object) -> str:
 
 # -- imported files ---------------------------------------------------------------------------------------------------
 
-MADE_BY = ("build_commit", "build_number", "cpu_info", "gpu_info", "backends")
-MODEL_COLUMNS = ("model_filename", "model_type", "model_size", "model_n_params")
-TEXTS = (
+_MADE_BY = ("build_commit", "build_number", "cpu_info", "gpu_info", "backends")
+_MODEL_COLUMNS = ("model_filename", "model_type", "model_size", "model_n_params")
+_TEXTS = (
     *("build_commit", "cpu_info", "gpu_info", "backends", "model_filename", "model_type"),
     *("tensor_split", "test_time"),
 )
 """Columns that are texts, whatever their digits."""
-TEST = ("n_prompt", "n_gen", "n_depth")
+_TEST = ("n_prompt", "n_gen", "n_depth")
 MEASURED = ("test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts")
 
-SHOWN = {
+_SHOWN = {
     "model": "model_type",
     "size": "model_size",
     "params": "model_n_params",
@@ -167,14 +167,14 @@ SHOWN = {
 }
 """The columns of the markdown by their names in JSON."""
 
-TESTED = re.compile(r"(?:pp([0-9]{1,9}))?(?:(?:^|\+)tg([0-9]{1,9}))?(?: @ d([0-9]{1,9}))?")
-SPEED = re.compile(r"([0-9]{1,12}\.[0-9]{2}) ± ([0-9]{1,12}\.[0-9]{2})")
-BUILD = re.compile(r"build: (\S+) \(([0-9]{1,9})\)")
+_TESTED = re.compile(r"(?:pp([0-9]{1,9}))?(?:(?:^|\+)tg([0-9]{1,9}))?(?: @ d([0-9]{1,9}))?")
+_SPEED = re.compile(r"([0-9]{1,12}\.[0-9]{2}) ± ([0-9]{1,12}\.[0-9]{2})")
+_BUILD = re.compile(r"build: (\S+) \(([0-9]{1,9})\)")
 
 
 def page(text: str) -> Reading:
     """Read `-o md`: mean and spread of each test to two decimals, and the settings that it shows."""
-    builds = list(dict.fromkeys(BUILD.findall(text)))
+    builds = list(dict.fromkeys(_BUILD.findall(text)))
     if len(builds) > 1:
         raise Refused(f"its tables are of {len(builds)} builds: split it after the first line `build: ...`")
     of_build = dict(zip(("build_commit", "build_number"), builds[0], strict=True)) if builds else {}
@@ -186,21 +186,23 @@ def page(text: str) -> Reading:
 
 
 def _shown(line: Line) -> dict[str, Any]:
-    cells: dict[str, Any] = {SHOWN.get(name, name): reading.number_or_text(cell) for name, cell in line.columns.items()}
-    tested, spread = TESTED.fullmatch(str(cells.pop("test", ""))), SPEED.fullmatch(str(cells.pop("t/s")))
+    cells: dict[str, Any] = {
+        _SHOWN.get(name, name): reading.number_or_text(cell) for name, cell in line.columns.items()
+    }
+    tested, spread = _TESTED.fullmatch(str(cells.pop("test", ""))), _SPEED.fullmatch(str(cells.pop("t/s")))
     if not tested or not (tested[1] or tested[2]):
         raise Refused("its test is none of pp512, tg128, pp512+tg128, with or without @ d4096")
     if not spread:
         raise Refused("its speed is not of the form 123.45 ± 6.78")
-    test = dict(zip(TEST, (int(digits or 0) for digits in tested.groups()), strict=True))
+    test = dict(zip(_TEST, (int(digits or 0) for digits in tested.groups()), strict=True))
     return {**cells, **test, "avg_ts": spread[1], "stddev_ts": spread[2]}
 
 
 def _reading(rows: Sequence[Line], notes: Iterable[str] = ()) -> Reading:
     columns = [row.columns for row in rows]
-    names = [name for name in (columns[0] if columns else ()) if name not in (*MEASURED, *TEST)]
+    names = [name for name in (columns[0] if columns else ()) if name not in (*MEASURED, *_TEST)]
     same = reading.shared(columns, names)
-    provenance: dict[str, Any] = {name: same[name] for name in (*MADE_BY, *MODEL_COLUMNS) if name in same}
+    provenance: dict[str, Any] = {name: same[name] for name in (*_MADE_BY, *_MODEL_COLUMNS) if name in same}
     provenance |= reading.span(columns)
     if rows:
         provenance["settings"] = {name: same[name] for name in names if name in same and name not in provenance}
@@ -209,8 +211,8 @@ def _reading(rows: Sequence[Line], notes: Iterable[str] = ()) -> Reading:
 
 def _row(columns: Mapping[str, Any], same: Mapping[str, Any]) -> Row:
     """Return a row with mean and spread as printed, and the repetitions' times where they are there."""
-    test = {name: reading.whole({"n_depth": 0, **columns}, name) for name in TEST}  # older versions know no depth
-    own = {name: columns[name] for name in columns if name not in (*MEASURED, *TEST, *same)}
+    test = {name: reading.whole({"n_depth": 0, **columns}, name) for name in _TEST}  # older versions know no depth
+    own = {name: columns[name] for name in columns if name not in (*MEASURED, *_TEST, *same)}
     label = _label(*test.values()) + "".join(f" {name}={setting}" for name, setting in own.items())
     mean, spread = reading.value("avg_ts", "t/s", columns), reading.value("stddev_ts", "t/s", columns, above_0=False)
     if spread.values[0] < 0:
@@ -238,14 +240,14 @@ TOOL = Tool(
             "llama_bench",
             r"INSERT INTO llama_bench |CREATE TABLE .*llama_bench",
             rows=lambda text: reading.sql(text, "llama_bench"),
-            texts=TEXTS,
+            texts=_TEXTS,
         ),
         "csv": Format(
             _reading,
             "build_commit",
             r'^"?build_commit"?,',
             rows=lambda text: reading.csv_rows(text, "build_commit"),
-            texts=TEXTS,
+            texts=_TEXTS,
         ),
         "md": Format(page, " t/s |", r"^\| model +\|.*\| +t/s \|$"),
     },

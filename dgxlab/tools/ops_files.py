@@ -1,4 +1,4 @@
-"""What test-backend-ops wrote elsewhere, to be imported: the console of `perf` and `test`, and rows of columns."""
+"""Imported output of test-backend-ops: the console of `perf` and `test`, and rows with columns (SQL, JSON lines)."""
 
 import math
 import re
@@ -13,11 +13,11 @@ from dgxlab.tools.reading import ORIGIN, Line, Reading, Row, Values
 from dgxlab.tools.rows import Columns, Refused, case_params, equal, number
 
 OPTIONAL = (("flops", "FLOPS"), ("bandwidth_gb_s", "GiB/s"))
-"""A case has one of the two; the other is printed as 0 and means that there is none."""
+"""(metric, unit) of which a case has one; the program prints the other as 0."""
 
 
 def measured(columns: Columns, optional: Sequence[tuple[str, str]]) -> list[Values]:
-    """Return the time of a row, and those of the optional metrics that it has."""
+    """Return a row's time_us, and its values of the `optional` metrics (name, unit) that are not 0 or missing."""
     values = [reading.value("time_us", "us", columns)]
     for metric, unit in optional:
         amount = number(columns, metric) if metric in columns else 0.0
@@ -29,18 +29,18 @@ def measured(columns: Columns, optional: Sequence[tuple[str, str]]) -> list[Valu
 
 # -- imported from the console ----------------------------------------------------------------------------------------
 
-SCALE = {"k": "e3", "M": "e6", "G": "e9", "T": "e12"}
-RUNS = r"(?<= {4})([0-9]{1,10}) runs - +([0-9]{1,12}\.[0-9]{2}) us/run - +"
-FLOPS = re.compile(RUNS + r"([0-9]{1,12}\.[0-9]{2}) ([kMGT])FLOP/run - +([0-9]{1,12}\.[0-9]{2}) ([kMGT])FLOPS")
-BYTES = re.compile(RUNS + r"([0-9]{1,15}) kB/run - +([0-9]{1,12}\.[0-9]{2}) GB/s")
+_SCALE = {"k": "e3", "M": "e6", "G": "e9", "T": "e12"}
+_RUNS = r"(?<= {4})([0-9]{1,10}) runs - +([0-9]{1,12}\.[0-9]{2}) us/run - +"
+FLOPS = re.compile(_RUNS + r"([0-9]{1,12}\.[0-9]{2}) ([kMGT])FLOP/run - +([0-9]{1,12}\.[0-9]{2}) ([kMGT])FLOPS")
+_BYTES = re.compile(_RUNS + r"([0-9]{1,15}) kB/run - +([0-9]{1,12}\.[0-9]{2}) GB/s")
 
-DESCRIPTION = re.compile(r"^  Device description: (.*\S)", re.MULTILINE)
-NO_SUPPORT = re.compile(r"(?:^|: )not supported(?: \[[^\]]*\])? *$")
-HALF = 0.0050001  # half of the console's second decimal, and what binary fractions make of it
+_DESCRIPTION = re.compile(r"^  Device description: (.*\S)", re.MULTILINE)
+_NO_SUPPORT = re.compile(r"(?:^|: )not supported(?: \[[^\]]*\])? *$")
+_HALF = 0.0050001  # half of the console's second decimal, and what binary fractions make of it
 
 
 def console(text: str) -> Reading:
-    """Read what `perf` or `test` print on the console, diagnostics in the middle of a result included."""
+    """Parse the console output of `perf` or `test`; raises Refused if it cannot be read exactly."""
     rows: list[Row] = []
     notes: list[str] = []
     for section in sections(text):
@@ -54,7 +54,7 @@ def console(text: str) -> Reading:
             for at, line in section.lines:
                 if case := CASE.search(line):
                     raise Refused(f"the case {case[1]} has no result: the file was cut short", at)
-    described = "; ".join(dict.fromkeys(DESCRIPTION.findall(text)))
+    described = "; ".join(dict.fromkeys(_DESCRIPTION.findall(text)))
     return Reading(tuple(rows), {"device_description": described} if described else {}, tuple(notes))
 
 
@@ -72,7 +72,7 @@ def _perf(section: Section, notes: list[str]) -> list[Row]:
                 raise Refused(f"the case {begun} has no result", begun_at)
             begun, begun_at = case[1], at
         looks = " runs - " in text or "us/run" in text
-        result = (FLOPS.search(text) or BYTES.search(text)) if looks else None
+        result = (FLOPS.search(text) or _BYTES.search(text)) if looks else None
         if result and result.end() == len(text):
             if not begun:
                 raise Refused("a result without its case", at)
@@ -82,7 +82,7 @@ def _perf(section: Section, notes: list[str]) -> list[Row]:
             begun = ""
         elif looks:
             raise Refused("it looks like a result and cannot be read", at)
-        elif begun and NO_SUPPORT.search(text):
+        elif begun and _NO_SUPPORT.search(text):
             unsupported += 1
             begun = ""
     ended = section.status in ("OK", "FAIL")
@@ -100,21 +100,21 @@ def _result(result: re.Match[str]) -> list[Values]:
     """Return the values of a case's line, refused where its rounded numbers cannot come from one measurement."""
     printed = {"n_runs": result[1], "time_us": result[2]}
     values = [reading.value("time_us", "us", printed), reading.value("n_runs", "runs", printed)]
-    if result.re is BYTES:
+    if result.re is _BYTES:
         values.append(Values("memory_kb", "kB", (float(result[3]),)))
         rate = float(result[4])
         return [*values, Values("bandwidth_gb_s", "GiB/s", (rate,))] if rate else values
     (least, most), (low, high) = _bounds(result[3], result[4]), _bounds(result[5], result[6])
-    longest, shortest = float(result[2]) + HALF, float(result[2]) - HALF
+    longest, shortest = float(result[2]) + _HALF, float(result[2]) - _HALF
     if least / longest * 1e6 > high or (shortest > 0 and most / shortest * 1e6 < low):
         raise Refused(f"{result[3]} {result[4]}FLOP in {result[2]} us are not {result[5]} {result[6]}FLOPS")
-    return [*values, reading.value("flops", "FLOPS", {"flops": result[5] + SCALE[result[6]]})]
+    return [*values, reading.value("flops", "FLOPS", {"flops": result[5] + _SCALE[result[6]]})]
 
 
 def _bounds(digits: str, scale: str) -> tuple[float, float]:
     """Return between what values a number was rounded to two decimals of its scale; FLOPs a run are cut to whole."""
-    factor = float(f"1{SCALE[scale]}")
-    return (float(digits) - HALF) * factor - 1, (float(digits) + HALF) * factor + 1
+    factor = float(f"1{_SCALE[scale]}")
+    return (float(digits) - _HALF) * factor - 1, (float(digits) + _HALF) * factor + 1
 
 
 def _test(text: str, backend: str, line: int, notes: list[str]) -> Row:
@@ -133,17 +133,17 @@ def _test(text: str, backend: str, line: int, notes: list[str]) -> Row:
 
 # -- imported rows with columns ---------------------------------------------------------------------------------------
 
-OF_THE_FILE = ("build_commit", "device_description", "backend_reg_name", *ORIGIN)
-"""Columns that the rows of a file most often share."""
-EXACT = 5.0001e-7  # half of the sixth decimal that SQL has
-FACTORS = {"MUL_MAT": ("m", "n", "k", "bs", "nr"), "MUL_MAT_ID": ("m", "n", "k", "n_used")}
-"""By operation the parameters whose product, doubled, is its FLOPs; others have formulas that change with llama.cpp."""
+_OF_THE_FILE = ("build_commit", "device_description", "backend_reg_name", *ORIGIN)
+"""Columns that become provenance of the file if all of its rows agree on them."""
+_EXACT = 5.0001e-7  # half of the sixth decimal that SQL has
+_FACTORS = {"MUL_MAT": ("m", "n", "k", "bs", "nr"), "MUL_MAT_ID": ("m", "n", "k", "n_used")}
+"""By operation, the parameters whose product is half its FLOPs; other formulas change with llama.cpp."""
 
 
 def rows_of_columns(lines: Sequence[Line]) -> Reading:
-    """Read the rows of `--output sql`, or of `dgxlab export`: one a case of `perf`; of `test` the counts of each op."""
-    same = reading.shared([line.columns for line in lines], OF_THE_FILE)
-    differing = [name for name in OF_THE_FILE if name not in same]
+    """Parse the rows of `--output sql` or `dgxlab export` to a row per case of `perf`, and one per op of `test`."""
+    same = reading.shared([line.columns for line in lines], _OF_THE_FILE)
+    differing = [name for name in _OF_THE_FILE if name not in same]
     rows: list[Row] = []
     tested: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     unsupported: Counter[str] = Counter()
@@ -183,7 +183,7 @@ def _agree(op: str, params: Mapping[str, str], values: Mapping[str, float]) -> N
     if "flops" in values:
         flop, off = _product(values["flops"], time)
         # doubled, the product of all numbers of a case; None where its parameters do not tell them
-        numbers = [re.findall(r"[0-9]+", params.get(name, "")) for name in FACTORS.get(op, ())]
+        numbers = [re.findall(r"[0-9]+", params.get(name, "")) for name in _FACTORS.get(op, ())]
         known = numbers and all(numbers)
         wanted = 2 * math.prod(float(digits) for factor in numbers for digits in factor) if known else None
         away = abs((flop + 0.5) % 1 - 0.5 if wanted is None else flop - wanted)
@@ -200,14 +200,14 @@ def _agree(op: str, params: Mapping[str, str], values: Mapping[str, float]) -> N
 def _product(rate: float, time_us: float) -> tuple[float, float]:
     """Return a rate times a time, and by how much rounding of both may have changed it."""
     product = rate * time_us / 1e6
-    return product, product * (EXACT / time_us + EXACT / rate + 1e-12)
+    return product, product * (_EXACT / time_us + _EXACT / rate + 1e-12)
 
 
 # -- rows of all formats ----------------------------------------------------------------------------------------------
 
 
 def is_set(columns: Columns, name: str) -> bool:
-    """Return whether a column says 1, as one that is not there does; refuse any other word than 1 and 0."""
+    """Return whether the column `name` is 1 or missing; raises Refused if it is neither 1 nor 0."""
     shown = columns.get(name, "1")
     if not (equal(1, shown) or equal(0, shown)):
         raise Refused(f"{name} is {shown}, neither 1 nor 0")
@@ -215,7 +215,7 @@ def is_set(columns: Columns, name: str) -> bool:
 
 
 def failure(columns: Columns) -> str:
-    """Return why the values of a row do not count, "" if its case passed."""
+    """Return why the values of a row do not count: its case did not pass; "" if it did."""
     return "" if is_set(columns, "passed") else f"it did not pass ({columns.get('error_message') or 'no reason given'})"
 
 

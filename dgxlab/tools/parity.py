@@ -1,7 +1,6 @@
-"""Parse the console output of `test-backend-ops test`, and judge whether it proves that the gate passed.
+"""The parity gate: parse the console output of `test-backend-ops test`, and judge whether the gate passed.
 
-The program prints OK and exits 0 for a missing backend and when nothing ran, so its own verdict is only one of a
-gate's conditions.
+The program prints OK and exits 0 for a missing backend, and when nothing ran: its own verdict is not enough.
 """
 
 import re
@@ -15,32 +14,32 @@ from dgxlab.tools.rows import plain
 
 PROGRAM = "test-backend-ops"
 
-SECTION = re.compile(r"Backend [0-9]+/[0-9]+: (.+)")
-STATUS = re.compile(r"  Backend (.+): (OK|FAIL)")
+_SECTION = re.compile(r"Backend [0-9]+/[0-9]+: (.+)")
+_STATUS = re.compile(r"  Backend (.+): (OK|FAIL)")
 # A diagnostic without a line end may precede either of these; it ends in a space.
-SUMMARY = re.compile(r"(?:^| )  ([0-9]{1,9})/([0-9]{1,9}) tests passed$")
+_SUMMARY = re.compile(r"(?:^| )  ([0-9]{1,9})/([0-9]{1,9}) tests passed$")
 CASE = re.compile(r"(?:^| )  (\w+\(.*?\)):(?: |$)")
-LISTED = re.compile(r"  (\w+\(.*\))")
-UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
-FAILED = re.compile(r"(?<!\w)FAIL$")
+_LISTED = re.compile(r"  (\w+\(.*\))")
+_UNSUPPORTED = re.compile(r"(?:^|: )not supported \[[^\]]*\]$")
+_FAILED = re.compile(r"(?<!\w)FAIL$")
 # Its green colour tells a case's OK from a diagnostic that ends in the same word without a line end.
-PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
+_PASSED = re.compile(r"(?:\x1b\[1;32m|^|(?<=\): ))OK(?:\x1b\[0m)?$")
 
 
 def command(gate: ParityGate) -> tuple[str, ...]:
-    """Return the command of a gate."""
+    """Return the argv of a gate, as plans have it."""
     return (f"{{bin}}/{PROGRAM}", "test", "-o", gate.op, "-b", gate.backend)
 
 
 @dataclass(frozen=True)
 class GateReading:
-    """Parsed output of a parity gate for one backend, as CUDA0."""
+    """What the program printed about one backend, such as CUDA0."""
 
     backend: str
     seen: tuple[str, ...] = ()  # the backends that the program announced
     summaries: int = 0  # how many lines `P/T tests passed` there are for the backend
     passed: int | None = None
-    total: int | None = None  # P and T; None without exactly one readable summary
+    total: int | None = None  # these two are P and T; None unless there is exactly one readable summary
     unsupported: int = 0
     failed: tuple[str, ...] = ()  # the cases that failed, each as `-o` takes it back, once for each failure
     backend_ok: bool = False  # the backend's section ends in `Backend <name>: OK`
@@ -51,23 +50,23 @@ class GateReading:
 
 @dataclass
 class Section:
-    """The lines between the announcement of a backend and its status."""
+    """The lines from `Backend 1/2: NAME`, exclusive, to the status `Backend NAME: OK` (or FAIL)."""
 
-    backend: str  # "" for what comes before the first announcement
+    backend: str  # "" for the lines before the first backend
     lines: list[tuple[int, str]] = field(default_factory=list)
-    """Each with its number, from 1, and as printed, but without spaces at its end."""
-    status: str = ""  # OK or FAIL; "another" if the line names another backend; "" where the output ends before
+    """(line number from 1, line as printed, without trailing spaces)"""
+    status: str = ""  # OK or FAIL; "another" if it names another backend; "" if the output ends before it
 
 
 def sections(text: str) -> list[Section]:
-    """Split what the program printed, colours and all, into its sections; lines between two are left out."""
+    """Return the sections of the program's output, which may have colours; lines between two of them are left out."""
     split = [Section("")]
     for number, printed in enumerate(text.split("\n"), 1):
         line, section = printed.rstrip(), split[-1]
         bare = plain(line) if "Backend" in line else ""  # most lines do without three searches
-        if start := SECTION.fullmatch(bare):
+        if start := _SECTION.fullmatch(bare):
             split.append(Section(start[1]))
-        elif status := STATUS.fullmatch(bare):
+        elif status := _STATUS.fullmatch(bare):
             section.status = section.status or (status[2] if status[1] == section.backend else "another")
         elif not section.status:
             section.lines.append((number, line))
@@ -90,7 +89,7 @@ class _Counts:
     def read(self, line: str) -> None:
         """Count one line; diagnostics may come before a case, or between a case and its verdict."""
         text = plain(line)
-        listed = LISTED.fullmatch(text) if self.listing else None
+        listed = _LISTED.fullmatch(text) if self.listing else None
         self.listing = bool(listed) or text == "Failing tests:"
         if listed:
             self.listed.append(listed[1])
@@ -101,11 +100,11 @@ class _Counts:
         if case := CASE.search(text):
             self.open_case = case[1]
             self.cases.append(case[1])
-        if FAILED.search(text):
+        if _FAILED.search(text):
             self.failed.append(self.open_case)
-        elif UNSUPPORTED.search(text):
+        elif _UNSUPPORTED.search(text):
             self.unsupported += 1
-        elif PASSED.search(line):
+        elif _PASSED.search(line):
             self.ok += 1
         else:
             return
@@ -113,14 +112,14 @@ class _Counts:
 
 
 def read_gate(text: str, backend: str) -> GateReading:
-    """Read what the program printed about a backend, colours and all; sections of other backends are skipped."""
+    """Return the counts and cases of one backend, given the program's output, which may have colours."""
     announced = sections(text)[1:]
     own = [section for section in announced if section.backend == backend]
     counts = _Counts()
     for section in own:
         for _, line in section.lines:
             counts.read(line)
-    summary = SUMMARY.search(counts.summaries[0]) if len(counts.summaries) == 1 else None
+    summary = _SUMMARY.search(counts.summaries[0]) if len(counts.summaries) == 1 else None
     passed, total = (int(summary[1]), int(summary[2])) if summary else (None, None)
     return GateReading(
         backend,
@@ -153,7 +152,7 @@ def _contradictions(counts: _Counts, passed: int | None, announced: int) -> Iter
 
 
 def judge_gate(reading: GateReading, rc: int | None, wanted: ParityGate) -> tuple[Reason, ...]:
-    """Return why the gate did not pass; an `rc` of None or below 0 is a signal's."""
+    """Return why the gate `wanted` did not pass, () if it did; `rc` is None or below 0 after a signal."""
     reasons = [*_count_reasons(reading, wanted)]
     reasons += [reason(Code.CONTRADICTION, what=what) for what in reading.contradictions]
     if rc is None or rc < 0:
@@ -194,7 +193,7 @@ def _count_reasons(reading: GateReading, wanted: ParityGate) -> Iterator[Reason]
 
 
 def unlike(cases: Iterable[str], reference: Iterable[str]) -> str:
-    """Return how a list of cases differs from another, in words; "" if equal."""
+    """Return in words how `cases` differ from `reference`, repetitions included; "" if equal."""
     here, there = Counter(cases), Counter(reference)
     more = here - there
     differing = {

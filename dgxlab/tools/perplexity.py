@@ -1,8 +1,7 @@
-"""llama-perplexity: a model's logits beside a reference's, as a gate, and its statistics in imported logs.
+"""llama-perplexity: a gate that compares a model's logits with a reference's, and the import of its logs.
 
 The program exits 0 when it computed nothing, when the reference's file ends early, and when a batch could not be
-decoded. So a value counts only if all chunks before it were printed. `cut` beside `problem` means that output is
-missing; another launch may give it.
+decoded. So a value counts only if all chunks before it were printed.
 """
 
 import math
@@ -17,21 +16,21 @@ from dgxlab.tools.reading import Format, Reading, Row, Values, number_or_text
 from dgxlab.tools.rows import Refused
 from dgxlab.tools.tool import ON_DEVICE, WHERE, ModelGate, Tool, key
 
-FEWEST_TOKENS = 100  # with fewer tokens the program prints no statistics and exits 0
-ON_PROCESSOR = ("--device", "none", "-fit", "off")  # a GPU's F32 products are TF32, which is no reference
-LAST_DIGIT = 1e-6  # last printed digit of a KLD
-NUMBER = r"(\S+)"
-BASE_CHUNK = re.compile(r"\[([0-9]+)\]([^,\s]*),")
-FINAL = re.compile(rf"Final estimate: PPL = {NUMBER} \+/- {NUMBER}")
-CHUNK = re.compile(rf" *([0-9]+) +{NUMBER} ± +{NUMBER} +{NUMBER} ± +{NUMBER} +{NUMBER} ± +{NUMBER} .*%")
-MEAN_KLD = re.compile(rf"Mean +KLD: +{NUMBER} ± +{NUMBER}")
-MEAN_RATIO = re.compile(rf"Mean PPL\(Q\)/PPL\(base\) +: +{NUMBER} ± +{NUMBER}")
-SAME_TOP = re.compile(r"Same top p: +(\S+) ± +\S+ %")
+_FEWEST_TOKENS = 100  # with fewer tokens the program prints no statistics and exits 0
+_ON_PROCESSOR = ("--device", "none", "-fit", "off")  # a GPU's F32 products are TF32, which is no reference
+_LAST_DIGIT = 1e-6  # last printed digit of a KLD
+_NUMBER = r"(\S+)"
+_BASE_CHUNK = re.compile(r"\[([0-9]+)\]([^,\s]*),")
+_FINAL = re.compile(rf"Final estimate: PPL = {_NUMBER} \+/- {_NUMBER}")
+_CHUNK = re.compile(rf" *([0-9]+) +{_NUMBER} ± +{_NUMBER} +{_NUMBER} ± +{_NUMBER} +{_NUMBER} ± +{_NUMBER} .*%")
+_MEAN_KLD = re.compile(rf"Mean +KLD: +{_NUMBER} ± +{_NUMBER}")
+_MEAN_RATIO = re.compile(rf"Mean PPL\(Q\)/PPL\(base\) +: +{_NUMBER} ± +{_NUMBER}")
+_SAME_TOP = re.compile(r"Same top p: +(\S+) ± +\S+ %")
 
 
 @dataclass(frozen=True)
 class PerplexityGate(ModelGate):
-    """The logits are close to a reference on the processor, and closer than in the environment of against."""
+    """The model's logits are as close as the limits demand to those of a reference that is run on the processor."""
 
     name = "perplexity"
 
@@ -55,13 +54,14 @@ class PerplexityGate(ModelGate):
         return f"{self.model} against {self.reference}"
 
     def limits(self) -> tuple[str, ...]:
-        """Return the gate's limits, in words."""
+        """Return what must hold for the gate to pass, in words."""
         asked = {
             "KLD at most {} times the other environment's": self.kld_ratio_at_most,
             "KLD at most {}": self.kld_at_most,
             "perplexity at most {} times the reference's, and its inverse": self.ppl_ratio_at_most,
         }
-        return tuple(words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None)
+        limits = (words.format(f"{limit:g}") for words, limit in asked.items() if limit is not None)
+        return (*limits, *super().limits())
 
     def flaws(self) -> Iterator[str]:
         """Yield why the gate would always pass, or always fail."""
@@ -71,8 +71,8 @@ class PerplexityGate(ModelGate):
             yield "against is of no use without kld_ratio_at_most"
         if (self.kld_ratio_at_most, self.kld_at_most, self.ppl_ratio_at_most) == (None, None, None):
             yield "has no limit: give kld_ratio_at_most, kld_at_most or ppl_ratio_at_most"
-        if (counted := (self.n_ctx - 1 - self.n_ctx // 2) * self.chunks) < FEWEST_TOKENS:
-            yield f"counts {counted} tokens and llama-perplexity wants {FEWEST_TOKENS}: raise chunks or n_ctx"
+        if (counted := (self.n_ctx - 1 - self.n_ctx // 2) * self.chunks) < _FEWEST_TOKENS:
+            yield f"counts {counted} tokens and llama-perplexity wants {_FEWEST_TOKENS}: raise chunks or n_ctx"
 
     def step(self, env: Mapping[str, str], root: str) -> dict[str, Any]:
         """Return the commands and the text: the reference first, which writes the logits."""
@@ -82,7 +82,7 @@ class PerplexityGate(ModelGate):
         logits = ("--kl-divergence-base", "{logits}")
         text = ("-f", "{text}", "--chunks", str(self.chunks))
         program = "{bin}/llama-perplexity"
-        reference = (program, "-m", f"{{model:{self.reference}}}", *text, *logits, *sizes, *ON_PROCESSOR)
+        reference = (program, "-m", f"{{model:{self.reference}}}", *text, *logits, *sizes, *_ON_PROCESSOR)
         compared = (program, "-m", f"{{model:{self.model}}}", "--kl-divergence", *logits, *sizes, *ON_DEVICE)
         _, other = environments(self, env)
         return {
@@ -92,16 +92,16 @@ class PerplexityGate(ModelGate):
         }
 
     def read(self, role: str, stdout: bytes, stderr: str) -> dict[str, Any]:
-        """Parse a command's output; under `problem` why it does not count."""
+        """Return the reference's perplexity, or another role's mean KLD, PPL ratio and same top tokens in percent."""
         text = stdout.decode(errors="replace")
         if role == REFERENCE:
-            chunks = BASE_CHUNK.findall(text)
-            values = {"ppl": FINAL.findall(stderr)}
+            chunks = _BASE_CHUNK.findall(text)
+            values = {"ppl": _FINAL.findall(stderr)}
         else:
-            lines = [match.groups() for line in text.split("\n") if (match := CHUNK.fullmatch(line))]
+            lines = [match.groups() for line in text.split("\n") if (match := _CHUNK.fullmatch(line))]
             chunks = [(line[0], line[5]) for line in lines]
-            shares = [(share,) for share in SAME_TOP.findall(text)]
-            values = {"kld": MEAN_KLD.findall(text), "ppl_ratio": MEAN_RATIO.findall(text), "same_top_p": shares}
+            shares = [(share,) for share in _SAME_TOP.findall(text)]
+            values = {"kld": _MEAN_KLD.findall(text), "ppl_ratio": _MEAN_RATIO.findall(text), "same_top_p": shares}
         return _chunks_problem(chunks, self.chunks) or _values(values)
 
     def judge(self, readings: Readings) -> Iterator[Reason]:
@@ -111,9 +111,9 @@ class PerplexityGate(ModelGate):
         if (limit := self.kld_ratio_at_most) is not None:
             # as printed; rounding errors count against the arm
             kld, other = arm["kld"], readings[AGAINST]["kld"]
-            if not other > LAST_DIGIT:
+            if not other > _LAST_DIGIT:
                 yield reason(Code.KLD_TOO_SMALL, where=where, kld=other)
-            elif not (kld + LAST_DIGIT / 2) / (other - LAST_DIGIT / 2) <= limit:
+            elif not (kld + _LAST_DIGIT / 2) / (other - _LAST_DIGIT / 2) <= limit:
                 yield reason(Code.KLD_RATIO, where=where, kld=kld, other=other, limit=limit)
         if self.kld_at_most is not None and not arm["kld"] <= self.kld_at_most:
             yield reason(Code.KLD, kld=arm["kld"], limit=self.kld_at_most)
@@ -122,7 +122,7 @@ class PerplexityGate(ModelGate):
             yield reason(Code.PPL_RATIO, ratio=ratio, limit=limit)
 
     def shown(self, readings: Readings) -> Iterator[str]:
-        """Yield the KLD, beside the other environment's, and the ratio of perplexities."""
+        """Yield the arm's KLD, with that of the AGAINST command, and the ratio of perplexities."""
         arm, other = (readings.get(role, {}) for role in (ARM, AGAINST))
         if "kld" in arm:
             against = f", there {other['kld']:.6f}" if "kld" in other else ""
@@ -167,35 +167,35 @@ def _number(text: str) -> float | None:
 
 # -- imported logs of both streams ------------------------------------------------------------------------------------
 
-ESTIMATE = re.compile(r"Final estimate: PPL = ([0-9]+\.[0-9]{4}) \+/- ([0-9]+\.[0-9]{5})(?![\w.])")
+_ESTIMATE = re.compile(r"Final estimate: PPL = ([0-9]+\.[0-9]{4}) \+/- ([0-9]+\.[0-9]{5})(?![\w.])")
 PPL = r"(?:ln\()?PPL\((?:Q|base)\)(?:[-/]PPL\(base\))?\)?"
-QUANTILE = r"(?:99\.9|99\.0|95\.0|90\.0|75\.0|25\.0|10\.0|5\.0|1\.0|0\.1)%"
-NAME = rf"((?:Mean|Maximum|Median|Minimum|RMS|{QUANTILE}) +(?:{PPL}|KLD|Δp)|Cor\({PPL}, {PPL}\)|Same top p) *: +"
-RATIO = re.compile(NAME + r"(-?[0-9]+\.[0-9]{6})(?: ± +(-?[0-9]+\.[0-9]{6}))?")
-SHARE = re.compile(NAME + r"(-?[0-9]+\.[0-9]{2,3})(?: ± +([0-9]+\.[0-9]{3}) )?%")
-BLOCK = re.compile(r"====== .* statistics ======")
-OVER = re.compile(r"over ([0-9]+) chunks, n_ctx=([0-9]+), batch_size=([0-9]+), n_seq=([0-9]+)")
-LAST = "Same top p"
+_QUANTILE = r"(?:99\.9|99\.0|95\.0|90\.0|75\.0|25\.0|10\.0|5\.0|1\.0|0\.1)%"
+_NAME = rf"((?:Mean|Maximum|Median|Minimum|RMS|{_QUANTILE}) +(?:{PPL}|KLD|Δp)|Cor\({PPL}, {PPL}\)|Same top p) *: +"
+_RATIO = re.compile(_NAME + r"(-?[0-9]+\.[0-9]{6})(?: ± +(-?[0-9]+\.[0-9]{6}))?")
+_SHARE = re.compile(_NAME + r"(-?[0-9]+\.[0-9]{2,3})(?: ± +([0-9]+\.[0-9]{3}) )?%")
+_BLOCK = re.compile(r"====== .* statistics ======")
+_OVER = re.compile(r"over ([0-9]+) chunks, n_ctx=([0-9]+), batch_size=([0-9]+), n_seq=([0-9]+)")
+_LAST = "Same top p"
 
 
 def console(text: str) -> Reading:
-    """Read the final estimate, and the statistics of `--kl-divergence`, each once."""
+    """Parse the final estimate and the statistics of `--kl-divergence` in a log; raises Refused if it is broken."""
     values: dict[str, Values] = {}
     in_block = False
     for number, line in enumerate(text.split("\n"), 1):
-        in_block |= bool(BLOCK.fullmatch(line.strip()))
+        in_block |= bool(_BLOCK.fullmatch(line.strip()))
         if "Final estimate" in line:
-            if not (match := ESTIMATE.search(line)):
+            if not (match := _ESTIMATE.search(line)):
                 raise Refused("the final estimate cannot be read", number)
             _keep(values, ("PPL", *match.groups()), "", number)
         elif in_block and re.search(r"(?:PPL|KLD|Δp|top p).*:", line):
             share = bool(re.search(r"Δp|top p|^Cor", line))
-            if not (match := (SHARE if share else RATIO).fullmatch(line.strip())):
+            if not (match := (_SHARE if share else _RATIO).fullmatch(line.strip())):
                 raise Refused("a statistic that cannot be read", number)
             _keep(values, match.groups(), "%" if share else "", number)
-    if in_block and LAST not in values:
-        raise Refused(f"the statistics do not end with {LAST!r}: the file was cut short", text.count("\n") + 1)
-    over = OVER.search(text)
+    if in_block and _LAST not in values:
+        raise Refused(f"the statistics do not end with {_LAST!r}: the file was cut short", text.count("\n") + 1)
+    over = _OVER.search(text)
     names = ("n_chunk", "n_ctx", "n_batch", "n_seq")
     params = dict(zip(names, map(number_or_text, over.groups()), strict=True)) if over else {}
     return Reading((Row("perplexity", params, tuple(values.values())),) if values else (), {})

@@ -1,8 +1,8 @@
-"""llama-batched-bench under our tracer: which kernels take the time of a step, and never rates, which tracing lowers.
+"""llama-batched-bench under our tracer: how much time of a step each GPU kernel takes.
 
-The tracer, kernels/trace, is compiled on the host. It marks every call of llama_decode, a pass, so that prompts and
-generation are told apart by the passes that were asked for; loading and warming up are in none that counts. One program
-does both: with llama-batched-bench generation begins behind a prompt, with any number of sequences.
+It gives no speeds, because tracing lowers them. The tracer, kernels/trace, is compiled on the host. It marks every
+pass, that is, every call of llama_decode. The command line determines sizes and order of the passes, so each is known
+to belong to loading, warming up, a prompt or generation.
 """
 
 import bisect
@@ -21,10 +21,10 @@ from dgxlab.tools.reading import whole
 from dgxlab.tools.rows import Columns, Parsed, Refused, json_rows, match_rows
 from dgxlab.tools.tool import Keep, Launch, Tool, key
 
-TRACER = "trace"
+_TRACER = "trace"
 """The tracer's folder in kernels/."""
-PHASES = ("prompt", "decode")
-WARM_UP = 16
+_PHASES = ("prompt", "decode")
+_WARM_UP = 16
 """Tokens of the program's first pass."""
 
 # -- the trace --------------------------------------------------------------------------------------------------------
@@ -32,25 +32,26 @@ WARM_UP = 16
 
 @dataclass
 class Pass:
-    """A call of llama_decode; times are ns."""
+    """One call of llama_decode; times are in ns."""
 
     tokens: int
     wall: int
-    """By the host's clock."""
+    """Duration by the host's clock."""
     busy: int = 0
-    """While any kernel ran."""
+    """Time in which at least one kernel ran."""
     kernels: dict[str, list[int]] = field(default_factory=dict)
+    """Durations of the launches that began in the pass, by the kernel's short name."""
 
 
 FIELDS = {"trace": 3, "kernel": 6, "pass": 3, "launch": 5, "end": 3}
-"""Values on a line, by its first word; kernels/trace/trace.cpp says what they are."""
+"""Number of values on a line, by its first word; kernels/trace/trace.cpp says what they are."""
 
 
 def passes(text: str) -> list[Pass]:
-    """Return the passes of a trace, with the launches that began in each.
+    """Return the passes of a trace, in order.
 
     Raises:
-        Refused: if it was cut short, lost records, or is of another program or of several devices.
+        Refused: if the trace was cut short, lost records, or is of another program or of several devices.
     """
     lines: dict[str, list[list[str]]] = {kind: [] for kind in FIELDS}
     for line in text.split("\n"):
@@ -85,10 +86,10 @@ def _rows(traced: Sequence[Pass], cells: Sequence[Cell], printed: Mapping[str, A
     """Yield the rows of a trace, given what was asked for and a row of the program; the first repetition is cold."""
     n_batch = whole(printed, "n_batch")
     pp, tg, repetitions = (int(cells[0].params[name]) for name in ("pp", "tg", "repetitions"))
-    asked = _chunks(WARM_UP, n_batch)
+    asked = _chunks(_WARM_UP, n_batch)
     places: dict[tuple[str, int], list[slice]] = {}
     for pl in _order([int(cell.params["pl"]) for cell in cells], repetitions):
-        for phase, chunks in zip(PHASES, (_chunks(pp * pl, n_batch), _chunks(pl, n_batch) * tg), strict=True):
+        for phase, chunks in zip(_PHASES, (_chunks(pp * pl, n_batch), _chunks(pl, n_batch) * tg), strict=True):
             places.setdefault((phase, pl), []).append(slice(len(asked), len(asked) + len(chunks)))
             asked += chunks
     if [each.tokens for each in traced] != asked:
@@ -102,8 +103,8 @@ def _rows(traced: Sequence[Pass], cells: Sequence[Cell], printed: Mapping[str, A
             more: dict[str, Any] = {"cold_us": cold.get(row["kernel"], [])}
             if row["kernel"] == ALL:
                 more |= {name: printed[name] for name in ("n_threads", "n_threads_batch") if name in printed}
-                more["busy_us"] = [sum(each.busy for each in one) / steps / 1e3 for one in rounds[1:]]
-                more["wall_us"] = [sum(each.wall for each in one) / steps / 1e3 for one in rounds[1:]]
+                for name in ("busy", "wall"):
+                    more[f"{name}_us"] = [sum(getattr(p, name) for p in each) / steps / 1e3 for each in rounds[1:]]
             yield {**size, **row, **more}
 
 
@@ -129,9 +130,9 @@ def _together(traced: Sequence[Pass]) -> Durations:
 
 
 def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-    """Read the metrics of UNITS of each cell, and of each kernel in it, which is a cell of its own.
+    """Parse the metrics in UNITS of each cell, and of each kernel in a cell, which becomes a cell in `Parsed.parts`.
 
-    What was printed is a trace, or rows that were made of one before.
+    The output is a trace, or rows that were computed from one: the record keeps only the rows.
     """
     printed, problems = json_rows(stdout, batched_bench.PROGRAM)
     rows = [row for row in printed if row is not None and "kernel" in row]
@@ -181,7 +182,7 @@ class ProfileBench(BatchedBench):
     )
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Yield those of llama-batched-bench, each under the tracer, with cells of its phases."""
+        """Yield the launches of llama-batched-bench under the tracer, with a cell for each phase of each size."""
 
         def kept(cell: Cell) -> list[Cell]:
             return [each for each in self._phases(cell) if keep(self.model, each)]
@@ -192,20 +193,20 @@ class ProfileBench(BatchedBench):
             if cells:
                 order = _order([int(cell.params["pl"]) for cell in cells], self.repetitions)
                 argv[argv.index("-npl") + 1] = ",".join(map(str, order))
-            yield replace(launch, cells=cells, argv=("sh", f"{{files}}/{TRACER}/run.sh", *argv))
+            yield replace(launch, cells=cells, argv=("sh", f"{{files}}/{_TRACER}/run.sh", *argv))
 
     def _phases(self, cell: Cell) -> list[Cell]:
         more: dict[str, Param] = {"repetitions": self.repetitions, "kernel": ALL}
         return [
             replace(cell, label=f"{phase} {cell.label}", params={"phase": phase, **cell.params, **more})
-            for phase in self.phase or PHASES
+            for phase in self.phase or _PHASES
         ]
 
     @classmethod
     def files(cls, root: str) -> dict[str, str]:
-        """Return the tracer's sources."""
-        files = kernel_files(root, TRACER)
-        return {path: text for path, text in files.items() if path.startswith(f"{TRACER}/")}
+        """Return the source code of the tracer, by path."""
+        files = kernel_files(root, _TRACER)
+        return {path: text for path, text in files.items() if path.startswith(f"{_TRACER}/")}
 
 
 TOOL = Tool("profile", bench=ProfileBench, formats=profile_files.FORMATS, runs=batched_bench.PROGRAM)

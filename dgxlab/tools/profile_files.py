@@ -1,7 +1,7 @@
-"""Profiles from elsewhere: SQLite exports of Nsight Systems, and `ncu --csv`.
+"""Imported profiles: SQLite exports of Nsight Systems (nsys), and `ncu --csv` of Nsight Compute.
 
-An export of nsys may have gigabytes. Its summary is kept: a line about the file, and a row for each kernel in each
-marked range. The ranges are NVTX's, which the program pushes around each prompt and each step.
+An export of nsys may have gigabytes, so the record keeps a summary: a line about the file, and a row for each kernel in
+each NVTX range. The profiled program must put such a range around each prompt and each step.
 """
 
 import json
@@ -19,20 +19,24 @@ from dgxlab.tools.reading import Format, Line, Reading, Row, Values, csv_rows, e
 from dgxlab.tools.rows import Refused, column, positive
 
 Durations = Mapping[str, Sequence[int]]
-"""What each launch took, in ns, by kernel."""
+"""The duration of each launch, in ns, by kernel."""
 
 UNITS = {"step_us": "us", "busy_us": "us", "wall_us": "us", "launch_us": "us", "launches": "launches"}
-"""Of the metrics of a row."""
+"""Unit of each metric of a row."""
 
 ALL = "all"
-"""In place of a kernel's name: all of them together."""
+"""A row's `kernel` if the row is of all kernels together."""
 
 
 def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
-    """Return a row for each kernel, the longest first, and one for all, given repetitions of so many steps.
+    """Return a row for all kernels together, then one for each, by falling time.
+
+    Args:
+        rounds: The launches of each repetition.
+        steps: Number of steps in a repetition; `launches` and `step_us` are per step.
 
     Raises:
-        Refused: if the repetitions differ in what they launched, or took no time.
+        Refused: if the repetitions launched different kernels, or a kernel took no time.
     """
     rows: list[dict[str, Any]] = []
     for kernel in dict.fromkeys(kernel for each in rounds for kernel in each):
@@ -44,7 +48,7 @@ def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
         if not sum(durations):
             raise Refused(f"the time of {kernel} is 0")
         step_us = [sum(each[kernel]) / steps / 1e3 for each in rounds]
-        launch_us = (median(durations) or 1) / 1e3  # of the clock's ticks one at least
+        launch_us = (median(durations) or 1) / 1e3  # at least one tick of the clock
         rows.append({"kernel": kernel, "launches": counts.pop() / steps, "launch_us": launch_us, "step_us": step_us})
     if not rows:
         raise Refused("no kernel ran: kernel time is 0")
@@ -54,41 +58,41 @@ def summary(rounds: Sequence[Durations], steps: int) -> list[dict[str, Any]]:
 
 
 def samples(row: Mapping[str, Any], metric: str) -> tuple[float, ...]:
-    """Return a row's values of a metric, a list or a number; raises Refused if one is not above 0."""
+    """Return a row's values of a metric, which are a list or a number; raises Refused if one is not above 0."""
     value = column(row, metric)
     return tuple(positive({metric: each}, metric) for each in (value if isinstance(value, list) else [value]))
 
 
 # -- Nsight Systems ---------------------------------------------------------------------------------------------------
 
-KERNELS, COPIES, SETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
-GRAPHS, CALLS, RANGES = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
-COLUMNS = {
-    KERNELS: "start end deviceId correlationId globalPid demangledName graphNodeId",
-    CALLS: "start end correlationId",
-    RANGES: "start end text textId domainId eventType",
+_KERNELS, _COPIES, _SETS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+_GRAPHS, _CALLS, _RANGES = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+_COLUMNS = {
+    _KERNELS: "start end deviceId correlationId globalPid demangledName graphNodeId",
+    _CALLS: "start end correlationId",
+    _RANGES: "start end text textId domainId eventType",
     "StringIds": "id value",
     "META_DATA_EXPORT": "name value",
 }
-"""Columns that are read, by table: of another schema nothing is guessed."""
-PUSHED, STARTED = 59, 60
-"""eventType of NVTX's ranges of both kinds."""
+"""Columns that are read, by table; an export that lacks one is refused."""
+_PUSHED, _STARTED = 59, 60
+"""eventType of both kinds of NVTX ranges."""
 
-MARKS = f"""SELECT n.start, n.end, coalesce(n.text, s.value, '') FROM {RANGES} AS n
+_MARKS = f"""SELECT n.start, n.end, coalesce(n.text, s.value, '') FROM {_RANGES} AS n
             LEFT JOIN StringIds AS s ON s.id = n.textId
             WHERE eventType IN (?, ?) AND coalesce(domainId, 0) = 0 AND n.end IS NOT NULL
             ORDER BY n.start"""  # noqa: S608 - our own
 """The program's own ranges: libraries have other domains."""
-WORK = {
-    KERNELS: f"""SELECT k.start AS start, k.end AS end, s.value, correlationId FROM {KERNELS} AS k
+_WORK = {
+    _KERNELS: f"""SELECT k.start AS start, k.end AS end, s.value, correlationId FROM {_KERNELS} AS k
                  JOIN StringIds AS s ON s.id = demangledName""",  # noqa: S608
-    COPIES: f"SELECT start, end, '[memcpy]', correlationId FROM {COPIES}",  # noqa: S608
-    SETS: f"SELECT start, end, '[memset]', correlationId FROM {SETS}",  # noqa: S608
+    _COPIES: f"SELECT start, end, '[memcpy]', correlationId FROM {_COPIES}",  # noqa: S608
+    _SETS: f"SELECT start, end, '[memset]', correlationId FROM {_SETS}",  # noqa: S608
 }
-"""By table, what ran on the device."""
+"""Queries for what ran on the device, by table."""
 
 
-def nsys_summary(path: Path) -> str:
+def _nsys_summary(path: Path) -> str:
     """Return the summary of an nsys export as JSON lines; raises Refused if it cannot be read exactly."""
     import sqlite3  # a host's Python may lack it
 
@@ -106,16 +110,16 @@ def nsys_summary(path: Path) -> str:
 
 def _nsys_lines(database: Any) -> Iterator[dict[str, Any]]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_schema")}
-    for table, names in COLUMNS.items():
+    for table, names in _COLUMNS.items():
         there = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
         if there and (missing := set(names.split()) - there):
             raise Refused(f"unknown schema: {table} has no {', '.join(sorted(missing))}")
-    if missing := {KERNELS, CALLS, "StringIds", "META_DATA_EXPORT"} - tables:
+    if missing := {_KERNELS, _CALLS, "StringIds", "META_DATA_EXPORT"} - tables:
         raise Refused(f"unknown schema, or a trace without kernels: it has no table {min(missing)}")
-    if GRAPHS in tables and database.execute(f"SELECT 1 FROM {GRAPHS}").fetchone():  # noqa: S608 - our own names
+    if _GRAPHS in tables and database.execute(f"SELECT 1 FROM {_GRAPHS}").fetchone():  # noqa: S608 - our own names
         raise Refused("its graphs were traced as wholes: nsys profile --cuda-graph-trace=node sees their kernels")
     for what, name in (("processes", "globalPid"), ("devices", "deviceId")):
-        (count,) = database.execute(f"SELECT count(DISTINCT {name}) FROM {KERNELS}").fetchone()  # noqa: S608
+        (count,) = database.execute(f"SELECT count(DISTINCT {name}) FROM {_KERNELS}").fetchone()  # noqa: S608
         if count > 1:
             raise Refused(f"it is of {count} {what}")
     meta = dict(database.execute("SELECT name, value FROM META_DATA_EXPORT"))
@@ -126,15 +130,15 @@ def _nsys_lines(database: Any) -> Iterator[dict[str, Any]]:
 
 def _ranges(database: Any, tables: set[str]) -> dict[str, list[dict[str, list[int]]]]:
     """Return the durations of kernels and copies in each range, by the ranges' text; work is where it was launched."""
-    ranges = database.execute(MARKS, (PUSHED, STARTED)).fetchall() if RANGES in tables else []
+    ranges = database.execute(_MARKS, (_PUSHED, _STARTED)).fetchall() if _RANGES in tables else []
     if not ranges:
         raise Refused("no NVTX range marks a prompt or a step in it: prompt and generation may be in one window")
     if any(after[0] < before[1] for before, after in pairwise(ranges)):
         raise Refused("its NVTX ranges overlap, so that work belongs to several")
-    works = " UNION ALL ".join(sql for table, sql in WORK.items() if table in tables)
+    works = " UNION ALL ".join(sql for table, sql in _WORK.items() if table in tables)
     rounds: dict[str, list[dict[str, list[int]]]] = {}
     place, kernels = -1, dict[str, list[int]]()
-    sql = f"SELECT w.*, c.start FROM ({works}) AS w JOIN {CALLS} AS c USING (correlationId) ORDER BY c.start, w.start"  # noqa: S608
+    sql = f"SELECT w.*, c.start FROM ({works}) AS w JOIN {_CALLS} AS c USING (correlationId) ORDER BY c.start, w.start"  # noqa: S608
     for start, end, name, _, called in database.execute(sql):
         while place + 1 < len(ranges) and ranges[place + 1][0] <= called:
             place, kernels = place + 1, {}
@@ -145,7 +149,7 @@ def _ranges(database: Any, tables: set[str]) -> dict[str, list[dict[str, list[in
 
 
 def nsys(rows: Sequence[Line]) -> Reading:
-    """Read the summary of an nsys export."""
+    """Parse the summary of an nsys export; raises Refused if a column is missing or not above 0."""
     head, *kernels = rows
     return Reading(tuple(each_line(kernels, lambda line: _nsys_row(line.columns))), head.columns)
 
@@ -159,30 +163,30 @@ def _nsys_row(columns: Mapping[str, Any]) -> Row:
 
 # -- Nsight Compute ---------------------------------------------------------------------------------------------------
 
-FIRST = "ID"
-SHAPE = ("Kernel Name", "Grid Size", "Block Size")
-TIME = "gpu__time_duration.sum"
-SCALES = {
+_FIRST = "ID"
+_SHAPE = ("Kernel Name", "Grid Size", "Block Size")
+_TIME = "gpu__time_duration.sum"
+_SCALES = {
     **dict.fromkeys(("ns", "nsecond"), ("us", 1e-3)),
     **dict.fromkeys(("us", "usecond"), ("us", 1.0)),
     **dict.fromkeys(("ms", "msecond"), ("us", 1e3)),
     **dict.fromkeys(("s", "second"), ("us", 1e6)),
     **{f"{prefix}byte": ("byte", 1e3**power) for power, prefix in enumerate(("", "K", "M", "G"))},
 }
-"""By ncu's unit, which depends on the size of a value: the unit to keep, and how many of it."""
+"""ncu's units, which depend on the size of a value: (unit to record, factor to it)."""
 
 
 def ncu(text: str) -> Reading:
-    """Read `ncu --csv`: the metrics of each kernel by its shape, a value for each launch.
+    """Parse `ncu --csv`: a row for each kernel with its grid and block size, a value of each metric per launch.
 
     Raises:
-        Refused: if it is of several processes or devices, a row is broken or missing, or a kernel took no time.
+        Refused: if the text is of several processes or devices, a row is broken or missing, or a kernel took no time.
     """
-    rows = list(csv_rows(text, FIRST))
+    rows = list(csv_rows(text, _FIRST))
     for name in ("Process ID", "Device"):
         if len(there := {line.text(name) for line in rows}) > 1:
             raise Refused(f"it is of {len(there)} values of {name}")
-    counted = Counter(line.text(FIRST) for line in rows)
+    counted = Counter(line.text(_FIRST) for line in rows)
     if len(set(counted.values())) > 1:
         raise Refused(
             f"launch {min(counted, key=counted.__getitem__)} lacks metrics that others have: it was cut short"
@@ -190,11 +194,11 @@ def ncu(text: str) -> Reading:
     same = shared([line.columns for line in rows], ("Process Name", "Device", "CC", "Host Name"))
     kernels: dict[tuple[str, ...], dict[tuple[str, str], list[float]]] = {}
     for line in rows:
-        unit, factor = SCALES.get(unit := line.text("Metric Unit"), (unit, 1.0))
+        unit, factor = _SCALES.get(unit := line.text("Metric Unit"), (unit, 1.0))
         digits, metric = line.text("Metric Value").replace(",", ""), line.text("Metric Name")
-        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits) or (metric == TIME and not float(digits)):
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits) or (metric == _TIME and not float(digits)):
             raise Refused(f"{metric} is {digits[:40]!r}", line.number)
-        values = kernels.setdefault(tuple(line.text(name) for name in SHAPE), {})
+        values = kernels.setdefault(tuple(line.text(name) for name in _SHAPE), {})
         values.setdefault((metric, unit), []).append(float(digits) * factor)
     return Reading(tuple(_ncu_row(*each) for each in kernels.items()), same)
 
@@ -202,7 +206,7 @@ def ncu(text: str) -> Reading:
 def _ncu_row(shape: Sequence[str], metrics: Mapping[tuple[str, str], Sequence[float]]) -> Row:
     kernel, grid, block = shape
     params = {"kernel": short(kernel), "group": group_of(kernel), "grid": grid, "block": block}
-    named = {"launch_us" if name == TIME else name: (unit, tuple(each)) for (name, unit), each in metrics.items()}
+    named = {"launch_us" if name == _TIME else name: (unit, tuple(each)) for (name, unit), each in metrics.items()}
     values = [Values(name, unit, each) for name, (unit, each) in named.items()]
     launches = max(len(each.values) for each in values)
     label = f"{params['group']}: {params['kernel']} {grid} {block}"
@@ -217,7 +221,7 @@ FORMATS = {
         rows=json_lines,
         profiler=True,
         binary=b"SQLite format 3\0",
-        summary=nsys_summary,
+        summary=_nsys_summary,
     ),
     "ncu": Format(ncu, '"Kernel Name"', r'^"ID","Process ID","Process Name"', profiler=True),
 }

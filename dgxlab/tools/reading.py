@@ -1,4 +1,4 @@
-"""Files of a tool's output: from bytes to text, from text to rows, with a reason if a file is refused."""
+"""Imported files of a tool's output: from bytes to text, and from text to rows, unless the file is refused."""
 
 import csv
 import gzip
@@ -20,10 +20,10 @@ T = TypeVar("T")
 GZIP = b"\x1f\x8b"
 LARGEST = 64 << 20  # bytes of output that one file may hold: a log of a million cases is smaller
 ORIGIN = ("job_id", "run_id", "arm", "build_id", "pin", "tree", "series", "dirty", "env", "device_id")
-"""The columns of where a row comes from, which `dgxlab export` adds."""
+"""The columns that `dgxlab export` adds to a row: where it was measured."""
 
-FRACTION = re.compile(r"-?[0-9]{1,40}\.[0-9]{1,40}")
-WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_FRACTION = re.compile(r"-?[0-9]{1,40}\.[0-9]{1,40}")
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a tool's output."""
+    """One parsed row: what was measured, and the values."""
 
     label: str  # the measured thing, for people
     params: Mapping[str, Any]  # the measured thing for programs, with all settings that differ between rows
@@ -56,33 +56,33 @@ class Reading:
 
 @dataclass(frozen=True)
 class Line:
-    """The columns of one row, and the line that it began on."""
+    """One row as it is in the file: the number of the line on which it begins, and its columns."""
 
     number: int
     columns: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """Return a column that every row must have; raises Refused if this one has not."""
+        """Return the value in the column `name` as text; raises Refused if the row has no such column."""
         return str(column(self.columns, name))
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a tool's output."""
+    """A format of a tool's output: how to recognise it, and how to parse it."""
 
-    make: Callable[[Any], Reading]  # makes a reading of the rows, of the text where there is no `rows`; raises Refused
-    words: str  # every text of this format holds them; quick to look for
+    make: Callable[[Any], Reading]  # takes the rows, or the text if there is no `rows`; raises Refused
+    words: str  # every text of this format contains these; quick to search for
     signs: str  # a regex that matches texts of this format only
     rows: Callable[[str], Iterable[Line]] | None = None
-    """Yields the rows of a text, where they have all columns that the tool knows."""
+    """Yields the rows of a text, if they have all columns that the tool prints."""
     texts: tuple[str, ...] | None = None
-    """Where every value is printed as a text, the columns that are texts; None where JSON tells."""
-    profiler: bool = False  # whether it is a profiler's, which makes every other time in the text a wrong one
-    summary: Callable[[Path], str] | None = None  # makes the text of a binary file; raises Refused
-    binary: bytes = b""  # the first bytes of such a file
+    """If the format quotes all values, the columns whose values remain texts; None for JSON, which has types."""
+    profiler: bool = False  # whether a profiler writes it: other times in such a text are wrong
+    summary: Callable[[Path], str] | None = None  # returns a text for a binary file; raises Refused
+    binary: bytes = b""  # the first bytes of such a binary file
 
     def fits(self, text: str) -> bool:
-        """Return whether a text looks like this format."""
+        """Return whether a text seems to be of this format."""
         return self.words in text and bool(re.search(self.signs, text, re.MULTILINE))
 
     def read(self, text: str) -> Reading:
@@ -90,7 +90,7 @@ class Format:
         return self.make(list(self.lines(text)) if self.rows else text)
 
     def lines(self, text: str) -> Iterator[Line]:
-        """Yield the rows of a text, with numbers where a column is not of texts; raises Refused if one is broken."""
+        """Yield the rows of a text, with numbers except in columns of `texts`; raises Refused if a row is broken."""
         for line in self.rows(text) if self.rows else ():
             columns = line.columns
             if self.texts is not None:
@@ -99,13 +99,13 @@ class Format:
 
 
 def _number(text: str) -> float | str:
-    """Return a column as a number where it is one as SQL and csv have it."""
-    return float(text) if FRACTION.fullmatch(text) else number_or_text(text)
+    """Return a quoted value as a number if it is one."""
+    return float(text) if _FRACTION.fullmatch(text) else number_or_text(text)
 
 
 @contextmanager
 def at_line(number: int) -> Iterator[None]:
-    """Give a Refused the number of a line."""
+    """Give a Refused that is raised inside the context this line number, unless it has one."""
     try:
         yield
     except Refused as error:
@@ -113,19 +113,23 @@ def at_line(number: int) -> Iterator[None]:
 
 
 def each_line(lines: Iterable[Line], make: Callable[[Line], T]) -> Iterator[T]:
-    """Yield `make` of each row; a Refused gets the row's line."""
+    """Yield `make(line)` for each line; a Refused that it raises gets the line's number."""
     for line in lines:
         with at_line(line.number):
             yield make(line)
 
 
 def value(metric: str, unit: str, columns: Mapping[str, Any], *, above_0: bool = True) -> Values:
-    """Return the finite number in a column; raises Refused if there is none, or none above 0 as asked."""
+    """Return the number in the column `metric` as the metric's only value.
+
+    Raises:
+        Refused: if there is no finite number, or, with `above_0`, none above 0.
+    """
     return Values(metric, unit, ((positive if above_0 else number)(columns, metric),))
 
 
 def whole(columns: Mapping[str, Any], name: str) -> int:
-    """Return the whole number in a column, 0 or above; raises Refused if there is none."""
+    """Return a row's whole number in the column `name`, 0 or above; raises Refused if it has none."""
     size = number(columns, name)
     if size < 0 or size != int(size):
         raise Refused(f"{name} is {columns[name]}, not a whole number")
@@ -135,11 +139,11 @@ def whole(columns: Mapping[str, Any], name: str) -> int:
 @lru_cache(maxsize=4096)
 def number_or_text(text: str) -> int | str:
     """Return a text such as `12` as an int, any other text (`012`, `1.0`) unchanged."""
-    return int(text) if WHOLE.fullmatch(text) else text
+    return int(text) if _WHOLE.fullmatch(text) else text
 
 
 def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Any]:
-    """Return those of the named columns that every row has, with the same value."""
+    """Return the columns in `names` that all rows have with the same value, with that value."""
     first = rows[0] if rows else {}
     return {
         name: first[name]
@@ -149,13 +153,13 @@ def shared(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str,
 
 
 def span(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the first and the last `test_time` of rows, once where they are the same; {} without one."""
+    """Return {"test_time": "FIRST to LAST"} of rows; one time if all are equal, {} if no row has a time."""
     times = sorted({str(row["test_time"]) for row in rows if row.get("test_time")})
     return {"test_time": " to ".join(dict.fromkeys((times[0], times[-1])))} if times else {}
 
 
 def unpacked(raw: bytes) -> bytes:
-    """Return a file's content, unpacked where it is gzip; raises Refused if it is empty, too large or damaged."""
+    """Return a file's content, unpacked if it is gzip; raises Refused if empty, larger than LARGEST or damaged."""
     content = raw
     if raw.startswith(GZIP):
         try:
@@ -172,7 +176,7 @@ def unpacked(raw: bytes) -> bytes:
 
 
 def decoded(content: bytes) -> str:
-    r"""Return the text without colours, its lines ended by \n; raises Refused if it is not UTF-8 text."""
+    r"""Return bytes as text without terminal colours, with lines that end in \n; raises Refused if not UTF-8 text."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Refused("it is UTF-16, as PowerShell writes it: `iconv -f UTF-16 -t UTF-8` makes it readable", 1)
     if content.startswith(b"SQLite format 3\0"):
@@ -189,13 +193,13 @@ def decoded(content: bytes) -> str:
 # -- rows with columns: SQL statements, JSON lines, a JSON array, csv, markdown ----------------------------------------
 
 # Values are quoted, but a quote inside a value is not escaped.
-STATEMENT = re.compile(r"([a-z0-9_, ]+)\) VALUES \('(.*)'\);\s*")
-POSITION = re.compile(r": line ([0-9]+) column [0-9]+ \(char [0-9]+\)$")
+_STATEMENT = re.compile(r"([a-z0-9_, ]+)\) VALUES \('(.*)'\);\s*")
+_POSITION = re.compile(r": line ([0-9]+) column [0-9]+ \(char [0-9]+\)$")
 
 
 def statement_columns(statement: str) -> dict[str, str] | None:
-    """Return the columns of an INSERT, given from its list of names on; None where it is not whole."""
-    match = STATEMENT.fullmatch(statement)
+    """Return the columns of the rest of an INSERT statement, `NAMES) VALUES ('...');`; None if it is not complete."""
+    match = _STATEMENT.fullmatch(statement)
     if not match:
         return None
     names, values = match[1].split(", "), match[2].split("', '")
@@ -204,7 +208,7 @@ def statement_columns(statement: str) -> dict[str, str] | None:
 
 
 def sql(text: str, table: str) -> Iterator[Line]:
-    """Yield the rows that are inserted into a table, read and never executed; raises Refused if one is not whole."""
+    """Yield the rows of INSERT statements for a table, which are not executed; raises Refused if one is incomplete."""
     insert = f"INSERT INTO {table} ("
     for at, line in enumerate(text.split("\n"), 1):
         parts = line.split(insert)
@@ -217,19 +221,19 @@ def sql(text: str, table: str) -> Iterator[Line]:
 
 
 def json_lines(text: str) -> Iterator[Line]:
-    """Yield the objects, one a line; other lines are diagnostics; raises Refused if one is broken."""
+    """Yield the lines that are JSON objects; other lines are diagnostics. Raises Refused if an object is broken."""
     for at, line in enumerate(text.split("\n"), 1):
         if line.startswith("{"):
             row, why = decode(line)
             if why:
-                raise Refused(f"a broken row: {POSITION.sub('', why)}", at)
+                raise Refused(f"a broken row: {_POSITION.sub('', why)}", at)
             yield Line(at, row)
         elif '":' in line:
             raise Refused("a broken row: its { is missing, or text comes before it", at)
 
 
 def json_array(text: str) -> Iterator[Line]:
-    """Yield the objects of the one array that begins with a line `[`; raises Refused if it is broken."""
+    """Yield the objects of the only JSON array, which begins with a line `[`; raises Refused if it is broken."""
     lines = text.split("\n")
     starts = [at for at, line in enumerate(lines, 1) if line == "["]
     ends = [at for at, line in enumerate(lines, 1) if line == "]"]
@@ -239,8 +243,8 @@ def json_array(text: str) -> Iterator[Line]:
         raise Refused("its JSON array does not end: the file was cut short", len(lines))
     rows, why = decode("\n".join(lines[starts[0] - 1 : ends[0]]))
     if why:
-        where = POSITION.search(why)
-        raise Refused(f"broken JSON: {POSITION.sub('', why)}", starts[0] - 1 + int(where[1]) if where else starts[0])
+        where = _POSITION.search(why)
+        raise Refused(f"broken JSON: {_POSITION.sub('', why)}", starts[0] - 1 + int(where[1]) if where else starts[0])
     at = starts[0]
     for row in rows:
         if not isinstance(row, dict):
@@ -250,7 +254,7 @@ def json_array(text: str) -> Iterator[Line]:
 
 
 def csv_rows(text: str, first: str) -> Iterator[Line]:
-    """Yield the rows below the header whose first column is `first`; raises Refused if one does not fit the header."""
+    """Yield the csv rows below the header whose first column is `first`; raises Refused if a row does not fit it."""
     header: list[str] = []
     for at, line in enumerate(text.split("\n"), 1):
         if line.replace('"', "").startswith(f"{first},"):
@@ -269,7 +273,7 @@ def csv_rows(text: str, first: str) -> Iterator[Line]:
 
 
 def markdown(text: str, last: str) -> Iterator[Line]:
-    """Yield the rows of tables whose last column is called `last`; raises Refused if a row does not fit its header."""
+    """Yield the rows of markdown tables with the last column `last`; raises Refused if a row and its header differ."""
     header: list[str] = []
     for at, line in enumerate(text.split("\n"), 1):
         shown = line.rstrip()

@@ -1,6 +1,6 @@
-"""Rows that a tool prints: decoded strictly and matched with cells; numbers are taken as printed or refused.
+"""Rows that a tool prints: parsed strictly, and matched with cells; a number is taken as printed or refused.
 
-The text may contain output of other programs. Parsers of benchmark output never raise, and a missing value is never 0.
+The text may contain output of other programs. `Benchmark.parse` never raises, and a missing value is never 0.
 """
 
 import json
@@ -13,43 +13,43 @@ from typing import Any, NoReturn
 
 from dgxlab.model import Cell, CellResult
 
-ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Bounded, so that no text is a number too large to convert; \d would take digits of every script.
-NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
-PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
-ROUNDING = 1e-5  # relative; the tools print six digits at least, some from single precision
+_NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
+_PARAM = re.compile(r"(?:^|,)(\w+)=(\[[^\]]*\]|[^,]*)")
+_ROUNDING = 1e-5  # relative; the tools print six digits at least, some from single precision
 
 
 class Refused(ValueError):
-    """Output that must not become numbers; the message follows a cell's label or a file's name in a sentence."""
+    """Output that cannot be read as exact numbers; callers put a cell's label or a file's name before the message."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
         self.line = line
-        """Where in a file, from 1; None where it is not known."""
+        """Line number in the file, from 1; None if not known."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """The parsed output of one run, by cell."""
+    """The parsed output of one run."""
 
     results: tuple[CellResult, ...] = ()  # in the order of the cells; a cell with a problem has none
     problems: tuple[str, ...] = ()
-    """A sentence for each thing that is missing, doubled, broken or not a positive number."""
+    """A sentence for each row or value that is missing, doubled, broken or not above 0."""
     parts: tuple[Cell, ...] = ()
-    """Cells with results that only the output names, each a part of one that was asked for."""
+    """Cells that only the output names, such as the kernels of a profiled cell; they have results too."""
 
 
 Columns = Mapping[str, Any]  # a row as printed, by column
 
 
 def plain(text: str) -> str:
-    """Return the text without terminal colours."""
-    return ANSI.sub("", text)
+    """Return text without its terminal colours."""
+    return _ANSI.sub("", text)
 
 
 def decode(text: str) -> tuple[Any, str]:
-    """Decode JSON strictly, without NaN and repeated keys: return its value and "", or None and the reason."""
+    """Return the value of a JSON text and "", or None and the reason; NaN and repeated keys are refused."""
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique), ""
     except RecursionError:
@@ -72,7 +72,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def json_rows(text: str, program: str) -> tuple[list[dict[str, Any] | None], list[str]]:
-    """Decode the lines that start with `{`: a row each, None for a broken one, and a sentence for each of those."""
+    """Return the JSON objects among a program's output lines, None for a broken one, and a sentence per broken one."""
     rows: list[dict[str, Any] | None] = []
     problems: list[str] = []
     # Only \n ends a line: str.splitlines would also cut at characters that a file name may hold.
@@ -91,13 +91,19 @@ def match_rows(
     problems: Sequence[str] = (),
     params: Callable[[Columns], Columns] = lambda row: row,
 ) -> Parsed:
-    """Give every cell the one row with all its values in `params` of it; `read` makes its result or raises Refused."""
+    """Return the result of each cell from its row: the only row that has all parameters of the cell.
+
+    Args:
+        read: Returns a cell's result from its row; raises Refused.
+        problems: Sentences to put before those on cells without a result.
+        params: Returns the parameters of a row.
+    """
     results: list[CellResult] = []
     sentences = list(problems)
-    told = [(params(row), row) for row in rows]
+    of_rows = [(params(row), row) for row in rows]
     for cell in cells:
         asked = cell.params.items()
-        mine = [row for known, row in told if all(k in known and equal(v, known[k]) for k, v in asked)]
+        mine = [row for known, row in of_rows if all(k in known and equal(v, known[k]) for k, v in asked)]
         try:
             if len(mine) != 1:
                 raise Refused(f"{len(mine)} rows belong to it, not one" if mine else "it has no row")
@@ -108,34 +114,34 @@ def match_rows(
 
 
 def equal(wanted: object, printed: object) -> bool:
-    """Compare two values of a parameter: as numbers where both are numbers, else as text; true is 1."""
+    """Return whether two values of a parameter are equal: as numbers if both are numbers, else as text; true is 1."""
     return _comparable(wanted) == _comparable(printed)
 
 
 def _comparable(value: object) -> Decimal | str:
     text = {"true": "1", "false": "0"}.get(str(value).lower(), str(value))
-    return Decimal(text) if NUMBER.fullmatch(text) else text
+    return Decimal(text) if _NUMBER.fullmatch(text) else text
 
 
 def case_params(op_params: str) -> dict[str, str]:
-    """Split `type_a=q4_0,m=16,bs=[1,1]` at the commas outside brackets; words without `=` are left out."""
-    return dict(PARAM.findall(op_params))
+    """Return the parameters in `type_a=q4_0,m=16,bs=[1,1]` by name; words without `=` are left out."""
+    return dict(_PARAM.findall(op_params))
 
 
 def column(columns: Columns, name: str) -> Any:
-    """Return a row's value in a column; raises Refused if it has no such column."""
+    """Return a row's value in the column `name`; raises Refused if it has no such column."""
     if name not in columns:
         raise Refused(f"its row has no {name}")
     return columns[name]
 
 
 def number(columns: Columns, name: str) -> float:
-    """Return the finite number in a column; raises Refused if there is none."""
+    """Return a row's finite number in the column `name`; raises Refused if it has none."""
     return finite(column(columns, name), name)
 
 
 def positive(columns: Columns, name: str) -> float:
-    """Return the finite number above 0 in a column; raises Refused if there is none."""
+    """Return a row's finite number above 0 in the column `name`; raises Refused if it has none."""
     value = number(columns, name)
     if value <= 0:
         raise Refused(f"{name} is {_excerpt(columns[name])}, not above 0")
@@ -143,8 +149,8 @@ def positive(columns: Columns, name: str) -> float:
 
 
 def finite(value: object, name: str) -> float:
-    """Return a printed value as a finite number; raises Refused if it is not one."""
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and NUMBER.fullmatch(str(value)):
+    """Return a printed value as a finite number; raises Refused, which calls the value `name`, if it is not one."""
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool) and _NUMBER.fullmatch(str(value)):
         result = float(value)
         if math.isfinite(result):
             return result
@@ -160,8 +166,8 @@ def speed(tokens: float, seconds: float) -> float:
 
 
 def agree(name: str, value: float, printed: float) -> float:
-    """Return the recomputed value; raises Refused if the printed one differs by more than rounding."""
-    if not math.isclose(value, printed, rel_tol=ROUNDING, abs_tol=1e-6):
+    """Return `value`, recomputed from tokens and time; raises Refused if `printed` differs by more than rounding."""
+    if not math.isclose(value, printed, rel_tol=_ROUNDING, abs_tol=1e-6):
         raise Refused(f"{name} is {printed:g}, but its tokens and time give {value:g}")
     return value
 

@@ -1,4 +1,4 @@
-"""Declarations of a tool, and shared code that turns a spec's entry into launches."""
+"""Classes that declare a tool, and code that several tools share to turn a bench entry into launches."""
 
 import itertools
 import math
@@ -14,14 +14,14 @@ from dgxlab.tools.rows import Parsed
 Samples = Mapping[str, Sequence[float]]  # the samples of a row that count, by metric
 Keep = Callable[[str, Cell], bool]  # (model name, cell) -> whether it must be measured, of one entry
 
-DOWNLOADS = (
+_DOWNLOADS = (
     *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-hft", "--hf-token", "--offline"),
     *("-mu", "--model-url", "-dr", "--docker-repo"),
 )
-STOPS = ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--list-devices", "--completion-bash")
+_STOPS = ("-h", "--help", "--usage", "--version", "-cl", "--cache-list", "--list-devices", "--completion-bash")
 
 ON_DEVICE = ("-ngl", "99", "-fit", "off")
-"""All layers on the GPU: the tools' own choice would depend on the free memory."""
+"""Arguments that put all layers on the GPU. By default the tools decide that by the free memory."""
 
 
 # -- keys of specs ----------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ ON_DEVICE = ("-ngl", "99", "-fit", "off")
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a spec's entry or gate."""
+    """A key of a bench entry or gate in a spec."""
 
     kind: str  # the type of its value, in the words of `spec.fields`; of an axis the type of one value
     about: str  # its help in editors
@@ -47,11 +47,12 @@ def key(
     must: bool = False,
     later: bool = False,
 ) -> Any:
-    """Return the field of a record that is a key of specs too.
+    """Return a dataclass field that is also a key of specs; `kind`, `about` and `flags` are those of `Key`.
 
     Args:
-        must: A spec must have it; older records need not.
-        later: See LATER.
+        default: In records and specs. A key without one is required in both.
+        must: Required in specs although it has a default, which older records rely on.
+        later: Give the field the metadata LATER.
     """
     metadata = {"key": Key(kind, about, flags, default, must or default is MISSING), **(LATER if later else {})}
     if isinstance(default, (list, dict)):
@@ -60,7 +61,7 @@ def key(
 
 
 def keys_of(record: Any) -> dict[str, Key]:
-    """Return the keys of a record or its class, by name."""
+    """Return the `Key` of each field of a record, or of its class, that has one."""
     return {f.name: f.metadata["key"] for f in fields(record) if "key" in f.metadata}
 
 
@@ -77,7 +78,7 @@ AXES = {
     "main_gpu": Key("Whole", "The GPU that split_mode none uses.", ("-mg", "--main-gpu")),
     "flash_attn": Key("FlashAttn", 'FlashAttention: true, false or "auto".', ("-fa", "--flash-attn")),
 }
-"""Axes that several tools have, by the name of llama.cpp's column or parameter."""
+"""Settings that several tools can vary, by llama.cpp's name for the column or parameter."""
 
 
 # -- what a tool declares ---------------------------------------------------------------------------------------------
@@ -85,9 +86,9 @@ AXES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """One process to start and the cells it must give; `tool` is the name of its bench."""
+    """One process to start, and the cells that it measures."""
 
-    tool: str
+    tool: str  # Bench.name
     cells: tuple[Cell, ...]
     argv: tuple[str, ...]
     model: str
@@ -97,58 +98,59 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Bench):
-    """An entry of a tool that measures. Its docstring is its help in editors, its fields with a `key` are keys."""
+    """Base of all kinds of bench entries. Fields with a `key` are keys of a spec; editors show a kind's docstring."""
 
     axis_keys: ClassVar[Mapping[str, Key]] = {}
-    """Settings that may be varied, by llama.cpp's name for the column; each value is a launch of its own."""
+    """Settings that an entry may vary, by llama.cpp's name for the column. A launch has one value of each."""
     owned: ClassVar[tuple[str, ...]] = ()  # flags that dgxlab sets itself
     either: ClassVar[tuple[str, ...]] = ()  # keys of sizes of which a cell has one; all other keys and axes multiply
     rounds: ClassVar[int] = 1  # how often a launch measures each cell; only the last counts
     attempts: ClassVar[int] = 1  # how often a run may be launched when it ends well with rows missing
-    form: ClassVar[str]  # of its tables: ops, single-stream or concurrency
+    form: ClassVar[str]  # the report's `--form` that shows its results
     one_device: ClassVar[bool] = False
-    """Whether a cell computes on the device that its `backend_name` says; a model may be spread over all."""
+    """Whether a cell uses only the device named by its parameter `backend_name`; else it may use all devices."""
 
     def launches(self, env: Mapping[str, str], keep: Keep) -> Iterator[Launch]:
-        """Expand the entry, given its environment and what must be measured; a launch may have no cell left."""
+        """Yield the launches of this entry in `env`, each with those of its cells that `keep` selects, perhaps none."""
         raise NotImplementedError
 
     @staticmethod
     def parse(stdout: str, cells: Sequence[Cell]) -> Parsed:
-        """Read the values of cells from standard output."""
+        """Parse the output of one launch of these cells."""
         raise NotImplementedError
 
     @classmethod
     def files(cls, root: str) -> dict[str, str]:
-        """Return texts of a project that the host needs for a launch, by path; raises SpecError if one is missing."""
+        """Return the texts of the project `root` that a launch needs, by path; raises SpecError if one is missing."""
         return {}
 
     @staticmethod
     def exported(raw: dict[str, Any], samples: Samples) -> dict[str, Any]:
-        """Turn a recorded row into the tool's row for the samples that count, as a rule with their means."""
+        """Return a recorded row with its metrics replaced by the means of `samples`, in the form of the tool."""
         return {**raw, **{name: math.fsum(values) / len(values) for name, values in samples.items()}}
 
     @staticmethod
     def printed(raw: str) -> str:
-        """Turn a recorded row into the text that the tool printed."""
+        """Return the text that the tool printed for a row; `raw` is the row's JSON in the record."""
         return raw
 
     @classmethod
     def refused(cls, args: Sequence[str]) -> dict[int, str]:
-        """Return why raw arguments of an entry are refused, by their place; llama.cpp reads `--a_b` as `--a-b`."""
+        """Return the reason for each word of an entry's `args` that is not allowed, by its index."""
         reasons = dict.fromkeys(cls.owned, "is set by dgxlab, which reads the tool's output")
-        reasons |= dict.fromkeys(DOWNLOADS, "would measure another model: name it under models")
-        reasons |= dict.fromkeys(STOPS, "measures nothing")
+        reasons |= dict.fromkeys(_DOWNLOADS, "would measure another model: name it under models")
+        reasons |= dict.fromkeys(_STOPS, "measures nothing")
         for name, each in {**keys_of(cls), **cls.axis_keys}.items():
             reasons |= dict.fromkeys(each.flags, f"has a key of its own: {name}")
         flags = {place: arg.split("=")[0] for place, arg in enumerate(args) if arg.startswith("-")}
+        # llama.cpp takes `--a_b` for `--a-b`
         spelled = {place: flag.replace("_", "-") if flag.startswith("--") else flag for place, flag in flags.items()}
         return {place: reasons[flag] for place, flag in spelled.items() if flag in reasons}
 
 
 @dataclass(frozen=True)
 class Tool:
-    """The declaration of one program."""
+    """What dgxlab knows of one program; a module of this package declares it as its TOOL."""
 
     program: str
     bench: type[Benchmark] | None = None
@@ -162,35 +164,35 @@ class Tool:
 
 
 def settings(axes: Mapping[str, Sequence[Param]]) -> Iterator[dict[str, Param]]:
-    """Yield every combination of the values of some axes."""
+    """Yield every combination of one value for each axis."""
     return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def excluded(combination: Mapping[str, Param], exclude: Sequence[Mapping[str, Param]]) -> bool:
-    """Return whether a combination has all the values of a rule."""
+    """Return whether a combination has all the values of one of the `exclude` rules."""
     return any(all(combination.get(k) == v for k, v in rule.items()) for rule in exclude)
 
 
 def launch_on_model(
     program: str, entry: Any, env: Mapping[str, str], cells: Iterable[Cell], flags: Iterable[str]
 ) -> Launch:
-    """Return the launch of a program on an entry's model."""
+    """Return the launch of a program with these flags on the model of a bench entry; `env` is the entry's."""
     argv = (f"{{bin}}/{program}", "-m", f"{{model:{entry.model}}}", *flags)
     return Launch(entry.name, tuple(cells), argv, entry.model, env, entry.limit_s)
 
 
 def flags_of(setting: Mapping[str, Param], axes: Mapping[str, Key]) -> list[str]:
-    """Return the arguments for a setting."""
+    """Return the command-line arguments for one value of each axis."""
     return [word for name, value in setting.items() for word in (axes[name].flags[0], text_of(value))]
 
 
 def varying(setting: Mapping[str, Param], axes: Mapping[str, Sequence[Param]]) -> str:
-    """Return the part of a cell's label that names the settings of which an entry has several."""
+    """Return the end of a cell's label: ` name=value` for each setting whose axis has several values."""
     return "".join(f" {k}={text_of(v)}" for k, v in setting.items() if len(axes.get(k, ())) > 1)
 
 
 def text_of(value: Param) -> str:
-    """Return a value as an argument."""
+    """Return a value as a command-line argument: true as `1`."""
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -201,32 +203,36 @@ WHERE = {ARM: "the arm", AGAINST: "the environment of against", REFERENCE: "the 
 
 @dataclass(frozen=True)
 class ModelGate(Check):
-    """A gate that runs a program on a model, in the arm's environment and maybe in another."""
+    """A gate that runs a program on a model, in the arm's environment and, with `against`, in another."""
 
     model: str = key("Name", "A name under models; it needs a vocabulary.")
     _: KW_ONLY
     n_ubatch: int = key("Count", "Tokens computed at once (physical batch size).", 512)
     against: Mapping[str, str | None] = key(
         "Against",
-        "Environment that the arm is held against: variables with another value, null for one that is not set there.",
+        "Variables that differ in the environment that the arm is compared with; null for one that is not set there.",
         {},
     )
     engaged: str = key(
         "Line",
-        "What must be on the arm's stderr and not on that of against, because the path under test prints it.",
+        "Text that the path under test prints: must be on stderr of the arm, and not with the variables of against.",
         "",
         later=True,
     )
     seed: int = key("Whole", "Seed of the words.", 0)
 
+    def limits(self) -> tuple[str, ...]:
+        """Return the limit that `engaged` sets."""
+        return (f"{self.engaged!r} on stderr",) if self.engaged else ()
+
     def in_both(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[CheckCommand, ...]:
-        """Return a command in the arm's environment and, where the gate has one, in the other."""
+        """Return an ARM command and, if the gate has `against`, an AGAINST command; `env` is the experiment's."""
         arm, other = environments(self, env)
         command = CheckCommand(ARM, argv, arm, self.model)
         return (command, CheckCommand(AGAINST, argv, other, self.model)) if self.against else (command,)
 
     def judge(self, readings: Readings) -> Iterator[Reason]:
-        """Yield a reason if the path under test ran where it must not, or did not run where it must."""
+        """Yield a reason if `engaged` is missing on the arm's stderr, or is on that of the AGAINST command."""
         if self.engaged and not readings[ARM]["engaged"]:
             yield reason(Code.ARM_NOT_ENGAGED, marker=self.engaged, where=WHERE[ARM])
         if self.engaged and self.against and readings[AGAINST]["engaged"]:

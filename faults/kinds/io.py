@@ -16,7 +16,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dgxlab.agent.files import refused
+from dgxlab.agent.files import remote_error
 from dgxlab.agent.job import Job
 from dgxlab.agent.work import work
 from dgxlab.ingest import ingest
@@ -78,7 +78,7 @@ def _job(folder: Path, done: list[Any], job_id: str, plan: str, agent: str) -> N
         done.append("staged")
         work(job.folder)
     except OSError as error:  # as the agent's command line does
-        raise refused("the job", error) from error
+        raise remote_error("the job", error) from error
 
 
 ACTS: Mapping[str, Callable[..., None]] = {

@@ -10,7 +10,7 @@ import pytest
 from dgxlab.agent import child
 from dgxlab.agent.environment import Root
 from dgxlab.agent.job import Job
-from dgxlab.agent.measure import Bench
+from dgxlab.agent.measure import Workbench
 from dgxlab.model import Facts, Plan
 from tests.journals import TOOLCHAIN
 
@@ -33,9 +33,9 @@ def workplace(folder: Path) -> tuple[Job, Root]:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
+def bench(tmp_path: Path) -> Workbench:
     """The bench of a job on the processor, which has built an arm."""
-    bench = Bench(*workplace(tmp_path), Plan("J", "n", "e", (), ()), FACTS)
+    bench = Workbench(*workplace(tmp_path), Plan("J", "n", "e", (), ()), FACTS)
     bench.builds["one"] = "B"
     return bench
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 import pytest
 
 from dgxlab.agent import chain
-from dgxlab.agent.measure import Attempt, Bench
-from dgxlab.chains import Slot, planned
+from dgxlab.agent.measure import Attempt, Workbench
+from dgxlab.chains import ChainRun, cycles_planned
 from dgxlab.errors import AGAIN, ConditionsError, DgxlabError, GateFailed, HostBusy, RemoteError
 from dgxlab.model import Arm, Cell, CellResult, ChainStep, Measurement, Plan, RunStep, digest
 from dgxlab.model.events import ChainEvent, Event, File, Flag, RunEvent, Summary, flag
@@ -40,7 +40,7 @@ class Outcome:
     flags: tuple[Flag, ...] = ()
 
 
-class World(Bench):
+class World(Workbench):
     """The bench of a job on the processor with one chain, some runs of which have to wait."""
 
     def __init__(self, folder: Path) -> None:
@@ -365,11 +365,11 @@ def test_the_burn_in_decides_how_long_a_chain_is(world: World) -> None:
     assert {event.cycles for event in told[8:]} == {14}
     assert len(world.places) == 8 + 2 * 14 + 1 == told[-1].total
     values = [[median(m.samples) for r in run.results for m in r.measurements] for run in world.of(RunEvent)]
-    slots = [
-        Slot(run.role, run.cycle, dict(zip(KEYS, each, strict=True)), "", run.seconds)
+    runs = [
+        ChainRun(run.role, run.cycle, dict(zip(KEYS, each, strict=True)), "", run.seconds)
         for run, each in zip(world.of(RunEvent), values, strict=True)
     ]
-    assert planned(replace(STEP, **BY_EFFECT), slots) == 14
+    assert cycles_planned(replace(STEP, **BY_EFFECT), runs) == 14
 
 
 def test_a_limit_of_time_makes_a_chain_shorter(world: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dgxlab.agent.conditions import Conditions, Sample, number
+from dgxlab.agent.conditions import Conditions, DeviceSample, number
 from dgxlab.agent.processors import Contention
 from dgxlab.agent.telemetry import parse_gpu
 from dgxlab.model.events import HOST, Summary
@@ -36,7 +36,7 @@ def around(
     contention: Contention = ALONE,
     threads: int = 2,
 ) -> Conditions:
-    samples = [Sample(float(at), GPU, seen) for at, seen in enumerate(values)]
+    samples = [DeviceSample(float(at), GPU, seen) for at, seen in enumerate(values)]
     gpus = {GPU: "NVIDIA H200"} if gpus is None else gpus
     return Conditions(samples, before or state({}), after or state({}), gpus, seconds, contention, threads)
 

@@ -21,7 +21,7 @@ from dgxlab.agent.__main__ import main
 from dgxlab.agent.environment import Root, search_path
 from dgxlab.agent.files import unpack
 from dgxlab.agent.gates import run_gate
-from dgxlab.agent.measure import Bench
+from dgxlab.agent.measure import Workbench
 from dgxlab.errors import AGAIN, RemoteError
 from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate
 from dgxlab.model.events import GateEvent
@@ -41,15 +41,15 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "cause", "next"),
     [
-        (OSError(errno.ENOSPC, "x"), "the disk of dgx is full", files.clean),
-        (OSError(errno.EDQUOT, "x"), "the disk of dgx is full", files.clean),
+        (OSError(errno.ENOSPC, "x"), "the disk of dgx is full", files.clean_command),
+        (OSError(errno.EDQUOT, "x"), "the disk of dgx is full", files.clean_command),
         (OSError(errno.EIO, "x"), "an I/O error on the disk of dgx", None),
         (OSError(errno.EACCES, "no", "/x"), "[Errno 13] no: '/x'", None),
         (OSError(errno.ENOENT, "no", "no-such-git"), "there is no no-such-git on dgx", None),
     ],
 )
 def test_errors_of_the_system(error: OSError, cause: str, next: Callable[[], str] | None) -> None:
-    told = files.refused("submit", error)
+    told = files.remote_error("submit", error)
     assert told.message == f"submit failed: {cause}"
     assert told.next == (next() if next else "dgxlab doctor dgx")
 
@@ -62,7 +62,9 @@ def test_a_verb_on_a_host_without_git(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "Traceback" not in caught.value.message + caught.value.details
 
 
-def test_a_gate_on_a_full_disk_blames_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gate_on_a_full_disk_blames_the_disk(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """If it printed nothing that was kept; not if it printed its failing cases."""
     assert files.full_disk(tmp_path) == ""
     monkeypatch.setattr(files, "NEARLY_FULL", 1 << 62)

@@ -249,20 +249,20 @@ def owner(path: Path, job: str = "J1") -> OwnerFile:
 )
 def test_claim_of_the_owner_file(path: Path, text: str, claim: str) -> None:
     path.write_text(text)
-    assert owner(path).claim() == claim
+    assert owner(path).claimed_by() == claim
 
 
 def test_owner_file_that_cannot_be_read(path: Path) -> None:
     """Missing, and a pipe without a writer, which is not waited for: free. Anything else may be a claim."""
-    assert owner(path).claim() == owner(path / "deeper").claim() == ""
+    assert owner(path).claimed_by() == owner(path / "deeper").claimed_by() == ""
     os.mkfifo(path)
     file = owner(path)
-    assert file.claim() == ""
+    assert file.claimed_by() == ""
     file.sign()
     file.free()
     path.unlink()
     path.mkdir()
-    assert file.claim() == "an unknown user (Is a directory)"
+    assert file.claimed_by() == "an unknown user (Is a directory)"
 
 
 def test_signed_and_set_free(path: Path) -> None:

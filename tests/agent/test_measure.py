@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from dgxlab.agent import child
-from dgxlab.agent.gates import run_gate, text
-from dgxlab.agent.measure import Attempt, Bench
+from dgxlab.agent.gates import random_text, run_gate
+from dgxlab.agent.measure import Attempt, Workbench
 from dgxlab.agent.work import Worker
 from dgxlab.errors import DgxlabError, HostBusy
 from dgxlab.model import ARM, CheckCommand, Expectation, GateStep, ParityGate, RunStep
@@ -23,11 +23,11 @@ GATE = GateStep("gate:0", "one", ParityGate("MUL_MAT", "CPU", Expectation(1, 1),
 RUN = RunStep("run:0", "one", "llama-bench", ("{bin}/llama-bench",), {}, ())
 
 
-def run(bench: Bench, *argv: str) -> RunEvent:
+def run(bench: Workbench, *argv: str) -> RunEvent:
     return bench.measure(replace(RUN, argv=argv), "run:0").run
 
 
-def test_output_without_end_is_the_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_without_end_is_the_reason(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "OUTPUT_LIMIT", 1 << 20)
     monkeypatch.setattr(child, "OUTPUT_LOOK_S", 0.05)
     gate = run_gate(bench, GATE)
@@ -39,7 +39,7 @@ def test_output_without_end_is_the_reason(bench: Bench, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("adopts")
-def test_what_is_left_running_is_told(bench: Bench) -> None:
+def test_what_is_left_running_is_told(bench: Workbench) -> None:
     event = run(bench, "setsid", "-f", "sleep", "60")
     (flag,) = [flag for flag in event.flags if flag.kind == "left_running"]
     assert [event.note for event in read(bench.job.journal) if isinstance(event, NoteEvent)] == [flag.reason]
@@ -49,10 +49,10 @@ def test_what_is_left_running_is_told(bench: Bench) -> None:
 
 def test_the_words_are_the_seeds_for_ever() -> None:
     """A recorded md5 of greedy text belongs to these very words; a longer text begins with the shorter one."""
-    assert text(3, 0) == "food look near"
+    assert random_text(3, 0) == "food look near"
     wanted = "97bbbf17f647b5d871138d453a8f7fadd3b5af8c54f1374c6a96fe508b65b091"
-    assert hashlib.sha256(text(1000, 7).encode()).hexdigest() == wanted
-    assert text(1000, 7).startswith(text(20, 7) + " ")
+    assert hashlib.sha256(random_text(1000, 7).encode()).hexdigest() == wanted
+    assert random_text(1000, 7).startswith(random_text(20, 7) + " ")
 
 
 STEP = RunStep("run:0", "one", "llama-bench", ("{bin}/llama-bench",), {}, (), attempts=2)

@@ -14,7 +14,7 @@ import pytest
 
 from dgxlab.agent import facts, telemetry
 from dgxlab.agent.child import Ended
-from dgxlab.agent.conditions import Sample
+from dgxlab.agent.conditions import DeviceSample
 from dgxlab.agent.gpus import FIELDS
 from dgxlab.agent.processors import Contention
 from dgxlab.agent.telemetry import Sampler, Telemetry, parse_gpu, parse_host
@@ -78,7 +78,9 @@ def test_other_lines_are_no_samples(line: str) -> None:
 )
 def test_nonsense_of_the_host_is_no_sample(line: str) -> None:
     assert parse_host(line) is None
-    assert parse_host('{"t": 2.5, "cpu_mhz": 2600.0, "cpu_temp_c": null}') == Sample(2.5, HOST, {"cpu_mhz": 2600.0})
+    assert parse_host('{"t": 2.5, "cpu_mhz": 2600.0, "cpu_temp_c": null}') == DeviceSample(
+        2.5, HOST, {"cpu_mhz": 2600.0}
+    )
 
 
 def test_this_machine_is_sampled(tmp_path: Path) -> None:

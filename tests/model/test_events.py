@@ -11,7 +11,7 @@ import pytest
 
 from dgxlab.model import events
 from dgxlab.model.events import Flag, GateEvent, RunEvent, flag
-from dgxlab.model.reasons import Code, Reason, reason
+from dgxlab.model.reasons import Code, Reason, reason, says_not_engaged
 from tests.journals import CAPPED, Journal, plan
 
 UNENGAGED = reason(Code.NOT_ENGAGED, marker="w4a16:", program="llama-bench")
@@ -70,4 +70,4 @@ def test_a_newer_agents_codes_are_named() -> None:
     ],
 )
 def test_whether_the_path_under_test_ran(told: Reason, expected: bool) -> None:
-    assert told.not_engaged is expected
+    assert says_not_engaged(str(told)) is expected

@@ -15,7 +15,7 @@ import pytest
 from dgxlab import audit, gguf_header, quantise, synth
 from dgxlab.agent import child, models
 from dgxlab.agent.environment import Root
-from dgxlab.agent.measure import Launch
+from dgxlab.agent.measure import Completed
 from dgxlab.errors import RemoteError, SpecError
 from dgxlab.gguf_header import BLOCKS
 from dgxlab.model import DerivedModel, FileModel, ModelStep, ParityGate, SyntheticModel, model_id
@@ -40,10 +40,10 @@ def derive(llama_bin: Path, tmp_path: Path) -> Make:
     root = Root(tmp_path / "root")
     root.create()
 
-    def launch(name: str, argv: Sequence[str]) -> Launch:
+    def launch(name: str, argv: Sequence[str]) -> Completed:
         out, err = tmp_path / f"{name}.out", tmp_path / f"{name}.err"
         argv = [word.replace("{bin}", str(llama_bin)) for word in argv]
-        return Launch(child.run(argv, env={}, stdout=out, stderr=err, limit_s=120), out, err)
+        return Completed(child.run(argv, env={}, stdout=out, stderr=err, limit_s=120), out, err)
 
     def make(recipe: SyntheticModel, how: DerivedModel) -> ModelEvent:
         file = tmp_path / "f16.gguf"
