@@ -89,7 +89,9 @@ def burns_in(step: ChainStep, burn_in: Iterable[Sequence[float | None]]) -> bool
 
 def wanted(step: ChainStep, slots: Iterable[Slot]) -> int:
     """Return how many cycles a chain needs: the number in the spec, or the one computed from its burn-in."""
-    return step.cycles or stats.cycles_for(burn_in_of(step, slots), step.effect, step.claims)
+    return step.cycles or stats.planned_cycles(
+        map(stats.sigma_bound, burn_in_of(step, slots)), step.effect, step.claims
+    )
 
 
 def planned(step: ChainStep, slots: Iterable[Slot]) -> int:

@@ -297,7 +297,7 @@ def _held_back(evidence: _Evidence, case: _Case, verdict: Verdict) -> Iterator[s
     if noise is None or verdict.ci is None:
         yield "the noise floor is not known"
     elif not stats.promoted(verdict, noise):
-        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.worth(noise)
+        least, wanted = stats.least_gain(verdict.ci, verdict.better), stats.promotion_limit(noise)
         floors = f", which is 3 noise floors of {100 * noise:.3g} %" if wanted > stats.PROMOTION else ""
         yield f"in speed the interval begins at {100 * least:+.2f} %, not above {100 * wanted:.3g} %{floors}"
 
