@@ -35,22 +35,22 @@ MORE_POWER = 1.05  # a candidate that draws more than this times the baseline's 
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict of one chain on one comparison; an A/A session has the same arm twice."""
+    """The verdict on one comparison of a chain, and the means of its arms; an A/A session has the same arm twice."""
 
     chain: str  # ChainStep.id
     comparison: Comparison
     verdict: Verdict  # its reasons include gates, builds and clocks
-    noise: NoiseFloor | None  # from the plan; used for screens and, before protocol 3, for promotion
+    noise: NoiseFloor | None  # the plan's, from an A/A session: decides screens and, before protocol 3, promotion
     promoted: bool
-    baseline: float | None  # geometric mean over the valid cycles, of both runs of each; None if invalid
-    candidate: float | None
+    baseline: float | None  # geometric mean over the valid cycles, of both baselines of each; None if invalid
+    candidate: float | None  # the same of the candidates; candidate / baseline is 1 + effect
     baseline_arm: str
     candidate_arm: str
     model_id: str | None  # None also if the chain did not begin
 
 
 def judge(store: Store, job_id: str) -> list[Judged]:
-    """Return a verdict on every comparison of a job, in plan order; none while it may still run, or if rejected."""
+    """Compute a verdict on every comparison of a job, in plan order; none if it was rejected or may still run."""
     job = store.job(job_id)
     if job.state not in ENDS or job.rejected:
         return []
@@ -62,9 +62,12 @@ def judge(store: Store, job_id: str) -> list[Judged]:
 
 
 def counted(verdict: Verdict, role: str) -> list[int]:
-    """Return the cycles of the runs in an arm's mean; a baseline between two valid cycles appears twice."""
+    """Return the numbers of the runs in an arm's mean, by the arm's role; a number twice means twice the weight.
+
+    Valid cycle i has the candidate run i and the baseline runs i - 1 and i.
+    """
     cycles = [cycle for cycle in range(1, verdict.cycles + 1) if cycle not in verdict.flaws]
-    return [place for cycle in cycles for place in (cycle - 1, cycle)] if role == BASELINE else cycles
+    return [number for cycle in cycles for number in (cycle - 1, cycle)] if role == BASELINE else cycles
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def _gates(store: Store, job_id: str) -> Iterator[_Gate]:
 
 
 def gate_name(row: Mapping[str, Any]) -> str:
-    """Return a gate's name, given its row of `gates`, `checks` or `gate_list`: `MUL_MAT on CUDA0`."""
+    """Return a gate's name, such as `MUL_MAT on CUDA0`, given its row of `gates`, `checks` or `gate_list`."""
     if row.get("gate"):
         return about(from_json(Check, json.loads(row["gate"])))
     return f"{row['op']} on {row['backend']}"

@@ -160,7 +160,7 @@ def overview(store: Store) -> Overview:
     lines: list[Row] = []
     for row in judged[:SHOWN]:
         words = json.loads(row["words"])
-        word = summary(row["kind"], judgement.whole(words), words) + older(row["protocol"])
+        word = summary(row["kind"], judgement.session_verdict(words), words) + older(row["protocol"])
         lines.append({"session": row["job_id"], "verdict": word})
     of_sessions = columns("session kind host runs state", "runs", runs="runs that count")
     of_gates = columns("gate arm build count status session", "count", arm="experiment", count="passed/total")

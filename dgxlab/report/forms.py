@@ -26,7 +26,7 @@ from dgxlab.report.session import WORDS, ChainSession
 from dgxlab.report.tables import OPS, gate_tables, holds, in_rank, likeness, provenance, tables
 from dgxlab.report.verdicts import newest_of_two, verdicts
 from dgxlab.roofline import Peaks
-from dgxlab.store import alias, the_one
+from dgxlab.store import alias, only_match
 
 if TYPE_CHECKING:
     from dgxlab.store import Job, Store
@@ -38,7 +38,7 @@ def page(store: Store, wanted: Query) -> Page:
     Raises:
         UsageError: if the record has no matching data, or a session's name is unknown or ambiguous.
     """
-    sessions = tuple(the_one(store.job_ids(text), text) for text in wanted.session)
+    sessions = tuple(only_match(store.job_ids(text), text) for text in wanted.session)
     return FORMS[wanted.form](store, replace(wanted, session=sessions))
 
 

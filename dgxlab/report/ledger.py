@@ -51,7 +51,7 @@ def newest(store: Store, candidate: str, baseline: str = "") -> Outcome | None:
     if job is None or job.kind == "noise":
         return None
     judged = judgement.recorded(store, job.job_id)
-    word = judgement.whole([each.verdict.verdict for each in judged])
+    word = judgement.session_verdict([each.verdict.verdict for each in judged])
     promoted = word == "faster" and any(each.promoted for each in judged)
     gains = {
         (each.comparison.candidate, each.comparison.metric): 1 + _gain(each) / 100

@@ -76,7 +76,7 @@ def verdicts(store: Store, job: Job) -> SessionReport:
     session = ChainSession(store, job)
     compared = _comparisons(session) if session.ended else []
     words = [row.verdict.verdict for row in compared]
-    whole = judgement.whole(words) if words else ""
+    whole = judgement.session_verdict(words) if words else ""
     text = summary(job.kind, whole, words) if session.ended else ""
     floors = sorted(floor for row in compared if (floor := noise_floor(row.verdict)))
     if job.kind == "noise" and floors:

@@ -41,11 +41,14 @@ IDENTITIES: Mapping[str, tuple[str, Callable[[Row], bool]]] = {
     ),
     "imports": ("the copy of imported file {import_id} is not the file that was imported", _same_file),
 }
-"""By table: the sentence for a row that does not match its key or digest, and the SQL test for a sound row."""
+"""By table: the sentence about a row that does not match its key or digest, and the test whether a row matches."""
 
 
 def check(store: Store) -> list[str]:
-    """Return a sentence for each wrong page, trigger, reference, seal or identity; Damaged if it cannot be read."""
+    """Return a sentence for each problem within the file: pages, schema, foreign keys, seals, and rows' own digests.
+
+    Raises Damaged if the file cannot be read.
+    """
     with named_errors(store.path):
         schema = schema_problems(store.connection)
         for problem in schema:
